@@ -1,0 +1,1 @@
+"""attnbench: benchmark and profile attention implementations."""

@@ -1,0 +1,150 @@
+"""All that an author of an implementation needs: two decorators, the case, and dense masks.
+
+    from attnbench.api import attention
+
+    @attention("mine", time="n^2 d", memory="n^2")
+    def mine(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
+        ...
+        return o_BHLV
+
+One that must prepare (compile, allocate, build a mask) or that takes other masks uses
+`attention_builder` instead and returns the callable that is timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from attnbench.case import Case, Mask, Position
+from attnbench.errors import UsageError
+from attnbench.masks import dense_mask
+from attnbench.registry import Registry
+
+__all__ = [
+    "Case",
+    "Implementation",
+    "Mask",
+    "Position",
+    "attention",
+    "attention_builder",
+    "dense_mask",
+    "mask_for",
+]
+
+
+class AttentionCall(Protocol):
+    """What is timed: q_BHLD, k_BGSD, v_BGSV positionally, o_BHLV back."""
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor: ...
+
+
+SizeFormula = Callable[[Case], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """A named way to compute attention, with what it can take and how it should grow.
+
+    `time` and `memory` are laws such as `n^2 d`; `flops(case)` is what one call executes,
+    `workspace(case)` the bytes it allocates beyond its output, both for the case's pass.
+    `dtypes`, `devices`, `passes` and `masks` (by name) list what it takes; `gqa` and
+    `value_dims` whether it takes fewer key/value heads, and a value width other than D.
+    `compiles` says that the first call compiles, so that its time goes to `compile_s`.
+    """
+
+    name: str
+    build: Callable[[Case], AttentionCall]
+    time: str | None = None
+    memory: str | None = None
+    flops: SizeFormula | None = None
+    workspace: SizeFormula | None = None
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16", "float64")
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    passes: tuple[str, ...] = ("forward", "backward", "both")
+    masks: tuple[str, ...] = ("full", "causal")
+    gqa: bool = True
+    value_dims: bool = True
+    compiles: bool = False
+    supports: Callable[[Case], str | None] | None = None
+    doc: str = ""
+    file: str = ""
+
+    def reason_against(self, case: Case) -> str | None:
+        """Why this implementation cannot take the case, or None where it can."""
+        limits = (
+            (case.dtype in self.dtypes, f"takes {', '.join(self.dtypes)}, not {case.dtype}"),
+            (case.device in self.devices, f"runs on {', '.join(self.devices)}, not {case.device}"),
+            (case.pass_ in self.passes, f"has no {case.pass_} pass"),
+            (
+                case.unmasked or case.mask.text.partition(":")[0] in self.masks,
+                f"takes masks {', '.join(self.masks)}, not {case.mask.text}",
+            ),
+            (self.gqa or case.kv_heads == case.heads, "takes no grouped key/value heads"),
+            (self.value_dims or case.value_dim == case.head_dim, "needs value dim = head dim"),
+        )
+        for fine, reason in limits:
+            if not fine:
+                return reason
+        return self.supports(case) if self.supports else None
+
+
+IMPLEMENTATIONS: Registry[Implementation] = Registry("implementation", "--impls")
+
+
+def attention_builder(name: str, **capabilities: Any) -> Callable[[Any], Any]:
+    """Register `build(case) -> callable`; only the returned callable is timed.
+
+    The callable takes q_BHLD, k_BGSD, v_BGSV positionally and returns o_BHLV. `case.mask`,
+    `case.softmax_scale` and the sizes tell what to build; what the callable holds on to is
+    reported as prepared memory. `capabilities` are the fields of `Implementation`.
+
+    Raises:
+        UsageError: the name is taken, or an unknown capability is given.
+    """
+
+    def register(build: Callable[[Case], AttentionCall]) -> Callable[[Case], AttentionCall]:
+        _add(name, build, build, capabilities)
+        return build
+
+    return register
+
+
+def attention(name: str, **capabilities: Any) -> Callable[[Any], Any]:
+    """Register a plain function `f(q_BHLD, k_BGSD, v_BGSV, *, causal, scale) -> o_BHLV`.
+
+    Serves full and causal masks (bottom-right where L ≠ S). `capabilities` as for
+    `attention_builder`.
+
+    Raises:
+        UsageError: the name is taken, or an unknown capability is given.
+    """
+
+    def register(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def build(case: Case) -> AttentionCall:
+            return functools.partial(function, causal=not case.unmasked, scale=case.softmax_scale)
+
+        _add(name, build, function, capabilities)
+        return function
+
+    return register
+
+
+def _add(name: str, build: Any, described: Any, capabilities: dict[str, Any]) -> None:
+    strange = sorted(set(capabilities) - set(Implementation.__dataclass_fields__))
+    if strange:
+        raise UsageError(f"implementation '{name}' declares unknown {', '.join(strange)}")
+    defaults = {"doc": inspect.getdoc(described) or "", "file": inspect.getsourcefile(described) or ""}
+    IMPLEMENTATIONS.add(name, Implementation(name=name, build=build, **(defaults | capabilities)))
+
+
+def mask_for(case: Case) -> torch.Tensor | None:
+    """The case's boolean (L, S) mask on its device, or None where every pair is admitted."""
+    if case.unmasked:
+        return None
+    return dense_mask(case.mask, case.seq_len, case.kv_len, case.device)

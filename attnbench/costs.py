@@ -1,0 +1,117 @@
+"""Theory: pairs admitted by a mask, useful FLOPs, least bytes, and formulas for opaque ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attnbench.case import Case, Mask
+
+
+def admitted_pairs(mask: Mask, queries: int, keys: int) -> int:
+    """Exact number P of (query, key) pairs that the mask admits, in closed form."""
+    above = queries * keys if mask.after is None else _clipped_sum(
+        keys - queries + mask.after + 1, queries, keys
+    )
+    below = 0 if mask.before is None else _clipped_sum(keys - queries - mask.before, queries, keys)
+    return above - below
+
+
+def _clipped_sum(start: int, count: int, limit: int) -> int:
+    """Sum over i < count of min(limit, max(0, start + i))."""
+    first = max(0, -start)  # first i with a positive term
+    last = min(count, max(first, limit - start))  # from here on the term is `limit`
+    rising = sum_of_range(start + first, start + last) if last > first else 0
+    return rising + (count - max(last, first) if first < count else 0) * limit
+
+
+def sum_of_range(first: int, last: int) -> int:
+    """Sum of the integers first … last − 1."""
+    return (last - first) * (first + last - 1) // 2
+
+
+def core_flops(case: Case, pairs: int, *, recompute: bool = True) -> int:
+    """FLOPs of the attention core over `pairs` (query, key) pairs a head, for the case's pass.
+
+    flash-attention's convention (its `benchmarks/benchmark_flash_attention.py`): forward
+    2·B·H·P·(D + V); backward 2·B·H·P·(3D + 2V), the recomputed scores included, or
+    2·B·H·P·(2D + 2V) without `recompute`. Softmax, scaling and position encoding are left out.
+    """
+    d, v = case.head_dim, case.value_dim
+    forward = d + v
+    backward = (3 if recompute else 2) * d + 2 * v
+    per_pair = {"forward": forward, "backward": backward, "both": forward + backward}[case.pass_]
+    return 2 * case.batch * case.heads * pairs * per_pair
+
+
+def attention_flops_useful(case: Case) -> int:
+    """`flops_useful` of the attention workload: exactly the admitted pairs."""
+    return core_flops(case, admitted_pairs(case.mask, case.seq_len, case.kv_len))
+
+
+def projection_flops(case: Case, queries: int, keys: int) -> int:
+    """Forward FLOPs of a layer's projections: q and output for `queries` tokens, k and v for
+    `keys` tokens: 2·B·(L·E·H·D + S·E·G·(D + V) + L·H·V·E)."""
+    e, d, v = case.width or 0, case.head_dim, case.value_dim
+    query_side = queries * e * case.heads * (d + v)
+    key_side = keys * e * case.kv_heads * (d + v)
+    return 2 * case.batch * (query_side + key_side)
+
+
+def decode_flops_useful(case: Case) -> int:
+    """`flops_useful` per token of cached decoding: one query over every key so far, and the
+    projections of the new token, averaged over the new tokens."""
+    tokens = case.new_tokens or 1
+    # Token t (from 0) attends to the context, the tokens before it and itself.
+    pairs = sum_of_range(case.seq_len + 1, case.seq_len + tokens + 1)
+    core = 2 * case.batch * case.heads * pairs * (case.head_dim + case.value_dim)
+    return (core + projection_flops(case, tokens, tokens)) // tokens
+
+
+def attention_bytes_min(case: Case) -> int:
+    """Least traffic in bytes: every input read once, every output written once.
+
+    Forward reads q, k, v and writes o. Backward reads q, k, v, o, do and writes dq, dk, dv.
+    """
+    query_rows = case.batch * case.heads * case.seq_len
+    key_rows = case.batch * case.kv_heads * case.kv_len
+    d, v = case.head_dim, case.value_dim
+    inputs = query_rows * d + key_rows * (d + v)
+    output = query_rows * v
+    elements = {
+        "forward": inputs + output,
+        "backward": 2 * inputs + 2 * output,
+        "both": 2 * inputs + 2 * output,
+    }[case.pass_]
+    return elements * case.element_bytes
+
+
+def decode_bytes_min(case: Case) -> int:
+    """Least traffic in bytes per token: the weights and the cache are read once a step."""
+    e, d, v = case.width or 0, case.head_dim, case.value_dim
+    weights = e * (case.heads + case.kv_heads) * (d + v)
+    tokens = case.new_tokens or 1
+    cached = sum_of_range(case.seq_len + 1, case.seq_len + tokens + 1) // tokens
+    cache = case.batch * case.kv_heads * cached * (d + v)
+    return (weights + cache + 2 * case.batch * e) * case.element_bytes
+
+
+def _fused_forward(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
+    """Full square, mask or not: torch's own convention for its CUDA flash op."""
+    batch, heads, queries, d = q
+    return 2 * batch * heads * queries * k[2] * (d + v[3])
+
+
+def _fused_backward(
+    _grad: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Five products a pair, the scores recomputed: torch's convention for its flash backward."""
+    batch, heads, queries, d = q
+    return 2 * batch * heads * queries * k[2] * (3 * d + 2 * v[3])
+
+
+# SDPA's CPU flash op counts 0 in torch 2.13 (pytorch #195460).
+OPAQUE_FORMULAS = {
+    "_scaled_dot_product_flash_attention_for_cpu": _fused_forward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _fused_backward,
+}

@@ -1,0 +1,40 @@
+"""Exceptions that become one line on the terminal, and the exit codes of every command."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process returns (DESIGN: "Exit codes")."""
+
+    OK = 0
+    FINDING = 1  # incorrect, refuted, regressed
+    USAGE = 2  # wrong usage, or not comparable
+    INCONCLUSIVE = 3
+    ENVIRONMENT = 4  # environment not to be trusted
+
+
+class AttnbenchError(Exception):
+    """A problem the user can act on: printed as one line, without a traceback.
+
+    The message states the fact, names the flag, and gives the valid values or the next command.
+    """
+
+    exit_code = ExitCode.USAGE
+
+
+class UsageError(AttnbenchError):
+    """The command line, or a file it names, asks for something that makes no sense."""
+
+
+class UnknownNameError(UsageError):
+    """A name that no registry knows; the message suggests the nearest one."""
+
+
+class StoreError(UsageError):
+    """A run folder that cannot be written, is taken, does not exist or is not one of ours."""
+
+
+class WorkerError(AttnbenchError):
+    """A worker process could not do what the runner needs before any cell can be measured."""
+
+    exit_code = ExitCode.ENVIRONMENT

@@ -1,0 +1,1 @@
+"""Clock, stopping rule, memory, counted FLOPs and kernels of any callable; knows no attention."""

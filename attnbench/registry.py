@@ -1,0 +1,80 @@
+"""One generic registry: everything that can be named and extended lives in one of these."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from attnbench.errors import UnknownNameError, UsageError
+
+T = TypeVar("T")
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """Return a hint `, did you mean 'x'?`, or the empty string when nothing is close."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f", did you mean '{close[0]}'?" if close else ""
+
+
+def unknown(kind: str, name: str, known: list[str], flag: str = "") -> UnknownNameError:
+    """Build the error for an unknown `name`: the fact, the nearest name, the valid values."""
+    where = f" ({flag})" if flag else ""
+    return UnknownNameError(
+        f"unknown {kind} '{name}'{where}{nearest(name, known)}; known: {', '.join(known) or 'none'}"
+    )
+
+
+class Registry(Generic[T]):
+    """Names to items, in order of registration. A duplicate raises; so does an unknown name.
+
+    `kind` and `flag` are what the messages call the thing and the option that names it.
+    """
+
+    def __init__(self, kind: str, flag: str = "") -> None:
+        self.kind = kind
+        self.flag = flag
+        self._items: dict[str, T] = {}
+
+    def add(self, name: str, item: T) -> T:
+        """Register `item` under `name`.
+
+        Raises:
+            UsageError: the name is empty, not printable as one word, or already taken.
+        """
+        if not name or not all(c.isalnum() or c in "-_." for c in name):
+            raise UsageError(
+                f"{self.kind} name {name!r} must be one word of letters, digits, '-', '_' and '.'"
+            )
+        if name in self._items:
+            raise UsageError(f"{self.kind} '{name}' is already registered; choose another name")
+        self._items[name] = item
+        return item
+
+    def get(self, name: str) -> T:
+        """Return the item called `name`.
+
+        Raises:
+            UnknownNameError: nothing is registered under it; the message names the nearest.
+        """
+        if name not in self._items:
+            raise unknown(self.kind, name, self.names(), self.flag)
+        return self._items[name]
+
+    def remove(self, name: str) -> None:
+        """Forget `name`; for tests and for files that replace an installed namesake."""
+        self._items.pop(name, None)
+
+    def names(self) -> list[str]:
+        """All registered names, in order of registration."""
+        return list(self._items)
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Pairs of name and item, in order of registration."""
+        return iter(self._items.items())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
