@@ -1,1 +1,79 @@
-"""attnbench: benchmark and profile attention implementations."""
+"""attnbench: benchmark and profile attention implementations.
+
+`attnbench.get(name)` calls an implementation on tensors, `attnbench.load(run)` gives a run as a
+DataFrame, `attnbench.sweep(...)` makes one. Each loads what it needs when it is called.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbench.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pandas as pd
+
+__all__ = ["__version__", "get", "load", "sweep"]
+
+
+def get(name: str, *, file: str | None = None) -> Callable[..., Any]:
+    """An implementation as `f(q, k, v, *, causal=False, scale=None) -> o`; loads torch.
+
+    See `attnbench.direct.get` for shapes and errors.
+    """
+    from attnbench.direct import get as direct_get
+
+    return direct_get(name, file=file)
+
+
+def load(run: str | Path = "latest", *, output: str | Path = "results") -> pd.DataFrame:
+    """A run (folder, name in `output`, or `latest`) as one row a cell; unknown is null.
+
+    Raises:
+        StoreError: there is no such run, or its records are damaged.
+    """
+    from attnbench.analysis.table import load as load_table
+    from attnbench.store import find_run, load_run
+
+    return load_table(load_run(find_run(str(run), Path(output))))
+
+
+def sweep(
+    *,
+    files: tuple[str, ...] = (),
+    output: str | Path = "results",
+    name: str | None = None,
+    settings: dict[str, Any] | None = None,
+    **axes: Any,
+) -> pd.DataFrame:
+    """Measure and return the run's table; the run is stored in `output` as on the command line.
+
+    `axes` are the fields of `attnbench.plan.Axes` (`seq_lens=(128, 256)`, `impls=("naive",)`,
+    `workload="decode"`, …), `settings` those of `attnbench.runner.Settings` (`device`, `threads`,
+    `precision`, `max_time_s`, …).
+
+    Raises:
+        UsageError: an axis or a value that makes no sense; nothing was written.
+    """
+    from attnbench.plan import Axes
+    from attnbench.runner import Settings
+    from attnbench.session import Request, Silent
+    from attnbench.session import sweep as start
+
+    request = Request(
+        sweeps=(Axes(**{key: _plain(value) for key, value in axes.items()}),),
+        settings=Settings(files=tuple(files), **(settings or {})),
+        output=Path(output),
+        name=name,
+        options=dict(axes),
+    )
+    path = start(request, Silent())
+    assert path is not None
+    return load(path)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, (list, range)) else value

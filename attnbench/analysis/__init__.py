@@ -1,0 +1,1 @@
+"""From records to tables: columns, comparisons, limits and exports. Never imports torch."""

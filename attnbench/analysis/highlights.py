@@ -1,0 +1,153 @@
+"""A run in a few sentences, each computed from its table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from attnbench import units
+from attnbench.analysis.axes import label, slices, varying
+from attnbench.analysis.compare import BASELINE, WORST_FIRST
+
+SLICE = ["workload", "device", "dtype", "pass"]
+
+
+def highlights(frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
+    """Say what is fastest, what RoPE costs, what failed and what to distrust.
+
+    `frame` is that of `compared`, `costs` that of `rope_cost`.
+    """
+    sentences = [failed_sentence(frame)]
+    for _, rows in slices(frame, SLICE):
+        sentences += [fastest_sentence(rows), workspace_sentence(rows), cache_sentence(rows)]
+    sentences += [rope_sentence(costs), suspect_sentence(frame), interval_sentence(frame)]
+    return [sentence for sentence in sentences if sentence]
+
+
+def hardest_case(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the measured case that stands for a slice.
+
+    The one with the largest n; among those the plainest mask and position, then the most work,
+    then (between caches, which do the same work) the one that is done soonest.
+    """
+    measured = rows[rows["time_us_median"].notna()]
+    if measured.empty:
+        return measured
+    plain = measured.assign(
+        _mask=measured["mask"] != "full",
+        _position=measured["position"] != "none",
+        _work=measured["batch"] * measured["heads"] * measured["head_dim"],
+    )
+    by = ["seq_len", "_mask", "_position", "_work", "time_us_median"]
+    rising = [False, True, True, False, True]
+    chosen = plain.sort_values(by, ascending=rising, kind="stable").iloc[0]
+    return rows[rows["case_id"] == chosen["case_id"]]
+
+
+def where(rows: pd.DataFrame, row: pd.Series[Any]) -> str:
+    """Name a row among `rows`: what its slice is, and the axes that vary within it."""
+    names = [name for name in varying(rows) if name not in (*SLICE, "seq_len")]
+    kind = " ".join(str(row[name]) for name in ("workload", "pass", "dtype"))
+    return " ".join(filter(None, (f"{kind}, n={row['seq_len']}", label(row, names))))
+
+
+def fastest_sentence(rows: pd.DataFrame) -> str:
+    """Which implementation leads at the largest n, and by how much over the baseline."""
+    case = hardest_case(rows)
+    if case["time_us_median"].count() == 0:
+        return ""
+    case = case.sort_values("time_us_median")
+    best = case.iloc[0]
+    text = f"{where(rows, best)}: {best['impl']} is fastest with {units.time(best['time_us_median'])}"
+    if best["workload"] == "decode":
+        text += " a token"
+    level = case["impl"][case["time_us_ci_low"] <= best["time_us_ci_high"]].tolist()[1:]
+    if level:
+        text += f" (level within the intervals: {', '.join(level)})"
+    if best["impl"] == BASELINE or units.is_unknown(best["speed"]):
+        return text + "."
+    return text + f", {units.ratio(best['speed'])} as fast as {BASELINE}{_between(best, 'speed')}."
+
+
+def _between(row: pd.Series[Any], name: str) -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    if units.is_unknown(low):
+        return " (too few samples for an interval)"
+    return f" (95 % interval {units.ratio_interval(low, high)})"
+
+
+def workspace_sentence(rows: pd.DataFrame) -> str:
+    """Which implementation allocates least at the largest n, against the baseline."""
+    case = hardest_case(rows)
+    known = case[case["memory_workspace_bytes"].notna()].sort_values("memory_workspace_bytes")
+    base = known[known["impl"] == BASELINE]
+    if base.empty or known.iloc[0]["impl"] == BASELINE or known.iloc[0]["workload"] == "decode":
+        return ""
+    least = known.iloc[0]
+    return (
+        f"There, {least['impl']} needs the least workspace,"
+        f" {units.size(least['memory_workspace_bytes'])};"
+        f" {BASELINE} needs {units.size(base.iloc[0]['memory_workspace_bytes'])}."
+    )
+
+
+def cache_sentence(rows: pd.DataFrame) -> str:
+    """What a cache saves at the longest context that both ways were measured at."""
+    decode = rows[(rows["workload"] == "decode") & rows["time_us_median"].notna()]
+    if decode["cache"].nunique() < 2:
+        return ""
+    same = [c for c in ("impl", "position", "heads", "batch", "mask", "seq_len")]
+    counts = decode.groupby(same)["cache"].transform("nunique")
+    longest = decode[counts == counts.max()].sort_values("seq_len", kind="stable")
+    last = longest[longest["case_id"].isin(longest.tail(1)["case_id"])].iloc[0]
+    peers = longest[(longest[same] == last[same]).all(axis=1)].sort_values("time_us_median")
+    best, worst = peers.iloc[0], peers.iloc[-1]
+    return (
+        f"Decoding with {best['impl']} at a context of {best['seq_len']}:"
+        f" cache {best['cache']} takes {units.time(best['time_us_median'])} a token,"
+        f" cache {worst['cache']} {units.time(worst['time_us_median'])}"
+        f" ({units.ratio(worst['time_us_median'] / best['time_us_median'])})."
+    )
+
+
+def rope_sentence(costs: pd.DataFrame) -> str:
+    """What a position encoding adds to the time, over all pairs."""
+    if costs.empty:
+        return ""
+    added = costs["cost"] - 1
+    return (
+        f"A rotary encoding changes the time by {units.percent(added.median())} in the median of"
+        f" {len(costs)} pairs (from {units.percent(added.min())} to {units.percent(added.max())})."
+    )
+
+
+def failed_sentence(frame: pd.DataFrame) -> str:
+    """How many cells have no result, by status."""
+    counts = frame["status"].value_counts()
+    bad = [f"{counts[status]} {status}" for status in WORST_FIRST if status in counts]
+    if frame.empty:
+        return "No cell has been recorded yet."
+    if not bad:
+        return f"All {units.count(len(frame))} cells passed their check and were measured."
+    missing = len(frame) - int(counts.get("ok", 0))
+    return (
+        f"{units.count(missing)} of {units.count(len(frame))} cells have no time:"
+        f" {', '.join(bad)}."
+    )
+
+
+def suspect_sentence(frame: pd.DataFrame) -> str:
+    """How many times cannot be right."""
+    count = int(frame["suspect"].notna().sum())
+    return f"{count} cells are beyond what the device can do: see `suspect`." if count else ""
+
+
+def interval_sentence(frame: pd.DataFrame) -> str:
+    """What the intervals do not cover."""
+    if frame["interval"].isna().all():
+        return ""
+    return (
+        "Intervals replicate samples within one process; another process of the same code may"
+        " differ by a few percent more."
+    )

@@ -1,0 +1,221 @@
+"""Is a result right? A float64 reference in blocks of queries, and errors judged by a yardstick.
+
+The rule is flash-attention's: the error against float64 may be at most 2 × (gradients 3 ×) that
+of the plain computation in the case's own dtype, the yardstick, plus a floor of a few
+eps × max|reference|; for gradients the floor scales with the terms that cancel in their sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from attnbench.case import Case
+from attnbench.inputs import Tensors
+from attnbench.masks import dense_mask
+from attnbench.positions import turned, unturned
+
+OUTPUT_FACTOR = 2.0
+GRADIENT_FACTOR = 3.0
+FLOOR_EPS = 4.0
+
+# A block of scores in the reference holds about this many float64 elements (64 MiB).
+_BLOCK_ELEMENTS = 1 << 23
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """Float64 results by name (`o`, `dq`, `dk`, `dv`), and the largest error allowed for each."""
+
+    values: dict[str, torch.Tensor]
+    allowed: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Errors of one result: the largest, the root mean square, and error ÷ allowed (passes ≤ 1).
+
+    `error_max` and `error_rmse` are the worst over the named tensors, in units of the tensors.
+    `reason` is None for a right result.
+    """
+
+    error_max: float | None = None
+    error_rmse: float | None = None
+    error_ratio: float | None = None
+    reason: str | None = None
+
+    def worse(self, other: Verdict) -> Verdict:
+        """The worse of two verdicts; one with a reason is always worse."""
+        if (self.reason is None) != (other.reason is None):
+            return self if self.reason else other
+        return max(self, other, key=lambda v: math.inf if v.error_ratio is None else v.error_ratio)
+
+
+@dataclass(kw_only=True)
+class PlainResult:
+    """What `plain_attention` computed; `terms` bounds the summands of each gradient."""
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    terms: dict[str, float] = field(default_factory=dict)
+
+
+def plain_attention(case: Case, tensors: Mapping[str, torch.Tensor]) -> PlainResult:
+    """softmax(QKᵀ·scale)V and, where `do` is given, its gradients, in the dtype of the tensors.
+
+    Works in blocks of queries, so that the (L, S) matrix never exists; position encodings, masks
+    and grouped heads are applied by their definitions. Gradients accumulate in float32 at least.
+    A query without keys gives output 0 and gradient 0.
+    """
+    q, k, v = (tensors[name].detach() for name in "qkv")
+    do = tensors.get("do")
+    query_places = torch.arange(case.seq_len, device=q.device) + (case.kv_len - case.seq_len)
+    key_places = torch.arange(case.kv_len, device=q.device)
+    q = _grouped(turned(q, case.position, query_places), case)
+    k = turned(k, case.position, key_places).unsqueeze(2)
+    v = v.unsqueeze(2)
+    o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
+    sums = _GradientSums(q, k, v) if do is not None else None
+    for rows, hidden, blind in _blocks(case, q):
+        scores = (q[..., rows, :] * case.softmax_scale) @ k.mT
+        weights = scores.masked_fill_(hidden, -math.inf).softmax(-1).masked_fill_(blind, 0)
+        o[..., rows, :] = weights @ v
+        if sums is not None and do is not None:
+            sums.add(rows, weights, _grouped(do, case)[..., rows, :], case.softmax_scale)
+    result = PlainResult(values={"o": o.flatten(1, 2)})
+    if sums is not None:
+        dq, dk = sums.dq.flatten(1, 2), sums.dk.squeeze(2)
+        result.values["dq"] = unturned(dq, case.position, query_places)
+        result.values["dk"] = unturned(dk, case.position, key_places)
+        result.values["dv"] = sums.dv.squeeze(2)
+        result.terms = sums.terms
+    return result
+
+
+class _GradientSums:
+    """Gradients of one attention, summed over blocks of queries; heads are (B, G, H/G, …)."""
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        self._q, self._k, self._v = q, k, v
+        wide = torch.promote_types(q.dtype, torch.float32)
+        self.dq = torch.zeros_like(q, dtype=wide)
+        self.dk = torch.zeros_like(k, dtype=wide)
+        self.dv = torch.zeros_like(v, dtype=wide)
+        self.terms = {"dq": 0.0, "dk": 0.0, "dv": 0.0}
+        self._dk_terms = torch.zeros_like(self.dk)
+        self._dv_terms = torch.zeros_like(self.dv)
+
+    def add(self, rows: slice, weights: torch.Tensor, do: torch.Tensor, scale: float) -> None:
+        q = self._q[..., rows, :]
+        dweights = do @ self._v.mT
+        mean = (weights * dweights).sum(-1, keepdim=True)
+        dscores = weights * (dweights - mean)
+        self.dq[..., rows, :] = (dscores @ self._k) * scale
+        # The products sum over the query heads that share a key/value head, too.
+        self.dk += ((dscores * scale).mT @ q).sum(2, keepdim=True)
+        self.dv += (weights.mT @ do).sum(2, keepdim=True)
+        # dscores is a difference that may cancel to nothing (at n = 1 it does): what rounding
+        # leaves behind scales with what was subtracted, so the floor does too.
+        uncancelled = weights * (dweights.abs() + mean.abs()) * scale
+        self.terms["dq"] = max(self.terms["dq"], _largest(uncancelled @ self._k.abs()))
+        self._dk_terms += (uncancelled.mT @ q.abs()).sum(2, keepdim=True)
+        self._dv_terms += (weights.mT @ do.abs()).sum(2, keepdim=True)
+        self.terms["dk"] = _largest(self._dk_terms)
+        self.terms["dv"] = _largest(self._dv_terms)
+
+
+def _largest(x: torch.Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
+    return x_BHLD.detach().unflatten(1, (case.kv_heads, case.heads // case.kv_heads))
+
+
+def _blocks(case: Case, q: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Rows of queries, the pairs hidden from them, and which of them see no key at all."""
+    count = max(1, _BLOCK_ELEMENTS // (case.batch * case.heads * case.kv_len))
+    for first in range(0, case.seq_len, count):
+        rows = slice(first, min(case.seq_len, first + count))
+        admitted = dense_mask(
+            case.mask,
+            case.seq_len,
+            case.kv_len,
+            str(q.device),
+            first_query=first,
+            count=rows.stop - first,
+        )
+        blind = ~admitted.any(-1, keepdim=True)
+        yield rows, ~admitted & ~blind, blind
+
+
+def attention_truth(case: Case, tensors: Tensors) -> Truth:
+    """Float64 results of the attention case on these inputs, with the error allowed for each."""
+    exact = {name: x.detach().double() for name, x in tensors.items()}
+    reference = plain_attention(case, exact)
+    yardstick = plain_attention(case, {name: x.detach() for name, x in tensors.items()})
+    if case.pass_ == "backward":
+        del reference.values["o"]
+    return measured_by(yardstick, reference, case.dtype)
+
+
+def measured_by(yardstick: PlainResult, reference: PlainResult, dtype: str) -> Truth:
+    """The truth: every value of the reference, with the error that the yardstick allows it."""
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    return Truth(
+        values=reference.values,
+        allowed={
+            name: _allowed_error(name, reference, yardstick, eps) for name in reference.values
+        },
+    )
+
+
+def _allowed_error(name: str, reference: PlainResult, yardstick: PlainResult, eps: float) -> float:
+    value = reference.values[name]
+    error = _largest(yardstick.values[name].double() - value)
+    if not math.isfinite(error):
+        error = 0.0  # a yardstick that overflows excuses nobody: the floor alone remains
+    scale = max(_largest(value), reference.terms.get(name, 0.0))
+    factor = GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR
+    return factor * error + FLOOR_EPS * eps * scale
+
+
+def judge(outputs: Mapping[str, torch.Tensor], truth: Truth, dtype: str) -> Verdict:
+    """Compare named outputs with the truth. NaN and infinities never pass; shape and dtype count."""
+    worst = Verdict(error_max=0.0, error_rmse=0.0, error_ratio=0.0)
+    for name, value in truth.values.items():
+        worst = worst.worse(_judge_one(name, outputs.get(name), value, truth.allowed[name], dtype))
+    return worst
+
+
+def _judge_one(
+    name: str, output: object, value: torch.Tensor, allowed: float, dtype: str
+) -> Verdict:
+    if not isinstance(output, torch.Tensor):
+        return Verdict(reason=f"{name} is {type(output).__name__}, not a tensor")
+    if output.shape != value.shape:
+        return Verdict(
+            reason=f"{name} has shape {tuple(output.shape)}, expected {tuple(value.shape)}"
+        )
+    if output.dtype != getattr(torch, dtype):
+        return Verdict(reason=f"{name} is {output.dtype}, expected torch.{dtype}")
+    if output.device != value.device:
+        return Verdict(reason=f"{name} is on {output.device}, expected {value.device}")
+    if not bool(torch.isfinite(output).all()):
+        count = int((~torch.isfinite(output)).sum())
+        return Verdict(reason=f"{name} has {count} elements that are not finite")
+    error = (output.detach().double() - value).abs()
+    largest = _largest(error)
+    # An allowed error of 0 (all inputs exactly representable) still admits an exact result.
+    ratio = largest / allowed if allowed else (math.inf if largest else 0.0)
+    reason = None
+    if not ratio <= 1:
+        reason = f"{name} is off by {largest:.3g} where {allowed:.3g} is allowed"
+    return Verdict(
+        error_max=largest,
+        error_rmse=float(error.square().mean().sqrt()) if error.numel() else 0.0,
+        error_ratio=ratio if math.isfinite(ratio) else None,
+        reason=reason,
+    )

@@ -1,0 +1,80 @@
+"""Options that several commands share, and the parsing of lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnbench.errors import AttnbenchError
+from attnbench.lists import parse_names, parse_sizes
+
+Command = Callable[..., Any]
+
+
+class _List(click.ParamType):
+    """A comma list read by `parse`; errors name the flag and end with exit code 2."""
+
+    def __init__(self, name: str, parse: Callable[[str, str], list[Any]]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        flag = param.opts[0] if param else ""
+        try:
+            return tuple(self._parse(value, flag))
+        except AttnbenchError as err:
+            raise OneLineError(str(err)) from err
+
+
+class OneLineError(click.ClickException):
+    """Wrong usage, as one line: the fact, the flag, the valid values."""
+
+    exit_code = 2
+
+
+SIZES = _List("sizes", parse_sizes)
+NAMES = _List("names", parse_names)
+
+
+def impl_files(command: Command) -> Command:
+    """`--impl FILE`, as often as wanted."""
+    return click.option(
+        "--impl",
+        "files",
+        multiple=True,
+        metavar="FILE",
+        help="A Python file with implementations of yours; they join the others. Repeatable.",
+    )(command)
+
+
+def device_option(command: Command) -> Command:
+    """`--device`."""
+    return click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        default="auto",
+        show_default=True,
+        help="Where to run; auto takes a GPU where there is one.",
+    )(command)
+
+
+def output_option(command: Command) -> Command:
+    """`--output DIR`: where runs live."""
+    return click.option(
+        "--output",
+        type=click.Path(path_type=Path, file_okay=True),
+        default=Path("results"),
+        show_default=True,
+        metavar="DIR",
+        help="The folder that holds the runs.",
+    )(command)
+
+
+def run_argument(command: Command) -> Command:
+    """RUN: a folder, a name, or `latest`."""
+    return output_option(click.argument("run", default="latest")(command))

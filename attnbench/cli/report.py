@@ -1,0 +1,19 @@
+"""`attnbench report`: the page, the plots and the Markdown of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attnbench.cli.options import run_argument
+
+
+@click.command()
+@run_argument
+def report(run: str, output: Path) -> None:
+    """Draw RUN (a folder, a name, or `latest`): report.html, report.md, plots as PNG and SVG."""
+    from attnbench.report import write_report
+    from attnbench.store import find_run
+
+    click.echo(write_report(find_run(run, output)))

@@ -1,0 +1,158 @@
+"""`attnbench sweep`: measure, with a live display and a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnbench.cli.options import NAMES, SIZES, Command, device_option, impl_files, output_option
+from attnbench.errors import ExitCode, UsageError
+
+# Option, field of Axes, type, help. One row an axis; None as a default keeps the axis's own.
+_AXES: tuple[tuple[str, str, Any, str], ...] = (
+    ("--passes", "passes", NAMES, "forward, backward, both [forward]"),
+    ("--dtypes", "dtypes", NAMES, "float32, bfloat16, float16, float64 [float32]"),
+    ("--batch-sizes", "batch_sizes", SIZES, "B [1]"),
+    ("--heads", "heads", SIZES, "query heads H [4]"),
+    ("--kv-heads", "kv_heads", SIZES, "key/value heads G, a divisor of H [as heads]"),
+    ("--seq-lens", "seq_lens", SIZES, "queries L, or the context of decode: 128,256 or 128..8192 [512]"),
+    ("--kv-lens", "kv_lens", SIZES, "keys and values S [as seq-lens]"),
+    ("--head-dims", "head_dims", SIZES, "D [64]"),
+    ("--value-dims", "value_dims", SIZES, "V [as head-dims]"),
+    ("--masks", "masks", NAMES, "full, causal, window:256 [full]"),
+    ("--positions", "positions", NAMES, "none, rope, rope-interleaved, rope:500000 [none]"),
+    ("--widths", "widths", SIZES, "decode: model width E [heads x head-dim]"),
+    ("--caches", "caches", NAMES, "decode: rerun, none, concat, static [static]"),
+    ("--new-tokens", "new_tokens", SIZES, "decode: tokens generated a call [8]"),
+    ("--impls", "impls", NAMES, "implementations by name [all]"),
+)
+
+
+def _axes(command: Command) -> Command:
+    for flag, name, kind, text in reversed(_AXES):
+        command = click.option(flag, name, type=kind, help=text)(command)
+    return command
+
+
+def _budget(command: Command) -> Command:
+    positive = click.FloatRange(min=0, min_open=True)
+    options: list[Callable[[Command], Command]] = [
+        click.option(
+            "--precision",
+            type=positive,
+            default=0.02,
+            show_default=True,
+            help="Stop a cell when the 95 % interval of its median is within ± this share.",
+        ),
+        click.option("--min-time", type=positive, help="Seconds of samples at least [0.1]."),
+        click.option("--max-time", type=positive, help="Seconds of samples at most [1]."),
+        click.option(
+            "--timeout",
+            type=positive,
+            default=300.0,
+            show_default=True,
+            help="Seconds without a sign of life after which a cell is given up.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.option("--preset", metavar="NAME", help="A ready sweep: quick or gpu; axes given override it.")
+@click.option("--workload", metavar="NAME", help="attention or decode [attention]")
+@_axes
+@impl_files
+@device_option
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads [torch's default].")
+@_budget
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of inputs.")
+@output_option
+@click.option("--name", help="The run's name, a new folder [a time stamp].")
+@click.option("--resume", metavar="RUN", help="Measure what is missing in an existing run.")
+@click.option("--dry-run", is_flag=True, help="Print the plan; measure and write nothing.")
+@click.option("--quiet", is_flag=True, help="No progress and no table; the run's path alone.")
+def sweep(**options: Any) -> None:
+    """Measure implementations over sequence length, heads, batch, head size and more.
+
+    Axes multiply. Every cell is checked against a float64 reference before it is timed; each
+    result is stored as soon as it exists, so that --resume continues after any interruption.
+    Exits 1 if a result was incorrect.
+    """
+    from attnbench.cli.progress import Display
+    from attnbench.session import resume as resume_run
+    from attnbench.session import sweep as start
+    from attnbench.store import find_run
+
+    quiet, dry_run = options.pop("quiet"), options.pop("dry_run")
+    with Display(quiet=quiet) as display:
+        if options["resume"] is not None:
+            _refuse_beside_resume(options)
+            path: Path | None = find_run(options["resume"], options["output"])
+            assert path is not None
+            display.interrupted_hint = path
+            resume_run(path, display, dry_run=dry_run)
+        else:
+            path = start(_request(options), display, dry_run=dry_run)
+    if dry_run or path is None:
+        return
+    if quiet:
+        click.echo(path)
+    else:
+        from attnbench.cli.summary import print_summary
+
+        print_summary(path)
+    if display.incorrect:
+        raise SystemExit(ExitCode.FINDING)
+
+
+def _request(options: dict[str, Any]) -> Any:
+    from attnbench.plan import PRESETS, Axes, with_overrides
+    from attnbench.runner import Settings
+    from attnbench.session import Request
+
+    given = {name: options[name] for _, name, _, _ in _AXES}
+    given["workload"] = options["workload"]
+    preset = PRESETS.get(options["preset"]) if options["preset"] else None
+    base = preset.sweeps if preset else (Axes(),)
+    if preset and options["workload"]:
+        base = tuple(axes for axes in base if axes.workload == options["workload"]) or base[:1]
+    min_time = options["min_time"] or (preset.min_time_s if preset else 0.1)
+    max_time = options["max_time"] or (preset.max_time_s if preset else 1.0)
+    if min_time > max_time:
+        raise UsageError(f"--min-time {min_time:g} is above --max-time {max_time:g}")
+    return Request(
+        sweeps=tuple(with_overrides(axes, _relevant(axes.workload, given)) for axes in base),
+        settings=Settings(
+            device=options["device"],
+            threads=options["threads"],
+            files=tuple(str(Path(file).resolve()) for file in options["files"]),
+            seed=options["seed"],
+            precision=options["precision"],
+            min_time_s=min_time,
+            max_time_s=max_time,
+            timeout_s=options["timeout"],
+        ),
+        output=options["output"],
+        name=options["name"],
+        options={name: str(v) if isinstance(v, Path) else v for name, v in options.items() if v},
+    )
+
+
+def _relevant(workload: str, given: dict[str, Any]) -> dict[str, Any]:
+    """In a preset of several workloads, decode's own axes apply to decode alone."""
+    if workload == "decode" or given["workload"] or not (given["caches"] or given["widths"]):
+        return given
+    return given
+
+
+def _refuse_beside_resume(options: dict[str, Any]) -> None:
+    kept = ("resume", "output", "device", "precision", "timeout", "seed")
+    given = [name for name, value in options.items() if value and name not in kept]
+    if given:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise UsageError(f"--resume takes everything from the run itself; remove {flags}")

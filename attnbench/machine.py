@@ -1,0 +1,90 @@
+"""What this machine is: the facts that a time is worthless without."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Facts about the machine and the libraries, as plain JSON; unknown is null."""
+    return {
+        "device": device,
+        "device_name": device_name(device),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "memory_bytes": _memory_bytes(device),
+        "caches": _cpu_caches() if device == "cpu" else _gpu_caches(),
+        # Full float32 products: TF32 is off unless someone turns it on, and the run says so.
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def device_name(device: str) -> str:
+    """The model of the processor, CPU or GPU."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "unknown CPU"
+
+
+def reason_against_device(device: str) -> str | None:
+    """Why nothing can run on the device here, or None."""
+    if device == "cuda" and not torch.cuda.is_available():
+        built = "torch was built without CUDA" if torch.version.cuda is None else "no GPU is visible"
+        return f"no CUDA device here ({built}); use --device cpu"
+    return None
+
+
+def available_bytes() -> int | None:
+    """Host memory that could be allocated now without swapping, or None where unknown."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _memory_bytes(device: str) -> int | None:
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def _gpu_caches() -> dict[str, int]:
+    return {"L2": int(torch.cuda.get_device_properties(0).L2_cache_size)}
+
+
+def _cpu_caches() -> dict[str, int]:
+    sizes = {}
+    for index in sorted(_CACHE_FOLDER.glob("index*")):
+        try:
+            kind = (index / "type").read_text().strip()
+            level = (index / "level").read_text().strip()
+            size = (index / "size").read_text().strip()
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K"):
+            sizes[f"L{level}"] = int(size[:-1]) * 1024
+    return sizes

@@ -1,0 +1,154 @@
+"""Interleaved timing: every implementation of a case takes a turn in each round, in random order.
+
+Drift of the machine then falls on all of them alike, and none is always first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from attnbench.measure.clock import Clock
+from attnbench.measure.stopping import StoppingRule
+
+# A block lasts at least this long, and this many times what the clock can tell.
+MIN_BLOCK_US = 1000.0
+MIN_TICKS = 1000
+_AGREE = 0.05
+_WARM_SHARE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One timed observation: block `calls` calls long, `position` within its `round`.
+
+    Times are of one unit of work of one call, in microseconds.
+    """
+
+    round: int
+    position: int
+    calls: int
+    time_us: float
+    e2e_us: float
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """A callable in the race: what it does, how it is called, and what was observed of it."""
+
+    call: Callable[[], Any]
+    grad: bool = False
+    units: int = 1
+    calls: int = 1
+    turns: list[Turn] = field(default_factory=list)
+    warm_s: float = 0.0
+    spent_s: float = 0.0
+    error: Exception | None = None
+
+    @property
+    def times_us(self) -> list[float]:
+        """Microseconds per unit, in the order of the rounds."""
+        return [turn.time_us for turn in self.turns]
+
+
+def warm_up(contender: Contender, clock: Clock, rule: StoppingRule) -> None:
+    """Call until two windows in a row agree, or a quarter of the budget is spent.
+
+    Sets the number of calls that makes a block long enough for the clock.
+    """
+    floor_us = max(MIN_BLOCK_US, MIN_TICKS * clock.resolution_us)
+    begin, previous_us, calls = time.perf_counter(), math.inf, 1
+    while True:
+        block_us, _ = clock.block(contender.call, calls)
+        each_us = max(block_us / calls, 1e-3)
+        contender.warm_s = time.perf_counter() - begin
+        settled = abs(each_us - previous_us) <= _AGREE * each_us and calls * each_us >= floor_us
+        if settled or contender.warm_s >= _WARM_SHARE * rule.max_time_s:
+            break
+        previous_us, calls = each_us, max(1, math.ceil(floor_us / each_us))
+    contender.calls = max(1, math.ceil(floor_us / each_us))
+
+
+def race(
+    contenders: dict[str, Contender],
+    clock: Clock,
+    rule: StoppingRule,
+    seed: int,
+    *,
+    before_turn: Callable[[str, str], None] = lambda name, stage: None,
+    finished: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Warm all contenders up, then time them round by round until the rule ends each.
+
+    A contender that raises keeps its exception in `error` and leaves; the others go on.
+    `before_turn(name, stage)` is told whose turn it is, outside the timed block;
+    `finished(name)` is called as soon as one has left.
+    """
+    order = random.Random(seed)
+    racing = dict(contenders)
+
+    def attempt(name: str, stage: str, work: Callable[[Contender], bool]) -> None:
+        contender = racing[name]
+        before_turn(name, stage)
+        try:
+            with torch.set_grad_enabled(contender.grad):
+                leaves = work(contender)
+        except Exception as err:  # whatever it raises costs this cell alone
+            contender.error, leaves = err, True
+        if leaves:
+            del racing[name]
+            finished(name)
+
+    def warm(contender: Contender) -> bool:
+        warm_up(contender, clock, rule)
+        return False
+
+    for name in list(racing):
+        attempt(name, "warm-up", warm)
+    turn_number = 0
+    while racing:
+        names = list(racing)
+        order.shuffle(names)
+        with _collector_off():
+            for position, name in enumerate(names):
+                attempt(name, "samples", lambda c, p=position: _turn(c, clock, rule, turn_number, p))
+        turn_number += 1
+
+
+def _turn(
+    contender: Contender, clock: Clock, rule: StoppingRule, round_number: int, position: int
+) -> bool:
+    begin = time.perf_counter()
+    block_us, e2e_us = clock.block(contender.call, contender.calls)
+    contender.spent_s += time.perf_counter() - begin
+    work = contender.calls * contender.units
+    contender.turns.append(
+        Turn(
+            round=round_number,
+            position=position,
+            calls=contender.calls,
+            time_us=block_us / work,
+            e2e_us=e2e_us / work,
+        )
+    )
+    return rule.done(contender.times_us, contender.spent_s)
+
+
+@contextlib.contextmanager
+def _collector_off() -> Iterator[None]:
+    """Collect between rounds, never inside a timed block."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,40 @@
+"""When a cell has been measured enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnbench.stats import median, median_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppingRule:
+    """Stop when the interval of the median is narrow enough, or when the budget is spent.
+
+    `precision` is the half-width of the 95 % interval relative to the median; `min_time_s` and
+    `max_time_s` bound the time in samples. A slow call still gets `min_samples`, without which
+    there is no interval, unless that takes more than `patience` times the budget: then three.
+    """
+
+    precision: float = 0.02
+    min_time_s: float = 0.1
+    max_time_s: float = 1.0
+    min_samples: int = 6
+    patience: float = 10.0
+
+    def done(self, times_us: list[float], spent_s: float) -> bool:
+        """Decide from the samples so far and the seconds spent on them."""
+        if spent_s >= self.max_time_s * self.patience and len(times_us) >= 3:
+            return True
+        if len(times_us) < self.min_samples or spent_s < self.min_time_s:
+            return False
+        return spent_s >= self.max_time_s or achieved(times_us) <= self.precision
+
+
+def achieved(times_us: list[float]) -> float:
+    """Half-width of the interval relative to the median; infinite where there is none."""
+    interval = median_interval(times_us)
+    middle = median(times_us)
+    if interval is None or middle <= 0:
+        return float("inf")
+    return (interval[1] - interval[0]) / 2 / middle

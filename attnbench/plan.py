@@ -1,0 +1,299 @@
+"""From options and catalogue to ordered groups of cells, with the reason for each skip."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnbench.case import Case, Device, parse_mask, parse_position
+from attnbench.errors import UsageError
+from attnbench.record import Cell, Record
+from attnbench.registry import Registry, unknown
+
+# A process serves this many cases, so that its start-up (seconds) is shared but no cell lives
+# in a process with a long past.
+CASES_PER_GROUP = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """What one sweep multiplies out. None means "as the axis it follows", or all of them."""
+
+    workload: str = "attention"
+    passes: tuple[str, ...] = ("forward",)
+    dtypes: tuple[str, ...] = ("float32",)
+    batch_sizes: tuple[int, ...] = (1,)
+    heads: tuple[int, ...] = (4,)
+    kv_heads: tuple[int, ...] | None = None
+    seq_lens: tuple[int, ...] = (512,)
+    kv_lens: tuple[int, ...] | None = None
+    head_dims: tuple[int, ...] = (64,)
+    value_dims: tuple[int, ...] | None = None
+    masks: tuple[str, ...] = ("full",)
+    positions: tuple[str, ...] = ("none",)
+    widths: tuple[int, ...] | None = None
+    caches: tuple[str, ...] | None = None
+    new_tokens: tuple[int, ...] = (8,)
+    impls: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named list of sweeps, and the time budget of a cell that goes with them."""
+
+    doc: str
+    sweeps: tuple[Axes, ...]
+    min_time_s: float
+    max_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Cells that share a process: for each case the implementations that take turns."""
+
+    cases: tuple[tuple[Case, tuple[str, ...]], ...]
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell of the group, in order."""
+        for case, impls in self.cases:
+            for impl in impls:
+                yield Cell(case=case, impl=impl)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All cells in order, the groups to measure, and the rows that are decided without it."""
+
+    cells: tuple[Cell, ...]
+    groups: tuple[Group, ...]
+    decided: tuple[Record, ...] = field(default=())
+
+
+_POWERS = tuple(128 << i for i in range(5))
+_DECODE_CACHES = ("rerun", "none", "concat", "static")
+
+PRESETS: Registry[Preset] = Registry("preset", "--preset")
+PRESETS.add(
+    "quick",
+    Preset(
+        doc="a few minutes on two CPU cores: attention to n = 2048, decode to context 1024",
+        sweeps=(
+            Axes(
+                seq_lens=_POWERS,
+                heads=(4, 8),
+                batch_sizes=(1, 2),
+                positions=("none", "rope"),
+                impls=("naive", "naive-heads", "sdpa", "sdpa-math", "chunked"),
+            ),
+            Axes(
+                workload="decode",
+                seq_lens=_POWERS[:4],
+                caches=_DECODE_CACHES,
+                impls=("naive", "sdpa"),
+            ),
+        ),
+        min_time_s=0.05,
+        max_time_s=0.2,
+    ),
+)
+_GPU_IMPLS = ("naive", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "chunked")
+PRESETS.add(
+    "gpu",
+    Preset(
+        doc="one large GPU in under 8 minutes: bf16 to n = 16384, decode to context 131072",
+        sweeps=(
+            Axes(
+                dtypes=("bfloat16",),
+                passes=("forward", "both"),
+                seq_lens=tuple(512 << i for i in range(6)),
+                heads=(16,),
+                head_dims=(64, 128),
+                masks=("full", "causal"),
+                impls=_GPU_IMPLS,
+            ),
+            Axes(
+                dtypes=("bfloat16",),
+                passes=("forward", "both"),
+                seq_lens=(2048,),
+                heads=(16,),
+                head_dims=(128,),
+                masks=("full", "causal"),
+                impls=("sdpa", "flex", "naive-compiled"),
+            ),
+            Axes(
+                workload="decode",
+                dtypes=("bfloat16",),
+                seq_lens=tuple(2048 << i for i in range(7)),
+                heads=(16,),
+                kv_heads=(4,),
+                head_dims=(128,),
+                caches=("concat", "static"),
+                impls=("naive", "sdpa"),
+            ),
+            Axes(
+                workload="decode",
+                dtypes=("bfloat16",),
+                seq_lens=(512, 2048, 8192),
+                heads=(16,),
+                kv_heads=(4,),
+                head_dims=(128,),
+                caches=("rerun", "none"),
+                impls=("sdpa",),
+            ),
+        ),
+        min_time_s=0.05,
+        max_time_s=0.25,
+    ),
+)
+
+
+def expand(axes: Axes, device: Device) -> Iterator[Case]:
+    """The cases of one sweep, the small ones first, each once.
+
+    `decode` is causal by nature, has width H·D unless given, and no key/value length of its own.
+    """
+    seen: set[str] = set()
+    for sizes in itertools.product(
+        axes.passes,
+        axes.dtypes,
+        axes.masks,
+        axes.positions,
+        axes.head_dims,
+        axes.value_dims or (0,),
+        axes.batch_sizes,
+        axes.heads,
+        axes.kv_heads or (0,),
+        axes.widths or (None,),
+        axes.caches or (None,),
+        axes.new_tokens,
+        axes.seq_lens,
+        axes.kv_lens or (0,),
+    ):
+        case = _case(axes.workload, device, *sizes)
+        if case.case_id not in seen:
+            seen.add(case.case_id)
+            yield case
+
+
+def _case(
+    workload: str,
+    device: Device,
+    pass_: Any,
+    dtype: Any,
+    mask: str,
+    position: str,
+    head_dim: int,
+    value_dim: int,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    width: int | None,
+    cache: str | None,
+    new_tokens: int,
+    seq_len: int,
+    kv_len: int,
+) -> Case:
+    decode = workload == "decode"
+    return Case(
+        workload=workload,
+        pass_=pass_,
+        device=device,
+        dtype=dtype,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seq_len=seq_len,
+        kv_len=0 if decode else kv_len,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        mask=parse_mask("causal" if decode and mask == "full" else mask),
+        position=parse_position(position),
+        width=(width or heads * head_dim) if decode else None,
+        cache=(cache or "static") if decode else None,
+        new_tokens=new_tokens if decode else None,
+    )
+
+
+def check_names(sweeps: Iterable[Axes], catalogue: dict[str, Any]) -> None:
+    """Every name in the sweeps is one that the catalogue knows.
+
+    Raises:
+        UnknownNameError: one is not; the message gives the nearest.
+        UsageError: the options contradict each other, or nothing is left to run.
+    """
+    known = [row["name"] for row in catalogue["implementations"]]
+    for axes in sweeps:
+        _known("workload", "--workload", [axes.workload], catalogue["workloads"])
+        _known("implementation", "--impls", axes.impls or [], known)
+        _known("cache", "--caches", axes.caches or [], catalogue["caches"])
+        positions = [parse_position(text).name for text in axes.positions]
+        _known("position encoding", "--positions", positions, catalogue["positions"])
+        if axes.workload != "decode" and (axes.caches or axes.widths):
+            raise UsageError(f"--caches and --widths do not apply to --workload {axes.workload}")
+
+
+def _known(kind: str, flag: str, names: Iterable[str], known: Iterable[str]) -> None:
+    valid = list(known)
+    for name in names:
+        if name not in valid:
+            raise unknown(kind, name, valid, flag)
+
+
+def make_plan(
+    cells: Iterable[Cell], reasons: dict[tuple[str, str], str | None]
+) -> Plan:
+    """Order the cells, group those to be measured, and decide the others.
+
+    `reasons` maps a cell's key to why its implementation cannot take its case, or None.
+
+    Raises:
+        UsageError: no implementation could make sense of any of the cases.
+    """
+    unique = {cell.key: cell for cell in cells}
+    decided, wanted = [], []
+    for cell in unique.values():
+        impossible = cell.case.impossible()
+        against = reasons.get(cell.key)
+        if impossible:
+            decided.append(Record(cell=cell, status="skipped", reason=impossible))
+        elif against:
+            decided.append(Record(cell=cell, status="unsupported", reason=against))
+        else:
+            wanted.append(cell)
+    if unique and all(record.status == "skipped" for record in decided) and not wanted:
+        raise UsageError(str(decided[0].reason))
+    return Plan(
+        cells=tuple(unique.values()), groups=tuple(grouped(wanted)), decided=tuple(decided)
+    )
+
+
+def grouped(cells: Iterable[Cell]) -> Iterator[Group]:
+    """Cells of one case stay together; cases of one workload, pass and dtype share processes."""
+    by_case: dict[str, tuple[Case, list[str]]] = {}
+    for cell in cells:
+        by_case.setdefault(cell.case.case_id, (cell.case, []))[1].append(cell.impl)
+    kinds: dict[tuple[str, str, str], list[tuple[Case, tuple[str, ...]]]] = {}
+    for case, impls in by_case.values():
+        kinds.setdefault((case.workload, case.pass_, case.dtype), []).append((case, tuple(impls)))
+    for kind in kinds.values():
+        kind.sort(key=lambda entry: work(entry[0]))
+        for batch in _batches(kind):
+            yield Group(cases=batch)
+
+
+def _batches(entries: list[Any]) -> Iterator[tuple[Any, ...]]:
+    count = -(-len(entries) // CASES_PER_GROUP)
+    for first in range(count):  # dealt out in turn, so that each process gets small and large
+        yield tuple(entries[first::count])
+
+
+def work(case: Case) -> float:
+    """Rough number of multiply-adds of a case: for ordering and for the time still to go."""
+    return float(case.batch * case.heads * case.seq_len * case.kv_len * case.head_dim)
+
+
+def with_overrides(axes: Axes, overrides: dict[str, Any]) -> Axes:
+    """The sweep with every axis that was given on the command line replaced."""
+    return replace(axes, **{name: value for name, value in overrides.items() if value is not None})

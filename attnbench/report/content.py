@@ -1,0 +1,146 @@
+"""What a report says, page or Markdown: computed once from a run, as texts and plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from attnbench import units
+from attnbench.analysis import compare
+from attnbench.analysis.axes import fixed, label, slices, varying
+from attnbench.analysis.highlights import highlights
+from attnbench.analysis.summary import summary_rows
+from attnbench.report.charts import with_rate_interval
+from attnbench.report.style import looks
+from attnbench.store import Run
+
+MOST_ROWS = 1500  # in a page; a browser stays quick, and the export holds everything
+
+
+@dataclass(frozen=True)
+class CaseTable:
+    """One case: its title, and its rows as dicts of `texts`, `colour`, `best`, `why`."""
+
+    title: str
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The cases that differ only in n, under a common title."""
+
+    title: str
+    cases: list[CaseTable]
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that a report is made from."""
+
+    run: Run
+    cells: pd.DataFrame
+    costs: pd.DataFrame
+
+    @classmethod
+    def of(cls, run: Run) -> Content:
+        """Compute the tables of a run."""
+        cells = with_rate_interval(compare.compared(run))
+        return cls(run=run, cells=cells, costs=compare.rope_cost(run))
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The machine, as run.json describes it."""
+        return dict(self.run.info.get("environment") or {})
+
+    def sentences(self) -> list[str]:
+        """The run in short."""
+        return highlights(self.cells, self.costs)
+
+    def facts(self) -> list[str]:
+        """Device, date and versions, for the head of a report."""
+        known = self.environment
+        threads = known.get("threads")
+        facts = [
+            known.get("device_name"),
+            self.run.info.get("created"),
+            f"{threads} threads" if threads else None,
+            f"torch {known['torch']}" if known.get("torch") else None,
+            f"attnbench {self.run.info['attnbench']}" if self.run.info.get("attnbench") else None,
+            fixed(self.cells) or None,
+        ]
+        return [str(fact) for fact in facts if fact]
+
+    def parts(self) -> tuple[list[Part], int]:
+        """The results, best first in each case, and how many cells were left out for length."""
+        if self.cells.empty:
+            return [], 0
+        changing = varying(self.cells)
+        outer = [name for name in changing if name not in ("seq_len", "kv_len")]
+        inner = [name for name in changing if name not in outer] or ["seq_len"]
+        colours = looks(sorted(self.cells["impl"].unique()))
+        parts: list[Part] = []
+        shown = 0
+        for _, rows in slices(self.cells, outer):
+            if parts and shown + len(rows) > MOST_ROWS:
+                continue
+            shown += len(rows)
+            title = label(rows.iloc[0], outer)
+            groups = [part for _, part in slices(rows, ["case_id"])]
+            cases = [
+                CaseTable(label(g.iloc[0], inner), [*_case_rows(g, colours)]) for g in groups
+            ]
+            parts.append(Part(title, cases))
+        return parts, len(self.cells) - shown
+
+    def failures(self) -> list[dict[str, str]]:
+        """Cells without a result, gathered by their reason."""
+        return [
+            {
+                "status": str(row["status"]),
+                "impl": str(row["impl"]),
+                "cells": units.count(row["cells"]),
+                "n": _range(row["smallest_n"], row["largest_n"]),
+                "reason": str(row["reason"]),
+            }
+            for row in compare.failures(self.cells).to_dict("records")
+        ]
+
+    def suspects(self) -> list[str]:
+        """Each suspect cell with its reason."""
+        names = varying(self.cells)
+        rows = self.cells[self.cells["suspect"].notna()].head(50)
+        return [f"{row['impl']} {label(row, names)}: {row['suspect']}" for _, row in rows.iterrows()]
+
+    def spent(self) -> list[dict[str, Any]]:
+        """Stages of the run with their share of the wall time."""
+        stages = compare.spent(self.run)
+        total = sum(seconds for _, seconds in stages)
+        return [
+            {
+                "stage": stage,
+                "time": units.seconds(seconds),
+                "share": units.percent(seconds / total if total else None),
+                "width": round(16 * seconds / total, 2) if total else 0,
+            }
+            for stage, seconds in sorted(stages, key=lambda item: -item[1])
+        ]
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} … {high}"
+
+
+def _case_rows(rows: pd.DataFrame, colours: dict[str, Any]) -> list[dict[str, Any]]:
+    texts = summary_rows(rows)
+    why = rows["reason"].fillna(rows["suspect"]).fillna("")
+    return [
+        {
+            "texts": {name: text for name, text in line.items() if name != "case"},
+            "colour": colours[line["impl"]].colour,
+            "best": index == 0 and line["time"] != units.UNKNOWN,
+            "why": reason,
+        }
+        for index, (line, reason) in enumerate(zip(texts, why, strict=True))
+    ]

@@ -1,0 +1,85 @@
+"""report.html: one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from attnbench import units
+from attnbench.analysis.columns import COLUMNS
+from attnbench.analysis.summary import SUMMARY
+from attnbench.report.content import Content
+from attnbench.report.plots import Plot
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(content: Content, plots: list[Plot]) -> str:
+    """Return the page. Every text is escaped; images are data: URIs."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    parts, left_out = content.parts()
+    values = {
+        "run_id": content.run.run_id,
+        "device_name": content.environment.get("device_name") or "an unknown device",
+        "facts": content.facts(),
+        "sentences": content.sentences(),
+        "plots": plot_groups(plots),
+        "tables": parts,
+        "left_out": left_out,
+        "failures": content.failures(),
+        "suspects": content.suspects(),
+        "spent": content.spent(),
+        "environment": {k: _text(k, v) for k, v in content.environment.items()},
+        "options": {k: _text("", v) for k, v in (content.run.info.get("options") or {}).items()},
+        "columns": [column for _, column in SUMMARY.items()],
+        "all_columns": [column for _, column in COLUMNS.items()],
+    }
+    page = environment.get_template("report.html.j2")
+    return page.render(sections=_sections(values), **values)
+
+
+def _sections(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """Anchors and names of the sections that the page has."""
+    every = [
+        ("findings", "In short", True),
+        ("plots", "Plots", values["plots"]),
+        ("results", "Results", True),
+        ("failures", "Without a result", values["failures"]),
+        ("suspects", "Suspect", values["suspects"]),
+        ("time", "Wall time", values["spent"]),
+        ("environment", "Environment", True),
+        ("columns", "Columns", True),
+    ]
+    return [(anchor, name) for anchor, name, there in every if there]
+
+
+def plot_groups(plots: list[Plot]) -> list[dict[str, Any]]:
+    """Gather the figures of one chart, each with its SVG as a data: URI."""
+    return [
+        {"title": title, "plots": [vars(plot) | {"data": data_uri(plot.svg)} for plot in group]}
+        for title, group in groupby(plots, key=lambda plot: plot.title)
+    ]
+
+
+def data_uri(svg: Path) -> str:
+    """Return an SVG file as a data: URI, isolated from the page's ids and styles."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.read_bytes()).decode("ascii")
+
+
+def _text(name: str, value: Any) -> str:
+    """Write a value of run.json for people; bytes where the name says so."""
+    if isinstance(value, dict):
+        # The one table in an environment is that of the caches, whose values are bytes.
+        return ", ".join(f"{key} {_text('_bytes', part)}" for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_text("", part) for part in value)
+    if value is None:
+        return units.UNKNOWN
+    return units.size(value) if name.endswith("_bytes") and type(value) is int else str(value)

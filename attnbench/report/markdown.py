@@ -1,0 +1,70 @@
+"""report.md: the short version, to paste into a pull request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from attnbench.analysis.axes import label, varying
+from attnbench.analysis.highlights import SLICE, hardest_case
+from attnbench.analysis.axes import slices
+from attnbench.analysis.summary import SUMMARY, summary_rows
+from attnbench.report.content import Content
+
+MOST_FAILURES = 20
+
+
+def render(content: Content) -> str:
+    """Return the run in short: sentences, the hardest case of each slice, what failed, the time."""
+    blocks = [
+        f"## attnbench: {escape(content.run.run_id)}",
+        escape(" · ".join(content.facts())),
+        "\n".join(f"- {escape(sentence)}" for sentence in content.sentences()),
+        *_hardest(content),
+        *_failures(content),
+        *_spent(content),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def escape(text: str) -> str:
+    """Make a text safe inside a table cell: no pipe, no line break, no HTML, no emphasis."""
+    flat = re.sub(r"\s+", " ", text).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([|`*_\[\]\\])", r"\\\1", flat)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
+    """Return a GitHub table; columns after the first `text_columns` are aligned right."""
+    rule = ["---" if i < text_columns else "---:" for i in range(len(header))]
+    lines = [list(map(escape, header)), rule, *([escape(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _hardest(content: Content) -> list[str]:
+    blocks = []
+    headers = [column.header for _, column in SUMMARY.items()]
+    for values, rows in slices(content.cells, SLICE):
+        case = hardest_case(rows)
+        if case.empty:
+            continue
+        names = [name for name in varying(content.cells) if name not in SLICE]
+        title = " ".join([*(str(value) for value in values.values()), label(case.iloc[0], names)])
+        lines = [[text for name, text in row.items() if name != "case"] for row in summary_rows(case)]
+        blocks += [f"### {escape(title)}", table(headers, lines)]
+    return blocks
+
+
+def _failures(content: Content) -> list[str]:
+    rows = content.failures()
+    if not rows:
+        return []
+    header = ["status", "implementation", "cells", "n", "reason"]
+    lines = [[r["status"], r["impl"], r["cells"], r["n"], r["reason"]] for r in rows]
+    blocks = ["### Cells without a result", table(header, lines[:MOST_FAILURES], text_columns=5)]
+    more = len(lines) - MOST_FAILURES
+    return [*blocks, f"… and {more} more reasons in report.html"] if more > 0 else blocks
+
+
+def _spent(content: Content) -> list[str]:
+    rows = [[row["stage"], row["time"], row["share"]] for row in content.spent()]
+    return ["### Wall time", table(["stage", "time", "share"], rows)] if rows else []

@@ -1,0 +1,77 @@
+"""Which rows share a figure, and which share a panel of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from attnbench.analysis.axes import fixed, label, slices, varying
+
+SHEET_AXES = ["workload", "device", "dtype", "pass"]
+PANELS_A_SHEET = 6
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: a title that names only what differs from panel to panel."""
+
+    title: str
+    rows: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One figure: `slug` for its file name, `title` for what all its panels share."""
+
+    slug: str
+    title: str
+    panels: tuple[Panel, ...]
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The rows of all panels."""
+        return pd.concat([panel.rows for panel in self.panels])
+
+
+def sheets(frame: pd.DataFrame, lines: str, plain_position: bool = True) -> list[Sheet]:
+    """Split into figures by workload, device, dtype and pass, and these into small multiples.
+
+    A panel holds one combination of the other axes that vary, except n (its x axis) and what its
+    lines are: the column `lines`. With `plain_position`, position encodings are left to the plot
+    that compares them, unless there is no row without one.
+    """
+    found = []
+    for values, rows in slices(frame, SHEET_AXES):
+        kept = _plain(rows) if plain_position else rows
+        axes = [name for name in varying(kept) if name not in ("seq_len", lines)]
+        if lines != "impl" and kept["impl"].nunique() > 1:
+            axes = ["impl", *axes]
+        panels = [Panel(_title(part, axes), part) for _, part in slices(kept, axes)]
+        slug = "-".join(str(value) for value in values.values())
+        found += _paged(slug, fixed(kept), panels)
+    return found
+
+
+def _plain(rows: pd.DataFrame) -> pd.DataFrame:
+    plain = rows[rows["position"] == "none"]
+    return rows if plain.empty else plain
+
+
+def _title(rows: pd.DataFrame, axes: list[str]) -> str:
+    row = rows.iloc[0]
+    named = label(row, [name for name in axes if name != "impl"])
+    # A panel among others needs a name even where its values go without saying.
+    texts = [str(row["impl"])] if "impl" in axes else []
+    return " ".join([*texts, named]).strip() or ("no position encoding" if axes else "")
+
+
+def _paged(slug: str, title: str, panels: list[Panel]) -> list[Sheet]:
+    starts = range(0, len(panels), PANELS_A_SHEET)
+    pages = [tuple(panels[start : start + PANELS_A_SHEET]) for start in starts]
+    if len(pages) == 1:
+        return [Sheet(slug, title, pages[0])]
+    return [
+        Sheet(f"{slug}-{i}", f"{title} ({i} of {len(pages)})", page)
+        for i, page in enumerate(pages, start=1)
+    ]

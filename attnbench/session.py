@@ -1,0 +1,175 @@
+"""One sweep from options to a finished run folder: plan, run, store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from attnbench.case import Case
+from attnbench.errors import StoreError, UsageError
+from attnbench.plan import Axes, Plan, check_names, expand, grouped, make_plan
+from attnbench.record import Cell, Record
+from attnbench.runner import LocalRunner, Settings
+from attnbench.store import RunWriter, load_run, write_info
+from attnbench.version import __version__
+
+# A resumed run must be the same experiment: these facts of the environment have to agree.
+_FINGERPRINT = ("device", "device_name", "cores", "threads", "torch", "cuda", "matmul_precision")
+
+
+class Listener(Protocol):
+    """Who watches a sweep. All methods are called from the runner's side, never while timing."""
+
+    def planned(self, plan: Plan, path: Path | None) -> None:
+        """The plan is made; `path` is where records go, None for a dry run."""
+
+    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
+        """What the worker is at; called a few times a second."""
+
+    def recorded(self, record: Record) -> None:
+        """A record was stored."""
+
+    def warned(self, message: str) -> None:
+        """Something the user should know that stops nothing."""
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def planned(self, plan: Plan, path: Path | None) -> None:
+        """Nothing."""
+
+    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
+        """Nothing."""
+
+    def recorded(self, record: Record) -> None:
+        """Nothing."""
+
+    def warned(self, message: str) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `attnbench sweep` was asked for. `options` is what `run.json` keeps for people."""
+
+    sweeps: tuple[Axes, ...]
+    settings: Settings = field(default_factory=Settings)
+    output: Path = Path("results")
+    name: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Path | None:
+    """Plan and measure everything asked for; return the run's folder (None for a dry run).
+
+    Raises:
+        UsageError: nothing in the request makes sense; nothing was written.
+        StoreError: the run's folder cannot be made or written.
+    """
+    begin = time.perf_counter()
+    with LocalRunner(request.settings, listener.working) as runner:
+        catalogue = runner.catalogue()
+        for warning in runner.warnings:
+            listener.warned(warning)
+        check_names(request.sweeps, catalogue)
+        plan = _plan(request.sweeps, catalogue, runner)
+        if dry_run:
+            listener.planned(plan, None)
+            return None
+        info = {
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "attnbench": __version__,
+            "options": request.options,
+            "settings": _settings_json(request.settings),
+            "environment": catalogue["environment"],
+            "implementations": catalogue["implementations"],
+            "plan": [cell.to_json() for cell in plan.cells],
+        }
+        with RunWriter.create(request.output, request.name, info) as writer:
+            listener.planned(plan, writer.path)
+            for record in plan.decided:
+                writer.append(record)
+                listener.recorded(record)
+            _measure(plan, runner, writer, listener, begin)
+            return writer.path
+
+
+def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
+    """Measure what a run planned and has no record of, as the run was set up.
+
+    Raises:
+        StoreError: the folder is no run, or its plan is damaged.
+        UsageError: this machine or installation is not the one that began the run.
+    """
+    begin = time.perf_counter()
+    run = load_run(path)
+    done = {record.cell.key for record in run.records}
+    try:
+        cells = [Cell.from_json(row) for row in run.info["plan"]]
+        settings = Settings(**_settings_from_json(run.info["settings"]), log=path / "worker.log")
+    except (KeyError, TypeError, UsageError) as err:
+        raise StoreError(f"{path / 'run.json'} has no plan to resume ({err})") from err
+    missing = [cell for cell in cells if cell.key not in done]
+    plan = Plan(cells=tuple(missing), groups=tuple(grouped(missing)))
+    with LocalRunner(settings, listener.working) as runner:
+        if missing:
+            _same_experiment(run.info["environment"], runner.catalogue()["environment"])
+        listener.planned(plan, path)
+        if not dry_run:
+            with RunWriter.reopen(path) as writer:
+                _measure(plan, runner, writer, listener, begin)
+    return path
+
+
+def _plan(sweeps: Iterable[Axes], catalogue: dict[str, Any], runner: LocalRunner) -> Plan:
+    cells: list[Cell] = []
+    every = [row["name"] for row in catalogue["implementations"]]
+    for axes in sweeps:
+        names = every if axes.impls is None else list(axes.impls)
+        names += [name for name in runner.user_names if name not in names]
+        for case in expand(axes, catalogue["device"]):
+            cells += [Cell(case=case, impl=name) for name in names]
+    cases = list({cell.case.case_id: cell.case for cell in cells}.values())
+    used = sorted({cell.impl for cell in cells})
+    return make_plan(cells, runner.reasons(cases, used))
+
+
+def _measure(
+    plan: Plan, runner: LocalRunner, writer: RunWriter, listener: Listener, begin: float
+) -> None:
+    spent: dict[str, float] = {}
+    for record in runner.run(plan.groups):
+        writer.append(record)
+        listener.recorded(record)
+        for stage, seconds in record.spent_s.items():
+            spent[stage] = spent.get(stage, 0.0) + seconds
+    spent |= {"start-up": runner.spent.start_up_s, "wall_s": time.perf_counter() - begin}
+    info = load_run(writer.path).info
+    before = info.get("spent", {})
+    total = {name: round(before.get(name, 0.0) + seconds, 3) for name, seconds in spent.items()}
+    write_info(writer.path, info | {"spent": total})
+
+
+def _settings_json(settings: Settings) -> dict[str, Any]:
+    return {name: value for name, value in asdict(settings).items() if name != "log"}
+
+
+def _settings_from_json(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"files": tuple(row["files"])}
+
+
+def _same_experiment(before: dict[str, Any], now: dict[str, Any]) -> None:
+    differing = [
+        f"{name} was {before.get(name)}, is {now.get(name)}"
+        for name in _FINGERPRINT
+        if before.get(name) != now.get(name)
+    ]
+    if differing:
+        raise UsageError(
+            f"this is not where the run began: {'; '.join(differing)} (--resume); start a new run"
+        )

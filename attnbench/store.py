@@ -1,0 +1,207 @@
+"""Run folders: each record is appended, flushed and synced when it exists; a killed run loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from attnbench.errors import StoreError
+from attnbench.record import SCHEMA, Record
+from attnbench.registry import nearest
+
+INFO = "run.json"
+RECORDS = "records.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as loaded: its folder, `run.json`, and one record a cell (the latest wins)."""
+
+    path: Path
+    info: dict[str, Any]
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def run_id(self) -> str:
+        """The run's name, as recorded when it was made."""
+        return str(self.info["run_id"])
+
+
+class RunWriter:
+    """Appends records to one run folder. Use as a context manager, or call `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = (path / RECORDS).open("ab")
+
+    @classmethod
+    def create(cls, output: Path, name: str | None, info: dict[str, Any]) -> Self:
+        """Make the folder `output`/`name` (a time stamp unless given) and write `run.json`.
+
+        Raises:
+            StoreError: the name is taken or not a plain folder name, or nothing can be written.
+        """
+        name = name or datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        path = output / check_name(name)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+        except FileExistsError as err:
+            raise _taken(path, name) from err
+        except OSError as err:
+            raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err
+        write_info(path, {"schema": SCHEMA, "run_id": name} | info)
+        return cls(path)
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Continue a run: what a kill left of an unfinished last line is cut off first."""
+        records = path / RECORDS
+        if records.exists():
+            complete = records.read_bytes().rfind(b"\n") + 1
+            os.truncate(records, complete)
+        return cls(path)
+
+    def append(self, record: Record) -> None:
+        """Write one record so that it survives a kill or a power cut from here on.
+
+        Raises:
+            StoreError: the disk is full or the folder has gone.
+        """
+        try:
+            self._file.write(record.to_line().encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as err:
+            raise StoreError(f"cannot append to {self.path / RECORDS} ({err.strerror})") from err
+
+    def close(self) -> None:
+        """Close the records file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it is a plain folder name.
+
+    Raises:
+        StoreError: it is empty, `latest`, hidden, or has separators or control characters.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", name) or name == "latest":
+        raise StoreError(
+            f"run name {name!r} must be up to 100 letters, digits, '.', '_', '+', '-',"
+            " not 'latest' (--name)"
+        )
+    return name
+
+
+def _taken(path: Path, name: str) -> StoreError:
+    if not path.exists() or path.parent.is_file():
+        return StoreError(f"cannot write {path}: {path.parent} is a file; choose --output DIR")
+    return StoreError(
+        f"a run named '{name}' exists in {path.parent}; choose another --name,"
+        f" or continue it with --resume {name}"
+    )
+
+
+def write_info(path: Path, info: dict[str, Any]) -> None:
+    """Write `run.json` in one step: a kill leaves the old one or the new one, never half.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    temporary = path / f".{INFO}.{os.getpid()}"
+    try:
+        with temporary.open("w") as file:
+            json.dump(info, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path / INFO)
+    except OSError as err:
+        raise StoreError(f"cannot write {path / INFO} ({err.strerror})") from err
+
+
+def load_run(path: Path) -> Run:
+    """Load a run folder; an unfinished last line, as a kill leaves it, is passed over.
+
+    Raises:
+        StoreError: no such run, or a file in it that is damaged or not ours.
+    """
+    info = _load_info(path)
+    latest: dict[tuple[str, str], Record] = {}
+    for number, line in enumerate(_complete_lines(path / RECORDS), start=1):
+        try:
+            record = Record.from_line(line)
+        except StoreError as err:
+            raise StoreError(f"{path / RECORDS}, line {number}: {err}") from err
+        latest.pop(record.cell.key, None)
+        latest[record.cell.key] = record
+    return Run(path=path, info=info, records=list(latest.values()))
+
+
+def _load_info(path: Path) -> dict[str, Any]:
+    file = path / INFO
+    try:
+        info = json.loads(file.read_text())
+    except FileNotFoundError as err:
+        raise StoreError(f"{path} is no run: it has no {INFO}") from err
+    except (OSError, ValueError) as err:
+        raise StoreError(f"{file} cannot be read ({type(err).__name__}: {err})") from err
+    if not isinstance(info, dict) or "run_id" not in info:
+        raise StoreError(f"{file} was not written by attnbench: it has no run_id")
+    if info.get("schema") != SCHEMA:
+        raise StoreError(f"{file} has schema {info.get('schema')}; this version reads {SCHEMA}")
+    return info
+
+
+def _complete_lines(file: Path) -> list[str]:
+    if not file.exists():
+        return []
+    try:
+        text = file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as err:
+        raise StoreError(f"{file} cannot be read ({type(err).__name__})") from err
+    return text.split("\n")[:-1]
+
+
+def runs_in(output: Path) -> list[Path]:
+    """Run folders in `output`, the oldest first by their recorded creation time."""
+    found = []
+    for file in output.glob(f"*/{INFO}"):
+        try:
+            found.append((str(_load_info(file.parent).get("created", "")), file.parent))
+        except StoreError:
+            continue  # a folder of someone else's is not a run; naming it says why
+    return [path for _, path in sorted(found)]
+
+
+def find_run(text: str, output: Path) -> Path:
+    """The folder of a run named by its folder, its name in `output`, or `latest`.
+
+    Raises:
+        StoreError: there is no such run; the message names the nearest, or how to make one.
+    """
+    if text == "latest":
+        runs = runs_in(output)
+        if not runs:
+            raise StoreError(f"no run in {output} yet; make one with: attnbench sweep")
+        return runs[-1]
+    for candidate in (Path(text), output / text):
+        if (candidate / INFO).exists():
+            return candidate
+    for candidate in (Path(text), output / text):
+        if candidate.is_dir() and any(candidate.iterdir()):
+            raise StoreError(f"{candidate} is no run: it has no {INFO}")
+    names = [path.name for path in runs_in(output)]
+    known = ", ".join(names[-8:]) or "none; make one with: attnbench sweep"
+    raise StoreError(f"no run '{text}' in {output}{nearest(text, names)}; runs: {known}")

@@ -1,0 +1,119 @@
+"""How numbers are written for people: the only module that formats them. Unknown is "–"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+UNKNOWN = "–"
+
+_TIMES = ((1e-3, "ns"), (1.0, "µs"), (1e3, "ms"), (1e6, "s"))
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_RATES = ((1e-6, "MFLOP/s"), (1e-3, "GFLOP/s"), (1.0, "TFLOP/s"), (1e3, "PFLOP/s"))
+
+
+def is_unknown(value: Any) -> bool:
+    """True for None, NaN and whatever else does not equal itself (such as pandas' NA)."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # pandas' NA refuses to be true or false
+        return True
+
+
+def digits(value: float | None, count: int = 3) -> str:
+    """Return `value` with `count` significant digits and no exponent: 0.0512, 1.23, 123, 4567."""
+    if is_unknown(value):
+        return UNKNOWN
+    assert value is not None
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.{count - 1}e}".split("e")
+    return f"{float(mantissa) * 10 ** int(exponent):.{max(0, count - 1 - int(exponent))}f}"
+
+
+def _scaled(value: float | None, scales: tuple[tuple[float, str], ...]) -> str:
+    if is_unknown(value):
+        return UNKNOWN
+    assert value is not None
+    # 999.6 µs would round to 1000 µs: 999.5 is where three digits roll over.
+    scale, unit = next((s for s in scales if abs(value) < 999.5 * s[0]), scales[-1])
+    return f"{digits(value / scale)} {unit}"
+
+
+def time(time_us: float | None) -> str:
+    """Return a duration given in microseconds: `1.23 ms`."""
+    return _scaled(time_us, _TIMES)
+
+
+def time_interval(low_us: float | None, high_us: float | None) -> str:
+    """Return `1.20–1.31 ms`, both ends in the unit of the upper one."""
+    if is_unknown(low_us) or is_unknown(high_us):
+        return UNKNOWN
+    assert low_us is not None and high_us is not None
+    scale, unit = next((s for s in _TIMES if high_us < 999.5 * s[0]), _TIMES[-1])
+    return f"{digits(low_us / scale)}–{digits(high_us / scale)} {unit}"
+
+
+def seconds(value_s: float | None) -> str:
+    """Return a wall time given in seconds: `0.35 s`, `42.0 s`, `12 min 3 s`, `2 h 5 min`."""
+    if is_unknown(value_s):
+        return UNKNOWN
+    assert value_s is not None
+    whole = round(value_s)
+    if whole < 100:
+        return f"{value_s:.{2 if value_s < 10 else 1}f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(bytes_: float | None) -> str:
+    """Return a number of bytes in powers of 1024: `512 B`, `8.0 MiB`."""
+    if is_unknown(bytes_):
+        return UNKNOWN
+    assert bytes_ is not None
+    value, step = float(bytes_), 0
+    while abs(value) >= 1023.95 and step < len(_BYTES) - 1:
+        value, step = value / 1024, step + 1
+    return f"{value:.0f} B" if step == 0 else f"{value:.1f} {_BYTES[step]}"
+
+
+def flop_rate(tflops: float | None) -> str:
+    """Return a rate given in TFLOP/s: `51.2 GFLOP/s`, `615 TFLOP/s`."""
+    return _scaled(tflops, _RATES)
+
+
+def ratio(value: float | None) -> str:
+    """Return a ratio: `4.10×`."""
+    return UNKNOWN if is_unknown(value) else f"{digits(value)}×"
+
+
+def ratio_interval(low: float | None, high: float | None) -> str:
+    """Return the interval of a ratio: `3.90–4.31×`."""
+    if is_unknown(low) or is_unknown(high):
+        return UNKNOWN
+    return f"{digits(low)}–{digits(high)}×"
+
+
+def percent(fraction: float | None) -> str:
+    """Return a fraction as a percentage: `8.3 %`."""
+    if is_unknown(fraction):
+        return UNKNOWN
+    assert fraction is not None
+    return f"{100 * fraction:.1f} %"
+
+
+def count(value: int | None) -> str:
+    """Return a count with thousands apart: `12,345`."""
+    if is_unknown(value):
+        return UNKNOWN
+    assert value is not None
+    return f"{int(value):,}"
+
+
+def length(n: float) -> str:
+    """Return a sequence length as on an axis: 128, 512, 1k, 2k, 128k, 1M; 1000 stays 1000."""
+    whole = round(n)
+    for step, suffix in ((2**20, "M"), (2**10, "k")):
+        if whole >= step and whole % step == 0:
+            return f"{whole // step}{suffix}"
+    return str(whole)

@@ -1,0 +1,1 @@
+"""One group of cells in one process: build, check, measure, emit. Started, never imported."""

@@ -1,0 +1,134 @@
+"""The worker process: reads requests from standard input, writes events, ends with its runner.
+
+Usage: python -m attnbench.worker CONFIG, where CONFIG is JSON: the device, threads, the user's
+files, the beacon's path. Each line on standard input is a request; each event is one line of JSON
+on the original standard output. Whatever implementations print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from attnbench.beacon import NOBODY, Beacon
+from attnbench.case import Case
+from attnbench.errors import AttnbenchError
+from attnbench.loader import load_built_in, load_entry_points, load_file
+from attnbench.machine import available_bytes
+from attnbench.measure.stopping import StoppingRule
+from attnbench.worker.catalogue import describe, reasons_against
+from attnbench.worker.checking import check_item
+from attnbench.worker.measuring import measure_case
+
+Event = Callable[..., None]
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    config = json.loads(sys.argv[1])
+    emit = _event_writer()
+    requests = _request_queue()
+    beacon = Beacon(Path(config["beacon"]))
+    if config.get("threads"):
+        torch.set_num_threads(config["threads"])
+    if config["device"] == "cpu" or not torch.cuda.is_available():
+        limit_memory()
+    try:
+        load_built_in()
+        warnings = load_entry_points()
+        names = [name for file in config["files"] for name in load_file(file)]
+    except AttnbenchError as err:
+        emit("failed", message=str(err), exit_code=int(err.exit_code))
+        return
+    emit("ready", warnings=warnings, user_names=names)
+    while True:
+        request = requests.get()
+        _serve(request, beacon, emit)
+        beacon.write(NOBODY, NOBODY, "idle")
+        emit("done")
+
+
+def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
+    if request["do"] == "describe":
+        emit("catalogue", catalogue=describe(request["device"]))
+    elif request["do"] == "reasons":
+        cases = [Case.from_json(row) for row in request["cases"]]
+        emit("reasons", reasons=reasons_against(cases, request["names"]))
+    elif request["do"] == "measure":
+        _measure(request, beacon, emit)
+    elif request["do"] == "check":
+        for index, row in enumerate(request["items"]):
+            case = Case.from_json(row["case"])
+            beacon.write(index, 0, "check")
+            result = check_item(case, row["impl"], row["draw"], request["seed"])
+            emit("result", key=[index, row["impl"]], result=result)
+
+
+def _measure(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
+    rule = StoppingRule(**request["rule"])
+    for index, row in enumerate(request["cases"]):
+        measure_case(
+            Case.from_json(row["case"]),
+            row["impls"],
+            rule,
+            request["seed"],
+            emit=lambda record, i=index: emit(
+                "result", key=[i, record.cell.impl], result=record.to_line()
+            ),
+            tell=lambda impl, stage, i=index: beacon.write(i, impl, stage),
+        )
+
+
+def _event_writer() -> Event:
+    """Keep the original standard output for events; what anyone prints goes to stderr."""
+    stream: TextIO = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def emit(event: str, **fields: Any) -> None:
+        stream.write(json.dumps({"event": event, **fields}) + "\n")
+        stream.flush()
+
+    return emit
+
+
+def _request_queue() -> queue.Queue[dict[str, Any]]:
+    """Requests as they arrive. When the runner closes the pipe, or dies, this process ends."""
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            requests.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return requests
+
+
+def limit_memory(share: float = 0.9) -> None:
+    """Let allocations beyond the memory that is there fail, so that they cost one cell.
+
+    Without a limit Linux promises memory it does not have, and kills a process later, perhaps
+    the runner or the user's own.
+    """
+    available = available_bytes()
+    try:
+        import resource
+
+        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        if available is not None:
+            limit = int(used + share * available)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    except (ImportError, OSError, ValueError):
+        return  # no such limit on this system: the runner still survives the worker's death
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What a plan must know of implementations, as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnbench.api import IMPLEMENTATIONS, Implementation
+from attnbench.case import DEVICES, MASKS, Case
+from attnbench.machine import environment, reason_against_device
+from attnbench.positions import POSITIONS
+from attnbench.workloads import WORKLOADS
+from attnbench.workloads.decode import CACHES
+
+
+def describe(device: str) -> dict[str, Any]:
+    """The catalogue: names with what they take, and the machine. `auto` takes a GPU if any."""
+    reasons = {d: reason_against_device(d) for d in DEVICES}
+    if device == "auto":
+        device = "cuda" if reasons["cuda"] is None else "cpu"
+    usable = reasons.get(device) is None
+    return {
+        "device": device,
+        "devices": reasons,
+        "environment": environment(device) if usable else None,
+        "implementations": [_row(name, device) for name in IMPLEMENTATIONS.names()],
+        "workloads": {name: item.doc for name, item in WORKLOADS.items()},
+        "positions": {name: item.doc for name, item in POSITIONS.items()},
+        "caches": {name: item.doc for name, item in CACHES.items()},
+        "masks": MASKS.names(),
+    }
+
+
+def reasons_against(cases: list[Case], names: list[str]) -> dict[str, list[str | None]]:
+    """For each implementation, case by case, why it cannot run, or null."""
+    return {name: [_reason(case, name) for case in cases] for name in names}
+
+
+def _reason(case: Case, name: str) -> str | None:
+    if case.impossible():
+        return case.impossible()
+    try:
+        impl = IMPLEMENTATIONS.get(name)
+        return WORKLOADS.get(case.workload).reason_against(case, impl)
+    except Exception as err:  # an author's `supports` that raises costs the cell, not the sweep
+        return f"its supports() raised {type(err).__name__}: {' '.join(str(err).split())[:200]}"
+
+
+def _row(name: str, device: str) -> dict[str, Any]:
+    impl: Implementation = IMPLEMENTATIONS.get(name)
+    probe = Case(device="cuda" if device == "cuda" else "cpu", seq_len=16)
+    return {
+        "name": name,
+        "doc": impl.doc.partition("\n")[0],
+        "file": impl.file,
+        "time": impl.time,
+        "memory": impl.memory,
+        "devices": list(impl.devices),
+        "passes": list(impl.passes),
+        "dtypes": list(impl.dtypes),
+        "masks": list(impl.masks),
+        "gqa": impl.gqa,
+        "value_dims": impl.value_dims,
+        "compiles": impl.compiles,
+        "unavailable": _reason(probe, name),
+    }

@@ -1,0 +1,186 @@
+"""One implementation in one case: built, checked twice, probed; and how it failed, if it did."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from attnbench.api import Implementation
+from attnbench.case import Case
+from attnbench.check import Truth, Verdict, judge
+from attnbench.costs import OPAQUE_FORMULAS
+from attnbench.inputs import Tensors
+from attnbench.measure.flops import count_flops
+from attnbench.measure.profiled import profile_call
+from attnbench.record import Status
+from attnbench.workloads import WORKLOADS, Bound
+
+
+class IncorrectError(Exception):
+    """The result is wrong; the message says by how much."""
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """What is known so far about one cell of a case."""
+
+    impl: Implementation
+    case: Case
+    tensors: Tensors
+    bound: Bound | None = None
+    verdict: Verdict = field(default_factory=Verdict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    spent_s: dict[str, float] = field(default_factory=dict)
+    status: Status | None = None
+    reason: str | None = None
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Charge the time to `name`; whatever is raised inside ends the trial, not the sweep."""
+        begin = time.perf_counter()
+        try:
+            with torch.set_grad_enabled(self.bound.grad if self.bound else False):
+                yield
+        except Exception as err:
+            self.fail(name, err)
+        finally:
+            elapsed = time.perf_counter() - begin
+            self.spent_s[name] = self.spent_s.get(name, 0.0) + elapsed
+
+    def fail(self, stage: str, err: Exception) -> None:
+        """Turn an exception into a status with a reason, and let go of what was built."""
+        self.status, self.reason = classify(err, stage)
+        self.bound = None
+        del err
+        if self.case.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def build(self) -> None:
+        """Build the core and prepare what is not timed; measures the bytes it holds on to."""
+        workload = WORKLOADS.get(self.case.workload)
+        begin = time.perf_counter()
+        profiled = profile_call(
+            lambda: workload.bind(self.case, self.impl, self.tensors), self.case.device
+        )
+        self.bound = profiled.result
+        self.metrics["memory_prepared_bytes"] = profiled.kept_bytes
+        if self.impl.compiles:
+            self.metrics["compile_s"] = time.perf_counter() - begin
+
+    def check(self, truth: Truth, *, first: bool) -> None:
+        """Compare the timed callable's result with the truth.
+
+        Memory of the outputs' size is filled with NaN and freed before the call, and so is the
+        result after it: a kernel that never runs then finds no right answer lying about.
+        """
+        assert self.bound is not None
+        before = {name: x.detach().clone() for name, x in self.tensors.items()}
+        _poison_allocator(truth, self.case)
+        begin = time.perf_counter()
+        result = self.bound.call()
+        if first and self.impl.compiles:
+            self.metrics["compile_s"] += time.perf_counter() - begin
+        verdict = judge(self.bound.named(result), truth, self.case.dtype)
+        self._poison(result)
+        self.verdict = self.verdict.worse(verdict) if not first else verdict
+        self.metrics["error_max"] = self.verdict.error_max
+        self.metrics["error_rmse"] = self.verdict.error_rmse
+        self.metrics["error_ratio"] = self.verdict.error_ratio
+        if verdict.reason:
+            raise IncorrectError(verdict.reason + ("" if first else " (after its inputs changed)"))
+        changed = [n for n, x in before.items() if not torch.equal(x, self.tensors[n].detach())]
+        if changed:
+            raise IncorrectError(f"it wrote to its input {', '.join(changed)}")
+
+    def refresh(self) -> None:
+        """Redo what was prepared from the inputs."""
+        assert self.bound is not None
+        self.bound.refresh()
+
+    def probe(self) -> None:
+        """FLOPs counted, memory and kernels of one call each; predicted ones from sizes."""
+        assert self.bound is not None
+        self.metrics |= WORKLOADS.get(self.case.workload).costs(self.case, self.impl)
+        if not self.impl.compiles:  # a dispatch mode would make torch.compile fall back
+            counted, source = count_flops(self.bound.call, OPAQUE_FORMULAS)
+            units = self.bound.units
+            self.metrics["flops_counted"] = None if counted is None else counted // units
+            self.metrics["flops_counted_source"] = source
+        self.metrics["flops_note"] = flops_note(self.metrics, compiled=self.impl.compiles)
+        profiled = profile_call(self.bound.call, self.case.device)
+        self.metrics |= self._memory(profiled.peak_bytes, profiled.result)
+        self.metrics["kernel"] = "; ".join(profiled.kernels[:8]) or None
+        self.metrics["kernel_count"] = profiled.kernel_count
+
+    def _memory(self, peak_bytes: int, result: Any) -> dict[str, int]:
+        inputs = sum(x.numel() * x.element_size() for x in self.tensors.values())
+        outputs = sum(x.numel() * x.element_size() for x in leaves(result))
+        return {
+            "memory_inputs_bytes": inputs,
+            "memory_outputs_bytes": outputs,
+            "memory_workspace_bytes": max(0, peak_bytes - outputs),
+            "memory_peak_bytes": inputs + self.metrics["memory_prepared_bytes"] + peak_bytes,
+        }
+
+    def _poison(self, result: Any) -> None:
+        inputs = {x.untyped_storage().data_ptr() for x in self.tensors.values()}
+        with torch.no_grad():
+            for x in leaves(result):
+                if x.untyped_storage().data_ptr() not in inputs and x.is_floating_point():
+                    x.fill_(torch.nan)
+
+
+def _poison_allocator(truth: Truth, case: Case) -> None:
+    dtype = getattr(torch, case.dtype)
+    held = [
+        torch.full(x.shape, torch.nan, dtype=dtype, device=x.device) for x in truth.values.values()
+    ]
+    held.clear()
+
+
+def leaves(result: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a result: itself, or those in its tuples and lists."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, (tuple, list)):
+        for item in result:
+            yield from leaves(item)
+
+
+def flops_note(metrics: dict[str, Any], *, compiled: bool) -> str | None:
+    """Where useful, executed and counted FLOPs disagree, in plain words; None where they agree."""
+    useful, executed = metrics.get("flops_useful"), metrics.get("flops_executed")
+    counted, source = metrics.get("flops_counted"), metrics.get("flops_counted_source")
+    notes = []
+    if useful and executed and executed != useful:
+        notes.append(f"executes {executed / useful:.3g} x the useful FLOPs")
+    if counted is None:
+        notes.append("not counted: compiled code" if compiled else "torch counted no matmul")
+    elif executed and counted != executed:
+        priced = "torch's formula for the opaque op" if source == "formula" else "dispatched ops"
+        notes.append(f"{priced}: {counted / executed:.3g} x the executed FLOPs")
+    return "; ".join(notes) or None
+
+
+def classify(err: Exception, stage: str) -> tuple[Status, str]:
+    """The status and the one-line reason of an exception raised in `stage`."""
+    text = " ".join(str(err).split())[:300]
+    if isinstance(err, IncorrectError):
+        return "incorrect", text
+    if out_of_memory(err):
+        return "oom", f"{stage}: {text or 'out of memory'}"
+    return "error", f"{stage}: {type(err).__name__}: {text}"
+
+
+def out_of_memory(err: BaseException) -> bool:
+    """True for Python's, the CPU allocator's and CUDA's out-of-memory errors."""
+    if isinstance(err, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    return isinstance(err, RuntimeError) and any(
+        text in str(err) for text in ("DefaultCPUAllocator", "out of memory", "can't allocate")
+    )

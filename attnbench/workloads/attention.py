@@ -1,0 +1,130 @@
+"""Workload `attention`: q, k, v given, o asked for; forward, backward, or both."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from attnbench import costs
+from attnbench.api import AttentionCall, Implementation
+from attnbench.case import Case
+from attnbench.check import Truth, attention_truth
+from attnbench.inputs import Draw, Tensors, attention_tensors, fill_attention
+from attnbench.positions import rotation
+from attnbench.workloads.base import WORKLOADS, Bound
+
+
+def with_position(core: AttentionCall, case: Case) -> AttentionCall:
+    """The core with the case's position encoding applied to q and k inside the call."""
+    turn_q = rotation(case, case.kv_len - case.seq_len, case.seq_len)
+    turn_k = rotation(case, 0, case.kv_len)
+    if turn_q is None or turn_k is None:
+        return core
+    return lambda q, k, v: core(turn_q(q), turn_k(k), v)
+
+
+class AttentionWorkload:
+    """q_BHLD, k_BGSD, v_BGSV -> o_BHLV: O(n²d)."""
+
+    doc = "q, k, v given: O(n^2 d)"
+
+    def reason_against(self, case: Case, impl: Implementation) -> str | None:
+        """The implementation's own limits are all there is."""
+        return impl.reason_against(case)
+
+    def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
+        """q, k, v and, where the pass differentiates, do."""
+        return attention_tensors(case, strided=strided)
+
+    def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
+        """Normal random numbers, needles where asked for."""
+        fill_attention(case, tensors, draw)
+
+    def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
+        """Bind the core for the case's pass; for `backward` the forward graph is held."""
+        core = with_position(impl.build(case), case)
+        q, k, v = (tensors[name] for name in "qkv")
+        if case.pass_ == "forward":
+            call: Callable[[], Any] = functools.partial(core, q, k, v)
+            return Bound(call=call, named=lambda o: {"o": o}, refresh=_nothing, grad=False)
+        if case.pass_ == "both":
+            both = functools.partial(_forward_backward, core, q, k, v, tensors["do"])
+            return Bound(call=both, named=_named_both, refresh=_nothing, grad=True)
+        backward = _Backward(core, (q, k, v), tensors["do"])
+        return Bound(call=backward, named=_named_gradients, refresh=backward.refresh, grad=True)
+
+    def truth(self, case: Case, tensors: Tensors) -> Truth:
+        """The float64 reference."""
+        return attention_truth(case, tensors)
+
+    def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
+        """From sizes alone; null where the implementation declares no formula."""
+        core_bytes = impl.workspace(case) if impl.workspace else None
+        return {
+            "flops_useful": costs.attention_flops_useful(case),
+            "flops_executed": impl.flops(case) if impl.flops else None,
+            "bytes_min": costs.attention_bytes_min(case),
+            "memory_predicted_bytes": rotated_workspace(case, core_bytes),
+        }
+
+
+def rotated_workspace(case: Case, core_bytes: int | None) -> int | None:
+    """Workspace of a core (bytes) with rotary encoding around it, forward.
+
+    Turning a tensor of X bytes holds X for the two turned halves and X for the result, the
+    latter until the core is done. None for the backward passes, where it is not predicted.
+    """
+    if core_bytes is None or case.position.name == "none":
+        return core_bytes
+    if case.pass_ != "forward":
+        return None
+    per_token = case.batch * case.head_dim * case.element_bytes
+    halves = case.batch * (case.head_dim // 2 * 2) * case.element_bytes
+    q_tokens, k_tokens = case.heads * case.seq_len, case.kv_heads * case.kv_len
+    q_bytes, k_bytes = q_tokens * per_token, k_tokens * per_token
+    turning = max(q_bytes + q_tokens * halves, q_bytes + k_bytes + k_tokens * halves)
+    output = case.batch * case.heads * case.seq_len * case.value_dim * case.element_bytes
+    return max(turning - output, q_bytes + k_bytes + core_bytes)
+
+
+def _nothing() -> None:
+    """Nothing was prepared from the inputs."""
+
+
+def _forward_backward(
+    core: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    o = core(q, k, v)
+    return o, torch.autograd.grad(o, (q, k, v), do)
+
+
+class _Backward:
+    """Only the backward pass: the graph is made once per content of the inputs, and retained."""
+
+    def __init__(
+        self, core: AttentionCall, inputs: tuple[torch.Tensor, ...], do: torch.Tensor
+    ) -> None:
+        self._core, self._inputs, self._do = core, inputs, do
+        self.refresh()
+
+    def refresh(self) -> None:
+        with torch.enable_grad():
+            self._o = self._core(*self._inputs)
+
+    def __call__(self) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(self._o, self._inputs, self._do, retain_graph=True)
+
+
+def _named_gradients(gradients: Any) -> dict[str, torch.Tensor]:
+    return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+
+
+def _named_both(result: Any) -> dict[str, torch.Tensor]:
+    o, gradients = result
+    return {"o": o} | _named_gradients(gradients)
+
+
+WORKLOADS.add("attention", AttentionWorkload())

@@ -1,0 +1,325 @@
+"""torch's scaled_dot_product_attention: as torch chooses, or with one of its kernels forced."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from attnbench.api import Case, Mask, attention_builder, dense_mask
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+_cuda = torch.backends.cuda  # where the switches live; they govern the CPU kernels too
+SWITCHES: dict[str, tuple[Callable[[bool], None], Callable[[], bool]]] = {
+    "math": (_cuda.enable_math_sdp, _cuda.math_sdp_enabled),
+    "flash": (_cuda.enable_flash_sdp, _cuda.flash_sdp_enabled),
+    "efficient": (_cuda.enable_mem_efficient_sdp, _cuda.mem_efficient_sdp_enabled),
+    "cudnn": (_cuda.enable_cudnn_sdp, _cuda.cudnn_sdp_enabled),
+}
+FUSED = ("flash", "efficient", "cudnn")
+
+# A route is how SDPA is asked: one of SWITCHES, `any` (torch chooses), or `mask` (torch chooses,
+# and a boolean mask is passed whatever the case).
+
+
+def masking(case: Case, route: str) -> str:
+    """How the case's mask goes in: `none`, `is_causal`, `lower_right` or `dense`."""
+    if route == "mask":
+        return "dense"
+    if case.unmasked:
+        return "none"
+    if case.mask.text != "causal":
+        return "dense"
+    if case.seq_len == case.kv_len:
+        return "is_causal"
+    # is_causal is top-left where L != S. The bottom-right variant has kernels on CUDA alone, and
+    # torch warns that they give NaN where queries see no key.
+    lower_right = case.device == "cuda" and route in ("flash", "efficient")
+    return "lower_right" if lower_right and case.seq_len < case.kv_len else "dense"
+
+
+def mask_tensor(case: Case, kind: str) -> torch.Tensor | None:
+    """What goes in as `attn_mask`."""
+    if kind == "dense":
+        return dense_mask(case.mask, case.seq_len, case.kv_len, case.device)
+    if kind == "lower_right":
+        from torch.nn.attention.bias import causal_lower_right
+
+        return causal_lower_right(case.seq_len, case.kv_len)
+    return None
+
+
+def prepare(case: Case, route: str) -> Attend:
+    """SDPA along the route, with all that the case fixes already bound."""
+    kind = masking(case, route)
+    plain = functools.partial(
+        scaled_dot_product_attention,
+        attn_mask=mask_tensor(case, kind),
+        is_causal=kind == "is_causal",
+        scale=case.softmax_scale,
+        enable_gqa=case.kv_heads != case.heads,
+    )
+    return forced(plain, route) if route in SWITCHES else plain
+
+
+def forced(plain: Attend, kernel: str) -> Attend:
+    """`plain` with every other kernel switched off, so that it runs `kernel` or raises.
+
+    The six switches cost 0.9 µs a call; entering torch.nn.attention.sdpa_kernel costs 11.5 µs
+    (beside 7 µs for SDPA itself at n = 8, torch 2.13). They are global, hence off in the call only.
+    """
+    others = [(set_, enabled()) for name, (set_, enabled) in SWITCHES.items() if name != kernel]
+
+    def only(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> torch.Tensor:
+        for set_, _ in others:
+            set_(False)
+        try:
+            return plain(q_BHLD, k_BGSD, v_BGSV)
+        finally:
+            for set_, before in others:
+                set_(before)
+
+    return only
+
+
+def tiny(case: Case) -> Case:
+    """A small case that a kernel takes or refuses for the same reasons as `case`.
+
+    It keeps widths, dtype, device and the kind of mask, and which of L and S is the longer.
+    """
+    groups = min(case.kv_heads, 2)
+    shorter = min(case.seq_len, case.kv_len, 33)
+    window = Mask(text="window:2", before=1, after=0)
+    masks = {"full": Mask(), "causal": Mask(text="causal", after=0)}
+    return Case(
+        pass_="both" if case.needs_grad else "forward",
+        device=case.device,
+        dtype=case.dtype,
+        heads=groups * (case.heads // case.kv_heads),
+        kv_heads=groups,
+        seq_len=shorter + min(32, max(0, case.seq_len - case.kv_len)),
+        kv_len=shorter + min(32, max(0, case.kv_len - case.seq_len)),
+        head_dim=case.head_dim,
+        value_dim=case.value_dim,
+        mask=Mask() if case.unmasked else masks.get(case.mask.text, window),
+    )
+
+
+def run_once(case: Case, call: Attend) -> None:
+    """Run the case's pass on random tensors.
+
+    Raises:
+        RuntimeError: torch refuses, or a query that sees no key does not come out as zero.
+    """
+    generator = torch.Generator(case.device).manual_seed(0)
+    like = {"device": case.device, "dtype": getattr(torch, case.dtype), "generator": generator}
+    q_BHLD = torch.randn(case.batch, case.heads, case.seq_len, case.head_dim, **like)
+    k_BGSD = torch.randn(case.batch, case.kv_heads, case.kv_len, case.head_dim, **like)
+    v_BGSV = torch.randn(case.batch, case.kv_heads, case.kv_len, case.value_dim, **like)
+    inputs = [x.requires_grad_(case.needs_grad) for x in (q_BHLD, k_BGSD, v_BGSV)]
+    o_BHLV = call(*inputs)
+    results = [o_BHLV]
+    if case.needs_grad:
+        results += torch.autograd.grad(o_BHLV, inputs, torch.ones_like(o_BHLV))
+    blind = 0 if case.unmasked else max(0, case.seq_len - case.kv_len)
+    # o and dq come first; NaN counts as any() too.
+    if any(bool(x[:, :, :blind].any()) for x in results[:2]) or results[-1].isnan().any():
+        raise RuntimeError("queries that see no key do not give zero")
+
+
+@functools.cache
+def refusal(case: Case, route: str) -> str | None:
+    """Why SDPA does not take this tiny case along the route, in torch's words: it is run."""
+    if case.device == "cuda" and not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if case.device == "cpu" and route in ("efficient", "cudnn"):
+        return f"{route}: no CPU kernel"
+    with warnings.catch_warnings(record=True) as spoken:
+        warnings.simplefilter("always")
+        try:
+            run_once(case, prepare(case, route))
+        except RuntimeError as error:
+            words = [one_line(str(warning.message)) for warning in spoken]
+            said = [w for w in words if "because:" not in w and "runtime disabled" not in w]
+            return f"{route}: {[*said, one_line(str(error))][0]}"
+    return None
+
+
+def one_line(text: str) -> str:
+    """The message without the place in torch's sources and without the sizes of the trial."""
+    for tail in (" (Triggered internally", " Got ", "\n"):
+        text = text.partition(tail)[0]
+    return text.strip().rstrip(".")
+
+
+def kernel_taken(case: Case, route: str) -> str:
+    """The kernel that runs: the forced one, or a fused one where one takes the case, else math."""
+    if route in SWITCHES:
+        return route
+    fits = (kernel for kernel in FUSED if refusal(tiny(case), kernel) is None)
+    on_cuda_masked = case.device == "cuda" and masking(case, route) == "dense"
+    return next((k for k in fits if k != "flash" or not on_cuda_masked), "math")
+
+
+def flash_blocks(case: Case) -> tuple[int, int]:
+    """Queries and keys that a flash kernel takes at a time.
+
+    torch's CPU kernel (FlashAttentionKernel.cpp) takes 32, 64 or 256 queries and 512 keys. The
+    tiles of the CUDA kernels vary with D and the device: 128 is an estimate.
+    """
+    if case.device == "cuda":
+        return 128, 128
+    return 256 if case.seq_len >= 768 else 64 if case.seq_len >= 192 else 32, 512
+
+
+def pairs_multiplied(case: Case, kernel: str, kind: str) -> int:
+    """(query, key) pairs whose scores are multiplied out: the square, unless a flash kernel knows
+    that the mask is causal. It then leaves out key blocks that no query of its block sees."""
+    queries, keys = case.seq_len, case.kv_len
+    if kernel == "math" or kind not in ("is_causal", "lower_right"):
+        return queries * keys
+    q_block, k_block = flash_blocks(case)
+    pairs = 0
+    for first in range(0, queries, q_block):
+        last = min(first + q_block, queries)
+        seen = -(-(last + keys - queries) // k_block) * k_block
+        pairs += (last - first) * min(keys, seen)
+    return pairs
+
+
+def flops(route: str, case: Case) -> int:
+    """FLOPs executed: 2·B·H·pairs·(D + V) forward; a fused backward recomputes the scores."""
+    kernel = kernel_taken(case, route)
+    d, v = case.head_dim, case.value_dim
+    forward = d + v
+    backward = (2 if kernel == "math" else 3) * d + 2 * v
+    width = {"forward": forward, "backward": backward, "both": forward + backward}[case.pass_]
+    return 2 * case.batch * case.heads * pairs_multiplied(case, kernel, masking(case, route)) * width
+
+
+def workspace(route: str, case: Case) -> int:
+    """Bytes allocated beyond the outputs at the worst moment, from sizes alone."""
+    kernel, kind = kernel_taken(case, route), masking(case, route)
+    if kernel == "math":
+        return math_workspace(case, kind)
+    # A boolean mask becomes one of numbers in every call.
+    mask = case.seq_len * case.kv_len * case.element_bytes if kind == "dense" else 0
+    statistics = case.batch * case.heads * case.seq_len * max(4, case.element_bytes)
+    scratch = cpu_flash_scratch if case.device == "cpu" else cuda_flash_scratch
+    # The gradients are not there yet while `both` goes forward.
+    forward = scratch(case, "forward") - (tensor_bytes(case)[1] if case.pass_ == "both" else 0)
+    if case.pass_ == "forward":
+        return mask + statistics + forward
+    held = mask + statistics if case.pass_ == "both" else 0
+    return max(held + scratch(case, "backward"), mask + statistics + forward)
+
+
+def tensor_bytes(case: Case) -> tuple[int, int]:
+    """Bytes of o; of dq, dk and dv."""
+    element = case.batch * case.element_bytes
+    d, v = case.head_dim, case.value_dim
+    grads = case.heads * case.seq_len * d + case.kv_heads * case.kv_len * (d + v)
+    return element * case.heads * case.seq_len * v, element * grads
+
+
+def cpu_flash_scratch(case: Case, pass_: str) -> int:
+    """Blocks that each thread works in; backward also copies do, which it wants as (B, L, H, V)."""
+    q_block, k_block = flash_blocks(case)
+    q_block, k_block = min(q_block, case.seq_len), min(k_block, case.kv_len)
+    wide = max(4, case.element_bytes)
+    half = 2 if case.element_bytes == 2 else 0
+    threads, scores = torch.get_num_threads(), q_block * k_block
+    if pass_ == "forward":
+        return threads * (scores * (wide + half) + q_block * (2 + case.head_dim) * wide)
+    copied = tensor_bytes(case)[0] if min(case.heads, case.seq_len) > 1 else 0
+    return copied + threads * (2 * scores * (wide + half) + q_block * wide)
+
+
+def cuda_flash_scratch(case: Case, pass_: str) -> int:
+    """As FlashAttention-2 has it: dq in float32 and its row sums; dk, dv of every query head."""
+    if pass_ == "forward":
+        return 0
+    rows = case.batch * case.heads * case.seq_len
+    copies = case.heads * case.kv_len * (case.head_dim + case.value_dim) * case.element_bytes
+    return rows * (case.head_dim + 1) * 4 + (case.batch * copies if case.kv_heads != case.heads else 0)
+
+
+def math_workspace(case: Case, kind: str) -> int:
+    """Bytes beyond the outputs of the math path, which works in float32 at least."""
+    half, shared = case.element_bytes == 2, case.kv_heads != case.heads
+    wide = max(4, case.element_bytes)
+    row = case.batch * case.heads * wide
+    q, o = row * case.seq_len * case.head_dim, row * case.seq_len * case.value_dim
+    k, v = row * case.kv_len * case.head_dim, row * case.kv_len * case.value_dim
+    square = case.seq_len * case.kv_len
+    scores = row * square
+    bare = {"dense": square * case.element_bytes, "is_causal": square * wide}.get(kind, 0)
+    bare += (q + (k + v) * case.kv_heads // case.heads) * half  # q, k and v in float32
+    bare += q + (k + v) * shared + k * case.needs_grad  # scaled q and k, k and v of every head
+    # softmax looks for rows without keys: a boolean matrix beside the scores and the weights.
+    forward = bare + 2 * scores + scores // wide
+    own_v = v if shared or half else 0
+    out, grads = tensor_bytes(case)
+    held = q + k + scores + own_v + out
+    return {
+        "forward": forward - out,
+        "backward": v + 2 * scores - grads,
+        "both": max(forward, held - own_v + v + 2 * scores) - out - grads,
+    }[case.pass_]
+
+
+def declared(route: str, memory: str) -> dict[str, Any]:
+    """What every one of this family declares."""
+    return {
+        "time": "n^2 d",
+        "memory": memory,
+        "masks": ("full", "causal", "window"),
+        "flops": functools.partial(flops, route),
+        "workspace": functools.partial(workspace, route),
+        "supports": lambda case: refusal(tiny(case), route),
+    }
+
+
+@attention_builder("sdpa", **declared("any", "O(n)"))
+def build_sdpa(case: Case) -> Attend:
+    """scaled_dot_product_attention with the kernel that torch chooses."""
+    return prepare(case, "any")
+
+
+@attention_builder("sdpa-math", **declared("math", "n^2"))
+def build_math(case: Case) -> Attend:
+    """SDPA's math path, forced: the whole score matrix, in float32 at least."""
+    return prepare(case, "math")
+
+
+@attention_builder("sdpa-flash", **declared("flash", "O(n)"))
+def build_flash(case: Case) -> Attend:
+    """SDPA's flash kernel, forced: blocks of scores, never the whole matrix."""
+    return prepare(case, "flash")
+
+
+@attention_builder("sdpa-efficient", **declared("efficient", "O(n)"))
+def build_efficient(case: Case) -> Attend:
+    """SDPA's memory-efficient kernel, forced (CUDA only)."""
+    return prepare(case, "efficient")
+
+
+@attention_builder("sdpa-cudnn", **declared("cudnn", "O(n)"))
+def build_cudnn(case: Case) -> Attend:
+    """SDPA's cuDNN kernel, forced (CUDA only)."""
+    return prepare(case, "cudnn")
+
+
+@attention_builder("sdpa-mask", **declared("mask", "n^2"))
+def build_mask(case: Case) -> Attend:
+    """SDPA with an explicit boolean mask, tril(ones(L, S), S - L) for causal, also when full.
+
+    Models that keep a cache pass such a mask. It bars the flash kernels on CUDA, hides from those
+    on CPU that the mask is causal, and becomes an (L, S) mask of numbers in every call.
+    """
+    return prepare(case, "mask")
