@@ -139,7 +139,10 @@ def _add(name: str, build: Any, described: Any, capabilities: dict[str, Any]) ->
     strange = sorted(set(capabilities) - set(Implementation.__dataclass_fields__))
     if strange:
         raise UsageError(f"implementation '{name}' declares unknown {', '.join(strange)}")
-    defaults = {"doc": inspect.getdoc(described) or "", "file": inspect.getsourcefile(described) or ""}
+    defaults = {
+        "doc": inspect.getdoc(described) or "",
+        "file": inspect.getsourcefile(described) or "",
+    }
     IMPLEMENTATIONS.add(name, Implementation(name=name, build=build, **(defaults | capabilities)))
 
 

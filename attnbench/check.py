@@ -131,7 +131,9 @@ def _largest(x: torch.Tensor) -> float:
 
 
 def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
-    return x_BHLD.detach().unflatten(1, (case.kv_heads, case.heads // case.kv_heads))
+    batch, heads, tokens, dims = x_BHLD.shape
+    shape = (batch, case.kv_heads, heads // case.kv_heads, tokens, dims)
+    return x_BHLD.detach().reshape(shape)
 
 
 def _blocks(case: Case, q: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
@@ -183,7 +185,7 @@ def _allowed_error(name: str, reference: PlainResult, yardstick: PlainResult, ep
 
 
 def judge(outputs: Mapping[str, torch.Tensor], truth: Truth, dtype: str) -> Verdict:
-    """Compare named outputs with the truth. NaN and infinities never pass; shape and dtype count."""
+    """Compare named outputs with the truth. NaN never passes; shape, dtype and device count."""
     worst = Verdict(error_max=0.0, error_rmse=0.0, error_ratio=0.0)
     for name, value in truth.values.items():
         worst = worst.worse(_judge_one(name, outputs.get(name), value, truth.allowed[name], dtype))

@@ -77,7 +77,9 @@ def run_checks(
             if full or item.brief or name not in compiles
         ]
         if not pairs:
-            raise UsageError("nothing to check: implementations that compile are checked in float32")
+            raise UsageError(
+                "nothing to check: implementations that compile are checked in float32"
+            )
         return _run(runner, pairs, seen or (lambda result: None))
 
 

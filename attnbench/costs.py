@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attnbench.case import Case, Mask
@@ -10,8 +10,10 @@ from attnbench.case import Case, Mask
 
 def admitted_pairs(mask: Mask, queries: int, keys: int) -> int:
     """Exact number P of (query, key) pairs that the mask admits, in closed form."""
-    above = queries * keys if mask.after is None else _clipped_sum(
-        keys - queries + mask.after + 1, queries, keys
+    above = (
+        queries * keys
+        if mask.after is None
+        else _clipped_sum(keys - queries + mask.after + 1, queries, keys)
     )
     below = 0 if mask.before is None else _clipped_sum(keys - queries - mask.before, queries, keys)
     return above - below
@@ -50,8 +52,10 @@ def attention_flops_useful(case: Case) -> int:
 
 
 def projection_flops(case: Case, queries: int, keys: int) -> int:
-    """Forward FLOPs of a layer's projections: q and output for `queries` tokens, k and v for
-    `keys` tokens: 2·B·(L·E·H·D + S·E·G·(D + V) + L·H·V·E)."""
+    """Forward FLOPs of a layer's projections: 2·B·(L·E·H·D + S·E·G·(D + V) + L·H·V·E).
+
+    q and the output are projected for `queries` tokens (L), k and v for `keys` tokens (S).
+    """
     e, d, v = case.width or 0, case.head_dim, case.value_dim
     query_side = queries * e * case.heads * (d + v)
     key_side = keys * e * case.kv_heads * (d + v)
@@ -59,8 +63,10 @@ def projection_flops(case: Case, queries: int, keys: int) -> int:
 
 
 def decode_flops_useful(case: Case) -> int:
-    """`flops_useful` per token of cached decoding: one query over every key so far, and the
-    projections of the new token, averaged over the new tokens."""
+    """`flops_useful` per token of cached decoding, averaged over the new tokens.
+
+    One query over every key so far, and the projections of the new token.
+    """
     tokens = case.new_tokens or 1
     # Token t (from 0) attends to the context, the tokens before it and itself.
     pairs = sum_of_range(case.seq_len + 1, case.seq_len + tokens + 1)
@@ -111,7 +117,7 @@ def _fused_backward(
 
 
 # SDPA's CPU flash op counts 0 in torch 2.13 (pytorch #195460).
-OPAQUE_FORMULAS = {
+OPAQUE_FORMULAS: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_for_cpu": _fused_forward,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _fused_backward,
 }

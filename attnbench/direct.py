@@ -74,7 +74,9 @@ def _case(
     )
     if not fits:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
-        raise UsageError(f"shapes do not fit together: {shapes}; q (B,H,L,D), k (B,G,S,D), v (B,G,S,V)")
+        raise UsageError(
+            f"shapes do not fit together: {shapes}; q (B,H,L,D), k (B,G,S,D), v (B,G,S,V)"
+        )
     dtype = str(q.dtype).removeprefix("torch.")
     if len({x.dtype for x in tensors.values()} | set()) > 1 or dtype not in DTYPE_BYTES:
         raise UsageError(f"q, k and v must share one dtype of {', '.join(DTYPE_BYTES)}")

@@ -35,8 +35,9 @@ def parse_names(text: str, flag: str) -> list[str]:
 def _size(text: str, part: str, flag: str) -> int:
     digits = text.strip()
     if not (digits.isascii() and digits.isdecimal()) or int(digits) < 1:
-        raise UsageError(f"{flag} takes whole numbers of at least 1, such as 128,256 or 128..8192,"
-                         f" not {part!r}")
+        raise UsageError(
+            f"{flag} takes whole numbers of at least 1, such as 128,256 or 128..8192, not {part!r}"
+        )
     if int(digits) > 1 << 40:
         raise UsageError(f"{flag} is at most 2^40, not {part!r}")
     return int(digits)

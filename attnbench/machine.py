@@ -17,7 +17,9 @@ def environment(device: str) -> dict[str, Any]:
     return {
         "device": device,
         "device_name": device_name(device),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -47,7 +49,9 @@ def device_name(device: str) -> str:
 def reason_against_device(device: str) -> str | None:
     """Why nothing can run on the device here, or None."""
     if device == "cuda" and not torch.cuda.is_available():
-        built = "torch was built without CUDA" if torch.version.cuda is None else "no GPU is visible"
+        built = (
+            "torch was built without CUDA" if torch.version.cuda is None else "no GPU is visible"
+        )
         return f"no CUDA device here ({built}); use --device cpu"
     return None
 

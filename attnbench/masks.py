@@ -8,7 +8,13 @@ from attnbench.case import Mask
 
 
 def dense_mask(
-    mask: Mask, queries: int, keys: int, device: str, *, first_query: int = 0, count: int | None = None
+    mask: Mask,
+    queries: int,
+    keys: int,
+    device: str,
+    *,
+    first_query: int = 0,
+    count: int | None = None,
 ) -> torch.Tensor:
     """Boolean (count, keys) tensor, True where query `first_query`+i of `queries` sees key j.
 

@@ -150,70 +150,39 @@ PRESETS.add(
 
 
 def expand(axes: Axes, device: Device) -> Iterator[Case]:
-    """The cases of one sweep, the small ones first, each once.
+    """The cases of one sweep, each once.
 
     `decode` is causal by nature, has width H·D unless given, and no key/value length of its own.
     """
+    choices: dict[str, tuple[Any, ...]] = {
+        "pass_": axes.passes,
+        "dtype": axes.dtypes,
+        "mask": axes.masks,
+        "position": tuple(parse_position(text) for text in axes.positions),
+        "head_dim": axes.head_dims,
+        "value_dim": axes.value_dims or (0,),
+        "batch": axes.batch_sizes,
+        "heads": axes.heads,
+        "kv_heads": axes.kv_heads or (0,),
+        "seq_len": axes.seq_lens,
+    }
+    if axes.workload == "decode":
+        choices["width"] = axes.widths or (0,)
+        choices["cache"] = axes.caches or ("static",)
+        choices["new_tokens"] = axes.new_tokens
+    else:
+        choices["kv_len"] = axes.kv_lens or (0,)
     seen: set[str] = set()
-    for sizes in itertools.product(
-        axes.passes,
-        axes.dtypes,
-        axes.masks,
-        axes.positions,
-        axes.head_dims,
-        axes.value_dims or (0,),
-        axes.batch_sizes,
-        axes.heads,
-        axes.kv_heads or (0,),
-        axes.widths or (None,),
-        axes.caches or (None,),
-        axes.new_tokens,
-        axes.seq_lens,
-        axes.kv_lens or (0,),
-    ):
-        case = _case(axes.workload, device, *sizes)
+    for values in itertools.product(*choices.values()):
+        chosen = dict(zip(choices, values, strict=True))
+        if axes.workload == "decode":
+            chosen["width"] = chosen["width"] or chosen["heads"] * chosen["head_dim"]
+            chosen["mask"] = "causal" if chosen["mask"] == "full" else chosen["mask"]
+        chosen["mask"] = parse_mask(chosen["mask"])
+        case = Case(workload=axes.workload, device=device, **chosen)
         if case.case_id not in seen:
             seen.add(case.case_id)
             yield case
-
-
-def _case(
-    workload: str,
-    device: Device,
-    pass_: Any,
-    dtype: Any,
-    mask: str,
-    position: str,
-    head_dim: int,
-    value_dim: int,
-    batch: int,
-    heads: int,
-    kv_heads: int,
-    width: int | None,
-    cache: str | None,
-    new_tokens: int,
-    seq_len: int,
-    kv_len: int,
-) -> Case:
-    decode = workload == "decode"
-    return Case(
-        workload=workload,
-        pass_=pass_,
-        device=device,
-        dtype=dtype,
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        seq_len=seq_len,
-        kv_len=0 if decode else kv_len,
-        head_dim=head_dim,
-        value_dim=value_dim,
-        mask=parse_mask("causal" if decode and mask == "full" else mask),
-        position=parse_position(position),
-        width=(width or heads * head_dim) if decode else None,
-        cache=(cache or "static") if decode else None,
-        new_tokens=new_tokens if decode else None,
-    )
 
 
 def check_names(sweeps: Iterable[Axes], catalogue: dict[str, Any]) -> None:
@@ -230,6 +199,8 @@ def check_names(sweeps: Iterable[Axes], catalogue: dict[str, Any]) -> None:
         _known("cache", "--caches", axes.caches or [], catalogue["caches"])
         positions = [parse_position(text).name for text in axes.positions]
         _known("position encoding", "--positions", positions, catalogue["positions"])
+        if axes.workload == "decode" and axes.kv_lens:
+            raise UsageError("--kv-lens does not apply to --workload decode: the context is n")
         if axes.workload != "decode" and (axes.caches or axes.widths):
             raise UsageError(f"--caches and --widths do not apply to --workload {axes.workload}")
 
@@ -241,9 +212,7 @@ def _known(kind: str, flag: str, names: Iterable[str], known: Iterable[str]) -> 
             raise unknown(kind, name, valid, flag)
 
 
-def make_plan(
-    cells: Iterable[Cell], reasons: dict[tuple[str, str], str | None]
-) -> Plan:
+def make_plan(cells: Iterable[Cell], reasons: dict[tuple[str, str], str | None]) -> Plan:
     """Order the cells, group those to be measured, and decide the others.
 
     `reasons` maps a cell's key to why its implementation cannot take its case, or None.
@@ -264,9 +233,7 @@ def make_plan(
             wanted.append(cell)
     if unique and all(record.status == "skipped" for record in decided) and not wanted:
         raise UsageError(str(decided[0].reason))
-    return Plan(
-        cells=tuple(unique.values()), groups=tuple(grouped(wanted)), decided=tuple(decided)
-    )
+    return Plan(cells=tuple(unique.values()), groups=tuple(grouped(wanted)), decided=tuple(decided))
 
 
 def grouped(cells: Iterable[Cell]) -> Iterator[Group]:

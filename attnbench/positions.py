@@ -45,9 +45,7 @@ def _adjacent_pairs(dims: int) -> tuple[list[int], list[int]]:
     return list(range(0, 2 * half, 2)), list(range(1, 2 * half, 2))
 
 
-def _rotate_half_split(
-    x: torch.Tensor, cos_LP: torch.Tensor, sin_LP: torch.Tensor
-) -> torch.Tensor:
+def _rotate_half_split(x: torch.Tensor, cos_LP: torch.Tensor, sin_LP: torch.Tensor) -> torch.Tensor:
     half = cos_LP.shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
     turned = (first * cos_LP - second * sin_LP, second * cos_LP + first * sin_LP)
@@ -98,7 +96,7 @@ class Rotation:
     sin_LP: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x turned; one place a token."""
+        """Turn x; one place a token."""
         return self.rotate(x, self.cos_LP, self.sin_LP)
 
     def window(self, first: int, count: int) -> Rotation:

@@ -25,7 +25,7 @@ from attnbench.plan import Group
 from attnbench.record import Cell, Record, Status
 
 Key = tuple[int, str]  # index of a case or item within the request, implementation
-_POLL_S = 0.2
+_POLL_S = 0.5
 _START_TIMEOUT_S = 120.0
 
 
@@ -73,7 +73,7 @@ class Worker:
             "files": list(settings.files),
             "beacon": str(path),
         }
-        self._log = settings.log.open("ab") if settings.log else tempfile.TemporaryFile()
+        self._log = settings.log.open("ab") if settings.log else tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             # -P: a file called torch.py in the user's folder must not become torch.
             [sys.executable, "-P", "-m", "attnbench.worker", json.dumps(config)],
@@ -366,9 +366,9 @@ class _Watch:
 
 def _death(returncode: int, sign: Sign, oom_kills: int | None) -> Death:
     now = _oom_kills()
-    if returncode == -signal.SIGKILL and oom_kills is not None and now is not None:
-        if now > oom_kills:
-            return Death("oom", f"{sign.stage}: killed by the system for want of memory")
+    killed = returncode == -signal.SIGKILL
+    if killed and oom_kills is not None and now is not None and now > oom_kills:
+        return Death("oom", f"{sign.stage}: killed by the system for want of memory")
     return Death("crashed", f"{sign.stage}: the process ended, {_ending(returncode)}")
 
 

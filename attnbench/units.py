@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 UNKNOWN = "–"
@@ -48,7 +49,8 @@ def time_interval(low_us: float | None, high_us: float | None) -> str:
     """Return `1.20–1.31 ms`, both ends in the unit of the upper one."""
     if is_unknown(low_us) or is_unknown(high_us):
         return UNKNOWN
-    assert low_us is not None and high_us is not None
+    assert low_us is not None
+    assert high_us is not None
     scale, unit = next((s for s in _TIMES if high_us < 999.5 * s[0]), _TIMES[-1])
     return f"{digits(low_us / scale)}–{digits(high_us / scale)} {unit}"
 
@@ -117,3 +119,15 @@ def length(n: float) -> str:
         if whole >= step and whole % step == 0:
             return f"{whole // step}{suffix}"
     return str(whole)
+
+
+def moment(iso: str | None) -> str:
+    """Return an ISO 8601 time to the minute: `2026-11-21 01:02 UTC`; other texts as they are."""
+    if not iso:
+        return UNKNOWN
+    try:
+        when = datetime.fromisoformat(iso)
+    except ValueError:
+        return iso
+    zone = when.tzname() or ""
+    return f"{when:%Y-%m-%d %H:%M} {zone}".strip()

@@ -150,7 +150,11 @@ def backward_changes(size: Sizes, *, frees: bool, sums: bool = False) -> Changes
 
 def outputs(case: Case) -> int:
     """Bytes of o, of dq, dk and dv, or of all four."""
-    q, k, v = case.seq_len * case.head_dim, case.kv_len * case.head_dim, case.kv_len * case.value_dim
+    q, k, v = (
+        case.seq_len * case.head_dim,
+        case.kv_len * case.head_dim,
+        case.kv_len * case.value_dim,
+    )
     o = case.heads * case.seq_len * case.value_dim
     grads = case.heads * q + case.kv_heads * (k + v)
     elements = {"forward": o, "backward": grads, "both": o + grads}[case.pass_]

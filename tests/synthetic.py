@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from attnbench.case import Case, Position, parse_mask
+from attnbench.case import Case, Pass, Position, parse_mask
 from attnbench.record import SCHEMA, Cell, Record, Sample
 
 CPU = {
@@ -128,10 +128,10 @@ def failed(case: Case, impl: str, status: Any, reason: str) -> Record:
 def samples(time_us: float, seed: str, count: int = 15) -> tuple[Sample, ...]:
     """Skewed samples whose median is close to `time_us`."""
     rng = random.Random(seed)
-    times = [time_us * rng.lognormvariate(0, 0.02) * (1 + 0.1 * rng.random() ** 6) for _ in range(count)]
+    noise = [rng.lognormvariate(0, 0.02) * (1 + 0.1 * rng.random() ** 6) for _ in range(count)]
     return tuple(
-        Sample(round=i, position=rng.randrange(5), calls=3, time_us=t, e2e_us=t + 4)
-        for i, t in enumerate(times)
+        Sample(round=i, position=i % 5, calls=3, time_us=time_us * f, e2e_us=time_us * f + 4)
+        for i, f in enumerate(noise)
     )
 
 
@@ -220,12 +220,13 @@ def decode_case(context: int, cache: str, **fields: Any) -> Case:
     )  # fmt: skip
 
 
+PASSES: tuple[Pass, ...] = ("forward", "both")
+
+
 def gpu_records() -> list[Record]:
     """A GPU run: bf16, D 64 and 128, full and causal, forward and both, n to 16384, decoding."""
     records = []
-    for d, mask, pass_, power in product(
-        (64, 128), ("full", "causal"), ("forward", "both"), range(9, 15)
-    ):
+    for d, mask, pass_, power in product((64, 128), ("full", "causal"), PASSES, range(9, 15)):
         case = Case(
             device="cuda", dtype="bfloat16", seq_len=2**power, heads=2048 // d, head_dim=d,
             batch=2, mask=parse_mask(mask), pass_=pass_,
@@ -269,7 +270,7 @@ def bare_records() -> list[Record]:
 
 def hostile_records() -> list[Record]:
     """Texts that would break a page or a table that does not escape them."""
-    reason = "<script>alert(1)</script> | a & b\nsecond line `tick` \"quoted\""
+    reason = '<script>alert(1)</script> | a & b\nsecond line `tick` "quoted"'
     case = Case(seq_len=128)
     return [ok(case, "naive"), ok(case, "<b>x</b>|y"), failed(case, "bad", "error", reason)]
 

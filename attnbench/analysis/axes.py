@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ def fixed(frame: pd.DataFrame) -> str:
     return ", ".join(text for text in texts if text)
 
 
-def label(row: pd.Series[Any] | dict[str, Any], names: list[str]) -> str:
+def label(row: pd.Series[Any] | Mapping[Any, Any], names: list[str]) -> str:
     """Write the named axes of one row: `H=4 B=1 n=128 rope`; a follower where it differs."""
     texts = [
         AXES[name].text(row[name])

@@ -36,9 +36,10 @@ def to_parquet(frame: pd.DataFrame, path: Path) -> None:
 
 def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows as dicts of plain Python values, with None for null."""
-    columns = [
-        [None if null else value for value, null in zip(series.tolist(), series.isna(), strict=True)]
-        for _, series in frame.items()
-    ]
-    names = [str(name) for name in frame.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    columns = {str(name): _plain(series) for name, series in frame.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _plain(series: pd.Series[Any]) -> list[Any]:
+    known = series.notna().tolist()
+    return [value if there else None for value, there in zip(series.tolist(), known, strict=True)]

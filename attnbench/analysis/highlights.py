@@ -20,7 +20,8 @@ def highlights(frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     """
     sentences = [failed_sentence(frame)]
     for _, rows in slices(frame, SLICE):
-        sentences += [fastest_sentence(rows), workspace_sentence(rows), cache_sentence(rows)]
+        hardest = " ".join(filter(None, (fastest_sentence(rows), workspace_sentence(rows))))
+        sentences += [hardest, cache_sentence(rows)]
     sentences += [rope_sentence(costs), suspect_sentence(frame), interval_sentence(frame)]
     return [sentence for sentence in sentences if sentence]
 
@@ -42,7 +43,8 @@ def hardest_case(rows: pd.DataFrame) -> pd.DataFrame:
     by = ["seq_len", "_mask", "_position", "_work", "time_us_median"]
     rising = [False, True, True, False, True]
     chosen = plain.sort_values(by, ascending=rising, kind="stable").iloc[0]
-    return rows[rows["case_id"] == chosen["case_id"]]
+    there: pd.DataFrame = rows[rows["case_id"] == chosen["case_id"]]
+    return there
 
 
 def where(rows: pd.DataFrame, row: pd.Series[Any]) -> str:
@@ -59,7 +61,8 @@ def fastest_sentence(rows: pd.DataFrame) -> str:
         return ""
     case = case.sort_values("time_us_median")
     best = case.iloc[0]
-    text = f"{where(rows, best)}: {best['impl']} is fastest with {units.time(best['time_us_median'])}"
+    time = units.time(best["time_us_median"])
+    text = f"{where(rows, best)}: {best['impl']} is fastest with {time}"
     if best["workload"] == "decode":
         text += " a token"
     level = case["impl"][case["time_us_ci_low"] <= best["time_us_ci_high"]].tolist()[1:]
@@ -86,7 +89,7 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
         return ""
     least = known.iloc[0]
     return (
-        f"There, {least['impl']} needs the least workspace,"
+        f"The least workspace is that of {least['impl']},"
         f" {units.size(least['memory_workspace_bytes'])};"
         f" {BASELINE} needs {units.size(base.iloc[0]['memory_workspace_bytes'])}."
     )
@@ -97,7 +100,7 @@ def cache_sentence(rows: pd.DataFrame) -> str:
     decode = rows[(rows["workload"] == "decode") & rows["time_us_median"].notna()]
     if decode["cache"].nunique() < 2:
         return ""
-    same = [c for c in ("impl", "position", "heads", "batch", "mask", "seq_len")]
+    same = ["impl", "position", "heads", "batch", "mask", "seq_len"]
     counts = decode.groupby(same)["cache"].transform("nunique")
     longest = decode[counts == counts.max()].sort_values("seq_len", kind="stable")
     last = longest[longest["case_id"].isin(longest.tail(1)["case_id"])].iloc[0]
@@ -132,8 +135,7 @@ def failed_sentence(frame: pd.DataFrame) -> str:
         return f"All {units.count(len(frame))} cells passed their check and were measured."
     missing = len(frame) - int(counts.get("ok", 0))
     return (
-        f"{units.count(missing)} of {units.count(len(frame))} cells have no time:"
-        f" {', '.join(bad)}."
+        f"{units.count(missing)} of {units.count(len(frame))} cells have no time: {', '.join(bad)}."
     )
 
 

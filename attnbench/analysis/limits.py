@@ -38,7 +38,9 @@ class Peaks:
 PEAKS: Registry[Peaks] = Registry("device with known peaks")
 
 
-def _add(name: str, pattern: str, half: float, tf32: float, single: float, tbps: float, l2: int):
+def _add(name: str, pattern: str, tflops: tuple[float, float, float], tbps: float, l2: int) -> None:
+    """Register a device; `tflops` are those of 16-bit floats, TF32 and float32, `l2` is in MiB."""
+    half, tf32, single = tflops
     PEAKS.add(
         name,
         Peaks(
@@ -53,12 +55,12 @@ def _add(name: str, pattern: str, half: float, tf32: float, single: float, tbps:
 
 
 # NVIDIA's datasheets, without 2:4 sparsity; for the RTX card the shader rates are left aside.
-_add("A100-SXM-80GB", r"NVIDIA A100-SXM4-80GB", 312, 156, 19.5, 2.04, 40)
-_add("H100-SXM", r"NVIDIA H100 80GB HBM3", 989, 494, 67, 3.35, 50)
-_add("H100-PCIe", r"NVIDIA H100 PCIe", 756, 378, 51, 2.0, 50)
-_add("H200-SXM", r"NVIDIA H200", 989, 494, 67, 4.8, 50)
-_add("L4", r"NVIDIA L4", 121, 60, 30, 0.30, 48)
-_add("RTX-4090", r"NVIDIA GeForce RTX 4090", 165, 82.6, 82.6, 1.008, 72)
+_add("A100-SXM-80GB", r"NVIDIA A100-SXM4-80GB", (312, 156, 19.5), 2.04, 40)
+_add("H100-SXM", r"NVIDIA H100 80GB HBM3", (989, 494, 67), 3.35, 50)
+_add("H100-PCIe", r"NVIDIA H100 PCIe", (756, 378, 51), 2.0, 50)
+_add("H200-SXM", r"NVIDIA H200", (989, 494, 67), 4.8, 50)
+_add("L4", r"NVIDIA L4", (121, 60, 30), 0.30, 48)
+_add("RTX-4090", r"NVIDIA GeForce RTX 4090", (165, 82.6, 82.6), 1.008, 72)
 
 
 def peaks_of(device_name: str | None) -> tuple[str, Peaks] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from attnbench import units
 from attnbench.analysis.axes import label, varying
 from attnbench.registry import Registry
 
-Row = dict[str, Any]
+Row = Mapping[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ def _plain(value: Any, kind: Kind) -> int | float | str | None:
     if value is None:
         return None
     if kind == "int":
-        return round(value)
+        return int(value) if isinstance(value, int) else round(float(value))
     if kind == "float":
         return float(value)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -14,7 +14,7 @@ from attnbench.lists import parse_names, parse_sizes
 Command = Callable[..., Any]
 
 
-class _List(click.ParamType):
+class _List(click.ParamType[tuple[Any, ...]]):
     """A comma list read by `parse`; errors name the flag and end with exit code 2."""
 
     def __init__(self, name: str, parse: Callable[[str, str], list[Any]]) -> None:

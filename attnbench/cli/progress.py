@@ -60,6 +60,7 @@ class Display:
                 TextColumn("{task.description}", markup=False),
                 console=self._console,
                 transient=True,
+                refresh_per_second=2,  # each refresh takes time from the worker
             )
             self._progress.start()
             self._task = self._progress.add_task("starting", total=1.0, left="")
@@ -98,7 +99,9 @@ class Display:
         if kind is KeyboardInterrupt:
             hint = self.interrupted_hint
             if hint is not None:
-                click.echo(f"\nInterrupted. Continue with: attnbench sweep --resume {hint}", err=True)
+                click.echo(
+                    f"\nInterrupted. Continue with: attnbench sweep --resume {hint}", err=True
+                )
             sys.exit(130)
 
     def _left(self) -> str:
@@ -129,6 +132,8 @@ def _print_plan(plan: Plan) -> None:
         for case, impls in group.cases:
             click.echo(f"  {case.case_id}  {case.label()}: {', '.join(impls)}")
     for record in plan.decided:
-        click.echo(f"{record.status}: {record.cell.impl}: {record.cell.case.label()}: {record.reason}")
+        click.echo(
+            f"{record.status}: {record.cell.impl}: {record.cell.case.label()}: {record.reason}"
+        )
     count = sum(len(list(group.cells())) for group in plan.groups)
     click.echo(f"{count} cells to measure, {len(plan.decided)} decided without running")

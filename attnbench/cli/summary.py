@@ -33,14 +33,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[
 
 def print_summary(path: Path) -> None:
     """The rows best first, what failed, where the time went, and the next command."""
-    from attnbench.analysis.compare import compared, failed
+    from attnbench.analysis.compare import compared
     from attnbench.analysis.summary import SUMMARY, summary_rows
-    from attnbench.analysis.table import load
     from attnbench.store import load_run
 
     run = load_run(path)
-    frame = load(run)
-    measured = compared(frame[frame["status"].isin(["ok", "incorrect"])])
+    frame = compared(run)
+    measured = frame[frame["status"] == "ok"]
     rows = summary_rows(measured)
     names = ["impl", "time", "interval", "speed", "rate", "workspace", "error", "status"]
     header = [SUMMARY.get(name).header for name in names]
@@ -53,9 +52,11 @@ def print_summary(path: Path) -> None:
     if lines:
         table(["case", *header], lines, right=header[1:-1])
     if len(shown) < len(rows):
-        click.echo(f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"
-                   f" {path} --format csv")
-    _print_failures(failed(frame))
+        click.echo(
+            f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"
+            f" {path} --format csv"
+        )
+    _print_failures(frame[frame["status"] != "ok"])
     _print_spent(run.info.get("spent", {}))
     click.echo(f"records: {path / 'records.jsonl'}\nreport:  attnbench report {path}")
 

@@ -18,7 +18,12 @@ _AXES: tuple[tuple[str, str, Any, str], ...] = (
     ("--batch-sizes", "batch_sizes", SIZES, "B [1]"),
     ("--heads", "heads", SIZES, "query heads H [4]"),
     ("--kv-heads", "kv_heads", SIZES, "key/value heads G, a divisor of H [as heads]"),
-    ("--seq-lens", "seq_lens", SIZES, "queries L, or the context of decode: 128,256 or 128..8192 [512]"),
+    (
+        "--seq-lens",
+        "seq_lens",
+        SIZES,
+        "queries L, or the context of decode: 128,256 or 128..8192 [512]",
+    ),
     ("--kv-lens", "kv_lens", SIZES, "keys and values S [as seq-lens]"),
     ("--head-dims", "head_dims", SIZES, "D [64]"),
     ("--value-dims", "value_dims", SIZES, "V [as head-dims]"),
@@ -63,7 +68,9 @@ def _budget(command: Command) -> Command:
 
 
 @click.command()
-@click.option("--preset", metavar="NAME", help="A ready sweep: quick or gpu; axes given override it.")
+@click.option(
+    "--preset", metavar="NAME", help="A ready sweep: quick or gpu; axes given override it."
+)
 @click.option("--workload", metavar="NAME", help="attention or decode [attention]")
 @_axes
 @impl_files

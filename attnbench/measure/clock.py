@@ -46,8 +46,8 @@ class CudaClock:
     """A pair of events around the block on the current stream; host time until both are done."""
 
     def __init__(self) -> None:
-        self._begin = torch.cuda.Event(enable_timing=True)
-        self._end = torch.cuda.Event(enable_timing=True)
+        self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def block(self, call: Callable[[], Any], calls: int) -> tuple[float, float]:
         """Stream time between the events, and host time until the last result is there."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,10 +61,11 @@ class Contender:
         return [turn.time_us for turn in self.turns]
 
 
-def warm_up(contender: Contender, clock: Clock, rule: StoppingRule) -> None:
+def warm_up(contender: Contender, *, clock: Clock, rule: StoppingRule) -> bool:
     """Call until two windows in a row agree, or a quarter of the budget is spent.
 
-    Sets the number of calls that makes a block long enough for the clock.
+    Sets the number of calls that makes a block long enough for the clock. Returns False: nobody
+    leaves the race by warming up.
     """
     floor_us = max(MIN_BLOCK_US, MIN_TICKS * clock.resolution_us)
     begin, previous_us, calls = time.perf_counter(), math.inf, 1
@@ -75,6 +78,7 @@ def warm_up(contender: Contender, clock: Clock, rule: StoppingRule) -> None:
             break
         previous_us, calls = each_us, max(1, math.ceil(floor_us / each_us))
     contender.calls = max(1, math.ceil(floor_us / each_us))
+    return False
 
 
 def race(
@@ -95,36 +99,33 @@ def race(
     order = random.Random(seed)
     racing = dict(contenders)
 
-    def attempt(name: str, stage: str, work: Callable[[Contender], bool]) -> None:
-        contender = racing[name]
+    def attempt(name: str, stage: str, turn: Callable[[Contender], bool]) -> None:
         before_turn(name, stage)
+        contender = racing[name]
         try:
             with torch.set_grad_enabled(contender.grad):
-                leaves = work(contender)
+                leaves = turn(contender)
         except Exception as err:  # whatever it raises costs this cell alone
             contender.error, leaves = err, True
         if leaves:
             del racing[name]
             finished(name)
 
-    def warm(contender: Contender) -> bool:
-        warm_up(contender, clock, rule)
-        return False
-
     for name in list(racing):
-        attempt(name, "warm-up", warm)
-    turn_number = 0
-    while racing:
+        attempt(name, "warm-up", partial(warm_up, clock=clock, rule=rule))
+    for round_number in itertools.count():
         names = list(racing)
+        if not names:
+            return
         order.shuffle(names)
         with _collector_off():
             for position, name in enumerate(names):
-                attempt(name, "samples", lambda c, p=position: _turn(c, clock, rule, turn_number, p))
-        turn_number += 1
+                turn = partial(_turn, clock=clock, rule=rule, place=(round_number, position))
+                attempt(name, "samples", turn)
 
 
 def _turn(
-    contender: Contender, clock: Clock, rule: StoppingRule, round_number: int, position: int
+    contender: Contender, *, clock: Clock, rule: StoppingRule, place: tuple[int, int]
 ) -> bool:
     begin = time.perf_counter()
     block_us, e2e_us = clock.block(contender.call, contender.calls)
@@ -132,8 +133,8 @@ def _turn(
     work = contender.calls * contender.units
     contender.turns.append(
         Turn(
-            round=round_number,
-            position=position,
+            round=place[0],
+            position=place[1],
             calls=contender.calls,
             time_us=block_us / work,
             e2e_us=e2e_us / work,

@@ -12,13 +12,13 @@ from torch.profiler import ProfilerActivity, profile
 # Ops that move no data: they allocate, or describe the same memory with other strides.
 _BOOKKEEPING = frozenset(
     "aten::" + name
-    for name in (
-        "empty empty_like empty_strided new_empty new_empty_strided as_strided view _reshape_alias"
-        " reshape transpose t expand expand_as permute unsqueeze squeeze slice select narrow detach"
-        " alias _unsafe_view resolve_conj resolve_neg unflatten flatten chunk split unbind contiguous"
-        " to lift_fresh set_ resize_ result_type view_as numpy_T movedim is_nonzero item"
-        " _local_scalar_dense matmul linear softmax broadcast_tensors"
-    ).split()
+    for name in """
+    empty empty_like empty_strided new_empty new_empty_strided as_strided view _reshape_alias
+    reshape transpose t expand expand_as permute unsqueeze squeeze slice select narrow detach
+    alias _unsafe_view resolve_conj resolve_neg unflatten flatten chunk split unbind contiguous
+    to lift_fresh set_ resize_ result_type view_as movedim is_nonzero item _local_scalar_dense
+    mT promote_types matmul linear softmax broadcast_tensors
+    """.split()
 )
 
 

@@ -64,8 +64,8 @@ class Content:
         threads = known.get("threads")
         facts = [
             known.get("device_name"),
-            self.run.info.get("created"),
-            f"{threads} threads" if threads else None,
+            units.moment(self.run.info.get("created")),
+            f"{threads} thread{'s' * (threads != 1)}" if threads else None,
             f"torch {known['torch']}" if known.get("torch") else None,
             f"attnbench {self.run.info['attnbench']}" if self.run.info.get("attnbench") else None,
             fixed(self.cells) or None,
@@ -88,9 +88,7 @@ class Content:
             shown += len(rows)
             title = label(rows.iloc[0], outer)
             groups = [part for _, part in slices(rows, ["case_id"])]
-            cases = [
-                CaseTable(label(g.iloc[0], inner), [*_case_rows(g, colours)]) for g in groups
-            ]
+            cases = [CaseTable(label(g.iloc[0], inner), [*_case_rows(g, colours)]) for g in groups]
             parts.append(Part(title, cases))
         return parts, len(self.cells) - shown
 
@@ -111,7 +109,8 @@ class Content:
         """Each suspect cell with its reason."""
         names = varying(self.cells)
         rows = self.cells[self.cells["suspect"].notna()].head(50)
-        return [f"{row['impl']} {label(row, names)}: {row['suspect']}" for _, row in rows.iterrows()]
+        named = [(row, label(row, names)) for row in rows.to_dict("records")]
+        return [f"{row['impl']} {where}: {row['suspect']}" for row, where in named]
 
     def spent(self) -> list[dict[str, Any]]:
         """Stages of the run with their share of the wall time."""

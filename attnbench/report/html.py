@@ -15,7 +15,7 @@ from attnbench.analysis.summary import SUMMARY
 from attnbench.report.content import Content
 from attnbench.report.plots import Plot
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent  # page.html.jinja, and page.css which it includes
 
 
 def render(content: Content, plots: list[Plot]) -> str:
@@ -41,7 +41,7 @@ def render(content: Content, plots: list[Plot]) -> str:
         "columns": [column for _, column in SUMMARY.items()],
         "all_columns": [column for _, column in COLUMNS.items()],
     }
-    page = environment.get_template("report.html.j2")
+    page = environment.get_template("page.html.jinja")
     return page.render(sections=_sections(values), **values)
 
 

@@ -69,21 +69,19 @@ def label_ends(ax: Axes, ends: Sequence[End], looks: Mapping[str, Look]) -> None
 
     Limits and scales must be final. The axes' place in the figure must be too.
     """
-    figure = ax.get_figure()
-    assert figure is not None
-    height = ax.get_position().height * figure.get_figure(root=True).get_size_inches()[1]
+    height = _height_inches(ax)
     to_axes = ax.transData + ax.transAxes.inverted()
     points = [to_axes.transform((end.x, end.y)) for end in ends]
     places = spread([float(p[1]) for p in points], LINE_INCHES / height, 0.0, 1.0)
     for end, (x, y), place in zip(ends, points, places, strict=True):
         colour = looks[end.name].colour
+        early = x < 0.9  # the line stops before the right edge: lead across without a slope
         ax.plot(
-            [x, 1.0, 1.035], [y, place if x > 0.9 else y, place], transform=ax.transAxes, color=colour,
-            linewidth=0.6, linestyle=":" if x < 0.9 else "-", alpha=0.6, clip_on=False, zorder=1.6,
+            [x, 1.0, 1.035], [y, y if early else place, place], transform=ax.transAxes,
+            color=colour, linewidth=0.6, linestyle=":" if early else "-", alpha=0.6,
+            clip_on=False, zorder=1.6,
         )  # fmt: skip
-        ax.text(
-            1.045, place, short(end.name), transform=ax.transAxes, color=colour, fontsize=8, va="center"
-        )  # fmt: skip
+        _beside(ax, place, short(end.name), colour, 8)
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,7 @@ def strip_inches(failed: Sequence[Failed]) -> float:
 
 def mark_failed(ax: Axes, failed: Sequence[Failed], looks: Mapping[str, Look]) -> None:
     """Put a row of × above the axes for each line that failed somewhere, with its status."""
-    figure = ax.get_figure()
-    assert figure is not None
-    height = ax.get_position().height * figure.get_figure(root=True).get_size_inches()[1]
+    height = _height_inches(ax)
     mixed = blended_transform_factory(ax.transData, ax.transAxes)
     for row, item in enumerate(failed[:STRIP_ROWS]):
         y = 1 + (STRIP_GAP + row) * LINE_INCHES / height
@@ -114,11 +110,18 @@ def mark_failed(ax: Axes, failed: Sequence[Failed], looks: Mapping[str, Look]) -
             item.xs, [y] * len(item.xs), transform=mixed, color=colour, marker="x", markersize=4.5,
             linestyle="none", markeredgewidth=1.3, clip_on=False,
         )  # fmt: skip
-        ax.text(
-            1.045, y, f"{short(item.name)}: {item.status}", transform=ax.transAxes, color=colour,
-            fontsize=7, va="center",
-        )  # fmt: skip
+        _beside(ax, y, f"{short(item.name)}: {item.status}", colour, 7)
     if len(failed) > STRIP_ROWS:
         y = 1 + (STRIP_GAP + STRIP_ROWS) * LINE_INCHES / height
-        text = f"and {len(failed) - STRIP_ROWS} more without a result"
-        ax.text(1.0, y, text, transform=ax.transAxes, color=QUIET, fontsize=7, va="center", ha="right")
+        _beside(ax, y, f"and {len(failed) - STRIP_ROWS} more", QUIET, 7)
+
+
+def _beside(ax: Axes, y: float, text: str, colour: str, size: float) -> None:
+    """Write right of the axes at height `y`, in fractions of the axes."""
+    ax.text(1.045, y, text, transform=ax.transAxes, color=colour, fontsize=size, va="center")
+
+
+def _height_inches(ax: Axes) -> float:
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return float(ax.get_position().height * figure.get_size_inches()[1])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from attnbench.analysis.axes import label, varying
+from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.highlights import SLICE, hardest_case
-from attnbench.analysis.axes import slices
 from attnbench.analysis.summary import SUMMARY, summary_rows
 from attnbench.report.content import Content
 
@@ -49,7 +48,7 @@ def _hardest(content: Content) -> list[str]:
             continue
         names = [name for name in varying(content.cells) if name not in SLICE]
         title = " ".join([*(str(value) for value in values.values()), label(case.iloc[0], names)])
-        lines = [[text for name, text in row.items() if name != "case"] for row in summary_rows(case)]
+        lines = [[row[name] for name in SUMMARY.names()] for row in summary_rows(case)]
         blocks += [f"### {escape(title)}", table(headers, lines)]
     return blocks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -45,13 +46,12 @@ def value_limits(chart: Chart, rows: pd.DataFrame, peak: float | None) -> tuple[
 
 def set_value_axis(ax: Axes, shared: Frame, which: str = "y") -> None:
     """Give one axis the chart's scale, limits and tick texts."""
-    chart, (low, high) = shared.chart, shared.limits
+    chart, limits = shared.chart, shared.limits
     if chart.scale != "linear":
-        base = 2 if chart.scale == "log2" else 10
-        scales.log_axis(ax, low, high, chart.text, base, which)
+        scales.log_axis(ax, which, limits, 2 if chart.scale == "log2" else 10, chart.text)
         return
     axis = ax.yaxis if which == "y" else ax.xaxis
-    (ax.set_ylim if which == "y" else ax.set_xlim)(low, high)
+    (ax.set_ylim if which == "y" else ax.set_xlim)(*limits)
     axis.set_major_locator(MaxNLocator(6 if which == "y" else 4))
     axis.set_major_formatter(FuncFormatter(lambda value, _: chart.text(value)))
 
@@ -94,9 +94,7 @@ def _inside(value: float, shared: Frame) -> float:
     return max(float(value), shared.limits[0])
 
 
-def _draw_line(
-    ax: Axes, rows: pd.DataFrame, shared: Frame, look: Look, aside: float
-) -> None:
+def _draw_line(ax: Axes, rows: pd.DataFrame, shared: Frame, look: Look, aside: float) -> None:
     chart = shared.chart
     x = rows["seq_len"].astype(float).to_numpy() * aside
     y = [_inside(value, shared) for value in rows[chart.value]]
@@ -111,9 +109,11 @@ def _draw_line(
     )  # fmt: skip
 
 
-_FILLED = {"linestyle": "-", "markeredgecolor": "white", "markeredgewidth": 0.5}
+_FILLED: dict[str, Any] = {"linestyle": "-", "markeredgecolor": "white", "markeredgewidth": 0.5}
 # Equal workspaces are common: hollow markers show that there are several in one place.
-_HOLLOW = {"linestyle": "none", "markerfacecolor": "none", "markersize": 6.5, "markeredgewidth": 1.1}
+_HOLLOW: dict[str, Any] = {
+    "linestyle": "none", "markerfacecolor": "none", "markersize": 6.5, "markeredgewidth": 1.1,
+}  # fmt: skip
 
 
 def _bars(rows: pd.DataFrame, chart: Chart) -> list[list[float]] | None:
@@ -136,7 +136,8 @@ def _draw_background(ax: Axes, rows: pd.DataFrame, shared: Frame) -> None:
     if known.empty or len(shared.lengths) < 3:
         return
     if chart.guide_under == "slowest":
-        known = known[known[chart.lines] == known.loc[known[chart.value].idxmax(), chart.lines]]
+        slowest = known.sort_values(chart.value).iloc[-1]
+        known = known[known[chart.lines] == slowest[chart.lines]]
     n_max = max(shared.lengths)
     share = known["seq_len"].astype(float) / n_max
     for power in chart.guides:
@@ -164,7 +165,7 @@ def draw_points(ax: Axes, rows: pd.DataFrame, shared: Frame) -> None:
         _draw_point(ax, y, row.to_frame().T, shared)
     for y, (_, row) in enumerate(bad.iterrows()):
         colour = shared.looks[row[chart.lines]].colour
-        at = {"transform": ax.get_yaxis_transform(), "clip_on": False}
+        at: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "clip_on": False}
         ax.plot([0.02], [y], color=colour, marker="x", markeredgewidth=1.3, **at)
         ax.text(0.05, y, row["status"], color=colour, fontsize=7.5, va="center", **at)
     ax.set_yticks(range(len(names)), [short(str(name)) for name in names])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
@@ -27,14 +28,12 @@ def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
     ax.set_xlim(min(shown) / margin, max(shown) * margin)
 
 
-def log_axis(axis_of: Axes, low: float, high: float, text: Text, base: int, which: str = "y") -> None:
-    """Make an axis logarithmic over [low, high], with labelled ticks at round values.
-
-    Decades (or powers of two) where there are at least three of them, else 1-2-5 steps.
-    """
-    axis = axis_of.yaxis if which == "y" else axis_of.xaxis
-    (axis_of.set_yscale if which == "y" else axis_of.set_xscale)("log", base=base)
-    (axis_of.set_ylim if which == "y" else axis_of.set_xlim)(low, high)
+def log_axis(ax: Axes, which: str, limits: tuple[float, float], base: int, text: Text) -> None:
+    """Make the axis `which` (x or y) logarithmic, with labelled ticks at round values."""
+    low, high = limits
+    axis = ax.yaxis if which == "y" else ax.xaxis
+    (ax.set_yscale if which == "y" else ax.set_xscale)("log", base=base)
+    (ax.set_ylim if which == "y" else ax.set_xlim)(low, high)
     ticks = binary_ticks(low, high) if base == 2 else decimal_ticks(low, high)
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
@@ -118,4 +117,4 @@ def guide(ax: Axes, lengths: Sequence[int], anchor: tuple[float, float], power: 
     )  # fmt: skip
 
 
-_GUIDE = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1.5}
+_GUIDE: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1.5}

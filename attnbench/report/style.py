@@ -62,7 +62,7 @@ def looks(names: Iterable[str], known: dict[str, Look] = KNOWN) -> dict[str, Loo
     return given
 
 
-RC: dict[str, Any] = {
+RC: Any = {  # matplotlib's stubs list every key; a plain dict of them is refused
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
     "axes.titlesize": 9,

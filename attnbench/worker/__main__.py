@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +25,7 @@ from attnbench.errors import AttnbenchError
 from attnbench.loader import load_built_in, load_entry_points, load_file
 from attnbench.machine import available_bytes
 from attnbench.measure.stopping import StoppingRule
+from attnbench.record import Record
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
 from attnbench.worker.measuring import measure_case
@@ -80,11 +82,13 @@ def _measure(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
             row["impls"],
             rule,
             request["seed"],
-            emit=lambda record, i=index: emit(
-                "result", key=[i, record.cell.impl], result=record.to_line()
-            ),
-            tell=lambda impl, stage, i=index: beacon.write(i, impl, stage),
+            emit=partial(_emit_record, emit, index),
+            tell=partial(beacon.write, index),
         )
+
+
+def _emit_record(emit: Event, index: int, record: Record) -> None:
+    emit("result", key=[index, record.cell.impl], result=record.to_line())
 
 
 def _event_writer() -> Event:

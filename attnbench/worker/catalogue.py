@@ -14,7 +14,7 @@ from attnbench.workloads.decode import CACHES
 
 def describe(device: str) -> dict[str, Any]:
     """The catalogue: names with what they take, and the machine. `auto` takes a GPU if any."""
-    reasons = {d: reason_against_device(d) for d in DEVICES}
+    reasons: dict[str, str | None] = {d: reason_against_device(d) for d in DEVICES}
     if device == "auto":
         device = "cuda" if reasons["cuda"] is None else "cpu"
     usable = reasons.get(device) is None

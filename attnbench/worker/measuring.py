@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.beacon import NOBODY
@@ -43,12 +44,12 @@ def measure_case(
             truth = _shared_truth(list(open_trials.values()), case)
             for index, name in enumerate(names):
                 if name in open_trials:
-                    _prepare_and_check(trials[name], truth, first, lambda s, i=index: tell(i, s))
+                    _prepare_and_check(trials[name], truth, first, partial(tell, index))
                     _drop_if_ended(name, open_trials, emit)
         workload.fill(case, tensors, Draw(seed=seed))
         for index, name in enumerate(names):
             if name in open_trials:
-                _probe(trials[name], lambda stage, i=index: tell(i, stage))
+                _probe(trials[name], partial(tell, index))
                 _drop_if_ended(name, open_trials, emit)
         _time(case, names, open_trials, rule, seed, emit, tell)
     except Exception as err:  # inputs or reference: no implementation is to blame

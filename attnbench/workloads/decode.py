@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import linear
 
 from attnbench import costs
 from attnbench.api import AttentionCall, Implementation
@@ -52,13 +52,11 @@ class Layer:
 
     def output(self, o_BHLV: torch.Tensor) -> torch.Tensor:
         """Heads merged and projected: (B, L, E)."""
-        return F.linear(o_BHLV.transpose(1, 2).flatten(2), self._weights["wo"])
+        return linear(o_BHLV.transpose(1, 2).flatten(2), self._weights["wo"])
 
-    def _heads(
-        self, weight: str, heads: int, tokens: slice, turn: Rotation | None
-    ) -> torch.Tensor:
-        projected = F.linear(self.x_BNE[:, tokens], self._weights[weight])
-        x_BHLD = projected.unflatten(-1, (heads, -1)).transpose(1, 2)
+    def _heads(self, weight: str, heads: int, tokens: slice, turn: Rotation | None) -> torch.Tensor:
+        projected = linear(self.x_BNE[:, tokens], self._weights[weight])
+        x_BHLD = projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
         return turn(x_BHLD) if turn else x_BHLD
 
 
