@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 
 import torch
 
@@ -16,7 +18,13 @@ from attnbench.loader import load_built_in, load_entry_points, load_file
 @lru_cache(maxsize=1)
 def _loaded() -> None:
     load_built_in()
-    load_entry_points()
+    for failure in load_entry_points():
+        warnings.warn(failure, stacklevel=3)
+
+
+@cache
+def _load_once(file: Path) -> None:
+    load_file(str(file))
 
 
 def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
@@ -32,8 +40,8 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
         UsageError: shapes that do not fit, or a case that the implementation cannot take.
     """
     _loaded()
-    if file is not None and name not in IMPLEMENTATIONS:
-        load_file(file)
+    if file is not None:
+        _load_once(Path(file).resolve())
     implementation = IMPLEMENTATIONS.get(name)
 
     @lru_cache(maxsize=32)
@@ -65,6 +73,8 @@ def _case(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None
 ) -> Case:
     tensors = {"q": q, "k": k, "v": v}
+    if not all(isinstance(x, torch.Tensor) for x in tensors.values()):
+        raise UsageError("q, k and v must be torch tensors")
     if any(x.dim() != 4 for x in tensors.values()):
         raise UsageError("q, k and v must have four axes: (batch, heads, tokens, dims)")
     fits = (
@@ -77,16 +87,19 @@ def _case(
         raise UsageError(
             f"shapes do not fit together: {shapes}; q (B,H,L,D), k (B,G,S,D), v (B,G,S,V)"
         )
-    dtype = str(q.dtype).removeprefix("torch.")
-    if len({x.dtype for x in tensors.values()} | set()) > 1 or dtype not in DTYPE_BYTES:
-        raise UsageError(f"q, k and v must share one dtype of {', '.join(DTYPE_BYTES)}")
-    if len({x.device for x in tensors.values()}) > 1:
-        raise UsageError("q, k and v must be on one device")
+    dtypes = [str(x.dtype).removeprefix("torch.") for x in tensors.values()]
+    if len(set(dtypes)) > 1 or dtypes[0] not in DTYPE_BYTES:
+        raise UsageError(
+            f"q, k and v must share one dtype of {', '.join(DTYPE_BYTES)}, not {', '.join(dtypes)}"
+        )
+    devices = [str(x.device) for x in tensors.values()]
+    if len(set(devices)) > 1:
+        raise UsageError(f"q, k and v must be on one device, not {', '.join(devices)}")
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
     return Case(
         pass_="both" if grad else "forward",
         device=q.device.type,  # type: ignore[arg-type]
-        dtype=dtype,  # type: ignore[arg-type]
+        dtype=dtypes[0],  # type: ignore[arg-type]
         batch=q.shape[0],
         heads=q.shape[1],
         kv_heads=k.shape[1],

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from attnbench.errors import UsageError
 
+_LARGEST = 1 << 40
+_MOST_DIGITS = 20  # Python refuses to read numbers of thousands of digits
+
 
 def parse_sizes(text: str, flag: str) -> list[int]:
     """Read `128,256,1024` or `128..8192` (doubling), or a mix; duplicates are dropped.
@@ -34,12 +37,12 @@ def parse_names(text: str, flag: str) -> list[str]:
 
 def _size(text: str, part: str, flag: str) -> int:
     digits = text.strip()
-    if not (digits.isascii() and digits.isdecimal()) or int(digits) < 1:
+    if not (digits.isascii() and digits.isdecimal()) or not digits.strip("0"):
         raise UsageError(
             f"{flag} takes whole numbers of at least 1, such as 128,256 or 128..8192, not {part!r}"
         )
-    if int(digits) > 1 << 40:
-        raise UsageError(f"{flag} is at most 2^40, not {part!r}")
+    if len(digits) > _MOST_DIGITS or int(digits) > _LARGEST:
+        raise UsageError(f"{flag} is at most 2^40, not {part[:40]!r}")
     return int(digits)
 
 

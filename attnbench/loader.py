@@ -8,6 +8,7 @@ import pkgutil
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.errors import AttnbenchError, UsageError
@@ -20,9 +21,25 @@ ENTRY_POINTS = "attnbench.impls"
 
 def load_built_in() -> None:
     """Import every built-in implementation file, once."""
-    package = importlib.import_module(BUILT_IN)
+    package = _built_in_package()
     for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
         importlib.import_module(f"{BUILT_IN}.{module.name}")
+
+
+def _built_in_package() -> ModuleType:
+    """The installed package, or the folder impls/ of a source tree that is not installed."""
+    if BUILT_IN in sys.modules or importlib.util.find_spec(BUILT_IN) is not None:
+        return importlib.import_module(BUILT_IN)
+    folder = Path(__file__).resolve().parent.parent / "impls"
+    spec = importlib.util.spec_from_file_location(
+        BUILT_IN, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None or not folder.is_dir():
+        raise UsageError("the built-in implementations are missing; install attnbench again")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[BUILT_IN] = package
+    spec.loader.exec_module(package)
+    return package
 
 
 def load_entry_points() -> list[str]:
@@ -34,7 +51,7 @@ def load_entry_points() -> list[str]:
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: p.name):
         try:
             point.load()
-        except Exception as err:
+        except (Exception, SystemExit) as err:
             failures.append(f"entry point {point.name} ({point.value}): {_line(err)}")
     return failures
 
@@ -59,9 +76,11 @@ def load_file(path: str) -> list[str]:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except AttnbenchError as err:
-        raise UsageError(f"{path} (--impl): {err}") from err
     except (Exception, SystemExit) as err:
+        for half_made in set(IMPLEMENTATIONS.names()) - before:
+            IMPLEMENTATIONS.remove(half_made)
+        if isinstance(err, AttnbenchError):
+            raise UsageError(f"{path} (--impl): {err}") from err
         raise UsageError(f"{path} does not import (--impl): {_line(err)}") from err
     registered = [found for found in IMPLEMENTATIONS.names() if found not in before]
     if not registered:

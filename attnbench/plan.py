@@ -35,7 +35,7 @@ class Axes:
     positions: tuple[str, ...] = ("none",)
     widths: tuple[int, ...] | None = None
     caches: tuple[str, ...] | None = None
-    new_tokens: tuple[int, ...] = (8,)
+    new_tokens: tuple[int, ...] | None = None
     impls: tuple[str, ...] | None = None
 
 
@@ -169,7 +169,7 @@ def expand(axes: Axes, device: Device) -> Iterator[Case]:
     if axes.workload == "decode":
         choices["width"] = axes.widths or (0,)
         choices["cache"] = axes.caches or ("static",)
-        choices["new_tokens"] = axes.new_tokens
+        choices["new_tokens"] = axes.new_tokens or (8,)
     else:
         choices["kv_len"] = axes.kv_lens or (0,)
     seen: set[str] = set()
@@ -201,8 +201,11 @@ def check_names(sweeps: Iterable[Axes], catalogue: dict[str, Any]) -> None:
         _known("position encoding", "--positions", positions, catalogue["positions"])
         if axes.workload == "decode" and axes.kv_lens:
             raise UsageError("--kv-lens does not apply to --workload decode: the context is n")
-        if axes.workload != "decode" and (axes.caches or axes.widths):
-            raise UsageError(f"--caches and --widths do not apply to --workload {axes.workload}")
+        if axes.workload != "decode" and (axes.caches or axes.widths or axes.new_tokens):
+            raise UsageError(
+                "--caches, --widths and --new-tokens do not apply to"
+                f" --workload {axes.workload}; they are decode's"
+            )
 
 
 def _known(kind: str, flag: str, names: Iterable[str], known: Iterable[str]) -> None:

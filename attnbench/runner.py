@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +40,6 @@ class Settings:
     min_time_s: float = 0.1
     max_time_s: float = 1.0
     timeout_s: float = 300.0
-    log: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -64,32 +62,38 @@ class Worker:
     """One worker process and the lines it writes. Use as a context manager."""
 
     def __init__(self, settings: Settings, device: str) -> None:
-        self._folder = tempfile.mkdtemp(prefix="attnbench-")
-        path = Path(self._folder) / "beacon"
-        self.beacon = Beacon(path)
-        config = {
-            "device": device,
-            "threads": settings.threads,
-            "files": list(settings.files),
-            "beacon": str(path),
-        }
-        self._log = settings.log.open("ab") if settings.log else tempfile.TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(
-            # -P: a file called torch.py in the user's folder must not become torch.
-            [sys.executable, "-P", "-m", "attnbench.worker", json.dumps(config)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=_environment(settings),
-            start_new_session=True,  # an interrupt is the runner's to handle
-        )
+        with contextlib.ExitStack() as begun:  # nothing is left behind if the last step fails
+            folder = begun.enter_context(
+                tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True)
+            )
+            path = Path(folder) / "beacon"
+            self.beacon = Beacon(path)
+            begun.callback(self.beacon.close)
+            config = {
+                "device": device,
+                "threads": settings.threads,
+                "files": list(settings.files),
+                "beacon": str(path),
+            }
+            self._stderr = begun.enter_context(tempfile.TemporaryFile())
+            self.process = subprocess.Popen(
+                # -P: a file called torch.py in the user's folder must not become torch.
+                [sys.executable, "-P", "-m", "attnbench.worker", json.dumps(config)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=_environment(settings),
+                start_new_session=True,  # an interrupt is the runner's to handle
+            )
+            self._held = begun.pop_all()
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._lines.put(line)
+            if line.endswith(b"\n"):  # a death in mid-write leaves half an event
+                self._lines.put(line)
         self._lines.put(None)
 
     def send(self, request: dict[str, Any]) -> None:
@@ -114,6 +118,12 @@ class Worker:
         event: dict[str, Any] = json.loads(line)
         return event
 
+    def last_words(self) -> str:
+        """The last line on standard error, such as the exception that ended the process."""
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").split("\n")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
     def kill(self) -> None:
         """End the process now."""
         with contextlib.suppress(ProcessLookupError):
@@ -128,9 +138,7 @@ class Worker:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        self._log.close()
-        self.beacon.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.close()
 
 
 class LocalRunner:
@@ -247,10 +255,11 @@ class LocalRunner:
         except TimeoutError as err:
             raise WorkerError(f"a worker said nothing for {_START_TIMEOUT_S:.0f} s") from err
         if event is None:
-            worker.process.wait()
+            ending = _ending(worker.process.wait())
+            words = worker.last_words()
             raise WorkerError(
-                f"a worker ended at start-up ({_ending(worker.process.returncode)});"
-                f" run it by hand: {sys.executable} -m attnbench.worker --help"
+                f"a worker ended before it measured anything ({ending})"
+                + (f": {words}" if words else f"; it was started with {sys.executable}")
             )
         if event["event"] == "failed":
             error = UsageError if event["exit_code"] == ExitCode.USAGE else WorkerError
@@ -260,7 +269,10 @@ class LocalRunner:
     def _worker(self) -> Worker:
         if self._idle is None:
             begin = time.perf_counter()
-            self._idle = Worker(self.settings, self._device)
+            try:
+                self._idle = Worker(self.settings, self._device)
+            except OSError as err:
+                raise WorkerError(f"a worker cannot be started ({err})") from err
             ready = self._wait(self._idle)
             self.warnings, self.user_names = ready["warnings"], ready["user_names"]
             self.spent.start_up_s += time.perf_counter() - begin

@@ -13,8 +13,9 @@ from attnbench.case import Case
 from attnbench.errors import StoreError, UsageError
 from attnbench.plan import Axes, Plan, check_names, expand, grouped, make_plan
 from attnbench.record import Cell, Record
+from attnbench.registry import unknown
 from attnbench.runner import LocalRunner, Settings
-from attnbench.store import RunWriter, load_run, write_info
+from attnbench.store import RunWriter, check_name, load_run, write_info
 from attnbench.version import __version__
 
 # A resumed run must be the same experiment: these facts of the environment have to agree.
@@ -72,6 +73,8 @@ def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Pat
         StoreError: the run's folder cannot be made or written.
     """
     begin = time.perf_counter()
+    if request.name is not None:
+        check_name(request.name)
     with LocalRunner(request.settings, listener.working) as runner:
         catalogue = runner.catalogue()
         for warning in runner.warnings:
@@ -85,7 +88,7 @@ def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Pat
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "attnbench": __version__,
             "options": request.options,
-            "settings": _settings_json(request.settings),
+            "settings": asdict(request.settings),
             "environment": catalogue["environment"],
             "implementations": catalogue["implementations"],
             "plan": [cell.to_json() for cell in plan.cells],
@@ -111,14 +114,21 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
     done = {record.cell.key for record in run.records}
     try:
         cells = [Cell.from_json(row) for row in run.info["plan"]]
-        settings = Settings(**_settings_from_json(run.info["settings"]), log=path / "worker.log")
-    except (KeyError, TypeError, UsageError) as err:
-        raise StoreError(f"{path / 'run.json'} has no plan to resume ({err})") from err
+        settings = Settings(**_settings_from_json(run.info["settings"]))
+        environment = dict(run.info["environment"])
+    except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
+        raise StoreError(
+            f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
+        ) from err
     missing = [cell for cell in cells if cell.key not in done]
     plan = Plan(cells=tuple(missing), groups=tuple(grouped(missing)))
     with LocalRunner(settings, listener.working) as runner:
         if missing:
-            _same_experiment(run.info["environment"], runner.catalogue()["environment"])
+            catalogue = runner.catalogue()
+            for warning in runner.warnings:
+                listener.warned(warning)
+            _same_experiment(environment, catalogue["environment"])
+            _all_known(missing, catalogue)
         listener.planned(plan, path)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
@@ -155,10 +165,6 @@ def _measure(
     write_info(writer.path, info | {"spent": total})
 
 
-def _settings_json(settings: Settings) -> dict[str, Any]:
-    return {name: value for name, value in asdict(settings).items() if name != "log"}
-
-
 def _settings_from_json(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"files": tuple(row["files"])}
 
@@ -173,3 +179,10 @@ def _same_experiment(before: dict[str, Any], now: dict[str, Any]) -> None:
         raise UsageError(
             f"this is not where the run began: {'; '.join(differing)} (--resume); start a new run"
         )
+
+
+def _all_known(cells: Iterable[Cell], catalogue: dict[str, Any]) -> None:
+    known = [row["name"] for row in catalogue["implementations"]]
+    for name in dict.fromkeys(cell.impl for cell in cells):
+        if name not in known:
+            raise unknown("implementation", name, known, "--resume")

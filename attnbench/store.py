@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from attnbench.errors import StoreError
+from attnbench.errors import AttnbenchError, StoreError
 from attnbench.record import SCHEMA, Record
 from attnbench.registry import nearest
 
@@ -37,7 +37,8 @@ class RunWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = (path / RECORDS).open("ab")
+        # Unbuffered: what could not be written must not be tried again when the file is closed.
+        self._file = (path / RECORDS).open("ab", buffering=0)
 
     @classmethod
     def create(cls, output: Path, name: str | None, info: dict[str, Any]) -> Self:
@@ -46,7 +47,8 @@ class RunWriter:
         Raises:
             StoreError: the name is taken or not a plain folder name, or nothing can be written.
         """
-        name = name or datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        if name is None:
+            name = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
         path = output / check_name(name)
         try:
             output.mkdir(parents=True, exist_ok=True)
@@ -55,17 +57,28 @@ class RunWriter:
             raise _taken(path, name) from err
         except OSError as err:
             raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err
-        write_info(path, {"schema": SCHEMA, "run_id": name} | info)
+        try:
+            write_info(path, {"schema": SCHEMA, "run_id": name} | info)
+        except StoreError:
+            path.rmdir()  # no run was made, and its name is free
+            raise
         return cls(path)
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
-        """Continue a run: what a kill left of an unfinished last line is cut off first."""
+        """Continue a run: what a kill left of an unfinished last line is cut off first.
+
+        Raises:
+            StoreError: the records cannot be written.
+        """
         records = path / RECORDS
-        if records.exists():
-            complete = records.read_bytes().rfind(b"\n") + 1
-            os.truncate(records, complete)
-        return cls(path)
+        try:
+            if records.exists():
+                complete = records.read_bytes().rfind(b"\n") + 1
+                os.truncate(records, complete)
+            return cls(path)
+        except OSError as err:
+            raise StoreError(f"cannot append to {records} ({err.strerror})") from err
 
     def append(self, record: Record) -> None:
         """Write one record so that it survives a kill or a power cut from here on.
@@ -73,12 +86,16 @@ class RunWriter:
         Raises:
             StoreError: the disk is full or the folder has gone.
         """
+        line = memoryview(record.to_line().encode() + b"\n")
         try:
-            self._file.write(record.to_line().encode() + b"\n")
-            self._file.flush()
+            while line:
+                line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
         except OSError as err:
-            raise StoreError(f"cannot append to {self.path / RECORDS} ({err.strerror})") from err
+            raise StoreError(
+                f"cannot append to {self.path / RECORDS} ({err.strerror}); the records so far"
+                f" are kept, continue with: attnbench sweep --resume {self.path}"
+            ) from err
 
     def close(self) -> None:
         """Close the records file."""
@@ -128,6 +145,7 @@ def write_info(path: Path, info: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path / INFO)
     except OSError as err:
+        temporary.unlink(missing_ok=True)
         raise StoreError(f"cannot write {path / INFO} ({err.strerror})") from err
 
 
@@ -142,7 +160,7 @@ def load_run(path: Path) -> Run:
     for number, line in enumerate(_complete_lines(path / RECORDS), start=1):
         try:
             record = Record.from_line(line)
-        except StoreError as err:
+        except AttnbenchError as err:
             raise StoreError(f"{path / RECORDS}, line {number}: {err}") from err
         latest.pop(record.cell.key, None)
         latest[record.cell.key] = record
@@ -196,11 +214,12 @@ def find_run(text: str, output: Path) -> Path:
         if not runs:
             raise StoreError(f"no run in {output} yet; make one with: attnbench sweep")
         return runs[-1]
-    for candidate in (Path(text), output / text):
-        if (candidate / INFO).exists():
+    candidates = (Path(text), output / text)
+    for candidate in candidates:
+        if os.path.exists(candidate / INFO):  # unlike Path.exists, False where a name is too long
             return candidate
-    for candidate in (Path(text), output / text):
-        if candidate.is_dir() and any(candidate.iterdir()):
+    for candidate in candidates:
+        if os.path.isdir(candidate) and any(candidate.iterdir()):
             raise StoreError(f"{candidate} is no run: it has no {INFO}")
     names = [path.name for path in runs_in(output)]
     known = ", ".join(names[-8:]) or "none; make one with: attnbench sweep"

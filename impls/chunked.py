@@ -17,7 +17,6 @@ heads that share a slice; `I` queries and `J` keys of a block; `M` = R·I, the r
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -32,51 +31,31 @@ LN_2 = math.log(2)
 LOWEST = -1e30
 
 
-class BlockSizes(NamedTuple):
-    """The most slices N, queries I and keys J of one block."""
-
-    slices: int
-    queries: int
-    keys: int
+# Some keys, and what to hide of the block where an edge of the band crosses it (I, J).
+KeyBlock = tuple[slice, torch.Tensor | None]
 
 
-class KeyBlock(NamedTuple):
-    """The keys `first` … `last` - 1; `hidden_IJ` where an edge of the band crosses the block."""
+class Tiling(NamedTuple):
+    """What `build` prepares: blocks of queries, each with the blocks of keys that it sees."""
 
-    first: int
-    last: int
-    hidden_IJ: torch.Tensor | None
-
-
-class QueryBlock(NamedTuple):
-    """The queries `first` … `last` - 1, and the blocks of the keys that any of them sees."""
-
-    first: int
-    last: int
-    keys: tuple[KeyBlock, ...]
+    blocks: list[tuple[slice, list[KeyBlock]]]
+    most: tuple[int, int, int]
+    scale: float
 
 
-class KeySide(NamedTuple):
-    """Keys and values of some slices, and the gradients that gather there."""
-
-    k_NSD: torch.Tensor
-    v_NSV: torch.Tensor
-    dk_NSD: torch.Tensor
-    dv_NSV: torch.Tensor
+# Most scores of a block, queries and keys: an op must outweigh its launch, its operands stay in
+# the last cache, and more queries would waste more on the diagonal.
+MOST = {"cpu": (2**20, 512, 512), "cuda": (2**20, 512, 1024)}
 
 
-# An op must outweigh its launch, and its scores should still be in cache for the next one.
-MOST = {"cpu": BlockSizes(2**20, 512, 512), "cuda": BlockSizes(2**20, 512, 1024)}
-
-
-def block_sizes(case: Case) -> BlockSizes:
-    """As many slices at once as keep a block under the device's count of scores."""
+def block_sizes(case: Case) -> tuple[int, int, int]:
+    """The most slices N, queries I and keys J of one block: N as the count of scores allows."""
     sharing = case.heads // case.kv_heads
     scores, queries, keys = MOST[case.device]
-    queries = min(case.seq_len, max(64, min(queries, 1024 // sharing)))
+    queries = min(case.seq_len, queries, max(64, 1024 // sharing))
     keys = min(case.kv_len, keys)
     slices = max(1, scores // (sharing * queries * keys))
-    return BlockSizes(min(slices, case.batch * case.kv_heads), queries, keys)
+    return min(slices, case.batch * case.kv_heads), queries, keys
 
 
 def visible_blocks(case: Case) -> Iterator[tuple[range, list[range]]]:
@@ -94,61 +73,30 @@ def visible_blocks(case: Case) -> Iterator[tuple[range, list[range]]]:
         yield queries, [range(max(lowest, end - columns), end) for end in ends]
 
 
-class EdgeMasks:
-    """The masks of the blocks that an edge of the band crosses, each made once."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.made: dict[tuple[int, int, int], torch.Tensor] = {}
-
-    def hidden_IJ(self, queries: range, keys: range) -> torch.Tensor | None:
-        """What to hide of a block, or None where every query sees every key of it."""
-        case = self.case
-        from_first, _ = case.mask.span(queries[-1], case.seq_len, case.kv_len)
-        _, to_last = case.mask.span(queries[0], case.seq_len, case.kv_len)
-        if from_first <= keys.start and keys.stop <= to_last:
-            return None
-        # The band depends on key - query alone: blocks at the same distance share their mask.
-        place = (keys.start - queries.start, len(queries), len(keys))
-        if place not in self.made:
-            seen_IS = dense_mask(
-                case.mask,
-                case.seq_len,
-                case.kv_len,
-                case.device,
-                first_query=queries.start,
-                count=len(queries),
-            )
-            self.made[place] = ~seen_IS[:, keys.start : keys.stop]
-        return self.made[place]
+def hidden_part(case: Case, queries: range, keys: range) -> torch.Tensor | None:
+    """What to hide of a block, or None where every query sees every key of it."""
+    latest_start, _ = case.mask.span(queries[-1], case.seq_len, case.kv_len)
+    _, earliest_end = case.mask.span(queries[0], case.seq_len, case.kv_len)
+    if latest_start <= keys.start and keys.stop <= earliest_end:
+        return None
+    sizes = case.seq_len, case.kv_len, case.device
+    seen_IS = dense_mask(case.mask, *sizes, first_query=queries.start, count=len(queries))
+    return ~seen_IS[:, keys.start : keys.stop]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tiling:
-    """What `build` prepares: the blocks of the score matrix, their sizes and the scale."""
-
-    blocks: tuple[QueryBlock, ...]
-    most: BlockSizes
-    scale: float
-
-    @classmethod
-    def of(cls, case: Case) -> "Tiling":
-        """Cut the case's score matrix, and make the masks of its edge blocks."""
-        masks = EdgeMasks(case)
-        blocks = (
-            QueryBlock(
-                i.start,
-                i.stop,
-                tuple(KeyBlock(j.start, j.stop, masks.hidden_IJ(i, j)) for j in keys),
-            )
-            for i, keys in visible_blocks(case)
-        )
-        return cls(blocks=tuple(blocks), most=block_sizes(case), scale=case.softmax_scale)
-
-    def slices(self, total: int) -> Iterator[slice]:
-        """The ranges of slices to take together."""
-        step = self.most.slices
-        return (slice(n, min(n + step, total)) for n in range(0, total, step))
+def cut(case: Case) -> Tiling:
+    """The case's blocks; those that lie alike beside the diagonal share one mask."""
+    masks: dict[tuple[int, int, int], torch.Tensor | None] = {}
+    blocks: list[tuple[slice, list[KeyBlock]]] = []
+    for queries, columns in visible_blocks(case):
+        key_blocks: list[KeyBlock] = []
+        for keys in columns:
+            place = (keys.start - queries.start, len(queries), len(keys))
+            if place not in masks:
+                masks[place] = hidden_part(case, queries, keys)
+            key_blocks.append((slice(keys.start, keys.stop), masks[place]))
+        blocks.append((slice(queries.start, queries.stop), key_blocks))
+    return Tiling(blocks, block_sizes(case), case.softmax_scale)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -162,45 +110,55 @@ def rows_of(x_NRID: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
     return x_NRID.mul_(factor).flatten(1, 2)
 
 
-def start_of(buffer: torch.Tensor, *sizes: int) -> torch.Tensor:
-    """The first elements of a flat buffer as a tensor of these sizes."""
-    return buffer[: math.prod(sizes)].view(sizes)
+def by_slice(x_BHLD: torch.Tensor, slices: int) -> torch.Tensor:
+    """(B, H, L, D) as (N, R, L, D): each query head beside those it shares keys with."""
+    return x_BHLD.reshape(slices, -1, *x_BHLD.shape[2:])
+
+
+def places(tiling: Tiling, total: int) -> Iterator[tuple[slice, slice, list[KeyBlock]]]:
+    """Every few slices with every block of queries, and its blocks of keys."""
+    step, _, _ = tiling.most
+    for first in range(0, total, step):
+        for queries, key_blocks in tiling.blocks:
+            yield slice(first, min(first + step, total)), queries, key_blocks
 
 
 def attend_block(
     q_NRID: torch.Tensor,
     k_NSD: torch.Tensor,
     v_NSV: torch.Tensor,
-    key_blocks: tuple[KeyBlock, ...],
+    key_blocks: list[KeyBlock],
     scale: float,
-    scores: torch.Tensor,
-    lse_NRI1: torch.Tensor | None,
+    buffer: torch.Tensor,
+    lse_NRI: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Output (N, R, I, V) of one block of queries; `lse_NRI1` takes its base-2 log-sum-exp."""
+    """Output (N, R, I, V) of one block of queries; `lse_NRI` takes its base-2 log-sum-exp."""
     slices, heads, queries, _ = q_NRID.shape
     q_NMD = rows_of(q_NRID, scale * LOG2_E)
     o_NMV = q_NMD.new_zeros(slices, heads * queries, v_NSV.shape[2])
     sum_NM1 = q_NMD.new_zeros(slices, heads * queries, 1)
     max_NM1, spare_NM1 = torch.full_like(sum_NM1, LOWEST), torch.empty_like(sum_NM1)
-    for first, last, hidden_IJ in key_blocks:
-        p_NMJ = start_of(scores, slices, heads * queries, last - first)
-        torch.bmm(q_NMD, k_NSD[:, first:last].mT, out=p_NMJ)
+    for keys, hidden_IJ in key_blocks:
+        k_NJD, v_NJV = k_NSD[:, keys], v_NSV[:, keys]
+        sizes = slices, heads * queries, k_NJD.shape[1]
+        p_NMJ = buffer[: math.prod(sizes)].view(sizes)
+        torch.bmm(q_NMD, k_NJD.mT, out=p_NMJ)
         if hidden_IJ is not None:
-            p_NMJ.unflatten(1, (heads, queries)).masked_fill_(hidden_IJ, -math.inf)
+            p_NMJ.view(slices, heads, queries, -1).masked_fill_(hidden_IJ, -math.inf)
         new_max_NM1 = torch.amax(p_NMJ, 2, keepdim=True, out=spare_NM1)
         torch.maximum(max_NM1, new_max_NM1, out=new_max_NM1)
         shrink_NM1 = max_NM1.sub_(new_max_NM1).exp2_()
         p_NMJ.sub_(new_max_NM1).exp2_()
-        o_NMV.mul_(shrink_NM1).baddbmm_(p_NMJ, v_NSV[:, first:last])
+        o_NMV.mul_(shrink_NM1).baddbmm_(p_NMJ, v_NJV)
         sum_NM1.mul_(shrink_NM1)
         sum_NM1.add_(torch.sum(p_NMJ, 2, keepdim=True, out=shrink_NM1))
         max_NM1, spare_NM1 = new_max_NM1, shrink_NM1
     # A query that saw no key has the sum 0: made tiny, it gives output 0 and a finite log-sum-exp.
     sum_NM1.clamp_min_(torch.finfo(sum_NM1.dtype).tiny)
     o_NMV.div_(sum_NM1)
-    if lse_NRI1 is not None:
-        lse_NRI1.copy_(max_NM1.add_(sum_NM1.log2_()).view(lse_NRI1.shape))
-    return o_NMV.unflatten(1, (heads, queries))
+    if lse_NRI is not None:
+        lse_NRI.copy_(max_NM1.add_(sum_NM1.log2_()).view(lse_NRI.shape))
+    return o_NMV.view(slices, heads, queries, -1)
 
 
 def attend(
@@ -209,90 +167,74 @@ def attend(
     """Output (B, H, L, V) and, where a backward is to `keep` it, the log-sum-exp (N, R, L)."""
     dtype = wide(q_BHLD.dtype)
     k_NSD, v_NSV = k_BGSD.flatten(0, 1).to(dtype), v_BGSV.flatten(0, 1).to(dtype)
-    q_NRLD = by_slice(q_BHLD, k_NSD)
+    q_NRLD = by_slice(q_BHLD, len(k_NSD))
     o_BHLV = q_BHLD.new_empty(*q_BHLD.shape[:3], v_NSV.shape[2])
-    o_NRLV = by_slice(o_BHLV, k_NSD)
-    lse_NRL1 = q_NRLD.new_empty(*q_NRLD.shape[:3], 1, dtype=dtype) if keep else None
-    scores = score_buffers(tiling, q_NRLD, 1)
-    for n in tiling.slices(len(k_NSD)):
-        for first, last, key_blocks in tiling.blocks:
-            here = n, slice(None), slice(first, last)
-            lse_NRI1 = None if lse_NRL1 is None else lse_NRL1[here]
-            o_NRLV[here] = attend_block(
-                q_NRLD[here], k_NSD[n], v_NSV[n], key_blocks, tiling.scale, scores[0], lse_NRI1
-            )
-    return o_BHLV, lse_NRL1
-
-
-def by_slice(x_BHLD: torch.Tensor, k_NSD: torch.Tensor) -> torch.Tensor:
-    """(B, H, L, D) as (N, R, L, D), each query head beside those it shares keys with."""
-    return x_BHLD.reshape(len(k_NSD), -1, *x_BHLD.shape[2:])
-
-
-def score_buffers(tiling: Tiling, q_NRLD: torch.Tensor, count: int) -> torch.Tensor:
-    """`count` flat buffers, each for the scores of the largest block: every block reuses them."""
-    scores = q_NRLD.shape[1] * math.prod(tiling.most)
-    return q_NRLD.new_empty(count, scores, dtype=wide(q_NRLD.dtype))
+    o_NRLV = by_slice(o_BHLV, len(k_NSD))
+    lse_NRL = q_NRLD.new_empty(q_NRLD.shape[:3], dtype=dtype) if keep else None
+    # Every block uses it again: fresh memory for each would cost its page faults.
+    buffer = q_NRLD.new_empty(q_NRLD.shape[1] * math.prod(tiling.most), dtype=dtype)
+    for n, i, key_blocks in places(tiling, len(k_NSD)):
+        lse_NRI = None if lse_NRL is None else lse_NRL[n, :, i]
+        o_NRLV[n, :, i] = attend_block(
+            q_NRLD[n, :, i], k_NSD[n], v_NSV[n], key_blocks, tiling.scale, buffer, lse_NRI
+        )
+    return o_BHLV, lse_NRL
 
 
 def differentiate_block(
-    q_NRID: torch.Tensor,
-    o_NRIV: torch.Tensor,
-    do_NRIV: torch.Tensor,
-    lse_NRI1: torch.Tensor,
-    side: KeySide,
-    key_blocks: tuple[KeyBlock, ...],
+    rows: list[torch.Tensor],
+    columns: list[torch.Tensor],
+    key_blocks: list[KeyBlock],
     scale: float,
-    scores: torch.Tensor,
+    buffers: torch.Tensor,
 ) -> torch.Tensor:
     """dq (N, R, I, D) of one block of queries; its part of dk and dv is added in place.
 
+    `rows` are q, o, do and the log-sum-exp of these queries; `columns` k, v, dk, dv of all keys.
     Scores are held keys by queries: then one matmul of the five reads them transposed, not two.
     """
+    q_NRID, o_NRIV, do_NRIV, lse_NRI = rows
     slices, heads, queries, _ = q_NRID.shape
     q_NMD, do_NMV = rows_of(q_NRID, scale * LOG2_E), rows_of(do_NRIV)
     delta_N1M = rows_of(o_NRIV).mul_(do_NMV).sum(2).unsqueeze(1)
     dq_NMD = torch.zeros_like(q_NMD)
-    for first, last, hidden_IJ in key_blocks:
-        k_NJD, v_NJV = side.k_NSD[:, first:last], side.v_NSV[:, first:last]
-        p_NJM, ds_NJM = (start_of(b, slices, last - first, heads * queries) for b in scores)
+    for keys, hidden_IJ in key_blocks:
+        k_NJD, v_NJV, dk_NJD, dv_NJV = (x_NSD[:, keys] for x_NSD in columns)
+        sizes = slices, k_NJD.shape[1], heads * queries
+        p_NJM, ds_NJM = (buffer[: math.prod(sizes)].view(sizes) for buffer in buffers)
         torch.bmm(k_NJD, q_NMD.mT, out=p_NJM)
-        p_NJRI = p_NJM.unflatten(2, (heads, queries))
+        p_NJRI = p_NJM.view(slices, -1, heads, queries)
         if hidden_IJ is not None:
             p_NJRI.masked_fill_(hidden_IJ.mT.unsqueeze(1), -math.inf)
-        p_NJRI.sub_(lse_NRI1.squeeze(3).unsqueeze(1)).exp2_()
+        p_NJRI.sub_(lse_NRI.unsqueeze(1)).exp2_()
         torch.bmm(v_NJV, do_NMV.mT, out=ds_NJM)
         ds_NJM.sub_(delta_N1M).mul_(p_NJM)
-        side.dv_NSV[:, first:last].baddbmm_(p_NJM, do_NMV)
-        side.dk_NSD[:, first:last].baddbmm_(ds_NJM, q_NMD, alpha=LN_2)
+        dv_NJV.baddbmm_(p_NJM, do_NMV)
+        dk_NJD.baddbmm_(ds_NJM, q_NMD, alpha=LN_2)  # q holds scale · log2(e) already
         dq_NMD.baddbmm_(ds_NJM.mT, k_NJD, alpha=scale)
-    return dq_NMD.unflatten(1, (heads, queries))
+    return dq_NMD.view(slices, heads, queries, -1)
 
 
 def differentiate(
-    tiling: Tiling,
-    saved: tuple[torch.Tensor, ...],
-    do_BHLV: torch.Tensor,
+    tiling: Tiling, saved: tuple[torch.Tensor, ...], do_BHLV: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv in the shapes and the dtype of q, k and v."""
-    q_BHLD, k_BGSD, v_BGSV, o_BHLV, lse_NRL1 = saved
-    dtype = wide(q_BHLD.dtype)
-    k_NSD, v_NSV = k_BGSD.flatten(0, 1).to(dtype), v_BGSV.flatten(0, 1).to(dtype)
-    dk_BGSD, dv_BGSV = k_BGSD.new_zeros(k_BGSD.shape), v_BGSV.new_zeros(v_BGSV.shape)
-    dk_NSD, dv_NSV = dk_BGSD.flatten(0, 1).to(dtype), dv_BGSV.flatten(0, 1).to(dtype)
-    q_NRLD, o_NRLV, do_NRLV = (by_slice(x, k_NSD) for x in (q_BHLD, o_BHLV, do_BHLV))
-    dq_BHLD = q_BHLD.new_empty(q_BHLD.shape)
-    dq_NRLD = by_slice(dq_BHLD, k_NSD)
-    scores = score_buffers(tiling, q_NRLD, 2)
-    for n in tiling.slices(len(k_NSD)):
-        side = KeySide(k_NSD[n], v_NSV[n], dk_NSD[n], dv_NSV[n])
-        for first, last, key_blocks in tiling.blocks:
-            here = n, slice(None), slice(first, last)
-            rows = (x[here] for x in (q_NRLD, o_NRLV, do_NRLV, lse_NRL1))
-            dq_NRLD[here] = differentiate_block(*rows, side, key_blocks, tiling.scale, scores)
-    # In float32 and float64 these are the same memory, and nothing is copied.
-    dk_BGSD.copy_(dk_NSD.view(dk_BGSD.shape))
-    dv_BGSV.copy_(dv_NSV.view(dv_BGSV.shape))
+    q_BHLD, k_BGSD, v_BGSV, o_BHLV, lse_NRL = saved
+    dq_BHLD, dk_BGSD, dv_BGSV = (x.new_zeros(x.shape) for x in (q_BHLD, k_BGSD, v_BGSV))
+    # Where the dtype is wide already, the last two are the memory of the gradients returned.
+    key_side = (k_BGSD, v_BGSV, dk_BGSD, dv_BGSV)
+    columns = [x.flatten(0, 1).to(lse_NRL.dtype) for x in key_side]
+    total = len(columns[0])
+    rows = [by_slice(x, total) for x in (q_BHLD, o_BHLV, do_BHLV)] + [lse_NRL]
+    dq_NRLD = by_slice(dq_BHLD, total)
+    buffers = lse_NRL.new_empty(2, lse_NRL.shape[1] * math.prod(tiling.most))
+    for n, i, key_blocks in places(tiling, total):
+        some_rows, some_columns = [x[n, :, i] for x in rows], [x[n] for x in columns]
+        dq_NRLD[n, :, i] = differentiate_block(
+            some_rows, some_columns, key_blocks, tiling.scale, buffers
+        )
+    for dx_BGSD, dx_NSD in zip((dk_BGSD, dv_BGSV), columns[2:], strict=True):
+        dx_BGSD.copy_(dx_NSD.view(dx_BGSD.shape))
     return dq_BHLD, dk_BGSD, dv_BGSV
 
 
@@ -302,8 +244,8 @@ class ChunkedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, t: Tiling) -> Any:
         """Output (B, H, L, V)."""
-        o_BHLV, lse_NRL1 = attend(t, q, k, v, keep=True)
-        ctx.save_for_backward(q, k, v, o_BHLV, lse_NRL1)
+        o_BHLV, lse_NRL = attend(t, q, k, v, keep=True)
+        ctx.save_for_backward(q, k, v, o_BHLV, lse_NRL)
         ctx.tiling = t
         return o_BHLV
 
@@ -318,9 +260,8 @@ def executed_flops(case: Case) -> int:
     """Every block that is computed, in full: 2 matmuls forward, 5 backward (one a recompute)."""
     pairs = sum(len(i) * sum(len(j) for j in keys) for i, keys in visible_blocks(case))
     d, v = case.head_dim, case.value_dim
-    forward, backward = d + v, 3 * d + 2 * v
-    a_pair = {"forward": forward, "backward": backward, "both": forward + backward}[case.pass_]
-    return 2 * case.batch * case.heads * pairs * a_pair
+    width = {"forward": d + v, "backward": 3 * d + 2 * v, "both": 4 * d + 3 * v}[case.pass_]
+    return 2 * case.batch * case.heads * pairs * width
 
 
 def workspace_bytes(case: Case) -> int:
@@ -349,11 +290,12 @@ def workspace_bytes(case: Case) -> int:
 )
 def chunked(case: Case) -> Any:
     """Blocks of queries and keys with online softmax; the backward recomputes the scores."""
-    tiling = Tiling.of(case)
+    tiling = cut(case)
+    recorded: Any = ChunkedAttention.apply
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> Any:
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return ChunkedAttention.apply(q, k, v, tiling)  # type: ignore[no-any-return]
+            return recorded(q, k, v, tiling)
         return attend(tiling, q, k, v, keep=False)[0]
 
     return call

@@ -1,4 +1,4 @@
-"""The baselines: softmax(QKᵀ·scale)V with the whole score matrix, all heads at once or in a loop."""
+"""The baselines: softmax(QKᵀ·scale)V with whole score matrices, all heads at once or in a loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MASKS = ("full", "causal", "window")
 
 
 def expand_heads(x_BGSD: torch.Tensor, heads: int) -> torch.Tensor:
-    """Repeat each key/value head for the query heads that share it: (B, G, S, D) to (B, H, S, D)."""
+    """Repeat each key/value head for the query heads that share it."""
     groups = x_BGSD.shape[1]
     return x_BGSD if groups == heads else x_BGSD.repeat_interleave(heads // groups, dim=1)
 

@@ -7,7 +7,7 @@ import pytest
 from attnbench.stats import interval_rank, median, median_interval, ratio_interval
 
 
-def found(interval):
+def found(interval: tuple[float, float] | None) -> tuple[float, float]:
     """The interval, which must be there."""
     assert interval is not None
     return interval

@@ -62,6 +62,18 @@ def varying(frame: pd.DataFrame) -> list[str]:
     return [name for name, axis in AXES.items() if _varies(frame, axis)]
 
 
+def telling(frame: pd.DataFrame) -> dict[str, list[str]]:
+    """For each workload the axes that a label of its cases needs.
+
+    Those that vary among its own rows: that a layer has a width tells no two layers apart.
+    """
+    several = frame["workload"].nunique() > 1
+    return {
+        str(workload): [*(["workload"] if several else []), *varying(rows)] or ["seq_len"]
+        for workload, rows in frame.groupby("workload", sort=False)
+    }
+
+
 def _varies(frame: pd.DataFrame, axis: Axis) -> bool:
     values = frame[axis.column]
     if axis.follows is not None and values.equals(frame[axis.follows]):

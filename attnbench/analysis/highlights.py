@@ -119,9 +119,10 @@ def rope_sentence(costs: pd.DataFrame) -> str:
     if costs.empty:
         return ""
     added = costs["cost"] - 1
+    least, most = units.percent(added.min()), units.percent(added.max())
     return (
-        f"A rotary encoding changes the time by {units.percent(added.median())} in the median of"
-        f" {len(costs)} pairs (from {units.percent(added.min())} to {units.percent(added.max())})."
+        f"The position encoding changes the time by {units.percent(added.median())} in the median"
+        f" of {len(costs)} pairs (from {least} to {most})."
     )
 
 
@@ -131,6 +132,8 @@ def failed_sentence(frame: pd.DataFrame) -> str:
     bad = [f"{counts[status]} {status}" for status in WORST_FIRST if status in counts]
     if frame.empty:
         return "No cell has been recorded yet."
+    if not bad and len(frame) == 1:
+        return "The only cell passed its check and was measured."
     if not bad:
         return f"All {units.count(len(frame))} cells passed their check and were measured."
     missing = len(frame) - int(counts.get("ok", 0))
@@ -142,7 +145,9 @@ def failed_sentence(frame: pd.DataFrame) -> str:
 def suspect_sentence(frame: pd.DataFrame) -> str:
     """How many times cannot be right."""
     count = int(frame["suspect"].notna().sum())
-    return f"{count} cells are beyond what the device can do: see `suspect`." if count else ""
+    return (
+        f"{count} times are beyond what the device can do: see the column suspect." if count else ""
+    )
 
 
 def interval_sentence(frame: pd.DataFrame) -> str:

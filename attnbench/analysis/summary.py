@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench import units
-from attnbench.analysis.axes import label, varying
+from attnbench.analysis.axes import label, telling
 from attnbench.registry import Registry
 
 Row = Mapping[Any, Any]
@@ -85,10 +85,12 @@ _column(
 def summary_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
     """Return one dict of texts a row, in `frame`'s order: `case` and then the SUMMARY columns.
 
-    `frame` is that of `compare.compared`. `case` names only the axes that vary in it.
+    `frame` is that of `compare.compared`. `case` names only the axes that vary
+    among the cases of its workload.
     """
-    names = varying(frame)
+    names = telling(frame)
     return [
-        {"case": label(row, names)} | {name: column.text(row) for name, column in SUMMARY.items()}
+        {"case": label(row, names[row["workload"]])}
+        | {name: column.text(row) for name, column in SUMMARY.items()}
         for row in frame.to_dict("records")
     ]

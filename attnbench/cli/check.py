@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from attnbench.cli.options import NAMES, device_option, impl_files
+from attnbench.cli.options import NAMES, device_option, impl_files, seed_option
 from attnbench.errors import ExitCode
 
 
@@ -15,8 +15,14 @@ from attnbench.errors import ExitCode
 @click.option("--impls", type=NAMES, help="Implementations by name [all, or those of --impl].")
 @impl_files
 @device_option
-@click.option("--dtypes", type=NAMES, default="float32,bfloat16,float16,float64", show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of inputs.")
+@click.option(
+    "--dtypes",
+    type=NAMES,
+    default="float32,bfloat16,float16,float64",
+    show_default=True,
+    help="Dtypes to check in; decoding is checked in the first.",
+)
+@seed_option
 @click.option("--full", is_flag=True, help="The whole battery for those that compile, too (slow).")
 @click.option("--verbose", "-v", is_flag=True, help="A line for each check, also those that pass.")
 @click.option("--json", "as_json", is_flag=True, help="Every result as JSON.")

@@ -39,10 +39,12 @@ def export(run: str, output: Path, kind: str, to: Path | None) -> None:
         write = to_csv if kind == "csv" else to_json
         if to is None:
             write(frame, sys.stdout)
+            sys.stdout.flush()
         else:
-            with to.open("w") as file:
+            with to.open("w", encoding="utf-8") as file:
                 write(frame, file)
     except BrokenPipeError:
         raise
     except OSError as err:
-        raise StoreError(f"cannot write {to} ({err.strerror}); choose another --to FILE") from err
+        target = to or "to standard output"
+        raise StoreError(f"cannot write {target} ({err.strerror}); choose another --to") from err

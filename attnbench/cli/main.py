@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -11,24 +13,45 @@ import click
 from attnbench.cli.check import check
 from attnbench.cli.export import export
 from attnbench.cli.listing import list_
+from attnbench.cli.options import OneLineError
 from attnbench.cli.report import report
 from attnbench.cli.sweep import sweep
 from attnbench.errors import AttnbenchError
 from attnbench.version import __version__
 
+INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
+
 
 class _Commands(click.Group):
-    """Prints our own errors as click prints its usage errors, and exits with their code."""
+    """Ends every error as one line with its exit code: our own, and click's usage errors."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _one_line():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
-        except AttnbenchError as err:
-            click.echo(f"Error: {err}", err=True)
-            ctx.exit(int(err.exit_code))
+            with _one_line():
+                result = super().invoke(ctx)
+                sys.stdout.flush()  # a pipe that was closed is noticed here, not at exit
+                return result
         except BrokenPipeError:  # `attnbench export RUN | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(0)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except AttnbenchError as err:
+        raise OneLineError(str(err), err.exit_code) from err
+    except click.UsageError as err:
+        if isinstance(err, click.exceptions.NoArgsIsHelpError):
+            raise  # `attnbench` alone: the help is the answer
+        raise OneLineError(err.format_message()) from err
 
 
 @click.group(

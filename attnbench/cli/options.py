@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from attnbench.errors import AttnbenchError
+from attnbench.errors import AttnbenchError, ExitCode
 from attnbench.lists import parse_names, parse_sizes
 
 Command = Callable[..., Any]
@@ -32,11 +33,31 @@ class _List(click.ParamType[tuple[Any, ...]]):
 
 
 class OneLineError(click.ClickException):
-    """Wrong usage, as one line: the fact, the flag, the valid values."""
+    """A problem the user can act on, as one line: the fact, the flag, the valid values."""
 
-    exit_code = 2
+    exit_code: int  # of the instance, where click has one for the class
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = int(exit_code)
 
 
+class _Positive(click.ParamType[float]):
+    """A number above 0; `nan` and `inf` parse as floats, but bound nothing and are no JSON."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            self.fail(f"{value!r} is not a number above 0.", param, ctx)
+        return number
+
+
+POSITIVE = _Positive()
 SIZES = _List("sizes", parse_sizes)
 NAMES = _List("names", parse_names)
 
@@ -60,6 +81,17 @@ def device_option(command: Command) -> Command:
         default="auto",
         show_default=True,
         help="Where to run; auto takes a GPU where there is one.",
+    )(command)
+
+
+def seed_option(command: Command) -> Command:
+    """`--seed`: what torch's generators take, on every device."""
+    return click.option(
+        "--seed",
+        type=click.IntRange(min=0, max=2**32 - 1),
+        default=0,
+        show_default=True,
+        help="Of inputs.",
     )(command)
 
 

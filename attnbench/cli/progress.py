@@ -24,7 +24,6 @@ class Display:
     """Shows how far a sweep is. A listener of `attnbench.session`."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self.incorrect = 0
         self.interrupted_hint: Path | None = None
         self._quiet = quiet
         self._console = Console(stderr=True)
@@ -73,7 +72,6 @@ class Display:
 
     def recorded(self, record: Record) -> None:
         """Count one record; without a terminal print a line for it."""
-        self.incorrect += record.status == "incorrect"
         if record.status in ("unsupported", "skipped") and not record.spent_s:
             return
         self._count += 1

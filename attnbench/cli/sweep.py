@@ -7,8 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from attnbench.cli.options import NAMES, SIZES, Command, device_option, impl_files, output_option
+from attnbench.cli.options import (
+    NAMES,
+    POSITIVE,
+    SIZES,
+    Command,
+    device_option,
+    impl_files,
+    output_option,
+    seed_option,
+)
 from attnbench.errors import ExitCode, UsageError
 
 # Option, field of Axes, type, help. One row an axis; None as a default keeps the axis's own.
@@ -43,20 +53,19 @@ def _axes(command: Command) -> Command:
 
 
 def _budget(command: Command) -> Command:
-    positive = click.FloatRange(min=0, min_open=True)
     options: list[Callable[[Command], Command]] = [
         click.option(
             "--precision",
-            type=positive,
+            type=POSITIVE,
             default=0.02,
             show_default=True,
             help="Stop a cell when the 95 % interval of its median is within ± this share.",
         ),
-        click.option("--min-time", type=positive, help="Seconds of samples at least [0.1]."),
-        click.option("--max-time", type=positive, help="Seconds of samples at most [1]."),
+        click.option("--min-time", type=POSITIVE, help="Seconds of samples at least [0.1]."),
+        click.option("--max-time", type=POSITIVE, help="Seconds of samples at most [1]."),
         click.option(
             "--timeout",
-            type=positive,
+            type=POSITIVE,
             default=300.0,
             show_default=True,
             help="Seconds without a sign of life after which a cell is given up.",
@@ -75,9 +84,11 @@ def _budget(command: Command) -> Command:
 @_axes
 @impl_files
 @device_option
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads [torch's default].")
+@click.option(
+    "--threads", type=click.IntRange(min=1, max=1024), help="CPU threads [torch's default]."
+)
 @_budget
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of inputs.")
+@seed_option
 @output_option
 @click.option("--name", help="The run's name, a new folder [a time stamp].")
 @click.option("--resume", metavar="RUN", help="Measure what is missing in an existing run.")
@@ -93,12 +104,12 @@ def sweep(**options: Any) -> None:
     from attnbench.cli.progress import Display
     from attnbench.session import resume as resume_run
     from attnbench.session import sweep as start
-    from attnbench.store import find_run
+    from attnbench.store import find_run, load_run
 
     quiet, dry_run = options.pop("quiet"), options.pop("dry_run")
     with Display(quiet=quiet) as display:
         if options["resume"] is not None:
-            _refuse_beside_resume(options)
+            _refuse_beside_resume()
             path: Path | None = find_run(options["resume"], options["output"])
             assert path is not None
             display.interrupted_hint = path
@@ -113,7 +124,7 @@ def sweep(**options: Any) -> None:
         from attnbench.cli.summary import print_summary
 
         print_summary(path)
-    if display.incorrect:
+    if any(record.status == "incorrect" for record in load_run(path).records):
         raise SystemExit(ExitCode.FINDING)
 
 
@@ -126,14 +137,17 @@ def _request(options: dict[str, Any]) -> Any:
     given["workload"] = options["workload"]
     preset = PRESETS.get(options["preset"]) if options["preset"] else None
     base = preset.sweeps if preset else (Axes(),)
-    if preset and options["workload"]:
+    if preset and options["workload"] is not None:
         base = tuple(axes for axes in base if axes.workload == options["workload"]) or base[:1]
     min_time = options["min_time"] or (preset.min_time_s if preset else 0.1)
     max_time = options["max_time"] or (preset.max_time_s if preset else 1.0)
     if min_time > max_time:
         raise UsageError(f"--min-time {min_time:g} is above --max-time {max_time:g}")
     return Request(
-        sweeps=tuple(with_overrides(axes, _relevant(axes.workload, given)) for axes in base),
+        sweeps=tuple(
+            with_overrides(axes, _relevant(axes.workload, given) if preset else given)
+            for axes in base
+        ),
         settings=Settings(
             device=options["device"],
             threads=options["threads"],
@@ -151,15 +165,25 @@ def _request(options: dict[str, Any]) -> Any:
 
 
 def _relevant(workload: str, given: dict[str, Any]) -> dict[str, Any]:
-    """In a preset of several workloads, decode's own axes apply to decode alone."""
-    if workload == "decode" or given["workload"] or not (given["caches"] or given["widths"]):
+    """In a preset of several workloads, the axes of one apply to that one alone."""
+    if given["workload"]:
         return given
-    return given
+    foreign = ("kv_lens",) if workload == "decode" else ("caches", "widths", "new_tokens")
+    return {name: None if name in foreign else value for name, value in given.items()}
 
 
-def _refuse_beside_resume(options: dict[str, Any]) -> None:
-    kept = ("resume", "output", "device", "precision", "timeout", "seed")
-    given = [name for name, value in options.items() if value and name not in kept]
+_KEPT_BESIDE_RESUME = ("resume", "output", "dry_run", "quiet")
+
+
+def _refuse_beside_resume() -> None:
+    context = click.get_current_context()
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name not in _KEPT_BESIDE_RESUME
+        and context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+    ]
     if given:
-        flags = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise UsageError(f"--resume takes everything from the run itself; remove {flags}")
+        raise UsageError(
+            f"--resume takes everything from the run itself; remove {', '.join(given)}"
+        )

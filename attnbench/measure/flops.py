@@ -31,7 +31,9 @@ def count_flops(
     counter = FlopCounterMode(display=False, custom_mapping=mapping)
     with counter:
         call()
-    counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items() if flops}
+    counts = {
+        str(op): flops for op, flops in counter.get_flop_counts().get("Global", {}).items() if flops
+    }
     if not counts:
         return None, None
     dispatched = all(name.removeprefix("aten.") in _MATMULS for name in counts)

@@ -20,6 +20,7 @@ _BOOKKEEPING = frozenset(
     mT promote_types matmul linear softmax broadcast_tensors
     """.split()
 )
+_CONVERSION = {"aten::copy_", "aten::_to_copy"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,6 @@ def _cpu_kernels(event: Any) -> list[str]:
     """Names of the innermost ops that do work, in the order in which they ran."""
     inner = [name for child in event.children for name in _cpu_kernels(child)]
     is_op = event.tag.name == "TorchOp" and "::" in event.name
-    if inner or not is_op or event.name in _BOOKKEEPING:
+    if not is_op or event.name in _BOOKKEEPING or set(inner) - _CONVERSION:
         return inner
-    return [event.name]
+    return [event.name]  # a copy inside, of a Python number say, is part of the op

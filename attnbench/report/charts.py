@@ -46,6 +46,10 @@ class Chart:
         """The title, which speaks of n only where n varies."""
         return self.title.split(" against ")[0] if single else self.title
 
+    def reading_of(self, single: bool) -> str:
+        """How to read it; what is said of slopes is left out where n does not vary."""
+        return self.reading.split(". ")[0].rstrip(".") + "." if single else self.reading
+
     def rows(self, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
         """The rows this chart is about, the failed ones included; empty if none has a value."""
         table = tables[self.source]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,14 @@ import pandas as pd
 
 from attnbench import units
 from attnbench.analysis import compare
-from attnbench.analysis.axes import fixed, label, slices, varying
+from attnbench.analysis.axes import fixed, label, slices, telling, varying
 from attnbench.analysis.highlights import highlights
 from attnbench.analysis.summary import summary_rows
 from attnbench.report.charts import with_rate_interval
-from attnbench.report.style import looks
+from attnbench.report.style import Look, looks
 from attnbench.store import Run
 
+INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
 MOST_ROWS = 1500  # in a page; a browser stays quick, and the export holds everything
 
 
@@ -76,21 +78,24 @@ class Content:
         """The results, best first in each case, and how many cells were left out for length."""
         if self.cells.empty:
             return [], 0
-        changing = varying(self.cells)
-        outer = [name for name in changing if name not in ("seq_len", "kv_len")]
-        inner = [name for name in changing if name not in outer] or ["seq_len"]
         colours = looks(sorted(self.cells["impl"].unique()))
+        names = telling(self.cells)
         parts: list[Part] = []
         shown = 0
-        for _, rows in slices(self.cells, outer):
+        for row, rows in self._slices(names):
             if parts and shown + len(rows) > MOST_ROWS:
                 continue
             shown += len(rows)
-            title = label(rows.iloc[0], outer)
-            groups = [part for _, part in slices(rows, ["case_id"])]
-            cases = [CaseTable(label(g.iloc[0], inner), [*_case_rows(g, colours)]) for g in groups]
-            parts.append(Part(title, cases))
+            title = label(row, [name for name in names[row["workload"]] if name not in INNER])
+            parts.append(Part(title, _cases(rows, colours)))
         return parts, len(self.cells) - shown
+
+    def _slices(self, names: dict[str, list[str]]) -> Iterator[tuple[Mapping[Any, Any], Any]]:
+        """First row and all rows of the cases that differ in n alone."""
+        for _, of_workload in slices(self.cells, ["workload"]):
+            outer = [n for n in names[of_workload["workload"].iloc[0]] if n not in INNER]
+            for _, rows in slices(of_workload, outer):
+                yield rows.iloc[0].to_dict(), rows
 
     def failures(self) -> list[dict[str, str]]:
         """Cells without a result, gathered by their reason."""
@@ -107,9 +112,9 @@ class Content:
 
     def suspects(self) -> list[str]:
         """Each suspect cell with its reason."""
-        names = varying(self.cells)
+        names = telling(self.cells)
         rows = self.cells[self.cells["suspect"].notna()].head(50)
-        named = [(row, label(row, names)) for row in rows.to_dict("records")]
+        named = [(row, label(row, names[row["workload"]])) for row in rows.to_dict("records")]
         return [f"{row['impl']} {where}: {row['suspect']}" for row, where in named]
 
     def spent(self) -> list[dict[str, Any]]:
@@ -127,11 +132,17 @@ class Content:
         ]
 
 
+def _cases(rows: pd.DataFrame, colours: dict[str, Look]) -> list[CaseTable]:
+    inner = [name for name in varying(rows) if name in INNER] or ["seq_len"]
+    groups = [part for _, part in slices(rows, ["case_id"])]
+    return [CaseTable(label(g.iloc[0], inner), _case_rows(g, colours)) for g in groups]
+
+
 def _range(low: int, high: int) -> str:
     return str(low) if low == high else f"{low} … {high}"
 
 
-def _case_rows(rows: pd.DataFrame, colours: dict[str, Any]) -> list[dict[str, Any]]:
+def _case_rows(rows: pd.DataFrame, colours: dict[str, Look]) -> list[dict[str, Any]]:
     texts = summary_rows(rows)
     why = rows["reason"].fillna(rows["suspect"]).fillna("")
     return [

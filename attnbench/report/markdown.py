@@ -46,8 +46,10 @@ def _hardest(content: Content) -> list[str]:
         case = hardest_case(rows)
         if case.empty:
             continue
-        names = [name for name in varying(content.cells) if name not in SLICE]
-        title = " ".join([*(str(value) for value in values.values()), label(case.iloc[0], names)])
+        names = [name for name in varying(rows) if name not in SLICE]
+        title = " ".join(
+            [*(str(value) for value in values.values()), label(case.iloc[0], names or ["seq_len"])]
+        )
         lines = [[row[name] for name in SUMMARY.names()] for row in summary_rows(case)]
         blocks += [f"### {escape(title)}", table(headers, lines)]
     return blocks

@@ -15,6 +15,8 @@ from attnbench.report.charts import Chart
 from attnbench.report.labels import STRIP_ROWS, End, Failed, label_ends, mark_failed, short
 from attnbench.report.style import QUIET, Look
 
+DODGE_OCTAVES = 0.4  # how far lines that are moved apart spread over x, all together
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -70,7 +72,7 @@ def failed_lines(chart: Chart, rows: pd.DataFrame) -> list[Failed]:
 def draw_lines(ax: Axes, rows: pd.DataFrame, shared: Frame) -> None:
     """Draw a line for each implementation (or cache) against n, labelled at its end."""
     chart = shared.chart
-    scales.length_axis(ax, shared.lengths)
+    scales.length_axis(ax, shared.lengths, room=DODGE_OCTAVES / 2 if chart.dodge else 0.0)
     set_value_axis(ax, shared)
     _draw_background(ax, rows, shared)
     ends = []
@@ -78,7 +80,7 @@ def draw_lines(ax: Axes, rows: pd.DataFrame, shared: Frame) -> None:
     groups = list(known.groupby(chart.lines, sort=False))
     for index, (name, part) in enumerate(groups):
         ordered = part.sort_values("seq_len")
-        aside = 2 ** ((index - (len(groups) - 1) / 2) * min(0.07, 0.4 / len(groups)))
+        aside = 2 ** ((index - (len(groups) - 1) / 2) * min(0.07, DODGE_OCTAVES / len(groups)))
         _draw_line(ax, ordered, shared, shared.looks[str(name)], aside if chart.dodge else 1.0)
         last = ordered.iloc[-1]
         ends.append(End(str(name), float(last["seq_len"]), _inside(last[chart.value], shared)))

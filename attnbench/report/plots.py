@@ -175,9 +175,10 @@ def save(figure: Figure, name: str, chart: Chart, sheet: Sheet, folder: Path) ->
     figure.savefig(svg, metadata={"Date": None, "Creator": "attnbench"})
     figure.savefig(png, metadata={"Software": "attnbench"})
     lines = ", ".join(panels.lines_of(chart, sheet.rows))
+    single = sheet.rows["seq_len"].nunique() == 1
     panel_titles = "; ".join(panel.title for panel in sheet.panels if panel.title)
     alt = f"{chart.title}, {sheet.title}, for {lines}"
     return Plot(
-        chart=name, title=chart.title, subject=sheet.title, reading=chart.reading,
+        chart=name, title=chart.title, subject=sheet.title, reading=chart.reading_of(single),
         alt=alt + (f". Panels: {panel_titles}." if panel_titles else "."), svg=svg, png=png,
     )  # fmt: skip

@@ -16,15 +16,18 @@ Text = Callable[[float], str]
 MOST_TICKS = 9
 
 
-def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
-    """Make x logarithmic in base 2, with ticks at measured lengths: 128, 256, 512, 1k, 2k."""
+def length_axis(ax: Axes, lengths: Sequence[int], room: float = 0.0) -> None:
+    """Make x logarithmic in base 2, with ticks at measured lengths: 128, 256, 512, 1k, 2k.
+
+    `room` is left at both ends, in octaves, beside a small margin.
+    """
     shown = sorted(set(lengths))
     step = math.ceil(len(shown) / MOST_TICKS)
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(shown[::-1][::step]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: units.length(n)))
     ax.xaxis.set_minor_locator(NullLocator())
-    margin = (max(shown) / min(shown)) ** 0.04 if len(shown) > 1 else 1.5
+    margin = (max(shown) / min(shown)) ** 0.04 * 2**room if len(shown) > 1 else 1.5
     ax.set_xlim(min(shown) / margin, max(shown) * margin)
 
 
@@ -35,7 +38,9 @@ def log_axis(ax: Axes, which: str, limits: tuple[float, float], base: int, text:
     (ax.set_yscale if which == "y" else ax.set_xscale)("log", base=base)
     (ax.set_ylim if which == "y" else ax.set_xlim)(low, high)
     ticks = binary_ticks(low, high) if base == 2 else decimal_ticks(low, high)
-    axis.set_major_locator(FixedLocator(ticks))
+    # Side by side, texts need more room than one above the other.
+    thin = 1 if which == "y" else math.ceil(len(ticks) / 5)
+    axis.set_major_locator(FixedLocator(ticks[::thin]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())

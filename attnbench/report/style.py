@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,19 +47,28 @@ OTHERS = tuple(
 )  # fmt: skip
 
 
-def looks(names: Iterable[str], known: dict[str, Look] = KNOWN) -> dict[str, Look]:
+def looks(names: Iterable[str], known: Mapping[str, Look] = KNOWN) -> dict[str, Look]:
     """Give each name its look: the built-ins their own, any other one that its name decides.
 
-    The slot comes from a hash of the name, so that one implementation keeps its look from run to
+    The slot comes from a hash of the name, so that an implementation keeps its look from run to
     run; only where two names of one run meet in a slot does the later one, in alphabetical order,
-    move on to the next.
+    move on to the next free one. Slots are shared when there are more names than slots.
     """
-    given = {name: known[name] for name in names if name in known}
-    free = list(OTHERS)
-    for name in sorted(set(names) - set(known)):
-        start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(free)
-        given[name] = free.pop(start) if len(free) > 1 else free[0]
+    wanted = set(names)
+    given = {name: known[name] for name in sorted(wanted & set(known))}
+    taken: set[int] = set()
+    for name in sorted(wanted - set(known)):
+        slot = _first_free(int(hashlib.sha256(name.encode()).hexdigest(), 16), taken)
+        taken.add(slot)
+        given[name] = OTHERS[slot]
     return given
+
+
+def _first_free(start: int, taken: set[int]) -> int:
+    for step in range(len(OTHERS)):
+        if (start + step) % len(OTHERS) not in taken:
+            return (start + step) % len(OTHERS)
+    return start % len(OTHERS)
 
 
 RC: Any = {  # matplotlib's stubs list every key; a plain dict of them is refused

@@ -80,12 +80,20 @@ class Trial:
         """
         assert self.bound is not None
         before = {name: x.detach().clone() for name, x in self.tensors.items()}
+        try:
+            self._compare(self.bound, truth, first=first)
+        finally:
+            changed = self._restore(before)
+        if changed:
+            raise IncorrectError(f"it wrote to its input {', '.join(changed)}")
+
+    def _compare(self, bound: Bound, truth: Truth, *, first: bool) -> None:
         _poison_allocator(truth, self.case)
         begin = time.perf_counter()
-        result = self.bound.call()
+        result = bound.call()
         if first and self.impl.compiles:
             self.metrics["compile_s"] += time.perf_counter() - begin
-        verdict = judge(self.bound.named(result), truth, self.case.dtype)
+        verdict = judge(bound.named(result), truth, self.case.dtype)
         self._poison(result)
         self.verdict = self.verdict.worse(verdict) if not first else verdict
         self.metrics["error_max"] = self.verdict.error_max
@@ -93,9 +101,14 @@ class Trial:
         self.metrics["error_ratio"] = self.verdict.error_ratio
         if verdict.reason:
             raise IncorrectError(verdict.reason + ("" if first else " (after its inputs changed)"))
+
+    def _restore(self, before: Tensors) -> list[str]:
+        """Put back inputs that were written to, which the next in line needs; return which."""
         changed = [n for n, x in before.items() if not torch.equal(x, self.tensors[n].detach())]
-        if changed:
-            raise IncorrectError(f"it wrote to its input {', '.join(changed)}")
+        with torch.no_grad():
+            for name in changed:
+                self.tensors[name].copy_(before[name])
+        return changed
 
     def refresh(self) -> None:
         """Redo what was prepared from the inputs."""

@@ -1,0 +1,138 @@
+"""torch's FlexAttention, compiled: blocks that the mask empties are never computed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from attnbench.api import Case, attention_builder
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+BLOCK = 128  # queries and keys of a block of the mask, torch's default
+
+_numbers = itertools.count()
+
+
+def fresh(function: types.FunctionType) -> types.FunctionType:
+    """The same function over a code object of its own.
+
+    torch keeps compiled code per code object, which all closures of one `def` share, and gives
+    up after 8 shapes of one. A code object for each case keeps every case at its first.
+    """
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
+    return types.FunctionType(
+        code, function.__globals__, code.co_name, function.__defaults__, function.__closure__
+    )
+
+
+def inductor_keeping_graph(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
+    """The inductor backend, without donated buffers.
+
+    With them the compiled backward pass writes over what the forward pass saved, and a second
+    backward pass of the same graph, which is how it is timed, is refused.
+    """
+    from torch._dynamo import lookup_backend
+    from torch._functorch import config
+
+    with config.patch(donated_buffer=False):
+        return lookup_backend("inductor")(graph, examples)
+
+
+def compile_alone(function: Any, backend: Any = inductor_keeping_graph) -> Attend:
+    """torch.compile for these shapes alone; whatever would fall back to eager raises instead.
+
+    fullgraph turns both graph breaks and the limit on recompilations into errors.
+    """
+    return torch.compile(fresh(function), fullgraph=True, dynamic=False, backend=backend)
+
+
+def supports(case: Case) -> str | None:
+    """Why FlexAttention cannot take the case here, or None."""
+    if case.device == "cuda":
+        if not torch.cuda.is_available():
+            return "torch sees no CUDA device"
+        narrow = min(case.head_dim, case.value_dim) < 16
+        return "FlexAttention needs head and value dims of at least 16 on CUDA" if narrow else None
+    if case.needs_grad:
+        return "FlexAttention has no backward pass on CPU"
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        return f"FlexAttention needs a C++ compiler on CPU, and there is no {compiler}"
+    if "AVX" not in torch.backends.cpu.get_cpu_capability():
+        return "FlexAttention needs AVX2 or AVX512 on CPU"
+    return None
+
+
+def block_mask(case: Case) -> Any:
+    """The case's mask as FlexAttention wants it, or None where every pair is admitted."""
+    if case.unmasked:
+        return None
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    before, after = case.mask.before, case.mask.after
+    shift = case.kv_len - case.seq_len
+
+    def admits(_b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        offset = key - (query + shift)
+        seen = offset == offset  # True, in whatever shape torch traces this with
+        if before is not None:
+            seen = seen & (offset >= -before)
+        if after is not None:
+            seen = seen & (offset <= after)
+        return seen
+
+    return create_block_mask(
+        admits, None, None, case.seq_len, case.kv_len, device=case.device, BLOCK_SIZE=BLOCK
+    )
+
+
+def flops(case: Case) -> int:
+    """FLOPs executed: whole blocks, 2·B·H·pairs·(D + V) forward.
+
+    Backward (CUDA) goes over the blocks twice, once for dq and once for dk and dv, and makes
+    the scores and the gradient of the weights in both: 4D + 3V a pair.
+    """
+    d, v = case.head_dim, case.value_dim
+    forward, backward = d + v, 4 * d + 3 * v
+    width = {"forward": forward, "backward": backward, "both": forward + backward}[case.pass_]
+    pairs = 0
+    for first in range(0, case.seq_len, BLOCK):
+        last = min(first + BLOCK, case.seq_len)
+        spans = [case.mask.span(i, case.seq_len, case.kv_len) for i in (first, last - 1)]
+        low, high = spans[0][0] // BLOCK * BLOCK, -(-spans[1][1] // BLOCK) * BLOCK
+        pairs += (last - first) * max(0, min(high, case.kv_len) - low)
+    return 2 * case.batch * case.heads * pairs * width
+
+
+def flex_call(case: Case) -> Any:
+    """flex_attention with all that the case fixes already bound, to be compiled."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    mask, scale, gqa = block_mask(case), case.softmax_scale, case.kv_heads != case.heads
+
+    def flex(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> torch.Tensor:
+        return flex_attention(q_BHLD, k_BGSD, v_BGSV, block_mask=mask, scale=scale, enable_gqa=gqa)
+
+    return flex
+
+
+@attention_builder(
+    "flex",
+    time="n^2 d",
+    memory="O(n)",
+    masks=("full", "causal", "window"),
+    dtypes=("float32", "bfloat16", "float16"),
+    compiles=True,
+    flops=flops,
+    supports=supports,
+)
+def build_flex(case: Case) -> Attend:
+    """FlexAttention with a block mask, compiled by torch.compile afresh for every case."""
+    return compile_alone(flex_call(case))

@@ -1,0 +1,117 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnbench.case import Case, Mask, parse_mask, parse_position
+from attnbench.errors import UnknownNameError, UsageError
+from attnbench.registry import Registry
+
+
+def test_the_id_of_a_case_never_changes():
+    # Written down once: a change here breaks every stored run.
+    assert Case().case_id == "44136fa355b3"
+    assert Case(seq_len=1024, mask=parse_mask("causal")).case_id == "55dca76f179c"
+
+
+def test_an_axis_at_its_default_leaves_the_id_alone():
+    plain = Case(heads=8, seq_len=256)
+    spelled = Case(heads=8, kv_heads=8, seq_len=256, kv_len=256, head_dim=64, value_dim=64)
+    assert plain.case_id == spelled.case_id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pass_": "both"},
+        {"dtype": "bfloat16"},
+        {"batch": 2},
+        {"kv_heads": 2},
+        {"kv_len": 100},
+        {"value_dim": 32},
+        {"mask": parse_mask("window:8")},
+        {"position": parse_position("rope:500000")},
+        {"cache": "static"},
+        {"scale": 0.5},
+    ],
+)
+def test_every_field_that_differs_changes_the_id(change):
+    assert Case(**change).case_id != Case().case_id
+
+
+def test_a_case_survives_json():
+    case = Case(
+        workload="decode",
+        kv_heads=2,
+        mask=parse_mask("window:7"),
+        position=parse_position("rope:500000"),
+        width=96,
+        cache="concat",
+        new_tokens=3,
+    )
+    again = Case.from_json(json.loads(json.dumps(case.to_json())))
+    assert again == case
+    assert again.case_id == case.case_id
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(UsageError, match="no field colour"):
+        Case.from_json({"colour": "red"})
+
+
+@pytest.mark.parametrize("bad", [{"seq_len": -1}, {"heads": 1.5}, {"batch": True}])
+def test_sizes_are_whole_numbers_of_at_least_one(bad):
+    with pytest.raises(UsageError, match="whole numbers"):
+        Case(**bad)
+
+
+def test_heads_that_do_not_divide_are_a_reason_and_no_error():
+    assert "3 key/value heads do not divide 4 heads" in (Case(kv_heads=3).impossible() or "")
+    assert Case(kv_heads=2).impossible() is None
+
+
+@pytest.mark.parametrize("text", ["causl", "window", "window:0", "window:x", "full:3"])
+def test_masks_that_make_no_sense_are_refused(text):
+    with pytest.raises(UsageError, match="mask"):
+        parse_mask(text)
+
+
+@pytest.mark.parametrize("text", ["rope:1", "rope:abc", "rope:inf", "none:2"])
+def test_bases_that_make_no_sense_are_refused(text):
+    with pytest.raises(UsageError, match="base"):
+        parse_position(text)
+
+
+sizes = st.integers(1, 12)
+masks = st.sampled_from(["full", "causal", "window:1", "window:3", "window:30"]).map(parse_mask)
+
+
+@given(mask=masks, queries=sizes, keys=sizes)
+def test_the_span_of_a_query_is_bottom_right_aligned(mask: Mask, queries: int, keys: int):
+    for query in range(queries):
+        first, last = mask.span(query, queries, keys)
+        seen = {
+            key
+            for key in range(keys)
+            if (mask.after is None or key <= query + keys - queries + mask.after)
+            and (mask.before is None or key >= query + keys - queries - mask.before)
+        }
+        assert set(range(first, last)) == seen
+
+
+@given(mask=masks, queries=sizes, keys=sizes)
+def test_admits_all_says_whether_a_mask_is_needed(mask: Mask, queries: int, keys: int):
+    whole = all(mask.span(query, queries, keys) == (0, keys) for query in range(queries))
+    assert mask.admits_all(queries, keys) == whole
+
+
+def test_a_registry_refuses_duplicates_and_suggests_the_nearest():
+    registry: Registry[int] = Registry("fruit", "--fruits")
+    registry.add("apple", 1)
+    with pytest.raises(UsageError, match="already registered"):
+        registry.add("apple", 2)
+    with pytest.raises(UnknownNameError, match=r"did you mean 'apple'\?; known: apple"):
+        registry.get("appel")
+    with pytest.raises(UsageError, match="one word"):
+        registry.add("two words", 3)

@@ -1,0 +1,154 @@
+"""Decoding and position encodings against the definition."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from attnbench.api import IMPLEMENTATIONS
+from attnbench.case import Case, Position, parse_mask
+from attnbench.check import judge
+from attnbench.inputs import Draw
+from attnbench.loader import load_built_in
+from attnbench.positions import POSITIONS, rotation, turned
+from attnbench.workloads import WORKLOADS
+from attnbench.workloads.decode import CACHES
+
+load_built_in()
+
+DECODE = Case(
+    workload="decode",
+    batch=2,
+    heads=4,
+    kv_heads=2,
+    seq_len=11,
+    head_dim=8,
+    value_dim=6,
+    mask=parse_mask("causal"),
+    width=20,
+    cache="static",
+    new_tokens=5,
+    dtype="float64",
+)
+
+
+def bound(case: Case, impl: str = "naive"):
+    workload = WORKLOADS.get("decode")
+    tensors = workload.tensors(case)
+    workload.fill(case, tensors, Draw(seed=1))
+    return workload.bind(case, IMPLEMENTATIONS.get(impl), tensors), tensors
+
+
+def full_forward(case: Case, tensors) -> torch.Tensor:
+    """The whole causal layer at once, with torch's own attention."""
+    total = case.seq_len + (case.new_tokens or 0)
+
+    def heads(name: str, count: int) -> torch.Tensor:
+        x = (tensors["x"] @ tensors[name].T).reshape(case.batch, total, count, -1)
+        return x.transpose(1, 2)
+
+    q, k, v = heads("wq", 4), heads("wk", 2), heads("wv", 2)
+    places = torch.arange(total)
+    q, k = turned(q, case.position, places), turned(k, case.position, places)
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    merged = o.transpose(1, 2).reshape(case.batch, total, -1)
+    return (merged @ tensors["wo"].T)[:, case.seq_len :]
+
+
+@pytest.mark.parametrize("position", ["none", "rope", "rope-interleaved"])
+@pytest.mark.parametrize("cache", CACHES.names())
+def test_every_cache_gives_the_full_forward_pass_step_by_step(cache, position):
+    case = dataclasses.replace(DECODE, cache=cache, position=Position(name=position))
+    decoder, tensors = bound(case)
+    expected = full_forward(case, tensors)
+    for _ in range(2):  # each call starts from the same restored cache
+        steps = decoder.named(decoder.call())["o"]
+        torch.testing.assert_close(steps, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("cache", CACHES.names())
+def test_the_check_of_decode_accepts_it_and_notices_a_stale_cache(cache):
+    case = dataclasses.replace(DECODE, cache=cache, position=Position(name="rope"))
+    decoder, tensors = bound(case)
+    workload = WORKLOADS.get("decode")
+    workload.fill(case, tensors, Draw(seed=2))
+    truth = workload.truth(case, tensors)
+    stale = judge(decoder.named(decoder.call()), truth, case.dtype)
+    prefilled = cache in ("concat", "static")
+    assert (stale.reason is not None) == prefilled
+    decoder.refresh()
+    assert judge(decoder.named(decoder.call()), truth, case.dtype).reason is None
+
+
+def test_a_window_limits_what_decode_sees():
+    case = dataclasses.replace(DECODE, mask=parse_mask("window:3"))
+    decoder, tensors = bound(case)
+    truth = WORKLOADS.get("decode").truth(case, tensors)
+    assert judge(decoder.named(decoder.call()), truth, case.dtype).reason is None
+    whole = dataclasses.replace(DECODE, mask=parse_mask("causal"))
+    other = WORKLOADS.get("decode").truth(whole, tensors)
+    assert judge(decoder.named(decoder.call()), other, case.dtype).reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"pass_": "both"}, {"mask": parse_mask("full")}, {"mask": parse_mask("window:2")}],
+)
+def test_decode_says_what_it_does_not_do(changes):
+    case = dataclasses.replace(DECODE, **changes)
+    reason = WORKLOADS.get("decode").reason_against(case, IMPLEMENTATIONS.get("naive"))
+    assert (reason is None) == (changes.get("mask") == parse_mask("window:2"))
+
+
+def test_flops_executed_by_a_step_tell_the_caches_apart():
+    naive = IMPLEMENTATIONS.get("naive")
+    executed = {}
+    for cache in CACHES.names():
+        case = dataclasses.replace(DECODE, cache=cache)
+        decoder, _ = bound(case)
+        from attnbench.costs import OPAQUE_FORMULAS
+        from attnbench.measure.flops import count_flops
+
+        counted, source = count_flops(decoder.call, OPAQUE_FORMULAS)
+        executed[cache] = WORKLOADS.get("decode").costs(case, naive)["flops_executed"]
+        assert (counted // 5, source) == (executed[cache], "dispatched")
+    assert executed["static"] == executed["concat"] < executed["none"] < executed["rerun"]
+
+
+@pytest.mark.parametrize("name", ["rope", "rope-interleaved"])
+@pytest.mark.parametrize("dims", [6, 7])
+def test_the_timed_rotation_equals_an_explicit_rotation_matrix(name, dims):
+    case = Case(head_dim=dims, dtype="float64", position=Position(name=name, base=500.0))
+    first, second = POSITIONS.get(name).pairs(dims)
+    x = torch.randn(2, 3, 4, dims, dtype=torch.float64)
+    turn = rotation(case, 5, 4)
+    assert turn is not None
+    expected = torch.empty_like(x)
+    for row in range(4):
+        matrix = torch.eye(dims, dtype=torch.float64)
+        for i, (a, b) in enumerate(zip(first, second, strict=True)):
+            angle = torch.tensor((5 + row) * 500.0 ** (-2 * i / (dims // 2 * 2)))
+            matrix[a, a] = matrix[b, b] = angle.cos()
+            matrix[a, b], matrix[b, a] = -angle.sin(), angle.sin()
+        expected[..., row, :] = x[..., row, :] @ matrix.T
+    torch.testing.assert_close(turn(x), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(turned(x, case.position, torch.arange(5, 9)), turn(x))
+
+
+def test_an_odd_leftover_dimension_stays_as_it_is():
+    case = Case(head_dim=5, dtype="float64", position=Position(name="rope-interleaved"))
+    x = torch.randn(1, 1, 3, 5, dtype=torch.float64)
+    turn = rotation(case, 9, 3)
+    assert turn is not None
+    assert torch.equal(turn(x)[..., 4], x[..., 4])
+
+
+def test_angles_stay_exact_at_long_contexts():
+    # float32 angles at position 131072 would be off by a hundredth of a radian.
+    case = Case(head_dim=2, dtype="float64", position=Position(name="rope"))
+    turn = rotation(case, 131071, 1)
+    assert turn is not None
+    x = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
+    assert float(turn(x)[0, 0, 0, 0]) == pytest.approx(
+        float(torch.tensor(131071.0, dtype=torch.float64).cos()), abs=1e-9
+    )

@@ -1,0 +1,373 @@
+"""The built-in implementations against brute force, and what they say of themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnbench.api import IMPLEMENTATIONS, Case, dense_mask
+from attnbench.case import parse_mask
+from attnbench.costs import OPAQUE_FORMULAS
+from attnbench.measure.flops import count_flops
+from attnbench.measure.profiled import profile_call
+
+IMPLS = Path(__file__).parent.parent / "impls"
+EAGER = ("naive", "naive-heads", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-mask")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+@functools.cache
+def module(name: str) -> types.ModuleType:
+    """impls/<name>.py, executed once: or as it was loaded when something else registered it."""
+    path = IMPLS / f"{name}.py"
+    for loaded in list(sys.modules.values()):
+        if getattr(loaded, "__file__", None) == str(path):
+            return loaded
+    spec = importlib.util.spec_from_file_location(f"test_impls_{name}", path)
+    assert spec and spec.loader
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def built_ins():
+    """All four files, and one thread: on tiny tensors more only wait for each other."""
+    for name in ("naive", "sdpa", "flex", "compiled"):
+        module(name)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def case_of(**fields) -> Case:
+    mask = parse_mask(fields.pop("mask", "full"))
+    small = {"batch": 2, "heads": 4, "seq_len": 13, "head_dim": 7, "pass_": "both"}
+    return Case(**(small | fields), mask=mask)
+
+
+def tensors(case: Case, spread: float = 1.0) -> list[torch.Tensor]:
+    """q, k, v, do of the case: normal, seeded."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = (case.heads, case.seq_len), (case.kv_heads, case.kv_len)
+    shapes = [(*query, case.head_dim), (*key, case.head_dim), (*key, case.value_dim)]
+    shapes.append((*query, case.value_dim))
+    made = [torch.randn(case.batch, *shape, generator=generator) for shape in shapes]
+    made = [(x * spread).to(getattr(torch, case.dtype)) for x in made]
+    return [*(x.requires_grad_(case.needs_grad) for x in made[:3]), made[3]]
+
+
+def run(call, case: Case, q, k, v, do) -> list[torch.Tensor]:
+    o = call(q, k, v)
+    return [o, *torch.autograd.grad(o, (q, k, v), do)] if case.needs_grad else [o]
+
+
+def plain(case: Case, q, k, v):
+    """softmax(QKᵀ·scale)V, as short as it can be; a blind row is uniform, then zero."""
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, "cpu")
+    k, v = (x.repeat_interleave(case.heads // case.kv_heads, dim=1) for x in (k, v))
+    scores = (q * case.softmax_scale) @ k.mT
+    scores = scores.masked_fill(~admitted, torch.finfo(scores.dtype).min)
+    return torch.softmax(scores, -1) * admitted.any(1, keepdim=True).to(q.dtype) @ v
+
+
+def assert_right(call, case: Case, inputs) -> None:
+    """The project's rule: error at most 2x (gradients 3x) that of the plain computation in the
+    case's dtype, plus a floor of a few eps of the result."""
+    wide = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
+    truth = run(functools.partial(plain, case), case, *wide)
+    yardstick = run(functools.partial(plain, case), case, *inputs)
+    eps = torch.finfo(inputs[0].dtype).eps
+    for name, got, want, usual in zip(
+        ("o", "dq", "dk", "dv"), run(call, case, *inputs), truth, yardstick, strict=False
+    ):
+        assert (got.shape, got.dtype) == (want.shape, inputs[0].dtype)
+        factor = 2 if name == "o" else 3
+        usual_error = (usual.double() - want).abs().max()
+        # Sums of terms of size 1 may come out small: with one key dq is the difference of equals.
+        floor = 8 * eps * max(1.0, float(want.detach().abs().max()))
+        assert not got.isnan().any(), name
+        assert (got.double() - want).abs().max() <= factor * usual_error + floor, name
+
+
+def unsupported(name: str, case: Case) -> str | None:
+    return IMPLEMENTATIONS.get(name).reason_against(case)
+
+
+SHAPES = {
+    "odd lengths": {},
+    "one query and key": {"seq_len": 1, "kv_len": 1},
+    "causal": {"mask": "causal"},
+    "causal, more keys": {"kv_len": 30, "mask": "causal"},
+    "causal, one query": {"seq_len": 1, "kv_len": 9, "mask": "causal"},
+    "causal, blind rows": {"kv_len": 7, "mask": "causal"},
+    "window": {"mask": "window:3"},
+    "window, blind rows": {"kv_len": 3, "mask": "window:2"},
+    "grouped heads": {"kv_heads": 2, "mask": "causal"},
+    "one key head": {"kv_heads": 1, "kv_len": 20},
+    "wider values": {"value_dim": 11},
+    "all at once": {"value_dim": 5, "kv_heads": 2, "kv_len": 5, "mask": "causal"},
+    "own scale": {"scale": 0.5},
+    "past one block": {"batch": 1, "heads": 1, "seq_len": 193, "kv_len": 515, "mask": "causal"},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", EAGER)
+def test_it_computes_attention_and_its_gradients(name, shape, dtype):
+    for pass_ in ("forward", "both"):
+        case = case_of(**{"dtype": dtype, "pass_": pass_} | SHAPES[shape])
+        if unsupported(name, case):
+            assert (name, case.value_dim != case.head_dim) == ("sdpa-flash", True)
+            continue
+        assert_right(IMPLEMENTATIONS.get(name).build(case), case, tensors(case))
+
+
+@pytest.mark.parametrize("mask", ["causal", "window:2"])
+@pytest.mark.parametrize("name", EAGER)
+def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(name, mask):
+    case = case_of(kv_len=6, mask=mask)
+    o, dq, _, _ = run(IMPLEMENTATIONS.get(name).build(case), case, *tensors(case))
+    assert not o[:, :, :7].any()
+    assert not dq[:, :, :7].any()
+    assert o[:, :, 7:].all()
+    assert dq[:, :, 8:].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", EAGER)
+def test_large_logits_neither_overflow_nor_turn_into_nan(name, dtype):
+    # The unscaled scores reach 100000, past float16's 65504.
+    case = case_of(dtype=dtype, head_dim=64, mask="causal", pass_="forward")
+    inputs = tensors(case, spread=60.0)
+    assert (inputs[0].float() @ inputs[1].float().mT).abs().max() > 65504
+    assert IMPLEMENTATIONS.get(name).build(case)(*inputs[:3]).isfinite().all()
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_inputs_need_not_be_contiguous(name):
+    case = case_of(kv_heads=2, mask="causal", pass_="forward")
+    q, k, v, _ = tensors(case)
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    call = IMPLEMENTATIONS.get(name).build(case)
+    torch.testing.assert_close(call(*strided), call(q, k, v))
+
+
+UNSUPPORTED_ON_CPU = {
+    ("sdpa-efficient", ""): "efficient: no CPU kernel",
+    ("sdpa-cudnn", ""): "cudnn: no CPU kernel",
+    ("sdpa-flash", "value_dim"): "flash: Flash attention requires q,k,v to have the same last"
+    " dimension",
+    ("flex", "both"): "FlexAttention has no backward pass on CPU",
+    ("flex", "float64"): "takes float32, bfloat16, float16, not float64",
+}
+
+
+def test_what_is_unsupported_on_cpu_is_exactly_this():
+    asked = {
+        "": case_of(pass_="forward"),
+        "both": case_of(),
+        "value_dim": case_of(pass_="forward", value_dim=9),
+        "float64": case_of(pass_="forward", dtype="float64"),
+        "grouped": case_of(pass_="forward", kv_heads=2),
+        "blind": case_of(pass_="forward", kv_len=3, mask="causal"),
+        "window": case_of(pass_="forward", mask="window:2"),
+    }
+    names = (*EAGER, "sdpa-efficient", "sdpa-cudnn", "flex", "naive-compiled")
+    for name in names:
+        for what, case in asked.items():
+            expected = UNSUPPORTED_ON_CPU.get((name, what)) or UNSUPPORTED_ON_CPU.get((name, ""))
+            assert unsupported(name, case) == expected, (name, what)
+
+
+def test_a_missing_gpu_is_a_reason_and_no_exception(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    module("sdpa").refusal.cache_clear()
+    for name in ("sdpa", "sdpa-flash", "sdpa-mask", "flex", "naive-compiled"):
+        assert unsupported(name, case_of(device="cuda")) == "torch sees no CUDA device"
+    module("sdpa").refusal.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["flex", "naive-compiled"])
+def test_without_a_compiler_there_is_a_reason(name, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler" in (unsupported(name, case_of(pass_="forward")) or "")
+
+
+def test_supports_probes_once_for_many_sizes():
+    sdpa = module("sdpa")
+    cases = [case_of(seq_len=n, batch=b) for n in (64, 128, 1024) for b in (1, 2)]
+    assert len({sdpa.tiny(case) for case in cases}) == 1
+
+
+def test_a_probe_leaves_the_random_numbers_and_the_switches_alone():
+    sdpa = module("sdpa")
+    sdpa.refusal.cache_clear()
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+    states = [enabled() for _, enabled in sdpa.SWITCHES.values()]
+    assert unsupported("sdpa-flash", case_of(value_dim=9))
+    assert not unsupported("sdpa-math", case_of(value_dim=9))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert states == [enabled() for _, enabled in sdpa.SWITCHES.values()]
+
+
+def test_a_forced_kernel_that_cannot_run_raises():
+    case = case_of(value_dim=9, pass_="forward")
+    q, k, v, _ = tensors(case)
+    with (
+        pytest.warns(UserWarning, match="same last dimension"),
+        pytest.raises(RuntimeError, match="kernel"),
+    ):
+        IMPLEMENTATIONS.get("sdpa-flash").build(case)(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("sdpa-flash", "aten::_scaled_dot_product_flash_attention_for_cpu"),
+        ("sdpa", "aten::_scaled_dot_product_flash_attention_for_cpu"),
+        ("sdpa-math", "aten::bmm"),
+    ],
+)
+def test_the_kernel_that_runs_is_the_one_asked_for(name, op):
+    case = case_of(pass_="forward", mask="causal")
+    call = IMPLEMENTATIONS.get(name).build(case)
+    assert op in profile_call(lambda: call(*tensors(case)[:3]), "cpu").kernels
+
+
+def prepared(name: str, case: Case):
+    """One call of the case's pass, as it is measured: the graph of `backward` is there before."""
+    call, (q, k, v, do) = IMPLEMENTATIONS.get(name).build(case), tensors(case)
+    if case.pass_ == "backward":
+        o = call(q, k, v)
+        return lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+    return lambda: run(call, case, q, k, v, do)
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward", "both"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["naive", "naive-heads", "sdpa-math"])
+def test_declared_flops_are_the_counted_ones(name, shape, pass_):
+    case = case_of(**SHAPES[shape] | {"pass_": pass_})
+    counted, source = count_flops(prepared(name, case), OPAQUE_FORMULAS)
+    assert (IMPLEMENTATIONS.get(name).flops(case), source) == (counted, "dispatched")
+
+
+def test_flash_flops_skip_the_key_blocks_past_the_diagonal():
+    flops = IMPLEMENTATIONS.get("sdpa-flash").flops
+
+    def pairs(**fields) -> float:
+        case = case_of(batch=1, heads=1, head_dim=1, **fields)
+        return flops(case) / {"forward": 4, "backward": 10}[case.pass_]
+
+    # 256 queries at a time see 512 keys or 1024: block rows 0 and 1, then 2 and 3.
+    causal = {"mask": "causal", "seq_len": 1024}
+    assert pairs(pass_="forward", **causal) == 512 * 512 + 512 * 1024
+    assert pairs(pass_="backward", **causal) == 512 * 512 + 512 * 1024
+    assert pairs(pass_="forward", mask="causal", seq_len=500) == 500 * 500
+    assert pairs(pass_="forward", seq_len=1024) == 1024 * 1024
+    # A mask of numbers hides from the kernel that it is causal.
+    assert pairs(pass_="forward", mask="causal", seq_len=1024, kv_len=2048) == 1024 * 2048
+
+
+def test_flex_flops_are_whole_blocks_of_the_mask():
+    flops = IMPLEMENTATIONS.get("flex").flops
+    one = {"batch": 1, "heads": 1, "head_dim": 1, "pass_": "forward", "seq_len": 300}
+    assert flops(case_of(**one)) == 4 * 300 * 300
+    causal = 128 * 128 + 128 * 256 + 44 * 300
+    assert flops(case_of(**one, mask="causal")) == 4 * causal
+    window = 128 * 128 + 128 * 256 + 44 * (300 - 128)
+    assert flops(case_of(**one, mask="window:4")) == 4 * window
+
+
+# Not the sizes that the formulas were worked out at (B=1, H=4, n=512, D=64).
+BIG = {
+    "plain": {"batch": 1, "heads": 3, "seq_len": 576, "head_dim": 48},
+    "long": {"batch": 1, "heads": 2, "seq_len": 1100, "head_dim": 96},
+    "grouped": {"batch": 2, "heads": 6, "kv_heads": 2, "seq_len": 520, "head_dim": 80},
+    "causal": {"batch": 1, "heads": 3, "seq_len": 600, "head_dim": 72, "mask": "causal"},
+    "blind": {"batch": 1, "heads": 2, "seq_len": 800, "kv_len": 520, "mask": "causal"},
+    "wide": {"batch": 1, "heads": 2, "seq_len": 640, "head_dim": 40, "value_dim": 88},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", BIG)
+@pytest.mark.parametrize("name", EAGER)
+def test_the_workspace_is_predicted(name, shape, dtype):
+    for pass_ in ("forward", "backward", "both"):
+        case = case_of(**BIG[shape] | {"dtype": dtype, "pass_": pass_})
+        if unsupported(name, case):
+            continue
+        call = prepared(name, case)
+        call()
+        outputs = sum(x.numel() * x.element_size() for x in call())
+        measured = profile_call(call, "cpu").peak_bytes - outputs
+        predicted = IMPLEMENTATIONS.get(name).workspace(case)
+        # oneDNN's own memory for bfloat16 products depends on the processor.
+        tolerance = 0.25 if dtype == "bfloat16" else 0.02
+        assert abs(predicted - measured) <= tolerance * measured, (pass_, predicted, measured)
+
+
+# Compiling takes seconds a shape: two real ones, and the rest with dynamo alone.
+
+
+@pytest.mark.parametrize("name", ["flex", "naive-compiled"])
+def test_compiled_ones_are_right(name):
+    fields = {"kv_heads": 2, "kv_len": 7, "value_dim": 5, "mask": "causal"}
+    case = case_of(**fields, pass_="forward" if name == "flex" else "both")
+    if reason := unsupported(name, case):
+        pytest.skip(reason)
+    call = IMPLEMENTATIONS.get(name).build(case)
+    assert_right(call, case, tensors(case))
+    if case.needs_grad:
+        q, k, v, do = tensors(case)
+        o = call(q, k, v)
+        first = torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+        again = torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("flex", "flex_call"), ("compiled", "plain_attention")]
+)
+def test_twelve_shapes_in_one_process_all_stay_compiled(name, function):
+    compiled: list[int] = []
+
+    def backend(graph, _examples):
+        compiled.append(1)
+        return graph.forward
+
+    impl = module(name)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for n in range(3, 15):
+            case = case_of(seq_len=n, mask="causal", pass_="forward")
+            call = impl.compile_alone(getattr(impl, function)(case), backend=backend)
+            for _ in range(2):
+                assert_right(call, case, tensors(case))
+    assert len(compiled) == 12
+
+
+def test_without_a_code_object_of_their_own_the_ninth_would_be_an_error():
+    impl = module("compiled")
+    cases = [case_of(seq_len=n, pass_="forward") for n in range(3, 12)]
+
+    def run_all():
+        for case in cases:
+            function = impl.plain_attention(case)
+            shared = torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
+            shared(*tensors(case)[:3])
+
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        run_all()

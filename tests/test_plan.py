@@ -1,0 +1,133 @@
+import pytest
+
+from attnbench.case import Case
+from attnbench.errors import UnknownNameError, UsageError
+from attnbench.lists import parse_sizes
+from attnbench.plan import (
+    CASES_PER_GROUP,
+    PRESETS,
+    Axes,
+    check_names,
+    expand,
+    grouped,
+    make_plan,
+    with_overrides,
+)
+from attnbench.record import Cell
+
+CATALOGUE = {
+    "implementations": [{"name": "naive"}, {"name": "sdpa"}],
+    "workloads": {"attention": "", "decode": ""},
+    "caches": {"static": "", "concat": ""},
+    "positions": {"none": "", "rope": ""},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("128", [128]),
+        ("128,64,128", [128, 64]),
+        ("128..1024", [128, 256, 512, 1024]),
+        ("1..1", [1]),
+        ("7,128..256", [7, 128, 256]),
+    ],
+)
+def test_lists_are_commas_and_doublings(text, sizes):
+    assert parse_sizes(text, "--seq-lens") == sizes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "-1", "1.5", "abc", "1,,2", "128..", "..128", "128..1000", "256..128", "²", "9" * 20],
+)
+def test_lists_that_make_no_sense_name_the_flag(text):
+    with pytest.raises(UsageError, match="--seq-lens"):
+        parse_sizes(text, "--seq-lens")
+
+
+def test_a_range_off_its_end_names_the_two_that_would_do():
+    with pytest.raises(UsageError, match=r"128\.\.512 or 128\.\.1024"):
+        parse_sizes("128..1000", "--seq-lens")
+
+
+def test_axes_multiply():
+    axes = Axes(seq_lens=(64, 128), heads=(2, 4), masks=("full", "causal"), passes=("both",))
+    cases = list(expand(axes, "cpu"))
+    assert len(cases) == 8
+    assert len({case.case_id for case in cases}) == 8
+
+
+def test_kv_axes_follow_unless_given():
+    (case,) = expand(Axes(seq_lens=(64,), heads=(8,)), "cpu")
+    assert (case.kv_heads, case.kv_len, case.value_dim) == (8, 64, 64)
+
+
+def test_decode_is_causal_and_has_a_width_and_a_cache():
+    (case,) = expand(Axes(workload="decode", heads=(2,), head_dims=(16,)), "cpu")
+    assert (case.mask.text, case.width, case.cache, case.new_tokens) == ("causal", 32, "static", 8)
+
+
+def cells(*cases: Case, impls: tuple[str, ...] = ("naive", "sdpa")) -> list[Cell]:
+    return [Cell(case=case, impl=impl) for case in cases for impl in impls]
+
+
+def test_nothing_planned_vanishes():
+    good, odd = Case(seq_len=64), Case(seq_len=64, kv_heads=3)
+    asked = cells(good, odd)
+    plan = make_plan(asked, {(good.case_id, "sdpa"): "no such kernel"})
+    decided = {record.cell.key: record for record in plan.decided}
+    measured = [cell for group in plan.groups for cell in group.cells()]
+    assert {cell.key for cell in asked} == set(decided) | {cell.key for cell in measured}
+    assert decided[good.case_id, "sdpa"].status == "unsupported"
+    assert decided[odd.case_id, "naive"].status == "skipped"
+    assert "do not divide" in (decided[odd.case_id, "naive"].reason or "")
+
+
+def test_a_combination_nobody_could_make_sense_of_is_an_error_if_it_is_the_only_one():
+    with pytest.raises(UsageError, match="do not divide"):
+        make_plan(cells(Case(kv_heads=3)), {})
+
+
+def test_implementations_of_one_case_share_a_process_and_kinds_do_not():
+    cases = [Case(seq_len=8 * i) for i in range(1, 2 * CASES_PER_GROUP)]
+    cases += [Case(seq_len=8, dtype="bfloat16")]
+    groups = list(grouped(cells(*cases)))
+    assert all(impls == ("naive", "sdpa") for group in groups for _, impls in group.cases)
+    assert all(len({case.dtype for case, _ in group.cases}) == 1 for group in groups)
+    assert all(len(group.cases) <= CASES_PER_GROUP for group in groups)
+    assert sum(len(group.cases) for group in groups) == len(cases)
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        (Axes(impls=("naiv",)), "did you mean 'naive'"),
+        (Axes(positions=("rop",)), "did you mean 'rope'"),
+        (Axes(workload="decode", caches=("statik",)), "did you mean 'static'"),
+        (Axes(workload="atention"), "did you mean 'attention'"),
+    ],
+)
+def test_an_unknown_name_suggests_the_nearest(axes, words):
+    with pytest.raises(UnknownNameError, match=words):
+        check_names([axes], CATALOGUE)
+
+
+def test_options_of_one_workload_are_refused_for_another():
+    with pytest.raises(UsageError, match="--caches"):
+        check_names([Axes(caches=("static",))], CATALOGUE)
+    with pytest.raises(UsageError, match="--kv-lens"):
+        check_names([Axes(workload="decode", kv_lens=(8,))], CATALOGUE)
+
+
+def test_overrides_replace_what_was_given_alone():
+    axes = with_overrides(Axes(seq_lens=(1, 2)), {"heads": (8,), "seq_lens": None})
+    assert (axes.heads, axes.seq_lens) == ((8,), (1, 2))
+
+
+def test_the_quick_preset_is_what_it_promises():
+    attention, decode = PRESETS.get("quick").sweeps
+    assert attention.seq_lens == (128, 256, 512, 1024, 2048)
+    assert len(list(expand(attention, "cpu"))) == 5 * 2 * 2 * 2
+    assert len(list(expand(decode, "cpu"))) == 4 * 4
+    assert set(decode.caches or ()) == {"rerun", "none", "concat", "static"}

@@ -1,0 +1,136 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from attnbench.case import Case
+from attnbench.errors import StoreError
+from attnbench.record import Cell, Record, Sample
+from attnbench.store import RunWriter, find_run, load_run
+
+
+def record(n: int = 64, impl: str = "naive") -> Record:
+    samples = tuple(
+        Sample(round=i, position=0, calls=2, time_us=10.5 + i, e2e_us=11.0) for i in range(3)
+    )
+    return Record(
+        cell=Cell(case=Case(seq_len=n), impl=impl),
+        status="ok",
+        samples=samples,
+        metrics={"flops_useful": 12, "kernel": "aten::bmm"},
+        spent_s={"check": 0.5},
+    )
+
+
+@pytest.fixture
+def writer(tmp_path):
+    with RunWriter.create(tmp_path, "r", {"created": "2026-01-01T00:00:00+00:00"}) as opened:
+        yield opened
+
+
+def test_a_record_survives_its_line():
+    assert Record.from_line(record().to_line()) == record()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"status": "ok"},
+        {"status": "oom"},
+        {"status": "oom", "reason": "r", "samples": record().samples},
+        {"status": "fine", "reason": "r"},
+    ],
+)
+def test_a_record_cannot_contradict_itself(fields):
+    with pytest.raises(ValueError, match="status"):
+        Record(cell=record().cell, **fields)
+
+
+def test_nan_cannot_be_stored():
+    broken = Record(cell=record().cell, status="ok", samples=record().samples, metrics={"x": 1e999})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        broken.to_line()
+
+
+def test_each_record_is_on_disk_when_append_returns(writer):
+    writer.append(record())
+    assert load_run(writer.path).records == [record()]
+
+
+def test_the_latest_record_of_a_cell_wins(writer):
+    writer.append(Record(cell=record().cell, status="error", reason="r"))
+    writer.append(record(128))
+    writer.append(record())
+    assert load_run(writer.path).records == [record(128), record()]
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_a_run_killed_in_mid_write_loads_and_continues(writer, cut):
+    writer.append(record())
+    writer.append(record(128))
+    writer.close()
+    file = writer.path / "records.jsonl"
+    file.write_bytes(file.read_bytes()[:-cut])
+    assert load_run(writer.path).records == [record()]
+    with RunWriter.reopen(writer.path) as again:
+        again.append(record(256))
+    assert load_run(writer.path).records == [record(), record(256)]
+
+
+def test_damage_in_the_middle_is_an_error_that_names_the_line(writer):
+    for n in (64, 128, 256):
+        writer.append(record(n))
+    lines = (writer.path / "records.jsonl").read_text().splitlines()
+    lines[1] = lines[1][:50]
+    (writer.path / "records.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(StoreError, match="line 2"):
+        load_run(writer.path)
+
+
+@pytest.mark.parametrize(
+    "alien", ['{"a": 1}\n', "hello\n", "[1, 2]\n", '{"schema": 99}\n', "\xff\n"]
+)
+def test_records_of_someone_else_are_refused(writer, alien):
+    (writer.path / "records.jsonl").write_bytes(alien.encode("latin-1"))
+    with pytest.raises(StoreError):
+        load_run(writer.path)
+
+
+@pytest.mark.parametrize("alien", ["", "{}", "[]", '{"run_id": "x", "schema": 9}'])
+def test_a_folder_of_someone_else_is_refused(writer, alien):
+    (writer.path / "run.json").write_text(alien)
+    with pytest.raises(StoreError):
+        load_run(writer.path)
+
+
+def test_a_name_is_taken_once(writer):
+    with pytest.raises(StoreError, match="exists"):
+        RunWriter.create(writer.path.parent, "r", {})
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "latest", "x" * 101, "a\nb", "-x"])
+def test_a_name_is_a_plain_folder_name(tmp_path, name):
+    with pytest.raises(StoreError, match="--name"):
+        RunWriter.create(tmp_path, name or "\t", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_found_by_folder_name_or_latest(tmp_path):
+    for name, created in (("old", "2026-01-01"), ("new", "2026-02-01"), ("mid", "2026-01-15")):
+        RunWriter.create(tmp_path, name, {"created": created}).close()
+    assert find_run("latest", tmp_path) == tmp_path / "new"
+    assert find_run("mid", tmp_path) == tmp_path / "mid"
+    assert find_run(str(tmp_path / "old"), Path("elsewhere")) == tmp_path / "old"
+    with pytest.raises(StoreError, match="did you mean 'mid'"):
+        find_run("midd", tmp_path)
+
+
+def test_latest_of_nothing_says_how_to_make_a_run(tmp_path):
+    with pytest.raises(StoreError, match="attnbench sweep"):
+        find_run("latest", tmp_path)
+
+
+def test_run_json_is_plain_json_with_the_schema(writer):
+    info = json.loads((writer.path / "run.json").read_text())
+    assert info["schema"] == 1
+    assert info["run_id"] == "r"

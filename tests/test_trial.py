@@ -1,0 +1,213 @@
+"""What a trial makes of implementations that are right, wrong, stale or broken."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
+from attnbench.case import Case
+from attnbench.measure.stopping import StoppingRule
+from attnbench.record import Record
+from attnbench.worker.measuring import measure_case
+from attnbench.worker.trial import classify, flops_note
+
+RULE = StoppingRule(precision=0.5, min_time_s=0.001, max_time_s=0.01)
+CASE = Case(heads=2, seq_len=24, head_dim=8)
+
+
+def exact(q, k, v, *, causal, scale):
+    return ((q * scale) @ k.mT).softmax(-1) @ v
+
+
+@pytest.fixture
+def measured():
+    """Measure functions or builders under temporary names; returns records by name."""
+    added: list[str] = []
+
+    def run(case: Case = CASE, **builders: Callable[[Case], Any]) -> dict[str, Record]:
+        for name, build in builders.items():
+            attention_builder(name)(build)
+            added.append(name)
+        records: list[Record] = []
+        measure_case(case, list(builders), RULE, 0, records.append, lambda impl, stage: None)
+        assert [record.cell.case for record in records] == [case] * len(builders)
+        return {record.cell.impl: record for record in records}
+
+    yield run
+    for name in added:
+        IMPLEMENTATIONS.remove(name)
+
+
+def right(case: Case):
+    return lambda q, k, v: exact(q, k, v, causal=False, scale=case.softmax_scale)
+
+
+def test_a_right_one_gets_times_memory_flops_and_errors(measured):
+    record = measured(right=right)["right"]
+    assert record.status == "ok"
+    assert len(record.samples) >= 3
+    metrics = record.metrics
+    assert metrics["flops_counted"] == metrics["flops_useful"] == 4 * 2 * 24 * 24 * 8
+    assert metrics["flops_counted_source"] == "dispatched"
+    assert metrics["memory_inputs_bytes"] == 3 * 2 * 24 * 8 * 4
+    assert metrics["memory_outputs_bytes"] == 2 * 24 * 8 * 4
+    assert metrics["memory_workspace_bytes"] == 2 * (2 * 24 * 24) * 4  # scores and weights
+    assert metrics["error_ratio"] <= 1
+    assert set(record.spent_s) == {"build", "check", "probe", "warm-up", "samples"}
+
+
+@pytest.mark.parametrize("pass_", ["backward", "both"])
+def test_gradients_are_checked_and_held_outputs_counted(measured, pass_):
+    record = measured(Case(heads=2, seq_len=24, head_dim=8, pass_=pass_), right=right)["right"]
+    assert record.status == "ok"
+    outputs = 3 if pass_ == "backward" else 4
+    assert record.metrics["memory_outputs_bytes"] == outputs * 2 * 24 * 8 * 4
+    # The graph that a backward pass starts from is prepared memory: the weights at least.
+    assert (record.metrics["memory_prepared_bytes"] > 2 * 24 * 24 * 4) == (pass_ == "backward")
+
+
+class WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, scale):
+        ctx.save_for_backward(q, k, v)
+        return exact(q, k, v, causal=False, scale=scale)
+
+    @staticmethod
+    def backward(ctx, do):
+        return tuple(torch.zeros_like(x) for x in ctx.saved_tensors) + (None,)
+
+
+def wrong_scale(case):
+    return lambda q, k, v: exact(q, k, v, causal=False, scale=1.0)
+
+
+def stale(case):
+    kept: list[torch.Tensor] = []
+
+    def call(q, k, v):
+        if not kept:
+            kept.append(exact(q, k, v, causal=False, scale=case.softmax_scale).clone())
+        return kept[0].clone()
+
+    return call
+
+
+def never_runs(case):
+    return lambda q, k, v: torch.empty_like(q)
+
+
+def scribbles(case):
+    def call(q, k, v):
+        o = exact(q, k, v, causal=False, scale=case.softmax_scale)
+        k[..., 0, 0] = 1.0
+        return o
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (wrong_scale, "is off by"),
+        (stale, "after its inputs changed"),
+        (never_runs, "o "),
+        (scribbles, "wrote to its input k"),
+        (lambda case: lambda q, k, v: q.double(), "expected torch.float32"),
+        (lambda case: lambda q, k, v: q[:, :1], "shape"),
+        (lambda case: lambda q, k, v: q * math.nan, "not finite"),
+        (lambda case: lambda q, k, v: None, "not a tensor"),
+    ],
+)
+def test_a_wrong_one_is_incorrect_and_has_no_time(measured, build, words):
+    records = measured(wrong=build, right=right)
+    assert records["wrong"].status == "incorrect"
+    assert words in (records["wrong"].reason or "")
+    assert records["wrong"].samples == ()
+    assert records["right"].status == "ok"
+
+
+def test_a_wrong_gradient_is_noticed_where_the_output_is_right(measured):
+    def build(case):
+        return lambda q, k, v: WrongGradient.apply(q, k, v, case.softmax_scale)
+
+    case = Case(heads=2, seq_len=24, head_dim=8, pass_="both")
+    record = measured(case, wrong=build)["wrong"]
+    assert record.status == "incorrect"
+    assert (record.reason or "").startswith("d")
+
+
+def fails_late(case):
+    calls = iter(range(10_000))
+
+    def call(q, k, v):
+        if next(calls) > 6:
+            raise RuntimeError("worn out")
+        return exact(q, k, v, causal=False, scale=case.softmax_scale)
+
+    return call
+
+
+def fails_to_build(case):
+    raise NotImplementedError("no such size")
+
+
+def too_large(case):
+    return lambda q, k, v: torch.empty(1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("build", "status", "words"),
+    [
+        (fails_late, "error", "samples: RuntimeError: worn out"),
+        (fails_to_build, "error", "build: NotImplementedError: no such size"),
+        (too_large, "oom", "check: "),
+    ],
+)
+def test_one_that_fails_costs_its_own_cell(measured, build, status, words):
+    records = measured(right=right, broken=build)
+    assert records["broken"].status == status
+    assert words in (records["broken"].reason or "")
+    assert records["right"].status == "ok"
+
+
+def test_the_simple_form_serves_full_and_causal():
+    seen: list[dict[str, Any]] = []
+
+    @attention("spy")
+    def spy(q, k, v, *, causal, scale):
+        """Look at what is passed."""
+        seen.append({"causal": causal, "scale": scale})
+        return q
+
+    try:
+        impl = IMPLEMENTATIONS.get("spy")
+        assert impl.doc == "Look at what is passed."
+        q = torch.zeros(1, 1, 2, 4)
+        impl.build(Case.from_json({"mask": "causal", "head_dim": 4}))(q, q, q)
+        impl.build(Case(head_dim=16))(q, q, q)
+        # A single query sees every key: causal asks for nothing.
+        impl.build(Case.from_json({"mask": "causal", "seq_len": 1, "kv_len": 9}))(q, q, q)
+        assert [call["causal"] for call in seen] == [True, False, False]
+        assert [call["scale"] for call in seen] == [0.5, 0.25, 0.125]
+        assert "not window:4" in (impl.reason_against(Case.from_json({"mask": "window:4"})) or "")
+    finally:
+        IMPLEMENTATIONS.remove("spy")
+
+
+def test_out_of_memory_is_told_from_other_errors():
+    assert classify(MemoryError(), "build")[0] == "oom"
+    refused = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+    assert classify(refused, "probe") == ("oom", f"probe: {refused}")
+    assert classify(ValueError("x"), "check") == ("error", "check: ValueError: x")
+
+
+def test_flops_that_disagree_are_explained():
+    same = {"flops_useful": 4, "flops_executed": 4, "flops_counted": 4}
+    assert flops_note(same, compiled=False) is None
+    assert "2 x the useful" in (flops_note(same | {"flops_executed": 8}, compiled=False) or "")
+    priced = same | {"flops_counted": 8, "flops_counted_source": "formula"}
+    assert "formula" in (flops_note(priced, compiled=False) or "")
+    assert "compiled" in (flops_note({"flops_useful": 4}, compiled=True) or "")
