@@ -20,12 +20,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from attnbench.api import Case, attention_builder, dense_mask
 
-LOG2_E = math.log2(math.e)
-LN_2 = math.log(2)
+LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 
 # The maximum of a query that has seen no key yet: finite, so that -inf minus it is never NaN.
 LOWEST = -1e30
@@ -250,7 +248,7 @@ class ChunkedAttention(torch.autograd.Function):
         return o_BHLV
 
     @staticmethod
-    @once_differentiable
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do_BHLV: torch.Tensor) -> Any:
         """Gradients of q, k and v; none of the tiling."""
         return *differentiate(ctx.tiling, ctx.saved_tensors, do_BHLV), None

@@ -25,9 +25,9 @@ from tests import synthetic
 
 DESIGNED = """run_id, case_id, workload, impl, pass, device, device_name, dtype, batch, heads,
 kv_heads, seq_len, kv_len, head_dim, mask, position, value_dim, width, projection, cache,
-new_tokens, threads, status, reason, suspect, time_us_median, time_us_ci_low, time_us_ci_high, time_us_min,
-e2e_us_median, n_samples, flops_useful, flops_executed, flops_counted, flops_counted_source, tflops,
-bytes_min, gbps, memory_peak_bytes, memory_inputs_bytes, memory_outputs_bytes,
+new_tokens, threads, status, reason, suspect, time_us_median, time_us_ci_low, time_us_ci_high,
+time_us_min, e2e_us_median, n_samples, flops_useful, flops_executed, flops_counted, flops_counted_source,
+tflops, bytes_min, gbps, memory_peak_bytes, memory_inputs_bytes, memory_outputs_bytes,
 memory_prepared_bytes, memory_workspace_bytes, memory_predicted_bytes, error_max, error_rmse,
 kernel, compile_s, energy_j"""
 

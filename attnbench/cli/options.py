@@ -35,11 +35,9 @@ class _List(click.ParamType[tuple[Any, ...]]):
 class OneLineError(click.ClickException):
     """A problem the user can act on, as one line: the fact, the flag, the valid values."""
 
-    exit_code: int  # of the instance, where click has one for the class
-
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(" ".join(message.split()))
-        self.exit_code = int(exit_code)
+        self.exit_code = int(exit_code)  # type: ignore[misc]  # click has one for the class
 
 
 class _Positive(click.ParamType[float]):
