@@ -101,7 +101,7 @@ def percent(fraction: float | None) -> str:
     if is_unknown(fraction):
         return UNKNOWN
     assert fraction is not None
-    return f"{100 * fraction:.1f} %"
+    return f"{100 * fraction:.1f} %".replace("-", "−")
 
 
 def count(value: int | None) -> str:

@@ -32,24 +32,17 @@ def fresh(function: types.FunctionType) -> types.FunctionType:
     )
 
 
-def inductor_keeping_graph(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
-    """The inductor backend, without donated buffers.
-
-    With them the compiled backward pass writes over what the forward pass saved, and a second
-    backward pass of the same graph, which is how it is timed, is refused.
-    """
-    from torch._dynamo import lookup_backend
-    from torch._functorch import config
-
-    with config.patch(donated_buffer=False):
-        return lookup_backend("inductor")(graph, examples)
-
-
-def compile_alone(function: Any, backend: Any = inductor_keeping_graph) -> Attend:
+def compile_alone(function: Any, backend: Any = "inductor") -> Attend:
     """torch.compile for these shapes alone; whatever would fall back to eager raises instead.
 
-    fullgraph turns both graph breaks and the limit on recompilations into errors.
+    fullgraph turns both graph breaks and the limit on recompilations into errors. With donated
+    buffers a compiled backward pass writes over what the forward pass saved, and torch refuses to
+    run it twice on one graph, which is how it is timed. torch looks at that switch when it compiles
+    and again whenever the backward pass runs, so it stays off for the process.
     """
+    from torch._functorch import config
+
+    config.donated_buffer = False
     return torch.compile(fresh(function), fullgraph=True, dynamic=False, backend=backend)
 
 

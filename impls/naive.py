@@ -34,13 +34,14 @@ def hidden_and_blind(case: Case) -> tuple[torch.Tensor | None, torch.Tensor | No
 
 
 class NaiveAttention:
-    """One case's attention over the last two axes, whatever stands before them."""
+    """One case's scale and mask."""
 
     def __init__(self, case: Case) -> None:
         self.scale = case.softmax_scale
         self.hidden_LS, self.blind_L1 = hidden_and_blind(case)
 
     def __call__(self, q_LD: torch.Tensor, k_SD: torch.Tensor, v_SV: torch.Tensor) -> torch.Tensor:
+        """O over the last two axes, whatever stands before them."""
         # Scaling q and not the scores keeps large float16 logits inside float16's range.
         scores_LS = (q_LD * self.scale) @ k_SD.mT
         if self.hidden_LS is not None:

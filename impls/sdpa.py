@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -170,10 +170,13 @@ def flash_blocks(case: Case) -> tuple[int, int]:
 
 
 def pairs_multiplied(case: Case, kernel: str, kind: str) -> int:
-    """(query, key) pairs whose scores are multiplied out: the square, unless a flash kernel knows
-    that the mask is causal. It then leaves out key blocks that no query of its block sees."""
+    """(query, key) pairs whose scores are multiplied out.
+
+    The square, unless a fused kernel knows that the mask is causal: it leaves out key blocks that
+    no query of its block sees.
+    """
     queries, keys = case.seq_len, case.kv_len
-    if kernel == "math" or kind not in ("is_causal", "lower_right"):
+    if kernel == "math" or kind in ("none", "dense"):
         return queries * keys
     q_block, k_block = flash_blocks(case)
     pairs = 0
@@ -253,7 +256,7 @@ def math_workspace(case: Case, kind: str) -> int:
     half, shared = case.element_bytes == 2, case.kv_heads != case.heads
     wide = max(4, case.element_bytes)
     row = case.batch * case.heads * wide
-    q, o = row * case.seq_len * case.head_dim, row * case.seq_len * case.value_dim
+    q = row * case.seq_len * case.head_dim
     k, v = row * case.kv_len * case.head_dim, row * case.kv_len * case.value_dim
     square = case.seq_len * case.kv_len
     scores = row * square
@@ -272,53 +275,41 @@ def math_workspace(case: Case, kind: str) -> int:
     }[case.pass_]
 
 
-def declared(route: str, memory: str) -> dict[str, Any]:
-    """What every one of this family declares."""
-    return {
-        "time": "n^2 d",
-        "memory": memory,
-        "masks": ("full", "causal", "window"),
-        "flops": functools.partial(flops, route),
-        "workspace": functools.partial(workspace, route),
-        "supports": lambda case: refusal(tiny(case), route),
-    }
+FAMILY = {  # name: route, memory law, what `attnbench list` says
+    "sdpa": ("any", "O(n)", "scaled_dot_product_attention with the kernel that torch chooses."),
+    "sdpa-math": ("math", "n^2", "SDPA's math path, forced: the whole score matrix."),
+    "sdpa-flash": ("flash", "O(n)", "SDPA's flash kernel, forced: blocks of the score matrix."),
+    "sdpa-efficient": ("efficient", "O(n)", "SDPA's memory-efficient kernel, forced (CUDA)."),
+    "sdpa-cudnn": ("cudnn", "O(n)", "SDPA's cuDNN kernel, forced (CUDA)."),
+    "sdpa-mask": (
+        "mask",
+        "n^2",
+        """SDPA with a boolean mask, tril(ones(L, S), S - L) for causal, passed even when full.
+
+        Models that keep a cache pass such a mask. It bars the flash kernels on CUDA, hides from
+        that on CPU that the mask is causal, and becomes an (L, S) mask of numbers in every call.
+        """,
+    ),
+}
 
 
-@attention_builder("sdpa", **declared("any", "O(n)"))
-def build_sdpa(case: Case) -> Attend:
-    """scaled_dot_product_attention with the kernel that torch chooses."""
-    return prepare(case, "any")
+def register(name: str, route: str, memory: str, doc: str) -> None:
+    """Add one of the family."""
+
+    def build(case: Case) -> Attend:
+        return prepare(case, route)
+
+    attention_builder(
+        name,
+        time="n^2 d",
+        memory=memory,
+        masks=("full", "causal", "window"),
+        flops=functools.partial(flops, route),
+        workspace=functools.partial(workspace, route),
+        supports=lambda case: refusal(tiny(case), route),
+        doc=inspect.cleandoc(doc),
+    )(build)
 
 
-@attention_builder("sdpa-math", **declared("math", "n^2"))
-def build_math(case: Case) -> Attend:
-    """SDPA's math path, forced: the whole score matrix, in float32 at least."""
-    return prepare(case, "math")
-
-
-@attention_builder("sdpa-flash", **declared("flash", "O(n)"))
-def build_flash(case: Case) -> Attend:
-    """SDPA's flash kernel, forced: blocks of scores, never the whole matrix."""
-    return prepare(case, "flash")
-
-
-@attention_builder("sdpa-efficient", **declared("efficient", "O(n)"))
-def build_efficient(case: Case) -> Attend:
-    """SDPA's memory-efficient kernel, forced (CUDA only)."""
-    return prepare(case, "efficient")
-
-
-@attention_builder("sdpa-cudnn", **declared("cudnn", "O(n)"))
-def build_cudnn(case: Case) -> Attend:
-    """SDPA's cuDNN kernel, forced (CUDA only)."""
-    return prepare(case, "cudnn")
-
-
-@attention_builder("sdpa-mask", **declared("mask", "n^2"))
-def build_mask(case: Case) -> Attend:
-    """SDPA with an explicit boolean mask, tril(ones(L, S), S - L) for causal, also when full.
-
-    Models that keep a cache pass such a mask. It bars the flash kernels on CUDA, hides from those
-    on CPU that the mask is causal, and becomes an (L, S) mask of numbers in every call.
-    """
-    return prepare(case, "mask")
+for _name, _row in FAMILY.items():
+    register(_name, *_row)

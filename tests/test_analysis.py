@@ -19,17 +19,19 @@ from attnbench.analysis.summary import SUMMARY, summary_rows
 from attnbench.analysis.table import load
 from attnbench.case import Case, Position
 from attnbench.errors import StoreError
-from attnbench.record import Cell, Record
+from attnbench.record import Cell, Record, Sample
 from attnbench.store import load_run
 from tests import synthetic
 
-DESIGNED = """run_id, case_id, workload, impl, pass, device, device_name, dtype, batch, heads,
-kv_heads, seq_len, kv_len, head_dim, mask, position, value_dim, width, projection, cache,
-new_tokens, threads, status, reason, suspect, time_us_median, time_us_ci_low, time_us_ci_high,
-time_us_min, e2e_us_median, n_samples, flops_useful, flops_executed, flops_counted, flops_counted_source,
+DESIGNED = """
+run_id, case_id, workload, impl, pass, device, device_name, dtype, batch, heads, kv_heads,
+seq_len, kv_len, head_dim, mask, position, value_dim, width, projection, cache, new_tokens,
+threads, status, reason, suspect, time_us_median, time_us_ci_low, time_us_ci_high, time_us_min,
+e2e_us_median, n_samples, flops_useful, flops_executed, flops_counted, flops_counted_source,
 tflops, bytes_min, gbps, memory_peak_bytes, memory_inputs_bytes, memory_outputs_bytes,
 memory_prepared_bytes, memory_workspace_bytes, memory_predicted_bytes, error_max, error_rmse,
-kernel, compile_s, energy_j"""
+kernel, compile_s, energy_j
+"""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def one_cell(folder: Path, **metrics: float) -> Path:
 
 
 def test_the_designed_columns_come_first_and_in_their_order(runs):
-    names = re.split(r",\s+", DESIGNED)
+    names = re.split(r",\s+", DESIGNED.strip())
     assert list(load(runs / "quick").columns)[: len(names)] == names
 
 
@@ -281,3 +283,15 @@ def test_a_cell_recorded_twice_is_one_row(tmp_path):
     lost = Record(cell=cell, status="timeout", reason="60 s")
     path = synthetic.write_run(tmp_path, "again", [lost, synthetic.ok(Case(), "naive")])
     assert load(path)["status"].tolist() == ["ok"]
+
+
+def test_wide_intervals_are_told(tmp_path):
+    record = synthetic.ok(Case(), "naive")
+    wild = tuple(
+        Sample(round=i, position=0, calls=1, time_us=10.0**i, e2e_us=10.0**i) for i in range(9)
+    )
+    path = synthetic.write_run(
+        tmp_path, "wild", [Record(cell=record.cell, status="ok", samples=wild)]
+    )
+    run = load_run(path)
+    assert "1 of 1 intervals are wider" in " ".join(highlights(compared(run), rope_cost(run)))

@@ -6,15 +6,18 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from attnbench import units
 from attnbench.analysis.compare import compared
-from attnbench.case import Case
+from attnbench.case import PASSES, Case
 from attnbench.errors import StoreError
 from attnbench.report import scales, style, write_report
+from attnbench.report.charts import CHARTS
 from attnbench.report.labels import spread
 from attnbench.report.markdown import table
+from attnbench.report.panels import value_axis
 from attnbench.report.sheets import PANELS_A_SHEET, sheets
 from attnbench.store import load_run
 from tests import synthetic
@@ -262,3 +265,24 @@ def test_a_report_is_written_without_torch_and_without_pyplot(pages):
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_ratios_that_spread_far_get_a_logarithmic_axis():
+    near, far = (
+        value_axis(
+            CHARTS.get("rope"), pd.DataFrame({"cost": c, "cost_low": c, "cost_high": c}), None
+        )
+        for c in ([1.0, 1.3], [0.01, 400.0])
+    )
+    assert near[0] == "linear"
+    assert far[0] == "log10"
+    assert far[1][0] < 0.01 < 400 < far[1][1]
+
+
+def test_figures_that_are_left_out_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnbench.report.plots.MOST_SHEETS", 1)
+    records = [
+        synthetic.ok(Case(seq_len=n, pass_=p), "naive") for p in PASSES[:2] for n in (8, 16, 32)
+    ]
+    page = Page(write_report(synthetic.write_run(tmp_path, "many", records)))
+    assert "1 more such figures are left out" in page.text

@@ -10,6 +10,7 @@ from attnbench import units
 from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.compare import BASELINE, WORST_FIRST
 
+WIDE_INTERVAL = 0.2  # of the median; differences below it are lost in such a cell
 SLICE = ["workload", "device", "dtype", "pass"]
 
 
@@ -22,7 +23,8 @@ def highlights(frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     for _, rows in slices(frame, SLICE):
         hardest = " ".join(filter(None, (fastest_sentence(rows), workspace_sentence(rows))))
         sentences += [hardest, cache_sentence(rows)]
-    sentences += [rope_sentence(costs), suspect_sentence(frame), interval_sentence(frame)]
+    sentences += [rope_sentence(costs), suspect_sentence(frame)]
+    sentences += [noise_sentence(frame), interval_sentence(frame)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -119,10 +121,11 @@ def rope_sentence(costs: pd.DataFrame) -> str:
     if costs.empty:
         return ""
     added = costs["cost"] - 1
-    least, most = units.percent(added.min()), units.percent(added.max())
+    middle, low, high = (units.percent(float(added.quantile(q))) for q in (0.5, 0.25, 0.75))
+    clear = int(((costs["cost_low"] > 1) | (costs["cost_high"] < 1)).sum())
     return (
-        f"The position encoding changes the time by {units.percent(added.median())} in the median"
-        f" of {len(costs)} pairs (from {least} to {most})."
+        f"The position encoding changes the time by {middle} in the median of {len(costs)} pairs"
+        f" (middle half: {low} to {high}); in {clear} of them the interval excludes no change."
     )
 
 
@@ -147,6 +150,18 @@ def suspect_sentence(frame: pd.DataFrame) -> str:
     count = int(frame["suspect"].notna().sum())
     return (
         f"{count} times are beyond what the device can do: see the column suspect." if count else ""
+    )
+
+
+def noise_sentence(frame: pd.DataFrame) -> str:
+    """How many times are too uncertain to compare by."""
+    width = (frame["time_us_ci_high"] - frame["time_us_ci_low"]) / frame["time_us_median"]
+    wide, known = int((width > WIDE_INTERVAL).sum()), int(width.notna().sum())
+    if not wide:
+        return ""
+    return (
+        f"{units.count(wide)} of {units.count(known)} intervals are wider than"
+        f" {100 * WIDE_INTERVAL:.0f} % of their median: the machine was busy, or the samples few."
     )
 
 

@@ -20,6 +20,7 @@ from attnbench.errors import AttnbenchError
 from attnbench.version import __version__
 
 INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 
 
 class _Commands(click.Group):
@@ -49,7 +50,7 @@ def _one_line() -> Iterator[None]:
     except AttnbenchError as err:
         raise OneLineError(str(err), err.exit_code) from err
     except click.UsageError as err:
-        if isinstance(err, click.exceptions.NoArgsIsHelpError):
+        if isinstance(err, _NO_ARGUMENTS):
             raise  # `attnbench` alone: the help is the answer
         raise OneLineError(err.format_message()) from err
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,8 +14,13 @@ from attnbench.lists import parse_names, parse_sizes
 
 Command = Callable[..., Any]
 
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:  # generic in click's stubs and latest releases, but not in the 8.1 we still accept
+    ParamType = click.ParamType
 
-class _List(click.ParamType[tuple[Any, ...]]):
+
+class _List(ParamType):
     """A comma list read by `parse`; errors name the flag and end with exit code 2."""
 
     def __init__(self, name: str, parse: Callable[[str, str], list[Any]]) -> None:
@@ -40,7 +45,7 @@ class OneLineError(click.ClickException):
         self.exit_code = int(exit_code)  # type: ignore[misc]  # click has one for the class
 
 
-class _Positive(click.ParamType[float]):
+class _Positive(ParamType):
     """A number above 0; `nan` and `inf` parse as floats, but bound nothing and are no JSON."""
 
     name = "number"

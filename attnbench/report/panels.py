@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from attnbench.report import scales
-from attnbench.report.charts import Chart
+from attnbench.report.charts import Chart, Scale
 from attnbench.report.labels import STRIP_ROWS, End, Failed, label_ends, mark_failed, short
 from attnbench.report.style import QUIET, Look
 
+WIDE_RATIO = 4.0  # ratios that spread further than this need a logarithmic axis
 DODGE_OCTAVES = 0.4  # how far lines that are moved apart spread over x, all together
 
 
@@ -25,32 +26,36 @@ class Frame:
     chart: Chart
     looks: Mapping[str, Look]
     lengths: tuple[int, ...]
+    scale: Scale
     limits: tuple[float, float]
     peak_tflops: float | None = None
 
 
-def value_limits(chart: Chart, rows: pd.DataFrame, peak: float | None) -> tuple[float, float]:
-    """Limits of the value axis over all panels: intervals, predictions and references included."""
+def value_axis(
+    chart: Chart, rows: pd.DataFrame, peak: float | None
+) -> tuple[Scale, tuple[float, float]]:
+    """Scale and limits of the value axis over all panels, with intervals, predictions and peak."""
     names = [name for name in (chart.value, chart.low, chart.high, chart.predicted) if name]
     values = [float(v) for name in names for v in rows[name].dropna() if v > 0]
     if chart.reference:
         values.append(chart.reference[0])
     if not values:
-        return 1.0, 2.0
-    if chart.scale != "linear":
-        low, high = scales.bounds(values)
-        return (low / 1.7 if chart.guides else low), high
-    if chart.reference:
+        return chart.scale, (1.0, 2.0)
+    if chart.scale == "linear" and not chart.reference:
+        return "linear", (0.0, 1.08 * max([*values, peak or 0.0]))
+    if chart.scale == "linear" and max(values) < WIDE_RATIO * min(values):
         room = 0.08 * max(max(values) - min(values), 0.05)
-        return min(values) - room, max(values) + room
-    return 0.0, 1.08 * max([*values, peak or 0.0])
+        return "linear", (min(values) - room, max(values) + room)
+    low, high = scales.bounds(values)
+    scale: Scale = "log10" if chart.scale == "linear" else chart.scale
+    return scale, ((low / 1.7 if chart.guides else low), high)
 
 
 def set_value_axis(ax: Axes, shared: Frame, which: str = "y") -> None:
     """Give one axis the chart's scale, limits and tick texts."""
     chart, limits = shared.chart, shared.limits
-    if chart.scale != "linear":
-        scales.log_axis(ax, which, limits, 2 if chart.scale == "log2" else 10, chart.text)
+    if shared.scale != "linear":
+        scales.log_axis(ax, which, limits, 2 if shared.scale == "log2" else 10, chart.text)
         return
     axis = ax.yaxis if which == "y" else ax.xaxis
     (ax.set_ylim if which == "y" else ax.set_xlim)(*limits)

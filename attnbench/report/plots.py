@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,18 @@ def draw_all(
         for name, chart in CHARTS.items():
             rows = chart.rows(tables)
             found = sheets(rows, chart.lines, plain_position=chart.source == "cells")
+            found = [sheet for sheet in found if sheet.rows[chart.value].notna().any()]
             for sheet in found[:MOST_SHEETS]:
-                if sheet.rows[chart.value].notna().any():
-                    figure = draw(chart, sheet, _looks(chart, rows, looks), dict(environment))
-                    drawn.append(save(figure, name, chart, sheet, folder))
+                figure = draw(chart, sheet, _looks(chart, rows, looks), dict(environment))
+                drawn.append(save(figure, name, chart, sheet, folder))
+            if len(found) > MOST_SHEETS:
+                drawn[-MOST_SHEETS] = _with_note(drawn[-MOST_SHEETS], len(found) - MOST_SHEETS)
     return drawn
+
+
+def _with_note(plot: Plot, left_out: int) -> Plot:
+    note = f"{left_out} more such figures are left out; the export has their numbers."
+    return replace(plot, reading=f"{plot.reading} {note}")
 
 
 def _looks(chart: Chart, rows: pd.DataFrame, looks: dict[str, Look]) -> dict[str, Look]:
@@ -107,11 +114,13 @@ def draw(
     """Draw one figure: the chart's panels, with common scales."""
     rows = sheet.rows
     peak = _near_peak(chart, rows, environment)
+    scale, limits = panels.value_axis(chart, rows, peak)
     shared = panels.Frame(
         chart=chart,
         looks=looks,
         lengths=tuple(sorted(int(n) for n in rows["seq_len"].unique())),
-        limits=panels.value_limits(chart, rows, peak),
+        scale=scale,
+        limits=limits,
         peak_tflops=peak,
     )
     single = len(shared.lengths) == 1

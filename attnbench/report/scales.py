@@ -93,7 +93,7 @@ def round_ratio(value: float) -> str:
 def round_added(value: float) -> str:
     """What a ratio adds, on an axis: `+10 %`, `0 %`."""
     added = round(100 * (value - 1), 1)
-    return f"{added:+g} %" if added else "0 %"
+    return f"{added:+g} %".replace("-", "−") if added else "0 %"
 
 
 def bounds(values: Sequence[float], room: float = 0.06) -> tuple[float, float]:
@@ -113,7 +113,8 @@ def guide(ax: Axes, lengths: Sequence[int], anchor: tuple[float, float], power: 
 
     ax.plot([x_low, x_high], [value(x_low), value(x_high)], **_GUIDE)
     # The label stands below the line, where that is inside the axes, towards the right.
-    n = min(x_high, n0 * (y_high / y0) ** (1 / power)) / (x_high / x_low) ** 0.12
+    # Steeper guides are named further left: where they all meet, the names do not.
+    n = min(x_high, n0 * (y_high / y0) ** (1 / power)) / (x_high / x_low) ** (0.12 * power)
     if not y_low < value(n) < y_high or n <= min(lengths):
         return
     ax.annotate(

@@ -1,0 +1,104 @@
+"""Ways to run attnbench in tests: in this process without a worker, or for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from attnbench.cli import main
+from attnbench.plan import Group
+from attnbench.record import Record
+from attnbench.runner import LocalRunner, Settings
+from tests import synthetic
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """`cli("sweep", "--dry-run")` runs the command line in this process."""
+    return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def assert_refused(tmp_path: Path) -> Callable[..., None]:
+    """Assert that a result is one error line with exit code 2, and that `says` is in it."""
+
+    def check(result: Result, *says: str, exit_code: int = 2) -> None:
+        lines = result.stderr.splitlines()
+        assert [line[:7] for line in lines] == ["Error: "], (result.stderr, result.exception)
+        assert result.exit_code == exit_code
+        assert result.stdout == ""
+        assert [text for text in says if text not in lines[0]] == [], lines[0]
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def recorded_catalogue() -> dict[str, Any]:
+    """What a real worker says of this installation, on a machine without a GPU."""
+    with LocalRunner(Settings(device="cpu")) as runner:
+        catalogue = runner.catalogue()
+    catalogue["devices"]["cuda"] = "no CUDA device here (recorded); use --device cpu"
+    return catalogue
+
+
+@pytest.fixture
+def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: dict[str, Any]) -> None:
+    """No process is started: the catalogue is a recorded one, and every cell is `ok` at once."""
+
+    def answer(runner: LocalRunner, request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "describe":
+            device = "cpu" if request["device"] == "auto" else request["device"]
+            return {"catalogue": recorded_catalogue | {"device": device}}
+        assert request["do"] == "reasons"
+        return {"reasons": {name: [None] * len(request["cases"]) for name in request["names"]}}
+
+    def run(runner: LocalRunner, groups: tuple[Group, ...]) -> Iterator[Record]:
+        for group in groups:
+            for cell in group.cells():
+                yield synthetic.ok(cell.case, cell.impl)
+
+    monkeypatch.setattr(LocalRunner, "_ask", answer)
+    monkeypatch.setattr(LocalRunner, "run", run)
+
+
+COMMAND = [sys.executable, "-m", "attnbench"]
+# Cells that cost little: what they measure is not looked at.
+TINY = ("--head-dims", "8", "--heads", "2", "--min-time", "0.001", "--max-time", "0.01")
+
+
+def run_attnbench(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run attnbench as a user would, in a process of its own with real workers."""
+    return subprocess.run(
+        [*COMMAND, *map(str, args)],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment, with the source tree found from anywhere."""
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables
+
+
+def exported(run: Path) -> list[dict[str, Any]]:
+    """The rows of `attnbench export --format json`, made in this process."""
+    result = CliRunner().invoke(main, ["export", str(run), "--format", "json"])
+    assert result.exit_code == 0, result.stderr
+    rows: list[dict[str, Any]] = json.loads(result.stdout)
+    return rows

@@ -1,0 +1,506 @@
+"""What a user can do wrong on the command line, and what the commands print."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pandas as pd
+import pytest
+
+from attnbench.cli import main
+from attnbench.errors import UsageError
+from attnbench.loader import load_file
+from attnbench.store import RECORDS
+from tests import synthetic
+from tests.conftest import COMMAND, TINY, Cli, environment, exported, run_attnbench
+
+Refused = Callable[..., None]
+SIZE_FLAGS = (
+    "--batch-sizes", "--heads", "--kv-heads", "--seq-lens", "--kv-lens", "--head-dims",
+    "--value-dims", "--widths", "--new-tokens",
+)  # fmt: skip
+NOT_SIZES = ("0", "-1", "x", "1.5", "1e3", "", ",", "1,,2", "..8", "8..", "²", "٣", "9" * 30,
+             "9" * 5000)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of a few cells called `made`, in the default output folder."""
+    return synthetic.write_named(tmp_path / "results", "one").rename(tmp_path / "results" / "made")
+
+
+# Wrong usage: what is on the command line, and what the one line must say.
+
+WRONG_SWEEPS = {
+    "unknown option": (["--bogus"], ["--bogus"]),
+    "misspelt option": (["--seq-len-s", "8"], ["--seq-len-s"]),
+    "option without its value": (["--name"], ["--name", "requires an argument"]),
+    "stray argument": (["latest"], ["latest"]),
+    "unknown device": (["--device", "tpu"], ["--device", "auto", "cpu", "cuda"]),
+    "unknown implementation": (["--impls", "naiv"], ["--impls", "'naive'?", "sdpa-math"]),
+    "unknown mask": (["--masks", "casual"], ["--masks", "'causal'?", "full, causal, window"]),
+    "window without width": (["--masks", "window"], ["--masks", "window:256"]),
+    "window of nothing": (["--masks", "window:0"], ["--masks", "window:256"]),
+    "causal with parameter": (["--masks", "causal:3"], ["--masks", "no parameter"]),
+    "unknown position": (["--positions", "ropes"], ["--positions", "'rope'?", "none"]),
+    "rope with a bad base": (["--positions", "rope:x"], ["--positions", "rope:10000"]),
+    "unknown workload": (["--workload", "decoder"], ["--workload", "'decode'?", "attention"]),
+    "unknown workload in a preset": (
+        ["--preset", "quick", "--workload", "x"],
+        ["--workload", "attention"],
+    ),
+    "unknown cache": (["--workload", "decode", "--caches", "statik"], ["--caches", "'static'?"]),
+    "unknown dtype": (["--dtypes", "float8"], ["--dtypes", "bfloat16"]),
+    "unknown pass": (["--passes", "sideways"], ["--passes", "forward, backward, both"]),
+    "unknown preset": (["--preset", "quik"], ["--preset", "'quick'?", "gpu"]),
+    "heads that do not divide": (["--kv-heads", "3"], ["--kv-heads must divide --heads", "3", "4"]),
+    "doubling past its end": (["--seq-lens", "128..1000"], ["128..512 or 128..1024"]),
+    "reversed doubling": (["--seq-lens", "512..128"], ["--seq-lens 512..128"]),
+    "kv-lens in decode": (["--workload", "decode", "--kv-lens", "8"], ["--kv-lens", "decode"]),
+    "caches in attention": (["--caches", "static"], ["--caches", "attention"]),
+    "new tokens in attention": (["--new-tokens", "4"], ["--new-tokens", "attention"]),
+    "empty list of names": (["--impls", ""], ["--impls", "a,b,c"]),
+    "budget upside down": (["--min-time", "2", "--max-time", "1"], ["--min-time", "--max-time"]),
+    "precision of zero": (["--precision", "0"], ["--precision"]),
+    "precision that is no number": (["--precision", "nan"], ["--precision"]),
+    "endless budget": (["--max-time", "inf"], ["--max-time"]),
+    "negative timeout": (["--timeout", "-1"], ["--timeout"]),
+    "no threads": (["--threads", "0"], ["--threads"]),
+    "more threads than any machine": (["--threads", "100000"], ["--threads"]),
+    "negative seed": (["--seed", "-1"], ["--seed"]),
+    "seed beyond torch's": (["--seed", "9" * 30], ["--seed"]),
+    "no GPU": (["--device", "cuda"], ["no CUDA device", "--device cpu"]),
+    "name with a separator": (["--name", "a/b"], ["--name", "'a/b'"]),
+    "name that climbs": (["--name", ".."], ["--name"]),
+    "name that means something": (["--name", "latest"], ["--name"]),
+    "empty name": (["--name", ""], ["--name"]),
+    "resume of nothing": (["--resume", "gone"], ["no run 'gone'"]),
+    "resume of the latest of none": (["--resume", "latest"], ["no run in results yet"]),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("imagined_worker")
+@pytest.mark.parametrize(("args", "says"), WRONG_SWEEPS.values(), ids=WRONG_SWEEPS)
+def test_a_wrong_sweep_is_one_line_that_names_the_flag_and_nothing_is_written(
+    cli: Cli, assert_refused: Refused, tmp_path: Path, args: list[str], says: list[str]
+):
+    assert_refused(cli("sweep", *args), *says)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", NOT_SIZES, ids=lambda text: repr(text[:8]))
+def test_what_is_no_size_is_refused_by_every_axis(cli: Cli, assert_refused: Refused, text: str):
+    for flag in SIZE_FLAGS:
+        assert_refused(cli("sweep", flag, text), flag)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["bogus"], ["bogus"]),
+        (["--bogus"], ["--bogus"]),
+        (["list", "--device", "tpu"], ["--device"]),
+        (["list", "naive"], ["naive"]),
+        (["check", "--dtypes", "float8"], ["--dtypes", "float16"]),
+        (["check", "--impls", ""], ["--impls"]),
+        (["check", "--impls", "naiv", "--device", "cpu"], ["--impls", "'naive'?"]),
+        (["export", "--format", "xlsx"], ["--format", "parquet"]),
+        (["report", "a", "b"], ["b"]),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("imagined_worker")
+def test_other_commands_refuse_in_one_line_too(
+    cli: Cli, assert_refused: Refused, args: list[str], says: list[str]
+):
+    assert_refused(cli(*args), *says)
+
+
+def test_without_a_command_the_help_is_shown(cli: Cli):
+    result = cli()
+    assert "sweep" in result.output
+    assert "Error" not in result.output
+
+
+# Runs and folders that are not there, taken, damaged or someone else's.
+
+
+@pytest.mark.parametrize("command", [["report"], ["export"], ["sweep", "--resume"]], ids=" ".join)
+class TestARunThatCannotBeRead:
+    def test_does_not_exist_and_the_nearest_is_named(
+        self, cli: Cli, assert_refused: Refused, run: Path, command: list[str]
+    ):
+        assert_refused(cli(*command, "mode"), "no run 'mode'", "'made'?")
+
+    @pytest.mark.parametrize("name", ["x" * 300, "../..", ""])
+    def test_is_no_name_of_a_run(
+        self, cli: Cli, assert_refused: Refused, command: list[str], name: str
+    ):
+        assert_refused(cli(*command, name), "no run")
+
+    def test_is_damaged_in_the_middle(
+        self, cli: Cli, assert_refused: Refused, run: Path, command: list[str]
+    ):
+        records = run / RECORDS
+        line = records.read_text()
+        records.write_text(line + line[: len(line) // 2] + "\n" + line)
+        assert_refused(cli(*command, "made"), RECORDS, "line 2")
+
+    @pytest.mark.parametrize("alien", ["hello\n", "[]\n", '{"schema":1}\n', '{"schema":99}\n'])
+    def test_holds_the_records_of_someone_else(
+        self, cli: Cli, assert_refused: Refused, run: Path, command: list[str], alien: str
+    ):
+        (run / RECORDS).write_text(alien)
+        assert_refused(cli(*command, "made"), RECORDS, "line 1")
+
+    @pytest.mark.parametrize("alien", ["", "{", "[]", "{}", '{"run_id":"x","schema":99}', "\xff"])
+    def test_has_the_run_json_of_someone_else(
+        self, cli: Cli, assert_refused: Refused, run: Path, command: list[str], alien: str
+    ):
+        (run / "run.json").write_bytes(alien.encode("latin-1"))
+        assert_refused(cli(*command, "made"), "run.json")
+
+    def test_has_no_run_json(
+        self, cli: Cli, assert_refused: Refused, run: Path, command: list[str]
+    ):
+        (run / "run.json").unlink()
+        assert_refused(cli(*command, "made"), "no run", "run.json")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"plan": [3]},
+        {"plan": [{"case": [], "impl": "naive"}]},
+        {"plan": [{"case": {"mask": 3}, "impl": "naive"}]},
+        {"plan": None},
+        {"settings": {"bogus": 1, "files": []}},
+        {"environment": None},
+    ],
+    ids=json.dumps,
+)
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_plan_that_is_damaged_is_not_resumed(
+    cli: Cli, assert_refused: Refused, damage: dict[str, object]
+):
+    assert cli("sweep", "--impls", "naive", "--name", "r").exit_code == 0
+    file = Path("results/r/run.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | damage))
+    assert_refused(cli("sweep", "--resume", "r"), "run.json", "no plan to resume")
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_taken_name_is_refused_and_the_run_is_left_alone(
+    cli: Cli, assert_refused: Refused, run: Path
+):
+    before = {file: file.read_bytes() for file in run.iterdir()}
+    assert_refused(cli("sweep", "--name", "made"), "--name", "--resume made")
+    assert {file: file.read_bytes() for file in run.iterdir()} == before
+
+
+@pytest.mark.usefixtures("imagined_worker")
+@pytest.mark.parametrize("output", ["file", "file/below"])
+def test_an_output_folder_that_is_a_file_is_refused(
+    cli: Cli, assert_refused: Refused, tmp_path: Path, output: str
+):
+    (tmp_path / "file").write_text("precious")
+    assert_refused(cli("sweep", "--output", output), "--output")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.usefixtures("imagined_worker")
+@pytest.mark.parametrize(
+    "option",
+    [("--impls", "naive"), ("--seq-lens", "8"), ("--impl", "x.py"), ("--device", "cpu"),
+     ("--seed", "0"), ("--name", "x"), ("--preset", "quick"), ("--timeout", "3")],
+    ids="".join,
+)  # fmt: skip
+def test_options_beside_resume_are_refused(
+    cli: Cli, assert_refused: Refused, run: Path, option: tuple[str, str]
+):
+    assert_refused(cli("sweep", "--resume", "made", *option), "--resume", f"remove {option[0]}")
+
+
+# What makes sense only in part is run in part.
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_an_impossible_combination_beside_possible_ones_is_a_skipped_row(cli: Cli):
+    result = cli("sweep", "--impls", "naive", "--kv-heads", "2,3", "--name", "r")
+    assert result.exit_code == 0
+    rows = {row["kv_heads"]: row for row in exported(Path("results/r"))}
+    assert rows[2]["status"] == "ok"
+    assert rows[3]["status"] == "skipped"
+    assert "--kv-heads must divide --heads" in rows[3]["reason"]
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_in_a_preset_the_axes_of_decode_apply_to_decode_alone(cli: Cli):
+    result = cli("sweep", "--preset", "quick", "--caches", "concat", "--name", "r", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    assert {row["cache"] for row in exported(Path("results/r"))} == {None, "concat"}
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_repeated_values_are_measured_once(cli: Cli):
+    args = ("--impls", "naive,naive", "--seq-lens", "8,8,4..8", "--name", "r", "--quiet")
+    assert cli("sweep", *args).exit_code == 0
+    assert sorted(row["seq_len"] for row in exported(Path("results/r"))) == [4, 8]
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, tmp_path: Path):
+    result = cli("sweep", "--impls", "naive", "--seq-lens", "8,16", "--dry-run")
+    assert result.exit_code == 0
+    assert "2 cells to measure" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_dry_run_of_a_resume_writes_nothing(cli: Cli):
+    assert cli("sweep", "--impls", "naive", "--name", "r").exit_code == 0
+    (Path("results/r") / RECORDS).write_bytes(b"")
+    before = sorted(Path().rglob("*"))
+    result = cli("sweep", "--resume", "r", "--dry-run")
+    assert "1 cells to measure" in result.stdout
+    assert sorted(Path().rglob("*")) == before
+    assert exported(Path("results/r")) == []
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_quiet_prints_the_path_alone(cli: Cli, tmp_path: Path):
+    result = cli("sweep", "--impls", "naive", "--output", tmp_path / "o", "--name", "r", "--quiet")
+    assert (result.stdout, result.stderr) == (f"{tmp_path / 'o' / 'r'}\n", "")
+
+
+# A user's own file.
+
+WRONG_FILES = {
+    "does not parse": ("def (", "SyntaxError"),
+    "raises": ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+    "exits": ("raise SystemExit(0)", "SystemExit"),
+    "imports what is not there": ("import no_such_module", "no_such_module"),
+    "registers nothing": ("import attnbench.api", "registers no implementation"),
+    "registers a taken name": (
+        "from attnbench.api import attention\n@attention('naive')\ndef f(q, k, v): ...",
+        "'naive' is already registered",
+    ),
+    "registers an unusable name": (
+        "from attnbench.api import attention\n@attention('two words')\ndef f(q, k, v): ...",
+        "one word",
+    ),
+    "declares what nobody knows": (
+        "from attnbench.api import attention\n@attention('mine', speed=9)\ndef f(q, k, v): ...",
+        "unknown speed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "says"), WRONG_FILES.values(), ids=WRONG_FILES)
+def test_a_wrong_file_is_named_with_what_is_wrong_and_leaves_nothing_registered(
+    tmp_path: Path, source: str, says: str
+):
+    from attnbench.api import IMPLEMENTATIONS
+    from attnbench.loader import load_built_in
+
+    load_built_in()
+    before = IMPLEMENTATIONS.names()
+    file = tmp_path / "wrong.py"
+    file.write_text(source)
+    with pytest.raises(UsageError) as caught:
+        load_file(str(file))
+    for text in (str(file), "--impl", says):
+        assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert IMPLEMENTATIONS.names() == before
+
+
+@pytest.mark.parametrize("name", ["gone.py", "folder", "half.py"])
+def test_a_file_that_cannot_be_loaded_stops_the_command_in_one_line(
+    cli: Cli, assert_refused: Refused, tmp_path: Path, name: str
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "half.py").write_text(
+        "from attnbench.api import attention\n@attention('half')\ndef f(q, k, v): ...\nexit()\n"
+    )
+    assert_refused(cli("sweep", "--impl", name), name, "--impl")
+    assert not (tmp_path / "results").exists()
+
+
+WRONG_KERNEL = """
+from attnbench.api import attention
+
+@attention("twice", time="n^2 d")
+def twice(q, k, v, *, causal, scale):
+    return 2 * ((q @ k.mT) * scale).softmax(-1) @ v
+"""
+
+
+@pytest.fixture(scope="module")
+def incorrect_sweep(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    folder = tmp_path_factory.mktemp("incorrect")
+    (folder / "mine.py").write_text(WRONG_KERNEL)
+    args = ("--impl", "mine.py", "--impls", "naive", "--seq-lens", "16", "--output", folder)
+    return run_attnbench("sweep", *args, "--name", "r", *TINY, cwd=folder)
+
+
+def test_a_wrong_kernel_makes_the_sweep_exit_with_1(
+    incorrect_sweep: subprocess.CompletedProcess[str],
+):
+    assert incorrect_sweep.returncode == 1
+    assert "Traceback" not in incorrect_sweep.stderr
+
+
+def test_a_wrong_kernel_is_a_row_with_a_reason_and_no_time(
+    incorrect_sweep: subprocess.CompletedProcess[str],
+):
+    path = incorrect_sweep.stdout.partition("report:  attnbench report ")[2].strip()
+    rows = {row["impl"]: row for row in exported(Path(path))}
+    assert rows["naive"]["status"] == "ok"
+    assert rows["twice"]["status"] == "incorrect"
+    assert "is off by" in rows["twice"]["reason"]
+    assert {rows["twice"][name] for name in ("time_us_median", "time_us_min", "tflops")} == {None}
+    lines = incorrect_sweep.stdout.splitlines()
+    assert [line for line in lines if "twice" in line and "s  " in line.partition("twice")[2]] == []
+    assert any("incorrect: twice" in line for line in lines)
+
+
+# Export.
+
+
+def test_csv_goes_to_standard_output_with_one_line_a_cell(cli: Cli, run: Path):
+    rows = list(csv.DictReader(io.StringIO(cli("export", "made").stdout)))
+    assert [(row["impl"], row["seq_len"], row["energy_j"]) for row in rows] == [("sdpa", "128", "")]
+
+
+def test_json_goes_to_standard_output_with_null_for_unknown(run: Path):
+    assert [(row["seq_len"], row["energy_j"]) for row in exported(run)] == [(128, None)]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_file_holds_what_standard_output_would(cli: Cli, run: Path, kind: str):
+    printed = cli("export", run, "--format", kind).stdout
+    assert cli("export", run, "--format", kind, "--to", "table").output == ""
+    assert Path("table").read_text(encoding="utf-8") == printed
+
+
+def test_parquet_is_a_file_that_pandas_reads(cli: Cli, run: Path):
+    assert cli("export", run, "--format", "parquet", "--to", "t.parquet").output == ""
+    assert pd.read_parquet("t.parquet")["seq_len"].tolist() == [128]
+
+
+def test_parquet_needs_a_file(cli: Cli, assert_refused: Refused, run: Path):
+    assert_refused(cli("export", run, "--format", "parquet"), "--to FILE")
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+@pytest.mark.parametrize("target", ["gone/table", "results"])
+def test_a_target_that_cannot_be_written_is_named(
+    cli: Cli, assert_refused: Refused, run: Path, kind: str, target: str
+):
+    assert_refused(cli("export", run, "--format", kind, "--to", target), "cannot write", target)
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_closed_pipe_ends_export_quietly(run: Path, kind: str):
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        ended = subprocess.run(
+            [*COMMAND, "export", str(run), "--format", kind],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_behind_standard_output_is_one_line(run: Path):
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*COMMAND, "export", str(run)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith("Error: cannot write to standard output")
+
+
+# Help and listing.
+
+
+@pytest.mark.parametrize("name", main.commands)
+def test_every_command_and_every_option_has_a_help_text(cli: Cli, name: str):
+    command = main.commands[name]
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert command.help
+    assert [option.opts for option in options if not option.help] == []
+    assert cli(name, "--help").exit_code == 0
+
+
+def test_help_loads_nothing_heavy():
+    script = """
+import sys
+from attnbench.cli import main
+for args in (["--help"], ["--version"], *([name, "--help"] for name in main.commands)):
+    main(args, standalone_mode=False)
+heavy = {"torch", "numpy", "scipy", "pandas", "matplotlib", "pyarrow"} & set(sys.modules)
+sys.exit(f"loaded {heavy}" if heavy else 0)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_list_shows_every_implementation_workload_cache_and_position(
+    cli: Cli, recorded_catalogue: dict[str, list[dict[str, str]]]
+):
+    shown = cli("list").stdout
+    for row in recorded_catalogue["implementations"]:
+        assert row["name"] in shown
+    for kind in ("workloads", "caches", "positions"):
+        assert all(name in shown for name in recorded_catalogue[kind])
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_list_as_json_is_the_catalogue(cli: Cli, recorded_catalogue: dict[str, object]):
+    assert json.loads(cli("list", "--json").stdout) == recorded_catalogue
+
+
+@pytest.mark.parametrize("python", [shutil.which("false") or "", "/no/such/python"])
+def test_a_worker_that_cannot_start_is_one_line_and_no_hang(
+    cli: Cli, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch, python: str
+):
+    monkeypatch.setattr(sys, "executable", python)
+    assert_refused(cli("list"), "a worker", python, exit_code=4)
