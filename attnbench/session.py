@@ -129,7 +129,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
                 listener.warned(warning)
             _same_experiment(environment, catalogue["environment"])
             _all_known(missing, catalogue)
-        listener.planned(plan, path)
+        listener.planned(plan, None if dry_run else path)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
                 _measure(plan, runner, writer, listener, begin)

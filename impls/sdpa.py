@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
 from collections.abc import Callable
 
@@ -23,8 +22,8 @@ SWITCHES: dict[str, tuple[Callable[[bool], None], Callable[[], bool]]] = {
 }
 FUSED = ("flash", "efficient", "cudnn")
 
-# A route is how SDPA is asked: one of SWITCHES, `any` (torch chooses), or `mask` (torch chooses,
-# and a boolean mask is passed whatever the case).
+# A route is how SDPA is asked: one of SWITCHES, `any` (torch chooses), or `mask` (torch chooses
+# with a boolean mask that is always passed).
 
 
 def masking(case: Case, route: str) -> str:
@@ -86,8 +85,7 @@ def tiny(case: Case) -> Case:
     It keeps widths, dtype, device and the kind of mask, and which of L and S is the longer.
     """
     groups, shorter = min(case.kv_heads, 2), min(case.seq_len, case.kv_len, 33)
-    window = Mask(text="window:2", before=1, after=0)
-    masks = {"full": Mask(), "causal": Mask(text="causal", after=0)}
+    band = case.mask if case.mask.text == "causal" else Mask(text="window:2", before=1, after=0)
     return Case(
         pass_="both" if case.needs_grad else "forward",
         device=case.device,
@@ -98,7 +96,7 @@ def tiny(case: Case) -> Case:
         kv_len=shorter + min(32, max(0, case.kv_len - case.seq_len)),
         head_dim=case.head_dim,
         value_dim=case.value_dim,
-        mask=Mask() if case.unmasked else masks.get(case.mask.text, window),
+        mask=Mask() if case.unmasked else band,
     )
 
 
@@ -114,10 +112,9 @@ def run_once(case: Case, call: Attend) -> None:
     k_BGSD = torch.randn(case.batch, case.kv_heads, case.kv_len, case.head_dim, **like)
     v_BGSV = torch.randn(case.batch, case.kv_heads, case.kv_len, case.value_dim, **like)
     inputs = [x.requires_grad_(case.needs_grad) for x in (q_BHLD, k_BGSD, v_BGSV)]
-    o_BHLV = call(*inputs)
-    results = [o_BHLV]
+    results = [call(*inputs)]
     if case.needs_grad:
-        results += torch.autograd.grad(o_BHLV, inputs, torch.ones_like(o_BHLV))
+        results += torch.autograd.grad(results[0], inputs, torch.ones_like(results[0]))
     blind = 0 if case.unmasked else max(0, case.seq_len - case.kv_len)
     loud = any(x[:, :, :blind].any() for x in results[:2])  # o and dq
     if loud or any(x.isnan().any() for x in results):
@@ -170,11 +167,7 @@ def flash_blocks(case: Case) -> tuple[int, int]:
 
 
 def pairs_multiplied(case: Case, kernel: str, kind: str) -> int:
-    """(query, key) pairs whose scores are multiplied out.
-
-    The square, unless a fused kernel knows that the mask is causal: it leaves out key blocks that
-    no query of its block sees.
-    """
+    """(query, key) pairs multiplied out: causal fused kernels skip key blocks past the diagonal."""
     queries, keys = case.seq_len, case.kv_len
     if kernel == "math" or kind in ("none", "dense"):
         return queries * keys
@@ -233,8 +226,7 @@ def cpu_flash_scratch(case: Case, pass_: str) -> int:
     """
     q_block, k_block = flash_blocks(case)
     q_block, k_block = min(q_block, case.seq_len), min(k_block, case.kv_len)
-    wide = max(4, case.element_bytes)
-    half = 2 if case.element_bytes == 2 else 0
+    wide, half = max(4, case.element_bytes), 2 if case.element_bytes == 2 else 0
     threads, scores = torch.get_num_threads(), q_block * k_block
     if pass_ == "forward":
         return threads * (scores * (wide + half) + q_block * (2 + case.head_dim) * wide)
@@ -253,12 +245,11 @@ def cuda_flash_scratch(case: Case, pass_: str) -> int:
 
 def math_workspace(case: Case, kind: str) -> int:
     """Bytes beyond the outputs of the math path, which works in float32 at least."""
-    half, shared = case.element_bytes == 2, case.kv_heads != case.heads
-    wide = max(4, case.element_bytes)
-    row = case.batch * case.heads * wide
+    half, wide = case.element_bytes == 2, max(4, case.element_bytes)
+    shared = case.kv_heads != case.heads
+    row, square = case.batch * case.heads * wide, case.seq_len * case.kv_len
     q = row * case.seq_len * case.head_dim
     k, v = row * case.kv_len * case.head_dim, row * case.kv_len * case.value_dim
-    square = case.seq_len * case.kv_len
     scores = row * square
     bare = {"dense": square * case.element_bytes, "is_causal": square * wide}.get(kind, 0)
     bare += (q + (k + v) * case.kv_heads // case.heads) * half  # q, k and v in float32
@@ -275,26 +266,8 @@ def math_workspace(case: Case, kind: str) -> int:
     }[case.pass_]
 
 
-FAMILY = {  # name: route, memory law, what `attnbench list` says
-    "sdpa": ("any", "O(n)", "scaled_dot_product_attention with the kernel that torch chooses."),
-    "sdpa-math": ("math", "n^2", "SDPA's math path, forced: the whole score matrix."),
-    "sdpa-flash": ("flash", "O(n)", "SDPA's flash kernel, forced: blocks of the score matrix."),
-    "sdpa-efficient": ("efficient", "O(n)", "SDPA's memory-efficient kernel, forced (CUDA)."),
-    "sdpa-cudnn": ("cudnn", "O(n)", "SDPA's cuDNN kernel, forced (CUDA)."),
-    "sdpa-mask": (
-        "mask",
-        "n^2",
-        """SDPA with a boolean mask, tril(ones(L, S), S - L) for causal, passed even when full.
-
-        Models that keep a cache pass such a mask. It bars the flash kernels on CUDA, hides from
-        that on CPU that the mask is causal, and becomes an (L, S) mask of numbers in every call.
-        """,
-    ),
-}
-
-
 def register(name: str, route: str, memory: str, doc: str) -> None:
-    """Add one of the family."""
+    """Add one of the family; `doc` is what `attnbench list` says of it."""
 
     def build(case: Case) -> Attend:
         return prepare(case, route)
@@ -307,9 +280,21 @@ def register(name: str, route: str, memory: str, doc: str) -> None:
         flops=functools.partial(flops, route),
         workspace=functools.partial(workspace, route),
         supports=lambda case: refusal(tiny(case), route),
-        doc=inspect.cleandoc(doc),
+        doc=doc,
     )(build)
 
 
-for _name, _row in FAMILY.items():
-    register(_name, *_row)
+register("sdpa", "any", "O(n)", "scaled_dot_product_attention with the kernel that torch chooses.")
+register("sdpa-math", "math", "n^2", "SDPA's math path, forced: the whole score matrix.")
+register("sdpa-flash", "flash", "O(n)", "SDPA's flash kernel, forced: blocks of scores.")
+register("sdpa-efficient", "efficient", "O(n)", "SDPA's memory-efficient kernel, forced (CUDA).")
+register("sdpa-cudnn", "cudnn", "O(n)", "SDPA's cuDNN kernel, forced (CUDA).")
+register(
+    "sdpa-mask",
+    "mask",
+    "n^2",
+    """SDPA with a boolean mask, tril(ones(L, S), S - L) for causal, passed even when full.
+
+As models with a cache do. It bars the flash kernels on CUDA, hides from the CPU's that it is
+causal, and becomes an (L, S) mask of numbers in every call.""",
+)

@@ -65,7 +65,8 @@ def plain(case: Case, q: Any, k: Any, v: Any) -> torch.Tensor:
     k, v = (x.repeat_interleave(case.heads // case.kv_heads, dim=1) for x in (k, v))
     scores = (q * case.softmax_scale) @ k.mT
     scores = scores.masked_fill(~admitted, torch.finfo(scores.dtype).min)
-    return torch.softmax(scores, -1) * admitted.any(1, keepdim=True).to(q.dtype) @ v
+    weights = torch.softmax(scores, -1) * admitted.any(1, keepdim=True).to(q.dtype)
+    return torch.matmul(weights, v)
 
 
 def assert_right(call: Any, case: Case, inputs: list[torch.Tensor]) -> None:
@@ -361,7 +362,7 @@ def test_without_a_code_object_of_their_own_the_ninth_would_be_an_error():
     def run_all() -> None:
         for case in cases:
             function = impl.plain_attention(case)
-            shared = torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
+            shared: Any = torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
             shared(*tensors(case)[:3])
 
     with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):

@@ -20,7 +20,7 @@ from attnbench.report.sheets import Panel, Sheet, sheets
 from attnbench.report.style import Look
 
 PEAK_FROM = 0.25  # a datasheet's peak is drawn if something reaches this share of it
-MOST_SHEETS = 8  # of one chart; the records hold the rest
+MOST_SHEETS = 4  # of one chart; more make a page of tens of megabytes, which nobody reads
 
 
 @dataclass(frozen=True, kw_only=True)
