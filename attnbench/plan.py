@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnbench.case import Case, Device, parse_mask, parse_position
+from attnbench.case import Case, Device, Position, parse_mask, parse_position
 from attnbench.errors import UsageError
 from attnbench.record import Cell, Record
 from attnbench.registry import Registry, unknown
 
-# A process serves this many cases, so that its start-up (seconds) is shared but no cell lives
+# A process serves this many heats, so that its start-up (seconds) is shared but no cell lives
 # in a process with a long past.
-CASES_PER_GROUP = 20
+HEATS_PER_GROUP = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +49,24 @@ class Preset:
     max_time_s: float
 
 
+# A case with the implementations to measure in it.
+Entry = tuple[Case, tuple[str, ...]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Cells that share a process: for each case the implementations that take turns."""
+    """Cells that share a process, heat by heat; all cells of a heat take turns.
 
-    cases: tuple[tuple[Case, tuple[str, ...]], ...]
+    A heat holds what will be compared with each other: every implementation of a case, and the
+    cases that differ in nothing but the position encoding or the cache.
+    """
+
+    heats: tuple[tuple[Entry, ...], ...]
+
+    @property
+    def cases(self) -> tuple[Entry, ...]:
+        """Every case with its implementations, in order."""
+        return tuple(itertools.chain.from_iterable(self.heats))
 
     def cells(self) -> Iterator[Cell]:
         """Every cell of the group, in order."""
@@ -240,23 +253,23 @@ def make_plan(cells: Iterable[Cell], reasons: dict[tuple[str, str], str | None])
 
 
 def grouped(cells: Iterable[Cell]) -> Iterator[Group]:
-    """Cells of one case stay together; cases of one workload, pass and dtype share processes."""
+    """Heats of one workload, pass and dtype share processes, the small ones first in each."""
     by_case: dict[str, tuple[Case, list[str]]] = {}
     for cell in cells:
         by_case.setdefault(cell.case.case_id, (cell.case, []))[1].append(cell.impl)
-    kinds: dict[tuple[str, str, str], list[tuple[Case, tuple[str, ...]]]] = {}
+    heats: dict[str, list[Entry]] = {}
     for case, impls in by_case.values():
-        kinds.setdefault((case.workload, case.pass_, case.dtype), []).append((case, tuple(impls)))
+        alike = replace(case, position=Position(), cache=None)
+        heats.setdefault(alike.case_id, []).append((case, tuple(impls)))
+    kinds: dict[tuple[str, str, str], list[tuple[Entry, ...]]] = {}
+    for heat in heats.values():
+        case = heat[0][0]
+        kinds.setdefault((case.workload, case.pass_, case.dtype), []).append(tuple(heat))
     for kind in kinds.values():
-        kind.sort(key=lambda entry: work(entry[0]))
-        for batch in _batches(kind):
-            yield Group(cases=batch)
-
-
-def _batches(entries: list[Any]) -> Iterator[tuple[Any, ...]]:
-    count = -(-len(entries) // CASES_PER_GROUP)
-    for first in range(count):  # dealt out in turn, so that each process gets small and large
-        yield tuple(entries[first::count])
+        kind.sort(key=lambda heat: work(heat[0][0]))
+        count = -(-len(kind) // HEATS_PER_GROUP)
+        for first in range(count):  # dealt out in turn: each process gets small and large ones
+            yield Group(heats=tuple(kind[first::count]))
 
 
 def work(case: Case) -> float:

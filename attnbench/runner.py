@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -190,7 +191,8 @@ class LocalRunner:
         for group in groups:
             keys = {(i, impl): None for i, (_, impls) in enumerate(group.cases) for impl in impls}
             cases = [case for case, _ in group.cases]
-            for (index, impl), result in self._supervise(keys, cases, self._measure_request):
+            request = partial(self._measure_request, [len(heat) for heat in group.heats])
+            for (index, impl), result in self._supervise(keys, cases, request):
                 if isinstance(result, Death):
                     cell = Cell(case=cases[index], impl=impl)
                     yield Record(cell=cell, status=result.status, reason=result.reason)
@@ -226,14 +228,22 @@ class LocalRunner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _measure_request(self, remaining: list[Key], cases: list[Case]) -> dict[str, Any]:
+    def _measure_request(
+        self, lengths: list[int], remaining: list[Key], cases: list[Case]
+    ) -> dict[str, Any]:
+        """What remains of a group, in its heats; `lengths` counts the cases of each heat."""
         rows: dict[int, list[str]] = {}
         for index, impl in remaining:
             rows.setdefault(index, []).append(impl)
+        heats, first = [], 0
+        for length in lengths:
+            left = [i for i in range(first, first + length) if i in rows]
+            heats.append([{"case": cases[i].to_json(), "impls": rows[i]} for i in left])
+            first += length
         settings = self.settings
         return {
             "do": "measure",
-            "cases": [{"case": cases[i].to_json(), "impls": impls} for i, impls in rows.items()],
+            "heats": [heat for heat in heats if heat],
             "seed": settings.seed,
             "rule": {
                 "precision": settings.precision,

@@ -1,10 +1,10 @@
 import pytest
 
-from attnbench.case import Case
+from attnbench.case import Case, parse_mask, parse_position
 from attnbench.errors import UnknownNameError, UsageError
 from attnbench.lists import parse_sizes
 from attnbench.plan import (
-    CASES_PER_GROUP,
+    HEATS_PER_GROUP,
     PRESETS,
     Axes,
     check_names,
@@ -89,13 +89,25 @@ def test_a_combination_nobody_could_make_sense_of_is_an_error_if_it_is_the_only_
         make_plan(cells(Case(kv_heads=3)), {})
 
 
+def test_what_will_be_compared_takes_turns():
+    plain, turned = Case(seq_len=64), Case(seq_len=64, position=parse_position("rope"))
+    caches = [
+        Case(workload="decode", cache=cache, mask=parse_mask("causal"))
+        for cache in ("rerun", "static")
+    ]
+    other = Case(seq_len=128)
+    groups = list(grouped(cells(plain, other, turned, *caches)))
+    heats = {tuple(case for case, _ in heat) for group in groups for heat in group.heats}
+    assert heats == {(plain, turned), (other,), tuple(caches)}
+
+
 def test_implementations_of_one_case_share_a_process_and_kinds_do_not():
-    cases = [Case(seq_len=8 * i) for i in range(1, 2 * CASES_PER_GROUP)]
+    cases = [Case(seq_len=8 * i) for i in range(1, 2 * HEATS_PER_GROUP)]
     cases += [Case(seq_len=8, dtype="bfloat16")]
     groups = list(grouped(cells(*cases)))
     assert all(impls == ("naive", "sdpa") for group in groups for _, impls in group.cases)
     assert all(len({case.dtype for case, _ in group.cases}) == 1 for group in groups)
-    assert all(len(group.cases) <= CASES_PER_GROUP for group in groups)
+    assert all(len(group.heats) <= HEATS_PER_GROUP for group in groups)
     assert sum(len(group.cases) for group in groups) == len(cases)
 
 

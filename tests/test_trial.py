@@ -11,7 +11,7 @@ from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
 from attnbench.case import Case
 from attnbench.measure.stopping import StoppingRule
 from attnbench.record import Record
-from attnbench.worker.measuring import measure_case
+from attnbench.worker.measuring import measure_heat
 from attnbench.worker.trial import classify, flops_note
 
 RULE = StoppingRule(precision=0.5, min_time_s=0.001, max_time_s=0.01)
@@ -32,7 +32,13 @@ def measured():
             attention_builder(name)(build)
             added.append(name)
         records: list[Record] = []
-        measure_case(case, list(builders), RULE, 0, records.append, lambda impl, stage: None)
+        measure_heat(
+            [(case, list(builders))],
+            RULE,
+            0,
+            emit=lambda index, record: records.append(record),
+            tell=lambda index, impl, stage: None,
+        )
         assert [record.cell.case for record in records] == [case] * len(builders)
         return {record.cell.impl: record for record in records}
 

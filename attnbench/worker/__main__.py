@@ -28,7 +28,7 @@ from attnbench.measure.stopping import StoppingRule
 from attnbench.record import Record
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
-from attnbench.worker.measuring import measure_case
+from attnbench.worker.measuring import measure_heat
 
 Event = Callable[..., None]
 
@@ -76,19 +76,25 @@ def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
 
 def _measure(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
     rule = StoppingRule(**request["rule"])
-    for index, row in enumerate(request["cases"]):
-        measure_case(
-            Case.from_json(row["case"]),
-            row["impls"],
+    first = 0
+    for heat in request["heats"]:
+        entries = [(Case.from_json(row["case"]), row["impls"]) for row in heat]
+        measure_heat(
+            entries,
             rule,
             request["seed"],
-            emit=partial(_emit_record, emit, index),
-            tell=partial(beacon.write, index),
+            emit=partial(_emit_record, emit, first),
+            tell=partial(_tell, beacon, first),
         )
+        first += len(heat)
 
 
-def _emit_record(emit: Event, index: int, record: Record) -> None:
-    emit("result", key=[index, record.cell.impl], result=record.to_line())
+def _emit_record(emit: Event, first: int, index: int, record: Record) -> None:
+    emit("result", key=[first + index, record.cell.impl], result=record.to_line())
+
+
+def _tell(beacon: Beacon, first: int, case: int, impl: int, stage: str) -> None:
+    beacon.write(first + case, impl, stage)
 
 
 def _event_writer() -> Event:

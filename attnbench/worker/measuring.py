@@ -1,4 +1,4 @@
-"""All implementations of one case, in one process: checked, probed, then timed in turns."""
+"""One heat in one process: every cell checked and probed, then all of them timed in turns."""
 
 from __future__ import annotations
 
@@ -19,54 +19,89 @@ from attnbench.record import Cell, Record, Sample
 from attnbench.worker.trial import Trial, classify
 from attnbench.workloads import WORKLOADS
 
-Emit = Callable[[Record], None]
-Tell = Callable[[int, str], None]  # index of the implementation, stage
+Entry = tuple[Case, list[str]]
+Emit = Callable[[int, Record], None]  # index of the case in the heat, its record
+Tell = Callable[[int, int, str], None]  # indices of the case and the implementation, stage
 
 
-def measure_case(
-    case: Case, names: list[str], rule: StoppingRule, seed: int, emit: Emit, tell: Tell
+def measure_heat(
+    entries: list[Entry], rule: StoppingRule, seed: int, emit: Emit, tell: Tell
 ) -> None:
-    """Measure `case` with every named implementation and emit one record for each.
+    """Measure every cell of the heat and emit one record for each, as soon as it is final.
 
-    The order is fixed: two draws of inputs with needles, each compared with the truth; then
-    plain inputs, the probes, and the timed rounds. A record is emitted as soon as it is final.
+    Each case gets two draws of inputs with needles, each compared with the truth; then plain
+    inputs and the probes. What is still in the race then takes turns, across the cases, too.
     """
+    racing: dict[str, Trial] = {}
+    places: dict[str, tuple[int, int]] = {}
+    for index, (case, names) in enumerate(entries):
+        trials = prepare_case(case, names, seed, partial(emit, index), partial(tell, index))
+        for name, trial in trials.items():
+            racing[f"{index} {name}"] = trial
+            places[f"{index} {name}"] = (index, names.index(name))
+    contenders = {
+        key: Contender(call=trial.bound.call, grad=trial.bound.grad, units=trial.bound.units)
+        for key, trial in racing.items()
+        if trial.bound is not None
+    }
+
+    def finished(key: str) -> None:
+        emit(places[key][0], _timed_record(racing[key], contenders[key]))
+
+    race(
+        contenders,
+        clock_for(entries[0][0].device),
+        rule,
+        seed,
+        before_turn=lambda key, stage: tell(*places[key], stage),
+        finished=finished,
+    )
+
+
+def prepare_case(
+    case: Case,
+    names: list[str],
+    seed: int,
+    emit: Callable[[Record], None],
+    tell: Callable[[int, str], None],
+) -> dict[str, Trial]:
+    """Check and probe the implementations of one case; return those that may be timed."""
     trials: dict[str, Trial] = {}
     try:
         workload = WORKLOADS.get(case.workload)
         tell(NOBODY, "inputs")
         tensors = workload.tensors(case)
         trials = {n: Trial(impl=IMPLEMENTATIONS.get(n), case=case, tensors=tensors) for n in names}
-        open_trials = dict(trials)
         for number, first in ((1, True), (2, False)):
             tell(NOBODY, "reference")
             workload.fill(case, tensors, Draw(seed=2 * seed + number, needles=True))
-            truth = _shared_truth(list(open_trials.values()), case)
-            for index, name in enumerate(names):
-                if name in open_trials:
-                    _prepare_and_check(trials[name], truth, first, partial(tell, index))
-                    _drop_if_ended(name, open_trials, emit)
+            truth = _shared_truth(case, list(trials.values()))
+            for name in list(trials):
+                told = partial(tell, names.index(name))
+                _prepare_and_check(trials[name], truth, first, told)
+                _drop_if_ended(name, trials, emit)
         workload.fill(case, tensors, Draw(seed=seed))
-        for index, name in enumerate(names):
-            if name in open_trials:
-                _probe(trials[name], partial(tell, index))
-                _drop_if_ended(name, open_trials, emit)
-        _time(case, names, open_trials, rule, seed, emit, tell)
+        for name in list(trials):
+            _probe(trials[name], partial(tell, names.index(name)))
+            _drop_if_ended(name, trials, emit)
     except Exception as err:  # inputs or reference: no implementation is to blame
         status, reason = classify(err, "inputs and reference")
         for name in trials or names:
-            trial = trials.get(name)
-            if trial is None or trial.status is None:
-                emit(Record(cell=Cell(case=case, impl=name), status=status, reason=reason))
+            emit(Record(cell=Cell(case=case, impl=name), status=status, reason=reason))
+        return {}
+    return trials
 
 
-def _shared_truth(trials: list[Trial], case: Case) -> Truth:
+def _shared_truth(case: Case, trials: list[Trial]) -> Truth:
+    """One reference serves all: each is charged its share of the time."""
+    if not trials:
+        return Truth(values={}, allowed={})
     begin = time.perf_counter()
-    truth = WORKLOADS.get(case.workload).truth(case, trials[0].tensors) if trials else None
-    for trial in trials:  # one reference serves all: each is charged its share
-        share = (time.perf_counter() - begin) / len(trials)
+    truth = WORKLOADS.get(case.workload).truth(case, trials[0].tensors)
+    share = (time.perf_counter() - begin) / len(trials)
+    for trial in trials:
         trial.spent_s["check"] = trial.spent_s.get("check", 0.0) + share
-    return truth or Truth(values={}, allowed={})
+    return truth
 
 
 def _prepare_and_check(
@@ -88,52 +123,25 @@ def _probe(trial: Trial, tell: Callable[[str], None]) -> None:
         trial.probe()
 
 
-def _drop_if_ended(name: str, open_trials: dict[str, Trial], emit: Emit) -> None:
-    trial = open_trials[name]
-    if trial.status is not None:
-        del open_trials[name]
-        emit(_record(name, trial))
+def _drop_if_ended(name: str, trials: dict[str, Trial], emit: Callable[[Record], None]) -> None:
+    if trials[name].status is not None:
+        emit(_record(trials.pop(name)))
 
 
-def _time(
-    case: Case,
-    names: list[str],
-    trials: dict[str, Trial],
-    rule: StoppingRule,
-    seed: int,
-    emit: Emit,
-    tell: Tell,
-) -> None:
-    contenders = {
-        name: Contender(call=t.bound.call, grad=t.bound.grad, units=t.bound.units)
-        for name, t in trials.items()
-        if t.bound is not None
-    }
-
-    def finished(name: str) -> None:
-        contender, trial = contenders[name], trials[name]
-        trial.spent_s |= {"warm-up": contender.warm_s, "samples": contender.spent_s}
-        if contender.error is not None:
-            trial.fail("samples", contender.error)
-        else:
-            trial.status = "ok"
-        emit(_record(name, trial, contender))
-
-    race(
-        contenders,
-        clock_for(case.device),
-        rule,
-        seed,
-        before_turn=lambda name, stage: tell(names.index(name), stage),
-        finished=finished,
-    )
+def _timed_record(trial: Trial, contender: Contender) -> Record:
+    trial.spent_s |= {"warm-up": contender.warm_s, "samples": contender.spent_s}
+    if contender.error is not None:
+        trial.fail("samples", contender.error)
+    else:
+        trial.status = "ok"
+    return _record(trial, contender)
 
 
-def _record(name: str, trial: Trial, contender: Contender | None = None) -> Record:
+def _record(trial: Trial, contender: Contender | None = None) -> Record:
     assert trial.status is not None
     turns = contender.turns if contender and trial.status == "ok" else []
     return Record(
-        cell=Cell(case=trial.case, impl=name),
+        cell=Cell(case=trial.case, impl=trial.impl.name),
         status=trial.status,
         reason=trial.reason,
         samples=tuple(Sample(**dataclasses.asdict(turn)) for turn in turns),
