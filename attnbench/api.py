@@ -22,8 +22,10 @@ from typing import Any, Protocol
 import torch
 
 from attnbench.case import Case, Mask, Position
+from attnbench.compiling import compile_alone, reason_against_compiling
+from attnbench.costs import core_flops, output_bytes
 from attnbench.errors import UsageError
-from attnbench.masks import dense_mask
+from attnbench.masks import dense_mask, hidden_and_blind, mask_for
 from attnbench.registry import Registry
 
 __all__ = [
@@ -33,8 +35,13 @@ __all__ = [
     "Position",
     "attention",
     "attention_builder",
+    "compile_alone",
+    "core_flops",
     "dense_mask",
+    "hidden_and_blind",
     "mask_for",
+    "output_bytes",
+    "reason_against_compiling",
 ]
 
 
@@ -144,10 +151,3 @@ def _add(name: str, build: Any, described: Any, capabilities: dict[str, Any]) ->
         "file": inspect.getsourcefile(described) or "",
     }
     IMPLEMENTATIONS.add(name, Implementation(name=name, build=build, **(defaults | capabilities)))
-
-
-def mask_for(case: Case) -> torch.Tensor | None:
-    """The case's boolean (L, S) mask on its device, or None where every pair is admitted."""
-    if case.unmasked:
-        return None
-    return dense_mask(case.mask, case.seq_len, case.kv_len, case.device)

@@ -8,7 +8,7 @@ eps × max|reference|; for gradients the floor scales with the terms that cancel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -155,33 +155,40 @@ def _blocks(case: Case, q: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, 
 
 def attention_truth(case: Case, tensors: Tensors) -> Truth:
     """Float64 results of the attention case on these inputs, with the error allowed for each."""
-    exact = {name: x.detach().double() for name, x in tensors.items()}
-    reference = plain_attention(case, exact)
-    yardstick = plain_attention(case, {name: x.detach() for name, x in tensors.items()})
+    return truth_of(case, tensors, lambda given: plain_attention(case, given))
+
+
+def truth_of(
+    case: Case, tensors: Tensors, plain: Callable[[dict[str, torch.Tensor]], PlainResult]
+) -> Truth:
+    """Run `plain` in float64 for the values, and in the case's own dtype for what is allowed.
+
+    A float64 case has no finer reference. Its yardstick is the error of float32, scaled down by
+    the ratio of the two precisions: rounding errors of the same sums are proportional to eps.
+    """
+    reference = plain({name: x.detach().double() for name, x in tensors.items()})
+    dtype = getattr(torch, case.dtype)
+    coarse = torch.float32 if dtype == torch.float64 else dtype
+    yardstick = plain({name: x.detach().to(coarse) for name, x in tensors.items()})
     if case.pass_ == "backward":
         del reference.values["o"]
-    return measured_by(yardstick, reference, case.dtype)
+    eps, shrink = torch.finfo(dtype).eps, torch.finfo(dtype).eps / torch.finfo(coarse).eps
+    allowed = {
+        name: _allowed_error(name, reference, yardstick, eps, shrink) for name in reference.values
+    }
+    return Truth(values=reference.values, allowed=allowed)
 
 
-def measured_by(yardstick: PlainResult, reference: PlainResult, dtype: str) -> Truth:
-    """The truth: every value of the reference, with the error that the yardstick allows it."""
-    eps = torch.finfo(getattr(torch, dtype)).eps
-    return Truth(
-        values=reference.values,
-        allowed={
-            name: _allowed_error(name, reference, yardstick, eps) for name in reference.values
-        },
-    )
-
-
-def _allowed_error(name: str, reference: PlainResult, yardstick: PlainResult, eps: float) -> float:
+def _allowed_error(
+    name: str, reference: PlainResult, yardstick: PlainResult, eps: float, shrink: float
+) -> float:
     value = reference.values[name]
     error = _largest(yardstick.values[name].double() - value)
     if not math.isfinite(error):
         error = 0.0  # a yardstick that overflows excuses nobody: the floor alone remains
     scale = max(_largest(value), reference.terms.get(name, 0.0))
     factor = GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR
-    return factor * error + FLOOR_EPS * eps * scale
+    return factor * error * shrink + FLOOR_EPS * eps * scale
 
 
 def judge(outputs: Mapping[str, torch.Tensor], truth: Truth, dtype: str) -> Verdict:

@@ -46,6 +46,15 @@ def core_flops(case: Case, pairs: int, *, recompute: bool = True) -> int:
     return 2 * case.batch * case.heads * pairs * per_pair
 
 
+def output_bytes(case: Case) -> int:
+    """Bytes of what the case's pass gives: o, or dq, dk and dv, or all four."""
+    queries, keys = case.heads * case.seq_len, case.kv_heads * case.kv_len
+    o = queries * case.value_dim
+    gradients = queries * case.head_dim + keys * (case.head_dim + case.value_dim)
+    elements = {"forward": o, "backward": gradients, "both": o + gradients}[case.pass_]
+    return case.batch * elements * case.element_bytes
+
+
 def attention_flops_useful(case: Case) -> int:
     """`flops_useful` of the attention workload: exactly the admitted pairs."""
     return core_flops(case, admitted_pairs(case.mask, case.seq_len, case.kv_len))

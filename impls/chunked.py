@@ -186,7 +186,7 @@ def differentiate_block(
     scale: float,
     buffers: torch.Tensor,
 ) -> torch.Tensor:
-    """dq (N, R, I, D) of one block of queries; its part of dk and dv is added in place.
+    """Dq (N, R, I, D) of one block of queries; its part of dk and dv is added in place.
 
     `rows` are q, o, do and the log-sum-exp of these queries; `columns` k, v, dk, dv of all keys.
     Scores are held keys by queries: then one matmul of the five reads them transposed, not two.

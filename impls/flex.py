@@ -2,62 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import shutil
-import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from attnbench.api import Case, attention_builder
+from attnbench.api import Case, attention_builder, compile_alone, reason_against_compiling
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 BLOCK = 128  # queries and keys of a block of the mask, torch's default
 
-_numbers = itertools.count()
-
-
-def fresh(function: types.FunctionType) -> types.FunctionType:
-    """The same function over a code object of its own.
-
-    torch keeps compiled code per code object, which all closures of one `def` share, and gives
-    up after 8 shapes of one. A code object for each case keeps every case at its first.
-    """
-    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
-    return types.FunctionType(
-        code, function.__globals__, code.co_name, function.__defaults__, function.__closure__
-    )
-
-
-def compile_alone(function: Any, backend: Any = "inductor") -> Attend:
-    """torch.compile for these shapes alone; whatever would fall back to eager raises instead.
-
-    fullgraph turns both graph breaks and the limit on recompilations into errors. With donated
-    buffers a compiled backward pass writes over what the forward pass saved, and torch refuses to
-    run it twice on one graph, which is how it is timed. torch looks at that switch when it compiles
-    and again whenever the backward pass runs, so it stays off for the process.
-    """
-    from torch._functorch import config
-
-    config.donated_buffer = False
-    return torch.compile(fresh(function), fullgraph=True, dynamic=False, backend=backend)
-
 
 def supports(case: Case) -> str | None:
     """Why FlexAttention cannot take the case here, or None."""
+    cannot_compile = reason_against_compiling(case)
+    if cannot_compile:
+        return cannot_compile
     if case.device == "cuda":
-        if not torch.cuda.is_available():
-            return "torch sees no CUDA device"
         narrow = min(case.head_dim, case.value_dim) < 16
         return "FlexAttention needs head and value dims of at least 16 on CUDA" if narrow else None
     if case.needs_grad:
         return "FlexAttention has no backward pass on CPU"
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        return f"FlexAttention needs a C++ compiler on CPU, and there is no {compiler}"
     if "AVX" not in torch.backends.cpu.get_cpu_capability():
         return "FlexAttention needs AVX2 or AVX512 on CPU"
     return None

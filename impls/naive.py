@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import torch
 
-from attnbench.api import Case, attention_builder, mask_for
+from attnbench.api import Case, attention_builder, core_flops, hidden_and_blind, output_bytes
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 MASKS = ("full", "causal", "window")
@@ -18,19 +18,6 @@ def expand_heads(x_BGSD: torch.Tensor, heads: int) -> torch.Tensor:
     """Repeat each key/value head for the query heads that share it."""
     groups = x_BGSD.shape[1]
     return x_BGSD if groups == heads else x_BGSD.repeat_interleave(heads // groups, dim=1)
-
-
-def hidden_and_blind(case: Case) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(L, S) mask of the pairs to hide, and (L, 1) mask of the queries that see no key.
-
-    A row of hidden pairs alone would make softmax NaN, so blind queries are left to see every
-    key and lose their output, and with it their gradient, afterwards.
-    """
-    admitted_LS = mask_for(case)
-    if admitted_LS is None:
-        return None, None
-    blind_L1 = ~admitted_LS.any(dim=1, keepdim=True)
-    return ~(admitted_LS | blind_L1), blind_L1 if bool(blind_L1.any()) else None
 
 
 class NaiveAttention:
@@ -52,11 +39,9 @@ class NaiveAttention:
         return o_LV if self.blind_L1 is None else o_LV.masked_fill_(self.blind_L1, 0)
 
 
-def flops(case: Case) -> int:
+def square_flops(case: Case) -> int:
     """FLOPs executed: the full square whatever the mask, and no scores recomputed backward."""
-    forward = case.head_dim + case.value_dim
-    width = {"forward": forward, "backward": 2 * forward, "both": 3 * forward}[case.pass_]
-    return 2 * case.batch * case.heads * case.seq_len * case.kv_len * width
+    return core_flops(case, case.seq_len * case.kv_len, recompute=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,19 +134,6 @@ def backward_changes(size: Sizes, *, frees: bool, sums: bool = False) -> Changes
     yield from (size.q, -size.q)  # dq of the scaled q, then of q
 
 
-def outputs(case: Case) -> int:
-    """Bytes of o, of dq, dk and dv, or of all four."""
-    q, k, v = (
-        case.seq_len * case.head_dim,
-        case.kv_len * case.head_dim,
-        case.kv_len * case.value_dim,
-    )
-    o = case.heads * case.seq_len * case.value_dim
-    grads = case.heads * q + case.kv_heads * (k + v)
-    elements = {"forward": o, "backward": grads, "both": o + grads}[case.pass_]
-    return elements * case.batch * case.element_bytes
-
-
 def naive_changes(case: Case) -> Changes:
     """All heads at once. Heads that share a key/value head get copies of it."""
     size = Sizes.of(case, case.heads)
@@ -192,8 +164,8 @@ def heads_changes(case: Case) -> Changes:
     time="n^2 d",
     memory="n^2",
     masks=MASKS,
-    flops=flops,
-    workspace=lambda case: peak(naive_changes(case)) - outputs(case),
+    flops=square_flops,
+    workspace=lambda case: peak(naive_changes(case)) - output_bytes(case),
 )
 def build_naive(case: Case) -> Attend:
     """softmax(QKᵀ·scale)V with the whole score matrix: the baseline of every comparison."""
@@ -211,8 +183,8 @@ def build_naive(case: Case) -> Attend:
     time="n^2 d",
     memory="n^2",
     masks=MASKS,
-    flops=flops,
-    workspace=lambda case: peak(heads_changes(case)) - outputs(case),
+    flops=square_flops,
+    workspace=lambda case: peak(heads_changes(case)) - output_bytes(case),
 )
 def build_naive_heads(case: Case) -> Attend:
     """The textbook loop: softmax(QKᵀ·scale)V one head after another, the results stacked."""

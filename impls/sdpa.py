@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.api import Case, Mask, attention_builder, dense_mask
+from attnbench.api import Case, Mask, attention_builder, core_flops, dense_mask, output_bytes
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -181,15 +182,10 @@ def pairs_multiplied(case: Case, kernel: str, kind: str) -> int:
 
 
 def flops(route: str, case: Case) -> int:
-    """FLOPs executed: 2·B·H·pairs·(D + V) forward; a fused backward recomputes the scores."""
+    """FLOPs executed: over the pairs multiplied out; a fused backward recomputes the scores."""
     kernel = kernel_taken(case, route)
-    d, v = case.head_dim, case.value_dim
-    forward = d + v
-    backward = (2 if kernel == "math" else 3) * d + 2 * v
-    width = {"forward": forward, "backward": backward, "both": forward + backward}[case.pass_]
-    return (
-        2 * case.batch * case.heads * pairs_multiplied(case, kernel, masking(case, route)) * width
-    )
+    pairs = pairs_multiplied(case, kernel, masking(case, route))
+    return core_flops(case, pairs, recompute=kernel != "math")
 
 
 def workspace(route: str, case: Case) -> int:
@@ -213,10 +209,8 @@ def workspace(route: str, case: Case) -> int:
 
 def tensor_bytes(case: Case) -> tuple[int, int]:
     """Bytes of o; of dq, dk and dv."""
-    element = case.batch * case.element_bytes
-    d, v = case.head_dim, case.value_dim
-    grads = case.heads * case.seq_len * d + case.kv_heads * case.kv_len * (d + v)
-    return element * case.heads * case.seq_len * v, element * grads
+    o, grads = replace(case, pass_="forward"), replace(case, pass_="backward")
+    return output_bytes(o), output_bytes(grads)
 
 
 def cpu_flash_scratch(case: Case, pass_: str) -> int:

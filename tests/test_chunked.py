@@ -1,8 +1,6 @@
 """`chunked` is right, multiplies and allocates exactly what it declares, and fuses nothing."""
 
-import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,21 +8,17 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, Case, Implementation, dense_mask
 from attnbench.case import parse_mask
+from attnbench.loader import load_built_in
 from attnbench.measure.flops import count_flops
 from attnbench.measure.profiled import profile_call
 
 Tensors = tuple[torch.Tensor, ...]
 
-FILE = Path(__file__).parent.parent / "impls" / "chunked.py"
-
 
 @pytest.fixture(scope="session")
 def chunked() -> Implementation:
-    """The registered implementation; its file is executed once at most."""
-    if "chunked" not in IMPLEMENTATIONS.names():
-        spec = importlib.util.spec_from_file_location("attnbench_impls_chunked", FILE)
-        assert spec is not None and spec.loader is not None
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    """The registered implementation."""
+    load_built_in()
     return IMPLEMENTATIONS.get("chunked")
 
 
@@ -97,7 +91,8 @@ def assert_as_right_as_plain(implementation: Implementation, case: Case, loud: f
     for name, got, want, rough, factor in zip(
         ("o", "dq", "dk", "dv"), ours, exact, yardstick, (2, 3, 3, 3), strict=True
     ):
-        assert got.dtype == rough.dtype and got.shape == rough.shape
+        assert got.dtype == rough.dtype
+        assert got.shape == rough.shape
         error, allowed = (float((x.detach() - want.detach()).abs().max()) for x in (got, rough))
         assert error <= factor * allowed + floor, f"{name}: {error:.3g}, plain {allowed:.3g}"
 
@@ -150,8 +145,10 @@ def test_a_query_that_sees_no_key_gives_zero_and_zero_gradient(
 ) -> None:
     case = a_case(mask, seq_len=1300, kv_len=100)
     o, dq, dk, dv = with_gradients(chunked.build(case), *inputs(case))
-    assert not o[:, :, :1200].any() and not dq[:, :, :1200].any()
-    assert o[:, :, 1200:].all() and all(x.isfinite().all() for x in (o, dq, dk, dv))
+    assert not o[:, :, :1200].any()
+    assert not dq[:, :, :1200].any()
+    assert o[:, :, 1200:].all()
+    assert all(x.isfinite().all() for x in (o, dq, dk, dv))
 
 
 def test_strided_inputs_give_what_contiguous_ones_give(chunked: Implementation) -> None:
@@ -176,7 +173,8 @@ def test_forward_is_the_same_with_and_without_gradients(chunked: Implementation)
     with torch.no_grad():
         alone = built(*qkv)
     recorded = built(*qkv)
-    assert alone.grad_fn is None and recorded.grad_fn is not None
+    assert alone.grad_fn is None
+    assert recorded.grad_fn is not None
     assert torch.equal(alone, recorded.detach())
 
 
@@ -194,7 +192,8 @@ def test_forward_is_the_same_with_and_without_gradients(chunked: Implementation)
 def test_flops_and_workspace_are_exactly_as_declared(
     chunked: Implementation, sizes: dict[str, Any], mask: str, pass_: str
 ) -> None:
-    assert chunked.flops is not None and chunked.workspace is not None
+    assert chunked.flops is not None
+    assert chunked.workspace is not None
     case = a_case(mask, pass_, **sizes)
     call = timed_call(chunked.build(case), case)
     assert count_flops(call, {}) == (chunked.flops(case), "dispatched")

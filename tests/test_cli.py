@@ -335,7 +335,8 @@ def test_a_file_that_cannot_be_loaded_stops_the_command_in_one_line(
 ):
     (tmp_path / "folder").mkdir()
     (tmp_path / "half.py").write_text(
-        "from attnbench.api import attention\n@attention('half')\ndef f(q, k, v): ...\nexit()\n"
+        "from attnbench.api import attention\n@attention('half')\ndef f(q, k, v): ...\n"
+        "raise SystemExit(0)\n"
     )
     assert_refused(cli("sweep", "--impl", name), name, "--impl")
     assert not (tmp_path / "results").exists()

@@ -84,7 +84,7 @@ class WrongGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, do):
-        return tuple(torch.zeros_like(x) for x in ctx.saved_tensors) + (None,)
+        return (*tuple(torch.zeros_like(x) for x in ctx.saved_tensors), None)
 
 
 def wrong_scale(case):

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from attnbench import costs
 from attnbench.api import AttentionCall, Implementation
 from attnbench.case import Case, Position, parse_mask
-from attnbench.check import PlainResult, Truth, measured_by, plain_attention
+from attnbench.check import PlainResult, Truth, plain_attention, truth_of
 from attnbench.inputs import Draw, Tensors, empty, fill_normal
 from attnbench.positions import Rotation, rotation
 from attnbench.registry import Registry
@@ -267,8 +267,7 @@ class DecodeWorkload:
 
     def truth(self, case: Case, tensors: Tensors) -> Truth:
         """The full forward pass over all tokens, of which the last T are compared."""
-        exact = {name: x.double() for name, x in tensors.items()}
-        return measured_by(_plain_layer(case, tensors), _plain_layer(case, exact), case.dtype)
+        return truth_of(case, tensors, lambda given: _plain_layer(case, given))
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """Per token; the workspace of a whole generation is not predicted."""

@@ -1,0 +1,240 @@
+"""What an author of an implementation does: five lines in a file, then every way to use it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import attnbench
+from attnbench.api import IMPLEMENTATIONS
+from attnbench.errors import UnknownNameError, UsageError
+from tests.conftest import TINY, environment, run_attnbench
+
+# DESIGN's example, with a body.
+MINE = """\
+from attnbench.api import attention
+
+@attention("mine", time="n^2 d", memory="n^2")
+def mine(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
+    queries, keys, groups = q_BHLD.shape[2], k_BGSD.shape[2], q_BHLD.shape[1] // k_BGSD.shape[1]
+    k_BHSD, v_BHSV = (x.repeat_interleave(groups, dim=1) for x in (k_BGSD, v_BGSV))
+    scores_BHLS = (q_BHLD @ k_BHSD.mT).float() * scale
+    if causal:
+        hidden = scores_BHLS.new_ones(queries, keys).tril(keys - queries) == 0
+        scores_BHLS = scores_BHLS.masked_fill(hidden, float("-inf"))
+    o_BHLV = (scores_BHLS.softmax(-1).nan_to_num() @ v_BHSV.float()).to(v_BHSV.dtype)
+    return o_BHLV
+"""
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("author") / "mine.py"
+    file.write_text(MINE)
+    return file
+
+
+@pytest.fixture(autouse=True)
+def _registry_as_before() -> Iterator[None]:
+    before = set(IMPLEMENTATIONS.names())
+    yield
+    for name in set(IMPLEMENTATIONS.names()) - before:
+        if IMPLEMENTATIONS.get(name).file.startswith(str(Path(attnbench.__file__).parents[1])):
+            continue
+        IMPLEMENTATIONS.remove(name)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=dtype)
+
+
+# On the command line.
+
+
+def test_the_file_is_checked_alone_and_is_right(mine: Path, tmp_path: Path):
+    args = ("--impl", mine, "--device", "cpu", "--dtypes", "float32", "--json")
+    ended = run_attnbench("check", *args, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    results = json.loads(ended.stdout)
+    assert {result["impl"] for result in results} == {"mine"}
+    assert {result["status"] for result in results} == {"ok", "unsupported"}
+    assert all(
+        result["case"]["mask"].startswith("window")
+        for result in results
+        if result["status"] == "unsupported"
+    )
+
+
+def test_the_file_is_swept_beside_the_others(mine: Path, tmp_path: Path):
+    args = ("--impl", mine, "--impls", "naive", "--seq-lens", "16", "--masks", "full,causal")
+    ended = run_attnbench("sweep", *args, *TINY, "--quiet", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    table = attnbench.load("latest", output=tmp_path / "results")
+    assert set(table["impl"]) == {"naive", "mine"}
+    assert set(table["status"]) == {"ok"}
+
+
+# From Python.
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("name", ["naive", "mine"])
+def test_get_computes_what_sdpa_does(mine: Path, name: str, scale: float | None, causal: bool):
+    call = attnbench.get(name, file=str(mine))
+    q, k, v = draw(2, 4, 9, 8), draw(2, 2, 9, 8), draw(2, 2, 9, 5)
+    expected = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
+    torch.testing.assert_close(call(q, k, v, causal=causal, scale=scale), expected)
+
+
+def test_get_is_not_causal_unless_asked():
+    q, k, v = draw(1, 2, 5, 4), draw(1, 2, 5, 4), draw(1, 2, 5, 4)
+    torch.testing.assert_close(
+        attnbench.get("naive")(q, k, v), scaled_dot_product_attention(q, k, v)
+    )
+
+
+def test_causal_is_bottom_right_where_the_lengths_differ():
+    q, k, v = draw(1, 1, 2, 4), draw(1, 1, 5, 4), draw(1, 1, 5, 4)
+    mask = torch.ones(2, 5, dtype=torch.bool).tril(3)
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(attnbench.get("naive")(q, k, v, causal=True), expected)
+
+
+def test_gradients_flow_through():
+    q = draw(1, 2, 5, 4).requires_grad_()
+    k, v = draw(1, 2, 6, 4), draw(1, 2, 6, 4)
+    (got,) = torch.autograd.grad(attnbench.get("naive")(q, k, v).sum(), q)
+    (expected,) = torch.autograd.grad(scaled_dot_product_attention(q, k, v).sum(), q)
+    torch.testing.assert_close(got, expected)
+
+
+GOOD = (2, 4, 6, 8)
+MISFITS: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], list[str]]] = {
+    "no tensors": (lambda: ([1.0], [1.0], [1.0]), ["torch tensors"]),
+    "three axes": (lambda: (draw(4, 6, 8),) * 3, ["four axes"]),
+    "batches": (lambda: (draw(*GOOD), draw(1, 4, 6, 8), draw(1, 4, 6, 8)), ["(1, 4, 6, 8)"]),
+    "lengths of k and v": (lambda: (draw(*GOOD), draw(*GOOD), draw(2, 4, 7, 8)), ["(2, 4, 7, 8)"]),
+    "heads of k and v": (lambda: (draw(*GOOD), draw(*GOOD), draw(2, 2, 6, 8)), ["(2, 2, 6, 8)"]),
+    "dims of q and k": (lambda: (draw(*GOOD), draw(2, 4, 6, 9), draw(*GOOD)), ["(2, 4, 6, 9)"]),
+    "heads": (lambda: (draw(*GOOD), draw(2, 3, 6, 8), draw(2, 3, 6, 8)), ["3", "4", "divide"]),
+    "no tokens": (lambda: (draw(2, 4, 0, 8), draw(*GOOD), draw(*GOOD)), ["at least 1"]),
+    "dtypes": (
+        lambda: (draw(*GOOD), draw(*GOOD, dtype=torch.float32), draw(*GOOD)),
+        ["one dtype", "float64, float32, float64"],
+    ),
+    "integers": (lambda: (torch.ones(GOOD, dtype=torch.int64),) * 3, ["dtype", "int64"]),
+    "devices": (
+        lambda: (draw(*GOOD), draw(*GOOD), torch.empty(GOOD, device="meta", dtype=torch.float64)),
+        ["one device", "cpu, cpu, meta"],
+    ),
+    "a device of no use": (
+        lambda: (torch.empty(GOOD, device="meta"),) * 3,
+        ["meta", "cpu"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("tensors", "says"), MISFITS.values(), ids=MISFITS)
+def test_tensors_that_do_not_fit_are_one_clear_line(
+    tensors: Callable[[], tuple[Any, Any, Any]], says: list[str]
+):
+    with pytest.raises(UsageError) as caught:
+        attnbench.get("naive")(*tensors())
+    assert "\n" not in str(caught.value)
+    assert [text for text in says if text not in str(caught.value)] == []
+
+
+def test_what_an_implementation_cannot_take_is_said(tmp_path: Path):
+    file = tmp_path / "picky.py"
+    file.write_text(MINE.replace('"mine",', '"picky", dtypes=("bfloat16",),'))
+    call = attnbench.get("picky", file=str(file))
+    with pytest.raises(UsageError, match="picky cannot take this: takes bfloat16, not float64"):
+        call(draw(*GOOD), draw(*GOOD), draw(*GOOD))
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'naive'"):
+        attnbench.get("naiv")
+
+
+def test_a_file_is_loaded_once_and_may_be_named_again(mine: Path):
+    assert attnbench.get("mine", file=str(mine))
+    assert attnbench.get("mine", file=str(mine))
+
+
+def test_another_file_with_the_same_name_never_stands_in_silently(mine: Path, tmp_path: Path):
+    attnbench.get("mine", file=str(mine))
+    (tmp_path / "other.py").write_text(MINE)
+    with pytest.raises(UsageError, match="'mine' is already registered"):
+        attnbench.get("mine", file=str(tmp_path / "other.py"))
+
+
+def test_a_file_that_is_not_there_is_an_error_even_if_the_name_is_known():
+    with pytest.raises(UsageError, match="no file"):
+        attnbench.get("naive", file="no/such/file.py")
+
+
+def test_a_broken_entry_point_only_warns(monkeypatch: pytest.MonkeyPatch):
+    from attnbench import direct
+
+    monkeypatch.setattr(direct, "load_entry_points", lambda: ["entry point x (y): ImportError"])
+    direct._loaded.cache_clear()
+    with pytest.warns(UserWarning, match="entry point x"):
+        assert attnbench.get("naive")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert attnbench.get("naive")
+
+
+def test_importing_attnbench_loads_nothing_heavy():
+    script = """
+import sys, attnbench
+heavy = {"torch", "numpy", "scipy", "pandas", "matplotlib", "click"} & set(sys.modules)
+sys.exit(f"loaded {heavy}" if heavy else 0)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_sweep_and_load_return_the_same_table(mine: Path, tmp_path: Path):
+    table = attnbench.sweep(
+        files=(str(mine),),
+        output=tmp_path,
+        name="r",
+        settings={"device": "cpu", "min_time_s": 0.001, "max_time_s": 0.01},
+        impls=["naive"],
+        seq_lens=[8, 16],
+        heads=(2,),
+        head_dims=(8,),
+    )
+    assert table[["impl", "seq_len"]].drop_duplicates().shape == (4, 2)
+    assert set(table["status"]) == {"ok"}
+    assert attnbench.load("r", output=tmp_path).equals(table)
+    assert attnbench.load(tmp_path / "r").equals(table)
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_sweep_of_nonsense_raises_and_writes_nothing(tmp_path: Path):
+    with pytest.raises(UsageError, match="--impls"):
+        attnbench.sweep(output=tmp_path / "out", impls=("naiv",))
+    with pytest.raises(UsageError, match="--seq-lens"):
+        attnbench.sweep(output=tmp_path / "out", seq_lens=(0,))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,386 @@
+"""What goes wrong around a sweep: broken implementations, kills, interrupts, a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.case import Case
+from attnbench.errors import StoreError
+from attnbench.record import Record
+from attnbench.store import RECORDS, RunWriter, load_run
+from tests import synthetic
+from tests.conftest import COMMAND, TINY, Cli, environment, exported, run_attnbench
+
+Rows = dict[tuple[str, int], dict[str, Any]]
+Refused = Callable[..., None]
+
+# Each of these is right, except where n is 24.
+BROKEN = """
+import ctypes, os, sys, time
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from attnbench.api import attention
+
+def broken(name, fault):
+    @attention(name)
+    def core(q, k, v, *, causal, scale):
+        o = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+        return fault(o) if q.shape[2] == 24 else o
+
+def hang(o):
+    while True:
+        time.sleep(1)
+
+def say(o):
+    print("x" * 100_000)
+    os.write(1, b'{"event": "done"}\\n')
+    return o
+
+kept = {}
+broken("exits", lambda o: os._exit(3))
+broken("raises", lambda o: 1 / 0)
+broken("allocates", lambda o: torch.empty(1 << 50))
+broken("hangs", hang)
+broken("prints", say)
+broken("segfaults", lambda o: ctypes.string_at(0))
+broken("stale", lambda o: kept.setdefault(o.shape, o))
+broken("nan", lambda o: o * torch.nan)
+broken("shape", lambda o: o[:, :1])
+broken("dtype", lambda o: o.double())
+broken("nothing", lambda o: None)
+"""
+FATES = {
+    "segfaults": ("crashed", "SIGSEGV"),
+    "exits": ("crashed", "exit code 3"),
+    "raises": ("error", "ZeroDivisionError: division by zero"),
+    "allocates": ("oom", "tried to allocate"),
+    "hangs": ("timeout", "no sign of life for 3 s (--timeout)"),
+    "prints": ("ok", ""),
+    "stale": ("incorrect", "after its inputs changed"),
+    "nan": ("incorrect", "not finite"),
+    "shape": ("incorrect", "has shape (1, 1, 24, 8), expected (1, 2, 24, 8)"),
+    "dtype": ("incorrect", "torch.float64, expected torch.float32"),
+    "nothing": ("incorrect", "NoneType, not a tensor"),
+}
+
+
+@pytest.fixture(scope="module")
+def broken_sweep(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "broken.py").write_text(BROKEN)
+    args = ("--impl", "broken.py", "--impls", "naive", "--seq-lens", "16,24,40", "--timeout", "3")
+    return run_attnbench("sweep", *args, *TINY, "--quiet", "--output", folder, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def broken_rows(broken_sweep: subprocess.CompletedProcess[str]) -> Rows:
+    rows = exported(Path(broken_sweep.stdout.strip()))
+    return {(row["impl"], row["seq_len"]): row for row in rows}
+
+
+@pytest.mark.parametrize(("name", "status", "says"), [(n, *fate) for n, fate in FATES.items()])
+def test_a_fault_costs_its_own_cell_with_a_status_and_a_reason(
+    broken_rows: Rows, name: str, status: str, says: str
+):
+    row = broken_rows[name, 24]
+    assert row["status"] == status
+    assert says in (row["reason"] or "")
+    assert "\n" not in (row["reason"] or "")
+    assert (row["time_us_median"] is not None) == (status == "ok")
+
+
+def test_the_others_in_the_same_case_and_the_cases_after_it_are_measured(broken_rows: Rows):
+    assert len(broken_rows) == 3 * (len(FATES) + 1)
+    others = {key: row["status"] for key, row in broken_rows.items() if key[1] != 24}
+    assert set(others.values()) == {"ok"}
+    assert broken_rows["naive", 24]["status"] == "ok"
+
+
+def test_incorrect_rows_are_what_the_exit_code_reports(
+    broken_sweep: subprocess.CompletedProcess[str],
+):
+    assert broken_sweep.returncode == 1
+    assert broken_sweep.stderr == ""
+
+
+WRITER = """
+from torch.nn.functional import scaled_dot_product_attention
+from attnbench.api import attention
+
+@attention("writes")
+def writes(q, k, v, *, causal, scale):
+    o = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    k.zero_()
+    return o
+
+@attention("innocent")
+def innocent(q, k, v, *, causal, scale):
+    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+@attention("crashes")
+def crashes(q, k, v, *, causal, scale):
+    raise MemoryError
+"""
+
+
+@pytest.fixture(scope="module")
+def writer_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    folder = tmp_path_factory.mktemp("writer")
+    (folder / "writer.py").write_text(WRITER)
+    args = ("--impl", "writer.py", "--impls", "naive", "--seq-lens", "16", "--quiet")
+    ended = run_attnbench("sweep", *args, *TINY, "--output", folder, cwd=folder)
+    return {(row["impl"], row["seq_len"]): row for row in exported(Path(ended.stdout.strip()))}
+
+
+def test_who_writes_to_its_inputs_is_incorrect(writer_rows: Rows):
+    assert writer_rows["writes", 16]["status"] == "incorrect"
+    assert writer_rows["writes", 16]["reason"] == "it wrote to its input k"
+
+
+def test_who_comes_after_one_that_wrote_to_its_inputs_is_judged_on_the_right_ones(
+    writer_rows: Rows,
+):
+    assert writer_rows["innocent", 16]["status"] == "ok", writer_rows["innocent", 16]["reason"]
+
+
+def test_failures_without_an_incorrect_row_exit_with_0(tmp_path: Path):
+    (tmp_path / "writer.py").write_text(WRITER.replace('"writes"', '"writes", devices=()'))
+    args = ("--impl", "writer.py", "--impls", "crashes", "--seq-lens", "16", "--quiet")
+    ended = run_attnbench("sweep", *args, *TINY, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    rows = exported(tmp_path / ended.stdout.strip())
+    fates = {row["impl"]: row["status"] for row in rows}
+    assert fates == {"crashes": "oom", "writes": "unsupported", "innocent": "ok"}
+
+
+# The sweeping process is killed or interrupted in the middle.
+
+SAYS_ITS_PID = """
+import os
+from pathlib import Path
+from attnbench.api import attention
+
+Path(os.environ["PID_FILE"]).write_text(str(os.getpid()))
+
+@attention("mine")
+def mine(q, k, v, *, causal, scale):
+    return ((q @ k.mT) * scale).softmax(-1) @ v
+"""
+PLANNED = 5
+
+
+class Sweep:
+    """A sweep in a process of its own, caught in the middle."""
+
+    def __init__(self, folder: Path) -> None:
+        file, self._pid_file = folder / "mine.py", folder / "pid"
+        file.write_text(SAYS_ITS_PID)
+        self.path = folder / "results" / "r"
+        sizes = ",".join(str(8 * (i + 1)) for i in range(PLANNED))
+        budget = ("--min-time", "0.4", "--max-time", "0.4")
+        self.process = subprocess.Popen(
+            [*COMMAND, "sweep", "--impl", file, "--impls", "mine", "--seq-lens", sizes, *budget,
+             "--name", "r"],
+            cwd=folder,
+            env=environment(PID_FILE=str(self._pid_file)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Where the tests were started in the background, an interrupt would be ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        wait_until(lambda: self.complete_lines() != b"" or self.process.poll() is not None)
+        assert self.process.poll() is None, "it ended before it was caught"
+
+    def complete_lines(self) -> bytes:
+        """What is stored so far, up to the last whole record."""
+        records = self.path / RECORDS
+        text = records.read_bytes() if records.exists() else b""
+        return text[: text.rfind(b"\n") + 1]
+
+    def worker_has_ended(self) -> bool:
+        """True where the worker's process is gone, or waits only for someone to collect it."""
+        pid = int(self._pid_file.read_text())
+        try:
+            os.kill(pid, 0)
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def wait_until(holds: Callable[[], bool], within_s: float = 60) -> None:
+    """Ask now and then; give up loudly."""
+    end = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    sweep = Sweep(tmp_path_factory.mktemp("killed"))
+    sweep.process.kill()
+    sweep.process.communicate(timeout=60)
+    return sweep
+
+
+@pytest.fixture
+def killed_copy(killed: Sweep, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(killed.path, tmp_path / "r"))
+
+
+def test_the_worker_ends_when_its_runner_is_killed(killed: Sweep):
+    wait_until(killed.worker_has_ended)
+
+
+def test_a_killed_run_loads(killed: Sweep):
+    rows = exported(killed.path)
+    assert 0 < len(rows) < PLANNED
+    assert {row["status"] for row in rows} == {"ok"}
+
+
+def test_resume_measures_what_is_missing_and_repairs_a_half_written_line(
+    killed: Sweep, killed_copy: Path
+):
+    before = killed.complete_lines()
+    (killed_copy / RECORDS).write_bytes(before + before[: len(before) // 3].rstrip(b"\n"))
+    ended = subprocess.run(
+        [*COMMAND, "sweep", "--resume", killed_copy, "--quiet"],
+        env=environment(PID_FILE=os.devnull),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    after = (killed_copy / RECORDS).read_bytes()
+    assert after.startswith(before)
+    assert after.endswith(b"\n")
+    records = [Record.from_line(line) for line in after.decode().splitlines()]
+    assert Counter(record.cell.case.seq_len for record in records) == {
+        8 * (i + 1): 1 for i in range(PLANNED)
+    }
+    assert "wall_s" in load_run(killed_copy).info["spent"]
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_resume_on_another_torch_is_refused_and_names_the_difference(
+    cli: Cli, assert_refused: Refused, killed_copy: Path
+):
+    info = killed_copy / "run.json"
+    info.write_text(info.read_text().replace('"torch": "', '"torch": "0.'))
+    before = (killed_copy / RECORDS).read_bytes()
+    assert_refused(cli("sweep", "--resume", killed_copy), "torch was 0.", "start a new run")
+    assert (killed_copy / RECORDS).read_bytes() == before
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_resume_without_the_implementation_is_refused(
+    cli: Cli, assert_refused: Refused, killed_copy: Path
+):
+    assert_refused(cli("sweep", "--resume", killed_copy), "unknown implementation 'mine'")
+
+
+def test_an_interrupt_ends_with_130_the_resume_command_and_no_worker(tmp_path: Path):
+    sweep = Sweep(tmp_path)
+    sweep.process.send_signal(signal.SIGINT)
+    _, stderr = sweep.process.communicate(timeout=60)
+    assert sweep.process.returncode == 130
+    assert stderr.splitlines()[-1] == "Interrupted. Continue with: attnbench sweep --resume" + (
+        " results/r"
+    )
+    assert "Traceback" not in stderr
+    wait_until(sweep.worker_has_ended)
+    assert 0 < len(exported(sweep.path)) < PLANNED
+
+
+# Exit code and table speak of the whole run, not of what was added last.
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_resumed_run_with_an_incorrect_row_exits_with_1(cli: Cli, tmp_path: Path):
+    args = ("--impls", "naive,sdpa", "--output", tmp_path, "--name", "r")
+    assert cli("sweep", *args).exit_code == 0
+    first = load_run(tmp_path / "r").records[0].cell
+    wrong = synthetic.failed(first.case, first.impl, "incorrect", "o is off by 1")
+    (tmp_path / "r" / RECORDS).write_text(wrong.to_line() + "\n")
+    assert cli("sweep", "--resume", tmp_path / "r").exit_code == 1
+
+
+# The disk is full.
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
+    cli: Cli, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    synced: list[int] = []
+
+    def fsync(file: int) -> None:
+        synced.append(file)
+        if len(synced) > 3:  # run.json and two records
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    args = ("--impls", "naive", "--seq-lens", "8..64", "--quiet")
+    result = cli("sweep", *args, "--output", tmp_path, "--name", "r")
+    assert_refused(result, "No space left", f"--resume {tmp_path / 'r'}")
+    assert [row["seq_len"] for row in exported(tmp_path / "r")][:2] == [8, 16]
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_disk_that_is_full_from_the_start_leaves_no_folder(
+    cli: Cli, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def fsync(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    result = cli("sweep", "--impls", "naive", "--output", tmp_path, "--name", "r")
+    assert_refused(result, "No space left")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path: Path):
+    (tmp_path / RECORDS).symlink_to("/dev/full")
+    writer = RunWriter(tmp_path)
+    with pytest.raises(StoreError, match="No space left"):
+        writer.append(synthetic.ok(Case(seq_len=8), "naive"))
+    writer.close()
+
+
+# Workers that end before they can say anything.
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import os; os._exit(7)", "exit code 7"),
+        ("raise KeyboardInterrupt('no')", "KeyboardInterrupt: no"),
+    ],
+)
+def test_a_file_that_ends_the_worker_is_one_line_with_its_last_words(
+    cli: Cli, assert_refused: Refused, tmp_path: Path, source: str, says: str
+):
+    (tmp_path / "ends.py").write_text(source)
+    assert_refused(cli("list", "--impl", tmp_path / "ends.py"), says, exit_code=4)
+
+
+def test_a_run_json_of_a_killed_write_leaves_the_old_one(killed_copy: Path):
+    (killed_copy / ".run.json.12345").write_text('{"schema"')
+    assert json.loads((killed_copy / "run.json").read_text())["run_id"] == "r"
+    assert exported(killed_copy)

@@ -1,0 +1,173 @@
+"""The wheel: what is in it, and that it works without the source tree it was built from."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+Python = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built offline from a copy of the sources, as `build/` in the tree would keep old files."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "attnbench", "impls"):
+        subprocess.run(["cp", "-r", ROOT / name, source], check=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "-q", "-w", folder, source], check=True, timeout=120)
+    (built,) = folder.glob("attnbench-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel_files(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel in it; returns its site-packages.
+
+    The dependencies come from the present environment, by one line in a .pth file: a folder so
+    added has no .pth files read in turn, and an editable installation lives in one.
+    """
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=False, symlinks=True)
+    (site,) = home.glob("lib/python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", str(home), "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "-q", wheel], check=True, timeout=120)
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return site
+
+
+@pytest.fixture(scope="module")
+def python(installed: Path) -> Python:
+    """Run the environment's own Python, where nothing points to the source tree."""
+    executable = installed.parents[2] / "bin" / "python"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def run(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(executable), *map(str, args)],
+            cwd=cwd,
+            env=clean,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def test_the_wheel_brings_two_packages_and_none_called_impls(wheel_files: list[str]):
+    top = {name.partition("/")[0] for name in wheel_files}
+    assert {name for name in top if not name.endswith(".dist-info")} == {
+        "attnbench",
+        "attnbench_impls",
+    }
+
+
+def test_the_wheel_holds_every_source_file(wheel_files: list[str]):
+    def sources(folder: str, installed_as: str) -> set[str]:
+        kinds = (".py", ".css", ".html", ".jinja")
+        files = [file for file in (ROOT / folder).rglob("*") if file.suffix in kinds]
+        return {f"{installed_as}/{file.relative_to(ROOT / folder).as_posix()}" for file in files}
+
+    wanted = sources("attnbench", "attnbench") | sources("impls", "attnbench_impls")
+    assert wanted - set(wheel_files) == set()
+    assert {name for name in wanted if name.endswith((".css", ".html", ".jinja"))}
+
+
+def test_the_installed_package_is_the_one_in_the_wheel(
+    python: Python, installed: Path, tmp_path: Path
+):
+    script = "import attnbench.cli, attnbench_impls as i; print(attnbench.__file__, i.__file__)"
+    for file in python("-c", script, cwd=tmp_path).stdout.split():
+        assert Path(file).is_relative_to(installed)
+
+
+def listed(python: Python, cwd: Path) -> tuple[dict[str, Any], str]:
+    """The catalogue that `attnbench list` shows, and the warnings beside it."""
+    ended = python("-m", "attnbench", "list", "--json", cwd=cwd)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout), ended.stderr
+
+
+def test_every_implementation_is_found_also_beside_a_package_impls_of_the_users(
+    python: Python, installed: Path, tmp_path: Path, recorded_catalogue: dict[str, Any]
+):
+    (tmp_path / "impls").mkdir()
+    (tmp_path / "impls" / "__init__.py").write_text("raise RuntimeError('not for attnbench')")
+    catalogue, _ = listed(python, tmp_path)
+    names = [row["name"] for row in catalogue["implementations"]]
+    assert names == [row["name"] for row in recorded_catalogue["implementations"]]
+    for row in catalogue["implementations"]:
+        assert Path(row["file"]).is_relative_to(installed)
+
+
+def test_the_script_runs(installed: Path, tmp_path: Path):
+    script = installed.parents[2] / "bin" / "attnbench"
+    shown = subprocess.run(
+        [script, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.startswith("attnbench, version ")
+
+
+def test_a_report_is_drawn_with_the_templates_in_the_wheel(python: Python, tmp_path: Path):
+    from tests import synthetic
+
+    run = synthetic.write_named(tmp_path, "one")
+    ended = python("-m", "attnbench", "report", run, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "<style>" in (run / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def plugins(installed: Path) -> Any:
+    """An installed package with one entry point that works and two that do not."""
+    package = installed / "plugin.py"
+    package.write_text(
+        "from attnbench.api import attention\n"
+        "@attention('plugged')\n"
+        "def plugged(q, k, v, *, causal, scale): ...\n"
+    )
+    info = installed / "plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[attnbench.impls]\ngood = plugin\ngone = no_such_module\nexits = plugin_exits\n"
+    )
+    (installed / "plugin_exits.py").write_text("raise SystemExit('bye')")
+    yield
+    for file in (package, info / "METADATA", info / "entry_points.txt"):
+        file.unlink()
+    (installed / "plugin_exits.py").unlink()
+    info.rmdir()
+
+
+@pytest.mark.usefixtures("plugins")
+def test_an_installed_entry_point_is_found_and_a_broken_one_only_warns(
+    python: Python, tmp_path: Path
+):
+    catalogue, warnings = listed(python, tmp_path)
+    assert "plugged" in [row["name"] for row in catalogue["implementations"]]
+    assert [line.partition(" (")[0] for line in warnings.splitlines()] == [
+        "Warning: entry point exits",
+        "Warning: entry point gone",
+    ]
