@@ -2,7 +2,12 @@
 
 The rule is flash-attention's: the error against float64 may be at most 2 × (gradients 3 ×) that
 of the plain computation in the case's own dtype, the yardstick, plus a floor of a few
-eps × max|reference|; for gradients the floor scales with the terms that cancel in their sums.
+eps × max|reference|; for gradients the floor scales with the terms of their sums instead.
+
+A backward pass that recomputes the weights as exp(s − lse), as flash-attention does, rounds lse,
+which changes each weight by eps·|lse|; the plain computation subtracts the row's maximum and does
+not show it. The terms are therefore weighted by 1 + |lse|, with the eps of float32 at least, in
+which such statistics are kept.
 """
 
 from __future__ import annotations
@@ -77,13 +82,14 @@ def plain_attention(case: Case, tensors: Mapping[str, torch.Tensor]) -> PlainRes
     k = turned(k, case.position, key_places).unsqueeze(2)
     v = v.unsqueeze(2)
     o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
-    sums = _GradientSums(q, k, v) if do is not None else None
+    sums = _GradientSums(case, q, k, v) if do is not None else None
     for rows, hidden, blind in _blocks(case, q):
         scores = (q[..., rows, :] * case.softmax_scale) @ k.mT
         weights = scores.masked_fill_(hidden, -math.inf).softmax(-1).masked_fill_(blind, 0)
         o[..., rows, :] = weights @ v
         if sums is not None and do is not None:
-            sums.add(rows, weights, _grouped(do, case)[..., rows, :], case.softmax_scale)
+            lse = scores.logsumexp(-1, keepdim=True)
+            sums.add(rows, weights, lse, _grouped(do, case)[..., rows, :])
     result = PlainResult(values={"o": o.flatten(1, 2)})
     if sums is not None:
         dq, dk = sums.dq.flatten(1, 2), sums.dk.squeeze(2)
@@ -97,7 +103,11 @@ def plain_attention(case: Case, tensors: Mapping[str, torch.Tensor]) -> PlainRes
 class _GradientSums:
     """Gradients of one attention, summed over blocks of queries; heads are (B, G, H/G, …)."""
 
-    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def __init__(self, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        dtype = getattr(torch, case.dtype)
+        statistics = torch.promote_types(dtype, torch.float32)
+        self._recompute = torch.finfo(statistics).eps / torch.finfo(dtype).eps
+        self._scale = case.softmax_scale
         self._q, self._k, self._v = q, k, v
         wide = torch.promote_types(q.dtype, torch.float32)
         self.dq = torch.zeros_like(q, dtype=wide)
@@ -107,8 +117,9 @@ class _GradientSums:
         self._dk_terms = torch.zeros_like(self.dk)
         self._dv_terms = torch.zeros_like(self.dv)
 
-    def add(self, rows: slice, weights: torch.Tensor, do: torch.Tensor, scale: float) -> None:
-        q = self._q[..., rows, :]
+    def add(self, rows: slice, weights: torch.Tensor, lse: torch.Tensor, do: torch.Tensor) -> None:
+        """Add what the queries in `rows` contribute, (B, G, H/G, rows, …) each."""
+        q, scale = self._q[..., rows, :], self._scale
         dweights = do @ self._v.mT
         mean = (weights * dweights).sum(-1, keepdim=True)
         dscores = weights * (dweights - mean)
@@ -118,10 +129,11 @@ class _GradientSums:
         self.dv += (weights.mT @ do).sum(2, keepdim=True)
         # dscores is a difference that may cancel to nothing (at n = 1 it does): what rounding
         # leaves behind scales with what was subtracted, so the floor does too.
-        uncancelled = weights * (dweights.abs() + mean.abs()) * scale
+        unsure = weights * (1 + self._recompute * lse.abs())
+        uncancelled = unsure * (dweights.abs() + mean.abs()) * scale
         self.terms["dq"] = max(self.terms["dq"], _largest(uncancelled @ self._k.abs()))
         self._dk_terms += (uncancelled.mT @ q.abs()).sum(2, keepdim=True)
-        self._dv_terms += (weights.mT @ do.abs()).sum(2, keepdim=True)
+        self._dv_terms += (unsure.mT @ do.abs()).sum(2, keepdim=True)
         self.terms["dk"] = _largest(self._dk_terms)
         self.terms["dv"] = _largest(self._dv_terms)
 

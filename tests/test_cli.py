@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pandas as pd
@@ -97,13 +98,15 @@ WRONG_SWEEPS = {
 @pytest.mark.parametrize(("args", "says"), WRONG_SWEEPS.values(), ids=WRONG_SWEEPS)
 def test_a_wrong_sweep_is_one_line_that_names_the_flag_and_nothing_is_written(
     cli: Cli, assert_refused: Refused, tmp_path: Path, args: list[str], says: list[str]
-):
+) -> None:
     assert_refused(cli("sweep", *args), *says)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", NOT_SIZES, ids=lambda text: repr(text[:8]))
-def test_what_is_no_size_is_refused_by_every_axis(cli: Cli, assert_refused: Refused, text: str):
+def test_what_is_no_size_is_refused_by_every_axis(
+    cli: Cli, assert_refused: Refused, text: str
+) -> None:
     for flag in SIZE_FLAGS:
         assert_refused(cli("sweep", flag, text), flag)
 
@@ -126,11 +129,11 @@ def test_what_is_no_size_is_refused_by_every_axis(cli: Cli, assert_refused: Refu
 @pytest.mark.usefixtures("imagined_worker")
 def test_other_commands_refuse_in_one_line_too(
     cli: Cli, assert_refused: Refused, args: list[str], says: list[str]
-):
+) -> None:
     assert_refused(cli(*args), *says)
 
 
-def test_without_a_command_the_help_is_shown(cli: Cli):
+def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
     result = cli()
     assert "sweep" in result.output
     assert "Error" not in result.output
@@ -143,18 +146,18 @@ def test_without_a_command_the_help_is_shown(cli: Cli):
 class TestARunThatCannotBeRead:
     def test_does_not_exist_and_the_nearest_is_named(
         self, cli: Cli, assert_refused: Refused, run: Path, command: list[str]
-    ):
+    ) -> None:
         assert_refused(cli(*command, "mode"), "no run 'mode'", "'made'?")
 
     @pytest.mark.parametrize("name", ["x" * 300, "../..", ""])
     def test_is_no_name_of_a_run(
         self, cli: Cli, assert_refused: Refused, command: list[str], name: str
-    ):
+    ) -> None:
         assert_refused(cli(*command, name), "no run")
 
     def test_is_damaged_in_the_middle(
         self, cli: Cli, assert_refused: Refused, run: Path, command: list[str]
-    ):
+    ) -> None:
         records = run / RECORDS
         line = records.read_text()
         records.write_text(line + line[: len(line) // 2] + "\n" + line)
@@ -163,20 +166,20 @@ class TestARunThatCannotBeRead:
     @pytest.mark.parametrize("alien", ["hello\n", "[]\n", '{"schema":1}\n', '{"schema":99}\n'])
     def test_holds_the_records_of_someone_else(
         self, cli: Cli, assert_refused: Refused, run: Path, command: list[str], alien: str
-    ):
+    ) -> None:
         (run / RECORDS).write_text(alien)
         assert_refused(cli(*command, "made"), RECORDS, "line 1")
 
     @pytest.mark.parametrize("alien", ["", "{", "[]", "{}", '{"run_id":"x","schema":99}', "\xff"])
     def test_has_the_run_json_of_someone_else(
         self, cli: Cli, assert_refused: Refused, run: Path, command: list[str], alien: str
-    ):
+    ) -> None:
         (run / "run.json").write_bytes(alien.encode("latin-1"))
         assert_refused(cli(*command, "made"), "run.json")
 
     def test_has_no_run_json(
         self, cli: Cli, assert_refused: Refused, run: Path, command: list[str]
-    ):
+    ) -> None:
         (run / "run.json").unlink()
         assert_refused(cli(*command, "made"), "no run", "run.json")
 
@@ -196,7 +199,7 @@ class TestARunThatCannotBeRead:
 @pytest.mark.usefixtures("imagined_worker")
 def test_a_plan_that_is_damaged_is_not_resumed(
     cli: Cli, assert_refused: Refused, damage: dict[str, object]
-):
+) -> None:
     assert cli("sweep", "--impls", "naive", "--name", "r").exit_code == 0
     file = Path("results/r/run.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | damage))
@@ -206,7 +209,7 @@ def test_a_plan_that_is_damaged_is_not_resumed(
 @pytest.mark.usefixtures("imagined_worker")
 def test_a_taken_name_is_refused_and_the_run_is_left_alone(
     cli: Cli, assert_refused: Refused, run: Path
-):
+) -> None:
     before = {file: file.read_bytes() for file in run.iterdir()}
     assert_refused(cli("sweep", "--name", "made"), "--name", "--resume made")
     assert {file: file.read_bytes() for file in run.iterdir()} == before
@@ -216,7 +219,7 @@ def test_a_taken_name_is_refused_and_the_run_is_left_alone(
 @pytest.mark.parametrize("output", ["file", "file/below"])
 def test_an_output_folder_that_is_a_file_is_refused(
     cli: Cli, assert_refused: Refused, tmp_path: Path, output: str
-):
+) -> None:
     (tmp_path / "file").write_text("precious")
     assert_refused(cli("sweep", "--output", output), "--output")
     assert (tmp_path / "file").read_text() == "precious"
@@ -231,7 +234,7 @@ def test_an_output_folder_that_is_a_file_is_refused(
 )  # fmt: skip
 def test_options_beside_resume_are_refused(
     cli: Cli, assert_refused: Refused, run: Path, option: tuple[str, str]
-):
+) -> None:
     assert_refused(cli("sweep", "--resume", "made", *option), "--resume", f"remove {option[0]}")
 
 
@@ -239,7 +242,7 @@ def test_options_beside_resume_are_refused(
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_an_impossible_combination_beside_possible_ones_is_a_skipped_row(cli: Cli):
+def test_an_impossible_combination_beside_possible_ones_is_a_skipped_row(cli: Cli) -> None:
     result = cli("sweep", "--impls", "naive", "--kv-heads", "2,3", "--name", "r")
     assert result.exit_code == 0
     rows = {row["kv_heads"]: row for row in exported(Path("results/r"))}
@@ -249,21 +252,21 @@ def test_an_impossible_combination_beside_possible_ones_is_a_skipped_row(cli: Cl
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_in_a_preset_the_axes_of_decode_apply_to_decode_alone(cli: Cli):
+def test_in_a_preset_the_axes_of_decode_apply_to_decode_alone(cli: Cli) -> None:
     result = cli("sweep", "--preset", "quick", "--caches", "concat", "--name", "r", "--quiet")
     assert result.exit_code == 0, result.stderr
     assert {row["cache"] for row in exported(Path("results/r"))} == {None, "concat"}
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_repeated_values_are_measured_once(cli: Cli):
+def test_repeated_values_are_measured_once(cli: Cli) -> None:
     args = ("--impls", "naive,naive", "--seq-lens", "8,8,4..8", "--name", "r", "--quiet")
     assert cli("sweep", *args).exit_code == 0
     assert sorted(row["seq_len"] for row in exported(Path("results/r"))) == [4, 8]
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_a_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, tmp_path: Path):
+def test_a_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     result = cli("sweep", "--impls", "naive", "--seq-lens", "8,16", "--dry-run")
     assert result.exit_code == 0
     assert "2 cells to measure" in result.stdout
@@ -271,7 +274,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_a_dry_run_of_a_resume_writes_nothing(cli: Cli):
+def test_a_dry_run_of_a_resume_writes_nothing(cli: Cli) -> None:
     assert cli("sweep", "--impls", "naive", "--name", "r").exit_code == 0
     (Path("results/r") / RECORDS).write_bytes(b"")
     before = sorted(Path().rglob("*"))
@@ -282,7 +285,7 @@ def test_a_dry_run_of_a_resume_writes_nothing(cli: Cli):
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_quiet_prints_the_path_alone(cli: Cli, tmp_path: Path):
+def test_quiet_prints_the_path_alone(cli: Cli, tmp_path: Path) -> None:
     result = cli("sweep", "--impls", "naive", "--output", tmp_path / "o", "--name", "r", "--quiet")
     assert (result.stdout, result.stderr) == (f"{tmp_path / 'o' / 'r'}\n", "")
 
@@ -313,7 +316,7 @@ WRONG_FILES = {
 @pytest.mark.parametrize(("source", "says"), WRONG_FILES.values(), ids=WRONG_FILES)
 def test_a_wrong_file_is_named_with_what_is_wrong_and_leaves_nothing_registered(
     tmp_path: Path, source: str, says: str
-):
+) -> None:
     from attnbench.api import IMPLEMENTATIONS
     from attnbench.loader import load_built_in
 
@@ -332,7 +335,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong_and_leaves_nothing_registered(
 @pytest.mark.parametrize("name", ["gone.py", "folder", "half.py"])
 def test_a_file_that_cannot_be_loaded_stops_the_command_in_one_line(
     cli: Cli, assert_refused: Refused, tmp_path: Path, name: str
-):
+) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "half.py").write_text(
         "from attnbench.api import attention\n@attention('half')\ndef f(q, k, v): ...\n"
@@ -361,14 +364,14 @@ def incorrect_sweep(tmp_path_factory: pytest.TempPathFactory) -> subprocess.Comp
 
 def test_a_wrong_kernel_makes_the_sweep_exit_with_1(
     incorrect_sweep: subprocess.CompletedProcess[str],
-):
+) -> None:
     assert incorrect_sweep.returncode == 1
     assert "Traceback" not in incorrect_sweep.stderr
 
 
 def test_a_wrong_kernel_is_a_row_with_a_reason_and_no_time(
     incorrect_sweep: subprocess.CompletedProcess[str],
-):
+) -> None:
     path = incorrect_sweep.stdout.partition("report:  attnbench report ")[2].strip()
     rows = {row["impl"]: row for row in exported(Path(path))}
     assert rows["naive"]["status"] == "ok"
@@ -383,28 +386,28 @@ def test_a_wrong_kernel_is_a_row_with_a_reason_and_no_time(
 # Export.
 
 
-def test_csv_goes_to_standard_output_with_one_line_a_cell(cli: Cli, run: Path):
+def test_csv_goes_to_standard_output_with_one_line_a_cell(cli: Cli, run: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(cli("export", "made").stdout)))
     assert [(row["impl"], row["seq_len"], row["energy_j"]) for row in rows] == [("sdpa", "128", "")]
 
 
-def test_json_goes_to_standard_output_with_null_for_unknown(run: Path):
+def test_json_goes_to_standard_output_with_null_for_unknown(run: Path) -> None:
     assert [(row["seq_len"], row["energy_j"]) for row in exported(run)] == [(128, None)]
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
-def test_a_file_holds_what_standard_output_would(cli: Cli, run: Path, kind: str):
+def test_a_file_holds_what_standard_output_would(cli: Cli, run: Path, kind: str) -> None:
     printed = cli("export", run, "--format", kind).stdout
     assert cli("export", run, "--format", kind, "--to", "table").output == ""
     assert Path("table").read_text(encoding="utf-8") == printed
 
 
-def test_parquet_is_a_file_that_pandas_reads(cli: Cli, run: Path):
+def test_parquet_is_a_file_that_pandas_reads(cli: Cli, run: Path) -> None:
     assert cli("export", run, "--format", "parquet", "--to", "t.parquet").output == ""
     assert pd.read_parquet("t.parquet")["seq_len"].tolist() == [128]
 
 
-def test_parquet_needs_a_file(cli: Cli, assert_refused: Refused, run: Path):
+def test_parquet_needs_a_file(cli: Cli, assert_refused: Refused, run: Path) -> None:
     assert_refused(cli("export", run, "--format", "parquet"), "--to FILE")
 
 
@@ -412,12 +415,12 @@ def test_parquet_needs_a_file(cli: Cli, assert_refused: Refused, run: Path):
 @pytest.mark.parametrize("target", ["gone/table", "results"])
 def test_a_target_that_cannot_be_written_is_named(
     cli: Cli, assert_refused: Refused, run: Path, kind: str, target: str
-):
+) -> None:
     assert_refused(cli("export", run, "--format", kind, "--to", target), "cannot write", target)
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
-def test_a_closed_pipe_ends_export_quietly(run: Path, kind: str):
+def test_a_closed_pipe_ends_export_quietly(run: Path, kind: str) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
@@ -435,7 +438,7 @@ def test_a_closed_pipe_ends_export_quietly(run: Path, kind: str):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_behind_standard_output_is_one_line(run: Path):
+def test_a_full_disk_behind_standard_output_is_one_line(run: Path) -> None:
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [*COMMAND, "export", str(run)],
@@ -455,7 +458,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(run: Path):
 
 
 @pytest.mark.parametrize("name", main.commands)
-def test_every_command_and_every_option_has_a_help_text(cli: Cli, name: str):
+def test_every_command_and_every_option_has_a_help_text(cli: Cli, name: str) -> None:
     command = main.commands[name]
     options = [param for param in command.params if isinstance(param, click.Option)]
     assert command.help
@@ -463,7 +466,7 @@ def test_every_command_and_every_option_has_a_help_text(cli: Cli, name: str):
     assert cli(name, "--help").exit_code == 0
 
 
-def test_help_loads_nothing_heavy():
+def test_help_loads_nothing_heavy() -> None:
     script = """
 import sys
 from attnbench.cli import main
@@ -485,8 +488,8 @@ sys.exit(f"loaded {heavy}" if heavy else 0)
 
 @pytest.mark.usefixtures("imagined_worker")
 def test_list_shows_every_implementation_workload_cache_and_position(
-    cli: Cli, recorded_catalogue: dict[str, list[dict[str, str]]]
-):
+    cli: Cli, recorded_catalogue: dict[str, Any]
+) -> None:
     shown = cli("list").stdout
     for row in recorded_catalogue["implementations"]:
         assert row["name"] in shown
@@ -495,13 +498,13 @@ def test_list_shows_every_implementation_workload_cache_and_position(
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_list_as_json_is_the_catalogue(cli: Cli, recorded_catalogue: dict[str, object]):
+def test_list_as_json_is_the_catalogue(cli: Cli, recorded_catalogue: dict[str, Any]) -> None:
     assert json.loads(cli("list", "--json").stdout) == recorded_catalogue
 
 
 @pytest.mark.parametrize("python", [shutil.which("false") or "", "/no/such/python"])
 def test_a_worker_that_cannot_start_is_one_line_and_no_hang(
     cli: Cli, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch, python: str
-):
+) -> None:
     monkeypatch.setattr(sys, "executable", python)
     assert_refused(cli("list"), "a worker", python, exit_code=4)

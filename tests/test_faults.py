@@ -93,7 +93,7 @@ def broken_rows(broken_sweep: subprocess.CompletedProcess[str]) -> Rows:
 @pytest.mark.parametrize(("name", "status", "says"), [(n, *fate) for n, fate in FATES.items()])
 def test_a_fault_costs_its_own_cell_with_a_status_and_a_reason(
     broken_rows: Rows, name: str, status: str, says: str
-):
+) -> None:
     row = broken_rows[name, 24]
     assert row["status"] == status
     assert says in (row["reason"] or "")
@@ -101,7 +101,7 @@ def test_a_fault_costs_its_own_cell_with_a_status_and_a_reason(
     assert (row["time_us_median"] is not None) == (status == "ok")
 
 
-def test_the_others_in_the_same_case_and_the_cases_after_it_are_measured(broken_rows: Rows):
+def test_the_others_in_the_same_case_and_the_cases_after_it_are_measured(broken_rows: Rows) -> None:
     assert len(broken_rows) == 3 * (len(FATES) + 1)
     others = {key: row["status"] for key, row in broken_rows.items() if key[1] != 24}
     assert set(others.values()) == {"ok"}
@@ -110,7 +110,7 @@ def test_the_others_in_the_same_case_and_the_cases_after_it_are_measured(broken_
 
 def test_incorrect_rows_are_what_the_exit_code_reports(
     broken_sweep: subprocess.CompletedProcess[str],
-):
+) -> None:
     assert broken_sweep.returncode == 1
     assert broken_sweep.stderr == ""
 
@@ -144,18 +144,18 @@ def writer_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return {(row["impl"], row["seq_len"]): row for row in exported(Path(ended.stdout.strip()))}
 
 
-def test_who_writes_to_its_inputs_is_incorrect(writer_rows: Rows):
+def test_who_writes_to_its_inputs_is_incorrect(writer_rows: Rows) -> None:
     assert writer_rows["writes", 16]["status"] == "incorrect"
     assert writer_rows["writes", 16]["reason"] == "it wrote to its input k"
 
 
 def test_who_comes_after_one_that_wrote_to_its_inputs_is_judged_on_the_right_ones(
     writer_rows: Rows,
-):
+) -> None:
     assert writer_rows["innocent", 16]["status"] == "ok", writer_rows["innocent", 16]["reason"]
 
 
-def test_failures_without_an_incorrect_row_exit_with_0(tmp_path: Path):
+def test_failures_without_an_incorrect_row_exit_with_0(tmp_path: Path) -> None:
     (tmp_path / "writer.py").write_text(WRITER.replace('"writes"', '"writes", devices=()'))
     args = ("--impl", "writer.py", "--impls", "crashes", "--seq-lens", "16", "--quiet")
     ended = run_attnbench("sweep", *args, *TINY, cwd=tmp_path)
@@ -242,11 +242,11 @@ def killed_copy(killed: Sweep, tmp_path: Path) -> Path:
     return Path(shutil.copytree(killed.path, tmp_path / "r"))
 
 
-def test_the_worker_ends_when_its_runner_is_killed(killed: Sweep):
+def test_the_worker_ends_when_its_runner_is_killed(killed: Sweep) -> None:
     wait_until(killed.worker_has_ended)
 
 
-def test_a_killed_run_loads(killed: Sweep):
+def test_a_killed_run_loads(killed: Sweep) -> None:
     rows = exported(killed.path)
     assert 0 < len(rows) < PLANNED
     assert {row["status"] for row in rows} == {"ok"}
@@ -254,7 +254,7 @@ def test_a_killed_run_loads(killed: Sweep):
 
 def test_resume_measures_what_is_missing_and_repairs_a_half_written_line(
     killed: Sweep, killed_copy: Path
-):
+) -> None:
     before = killed.complete_lines()
     (killed_copy / RECORDS).write_bytes(before + before[: len(before) // 3].rstrip(b"\n"))
     ended = subprocess.run(
@@ -279,7 +279,7 @@ def test_resume_measures_what_is_missing_and_repairs_a_half_written_line(
 @pytest.mark.usefixtures("imagined_worker")
 def test_resume_on_another_torch_is_refused_and_names_the_difference(
     cli: Cli, assert_refused: Refused, killed_copy: Path
-):
+) -> None:
     info = killed_copy / "run.json"
     info.write_text(info.read_text().replace('"torch": "', '"torch": "0.'))
     before = (killed_copy / RECORDS).read_bytes()
@@ -290,11 +290,11 @@ def test_resume_on_another_torch_is_refused_and_names_the_difference(
 @pytest.mark.usefixtures("imagined_worker")
 def test_resume_without_the_implementation_is_refused(
     cli: Cli, assert_refused: Refused, killed_copy: Path
-):
+) -> None:
     assert_refused(cli("sweep", "--resume", killed_copy), "unknown implementation 'mine'")
 
 
-def test_an_interrupt_ends_with_130_the_resume_command_and_no_worker(tmp_path: Path):
+def test_an_interrupt_ends_with_130_the_resume_command_and_no_worker(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
     sweep.process.send_signal(signal.SIGINT)
     _, stderr = sweep.process.communicate(timeout=60)
@@ -311,7 +311,7 @@ def test_an_interrupt_ends_with_130_the_resume_command_and_no_worker(tmp_path: P
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_a_resumed_run_with_an_incorrect_row_exits_with_1(cli: Cli, tmp_path: Path):
+def test_a_resumed_run_with_an_incorrect_row_exits_with_1(cli: Cli, tmp_path: Path) -> None:
     args = ("--impls", "naive,sdpa", "--output", tmp_path, "--name", "r")
     assert cli("sweep", *args).exit_code == 0
     first = load_run(tmp_path / "r").records[0].cell
@@ -326,7 +326,7 @@ def test_a_resumed_run_with_an_incorrect_row_exits_with_1(cli: Cli, tmp_path: Pa
 @pytest.mark.usefixtures("imagined_worker")
 def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
     cli: Cli, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+) -> None:
     synced: list[int] = []
 
     def fsync(file: int) -> None:
@@ -344,7 +344,7 @@ def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
 @pytest.mark.usefixtures("imagined_worker")
 def test_a_disk_that_is_full_from_the_start_leaves_no_folder(
     cli: Cli, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+) -> None:
     def fsync(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -355,7 +355,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_folder(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path: Path):
+def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path: Path) -> None:
     (tmp_path / RECORDS).symlink_to("/dev/full")
     writer = RunWriter(tmp_path)
     with pytest.raises(StoreError, match="No space left"):
@@ -375,12 +375,12 @@ def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path: Path)
 )
 def test_a_file_that_ends_the_worker_is_one_line_with_its_last_words(
     cli: Cli, assert_refused: Refused, tmp_path: Path, source: str, says: str
-):
+) -> None:
     (tmp_path / "ends.py").write_text(source)
     assert_refused(cli("list", "--impl", tmp_path / "ends.py"), says, exit_code=4)
 
 
-def test_a_run_json_of_a_killed_write_leaves_the_old_one(killed_copy: Path):
+def test_a_run_json_of_a_killed_write_leaves_the_old_one(killed_copy: Path) -> None:
     (killed_copy / ".run.json.12345").write_text('{"schema"')
     assert json.loads((killed_copy / "run.json").read_text())["run_id"] == "r"
     assert exported(killed_copy)

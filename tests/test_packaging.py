@@ -75,7 +75,7 @@ def python(installed: Path) -> Python:
     return run
 
 
-def test_the_wheel_brings_two_packages_and_none_called_impls(wheel_files: list[str]):
+def test_the_wheel_brings_two_packages_and_none_called_impls(wheel_files: list[str]) -> None:
     top = {name.partition("/")[0] for name in wheel_files}
     assert {name for name in top if not name.endswith(".dist-info")} == {
         "attnbench",
@@ -83,7 +83,7 @@ def test_the_wheel_brings_two_packages_and_none_called_impls(wheel_files: list[s
     }
 
 
-def test_the_wheel_holds_every_source_file(wheel_files: list[str]):
+def test_the_wheel_holds_every_source_file(wheel_files: list[str]) -> None:
     def sources(folder: str, installed_as: str) -> set[str]:
         kinds = (".py", ".css", ".html", ".jinja")
         files = [file for file in (ROOT / folder).rglob("*") if file.suffix in kinds]
@@ -96,7 +96,7 @@ def test_the_wheel_holds_every_source_file(wheel_files: list[str]):
 
 def test_the_installed_package_is_the_one_in_the_wheel(
     python: Python, installed: Path, tmp_path: Path
-):
+) -> None:
     script = "import attnbench.cli, attnbench_impls as i; print(attnbench.__file__, i.__file__)"
     for file in python("-c", script, cwd=tmp_path).stdout.split():
         assert Path(file).is_relative_to(installed)
@@ -111,7 +111,7 @@ def listed(python: Python, cwd: Path) -> tuple[dict[str, Any], str]:
 
 def test_every_implementation_is_found_also_beside_a_package_impls_of_the_users(
     python: Python, installed: Path, tmp_path: Path, recorded_catalogue: dict[str, Any]
-):
+) -> None:
     (tmp_path / "impls").mkdir()
     (tmp_path / "impls" / "__init__.py").write_text("raise RuntimeError('not for attnbench')")
     catalogue, _ = listed(python, tmp_path)
@@ -121,7 +121,7 @@ def test_every_implementation_is_found_also_beside_a_package_impls_of_the_users(
         assert Path(row["file"]).is_relative_to(installed)
 
 
-def test_the_script_runs(installed: Path, tmp_path: Path):
+def test_the_script_runs(installed: Path, tmp_path: Path) -> None:
     script = installed.parents[2] / "bin" / "attnbench"
     shown = subprocess.run(
         [script, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -129,7 +129,7 @@ def test_the_script_runs(installed: Path, tmp_path: Path):
     assert shown.stdout.startswith("attnbench, version ")
 
 
-def test_a_report_is_drawn_with_the_templates_in_the_wheel(python: Python, tmp_path: Path):
+def test_a_report_is_drawn_with_the_templates_in_the_wheel(python: Python, tmp_path: Path) -> None:
     from tests import synthetic
 
     run = synthetic.write_named(tmp_path, "one")
@@ -164,7 +164,7 @@ def plugins(installed: Path) -> Any:
 @pytest.mark.usefixtures("plugins")
 def test_an_installed_entry_point_is_found_and_a_broken_one_only_warns(
     python: Python, tmp_path: Path
-):
+) -> None:
     catalogue, warnings = listed(python, tmp_path)
     assert "plugged" in [row["name"] for row in catalogue["implementations"]]
     assert [line.partition(" (")[0] for line in warnings.splitlines()] == [
