@@ -20,6 +20,7 @@ from attnbench.runner import LocalRunner, Settings
 from tests import synthetic
 
 Cli = Callable[..., Result]
+Refused = Callable[..., None]
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def cli() -> Cli:
 
 
 @pytest.fixture
-def assert_refused(tmp_path: Path) -> Callable[..., None]:
+def assert_refused() -> Refused:
     """Assert that a result is one error line with exit code 2, and that `says` is in it."""
 
     def check(result: Result, *says: str, exit_code: int = 2) -> None:

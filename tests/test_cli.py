@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ import click
 import pandas as pd
 import pytest
 
+from attnbench.api import IMPLEMENTATIONS
 from attnbench.cli import main
 from attnbench.errors import UsageError
-from attnbench.loader import load_file
+from attnbench.loader import load_built_in, load_file
 from attnbench.store import RECORDS
 from tests import synthetic
-from tests.conftest import COMMAND, TINY, Cli, environment, exported, run_attnbench
+from tests.conftest import COMMAND, TINY, Cli, Refused, environment, exported, run_attnbench
 
-Refused = Callable[..., None]
 SIZE_FLAGS = (
     "--batch-sizes", "--heads", "--kv-heads", "--seq-lens", "--kv-lens", "--head-dims",
     "--value-dims", "--widths", "--new-tokens",
@@ -317,9 +316,6 @@ WRONG_FILES = {
 def test_a_wrong_file_is_named_with_what_is_wrong_and_leaves_nothing_registered(
     tmp_path: Path, source: str, says: str
 ) -> None:
-    from attnbench.api import IMPLEMENTATIONS
-    from attnbench.loader import load_built_in
-
     load_built_in()
     before = IMPLEMENTATIONS.names()
     file = tmp_path / "wrong.py"
@@ -419,39 +415,56 @@ def test_a_target_that_cannot_be_written_is_named(
     assert_refused(cli("export", run, "--format", kind, "--to", target), "cannot write", target)
 
 
-@pytest.mark.parametrize("kind", ["csv", "json"])
-def test_a_closed_pipe_ends_export_quietly(run: Path, kind: str) -> None:
+PRINTING = [["export"], ["export", "--format", "json"], ["report"], ["list"]]
+
+
+def write_to(stdout: int, args: list[str]) -> tuple[int, str]:
+    """Run a command with this standard output; return its exit code and standard error."""
+    ended = subprocess.run(
+        [*COMMAND, *args],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("args", PRINTING, ids=" ".join)
+def test_a_closed_pipe_ends_a_command_quietly(args: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        ended = subprocess.run(
-            [*COMMAND, "export", str(run), "--format", kind],
-            stdout=write,
-            stderr=subprocess.PIPE,
-            env=environment(),
-            timeout=60,
-            check=False,
-        )
+        assert write_to(write, args) == (0, "")
     finally:
         os.close(write)
-    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+@pytest.mark.usefixtures("run")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_behind_standard_output_is_one_line(run: Path) -> None:
+@pytest.mark.parametrize("args", PRINTING, ids=" ".join)
+def test_a_full_disk_behind_standard_output_is_one_line(args: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [*COMMAND, "export", str(run)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-            timeout=60,
-            check=False,
-        )
-    assert ended.returncode == 2
-    assert ended.stderr.count("\n") == 1
-    assert ended.stderr.startswith("Error: cannot write to standard output")
+        code, stderr = write_to(full.fileno(), args)
+    assert code == 2
+    assert stderr == "Error: cannot write the output (No space left on device)\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "called"),
+    [(["check"], "attnbench.checks.run_checks"), (["sweep"], "attnbench.session.sweep")],
+)
+def test_an_interrupt_at_any_moment_exits_with_130(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, args: list[str], called: str
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(called, interrupted)
+    assert cli(*args).exit_code == 130
 
 
 # Help and listing.

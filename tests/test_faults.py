@@ -21,10 +21,9 @@ from attnbench.errors import StoreError
 from attnbench.record import Record
 from attnbench.store import RECORDS, RunWriter, load_run
 from tests import synthetic
-from tests.conftest import COMMAND, TINY, Cli, environment, exported, run_attnbench
+from tests.conftest import COMMAND, TINY, Cli, Refused, environment, exported, run_attnbench
 
 Rows = dict[tuple[str, int], dict[str, Any]]
-Refused = Callable[..., None]
 
 # Each of these is right, except where n is 24.
 BROKEN = """
@@ -194,7 +193,7 @@ class Sweep:
             [*COMMAND, "sweep", "--impl", file, "--impls", "mine", "--seq-lens", sizes, *budget,
              "--name", "r"],
             cwd=folder,
-            env=environment(PID_FILE=str(self._pid_file)),
+            env=environment(PID_FILE=str(self._pid_file), TMPDIR=str(folder)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests import synthetic
+
 ROOT = Path(__file__).resolve().parent.parent
 Python = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -25,8 +28,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "attnbench", "impls"):
-        subprocess.run(["cp", "-r", ROOT / name, source], check=True)
+    for name in ("attnbench", "impls"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "-q", "-w", folder, source], check=True, timeout=120)
     (built,) = folder.glob("attnbench-*.whl")
@@ -130,8 +135,6 @@ def test_the_script_runs(installed: Path, tmp_path: Path) -> None:
 
 
 def test_a_report_is_drawn_with_the_templates_in_the_wheel(python: Python, tmp_path: Path) -> None:
-    from tests import synthetic
-
     run = synthetic.write_named(tmp_path, "one")
     ended = python("-m", "attnbench", "report", run, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr

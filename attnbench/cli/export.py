@@ -31,20 +31,14 @@ def export(run: str, output: Path, kind: str, to: Path | None) -> None:
     if kind == "parquet" and to is None:
         raise UsageError("parquet is binary; name a file with --to FILE")
     frame = load(load_run(find_run(run, output)))
-    try:
-        if kind == "parquet":
-            assert to is not None
-            to_parquet(frame, to)
-            return
-        write = to_csv if kind == "csv" else to_json
-        if to is None:
-            write(frame, sys.stdout)
-            sys.stdout.flush()
-        else:
+    write = to_csv if kind == "csv" else to_json
+    if to is None:
+        write(frame, sys.stdout)
+    elif kind == "parquet":
+        to_parquet(frame, to)
+    else:
+        try:
             with to.open("w", encoding="utf-8") as file:
                 write(frame, file)
-    except BrokenPipeError:
-        raise
-    except OSError as err:
-        target = to or "to standard output"
-        raise StoreError(f"cannot write {target} ({err.strerror}); choose another --to") from err
+        except OSError as err:
+            raise StoreError(f"cannot write {to} ({err.strerror}); choose another --to") from err

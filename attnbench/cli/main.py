@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -34,13 +35,24 @@ class _Commands(click.Group):
         try:
             with _one_line():
                 result = super().invoke(ctx)
-                sys.stdout.flush()  # a pipe that was closed is noticed here, not at exit
+                sys.stdout.flush()  # what cannot be written is noticed here, not at exit
                 return result
         except BrokenPipeError:  # `attnbench export RUN | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             ctx.exit(0)
+        except OSError as err:
+            if err.errno != errno.ENOSPC:
+                raise
+            _drop_output()
+            raise OneLineError(f"cannot write the output ({err.strerror})") from err
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
+
+
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere, or Python would complain of it at exit."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

@@ -28,7 +28,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[
         grid.add_column(name, justify="right" if name in set(right) else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(text) for text in row))
-    console().print(grid)
+    terminal = console()
+    with terminal.capture() as capture:
+        terminal.print(grid)
+    click.echo(capture.get(), nl=False)  # rich would end the process where a pipe is closed
 
 
 def print_summary(path: Path) -> None:
