@@ -58,14 +58,22 @@ def sweep(
     Raises:
         UsageError: an axis or a value that makes no sense; nothing was written.
     """
+    from dataclasses import fields
+
+    from attnbench.errors import UsageError
     from attnbench.plan import Axes
     from attnbench.runner import Settings
     from attnbench.session import Request, Silent
     from attnbench.session import sweep as start
 
+    unknown = sorted(set(axes) - {field.name for field in fields(Axes)})
+    if unknown:
+        raise UsageError(f"no axis is called {', '.join(unknown)}; see attnbench.plan.Axes")
     request = Request(
-        sweeps=(Axes(**{key: _plain(value) for key, value in axes.items()}),),
-        settings=Settings(files=tuple(files), **(settings or {})),
+        sweeps=(Axes(**{key: _plain(key, value) for key, value in axes.items()}),),
+        settings=Settings(
+            files=tuple(str(Path(file).resolve()) for file in files), **(settings or {})
+        ),
         output=Path(output),
         name=name,
         options=dict(axes),
@@ -75,5 +83,8 @@ def sweep(
     return load(path)
 
 
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, (list, range)) else value
+def _plain(axis: str, value: Any) -> Any:
+    """One value stands for a list of one, except for the workload, which is no list."""
+    if axis == "workload" or value is None:
+        return value
+    return (value,) if isinstance(value, (str, int)) else tuple(value)

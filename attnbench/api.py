@@ -98,7 +98,10 @@ class Implementation:
         for fine, reason in limits:
             if not fine:
                 return reason
-        return self.supports(case) if self.supports else None
+        reason = self.supports(case) if self.supports else None
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError(f"supports() returned {reason!r}, not None or the reason as text")
+        return reason
 
 
 IMPLEMENTATIONS: Registry[Implementation] = Registry("implementation", "--impls")
@@ -142,10 +145,30 @@ def attention(name: str, **capabilities: Any) -> Callable[[Any], Any]:
     return register
 
 
+_TEXTS = dict.fromkeys(("dtypes", "devices", "passes", "masks"), "a tuple of names")
+_LAWS = dict.fromkeys(("time", "memory", "doc"), "a text")
+_FORMULAS = dict.fromkeys(("flops", "workspace", "supports"), "a function of the case")
+_FLAGS = dict.fromkeys(("gqa", "value_dims", "compiles"), "True or False")
+_EXPECTED = _TEXTS | _LAWS | _FORMULAS | _FLAGS
+_KINDS: dict[str, Any] = (
+    dict.fromkeys(_TEXTS, (tuple, list))
+    | dict.fromkeys(_LAWS, str)
+    | dict.fromkeys(_FORMULAS, Callable)
+    | dict.fromkeys(_FLAGS, bool)
+)
+
+
 def _add(name: str, build: Any, described: Any, capabilities: dict[str, Any]) -> None:
     strange = sorted(set(capabilities) - set(Implementation.__dataclass_fields__))
     if strange:
         raise UsageError(f"implementation '{name}' declares unknown {', '.join(strange)}")
+    for field_name, kinds in _KINDS.items():
+        value = capabilities.get(field_name)
+        if value is not None and not isinstance(value, kinds):
+            raise UsageError(
+                f"implementation '{name}' declares {field_name}={value!r}, a"
+                f" {type(value).__name__}; expected {_EXPECTED[field_name]}"
+            )
     defaults = {
         "doc": inspect.getdoc(described) or "",
         "file": inspect.getsourcefile(described) or "",

@@ -64,10 +64,11 @@ def _causal(parameter: str | None) -> Mask:
 
 
 def _window(parameter: str | None) -> Mask:
-    if parameter is None or not parameter.isdecimal() or int(parameter) < 1:
+    text = parameter or ""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 12 and int(text) >= 1):
         raise UsageError("mask window needs a width of at least 1 (--masks window:256)")
     # The query's own position counts as one of the `width` keys, as Mistral's sliding window.
-    return Mask(text=f"window:{int(parameter)}", before=int(parameter) - 1, after=0)
+    return Mask(text=f"window:{int(text)}", before=int(text) - 1, after=0)
 
 
 def _no_parameter(name: str, parameter: str | None) -> None:

@@ -234,9 +234,10 @@ def _judge_one(
     reason = None
     if not ratio <= 1:
         reason = f"{name} is off by {largest:.3g} where {allowed:.3g} is allowed"
+    rmse = float(error.square().mean().sqrt()) if error.numel() else 0.0
     return Verdict(
         error_max=largest,
-        error_rmse=float(error.square().mean().sqrt()) if error.numel() else 0.0,
+        error_rmse=rmse if math.isfinite(rmse) else None,  # the squares may overflow
         error_ratio=ratio if math.isfinite(ratio) else None,
         reason=reason,
     )

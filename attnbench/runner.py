@@ -64,10 +64,11 @@ class Worker:
 
     def __init__(self, settings: Settings, device: str) -> None:
         with contextlib.ExitStack() as begun:  # nothing is left behind if the last step fails
-            folder = begun.enter_context(
-                tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True)
+            self._folder = tempfile.TemporaryDirectory(
+                prefix="attnbench-", ignore_cleanup_errors=True
             )
-            path = Path(folder) / "beacon"
+            begun.callback(self._folder.cleanup)
+            path = Path(self._folder.name) / "beacon"
             self.beacon = Beacon(path)
             begun.callback(self.beacon.close)
             config = {
@@ -119,6 +120,10 @@ class Worker:
         event: dict[str, Any] = json.loads(line)
         return event
 
+    def settled(self) -> None:
+        """Both sides have mapped the beacon: its file can go, and no kill can leave it behind."""
+        self._folder.cleanup()
+
     def last_words(self) -> str:
         """The last line on standard error, such as the exception that ended the process."""
         self._stderr.seek(0)
@@ -126,9 +131,9 @@ class Worker:
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
     def kill(self) -> None:
-        """End the process now."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        """End the process now, and whatever it started: it leads a session of its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def __enter__(self) -> Self:
         return self
@@ -284,6 +289,7 @@ class LocalRunner:
             except OSError as err:
                 raise WorkerError(f"a worker cannot be started ({err})") from err
             ready = self._wait(self._idle)
+            self._idle.settled()
             self.warnings, self.user_names = ready["warnings"], ready["user_names"]
             self.spent.start_up_s += time.perf_counter() - begin
             self.spent.processes += 1

@@ -39,6 +39,7 @@ class RunWriter:
         self.path = path
         # Unbuffered: what could not be written must not be tried again when the file is closed.
         self._file = (path / RECORDS).open("ab", buffering=0)
+        _lock(self._file.fileno(), path)
 
     @classmethod
     def create(cls, output: Path, name: str | None, info: dict[str, Any]) -> Self:
@@ -73,10 +74,10 @@ class RunWriter:
         """
         records = path / RECORDS
         try:
-            if records.exists():
-                complete = records.read_bytes().rfind(b"\n") + 1
-                os.truncate(records, complete)
-            return cls(path)
+            writer = cls(path)  # takes the lock before anything is cut
+            complete = records.read_bytes().rfind(b"\n") + 1
+            os.truncate(records, complete)
+            return writer
         except OSError as err:
             raise StoreError(f"cannot append to {records} ({err.strerror})") from err
 
@@ -106,6 +107,18 @@ class RunWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Let one process at a time write to a run; the lock ends with the process."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        return  # no such locks on this system
+    except BlockingIOError as err:
+        raise StoreError(f"another sweep is writing to {path}; wait until it has ended") from err
 
 
 def check_name(name: str) -> str:

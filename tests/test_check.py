@@ -235,3 +235,41 @@ def test_inputs_do_not_depend_on_layout_or_dtype():
     assert not strided["q"].is_contiguous()
     assert torch.equal(plain["q"], strided["q"])
     assert half.element_bytes == 2
+
+
+def test_recomputed_weights_have_room_for_the_rounding_of_their_log_sum_exp():
+    # A fused backward makes the weights again as exp(s - lse); large logits make lse coarse.
+    case = Case(pass_="both", heads=4, seq_len=64, head_dim=32, mask=parse_mask("causal"))
+    tensors = drawn(case, query_amplitude=30.0)
+    q, k, v = (tensors[name].detach().requires_grad_() for name in "qkv")
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    named = dict(
+        zip(("dq", "dk", "dv"), torch.autograd.grad(o, (q, k, v), tensors["do"]), strict=False)
+    )
+    truth = attention_truth(case, tensors)
+    result = judge({"o": o, **named}, truth, case.dtype)
+    assert result.reason is None
+    wrong = named | {"dv": named["dv"] * (1 + 1e-3)}
+    assert judge({"o": o, **wrong}, truth, case.dtype).reason
+
+
+def test_half_precision_gradients_get_no_extra_room():
+    # Their statistics are kept in float32, so the term of the log-sum-exp is a 2^-16th there.
+    case = Case(pass_="both", heads=1, seq_len=64, head_dim=16, dtype="bfloat16")
+    tensors = drawn(case, needles=True)
+    truth = attention_truth(case, tensors)
+    dropped = needle_pairs(case.mask, 64, 64, seed=3)[0][1]
+    exact = plain_attention(case, {n: x.detach().double() for n, x in tensors.items()}).values
+    missing = {name: x.bfloat16() for name, x in exact.items()}
+    assert judge(missing, truth, case.dtype).reason is None
+    missing["dv"][..., dropped, :] = 0
+    assert "dv is off" in (judge(missing, truth, case.dtype).reason or "")
+
+
+def test_a_float64_case_is_judged_by_what_float32_loses():
+    case = Case(heads=2, seq_len=200, kv_len=530, head_dim=16, dtype="float64")
+    tensors = drawn(case)
+    o = torch.nn.functional.scaled_dot_product_attention(*(tensors[n] for n in "qkv"))
+    assert verdict(case, tensors, o).reason is None
+    coarse = naive_float32(case, {n: x.float() for n, x in tensors.items()}).double()
+    assert verdict(case, tensors, coarse).reason

@@ -134,3 +134,10 @@ def test_run_json_is_plain_json_with_the_schema(writer):
     info = json.loads((writer.path / "run.json").read_text())
     assert info["schema"] == 1
     assert info["run_id"] == "r"
+
+
+def test_two_sweeps_never_write_to_one_run(writer):
+    with pytest.raises(StoreError, match="another sweep"):
+        RunWriter.reopen(writer.path)
+    writer.close()
+    RunWriter.reopen(writer.path).close()

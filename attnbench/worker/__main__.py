@@ -112,9 +112,12 @@ def _event_writer() -> Event:
 def _request_queue() -> queue.Queue[dict[str, Any]]:
     """Requests as they arrive. When the runner closes the pipe, or dies, this process ends."""
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    pipe = os.fdopen(os.dup(0))
+    # A user's file that reads standard input, or closes it by exit(), must not reach the pipe.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def read() -> None:
-        for line in sys.stdin:
+        for line in pipe:
             requests.put(json.loads(line))
         os._exit(0)
 

@@ -195,5 +195,6 @@ def out_of_memory(err: BaseException) -> bool:
     if isinstance(err, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(err, RuntimeError) and any(
-        text in str(err) for text in ("DefaultCPUAllocator", "out of memory", "can't allocate")
+        text in str(err)
+        for text in ("DefaultCPUAllocator", "out of memory", "can't allocate", "size calculation")
     )
