@@ -98,10 +98,10 @@ class Implementation:
         for fine, reason in limits:
             if not fine:
                 return reason
-        reason = self.supports(case) if self.supports else None
-        if reason is not None and not isinstance(reason, str):
-            raise TypeError(f"supports() returned {reason!r}, not None or the reason as text")
-        return reason
+        verdict: object = self.supports(case) if self.supports else None
+        if verdict is not None and not isinstance(verdict, str):
+            raise TypeError(f"supports() returned {verdict!r}, not None or the reason as text")
+        return verdict
 
 
 IMPLEMENTATIONS: Registry[Implementation] = Registry("implementation", "--impls")

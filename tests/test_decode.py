@@ -44,15 +44,15 @@ def full_forward(case: Case, tensors) -> torch.Tensor:
     total = case.seq_len + (case.new_tokens or 0)
 
     def heads(name: str, count: int) -> torch.Tensor:
-        x = (tensors["x"] @ tensors[name].T).reshape(case.batch, total, count, -1)
-        return x.transpose(1, 2)
+        x: torch.Tensor = tensors["x"] @ tensors[name].T
+        return x.reshape(case.batch, total, count, -1).transpose(1, 2)
 
     q, k, v = heads("wq", 4), heads("wk", 2), heads("wv", 2)
     places = torch.arange(total)
     q, k = turned(q, case.position, places), turned(k, case.position, places)
     o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    merged = o.transpose(1, 2).reshape(case.batch, total, -1)
-    return (merged @ tensors["wo"].T)[:, case.seq_len :]
+    merged: torch.Tensor = o.transpose(1, 2).reshape(case.batch, total, -1) @ tensors["wo"].T
+    return merged[:, case.seq_len :]
 
 
 @pytest.mark.parametrize("position", ["none", "rope", "rope-interleaved"])

@@ -1,0 +1,86 @@
+"""The battery covers what the issue of correctness asks for, and refusals are an explicit list."""
+
+import pytest
+
+from attnbench.api import IMPLEMENTATIONS
+from attnbench.battery import battery
+from attnbench.case import Dtype
+from attnbench.loader import load_built_in
+from attnbench.worker.catalogue import reasons_against
+
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16", "float64")
+BUILT_IN = (
+    "chunked",
+    "flex",
+    "naive",
+    "naive-compiled",
+    "naive-heads",
+    "sdpa",
+    "sdpa-cudnn",
+    "sdpa-efficient",
+    "sdpa-flash",
+    "sdpa-mask",
+    "sdpa-math",
+)
+ITEMS = battery("cpu", DTYPES)
+ALL = {(item.name, item.case.pass_, item.case.dtype) for item in ITEMS}
+
+
+def select(names=None, passes=None, dtypes=None) -> set[tuple[str, str, str]]:
+    return {
+        (name, pass_, dtype)
+        for name, pass_, dtype in ALL
+        if (names is None or name in names)
+        and (passes is None or pass_ in passes)
+        and (dtypes is None or dtype in dtypes)
+    }
+
+
+# What each built-in refuses on CPU. Anything else that is refused, or no longer is, fails here.
+REFUSED = {
+    "sdpa-cudnn": ALL,
+    "sdpa-efficient": ALL,
+    "sdpa-flash": select(names=("wider values", "narrower values")),
+    "flex": select(passes=("both",)) | select(dtypes=("float64",)),
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_what_a_built_in_refuses_on_cpu_is_written_down(name):
+    load_built_in()
+    reasons = reasons_against([item.case for item in ITEMS], [name])[name]
+    refused = {
+        (item.name, item.case.pass_, item.case.dtype)
+        for item, reason in zip(ITEMS, reasons, strict=True)
+        if reason
+    }
+    assert refused == REFUSED.get(name, set())
+
+
+def test_the_list_of_built_ins_is_complete():
+    load_built_in()
+    files = {name for name, impl in IMPLEMENTATIONS.items() if "impls" in impl.file}
+    assert files >= set(BUILT_IN)
+
+
+def test_the_battery_has_the_awkward_cases():
+    cases = [item.case for item in ITEMS]
+    attention = [case for case in cases if case.workload == "attention"]
+    assert any(case.seq_len % 2 and case.kv_len % 2 for case in attention)
+    assert any(case.seq_len < case.kv_len for case in attention)
+    assert any(case.seq_len > case.kv_len and case.mask.text == "causal" for case in attention)
+    assert any(1 < case.kv_heads < case.heads for case in attention)
+    assert any(case.kv_heads == 1 < case.heads for case in attention)
+    assert any(case.value_dim > case.head_dim for case in attention)
+    assert any(case.batch == 1 and case.seq_len == 1 for case in attention)
+    assert any(item.draw.get("query_amplitude", 1) > 10 for item in ITEMS)
+    assert any(item.draw.get("strided") for item in ITEMS)
+    assert {case.cache for case in cases} >= {"rerun", "none", "concat", "static"}
+    for dtype in DTYPES:
+        assert {case.pass_ for case in attention if case.dtype == dtype} == {"forward", "both"}
+
+
+def test_those_that_compile_get_the_brief_items():
+    brief = [item for item in ITEMS if item.brief]
+    assert {item.case.pass_ for item in brief} == {"forward", "both"}
+    assert len(brief) <= 6
