@@ -85,7 +85,11 @@ def plain_attention(case: Case, tensors: Mapping[str, torch.Tensor]) -> PlainRes
     sums = _GradientSums(case, q, k, v) if do is not None else None
     for rows, hidden, blind in _blocks(case, q):
         scores = (q[..., rows, :] * case.softmax_scale) @ k.mT
-        weights = scores.masked_fill_(hidden, -math.inf).softmax(-1).masked_fill_(blind, 0)
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
+        weights = scores.softmax(-1)
+        if blind is not None:
+            weights.masked_fill_(blind, 0)
         o[..., rows, :] = weights @ v
         if sums is not None and do is not None:
             lse = scores.logsumexp(-1, keepdim=True)
@@ -148,11 +152,17 @@ def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
     return x_BHLD.detach().reshape(shape)
 
 
-def _blocks(case: Case, q: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+Block = tuple[slice, torch.Tensor | None, torch.Tensor | None]
+
+
+def _blocks(case: Case, q: torch.Tensor) -> Iterator[Block]:
     """Rows of queries, the pairs hidden from them, and which of them see no key at all."""
     count = max(1, _BLOCK_ELEMENTS // (case.batch * case.heads * case.kv_len))
     for first in range(0, case.seq_len, count):
         rows = slice(first, min(case.seq_len, first + count))
+        if case.unmasked:
+            yield rows, None, None
+            continue
         admitted = dense_mask(
             case.mask,
             case.seq_len,

@@ -108,7 +108,7 @@ PRESETS.add(
             ),
         ),
         min_time_s=0.05,
-        max_time_s=0.2,
+        max_time_s=0.15,
     ),
 )
 _GPU_IMPLS = ("naive", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "chunked")
