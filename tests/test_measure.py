@@ -82,6 +82,14 @@ def test_warming_up_waits_until_two_windows_agree(wall):
     assert set(slow_start.times_us) == {2000.0}
 
 
+def test_a_slow_call_that_has_just_run_is_not_warmed_up_again(wall):
+    slow = contender("s", 0.8e6)
+    slow.last_call_s = 0.8
+    race({"s": slow}, wall, StoppingRule(max_time_s=1.0), seed=0)
+    assert slow.warm_s == 0
+    assert len(wall.blocks) == len(slow.turns)
+
+
 def test_a_steady_cell_stops_as_soon_as_its_interval_is_narrow(wall):
     steady = contender("s", 1000.0)
     race({"s": steady}, wall, StoppingRule(min_time_s=0.02, max_time_s=10.0), seed=0)
@@ -98,7 +106,7 @@ def test_a_noisy_cell_stops_when_its_budget_is_spent(wall):
 def test_a_slow_cell_gets_enough_samples_for_an_interval_or_three_at_least(wall):
     slow, slower = contender("slow", 0.8e6), contender("slower", 30e6)
     race({"slow": slow, "slower": slower}, wall, StoppingRule(max_time_s=1.0), seed=0)
-    assert len(slow.turns) == 6
+    assert len(slow.turns) == 7
     assert len(slower.turns) == 3
 
 
@@ -120,12 +128,12 @@ def test_one_that_raises_leaves_and_the_others_go_on(wall):
 
 def test_the_rule_needs_samples_time_and_precision():
     rule = StoppingRule(precision=0.02, min_time_s=0.1, max_time_s=1.0)
-    steady = [100.0] * 6
+    steady = [100.0] * 7
     assert rule.done(steady, 0.2)
     assert not rule.done(steady, 0.05)
-    assert not rule.done(steady[:5], 0.5)
-    assert not rule.done([100.0, 200.0] * 3, 0.5)
-    assert rule.done([100.0, 200.0] * 3, 1.0)
+    assert not rule.done(steady[:6], 0.5)
+    assert not rule.done([100.0, 200.0] * 4, 0.5)
+    assert rule.done([100.0, 200.0] * 4, 1.0)
 
 
 def test_precision_is_the_half_width_relative_to_the_median():

@@ -44,11 +44,15 @@ class Turn:
 
 @dataclass(kw_only=True)
 class Contender:
-    """A callable in the race: what it does, how it is called, and what was observed of it."""
+    """A callable in the race: what it does, how it is called, and what was observed of it.
+
+    `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was.
+    """
 
     call: Callable[[], Any]
     grad: bool = False
     units: int = 1
+    last_call_s: float = 0.0
     calls: int = 1
     turns: list[Turn] = field(default_factory=list)
     warm_s: float = 0.0
@@ -67,6 +71,8 @@ def warm_up(contender: Contender, *, clock: Clock, rule: StoppingRule) -> bool:
     Sets the number of calls that makes a block long enough for the clock. Returns False: nobody
     leaves the race by warming up.
     """
+    if contender.last_call_s >= _WARM_SHARE * rule.max_time_s:
+        return False  # it has just run, and one more call would spend the whole budget
     floor_us = max(MIN_BLOCK_US, MIN_TICKS * clock.resolution_us)
     begin, previous_us, calls = time.perf_counter(), math.inf, 1
     while True:

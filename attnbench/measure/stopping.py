@@ -12,15 +12,16 @@ class StoppingRule:
     """Stop when the interval of the median is narrow enough, or when the budget is spent.
 
     `precision` is the half-width of the 95 % interval relative to the median; `min_time_s` and
-    `max_time_s` bound the time in samples. A slow call still gets `min_samples`, without which
-    there is no interval, unless that takes more than `patience` times the budget: then three.
+    `max_time_s` bound the time in samples. A slow call still gets `min_samples`, the fewest that
+    give intervals of the median (6) and of a ratio of two (7), unless that takes more than
+    `patience` times the budget: then three.
     """
 
     precision: float = 0.02
     min_time_s: float = 0.1
     max_time_s: float = 1.0
-    min_samples: int = 6
-    patience: float = 10.0
+    min_samples: int = 7
+    patience: float = 20.0
 
     def done(self, times_us: list[float], spent_s: float) -> bool:
         """Decide from the samples so far and the seconds spent on them."""

@@ -40,7 +40,12 @@ def measure_heat(
             racing[f"{index} {name}"] = trial
             places[f"{index} {name}"] = (index, names.index(name))
     contenders = {
-        key: Contender(call=trial.bound.call, grad=trial.bound.grad, units=trial.bound.units)
+        key: Contender(
+            call=trial.bound.call,
+            grad=trial.bound.grad,
+            units=trial.bound.units,
+            last_call_s=trial.last_call_s,
+        )
         for key, trial in racing.items()
         if trial.bound is not None
     }

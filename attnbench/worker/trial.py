@@ -34,6 +34,7 @@ class Trial:
     tensors: Tensors
     bound: Bound | None = None
     verdict: Verdict = field(default_factory=Verdict)
+    last_call_s: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     spent_s: dict[str, float] = field(default_factory=dict)
     status: Status | None = None
@@ -125,7 +126,9 @@ class Trial:
             self.metrics["flops_counted"] = None if counted is None else counted // units
             self.metrics["flops_counted_source"] = source
         self.metrics["flops_note"] = flops_note(self.metrics, compiled=self.impl.compiles)
+        begin = time.perf_counter()
         profiled = profile_call(self.bound.call, self.case.device)
+        self.last_call_s = time.perf_counter() - begin
         self.metrics |= self._memory(profiled.peak_bytes, profiled.result)
         self.metrics["kernel"] = "; ".join(profiled.kernels[:8]) or None
         self.metrics["kernel_count"] = profiled.kernel_count
