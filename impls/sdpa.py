@@ -260,7 +260,9 @@ def math_workspace(case: Case, kind: str) -> int:
     }[case.pass_]
 
 
-def register(name: str, route: str, memory: str, doc: str) -> None:
+def register(
+    name: str, route: str, memory: str, doc: str, devices: tuple[str, ...] = ("cpu", "cuda")
+) -> None:
     """Add one of the family; `doc` is what `attnbench list` says of it."""
 
     def build(case: Case) -> Attend:
@@ -270,6 +272,7 @@ def register(name: str, route: str, memory: str, doc: str) -> None:
         name,
         time="n^2 d",
         memory=memory,
+        devices=devices,
         masks=("full", "causal", "window"),
         flops=functools.partial(flops, route),
         workspace=functools.partial(workspace, route),
@@ -281,8 +284,10 @@ def register(name: str, route: str, memory: str, doc: str) -> None:
 register("sdpa", "any", "O(n)", "scaled_dot_product_attention with the kernel that torch chooses.")
 register("sdpa-math", "math", "n^2", "SDPA's math path, forced: the whole score matrix.")
 register("sdpa-flash", "flash", "O(n)", "SDPA's flash kernel, forced: blocks of scores.")
-register("sdpa-efficient", "efficient", "O(n)", "SDPA's memory-efficient kernel, forced (CUDA).")
-register("sdpa-cudnn", "cudnn", "O(n)", "SDPA's cuDNN kernel, forced (CUDA).")
+register(
+    "sdpa-efficient", "efficient", "O(n)", "SDPA's memory-efficient kernel, forced.", ("cuda",)
+)
+register("sdpa-cudnn", "cudnn", "O(n)", "SDPA's cuDNN kernel, forced.", ("cuda",))
 register(
     "sdpa-mask",
     "mask",

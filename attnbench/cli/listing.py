@@ -33,12 +33,13 @@ def _print(catalogue: dict[str, object]) -> None:
     rows = catalogue["implementations"]
     assert isinstance(rows, list)
     table(
-        ("implementation", "time", "memory", "passes", "masks", "here", "what it is"),
+        ("implementation", "time", "memory", "devices", "passes", "masks", "here", "what it is"),
         [
             (
                 row["name"],
                 row["time"] or "–",
                 row["memory"] or "–",
+                ", ".join(row["devices"]),
                 _passes(row["passes"]),
                 ", ".join(row["masks"]),
                 "no: " + row["unavailable"] if row["unavailable"] else "yes",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.case import DEVICES, MASKS, Case
+from attnbench.loader import BUILT_IN
 from attnbench.machine import environment, reason_against_device
 from attnbench.positions import POSITIONS
 from attnbench.workloads import WORKLOADS
@@ -45,13 +48,20 @@ def _reason(case: Case, name: str) -> str | None:
         return f"its supports() raised {type(err).__name__}: {' '.join(str(err).split())[:200]}"
 
 
+def _shown(file: str) -> str:
+    """A built-in's file as it stands in the repository, wherever that was installed."""
+    built_in = sys.modules.get(BUILT_IN)
+    folders = [Path(folder) for folder in built_in.__path__] if built_in else []
+    return f"impls/{Path(file).name}" if Path(file).parent in folders else file
+
+
 def _row(name: str, device: str) -> dict[str, Any]:
     impl: Implementation = IMPLEMENTATIONS.get(name)
     probe = Case(device="cuda" if device == "cuda" else "cpu", seq_len=16)
     return {
         "name": name,
         "doc": impl.doc.partition("\n")[0],
-        "file": impl.file,
+        "file": _shown(impl.file),
         "time": impl.time,
         "memory": impl.memory,
         "devices": list(impl.devices),
