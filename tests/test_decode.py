@@ -12,7 +12,7 @@ from attnbench.inputs import Draw
 from attnbench.loader import load_built_in
 from attnbench.positions import POSITIONS, rotation, turned
 from attnbench.workloads import WORKLOADS
-from attnbench.workloads.decode import CACHES
+from attnbench.workloads.caches import CACHES
 
 load_built_in()
 

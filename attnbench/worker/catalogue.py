@@ -12,7 +12,7 @@ from attnbench.loader import BUILT_IN
 from attnbench.machine import environment, reason_against_device
 from attnbench.positions import POSITIONS
 from attnbench.workloads import WORKLOADS
-from attnbench.workloads.decode import CACHES
+from attnbench.workloads.caches import CACHES
 
 
 def describe(device: str) -> dict[str, Any]:

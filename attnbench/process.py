@@ -1,0 +1,139 @@
+"""One worker process: started, talked to over pipes, and ended with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from attnbench.beacon import Beacon
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How workers run: where, with which files, for how long."""
+
+    device: str = "auto"
+    threads: int | None = None
+    files: tuple[str, ...] = ()
+    seed: int = 0
+    precision: float = 0.02
+    min_time_s: float = 0.1
+    max_time_s: float = 1.0
+    timeout_s: float = 300.0
+
+
+class Worker:
+    """One worker process and the lines it writes. Use as a context manager."""
+
+    def __init__(self, settings: Settings, device: str) -> None:
+        with contextlib.ExitStack() as begun:  # nothing is left behind if the last step fails
+            self._folder = tempfile.TemporaryDirectory(
+                prefix="attnbench-", ignore_cleanup_errors=True
+            )
+            begun.callback(self._folder.cleanup)
+            path = Path(self._folder.name) / "beacon"
+            self.beacon = Beacon(path)
+            begun.callback(self.beacon.close)
+            config = {
+                "device": device,
+                "threads": settings.threads,
+                "files": list(settings.files),
+                "beacon": str(path),
+            }
+            self._stderr = begun.enter_context(tempfile.TemporaryFile())
+            self.process = subprocess.Popen(
+                # -P: a file called torch.py in the user's folder must not become torch.
+                [sys.executable, "-P", "-m", "attnbench.worker", json.dumps(config)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=_environment(settings),
+                start_new_session=True,  # an interrupt is the runner's to handle
+            )
+            self._held = begun.pop_all()
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.endswith(b"\n"):  # a death in mid-write leaves half an event
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def send(self, request: dict[str, Any]) -> None:
+        """Write one request; a worker that is gone is noticed when its events end."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def event(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next event; None once the worker has ended.
+
+        Raises:
+            TimeoutError: nothing came in time.
+        """
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty as err:
+            raise TimeoutError from err
+        if line is None:
+            return None
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+    def settled(self) -> None:
+        """Both sides have mapped the beacon: its file can go, and no kill can leave it behind."""
+        self._folder.cleanup()
+
+    def last_words(self) -> str:
+        """The last line on standard error, such as the exception that ended the process."""
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").split("\n")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+    def kill(self) -> None:
+        """End the process now, and whatever it started: it leads a session of its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self._held.close()
+
+
+def ending(returncode: int) -> str:
+    """How a process ended, in words: its exit code, or the signal that killed it."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = "unknown signal"
+    return f"killed by signal {-returncode} ({name})"
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    environment = dict(os.environ)
+    if settings.threads is not None:
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            environment[name] = str(settings.threads)
+    return environment

@@ -1,0 +1,175 @@
+"""Watches a worker over a request, and turns its death into results for what it was at."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnbench.beacon import NOBODY, Beacon, Sign
+from attnbench.case import Case
+from attnbench.process import Worker, ending
+from attnbench.record import Status
+
+Key = tuple[int, str]  # index of a case or item in the caller's list, implementation
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Death:
+    """What to record of the cells that a worker was at when it ended."""
+
+    status: Status
+    reason: str
+
+
+class Supervision:
+    """Cells (keys) to be worked off by workers, request after request until none is left.
+
+    `worker()` gives a live worker, `discard()` ends it; `request(keys)` makes the request for
+    what is left; `watch(case, impl, stage)` is told what the worker is at. A worker that dies or
+    hangs costs the cell it was at. If it was at none, a fresh one tries the rest once more.
+    """
+
+    def __init__(
+        self,
+        cases: list[Case],
+        *,
+        worker: Callable[[], Worker],
+        discard: Callable[[], None],
+        request: Callable[[list[Key]], dict[str, Any]],
+        watch: Callable[[Case | None, str | None, str], None],
+        timeout_s: float,
+    ) -> None:
+        self._cases, self._timeout_s = cases, timeout_s
+        self._worker, self._discard = worker, discard
+        self._request, self._told = request, watch
+        self._may_retry = True
+
+    def run(self, keys: list[Key]) -> Iterator[tuple[Key, Any]]:
+        """Yield a result or a Death for every key, each once."""
+        open_keys = dict.fromkeys(keys)
+        while open_keys:
+            worker = self._worker()
+            local = _LocalKeys(list(open_keys))
+            watch = _Watch(worker.beacon, self._timeout_s)
+            worker.send(self._request(list(open_keys)))
+            death: Death | None = None
+            for key, result in self._results(worker, local, watch):
+                if isinstance(result, Death):
+                    death = result
+                elif key in open_keys:
+                    del open_keys[key]
+                    yield key, result
+            blamed = self._blamed(death, local.at(watch.read()), list(open_keys))
+            if death is not None:
+                self._discard()
+            for key in blamed:
+                del open_keys[key]
+                # A worker that ends well and forgets a cell is a defect of ours.
+                yield key, death or Death("error", "the worker finished without a result")
+
+    def _results(
+        self, worker: Worker, local: _LocalKeys, watch: _Watch
+    ) -> Iterator[tuple[Key, Any]]:
+        """Results as they come; a Death, under any key, if the worker ends before it is done."""
+        oom_kills = _oom_kills()
+        nobody: Key = (NOBODY, "")
+        while True:
+            try:
+                event = worker.event(_POLL_S)
+            except TimeoutError:
+                sign = watch.read()
+                self._told(*local.named(sign, self._cases), sign.stage)
+                if watch.overdue():
+                    yield nobody, Death("timeout", watch.reason())
+                    return
+                continue
+            if event is None:
+                yield nobody, _death(worker.process.wait(), watch.read(), oom_kills)
+                return
+            if event["event"] == "done":
+                return
+            yield local.key(*event["key"]), event["result"]
+
+    def _blamed(self, death: Death | None, at: list[Key], left: list[Key]) -> list[Key]:
+        """Which of the cells that are left a worker's end costs."""
+        if death is None:
+            return left
+        blamed = [key for key in at if key in left]
+        if blamed or not self._may_retry:
+            return blamed or left
+        self._may_retry = False
+        return []
+
+
+class _LocalKeys:
+    """A request numbers its cases from 0; this maps those numbers back to the caller's keys."""
+
+    def __init__(self, remaining: list[Key]) -> None:
+        self._impls: dict[int, list[str]] = {}
+        for index, impl in remaining:
+            self._impls.setdefault(index, []).append(impl)
+        self._indices = list(self._impls)
+
+    def key(self, local: int, impl: str) -> Key:
+        return self._indices[local], impl
+
+    def at(self, sign: Sign) -> list[Key]:
+        """The keys that a sign points at: one cell, or all of a case, or none."""
+        if sign.case == NOBODY:
+            return []
+        index = self._indices[sign.case]
+        impls = self._impls[index]
+        return [(index, impl) for impl in (impls if sign.impl == NOBODY else [impls[sign.impl]])]
+
+    def named(self, sign: Sign, cases: list[Case]) -> tuple[Case | None, str | None]:
+        keys = self.at(sign)
+        if not keys:
+            return None, None
+        return cases[keys[0][0]], None if sign.impl == NOBODY else keys[0][1]
+
+
+@dataclass
+class _Watch:
+    """Notices a beacon that has not moved for too long."""
+
+    beacon: Beacon
+    timeout_s: float
+    _last: Sign | None = None
+    _since: float = field(default_factory=time.monotonic)
+
+    def read(self) -> Sign:
+        sign = self.beacon.read()
+        if self._last is None or sign.step != self._last.step:
+            self._last, self._since = sign, time.monotonic()
+        return sign
+
+    def overdue(self) -> bool:
+        return time.monotonic() - self._since > self.timeout_s
+
+    def reason(self) -> str:
+        stage = self._last.stage if self._last else "start-up"
+        return f"{stage}: no sign of life for {self.timeout_s:g} s (--timeout)"
+
+
+def _death(returncode: int, sign: Sign, oom_kills: int | None) -> Death:
+    now = _oom_kills()
+    killed = returncode == -signal.SIGKILL
+    if killed and oom_kills is not None and now is not None and now > oom_kills:
+        return Death("oom", f"{sign.stage}: killed by the system for want of memory")
+    return Death("crashed", f"{sign.stage}: the process ended, {ending(returncode)}")
+
+
+def _oom_kills() -> int | None:
+    """How many processes Linux has killed for want of memory since it started."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return None

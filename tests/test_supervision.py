@@ -1,0 +1,111 @@
+"""Whom a worker's death costs what, on scripted workers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.beacon import NOBODY, Beacon
+from attnbench.case import Case
+from attnbench.supervision import Death, Supervision
+
+CASES = [Case(seq_len=8), Case(seq_len=16)]
+KEYS = [(0, "a"), (0, "b"), (1, "a")]
+
+
+class ScriptedWorker:
+    """Plays a list of steps: a sign to leave, a result to report, an end."""
+
+    def __init__(self, folder: Path, script: list[Any]) -> None:
+        self.beacon = Beacon(folder / f"beacon-{id(self)}")
+        self._script = iter(script)
+        self.process = self
+        self.request: list[Any] = []
+
+    def send(self, request: dict[str, Any]) -> None:
+        self.request = request["keys"]
+
+    def event(self, timeout_s: float) -> dict[str, Any] | None:
+        for step in self._script:
+            if step == "done":
+                return {"event": "done"}
+            if step == "dies":
+                return None
+            if step == "silent":
+                raise TimeoutError
+            if step[0] == "at":
+                self.beacon.write(*step[1:])
+                continue
+            return {"event": "result", "key": list(step), "result": f"{step}"}
+        raise AssertionError("the script is over")
+
+    def wait(self) -> int:
+        return -11
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Run keys through scripted workers; returns results by key, and what each was asked."""
+
+    def run(*scripts: list[Any], timeout_s: float = 60.0) -> tuple[dict[Any, Any], list[Any]]:
+        workers = [ScriptedWorker(tmp_path, script) for script in scripts]
+        remaining = list(workers)
+        live: list[ScriptedWorker] = []
+
+        def worker() -> Any:
+            if not live:
+                live.append(remaining.pop(0))
+            return live[0]
+
+        supervision = Supervision(
+            CASES,
+            worker=worker,
+            discard=live.clear,
+            request=lambda keys: {"keys": keys},
+            watch=lambda case, impl, stage: None,
+            timeout_s=timeout_s,
+        )
+        results = list(supervision.run(KEYS))
+        assert len(results) == len({key for key, _ in results}), "a key came twice"
+        return dict(results), [worker.request for worker in workers]
+
+    return run
+
+
+def test_results_come_as_they_are(play):
+    results, _ = play([(0, "b"), (0, "a"), (1, "a"), "done"])
+    assert set(results) == set(KEYS)
+
+
+def test_a_death_costs_the_cell_it_was_at_and_the_rest_goes_on(play):
+    first = [(0, "a"), ("at", 0, 1, "check"), "dies"]
+    results, asked = play(first, [(0, "a"), "done"])  # the second numbers its cases from 0 again
+    assert results[0, "b"].status == "crashed"
+    assert "check: " in results[0, "b"].reason
+    assert "SIGSEGV" in results[0, "b"].reason
+    assert asked[1] == [(1, "a")]
+    assert results[1, "a"] == "(0, 'a')"
+
+
+def test_a_death_in_the_reference_costs_the_whole_case(play):
+    results, asked = play([("at", 0, NOBODY, "reference"), "dies"], [(0, "a"), "done"])
+    assert {key for key, result in results.items() if isinstance(result, Death)} == set(KEYS[:2])
+    assert asked[1] == [(1, "a")]
+
+
+def test_a_death_at_no_cell_is_tried_once_more_and_then_costs_the_rest(play):
+    results, asked = play(["dies"], [(0, "a"), "dies"])
+    assert asked == [KEYS, KEYS]
+    assert results[0, "a"] == "(0, 'a')"
+    assert results[0, "b"].status == results[1, "a"].status == "crashed"
+
+
+def test_a_worker_that_hangs_is_given_up_at_its_cell(play):
+    script = [(0, "a"), (0, "b"), ("at", 1, 0, "samples"), "silent", "silent"]
+    results, _ = play(script, timeout_s=-1.0)
+    assert results[1, "a"] == Death("timeout", "samples: no sign of life for -1 s (--timeout)")
+
+
+def test_a_cell_that_is_forgotten_is_an_error_and_no_row_vanishes(play):
+    results, _ = play([(0, "a"), "done"])
+    assert results[0, "b"].status == results[1, "a"].status == "error"
