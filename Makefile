@@ -27,17 +27,17 @@ benchmark: .venv/installed
 # at most eight files in OUT.
 gpu:
 	@mkdir -p $(OUT)
-	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -o addopts= -q -m gpu tests > $(OUT)/gpu-tests.log 2>&1; \
-	  tail -3 $(OUT)/gpu-tests.log
-	rm -rf $(OUT)/.run
-	PYTHONPATH=$(CURDIR) $(PYTHON) -m attnbench sweep --preset gpu --device cuda \
-	  --output $(OUT)/.run --name gpu > $(OUT)/gpu-sweep.log 2>&1; \
-	  code=$$?; tail -5 $(OUT)/gpu-sweep.log; test $$code -le 1
-	PYTHONPATH=$(CURDIR) $(PYTHON) -m attnbench report $(OUT)/.run/gpu
+	@rm -rf $(OUT)/.run
+	@export PYTHONPATH=$(CURDIR); status=0; \
+	$(PYTHON) -m pytest -o addopts= -q -m gpu tests/test_gpu.py > $(OUT)/gpu-tests.log 2>&1 || status=1; \
+	tail -3 $(OUT)/gpu-tests.log; \
+	$(PYTHON) -m attnbench sweep --preset gpu --device cuda --output $(OUT)/.run --name gpu \
+	  > $(OUT)/gpu-sweep.log 2>&1 || status=1; \
+	tail -8 $(OUT)/gpu-sweep.log; \
+	$(PYTHON) -m attnbench report gpu --output $(OUT)/.run && \
 	cp $(OUT)/.run/gpu/run.json $(OUT)/.run/gpu/records.jsonl $(OUT)/.run/gpu/report.html \
-	  $(OUT)/.run/gpu/report.md $(OUT)/
-	tar -C $(OUT)/.run/gpu -czf $(OUT)/plots.tar.gz plots
-	rm -rf $(OUT)/.run
+	  $(OUT)/.run/gpu/report.md $(OUT)/ && \
+	tar -C $(OUT)/.run/gpu -czf $(OUT)/plots.tar.gz plots && rm -rf $(OUT)/.run && exit $$status
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -69,11 +69,15 @@ def sweep(
     unknown = sorted(set(axes) - {field.name for field in fields(Axes)})
     if unknown:
         raise UsageError(f"no axis is called {', '.join(unknown)}; see attnbench.plan.Axes")
+    try:
+        chosen = Settings(
+            files=tuple(str(Path(file).resolve()) for file in files), **(settings or {})
+        )
+    except TypeError as err:
+        raise UsageError(f"no such setting ({err}); see attnbench.process.Settings") from err
     request = Request(
         sweeps=(Axes(**{key: _plain(key, value) for key, value in axes.items()}),),
-        settings=Settings(
-            files=tuple(str(Path(file).resolve()) for file in files), **(settings or {})
-        ),
+        settings=chosen,
         output=Path(output),
         name=name,
         options=dict(axes),

@@ -178,6 +178,8 @@ class Case:
                 f"{self.kv_heads} key/value heads do not divide {self.heads} heads"
                 " (--kv-heads must divide --heads)"
             )
+        if self.workload == "decode" and self.pass_ != "forward":
+            return f"decode has no {self.pass_} pass (--passes forward)"
         return None
 
     @property

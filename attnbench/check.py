@@ -2,7 +2,9 @@
 
 The rule is flash-attention's: the error against float64 may be at most 2 × (gradients 3 ×) that
 of the plain computation in the case's own dtype, the yardstick, plus a floor of a few
-eps × max|reference|; for gradients the floor scales with the terms of their sums instead.
+eps × max|reference|; for gradients the floor scales with the terms of their sums instead. It is
+applied to the largest error and to the root mean square: the largest alone is blind in low
+precision, where a few large elements excuse a small error in every other one.
 
 A backward pass that recomputes the weights as exp(s − lse), as flash-attention does, rounds lse,
 which changes each weight by eps·|lse|; the plain computation subtracts the row's maximum and does
@@ -26,6 +28,7 @@ from attnbench.positions import turned, unturned
 OUTPUT_FACTOR = 2.0
 GRADIENT_FACTOR = 3.0
 FLOOR_EPS = 4.0
+RMS_FLOOR_EPS = 1.0  # a mean needs no room for the unluckiest element
 
 # A block of scores in the reference holds about this many float64 elements: 64 MiB on CPU; on
 # a GPU 512 MiB, where small blocks would leave it waiting for the next launch.
@@ -33,11 +36,30 @@ _BLOCK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Size:
+    """The largest magnitude in a tensor, and its root mean square."""
+
+    max: float
+    rms: float
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Size:
+        """Of any tensor; 0 and 0 for an empty one."""
+        if not x.numel():
+            return cls(max=0.0, rms=0.0)
+        largest = float(x.abs().max())
+        if not 0 < largest < math.inf:
+            return cls(max=largest, rms=largest)
+        # Scaled first, so that squares neither overflow nor vanish.
+        return cls(max=largest, rms=largest * float((x / largest).square().mean().sqrt()))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Truth:
-    """Float64 results by name (`o`, `dq`, `dk`, `dv`), and the largest error allowed for each."""
+    """Float64 results by name (`o`, `dq`, `dk`, `dv`), and the error allowed for each."""
 
     values: dict[str, torch.Tensor]
-    allowed: dict[str, float]
+    allowed: dict[str, Size]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +84,10 @@ class Verdict:
 
 @dataclass(kw_only=True)
 class PlainResult:
-    """What `plain_attention` computed; `terms` bounds the summands of each gradient."""
+    """What `plain_attention` computed; `terms` is the size of the summands of each gradient."""
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
-    terms: dict[str, float] = field(default_factory=dict)
+    terms: dict[str, Size] = field(default_factory=dict)
 
 
 def plain_attention(case: Case, tensors: Mapping[str, torch.Tensor]) -> PlainResult:
@@ -101,7 +123,7 @@ def plain_attention(case: Case, tensors: Mapping[str, torch.Tensor]) -> PlainRes
         result.values["dq"] = unturned(dq, case.position, query_places)
         result.values["dk"] = unturned(dk, case.position, key_places)
         result.values["dv"] = sums.dv.squeeze(2)
-        result.terms = sums.terms
+        result.terms = sums.terms()
     return result
 
 
@@ -118,9 +140,9 @@ class _GradientSums:
         self.dq = torch.zeros_like(q, dtype=wide)
         self.dk = torch.zeros_like(k, dtype=wide)
         self.dv = torch.zeros_like(v, dtype=wide)
-        self.terms = {"dq": 0.0, "dk": 0.0, "dv": 0.0}
-        self._dk_terms = torch.zeros_like(self.dk)
-        self._dv_terms = torch.zeros_like(self.dv)
+        self._dq_squares = torch.zeros_like(self.dq)
+        self._dk_squares = torch.zeros_like(self.dk)
+        self._dv_squares = torch.zeros_like(self.dv)
 
     def add(self, rows: slice, weights: torch.Tensor, lse: torch.Tensor, do: torch.Tensor) -> None:
         """Add what the queries in `rows` contribute, (B, G, H/G, rows, …) each."""
@@ -136,15 +158,17 @@ class _GradientSums:
         # leaves behind scales with what was subtracted, so the floor does too.
         unsure = weights * (1 + self._recompute * lse.abs())
         uncancelled = unsure * (dweights.abs() + mean.abs()) * scale
-        self.terms["dq"] = max(self.terms["dq"], _largest(uncancelled @ self._k.abs()))
-        self._dk_terms += (uncancelled.mT @ q.abs()).sum(2, keepdim=True)
-        self._dv_terms += (unsure.mT @ do.abs()).sum(2, keepdim=True)
-        self.terms["dk"] = _largest(self._dk_terms)
-        self.terms["dv"] = _largest(self._dv_terms)
+        self._dq_squares[..., rows, :] = uncancelled.square() @ self._k.square()
+        self._dk_squares += (uncancelled.square().mT @ q.square()).sum(2, keepdim=True)
+        self._dv_squares += (unsure.square().mT @ do.square()).sum(2, keepdim=True)
 
+    def terms(self) -> dict[str, Size]:
+        """How large the summands of each gradient are: the root of the sum of their squares.
 
-def _largest(x: torch.Tensor) -> float:
-    return float(x.abs().max()) if x.numel() else 0.0
+        Rounding errors of many summands have no common sign and add up in that way.
+        """
+        squares = {"dq": self._dq_squares, "dk": self._dk_squares, "dv": self._dv_squares}
+        return {name: Size.of(x.sqrt()) for name, x in squares.items()}
 
 
 def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
@@ -204,14 +228,17 @@ def truth_of(
 
 def _allowed_error(
     name: str, reference: PlainResult, yardstick: PlainResult, eps: float, shrink: float
-) -> float:
+) -> Size:
     value = reference.values[name]
-    error = _largest(yardstick.values[name].double() - value)
-    if not math.isfinite(error):
-        error = 0.0  # a yardstick that overflows excuses nobody: the floor alone remains
-    scale = max(_largest(value), reference.terms.get(name, 0.0))
-    factor = GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR
-    return factor * error * shrink + FLOOR_EPS * eps * scale
+    error = Size.of(yardstick.values[name].double() - value)
+    if not math.isfinite(error.max):
+        error = Size(max=0.0, rms=0.0)  # a yardstick that overflows excuses nobody
+    scale = reference.terms.get(name, Size.of(value))
+    factor = (GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR) * shrink
+    return Size(
+        max=factor * error.max + FLOOR_EPS * eps * scale.max,
+        rms=factor * error.rms + RMS_FLOOR_EPS * eps * scale.rms,
+    )
 
 
 def judge(outputs: Mapping[str, torch.Tensor], truth: Truth, dtype: str) -> Verdict:
@@ -223,32 +250,40 @@ def judge(outputs: Mapping[str, torch.Tensor], truth: Truth, dtype: str) -> Verd
 
 
 def _judge_one(
-    name: str, output: object, value: torch.Tensor, allowed: float, dtype: str
+    name: str, output: object, value: torch.Tensor, allowed: Size, dtype: str
 ) -> Verdict:
     if not isinstance(output, torch.Tensor):
         return Verdict(reason=f"{name} is {type(output).__name__}, not a tensor")
-    if output.shape != value.shape:
-        return Verdict(
-            reason=f"{name} has shape {tuple(output.shape)}, expected {tuple(value.shape)}"
-        )
-    if output.dtype != getattr(torch, dtype):
-        return Verdict(reason=f"{name} is {output.dtype}, expected torch.{dtype}")
-    if output.device != value.device:
-        return Verdict(reason=f"{name} is on {output.device}, expected {value.device}")
-    if not bool(torch.isfinite(output).all()):
-        count = int((~torch.isfinite(output)).sum())
-        return Verdict(reason=f"{name} has {count} elements that are not finite")
-    error = (output.detach().double() - value).abs()
-    largest = _largest(error)
+    malformed = _reason_against_form(name, output, value, dtype)
+    if malformed:
+        return Verdict(reason=malformed)
+    error = Size.of(output.detach().double() - value)
     # An allowed error of 0 (all inputs exactly representable) still admits an exact result.
-    ratio = largest / allowed if allowed else (math.inf if largest else 0.0)
+    parts = [("", error.max, allowed.max), (" in the root mean square", error.rms, allowed.rms)]
+    ratios = [got / most if most else (math.inf if got else 0.0) for _, got, most in parts]
+    ratio = max(ratios)
     reason = None
     if not ratio <= 1:
-        reason = f"{name} is off by {largest:.3g} where {allowed:.3g} is allowed"
-    rmse = float(error.square().mean().sqrt()) if error.numel() else 0.0
+        how, got, most = parts[ratios.index(ratio)]
+        reason = f"{name} is off by {got:.3g}{how} where {most:.3g} is allowed"
     return Verdict(
-        error_max=largest,
-        error_rmse=rmse if math.isfinite(rmse) else None,  # the squares may overflow
+        error_max=error.max,
+        error_rmse=error.rms,
         error_ratio=ratio if math.isfinite(ratio) else None,
         reason=reason,
     )
+
+
+def _reason_against_form(
+    name: str, output: torch.Tensor, value: torch.Tensor, dtype: str
+) -> str | None:
+    if output.shape != value.shape:
+        return f"{name} has shape {tuple(output.shape)}, expected {tuple(value.shape)}"
+    if output.dtype != getattr(torch, dtype):
+        return f"{name} is {output.dtype}, expected torch.{dtype}"
+    if output.device != value.device:
+        return f"{name} is on {output.device}, expected {value.device}"
+    if not bool(torch.isfinite(output).all()):
+        count = int((~torch.isfinite(output)).sum())
+        return f"{name} has {count} elements that are not finite"
+    return None

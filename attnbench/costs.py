@@ -77,8 +77,7 @@ def decode_flops_useful(case: Case) -> int:
     One query over every key so far, and the projections of the new token.
     """
     tokens = case.new_tokens or 1
-    # Token t (from 0) attends to the context, the tokens before it and itself.
-    pairs = sum_of_range(case.seq_len + 1, case.seq_len + tokens + 1)
+    pairs = _decode_pairs(case)
     core = 2 * case.batch * case.heads * pairs * (case.head_dim + case.value_dim)
     return (core + projection_flops(case, tokens, tokens)) // tokens
 
@@ -101,12 +100,17 @@ def attention_bytes_min(case: Case) -> int:
     return elements * case.element_bytes
 
 
+def _decode_pairs(case: Case) -> int:
+    """Keys seen by all new tokens together: token t sees what the mask admits of n + t + 1."""
+    lengths = range(case.seq_len + 1, case.seq_len + (case.new_tokens or 1) + 1)
+    return sum(admitted_pairs(case.mask, 1, keys) for keys in lengths)
+
+
 def decode_bytes_min(case: Case) -> int:
     """Least traffic in bytes per token: the weights and the cache are read once a step."""
     e, d, v = case.width or 0, case.head_dim, case.value_dim
     weights = e * (case.heads + case.kv_heads) * (d + v)
-    tokens = case.new_tokens or 1
-    cached = sum_of_range(case.seq_len + 1, case.seq_len + tokens + 1) // tokens
+    cached = _decode_pairs(case) // (case.new_tokens or 1)
     cache = case.batch * case.kv_heads * cached * (d + v)
     return (weights + cache + 2 * case.batch * e) * case.element_bytes
 

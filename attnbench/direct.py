@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -45,7 +46,7 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
     implementation = IMPLEMENTATIONS.get(name)
 
     @lru_cache(maxsize=32)
-    def built(case: Case) -> AttentionCall:
+    def built(case: Case, device: torch.device) -> AttentionCall:
         return _built(implementation, case)
 
     def call(
@@ -56,7 +57,10 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
         causal: bool = False,
         scale: float | None = None,
     ) -> torch.Tensor:
-        return built(_case(q, k, v, causal=causal, scale=scale))(q, k, v)
+        case = _case(q, k, v, causal=causal, scale=scale)
+        # Which GPU is meant by "cuda" in a case is the current one: that of the tensors.
+        with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
+            return built(case, q.device)(q, k, v)
 
     call.__name__, call.__doc__ = name, implementation.doc
     return call

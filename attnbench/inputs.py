@@ -16,7 +16,7 @@ Tensors = dict[str, torch.Tensor]
 # A key that must not be lost gets a logit this far above ln(keys): it then carries nearly all
 # of its query's weight, and dropping it moves the output by the size of v itself.
 _NEEDLE_LOGIT = 6.0
-_NEEDLES = 12
+_NEEDLES = 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,10 @@ def fill_attention(case: Case, tensors: Tensors, draw: Draw) -> None:
 
 
 def needle_pairs(mask: Mask, queries: int, keys: int, seed: int) -> list[tuple[int, int]]:
-    """Distinct (query, key) pairs that the mask admits: span ends, block ends, random ones."""
+    """(query, key) pairs with distinct keys: span ends, block ends, random ones, hidden ones.
+
+    A hidden needle lies just outside the query's span: a mask that is off by one lets it in.
+    """
     generator = torch.Generator().manual_seed(seed)
     chosen: dict[int, int] = {}
     for query in torch.randperm(queries, generator=generator)[: 4 * _NEEDLES].tolist():
@@ -93,8 +96,9 @@ def needle_pairs(mask: Mask, queries: int, keys: int, seed: int) -> list[tuple[i
             continue
         any_key = first + int(torch.randint(last - first, (1,), generator=generator))
         block_end = min(last - 1, max(first, any_key // 64 * 64 - 1))
-        key = (last - 1, first, any_key, block_end)[len(chosen) % 4]
-        if key not in chosen.values():
+        hidden = last if last < keys else first - 1
+        key = (last - 1, first, any_key, block_end, hidden)[len(chosen) % 5]
+        if key >= 0 and key not in chosen.values():
             chosen[query] = key
         if len(chosen) == _NEEDLES:
             break

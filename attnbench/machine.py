@@ -33,6 +33,28 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
+_threads: int | None = None
+
+
+def settle(threads: int | None = None) -> None:
+    """Put back the settings of the process that change what is measured.
+
+    Someone's file or `build` may set them for itself; they would hold for everyone after it.
+    Full float32 products (no TF32), float32 as the default dtype, autograd on, and as many
+    threads as were asked for: `threads` where given, which is remembered, else as remembered.
+    """
+    global _threads
+    _threads = threads or _threads or torch.get_num_threads()
+    if torch.get_num_threads() != _threads:
+        torch.set_num_threads(_threads)
+    if torch.get_float32_matmul_precision() != "highest":
+        torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
+
+
 def device_name(device: str) -> str:
     """The model of the processor, CPU or GPU."""
     if device == "cuda":

@@ -232,9 +232,6 @@ def make_plan(cells: Iterable[Cell], reasons: dict[tuple[str, str], str | None])
     """Order the cells, group those to be measured, and decide the others.
 
     `reasons` maps a cell's key to why its implementation cannot take its case, or None.
-
-    Raises:
-        UsageError: no implementation could make sense of any of the cases.
     """
     unique = {cell.key: cell for cell in cells}
     decided, wanted = [], []
@@ -247,8 +244,6 @@ def make_plan(cells: Iterable[Cell], reasons: dict[tuple[str, str], str | None])
             decided.append(Record(cell=cell, status="unsupported", reason=against))
         else:
             wanted.append(cell)
-    if unique and all(record.status == "skipped" for record in decided) and not wanted:
-        raise UsageError(str(decided[0].reason))
     return Plan(cells=tuple(unique.values()), groups=tuple(grouped(wanted)), decided=tuple(decided))
 
 

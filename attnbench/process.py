@@ -133,6 +133,10 @@ def ending(returncode: int) -> str:
 
 def _environment(settings: Settings) -> dict[str, str]:
     environment = dict(os.environ)
+    root = Path(__file__).resolve().parent.parent
+    if (root / "pyproject.toml").exists():  # a source tree, which -P hides if not installed
+        paths = [*environment.get("PYTHONPATH", "").split(os.pathsep), str(root)]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     if settings.threads is not None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = str(settings.threads)

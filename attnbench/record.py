@@ -8,8 +8,11 @@ from typing import Any, Literal, Self, get_args
 
 from attnbench.case import Case
 from attnbench.errors import StoreError
+from attnbench.sample import Sample
 
 SCHEMA = 1
+
+__all__ = ["SCHEMA", "STATUSES", "Cell", "Record", "Sample", "Status"]
 
 Status = Literal["ok", "unsupported", "incorrect", "oom", "timeout", "crashed", "error", "skipped"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -35,21 +38,6 @@ class Cell:
     def from_json(cls, row: dict[str, Any]) -> Self:
         """Inverse of `to_json`."""
         return cls(case=Case.from_json(row["case"]), impl=row["impl"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One timed observation: a block of `calls` calls, in interleaving round `round`.
-
-    `position` is the place within its round. `time_us` is per call (per token for decode):
-    host time on CPU, stream time on CUDA. `e2e_us` is host time from call to result, per call.
-    """
-
-    round: int
-    position: int
-    calls: int
-    time_us: float
-    e2e_us: float
 
 
 @dataclass(frozen=True, kw_only=True)

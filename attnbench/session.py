@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from attnbench.case import Case
 from attnbench.errors import StoreError, UsageError
-from attnbench.plan import Axes, Plan, check_names, expand, grouped, make_plan
+from attnbench.plan import Axes, Plan, check_names, expand, make_plan
 from attnbench.record import Cell, Record
 from attnbench.registry import unknown
 from attnbench.runner import LocalRunner, Settings
@@ -95,9 +95,6 @@ def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Pat
         }
         with RunWriter.create(request.output, request.name, info) as writer:
             listener.planned(plan, writer.path)
-            for record in plan.decided:
-                writer.append(record)
-                listener.recorded(record)
             _measure(plan, runner, writer, listener, begin)
             return writer.path
 
@@ -121,7 +118,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
             f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
         ) from err
     missing = [cell for cell in cells if cell.key not in done]
-    plan = Plan(cells=tuple(missing), groups=tuple(grouped(missing)))
+    plan = Plan(cells=(), groups=())
     with LocalRunner(settings, listener.working) as runner:
         if missing:
             catalogue = runner.catalogue()
@@ -129,6 +126,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
                 listener.warned(warning)
             _same_experiment(environment, catalogue["environment"])
             _all_known(missing, catalogue)
+            plan = _decide(missing, runner)
         listener.planned(plan, None if dry_run else path)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
@@ -144,6 +142,13 @@ def _plan(sweeps: Iterable[Axes], catalogue: dict[str, Any], runner: LocalRunner
         names += [name for name in runner.user_names if name not in names]
         for case in expand(axes, catalogue["device"]):
             cells += [Cell(case=case, impl=name) for name in names]
+    plan = _decide(cells, runner)
+    if not plan.groups and all(record.status == "skipped" for record in plan.decided):
+        raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
+    return plan
+
+
+def _decide(cells: list[Cell], runner: LocalRunner) -> Plan:
     cases = list({cell.case.case_id: cell.case for cell in cells}.values())
     used = sorted({cell.impl for cell in cells})
     return make_plan(cells, runner.reasons(cases, used))
@@ -152,6 +157,9 @@ def _plan(sweeps: Iterable[Axes], catalogue: dict[str, Any], runner: LocalRunner
 def _measure(
     plan: Plan, runner: LocalRunner, writer: RunWriter, listener: Listener, begin: float
 ) -> None:
+    for record in plan.decided:
+        writer.append(record)
+        listener.recorded(record)
     spent: dict[str, float] = {}
     for record in runner.run(plan.groups):
         writer.append(record)

@@ -119,6 +119,8 @@ def _lock(descriptor: int, path: Path) -> None:
         return  # no such locks on this system
     except BlockingIOError as err:
         raise StoreError(f"another sweep is writing to {path}; wait until it has ended") from err
+    except OSError:
+        return  # a file system without locks, such as some network ones
 
 
 def check_name(name: str) -> str:

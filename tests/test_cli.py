@@ -368,7 +368,7 @@ def test_a_wrong_kernel_makes_the_sweep_exit_with_1(
 def test_a_wrong_kernel_is_a_row_with_a_reason_and_no_time(
     incorrect_sweep: subprocess.CompletedProcess[str],
 ) -> None:
-    path = incorrect_sweep.stdout.partition("report:  attnbench report ")[2].strip()
+    path = incorrect_sweep.stdout.partition("once drawn by: attnbench report ")[2].strip()
     rows = {row["impl"]: row for row in exported(Path(path))}
     assert rows["naive"]["status"] == "ok"
     assert rows["twice"]["status"] == "incorrect"

@@ -62,13 +62,21 @@ def test_backward_is_two_and_a_half_times_forward_where_dims_agree():
     assert costs.attention_flops_useful(Case(pass_="both")) == 3.5 * forward
 
 
-def test_decode_flops_count_every_step_and_projection():
+@pytest.mark.parametrize("mask", ["causal", "window:4"])
+def test_decode_flops_count_every_step_and_projection(mask):
     case = Case(
-        workload="decode", seq_len=5, new_tokens=3, heads=4, kv_heads=2, head_dim=8, width=24
+        workload="decode",
+        seq_len=5,
+        new_tokens=3,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        width=24,
+        mask=parse_mask(mask),
     )
     steps = 0
     for t in range(3):
-        keys = 5 + t + 1
+        keys = min(5 + t + 1, 4 if mask == "window:4" else 99)
         steps += 2 * 4 * keys * (8 + 8)  # scores and weighted sum of one query, each head
         steps += 2 * 24 * (4 * 8 + 2 * 8 + 2 * 8 + 4 * 8)  # q, k, v and output projections
     assert costs.decode_flops_useful(case) == steps // 3

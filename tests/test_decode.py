@@ -152,3 +152,31 @@ def test_angles_stay_exact_at_long_contexts():
     assert float(turn(x)[0, 0, 0, 0]) == pytest.approx(
         float(torch.tensor(131071.0, dtype=torch.float64).cos()), abs=1e-9
     )
+
+
+@pytest.mark.parametrize("position", ["none", "rope"])
+def test_a_token_lost_from_a_long_cache_shows_by_its_needle_alone(position):
+    case = dataclasses.replace(
+        DECODE,
+        dtype="bfloat16",
+        seq_len=8192,
+        heads=2,
+        head_dim=32,
+        value_dim=32,
+        width=128,
+        new_tokens=2,
+        position=Position(name=position),
+    )
+    workload = WORKLOADS.get("decode")
+    noticed = {}
+    for needles in (False, True):
+        decoder, tensors = bound(case, "sdpa")
+        workload.fill(case, tensors, Draw(seed=4, needles=needles))
+        decoder.refresh()
+        truth = workload.truth(case, tensors)
+        assert judge(decoder.named(decoder.call()), truth, case.dtype).reason is None
+        k_whole, v_whole = decoder.call._prefilled
+        k_whole[:, :, 0] = v_whole[:, :, 0] = 0  # the context's first token is lost
+        verdict = judge(decoder.named(decoder.call()), truth, case.dtype)
+        noticed[needles] = verdict.reason is not None
+    assert noticed == {False: False, True: True}

@@ -383,3 +383,18 @@ def test_a_run_json_of_a_killed_write_leaves_the_old_one(killed_copy: Path) -> N
     (killed_copy / ".run.json.12345").write_text('{"schema"')
     assert json.loads((killed_copy / "run.json").read_text())["run_id"] == "r"
     assert exported(killed_copy)
+
+
+def test_resume_decides_again_what_was_never_to_run(tmp_path: Path) -> None:
+    # As after a kill between run.json and the first record: nothing is recorded yet.
+    asked = [
+        *("--seq-lens", "16", "--heads", "4", "--kv-heads", "4,3", "--max-time", "0.02"),
+        *("--impls", "naive,sdpa-cudnn", "--device", "cpu", "--min-time", "0.01"),
+    ]
+    run_attnbench("sweep", *asked, "--name", "r", "--output", tmp_path)
+    run = tmp_path / "r"
+    before = Counter(record.status for record in load_run(run).records)
+    assert before == {"ok": 1, "unsupported": 1, "skipped": 2}
+    (run / RECORDS).unlink()
+    run_attnbench("sweep", "--resume", run, "--quiet")
+    assert Counter(record.status for record in load_run(run).records) == before

@@ -53,26 +53,28 @@ def test_contenders_take_turns_in_every_round_in_random_order(wall):
     race(both, wall, rule, seed=1)
     rounds: dict[int, set[int]] = {}
     for racer in both.values():
-        for turn in racer.turns:
+        for turn in racer.samples:
             rounds.setdefault(turn.round, set()).add(turn.position)
-    shared = min(len(racer.turns) for racer in both.values())
+    shared = min(len(racer.samples) for racer in both.values())
     assert all(rounds[number] == {0, 1} for number in range(shared))
-    firsts = {turn.position for turn in both["a"].turns[:shared]}
+    firsts = {turn.position for turn in both["a"].samples[:shared]}
     assert firsts == {0, 1}, "one implementation was always first"
 
 
 def test_blocks_are_long_enough_for_the_clock(wall):
     fast = {"fast": contender("fast", 3.0)}
     race(fast, wall, StoppingRule(max_time_s=0.1), seed=0)
-    assert all(turn.calls * 3.0 >= 1000.0 for turn in fast["fast"].turns)
-    assert fast["fast"].times_us == pytest.approx([3.0] * len(fast["fast"].turns))
+    assert all(turn.calls * 3.0 >= 1000.0 for turn in fast["fast"].samples)
+    assert fast["fast"].times_us == pytest.approx([3.0] * len(fast["fast"].samples))
 
 
 def test_time_is_per_unit_of_work(wall):
     tokens = Contender(call=lambda: ("t", 8000.0), units=8)
     race({"t": tokens}, wall, StoppingRule(max_time_s=0.1), seed=0)
     assert set(tokens.times_us) == {1000.0}
-    assert tokens.turns[0].e2e_us == pytest.approx((8000.0 * tokens.calls + 1.0) / 8 / tokens.calls)
+    assert tokens.samples[0].e2e_us == pytest.approx(
+        (8000.0 * tokens.calls + 1.0) / 8 / tokens.calls
+    )
 
 
 def test_warming_up_waits_until_two_windows_agree(wall):
@@ -87,13 +89,13 @@ def test_a_slow_call_that_has_just_run_is_not_warmed_up_again(wall):
     slow.last_call_s = 0.8
     race({"s": slow}, wall, StoppingRule(max_time_s=1.0), seed=0)
     assert slow.warm_s == 0
-    assert len(wall.blocks) == len(slow.turns)
+    assert len(wall.blocks) == len(slow.samples)
 
 
 def test_a_steady_cell_stops_as_soon_as_its_interval_is_narrow(wall):
     steady = contender("s", 1000.0)
     race({"s": steady}, wall, StoppingRule(min_time_s=0.02, max_time_s=10.0), seed=0)
-    assert len(steady.turns) == 20
+    assert len(steady.samples) == 20
 
 
 def test_a_noisy_cell_stops_when_its_budget_is_spent(wall):
@@ -106,8 +108,8 @@ def test_a_noisy_cell_stops_when_its_budget_is_spent(wall):
 def test_a_slow_cell_gets_enough_samples_for_an_interval_or_three_at_least(wall):
     slow, slower = contender("slow", 0.8e6), contender("slower", 30e6)
     race({"slow": slow, "slower": slower}, wall, StoppingRule(max_time_s=1.0), seed=0)
-    assert len(slow.turns) == 7
-    assert len(slower.turns) == 3
+    assert len(slow.samples) == 7
+    assert len(slower.samples) == 3
 
 
 def test_one_that_raises_leaves_and_the_others_go_on(wall):

@@ -123,7 +123,7 @@ def test_every_implementation_is_found_also_beside_a_package_impls_of_the_users(
     names = [row["name"] for row in catalogue["implementations"]]
     assert names == [row["name"] for row in recorded_catalogue["implementations"]]
     for row in catalogue["implementations"]:
-        assert Path(row["file"]).is_relative_to(installed)
+        assert row["file"].startswith("impls/")  # as in the repository, wherever it is installed
 
 
 def test_the_script_runs(installed: Path, tmp_path: Path) -> None:

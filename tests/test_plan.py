@@ -84,11 +84,6 @@ def test_nothing_planned_vanishes():
     assert "do not divide" in (decided[odd.case_id, "naive"].reason or "")
 
 
-def test_a_combination_nobody_could_make_sense_of_is_an_error_if_it_is_the_only_one():
-    with pytest.raises(UsageError, match="do not divide"):
-        make_plan(cells(Case(kv_heads=3)), {})
-
-
 def test_what_will_be_compared_takes_turns():
     plain, turned = Case(seq_len=64), Case(seq_len=64, position=parse_position("rope"))
     caches = [

@@ -218,3 +218,78 @@ def test_flops_that_disagree_are_explained():
     priced = same | {"flops_counted": 8, "flops_counted_source": "formula"}
     assert "formula" in (flops_note(priced, compiled=False) or "")
     assert "compiled" in (flops_note({"flops_useful": 4}, compiled=True) or "")
+
+
+def test_one_that_only_lacks_memory_beside_others_is_measured_alone(measured):
+    held: set[str] = set()
+
+    def greedy(name: str):
+        def build(case):
+            if held - {name}:
+                raise MemoryError("no room beside the others")
+            held.add(name)
+            return Holder(name, right(case))
+
+        return build
+
+    class Holder:
+        """Gives back its share of the memory when nobody holds on to it any more."""
+
+        def __init__(self, name: str, call) -> None:
+            self.name, self.call = name, call
+
+        def __call__(self, *tensors):
+            return self.call(*tensors)
+
+        def __del__(self) -> None:
+            held.discard(self.name)
+
+    records = measured(first=greedy("first"), second=greedy("second"))
+    assert {name: record.status for name, record in records.items()} == {
+        "first": "ok",
+        "second": "ok",
+    }
+
+
+def test_one_that_lacks_memory_alone_too_is_out_of_memory(measured):
+    records = measured(right=right, large=too_large)
+    assert records["large"].status == "oom"
+    assert records["right"].status == "ok"
+
+
+def test_settings_that_someone_changes_do_not_hold_for_the_others(measured):
+    seen: list[tuple[str, torch.dtype, int]] = []
+
+    def meddles(case):
+        torch.set_float32_matmul_precision("medium")
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
+        return right(case)
+
+    def looks(case):
+        now = (
+            torch.get_float32_matmul_precision(),
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+        )
+        seen.append(now)
+        return right(case)
+
+    before = torch.get_num_threads()
+    records = measured(meddles=meddles, looks=looks)
+    assert records["looks"].status == "ok"
+    assert seen == [("highest", torch.float32, before)]
+
+
+def test_a_device_that_is_lost_is_told_from_an_error(monkeypatch):
+    from attnbench.worker import trial
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert not trial.device_is_lost()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    assert trial.device_is_lost()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert not trial.device_is_lost()

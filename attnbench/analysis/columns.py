@@ -149,7 +149,13 @@ column("time_us_median", "float", "median time per call (per token for decode)",
 column("time_us_ci_low", "float", "lower end of the median's 95 % interval", _interval_end(0), "µs")
 column("time_us_ci_high", "float", "upper end of it", _interval_end(1), "µs")
 column("time_us_min", "float", "fastest sample", _time_us_min, "µs")
-column("e2e_us_median", "float", "median host time from call to result", _e2e_us, "µs")
+column(
+    "e2e_us_median",
+    "float",
+    "median host time until a block's results are there, over its calls",
+    _e2e_us,
+    "µs",
+)
 column("n_samples", "int", "timed observations", lambda record, _: len(record.samples))
 from_metrics("flops_useful", "int", "FLOP", "what the admitted pairs need, flash-attention's way")
 from_metrics("flops_executed", "int", "FLOP", "what the algorithm really multiplies")
@@ -166,7 +172,12 @@ from_metrics("memory_workspace_bytes", "int", "B", "peak − live before − out
 from_metrics("memory_predicted_bytes", "int", "B", "workspace predicted from the sizes alone")
 from_metrics("error_max", "float", "", "largest absolute error against float64")
 from_metrics("error_rmse", "float", "", "root mean square error against float64")
-from_metrics("kernel", "text", "", "the kernel that took most of the time")
+from_metrics(
+    "kernel",
+    "text",
+    "",
+    "the first kernels or ops of one call that do work, by name, in the order in which they ran",
+)
 from_metrics("compile_s", "float", "s", "compilation, outside the timed calls")
 from_metrics("energy_j", "float", "J", "energy per call")
 

@@ -61,7 +61,8 @@ def print_summary(path: Path) -> None:
         )
     _print_failures(frame[frame["status"] != "ok"])
     _print_spent(run.info.get("spent", {}))
-    click.echo(f"records: {path / 'records.jsonl'}\nreport:  attnbench report {path}")
+    click.echo(f"records: {path / 'records.jsonl'}")
+    click.echo(f"report:  {path / 'report.html'}, once drawn by: attnbench report {path}")
 
 
 def _largest(rows: list[dict[str, str]], frame: Any) -> list[dict[str, str]]:

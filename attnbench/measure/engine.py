@@ -20,26 +20,13 @@ import torch
 
 from attnbench.measure.clock import Clock
 from attnbench.measure.stopping import StoppingRule
+from attnbench.sample import Sample
 
 # A block lasts at least this long, and this many times what the clock can tell.
 MIN_BLOCK_US = 1000.0
 MIN_TICKS = 1000
 _AGREE = 0.05
 _WARM_SHARE = 0.25
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """One timed observation: block `calls` calls long, `position` within its `round`.
-
-    Times are of one unit of work of one call, in microseconds.
-    """
-
-    round: int
-    position: int
-    calls: int
-    time_us: float
-    e2e_us: float
 
 
 @dataclass(kw_only=True)
@@ -54,7 +41,7 @@ class Contender:
     units: int = 1
     last_call_s: float = 0.0
     calls: int = 1
-    turns: list[Turn] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     warm_s: float = 0.0
     spent_s: float = 0.0
     error: Exception | None = None
@@ -62,7 +49,7 @@ class Contender:
     @property
     def times_us(self) -> list[float]:
         """Microseconds per unit, in the order of the rounds."""
-        return [turn.time_us for turn in self.turns]
+        return [sample.time_us for sample in self.samples]
 
 
 def warm_up(contender: Contender, *, clock: Clock, rule: StoppingRule) -> bool:
@@ -112,9 +99,11 @@ def race(
             with torch.set_grad_enabled(contender.grad):
                 leaves = turn(contender)
         except Exception as err:  # whatever it raises costs this cell alone
-            contender.error, leaves = err, True
+            # Without its traceback, whose frames would keep the failed call's buffers alive.
+            contender.error, leaves = err.with_traceback(None), True
         if leaves:
             del racing[name]
+            contender.call = _gone  # and what the callable holds on to is free for the others
             finished(name)
 
     for name in list(racing):
@@ -137,8 +126,8 @@ def _turn(
     block_us, e2e_us = clock.block(contender.call, contender.calls)
     contender.spent_s += time.perf_counter() - begin
     work = contender.calls * contender.units
-    contender.turns.append(
-        Turn(
+    contender.samples.append(
+        Sample(
             round=place[0],
             position=place[1],
             calls=contender.calls,
@@ -147,6 +136,10 @@ def _turn(
         )
     )
     return rule.done(contender.times_us, contender.spent_s)
+
+
+def _gone() -> None:
+    """Stand in for a callable that has left."""
 
 
 @contextlib.contextmanager

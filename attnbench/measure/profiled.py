@@ -77,7 +77,11 @@ def _cuda_requested(which: str) -> int:
 def _cuda_kernels(session: profile) -> list[str]:
     cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
     events = session.profiler.kineto_results.events()  # type: ignore[union-attr]
-    ran = sorted((e.start_ns(), e.name()) for e in events if e.device_type() == cuda)
+    ran = sorted(
+        (e.start_ns(), e.name())
+        for e in events
+        if e.device_type() == cuda and not e.is_user_annotation()
+    )
     return [name for _, name in ran if not name.startswith(("Memset", "Memcpy", "Context Sync"))]
 
 

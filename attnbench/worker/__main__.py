@@ -23,14 +23,16 @@ from attnbench.beacon import NOBODY, Beacon
 from attnbench.case import Case
 from attnbench.errors import AttnbenchError
 from attnbench.loader import load_built_in, load_entry_points, load_file
-from attnbench.machine import available_bytes
+from attnbench.machine import available_bytes, settle
 from attnbench.measure.stopping import StoppingRule
 from attnbench.record import Record
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
 from attnbench.worker.measuring import measure_heat
+from attnbench.worker.trial import device_is_lost
 
 Event = Callable[..., None]
+_DEVICE_LOST = 70
 
 
 def main() -> None:
@@ -39,8 +41,7 @@ def main() -> None:
     emit = _event_writer()
     requests = _request_queue()
     beacon = Beacon(Path(config["beacon"]))
-    if config.get("threads"):
-        torch.set_num_threads(config["threads"])
+    settle(config.get("threads"))
     if config["device"] == "cpu" or not torch.cuda.is_available():
         limit_memory()
     try:
@@ -50,6 +51,7 @@ def main() -> None:
     except AttnbenchError as err:
         emit("failed", message=str(err), exit_code=int(err.exit_code))
         return
+    settle()
     emit("ready", warnings=warnings, user_names=names)
     while True:
         request = requests.get()
@@ -72,6 +74,7 @@ def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
             beacon.write(index, 0, "check")
             result = check_item(case, row["impl"], row["draw"], request["seed"])
             emit("result", key=[index, row["impl"]], result=result)
+            _end_if_lost(result["status"])
 
 
 def _measure(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
@@ -91,6 +94,13 @@ def _measure(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
 
 def _emit_record(emit: Event, first: int, index: int, record: Record) -> None:
     emit("result", key=[first + index, record.cell.impl], result=record.to_line())
+    _end_if_lost(record.status)
+
+
+def _end_if_lost(status: str) -> None:
+    """After an error that broke the device for this process, leave the rest to a fresh one."""
+    if status == "crashed" and device_is_lost():
+        os._exit(_DEVICE_LOST)
 
 
 def _tell(beacon: Beacon, first: int, case: int, impl: int, stage: str) -> None:

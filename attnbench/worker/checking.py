@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from attnbench.api import IMPLEMENTATIONS
@@ -22,7 +23,9 @@ def check_item(case: Case, name: str, options: dict[str, Any], seed: int) -> dic
         tensors = workload.tensors(case, strided=draw.strided)
         trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors)
         for first in (True, False):
-            workload.fill(case, tensors, draw if first else _next(draw))
+            workload.fill(
+                case, tensors, draw if first else replace(draw, seed=seed + 1, needles=False)
+            )
             truth = workload.truth(case, tensors)
             with trial.stage("build"):
                 trial.build() if first else trial.refresh()
@@ -37,12 +40,3 @@ def check_item(case: Case, name: str, options: dict[str, Any], seed: int) -> dic
         status, reason = classify(err, "inputs and reference")
         metrics = {}
     return {"status": status, "reason": reason, "metrics": metrics}
-
-
-def _next(draw: Draw) -> Draw:
-    return Draw(
-        seed=draw.seed + 1,
-        needles=draw.needles,
-        query_amplitude=draw.query_amplitude,
-        strided=draw.strided,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,10 +11,11 @@ from attnbench.beacon import NOBODY
 from attnbench.case import Case
 from attnbench.check import Truth
 from attnbench.inputs import Draw
+from attnbench.machine import settle
 from attnbench.measure.clock import clock_for
 from attnbench.measure.engine import Contender, race
 from attnbench.measure.stopping import StoppingRule
-from attnbench.record import Cell, Record, Sample
+from attnbench.record import Cell, Record
 from attnbench.worker.trial import Trial, classify
 from attnbench.workloads import WORKLOADS
 
@@ -29,9 +29,43 @@ def measure_heat(
 ) -> None:
     """Measure every cell of the heat and emit one record for each, as soon as it is final.
 
-    Each case gets two draws of inputs with needles, each compared with the truth; then plain
-    inputs and the probes. What is still in the race then takes turns, across the cases, too.
+    Each case gets two draws of inputs, the first with needles (a lost key shows), the second
+    plain (a small error everywhere shows), each compared with the truth; then the probes. What is
+    still in the race then takes turns, across the cases, too. Whatever ran out of memory beside
+    others is tried again alone at the end: only then is it its own fault.
     """
+    crowded: list[tuple[int, str]] = []
+
+    def emit_or_postpone(index: int, record: Record) -> None:
+        if record.status == "oom" and sum(len(names) for _, names in entries) > 1:
+            crowded.append((index, record.cell.impl))
+        else:
+            emit(index, record)
+
+    _measure_together(entries, rule, seed, emit_or_postpone, tell)
+    for index, name in crowded:
+        case, names = entries[index]
+        place = index, names.index(name)
+        alone: list[Entry] = [(case, [name])]
+        _measure_together(alone, rule, seed, partial(_emit_at, emit, index), _tell_at(tell, place))
+
+
+def _emit_at(emit: Emit, index: int, _: int, record: Record) -> None:
+    emit(index, record)
+
+
+def _tell_at(tell: Tell, place: tuple[int, int]) -> Tell:
+    """Tell of the only cell of a heat as of the one at `place` in another."""
+
+    def told(_: int, impl: int, stage: str) -> None:
+        tell(place[0], NOBODY if impl == NOBODY else place[1], stage)
+
+    return told
+
+
+def _measure_together(
+    entries: list[Entry], rule: StoppingRule, seed: int, emit: Emit, tell: Tell
+) -> None:
     racing: dict[str, Trial] = {}
     places: dict[str, tuple[int, int]] = {}
     for index, (case, names) in enumerate(entries):
@@ -51,8 +85,9 @@ def measure_heat(
     }
 
     def finished(key: str) -> None:
-        emit(places[key][0], _timed_record(racing[key], contenders[key]))
+        emit(places[key][0], _timed_record(racing.pop(key), contenders[key]))
 
+    settle()
     race(
         contenders,
         clock_for(entries[0][0].device),
@@ -74,12 +109,13 @@ def prepare_case(
     trials: dict[str, Trial] = {}
     try:
         workload = WORKLOADS.get(case.workload)
+        settle()
         tell(NOBODY, "inputs")
         tensors = workload.tensors(case)
         trials = {n: Trial(impl=IMPLEMENTATIONS.get(n), case=case, tensors=tensors) for n in names}
         for number, first in ((1, True), (2, False)):
             tell(NOBODY, "reference")
-            workload.fill(case, tensors, Draw(seed=2 * seed + number, needles=True))
+            workload.fill(case, tensors, Draw(seed=2 * seed + number, needles=first))
             truth = _shared_truth(case, list(trials.values()))
             for name in list(trials):
                 told = partial(tell, names.index(name))
@@ -144,12 +180,12 @@ def _timed_record(trial: Trial, contender: Contender) -> Record:
 
 def _record(trial: Trial, contender: Contender | None = None) -> Record:
     assert trial.status is not None
-    turns = contender.turns if contender and trial.status == "ok" else []
+    samples = contender.samples if contender and trial.status == "ok" else []
     return Record(
         cell=Cell(case=trial.case, impl=trial.impl.name),
         status=trial.status,
         reason=trial.reason,
-        samples=tuple(Sample(**dataclasses.asdict(turn)) for turn in turns),
+        samples=tuple(samples),
         metrics=trial.metrics,
         spent_s={stage: round(seconds, 6) for stage, seconds in trial.spent_s.items()},
     )

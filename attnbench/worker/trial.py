@@ -15,6 +15,7 @@ from attnbench.case import Case
 from attnbench.check import Truth, Verdict, judge
 from attnbench.costs import OPAQUE_FORMULAS
 from attnbench.inputs import Tensors
+from attnbench.machine import settle
 from attnbench.measure.flops import count_flops
 from attnbench.measure.profiled import profile_call
 from attnbench.record import Status
@@ -57,21 +58,28 @@ class Trial:
         """Turn an exception into a status with a reason, and let go of what was built."""
         self.status, self.reason = classify(err, stage)
         self.bound = None
-        del err
-        if self.case.device == "cuda":
+        if self.case.device != "cuda":
+            return
+        if device_is_lost():
+            self.status = "crashed"
+        else:
             torch.cuda.empty_cache()
 
     def build(self) -> None:
         """Build the core and prepare what is not timed; measures the bytes it holds on to."""
         workload = WORKLOADS.get(self.case.workload)
-        begin = time.perf_counter()
-        profiled = profile_call(
-            lambda: workload.bind(self.case, self.impl, self.tensors), self.case.device
-        )
+
+        def bind() -> Bound:
+            begin = time.perf_counter()
+            bound = workload.bind(self.case, self.impl, self.tensors)
+            if self.impl.compiles:
+                self.metrics["compile_s"] = time.perf_counter() - begin
+            return bound
+
+        profiled = profile_call(bind, self.case.device)
+        settle()  # what it set for itself must not hold for the others
         self.bound = profiled.result
         self.metrics["memory_prepared_bytes"] = profiled.kept_bytes
-        if self.impl.compiles:
-            self.metrics["compile_s"] = time.perf_counter() - begin
 
     def check(self, truth: Truth, *, first: bool) -> None:
         """Compare the timed callable's result with the truth.
@@ -92,8 +100,11 @@ class Trial:
         _poison_allocator(truth, self.case)
         begin = time.perf_counter()
         result = bound.call()
+        if self.case.device == "cuda":
+            torch.cuda.synchronize()
+        self.last_call_s = time.perf_counter() - begin
         if first and self.impl.compiles:
-            self.metrics["compile_s"] += time.perf_counter() - begin
+            self.metrics["compile_s"] += self.last_call_s
         verdict = judge(bound.named(result), truth, self.case.dtype)
         self._poison(result)
         self.verdict = self.verdict.worse(verdict) if not first else verdict
@@ -126,9 +137,7 @@ class Trial:
             self.metrics["flops_counted"] = None if counted is None else counted // units
             self.metrics["flops_counted_source"] = source
         self.metrics["flops_note"] = flops_note(self.metrics, compiled=self.impl.compiles)
-        begin = time.perf_counter()
         profiled = profile_call(self.bound.call, self.case.device)
-        self.last_call_s = time.perf_counter() - begin
         self.metrics |= self._memory(profiled.peak_bytes, profiled.result)
         self.metrics["kernel"] = "; ".join(profiled.kernels[:8]) or None
         self.metrics["kernel_count"] = profiled.kernel_count
@@ -149,6 +158,17 @@ class Trial:
             for x in leaves(result):
                 if x.untyped_storage().data_ptr() not in inputs and x.is_floating_point():
                     x.fill_(torch.nan)
+
+
+def device_is_lost() -> bool:
+    """True after a CUDA error that no later call of this process survives."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _poison_allocator(truth: Truth, case: Case) -> None:

@@ -7,6 +7,7 @@ without a vocabulary. What differs between `--caches` is where the keys and valu
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
@@ -15,6 +16,7 @@ from attnbench.api import AttentionCall, Implementation
 from attnbench.case import Case, Position, parse_mask
 from attnbench.check import PlainResult, Truth, plain_attention, truth_of
 from attnbench.inputs import Draw, Tensors, empty, fill_normal
+from attnbench.positions import turned, unturned
 from attnbench.workloads.base import WORKLOADS, Bound
 from attnbench.workloads.caches import CACHES, Layer
 
@@ -36,6 +38,28 @@ def step_case(case: Case, t: int) -> Case:
         cache=None,
         new_tokens=None,
     )
+
+
+def plant_cached_needles(case: Case, tensors: Tensors) -> None:
+    """Turn one token of the context towards the query of each new token.
+
+    The hidden state x_j is chosen, by least squares through wk, so that the key of each
+    key/value head aligns with the query of its first query head at step t, with a logit of
+    ln(n) + 6 where the width allows it exactly: a cache that lost the token shows in bfloat16.
+    """
+    layer = Layer(dataclasses.replace(case, position=Position()), tensors)
+    steps = range(min(layer.total - layer.context, layer.context))
+    places = torch.tensor([layer.context + t for t in steps], device=case.device)
+    # Spread over the context: its first token, its last one, and some between.
+    keys = torch.linspace(0, layer.context - 1, len(steps), device=case.device).long()
+    q_BHTD = layer.queries(slice(layer.context, layer.context + len(steps)), None).double()
+    rows_BGTD = turned(q_BHTD[:, :: case.heads // case.kv_heads], case.position, places)
+    aligned = unturned(rows_BGTD, case.position, keys)
+    logit = math.log(layer.context + 1) + 6.0
+    size = aligned.square().sum(-1, keepdim=True).clamp_min(1e-3) * case.softmax_scale
+    wanted_BTK = (aligned * logit / size).transpose(1, 2).flatten(2)
+    solved_BTE = wanted_BTK @ torch.linalg.pinv(tensors["wk"].double()).mT
+    tensors["x"][:, keys] = solved_BTE.to(tensors["x"].dtype)
 
 
 class _Generate:
@@ -64,7 +88,9 @@ class _Generate:
         for t, core in enumerate(self._cores):
             q = layer.queries(self._tokens[t], self._turns[t])
             k, v = state = self._extend(prefilled, state, t)
-            outputs.append(layer.output(core(q, k, v))[:, -1:])
+            y = layer.output(core(q, k, v))
+            # A view of the last token would keep the outputs of all of them alive.
+            outputs.append(y[:, -1:].clone() if y.shape[1] > 1 else y)
         return outputs
 
 
@@ -75,8 +101,8 @@ class DecodeWorkload:
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
         """Forward only; otherwise what the core says of its first step."""
-        if case.pass_ != "forward":
-            return f"decode has no {case.pass_} pass"
+        if case.impossible():
+            return case.impossible()
         if case.mask.after is None:
             return f"decode is causal; mask {case.mask.text} makes no sense"
         return impl.reason_against(step_case(case, 0))
@@ -100,6 +126,8 @@ class DecodeWorkload:
         for name, x in tensors.items():
             if name != "x":
                 x.mul_(x.shape[1] ** -0.5)
+        if draw.needles:
+            plant_cached_needles(case, tensors)
         tensors["wq"].mul_(draw.query_amplitude)
 
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
