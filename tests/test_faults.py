@@ -391,10 +391,10 @@ def test_resume_decides_again_what_was_never_to_run(tmp_path: Path) -> None:
         *("--seq-lens", "16", "--heads", "4", "--kv-heads", "4,3", "--max-time", "0.02"),
         *("--impls", "naive,sdpa-cudnn", "--device", "cpu", "--min-time", "0.01"),
     ]
-    run_attnbench("sweep", *asked, "--name", "r", "--output", tmp_path)
+    run_attnbench("sweep", *asked, "--name", "r", "--output", tmp_path, cwd=tmp_path)
     run = tmp_path / "r"
     before = Counter(record.status for record in load_run(run).records)
     assert before == {"ok": 1, "unsupported": 1, "skipped": 2}
     (run / RECORDS).unlink()
-    run_attnbench("sweep", "--resume", run, "--quiet")
+    run_attnbench("sweep", "--resume", run, "--quiet", cwd=tmp_path)
     assert Counter(record.status for record in load_run(run).records) == before
