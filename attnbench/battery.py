@@ -53,6 +53,10 @@ def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
         ("large logits", {"seq_len": 64, "mask": _CAUSAL}, {"query_amplitude": 30.0}),
         ("strided inputs", {"seq_len": 50, "batch": 3}, {"strided": True}),
         ("several blocks", {"seq_len": 1100, "heads": 2, "mask": _CAUSAL}, {}),
+        ("several blocks, unmasked", {"seq_len": 531, "head_dim": 128, "heads": 2}, {}),
+        ("few queries, many keys", {"seq_len": 3, "kv_len": 1025, "head_dim": 64}, {}),
+        ("long grouped heads", {"seq_len": 333, "kv_heads": 2, "head_dim": 80}, {}),
+        ("long window", {"seq_len": 400, "heads": 2, "mask": parse_mask("window:100")}, {}),
         ("rope", {"seq_len": 33, "kv_len": 48, "position": Position(name="rope")}, {}),
         (
             "rope-interleaved, odd width",

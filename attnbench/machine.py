@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from attnbench.measure.clock import clock_for
 
 _CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 
@@ -36,23 +39,32 @@ def environment(device: str) -> dict[str, Any]:
 _threads: int | None = None
 
 
-def settle(threads: int | None = None) -> None:
-    """Put back the settings of the process that change what is measured.
+def settle(threads: int | None = None) -> list[str]:
+    """Put back the settings of the process that change what is measured; return what had changed.
 
-    Someone's file or `build` may set them for itself; they would hold for everyone after it.
-    Full float32 products (no TF32), float32 as the default dtype, autograd on, and as many
-    threads as were asked for: `threads` where given, which is remembered, else as remembered.
+    Someone's file or call may set them for itself; they would hold for everyone after it. Full
+    float32 products (no TF32), float32 as the default dtype, autograd on, no deterministic
+    algorithms, and as many threads as were asked for: `threads` where given, which is remembered,
+    else as remembered.
     """
     global _threads
     _threads = threads or _threads or torch.get_num_threads()
-    if torch.get_num_threads() != _threads:
-        torch.set_num_threads(_threads)
-    if torch.get_float32_matmul_precision() != "highest":
-        torch.set_float32_matmul_precision("highest")
+    precision = torch.set_float32_matmul_precision
+    deterministic = torch.are_deterministic_algorithms_enabled
+    settings: list[tuple[str, Callable[[], Any], Any, Callable[[Any], Any]]] = [
+        ("the number of threads", torch.get_num_threads, _threads, torch.set_num_threads),
+        ("the matmul precision", torch.get_float32_matmul_precision, "highest", precision),
+        ("the default dtype", torch.get_default_dtype, torch.float32, torch.set_default_dtype),
+        ("autograd's switch", torch.is_grad_enabled, True, torch.set_grad_enabled),
+        ("deterministic algorithms", deterministic, False, torch.use_deterministic_algorithms),
+    ]
+    changed = []
+    for name, now, wanted, put in settings:
+        if now() != wanted:
+            changed.append(name)
+            put(wanted)
     torch.backends.cudnn.allow_tf32 = False
-    torch.set_default_dtype(torch.float32)
-    torch.set_default_device(None)
-    torch.set_grad_enabled(True)
+    return changed
 
 
 def device_name(device: str) -> str:
@@ -76,6 +88,28 @@ def reason_against_device(device: str) -> str | None:
         )
         return f"no CUDA device here ({built}); use --device cpu"
     return None
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory of the device that could be allocated now, or None where unknown."""
+    if device == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+        reserved = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return int(free) + reserved
+    return available_bytes()
+
+
+def matmul_tflops(device: str, dtype: str) -> float:
+    """The best rate of a few square matmuls, in TFLOP/s: a ceiling to hold times against.
+
+    4096 wide on a GPU; on CPU 1024, or 512 in float16, which few processors multiply fast.
+    """
+    width = 4096 if device == "cuda" else 512 if dtype == "float16" else 1024
+    a = torch.randn(width, width, device=device).to(getattr(torch, dtype))
+    clock = clock_for(device)
+    with torch.no_grad():
+        best_us = min(clock.block(lambda: a @ a, 1)[0] for _ in range(6))
+    return 2 * width**3 / best_us / 1e6
 
 
 def available_bytes() -> int | None:

@@ -19,6 +19,7 @@ from attnbench.supervision import Death, Key, Supervision
 __all__ = ["LocalRunner", "Settings", "Spent"]
 
 _START_TIMEOUT_S = 120.0
+_DEATHS_EACH = 3  # crashes after which a check says no more of an implementation
 
 
 @dataclass
@@ -99,10 +100,16 @@ class LocalRunner:
 
         keys = [(i, impl) for i, (_, impl, _) in enumerate(items)]
         cases = [case for case, *_ in items]
-        for (index, _), result in self._supervised(cases, request).run(keys):
+        for (index, _), result in self._supervised(cases, request, _DEATHS_EACH).run(keys):
             if isinstance(result, Death):
                 result = {"status": result.status, "reason": result.reason, "metrics": {}}
             yield index, result
+
+    def ceilings(self, dtypes: list[str]) -> dict[str, float]:
+        """The device's rate of large matmuls by dtype, in TFLOP/s, as measured now."""
+        answer = self._ask({"do": "ceilings", "device": self._device, "dtypes": dtypes})
+        rates: dict[str, float] = answer["matmul_tflops"]
+        return rates
 
     def close(self) -> None:
         """End the worker that is kept for the next request, if any."""
@@ -141,7 +148,10 @@ class LocalRunner:
         }
 
     def _supervised(
-        self, cases: list[Case], request: Callable[[list[Key]], dict[str, Any]]
+        self,
+        cases: list[Case],
+        request: Callable[[list[Key]], dict[str, Any]],
+        deaths_each: int | None = None,
     ) -> Supervision:
         return Supervision(
             cases,
@@ -150,6 +160,7 @@ class LocalRunner:
             request=request,
             watch=self._watch,
             timeout_s=self.settings.timeout_s,
+            deaths_each=deaths_each,
         )
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -84,12 +84,13 @@ def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Pat
         if dry_run:
             listener.planned(plan, None)
             return None
+        ceilings = runner.ceilings(sorted({cell.case.dtype for cell in plan.cells}))
         info = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "attnbench": __version__,
             "options": request.options,
             "settings": asdict(request.settings),
-            "environment": catalogue["environment"],
+            "environment": catalogue["environment"] | {"matmul_tflops": ceilings},
             "implementations": catalogue["implementations"],
             "plan": [cell.to_json() for cell in plan.cells],
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,8 @@ class Supervision:
 
     `worker()` gives a live worker, `discard()` ends it; `request(keys)` makes the request for
     what is left; `watch(case, impl, stage)` is told what the worker is at. A worker that dies or
-    hangs costs the cell it was at. If it was at none, a fresh one tries the rest once more.
+    hangs costs the cell it was at. If it was at none, a fresh one tries the rest once more. An
+    implementation that ended `deaths_each` workers is not tried any further, where that is given.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class Supervision:
         request: Callable[[list[Key]], dict[str, Any]],
         watch: Callable[[Case | None, str | None, str], None],
         timeout_s: float,
+        deaths_each: int | None = None,
     ) -> None:
         self._cases, self._timeout_s = cases, timeout_s
         self._worker, self._discard = worker, discard
         self._request, self._told = request, watch
         self._may_retry = True
+        self._deaths_each, self._deaths = deaths_each, Counter[str]()
 
     def run(self, keys: list[Key]) -> Iterator[tuple[Key, Any]]:
         """Yield a result or a Death for every key, each once."""
@@ -71,6 +75,16 @@ class Supervision:
                 del open_keys[key]
                 # A worker that ends well and forgets a cell is a defect of ours.
                 yield key, death or Death("error", "the worker finished without a result")
+            for key in self._given_up(blamed, list(open_keys)):
+                del open_keys[key]
+                yield key, Death("skipped", f"not tried: it ended {self._deaths_each} workers")
+
+    def _given_up(self, blamed: list[Key], left: list[Key]) -> list[Key]:
+        """The remaining cells of implementations that ended too many workers."""
+        self._deaths.update({impl for _, impl in blamed})
+        if self._deaths_each is None:
+            return []
+        return [key for key in left if self._deaths[key[1]] >= self._deaths_each]
 
     def _results(
         self, worker: Worker, local: _LocalKeys, watch: _Watch

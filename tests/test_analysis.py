@@ -20,7 +20,7 @@ from attnbench.analysis.table import load
 from attnbench.case import Case, Position
 from attnbench.errors import StoreError
 from attnbench.record import Cell, Record, Sample
-from attnbench.store import load_run
+from attnbench.store import Run, load_run
 from tests import synthetic
 
 DESIGNED = """
@@ -295,3 +295,38 @@ def test_wide_intervals_are_told(tmp_path):
     )
     run = load_run(path)
     assert "1 of 1 intervals are wider" in " ".join(highlights(compared(run), rope_cost(run)))
+
+
+def test_on_an_unknown_device_a_time_is_held_against_a_measured_matmul():
+    given: dict[str, Any] = {
+        "device_name": "Some CPU",
+        "dtype": "float32",
+        "matmul_precision": "highest",
+    }
+    fast = limits.suspect(**given, time_us=1.0, flops=10**6, bytes_min=1, measured_tflops=0.2)
+    assert "5 times what a large matmul reached" in str(fast)
+    slow = limits.suspect(**given, time_us=2.0, flops=10**6, bytes_min=1, measured_tflops=0.2)
+    assert slow is None, "within three times of it: the matmul may have met a busy moment"
+    assert limits.suspect(**given, time_us=1e-9, flops=10**6, bytes_min=1) is None
+
+
+def row_of(times_us, **metrics):
+    cell = Cell(case=Case(), impl="naive")
+    samples = tuple(
+        Sample(round=i, position=0, calls=1, time_us=t, e2e_us=t) for i, t in enumerate(times_us)
+    )
+    record = Record(cell=cell, status="ok", samples=samples, metrics=metrics)
+    run = Run(path=Path("r"), info={"run_id": "r", "environment": {}}, records=[record])
+    return load(run).iloc[0]
+
+
+def test_a_time_that_cannot_be_believed_says_why():
+    steady = [100.0, 101.0, 102.0] * 3
+    assert pd.isna(row_of(steady, interrupted_share=0.1)["notes"])
+    assert "90% of the samples were interrupted" in row_of(steady, interrupted_share=0.9)["notes"]
+    two_speeds = row_of([100.0, 240.0, 240.0, 250.0])["notes"]
+    assert "the median is 2.4 times the fastest sample" in two_speeds
+    assert (
+        "it changes the number of threads"
+        in row_of(steady, meddles="the number of threads")["notes"]
+    )

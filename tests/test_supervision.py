@@ -47,7 +47,9 @@ class ScriptedWorker:
 def play(tmp_path):
     """Run keys through scripted workers; returns results by key, and what each was asked."""
 
-    def run(*scripts: list[Any], timeout_s: float = 60.0) -> tuple[dict[Any, Any], list[Any]]:
+    def run(
+        *scripts: list[Any], timeout_s: float = 60.0, deaths_each: int | None = None
+    ) -> tuple[dict[Any, Any], list[Any]]:
         workers = [ScriptedWorker(tmp_path, script) for script in scripts]
         remaining = list(workers)
         live: list[ScriptedWorker] = []
@@ -64,6 +66,7 @@ def play(tmp_path):
             request=lambda keys: {"keys": keys},
             watch=lambda case, impl, stage: None,
             timeout_s=timeout_s,
+            deaths_each=deaths_each,
         )
         results = list(supervision.run(KEYS))
         assert len(results) == len({key for key, _ in results}), "a key came twice"
@@ -109,3 +112,10 @@ def test_a_worker_that_hangs_is_given_up_at_its_cell(play):
 def test_a_cell_that_is_forgotten_is_an_error_and_no_row_vanishes(play):
     results, _ = play([(0, "a"), "done"])
     assert results[0, "b"].status == results[1, "a"].status == "error"
+
+
+def test_one_that_ended_too_many_workers_is_not_tried_any_further(play):
+    results, asked = play([("at", 0, 0, "check"), "dies"], [(0, "b"), "done"], deaths_each=1)
+    assert results[0, "a"].status == "crashed"
+    assert results[1, "a"] == Death("skipped", "not tried: it ended 1 workers")
+    assert asked[1] == [(0, "b")]

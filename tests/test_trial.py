@@ -293,3 +293,51 @@ def test_a_device_that_is_lost_is_told_from_an_error(monkeypatch):
     assert trial.device_is_lost()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert not trial.device_is_lost()
+
+
+def test_an_input_that_is_not_used_has_gradient_zero(measured):
+    one = Case(heads=2, seq_len=1, head_dim=8, pass_="both")
+    # With one key the output is v itself, whatever q and k: exact, and to be called so.
+    assert measured(one, exact=lambda case: lambda q, k, v: v * 1)["exact"].status == "ok"
+    both = Case(heads=2, seq_len=24, head_dim=8, pass_="both")
+    detached = measured(
+        both,
+        detached=lambda case: (
+            lambda q, k, v: exact(q, k, v.detach(), causal=False, scale=case.softmax_scale)
+        ),
+    )["detached"]
+    assert (detached.status, (detached.reason or "")[:2]) == ("incorrect", "dv")
+
+
+def test_what_cannot_fit_by_its_own_prediction_is_not_tried(measured):
+    def never(case):
+        raise AssertionError("it was tried")
+
+    attention_builder("vast", workspace=lambda case: 1 << 60)(never)
+    try:
+        records: list[Record] = []
+        measure_heat(
+            [(CASE, ["vast"])],
+            RULE,
+            0,
+            emit=lambda index, record: records.append(record),
+            tell=lambda index, impl, stage: None,
+        )
+    finally:
+        IMPLEMENTATIONS.remove("vast")
+    (record,) = records
+    assert record.status == "oom"
+    assert "predicted workspace of 1152921504606846976 bytes" in (record.reason or "")
+
+
+def test_who_changes_the_process_is_named(measured):
+    def meddles(case):
+        def call(q, k, v):
+            torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
+            return exact(q, k, v, causal=False, scale=case.softmax_scale)
+
+        return call
+
+    records = measured(meddles=meddles, right=right)
+    assert records["meddles"].metrics["meddles"] == "the number of threads"
+    assert "meddles" not in records["right"].metrics

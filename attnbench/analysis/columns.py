@@ -97,7 +97,31 @@ def _suspect(record: Record, run: Run) -> str | None:
         time_us=_time_us(record),
         flops=record.metrics.get("flops_useful") if executed is None else executed,
         bytes_min=record.metrics.get("bytes_min"),
+        measured_tflops=(_environment("matmul_tflops")(record, run) or {}).get(
+            record.cell.case.dtype
+        ),
     )
+
+
+def _notes(record: Record, _: Run) -> str | None:
+    """What a reader should know before believing the time, in plain words."""
+    times, share = times_us(record), record.metrics.get("interrupted_share") or 0.0
+    notes = []
+    if share >= INTERRUPTED:
+        notes.append(f"{share:.0%} of the samples were interrupted by other work on the machine")
+    if times and median(times) >= TWO_SPEEDS * min(times):
+        notes.append(
+            f"the median is {median(times) / min(times):.2g} times the fastest sample:"
+            " a busy machine, or two speeds"
+        )
+    if record.metrics.get("meddles"):
+        notes.append(f"it changes {record.metrics['meddles']} for the process; put back")
+    return "; ".join(notes) or None
+
+
+# A fifth of the samples interrupted, or a median of twice the minimum, is no quiet measurement.
+INTERRUPTED = 0.2
+TWO_SPEEDS = 2.0
 
 
 def _time_us_min(record: Record, _: Run) -> float | None:
@@ -176,7 +200,7 @@ from_metrics(
     "kernel",
     "text",
     "",
-    "the first kernels or ops of one call that do work, by name, in the order in which they ran",
+    "kernels or ops of one call, attention ops first, then as they ran; eight at most",
 )
 from_metrics("compile_s", "float", "s", "compilation, outside the timed calls")
 from_metrics("energy_j", "float", "J", "energy per call")
@@ -184,6 +208,8 @@ from_metrics("energy_j", "float", "J", "energy per call")
 # Beyond DESIGN's list; new columns go below, so that the ones above keep their places.
 from_metrics("error_ratio", "float", "", "error / allowed error; right at 1 or below")
 from_metrics("flops_note", "text", "", "where the three FLOP counts disagree, and why")
+from_metrics("interrupted_share", "float", "", "samples in which other work took a core, of all")
+column("notes", "text", "what to know before believing the time", _notes)
 from_metrics("kernel_count", "int", "", "kernels or ops of one call")
 from_metrics("l2", "text", "", "cold or warm: the last cache before each sample")
 column("interval", "text", "what the interval replicates", _interval_kind)

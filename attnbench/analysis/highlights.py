@@ -24,7 +24,7 @@ def highlights(frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
         hardest = " ".join(filter(None, (fastest_sentence(rows), workspace_sentence(rows))))
         sentences += [hardest, cache_sentence(rows)]
     sentences += [rope_sentence(costs), suspect_sentence(frame)]
-    sentences += [noise_sentence(frame), interval_sentence(frame)]
+    sentences += [noise_sentence(frame), notes_sentence(frame), interval_sentence(frame)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -150,6 +150,18 @@ def suspect_sentence(frame: pd.DataFrame) -> str:
     count = int(frame["suspect"].notna().sum())
     return (
         f"{count} times are beyond what the device can do: see the column suspect." if count else ""
+    )
+
+
+def notes_sentence(frame: pd.DataFrame) -> str:
+    """How many times come with a note."""
+    count = int(frame["notes"].notna().sum())
+    return (
+        f"{count} of {int(frame['time_us_median'].notna().sum())} times were disturbed or unsteady"
+        " (column notes): don't compare by them; measure again on a quiet machine, or with"
+        " --threads 1."
+        if count
+        else ""
     )
 
 

@@ -63,6 +63,10 @@ _add("L4", r"NVIDIA L4", (121, 60, 30), 0.30, 48)
 _add("RTX-4090", r"NVIDIA GeForce RTX 4090", (165, 82.6, 82.6), 1.008, 72)
 
 
+# A matmul measured on a busy machine may fall short of the ceiling by this factor.
+WELL_ABOVE = 3.0
+
+
 def peaks_of(device_name: str | None) -> tuple[str, Peaks] | None:
     """Return the registered name and the peaks of a device, or None where it is not known."""
     for name, peaks in PEAKS.items():
@@ -79,15 +83,19 @@ def suspect(
     time_us: float | None,
     flops: int | None,
     bytes_min: int | None,
+    measured_tflops: float | None = None,
 ) -> str | None:
     """Why a time cannot be right: beyond the peak FLOP rate or the memory's bandwidth. Or None.
 
     `flops` is what was executed in `time_us`. Traffic counts only where it exceeds the last
-    cache: a smaller working set may never touch the memory.
+    cache: a smaller working set may never touch the memory. A device whose peak is not known is
+    held against `measured_tflops`, what a large matmul reached, with room for a busy moment.
     """
     known = peaks_of(device_name)
-    if known is None or not time_us:
+    if not time_us:
         return None
+    if known is None:
+        return _above_matmul(flops / time_us / 1e6 if flops else 0.0, measured_tflops)
     name, peaks = known
     peak = peaks.tflops(dtype, matmul_precision)
     rate = flops / time_us / 1e6 if flops else 0.0
@@ -103,6 +111,15 @@ def suspect(
             f" ({name}): the time is wrong"
         )
     return None
+
+
+def _above_matmul(rate: float, measured_tflops: float | None) -> str | None:
+    if measured_tflops is None or rate <= WELL_ABOVE * measured_tflops:
+        return None
+    return (
+        f"{rate:.3g} TFLOP/s executed, {rate / measured_tflops:.0f} times what a large matmul"
+        f" reached here ({measured_tflops:.3g}): the time is wrong, or the work was not done"
+    )
 
 
 def peak_tflops(environment: dict[str, Any], dtype: str) -> float | None:

@@ -77,9 +77,15 @@ _column(
 _column(
     "status",
     "status",
-    "ok, or what became of the cell; suspect: the time cannot be right",
-    lambda row: row["status"] if units.is_unknown(row["suspect"]) else "suspect",
+    "ok, or what became of the cell; suspect: the time cannot be right; unsteady: see notes",
+    lambda row: _status(row),
 )
+
+
+def _status(row: Row) -> str:
+    if not units.is_unknown(row["suspect"]):
+        return "suspect"
+    return str(row["status"]) if units.is_unknown(row["notes"]) else "unsteady"
 
 
 def summary_rows(frame: pd.DataFrame) -> list[dict[str, str]]:

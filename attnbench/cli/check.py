@@ -55,6 +55,12 @@ def check(**options: Any) -> None:
         raise SystemExit(ExitCode.FINDING)
 
 
+def _worst(ratio: float) -> str:
+    from attnbench.units import digits
+
+    return digits(ratio) if ratio < 1000 else "> 1000"
+
+
 def _printer(verbose: bool) -> Any:
     def seen(result: Any) -> None:
         if verbose or result.failed:
@@ -69,7 +75,6 @@ def _printer(verbose: bool) -> Any:
 
 def _summary(results: list[Any]) -> None:
     from attnbench.cli.summary import table
-    from attnbench.units import digits
 
     by_impl: dict[str, list[Any]] = {}
     for result in results:
@@ -80,7 +85,8 @@ def _summary(results: list[Any]) -> None:
         failed = sum(result.failed for result in own)
         ratios = [r.metrics["error_ratio"] for r in own if r.metrics.get("error_ratio") is not None]
         verdict = "FAILED" if failed else "right" if counts["ok"] else "not run"
-        reasons = Counter(r.reason for r in own if r.status == "unsupported").most_common(1)
+        told = [r.reason for r in own if r.failed] or [r.reason for r in own if r.reason]
+        reasons = Counter(told).most_common(1)
         rows.append(
             (
                 impl,
@@ -88,7 +94,7 @@ def _summary(results: list[Any]) -> None:
                 str(counts["ok"]),
                 str(failed),
                 str(counts["unsupported"]),
-                digits(max(ratios)) if ratios else "–",
+                _worst(max(ratios)) if ratios else "–",
                 reasons[0][0] if reasons else "",
             )
         )

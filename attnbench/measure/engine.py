@@ -18,6 +18,11 @@ from typing import Any
 
 import torch
 
+try:
+    import resource
+except ImportError:  # not on this system: nothing is counted
+    resource = None  # type: ignore[assignment]
+
 from attnbench.measure.clock import Clock
 from attnbench.measure.stopping import StoppingRule
 from attnbench.sample import Sample
@@ -33,7 +38,8 @@ _WARM_SHARE = 0.25
 class Contender:
     """A callable in the race: what it does, how it is called, and what was observed of it.
 
-    `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was.
+    `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was;
+    `interrupted` counts the samples in which other work took a core from this process.
     """
 
     call: Callable[[], Any]
@@ -44,6 +50,7 @@ class Contender:
     samples: list[Sample] = field(default_factory=list)
     warm_s: float = 0.0
     spent_s: float = 0.0
+    interrupted: int = 0
     error: Exception | None = None
 
     @property
@@ -122,9 +129,10 @@ def race(
 def _turn(
     contender: Contender, *, clock: Clock, rule: StoppingRule, place: tuple[int, int]
 ) -> bool:
-    begin = time.perf_counter()
+    begin, switches = time.perf_counter(), interruptions()
     block_us, e2e_us = clock.block(contender.call, contender.calls)
     contender.spent_s += time.perf_counter() - begin
+    contender.interrupted += interruptions() > switches
     work = contender.calls * contender.units
     contender.samples.append(
         Sample(
@@ -136,6 +144,11 @@ def _turn(
         )
     )
     return rule.done(contender.times_us, contender.spent_s)
+
+
+def interruptions() -> int:
+    """Involuntary context switches of this process so far, all threads; 0 where not counted."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
 
 
 def _gone() -> None:

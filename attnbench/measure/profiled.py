@@ -110,6 +110,7 @@ def _cpu_kernels(event: Any) -> list[str]:
     """Names of the innermost ops that do work, in the order in which they ran."""
     inner = [name for child in event.children for name in _cpu_kernels(child)]
     is_op = event.tag.name == "TorchOp" and "::" in event.name
+    is_op = is_op and not event.name.startswith("autograd::")
     if not is_op or event.name in _BOOKKEEPING or set(inner) - _CONVERSION:
         return inner
     return [event.name]  # a copy inside, of a Python number say, is part of the op

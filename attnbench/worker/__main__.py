@@ -23,7 +23,7 @@ from attnbench.beacon import NOBODY, Beacon
 from attnbench.case import Case
 from attnbench.errors import AttnbenchError
 from attnbench.loader import load_built_in, load_entry_points, load_file
-from attnbench.machine import available_bytes, settle
+from attnbench.machine import available_bytes, matmul_tflops, settle
 from attnbench.measure.stopping import StoppingRule
 from attnbench.record import Record
 from attnbench.worker.catalogue import describe, reasons_against
@@ -66,6 +66,9 @@ def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
     elif request["do"] == "reasons":
         cases = [Case.from_json(row) for row in request["cases"]]
         emit("reasons", reasons=reasons_against(cases, request["names"]))
+    elif request["do"] == "ceilings":
+        rates = {dtype: matmul_tflops(request["device"], dtype) for dtype in request["dtypes"]}
+        emit("ceilings", matmul_tflops=rates)
     elif request["do"] == "measure":
         _measure(request, beacon, emit)
     elif request["do"] == "check":

@@ -11,7 +11,7 @@ from attnbench.beacon import NOBODY
 from attnbench.case import Case
 from attnbench.check import Truth
 from attnbench.inputs import Draw
-from attnbench.machine import settle
+from attnbench.machine import free_bytes, settle
 from attnbench.measure.clock import clock_for
 from attnbench.measure.engine import Contender, race
 from attnbench.measure.stopping import StoppingRule
@@ -87,13 +87,16 @@ def _measure_together(
     def finished(key: str) -> None:
         emit(places[key][0], _timed_record(racing.pop(key), contenders[key]))
 
-    settle()
+    def before_turn(key: str, stage: str) -> None:
+        settle()  # what the one before set for itself must not hold for this one
+        tell(*places[key], stage)
+
     race(
         contenders,
         clock_for(entries[0][0].device),
         rule,
         seed,
-        before_turn=lambda key, stage: tell(*places[key], stage),
+        before_turn=before_turn,
         finished=finished,
     )
 
@@ -113,7 +116,12 @@ def prepare_case(
         tell(NOBODY, "inputs")
         tensors = workload.tensors(case)
         trials = {n: Trial(impl=IMPLEMENTATIONS.get(n), case=case, tensors=tensors) for n in names}
+        for name in list(trials):
+            _refuse_if_too_large(trials[name])
+            _drop_if_ended(name, trials, emit)
         for number, first in ((1, True), (2, False)):
+            if not trials:
+                break
             tell(NOBODY, "reference")
             workload.fill(case, tensors, Draw(seed=2 * seed + number, needles=first))
             truth = _shared_truth(case, list(trials.values()))
@@ -131,6 +139,16 @@ def prepare_case(
             emit(Record(cell=Cell(case=case, impl=name), status=status, reason=reason))
         return {}
     return trials
+
+
+def _refuse_if_too_large(trial: Trial) -> None:
+    """Save the time of a reference for what is known from its sizes not to fit."""
+    costs = WORKLOADS.get(trial.case.workload).costs(trial.case, trial.impl)
+    needed, free = costs["memory_predicted_bytes"], free_bytes(trial.case.device)
+    if needed is not None and free is not None and needed > free:
+        trial.metrics |= costs
+        trial.status = "oom"
+        trial.reason = f"predicted workspace of {needed} bytes, {free} are free; not tried"
 
 
 def _shared_truth(case: Case, trials: list[Trial]) -> Truth:
@@ -171,6 +189,8 @@ def _drop_if_ended(name: str, trials: dict[str, Trial], emit: Callable[[Record],
 
 def _timed_record(trial: Trial, contender: Contender) -> Record:
     trial.spent_s |= {"warm-up": contender.warm_s, "samples": contender.spent_s}
+    share = contender.interrupted / max(1, len(contender.samples))
+    trial.metrics["interrupted_share"] = round(share, 4)
     if contender.error is not None:
         trial.fail("samples", contender.error)
     else:

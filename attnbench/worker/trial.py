@@ -51,6 +51,9 @@ class Trial:
         except Exception as err:
             self.fail(name, err)
         finally:
+            meddled = settle()  # what it set for itself must not hold for the others
+            if meddled:
+                self.metrics["meddles"] = ", ".join(meddled)
             elapsed = time.perf_counter() - begin
             self.spent_s[name] = self.spent_s.get(name, 0.0) + elapsed
 
@@ -77,7 +80,6 @@ class Trial:
             return bound
 
         profiled = profile_call(bind, self.case.device)
-        settle()  # what it set for itself must not hold for the others
         self.bound = profiled.result
         self.metrics["memory_prepared_bytes"] = profiled.kept_bytes
 
@@ -139,7 +141,8 @@ class Trial:
         self.metrics["flops_note"] = flops_note(self.metrics, compiled=self.impl.compiles)
         profiled = profile_call(self.bound.call, self.case.device)
         self.metrics |= self._memory(profiled.peak_bytes, profiled.result)
-        self.metrics["kernel"] = "; ".join(profiled.kernels[:8]) or None
+        first = sorted(profiled.kernels, key=lambda name: "attention" not in name)
+        self.metrics["kernel"] = "; ".join(first[:8]) or None
         self.metrics["kernel_count"] = profiled.kernel_count
 
     def _memory(self, peak_bytes: int, result: Any) -> dict[str, int]:
