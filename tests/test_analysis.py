@@ -322,8 +322,8 @@ def row_of(times_us, **metrics):
 
 def test_a_time_that_cannot_be_believed_says_why():
     steady = [100.0, 101.0, 102.0] * 3
-    assert pd.isna(row_of(steady, interrupted_share=0.1)["notes"])
-    assert "90% of the samples were interrupted" in row_of(steady, interrupted_share=0.9)["notes"]
+    assert pd.isna(row_of(steady, interruptions_per_s=90.0)["notes"])
+    assert "interrupted 250 times a second" in row_of(steady, interruptions_per_s=250.0)["notes"]
     two_speeds = row_of([100.0, 240.0, 240.0, 250.0])["notes"]
     assert "the median is 2.4 times the fastest sample" in two_speeds
     assert (

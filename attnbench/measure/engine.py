@@ -39,7 +39,7 @@ class Contender:
     """A callable in the race: what it does, how it is called, and what was observed of it.
 
     `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was;
-    `interrupted` counts the samples in which other work took a core from this process.
+    `interrupted` counts how often other work took a core from this process in its samples.
     """
 
     call: Callable[[], Any]
@@ -132,7 +132,7 @@ def _turn(
     begin, switches = time.perf_counter(), interruptions()
     block_us, e2e_us = clock.block(contender.call, contender.calls)
     contender.spent_s += time.perf_counter() - begin
-    contender.interrupted += interruptions() > switches
+    contender.interrupted += interruptions() - switches
     work = contender.calls * contender.units
     contender.samples.append(
         Sample(

@@ -189,8 +189,8 @@ def _drop_if_ended(name: str, trials: dict[str, Trial], emit: Callable[[Record],
 
 def _timed_record(trial: Trial, contender: Contender) -> Record:
     trial.spent_s |= {"warm-up": contender.warm_s, "samples": contender.spent_s}
-    share = contender.interrupted / max(1, len(contender.samples))
-    trial.metrics["interrupted_share"] = round(share, 4)
+    if contender.spent_s:
+        trial.metrics["interruptions_per_s"] = round(contender.interrupted / contender.spent_s, 1)
     if contender.error is not None:
         trial.fail("samples", contender.error)
     else:
