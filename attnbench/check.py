@@ -18,8 +18,10 @@ such statistics are kept: in half precision this adds next to nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -88,18 +90,21 @@ class Verdict:
 
 @dataclass(kw_only=True)
 class PlainResult:
-    """What `plain_attention` computed; `terms` is the size of the summands of each gradient."""
+    """What `plain_attention` computed; `terms` is what the floor of each error scales with."""
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     terms: dict[str, Size] = field(default_factory=dict)
 
 
-def plain_attention(case: Case, tensors: Mapping[str, torch.Tensor]) -> PlainResult:
+def plain_attention(
+    case: Case, tensors: Mapping[str, torch.Tensor], *, terms: bool = False
+) -> PlainResult:
     """softmax(QKᵀ·scale)V and, where `do` is given, its gradients, in the dtype of the tensors.
 
     Works in blocks of queries, so that the (L, S) matrix never exists; position encodings, masks
     and grouped heads are applied by their definitions. Gradients accumulate in float32 at least.
-    A query without keys gives output 0 and gradient 0.
+    A query without keys gives output 0 and gradient 0. `terms` are computed only if asked for:
+    the yardstick needs none.
     """
     q, k, v = (tensors[name].detach() for name in "qkv")
     do = tensors.get("do")
@@ -115,23 +120,25 @@ def plain_attention(case: Case, tensors: Mapping[str, torch.Tensor]) -> PlainRes
         scores = (q[..., rows, :] * case.softmax_scale) @ k.mT
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
-        unsure[..., rows, :] = scores.amax(-1, keepdim=True).abs()
+        if terms:
+            unsure[..., rows, :] = scores.amax(-1, keepdim=True).abs()
         weights = scores.softmax(-1)
         if blind is not None:
             weights.masked_fill_(blind, 0)
         o[..., rows, :] = weights @ v
         if sums is not None and do is not None:
-            lse = scores.logsumexp(-1, keepdim=True)
+            lse = scores.logsumexp(-1, keepdim=True) if terms else None
             sums.add(rows, weights, lse, _grouped(do, case)[..., rows, :])
     result = PlainResult(values={"o": o.flatten(1, 2)})
-    lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
-    result.terms["o"] = Size.of(o * (1 + statistics_share(case) * lse_bound))
+    if terms:
+        lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
+        result.terms["o"] = Size.of(o * (1 + statistics_share(case) * lse_bound))
     if sums is not None:
         dq, dk = sums.dq.flatten(1, 2), sums.dk.squeeze(2)
         result.values["dq"] = unturned(dq, case.position, query_places)
         result.values["dk"] = unturned(dk, case.position, key_places)
         result.values["dv"] = sums.dv.squeeze(2)
-        result.terms |= sums.terms()
+        result.terms |= sums.terms() if terms else {}
     return result
 
 
@@ -157,8 +164,13 @@ class _GradientSums:
         self._dk_squares = torch.zeros_like(self.dk)
         self._dv_squares = torch.zeros_like(self.dv)
 
-    def add(self, rows: slice, weights: torch.Tensor, lse: torch.Tensor, do: torch.Tensor) -> None:
-        """Add what the queries in `rows` contribute, (B, G, H/G, rows, …) each."""
+    def add(
+        self, rows: slice, weights: torch.Tensor, lse: torch.Tensor | None, do: torch.Tensor
+    ) -> None:
+        """Add what the queries in `rows` contribute, (B, G, H/G, rows, …) each.
+
+        The terms are added up where `lse` is given.
+        """
         q, scale = self._q[..., rows, :], self._scale
         dweights = do @ self._v.mT
         mean = (weights * dweights).sum(-1, keepdim=True)
@@ -167,6 +179,8 @@ class _GradientSums:
         # The products sum over the query heads that share a key/value head, too.
         self.dk += ((dscores * scale).mT @ q).sum(2, keepdim=True)
         self.dv += (weights.mT @ do).sum(2, keepdim=True)
+        if lse is None:
+            return
         # dscores is a difference that may cancel to nothing (at n = 1 it does): what rounding
         # leaves behind scales with what was subtracted, so the floor does too.
         unsure = weights * (1 + self._recompute * lse.abs())
@@ -215,21 +229,27 @@ def _blocks(case: Case, q: torch.Tensor) -> Iterator[Block]:
 
 def attention_truth(case: Case, tensors: Tensors) -> Truth:
     """Float64 results of the attention case on these inputs, with the error allowed for each."""
-    return truth_of(case, tensors, lambda given: plain_attention(case, given))
+    return truth_of(case, tensors, partial(plain_attention, case))
 
 
-def truth_of(
-    case: Case, tensors: Tensors, plain: Callable[[dict[str, torch.Tensor]], PlainResult]
-) -> Truth:
+class Plain(Protocol):
+    """A plain computation that can serve as the reference and as the yardstick."""
+
+    def __call__(self, tensors: dict[str, torch.Tensor], /, *, terms: bool) -> PlainResult:
+        """Compute in the dtype of the tensors; with `terms`, those of the errors' floor, too."""
+
+
+def truth_of(case: Case, tensors: Tensors, plain: Plain) -> Truth:
     """Run `plain` in float64 for the values, and in the case's own dtype for what is allowed.
 
     A float64 case has no finer reference. Its yardstick is the error of float32, scaled down by
     the ratio of the two precisions: rounding errors of the same sums are proportional to eps.
     """
-    reference = plain({name: x.detach().double() for name, x in tensors.items()})
+    reference = plain({name: x.detach().double() for name, x in tensors.items()}, terms=True)
     dtype = getattr(torch, case.dtype)
     coarse = torch.float32 if dtype == torch.float64 else dtype
-    yardstick = plain({name: x.detach().to(coarse) for name, x in tensors.items()})
+    coarsened = {name: x.detach().to(coarse) for name, x in tensors.items()}
+    yardstick = plain(coarsened, terms=False)
     if case.pass_ == "backward":
         del reference.values["o"]
     eps, shrink = torch.finfo(dtype).eps, torch.finfo(dtype).eps / torch.finfo(coarse).eps

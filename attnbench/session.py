@@ -15,7 +15,7 @@ from attnbench.plan import Axes, Plan, check_names, expand, make_plan
 from attnbench.record import Cell, Record
 from attnbench.registry import unknown
 from attnbench.runner import LocalRunner, Settings
-from attnbench.store import RunWriter, check_name, load_run, write_info
+from attnbench.store import RunWriter, check_name, load_info, load_run, write_info
 from attnbench.version import __version__
 
 # A resumed run must be the same experiment: these facts of the environment have to agree.
@@ -168,7 +168,7 @@ def _measure(
         for stage, seconds in record.spent_s.items():
             spent[stage] = spent.get(stage, 0.0) + seconds
     spent |= {"start-up": runner.spent.start_up_s, "wall_s": time.perf_counter() - begin}
-    info = load_run(writer.path).info
+    info = load_info(writer.path)
     before = info.get("spent", {})
     total = {name: round(before.get(name, 0.0) + seconds, 3) for name, seconds in spent.items()}
     write_info(writer.path, info | {"spent": total})

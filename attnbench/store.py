@@ -170,7 +170,7 @@ def load_run(path: Path) -> Run:
     Raises:
         StoreError: no such run, or a file in it that is damaged or not ours.
     """
-    info = _load_info(path)
+    info = load_info(path)
     latest: dict[tuple[str, str], Record] = {}
     for number, line in enumerate(_complete_lines(path / RECORDS), start=1):
         try:
@@ -182,7 +182,12 @@ def load_run(path: Path) -> Run:
     return Run(path=path, info=info, records=list(latest.values()))
 
 
-def _load_info(path: Path) -> dict[str, Any]:
+def load_info(path: Path) -> dict[str, Any]:
+    """Read `run.json` alone.
+
+    Raises:
+        StoreError: the folder is no run, or the file is damaged or not ours.
+    """
     file = path / INFO
     try:
         info = json.loads(file.read_text())
@@ -212,7 +217,7 @@ def runs_in(output: Path) -> list[Path]:
     found = []
     for file in output.glob(f"*/{INFO}"):
         try:
-            found.append((str(_load_info(file.parent).get("created", "")), file.parent))
+            found.append((str(load_info(file.parent).get("created", "")), file.parent))
         except StoreError:
             continue  # a folder of someone else's is not a run; naming it says why
     return [path for _, path in sorted(found)]

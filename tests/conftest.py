@@ -92,6 +92,18 @@ def run_attnbench(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in an interpreter that has imported nothing yet."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment, with the source tree found from anywhere."""
     root = str(Path(__file__).resolve().parent.parent)

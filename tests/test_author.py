@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import attnbench
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.errors import UnknownNameError, UsageError
-from tests.conftest import TINY, environment, run_attnbench
+from tests.conftest import TINY, run_attnbench, run_script
 
 # DESIGN's example, with a body.
 MINE = """\
@@ -200,14 +198,7 @@ import sys, attnbench
 heavy = {"torch", "numpy", "scipy", "pandas", "matplotlib", "click"} & set(sys.modules)
 sys.exit(f"loaded {heavy}" if heavy else 0)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_script(script)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

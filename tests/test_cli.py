@@ -22,7 +22,16 @@ from attnbench.errors import UsageError
 from attnbench.loader import load_built_in, load_file
 from attnbench.store import RECORDS
 from tests import synthetic
-from tests.conftest import COMMAND, TINY, Cli, Refused, environment, exported, run_attnbench
+from tests.conftest import (
+    COMMAND,
+    TINY,
+    Cli,
+    Refused,
+    environment,
+    exported,
+    run_attnbench,
+    run_script,
+)
 
 SIZE_FLAGS = (
     "--batch-sizes", "--heads", "--kv-heads", "--seq-lens", "--kv-lens", "--head-dims",
@@ -488,14 +497,7 @@ for args in (["--help"], ["--version"], *([name, "--help"] for name in main.comm
 heavy = {"torch", "numpy", "scipy", "pandas", "matplotlib", "pyarrow"} & set(sys.modules)
 sys.exit(f"loaded {heavy}" if heavy else 0)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_script(script)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

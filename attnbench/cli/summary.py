@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from attnbench.store import Run
 
 _SHOWN = 60
 
@@ -34,14 +36,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[
     click.echo(capture.get(), nl=False)  # rich would end the process where a pipe is closed
 
 
-def print_summary(path: Path) -> None:
+def print_summary(run: Run) -> None:
     """The rows best first, what failed, where the time went, and the next command."""
-    from attnbench.analysis.compare import compared
+    from attnbench.analysis.compare import compared, failures, spent
     from attnbench.analysis.summary import SUMMARY, summary_rows
-    from attnbench.store import load_run
 
-    run = load_run(path)
-    frame = compared(run)
+    path, frame = run.path, compared(run)
     measured = frame[frame["status"] == "ok"]
     rows = summary_rows(measured)
     names = ["impl", "time", "interval", "speed", "rate", "workspace", "error", "status"]
@@ -59,8 +59,8 @@ def print_summary(path: Path) -> None:
             f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"
             f" {path} --format csv"
         )
-    _print_failures(frame[frame["status"] != "ok"])
-    _print_spent(run.info.get("spent", {}))
+    _print_failures(failures(frame))
+    _print_spent(spent(run), run.info.get("spent", {}).get("wall_s"))
     click.echo(f"records: {path / 'records.jsonl'}")
     click.echo(f"report:  {path / 'report.html'}, once drawn by: attnbench report {path}")
 
@@ -72,22 +72,18 @@ def _largest(rows: list[dict[str, str]], frame: Any) -> list[dict[str, str]]:
     return kept[:_SHOWN]
 
 
-def _print_failures(frame: Any) -> None:
-    if frame.empty:
+def _print_failures(rows: Any) -> None:
+    if rows.empty:
         return
-    counts = frame.groupby(["status", "impl", "reason"]).size()
     click.echo("not measured:")
-    for (status, impl, reason), count in counts.items():
-        click.echo(f"  {status}: {impl} ({count} {'cell' if count == 1 else 'cells'}): {reason}")
+    for row in rows.to_dict("records"):
+        cells = f"{row['cells']} {'cell' if row['cells'] == 1 else 'cells'}"
+        click.echo(f"  {row['status']}: {row['impl']} ({cells}): {row['reason']}")
 
 
-def _print_spent(spent: dict[str, float]) -> None:
+def _print_spent(stages: list[tuple[str, float]], wall_s: float | None) -> None:
     from attnbench.units import seconds
 
-    if "wall_s" not in spent:
-        return
-    wall = spent["wall_s"]
-    parts = {name: value for name, value in spent.items() if name != "wall_s"}
-    parts["other"] = max(0.0, wall - sum(parts.values()))
-    shares = ", ".join(f"{name} {seconds(value)}" for name, value in parts.items())
-    click.echo(f"wall time {seconds(wall)}: {shares}")
+    if wall_s is not None:
+        shares = ", ".join(f"{stage} {seconds(value)}" for stage, value in stages)
+        click.echo(f"wall time {seconds(wall_s)}: {shares}")

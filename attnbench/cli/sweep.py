@@ -118,13 +118,14 @@ def sweep(**options: Any) -> None:
             path = start(_request(options), display, dry_run=dry_run)
     if dry_run or path is None:
         return
+    run = load_run(path)
     if quiet:
         click.echo(path)
     else:
         from attnbench.cli.summary import print_summary
 
-        print_summary(path)
-    if any(record.status == "incorrect" for record in load_run(path).records):
+        print_summary(run)
+    if any(record.status == "incorrect" for record in run.records):
         raise SystemExit(ExitCode.FINDING)
 
 

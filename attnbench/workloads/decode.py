@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import torch
 
@@ -143,7 +144,7 @@ class DecodeWorkload:
 
     def truth(self, case: Case, tensors: Tensors) -> Truth:
         """The full forward pass over all tokens, of which the last T are compared."""
-        return truth_of(case, tensors, lambda given: _plain_layer(case, given))
+        return truth_of(case, tensors, partial(_plain_layer, case))
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """Per token; the workspace of a whole generation is not predicted."""
@@ -155,7 +156,9 @@ class DecodeWorkload:
         }
 
 
-def _plain_layer(case: Case, tensors: Tensors) -> PlainResult:
+def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
+    """The layer's output; the floor of its error scales with it, so that it has no terms."""
+    del terms
     new = case.new_tokens or 1
     layer = Layer(dataclasses.replace(case, position=Position()), tensors)
     k, v = layer.keys_values(slice(0, layer.total), None)
