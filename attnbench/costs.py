@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +45,28 @@ def core_flops(case: Case, pairs: int, *, recompute: bool = True) -> int:
     backward = (3 if recompute else 2) * d + 2 * v
     per_pair = {"forward": forward, "backward": backward, "both": forward + backward}[case.pass_]
     return 2 * case.batch * case.heads * pairs * per_pair
+
+
+def why_core_flops(case: Case, flops: int) -> list[str]:
+    """In plain words, how `flops` of the attention core come to differ from the useful ones.
+
+    Found from the number alone, where it fits: the pairs multiplied are those of the mask, or the
+    full square, or something between, and the backward pass makes the scores again or not. Empty
+    where `flops` is the useful number, or fits none of these.
+    """
+    useful, square = (
+        admitted_pairs(case.mask, case.seq_len, case.kv_len),
+        case.seq_len * case.kv_len,
+    )
+    every = f"the full square of pairs, of which the mask admits {100 * useful / square:.3g} %"
+    kept = "no scores recomputed in the backward pass"
+    for pairs, recompute in itertools.product((useful, square), (True, False)):
+        if flops == core_flops(case, pairs, recompute=recompute):
+            return [every] * (pairs != useful) + [kept] * (not recompute)
+    pairs, rest = divmod(flops, core_flops(case, 1))
+    if rest or not useful < pairs < square:
+        return []
+    return [f"whole blocks where the mask cuts through: {pairs / useful:.3g} x the admitted pairs"]
 
 
 def output_bytes(case: Case) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attnbench.measure.clock import clock_for
+from attnbench import host
 
 _CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 
@@ -33,7 +34,35 @@ def environment(device: str) -> dict[str, Any]:
         # Full float32 products: TF32 is off unless someone turns it on, and the run says so.
         "matmul_precision": torch.get_float32_matmul_precision(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "blas": blas(),
+        "affinity": host.ranges(host.affinity()),
+        "cpu_quota": host.cpu_quota(),
+        "load_1m": host.load_1m(),
+        "governor": host.governor(),
+        "smt": host.smt(),
+        "thp": host.thp(),
+        "hypervisor": host.hypervisor(),
+        "thread_env": host.thread_env(),
     }
+
+
+# As torch names, in the text of its build settings, the libraries that multiply for it on CPU.
+_LIBRARIES = (
+    ("MKL", r"Math Kernel Library Version (\S+?)(?:-|\s)"),
+    ("oneDNN", r"MKL-DNN v(\S+)"),
+    ("OpenBLAS", r"OpenBLAS (\d\S*)"),
+)
+
+
+def blas() -> str | None:
+    """What multiplies matrices on CPU and its version, or None where torch does not say."""
+    text = torch.__config__.show()
+    found = [
+        f"{name} {match[1]}" for name, words in _LIBRARIES if (match := re.search(words, text))
+    ]
+    named = re.search(r"BLAS_INFO=(\w+)", text)
+    return ", ".join(found) or (named and named[1]) or None
 
 
 _threads: int | None = None
@@ -97,19 +126,6 @@ def free_bytes(device: str) -> int | None:
         reserved = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(free) + reserved
     return available_bytes()
-
-
-def matmul_tflops(device: str, dtype: str) -> float:
-    """The best rate of a few square matmuls, in TFLOP/s: a ceiling to hold times against.
-
-    4096 wide on a GPU; on CPU 1024, or 512 in float16, which few processors multiply fast.
-    """
-    width = 4096 if device == "cuda" else 512 if dtype == "float16" else 1024
-    a = torch.randn(width, width, device=device).to(getattr(torch, dtype))
-    clock = clock_for(device)
-    with torch.no_grad():
-        best_us = min(clock.block(lambda: a @ a, 1)[0] for _ in range(6))
-    return 2 * width**3 / best_us / 1e6
 
 
 def available_bytes() -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,11 +77,16 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All cells in order, the groups to measure, and the rows that are decided without it."""
+    """All cells in order, the groups to measure, and the rows that are decided without it.
+
+    `passes` are the cells to measure in the first fresh process of each, in the second, and so
+    on: all of them, unless a run is resumed.
+    """
 
     cells: tuple[Cell, ...]
     groups: tuple[Group, ...]
     decided: tuple[Record, ...] = field(default=())
+    passes: tuple[tuple[Cell, ...], ...] = field(default=())
 
 
 _POWERS = tuple(128 << i for i in range(5))
@@ -228,10 +233,17 @@ def _known(kind: str, flag: str, names: Iterable[str], known: Iterable[str]) -> 
             raise unknown(kind, name, valid, flag)
 
 
-def make_plan(cells: Iterable[Cell], reasons: dict[tuple[str, str], str | None]) -> Plan:
+def make_plan(
+    cells: Iterable[Cell],
+    reasons: dict[tuple[str, str], str | None],
+    *,
+    processes: int = 1,
+    done: Container[tuple[tuple[str, str], int]] = (),
+) -> Plan:
     """Order the cells, group those to be measured, and decide the others.
 
-    `reasons` maps a cell's key to why its implementation cannot take its case, or None.
+    `reasons` maps a cell's key to why its implementation cannot take its case, or None. Each is
+    measured in as many fresh `processes`; `done` has the keys and processes that were already.
     """
     unique = {cell.key: cell for cell in cells}
     decided, wanted = [], []
@@ -244,7 +256,15 @@ def make_plan(cells: Iterable[Cell], reasons: dict[tuple[str, str], str | None])
             decided.append(Record(cell=cell, status="unsupported", reason=against))
         else:
             wanted.append(cell)
-    return Plan(cells=tuple(unique.values()), groups=tuple(grouped(wanted)), decided=tuple(decided))
+    return Plan(
+        cells=tuple(unique.values()),
+        groups=tuple(grouped(wanted)),
+        decided=tuple(decided),
+        passes=tuple(
+            tuple(cell for cell in wanted if (cell.key, process) not in done)
+            for process in range(processes)
+        ),
+    )
 
 
 def grouped(cells: Iterable[Cell]) -> Iterator[Group]:

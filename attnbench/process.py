@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from attnbench import allocator
 from attnbench.beacon import Beacon
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How workers run: where, with which files, for how long."""
+    """How workers run: where, with which files, for how long, and how they measure.
+
+    `processes` is how many fresh ones measure each cell; `energy` asks for joules a call, too.
+    """
 
     device: str = "auto"
     threads: int | None = None
@@ -30,6 +34,10 @@ class Settings:
     min_time_s: float = 0.1
     max_time_s: float = 1.0
     timeout_s: float = 300.0
+    processes: int = 1
+    l2: str | None = None  # cold or warm; None: cold on a GPU, warm on a CPU
+    timer: str | None = None  # events or graph, on a GPU
+    energy: bool = False
 
 
 class Worker:
@@ -137,6 +145,7 @@ def _environment(settings: Settings) -> dict[str, str]:
     if (root / "pyproject.toml").exists():  # a source tree, which -P hides if not installed
         paths = [*environment.get("PYTHONPATH", "").split(os.pathsep), str(root)]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    environment |= allocator.settings_for_workers(environment)
     if settings.threads is not None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = str(settings.threads)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, replace
+from statistics import fmean
 from typing import Any, Literal, Self, get_args
 
 from attnbench.case import Case
 from attnbench.errors import StoreError
 from attnbench.sample import Sample
 
-SCHEMA = 1
+# 2: samples may be discarded, and a cell may have a record for each of several processes.
+SCHEMA = 2
+READABLE = (1, 2)
 
-__all__ = ["SCHEMA", "STATUSES", "Cell", "Record", "Sample", "Status"]
+__all__ = ["READABLE", "SCHEMA", "STATUSES", "Cell", "Record", "Sample", "Status"]
 
 Status = Literal["ok", "unsupported", "incorrect", "oom", "timeout", "crashed", "error", "skipped"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -46,10 +50,11 @@ class Record:
 
     `metrics` maps column names to what was predicted, counted or measured beside time;
     `spent_s` maps a stage (build, check, probe, warm-up, samples) to its wall seconds.
+    `process` numbers the fresh process it comes from, where a cell is measured in several.
 
     Raises:
-        ValueError: a status that contradicts the rest: ok without samples, anything else with
-            samples or without a reason.
+        ValueError: a status that contradicts the rest: ok without a sample that counts, anything
+            else with samples or without a reason.
     """
 
     cell: Cell
@@ -58,14 +63,22 @@ class Record:
     samples: tuple[Sample, ...] = ()
     metrics: dict[str, Any] = field(default_factory=dict)
     spent_s: dict[str, float] = field(default_factory=dict)
+    process: int = 0
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"unknown status {self.status!r}")
-        if (self.status == "ok") != bool(self.samples):
+        if self.status == "ok" and not self.kept:
+            raise ValueError(f"status ok, and none of {len(self.samples)} samples counts")
+        if self.status != "ok" and self.samples:
             raise ValueError(f"status {self.status} with {len(self.samples)} samples")
         if self.status != "ok" and not self.reason:
             raise ValueError(f"status {self.status} without a reason")
+
+    @property
+    def kept(self) -> tuple[Sample, ...]:
+        """The samples that count: all but the discarded."""
+        return tuple(sample for sample in self.samples if sample.discarded is None)
 
     def to_line(self) -> str:
         """One line of JSON, without the newline. Samples are written as columns."""
@@ -75,7 +88,8 @@ class Record:
             **self.cell.to_json(),
             "status": self.status,
             "reason": self.reason,
-            "samples": {name: [getattr(s, name) for s in self.samples] for name in _SAMPLE_FIELDS},
+            "process": self.process,
+            "samples": _columns(self.samples),
             "metrics": self.metrics,
             "spent_s": self.spent_s,
         }
@@ -90,11 +104,12 @@ class Record:
         """
         try:
             row = json.loads(line)
-            if row["schema"] != SCHEMA:
+            if row["schema"] not in READABLE:
                 raise StoreError(f"records of schema {row['schema']}; this version reads {SCHEMA}")
-            columns = [row["samples"][name] for name in _SAMPLE_FIELDS]
+            names = [name for name in _SAMPLE_FIELDS if name in row["samples"]]
+            columns = [row["samples"][name] for name in names]
             samples = [
-                Sample(**dict(zip(_SAMPLE_FIELDS, values, strict=True)))
+                Sample(**dict(zip(names, values, strict=True)))
                 for values in zip(*columns, strict=True)
             ]
             return cls(
@@ -104,9 +119,67 @@ class Record:
                 samples=tuple(samples),
                 metrics=row["metrics"],
                 spent_s=row["spent_s"],
+                process=row.get("process", 0),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise StoreError(f"not an attnbench record ({type(err).__name__}: {err})") from err
 
 
-_SAMPLE_FIELDS = ("round", "position", "calls", "time_us", "e2e_us")
+_SAMPLE_FIELDS = tuple(item.name for item in fields(Sample))
+
+
+def _columns(samples: tuple[Sample, ...]) -> dict[str, list[Any]]:
+    """Samples by field; a field in which all have its default is left out."""
+    columns = {item.name: [getattr(s, item.name) for s in samples] for item in fields(Sample)}
+    defaults = {item.name: item.default for item in fields(Sample)}
+    return {
+        name: values
+        for name, values in columns.items()
+        if defaults[name] is MISSING or any(value != defaults[name] for value in values)
+    }
+
+
+def merged(records: list[Record]) -> Record:
+    """One record of a cell from those of its processes, in their order.
+
+    It is ok only if all are: an implementation that fails in one process of three fails. Memory
+    and counts are the same in every process, or the largest is what a user must reckon with; the
+    conditions are averaged; times spent add up.
+
+    Raises:
+        ValueError: there are none, or they are of different cells.
+    """
+    ordered = sorted(records, key=lambda record: record.process)
+    if not ordered or len({record.cell.key for record in ordered}) != 1:
+        raise ValueError(f"cannot merge {len(ordered)} records into one cell")
+    if len(ordered) == 1:
+        return ordered[0]
+    bad = next((record for record in ordered if record.status != "ok"), None)
+    spent_s: dict[str, float] = {}
+    for record in ordered:
+        for stage, seconds in record.spent_s.items():
+            spent_s[stage] = spent_s.get(stage, 0.0) + seconds
+    if bad is not None:
+        reason = f"in process {bad.process + 1} of {len(ordered)}: {bad.reason}"
+        return replace(bad, reason=reason, spent_s=spent_s, process=0)
+    samples = [replace(s, process=record.process) for record in ordered for s in record.samples]
+    metrics = {
+        name: _merged_metric(name, [record.metrics.get(name) for record in ordered])
+        for name in dict.fromkeys(name for record in ordered for name in record.metrics)
+    }
+    return replace(ordered[0], samples=tuple(samples), metrics=metrics, spent_s=spent_s)
+
+
+def _merged_metric(name: str, values: list[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    if not all(isinstance(value, (int, float)) for value in known) or not known:
+        return known[0] if known else None
+    return _MERGES.get(name, max)(known)
+
+
+_CONDITIONS = (
+    "interruptions_per_s stolen_share throttled_share load_1m"
+    " power_w temperature_c sm_mhz energy_j idle_power_w enqueue_us"
+)
+_MERGES: dict[str, Callable[[list[Any]], Any]] = dict.fromkeys(_CONDITIONS.split(), fmean)
+_MERGES["kept_disturbed"] = sum

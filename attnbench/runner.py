@@ -105,11 +105,24 @@ class LocalRunner:
                 result = {"status": result.status, "reason": result.reason, "metrics": {}}
             yield index, result
 
-    def ceilings(self, dtypes: list[str]) -> dict[str, float]:
-        """The device's rate of large matmuls by dtype, in TFLOP/s, as measured now."""
-        answer = self._ask({"do": "ceilings", "device": self._device, "dtypes": dtypes})
-        rates: dict[str, float] = answer["matmul_tflops"]
-        return rates
+    def ceilings(self, dtypes: list[str]) -> dict[str, Any]:
+        """What the device can do at most, as measured now; see `ceilings.measure_ceilings`."""
+        request = {"do": "ceilings", "device": self._device, "dtypes": dtypes}
+        found: dict[str, Any] = self._ask(request)["ceilings"]
+        return found
+
+    def diagnose(self, tell: Callable[[str], None] = lambda test: None) -> dict[str, Any]:
+        """Facts of the machine and the self-tests of measuring on it; see `worker.diagnosis`.
+
+        `tell` hears the name of each test before it runs.
+        """
+        worker = self._worker()
+        worker.send({"do": "diagnose", "device": self._device})
+        while (event := self._wait(worker))["event"] == "testing":
+            tell(event["test"])
+        self._wait(worker)  # done
+        diagnosis: dict[str, Any] = event["diagnosis"]
+        return diagnosis
 
     def close(self) -> None:
         """End the worker that is kept for the next request, if any."""
@@ -140,6 +153,9 @@ class LocalRunner:
             "do": "measure",
             "heats": [heat for heat in heats if heat],
             "seed": settings.seed,
+            "l2": settings.l2,
+            "timer": settings.timer,
+            "energy": settings.energy,
             "rule": {
                 "precision": settings.precision,
                 "min_time_s": settings.min_time_s,

@@ -10,8 +10,10 @@ class Sample:
     """A block of `calls` calls, in interleaving round `round`, at `position` within the round.
 
     Times are microseconds per call, or per unit of work where a call does several (per token for
-    decode). `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from the
-    block's first call until every result is there.
+    decode). `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a
+    call until its result is there; `enqueue_us`, on CUDA alone, is host time to issue a call.
+    `sm_mhz` is the GPU's clock during the block. `process` numbers the fresh processes of a cell.
+    `discarded` says why the sample does not count, None for the others: it is kept, not dropped.
     """
 
     round: int
@@ -19,3 +21,7 @@ class Sample:
     calls: int
     time_us: float
     e2e_us: float
+    enqueue_us: float | None = None
+    sm_mhz: float | None = None
+    process: int = 0
+    discarded: str | None = None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Container, Iterable
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from attnbench.case import Case
 from attnbench.errors import StoreError, UsageError
-from attnbench.plan import Axes, Plan, check_names, expand, make_plan
+from attnbench.plan import Axes, Plan, check_names, expand, grouped, make_plan
 from attnbench.record import Cell, Record
 from attnbench.registry import unknown
 from attnbench.runner import LocalRunner, Settings
@@ -20,6 +20,8 @@ from attnbench.version import __version__
 
 # A resumed run must be the same experiment: these facts of the environment have to agree.
 _FINGERPRINT = ("device", "device_name", "cores", "threads", "torch", "cuda", "matmul_precision")
+
+_Part = tuple[tuple[str, str], int]  # a cell's key, and the process it was measured in
 
 
 class Listener(Protocol):
@@ -80,7 +82,8 @@ def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Pat
         for warning in runner.warnings:
             listener.warned(warning)
         check_names(request.sweeps, catalogue)
-        plan = _plan(request.sweeps, catalogue, runner)
+        _check_clock(request.settings, catalogue["device"])
+        plan = _plan(request, catalogue, runner)
         if dry_run:
             listener.planned(plan, None)
             return None
@@ -90,7 +93,7 @@ def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Pat
             "attnbench": __version__,
             "options": request.options,
             "settings": asdict(request.settings),
-            "environment": catalogue["environment"] | {"matmul_tflops": ceilings},
+            "environment": catalogue["environment"] | {"ceilings": ceilings},
             "implementations": catalogue["implementations"],
             "plan": [cell.to_json() for cell in plan.cells],
         }
@@ -109,7 +112,8 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
     """
     begin = time.perf_counter()
     run = load_run(path)
-    done = {record.cell.key for record in run.records}
+    done = {(record.cell.key, record.process) for record in run.parts}
+    over = {record.cell.key for record in run.parts if record.status != "ok"}
     try:
         cells = [Cell.from_json(row) for row in run.info["plan"]]
         settings = Settings(**_settings_from_json(run.info["settings"]))
@@ -118,7 +122,12 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
         raise StoreError(
             f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
         ) from err
-    missing = [cell for cell in cells if cell.key not in done]
+    missing = [
+        cell
+        for cell in cells
+        if cell.key not in over
+        and any((cell.key, process) not in done for process in range(settings.processes))
+    ]
     plan = Plan(cells=(), groups=())
     with LocalRunner(settings, listener.working) as runner:
         if missing:
@@ -127,7 +136,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
                 listener.warned(warning)
             _same_experiment(environment, catalogue["environment"])
             _all_known(missing, catalogue)
-            plan = _decide(missing, runner)
+            plan = _decide(missing, runner, settings.processes, done)
         listener.planned(plan, None if dry_run else path)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
@@ -135,24 +144,26 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
     return path
 
 
-def _plan(sweeps: Iterable[Axes], catalogue: dict[str, Any], runner: LocalRunner) -> Plan:
+def _plan(request: Request, catalogue: dict[str, Any], runner: LocalRunner) -> Plan:
     cells: list[Cell] = []
     every = [row["name"] for row in catalogue["implementations"]]
-    for axes in sweeps:
+    for axes in request.sweeps:
         names = every if axes.impls is None else list(axes.impls)
         names += [name for name in runner.user_names if name not in names]
         for case in expand(axes, catalogue["device"]):
             cells += [Cell(case=case, impl=name) for name in names]
-    plan = _decide(cells, runner)
+    plan = _decide(cells, runner, request.settings.processes)
     if not plan.groups and all(record.status == "skipped" for record in plan.decided):
         raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
     return plan
 
 
-def _decide(cells: list[Cell], runner: LocalRunner) -> Plan:
+def _decide(
+    cells: list[Cell], runner: LocalRunner, processes: int, done: Container[_Part] = ()
+) -> Plan:
     cases = list({cell.case.case_id: cell.case for cell in cells}.values())
     used = sorted({cell.impl for cell in cells})
-    return make_plan(cells, runner.reasons(cases, used))
+    return make_plan(cells, runner.reasons(cases, used), processes=processes, done=done)
 
 
 def _measure(
@@ -162,16 +173,29 @@ def _measure(
         writer.append(record)
         listener.recorded(record)
     spent: dict[str, float] = {}
-    for record in runner.run(plan.groups):
-        writer.append(record)
-        listener.recorded(record)
-        for stage, seconds in record.spent_s.items():
-            spent[stage] = spent.get(stage, 0.0) + seconds
+    failed: set[tuple[str, str]] = set()
+    for process, cells in enumerate(plan.passes):
+        groups = tuple(grouped(cell for cell in cells if cell.key not in failed))
+        for found in runner.run(groups):
+            record = replace(found, process=process)
+            writer.append(record)
+            listener.recorded(record)
+            if record.status != "ok":
+                failed.add(record.cell.key)  # it stays failed: no need to wait for it again
+            for stage, seconds in record.spent_s.items():
+                spent[stage] = spent.get(stage, 0.0) + seconds
     spent |= {"start-up": runner.spent.start_up_s, "wall_s": time.perf_counter() - begin}
     info = load_info(writer.path)
     before = info.get("spent", {})
     total = {name: round(before.get(name, 0.0) + seconds, 3) for name, seconds in spent.items()}
     write_info(writer.path, info | {"spent": total})
+
+
+def _check_clock(settings: Settings, device: str) -> None:
+    """What only a GPU has is refused elsewhere, before anything is written."""
+    asked = {"--timer": settings.timer is not None, "--energy": settings.energy}
+    for flag in (flag for flag, given in asked.items() if given and device != "cuda"):
+        raise UsageError(f"{flag} needs a GPU (this run is on {device}); leave it out")
 
 
 def _settings_from_json(row: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from attnbench.errors import AttnbenchError, StoreError
-from attnbench.record import SCHEMA, Record
+from attnbench.record import READABLE, SCHEMA, Record, merged
 from attnbench.registry import nearest
 
 INFO = "run.json"
@@ -20,11 +20,16 @@ RECORDS = "records.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run as loaded: its folder, `run.json`, and one record a cell (the latest wins)."""
+    """A run as loaded: its folder, `run.json`, and one record a cell.
+
+    `parts` are the records as written, one for each process that measured a cell (the latest
+    wins where one was written twice); `records` has them merged.
+    """
 
     path: Path
     info: dict[str, Any]
     records: list[Record] = field(default_factory=list)
+    parts: list[Record] = field(default_factory=list)
 
     @property
     def run_id(self) -> str:
@@ -171,15 +176,20 @@ def load_run(path: Path) -> Run:
         StoreError: no such run, or a file in it that is damaged or not ours.
     """
     info = load_info(path)
-    latest: dict[tuple[str, str], Record] = {}
+    latest: dict[tuple[tuple[str, str], int], Record] = {}
     for number, line in enumerate(_complete_lines(path / RECORDS), start=1):
         try:
             record = Record.from_line(line)
         except AttnbenchError as err:
             raise StoreError(f"{path / RECORDS}, line {number}: {err}") from err
-        latest.pop(record.cell.key, None)
-        latest[record.cell.key] = record
-    return Run(path=path, info=info, records=list(latest.values()))
+        key = record.cell.key, record.process
+        latest.pop(key, None)
+        latest[key] = record
+    cells: dict[tuple[str, str], list[Record]] = {}
+    for record in latest.values():
+        cells.setdefault(record.cell.key, []).append(record)
+    records = [merged(parts) for parts in cells.values()]
+    return Run(path=path, info=info, records=records, parts=list(latest.values()))
 
 
 def load_info(path: Path) -> dict[str, Any]:
@@ -197,7 +207,7 @@ def load_info(path: Path) -> dict[str, Any]:
         raise StoreError(f"{file} cannot be read ({type(err).__name__}: {err})") from err
     if not isinstance(info, dict) or "run_id" not in info:
         raise StoreError(f"{file} was not written by attnbench: it has no run_id")
-    if info.get("schema") != SCHEMA:
+    if info.get("schema") not in READABLE:
         raise StoreError(f"{file} has schema {info.get('schema')}; this version reads {SCHEMA}")
     return info
 

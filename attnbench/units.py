@@ -10,6 +10,7 @@ UNKNOWN = "–"
 _TIMES = ((1e-3, "ns"), (1.0, "µs"), (1e3, "ms"), (1e6, "s"))
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _RATES = ((1e-6, "MFLOP/s"), (1e-3, "GFLOP/s"), (1.0, "TFLOP/s"), (1e3, "PFLOP/s"))
+_BANDWIDTHS = ((1e-3, "MB/s"), (1.0, "GB/s"), (1e3, "TB/s"))
 
 
 def is_unknown(value: Any) -> bool:
@@ -35,9 +36,13 @@ def _scaled(value: float | None, scales: tuple[tuple[float, str], ...]) -> str:
     if is_unknown(value):
         return UNKNOWN
     assert value is not None
-    # 999.6 µs would round to 1000 µs: 999.5 is where three digits roll over.
-    scale, unit = next((s for s in scales if abs(value) < 999.5 * s[0]), scales[-1])
+    scale, unit = _unit(value, scales)
     return f"{digits(value / scale)} {unit}"
+
+
+def _unit(value: float, scales: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    # 999.6 µs would round to 1000 µs: 999.5 is where three digits roll over.
+    return next((s for s in scales if abs(value) < 999.5 * s[0]), scales[-1])
 
 
 def time(time_us: float | None) -> str:
@@ -82,6 +87,16 @@ def size(bytes_: float | None) -> str:
 def flop_rate(tflops: float | None) -> str:
     """Return a rate given in TFLOP/s: `51.2 GFLOP/s`, `615 TFLOP/s`."""
     return _scaled(tflops, _RATES)
+
+
+def rate_unit(tflops: float) -> tuple[float, str]:
+    """Return the unit in which `flop_rate` writes a rate: in TFLOP/s, and its name."""
+    return _unit(tflops, _RATES)
+
+
+def bandwidth(gbps: float | None) -> str:
+    """Return a rate given in GB/s (10⁹ bytes): `31.2 GB/s`, `4.80 TB/s`."""
+    return _scaled(gbps, _BANDWIDTHS)
 
 
 def ratio(value: float | None) -> str:

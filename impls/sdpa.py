@@ -249,7 +249,8 @@ def math_workspace(case: Case, kind: str) -> int:
     bare += (q + (k + v) * case.kv_heads // case.heads) * half  # q, k and v in float32
     bare += q + (k + v) * shared + k * case.needs_grad  # scaled q and k, k and v of every head
     # softmax looks for rows without keys: a boolean matrix beside the scores and the weights.
-    forward = bare + 2 * scores + scores // wide
+    # Of few queries the scores are small, and scaled k, which goes with their product, is not.
+    forward = bare + scores + max(scores + scores // wide, k * (not case.needs_grad))
     own_v = v if shared or half else 0
     out, grads = tensor_bytes(case)
     held = q + k + scores + own_v + out

@@ -61,7 +61,7 @@ def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: dict[st
             device = "cpu" if request["device"] == "auto" else request["device"]
             return {"catalogue": recorded_catalogue | {"device": device}}
         if request["do"] == "ceilings":
-            return {"matmul_tflops": dict.fromkeys(request["dtypes"], 0.1)}
+            return {"ceilings": {"matmul_tflops": dict.fromkeys(request["dtypes"], 0.1)}}
         assert request["do"] == "reasons"
         return {"reasons": {name: [None] * len(request["cases"]) for name in request["names"]}}
 

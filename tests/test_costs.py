@@ -55,6 +55,85 @@ def test_useful_flops_equal_a_count_of_multiply_adds(mask, queries, keys, heads,
     assert costs.attention_flops_useful(case) == count
 
 
+def sees(mask: str, query: int, key: int, queries: int, keys: int) -> bool:
+    """Each mask in words: causal up to one's own place from the end, a window of the last W."""
+    place = query + keys - queries  # the last query stands where the last key does
+    name, _, width = mask.partition(":")
+    return {
+        "full": True,
+        "causal": key <= place,
+        "window": place - int(width or 0) < key <= place,
+    }[name]
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward", "both"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1)])
+@pytest.mark.parametrize(("d", "v"), [(4, 4), (3, 5)])
+@pytest.mark.parametrize("mask", ["full", "causal", "window:1", "window:3", "window:99"])
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (4, 9), (9, 4), (1, 7), (7, 1)])
+def test_useful_flops_equal_multiply_adds_done_one_by_one(
+    queries, keys, mask, d, v, heads, kv_heads, pass_
+):
+    case = Case(
+        pass_=pass_,
+        heads=heads,
+        kv_heads=kv_heads,
+        seq_len=queries,
+        kv_len=keys,
+        head_dim=d,
+        value_dim=v,
+        mask=parse_mask(mask),
+    )
+    multiply_adds = 0
+    for _head in range(heads):
+        for query in range(queries):
+            for key in range(keys):
+                if not sees(mask, query, key, queries, keys):
+                    continue
+                forward = sum(1 for _ in range(d)) + sum(1 for _ in range(v))  # q·k, p·v
+                # The score again, do·v, and what one pair adds to dv, dq and dk.
+                backward = sum(1 for width in (d, v, v, d, d) for _ in range(width))
+                multiply_adds += {
+                    "forward": forward,
+                    "backward": backward,
+                    "both": forward + backward,
+                }[pass_]
+    assert costs.attention_flops_useful(case) == 2 * multiply_adds
+
+
+@pytest.mark.parametrize(
+    ("pass_", "mask", "pairs", "recompute", "reasons"),
+    [
+        ("forward", "causal", 36, True, []),
+        ("both", "full", 64, True, []),
+        (
+            "forward",
+            "causal",
+            64,
+            True,
+            ["the full square of pairs, of which the mask admits 56.2 %"],
+        ),
+        ("backward", "full", 64, False, ["no scores recomputed in the backward pass"]),
+        ("both", "causal", 64, False, ["the full square", "no scores recomputed"]),
+        ("backward", "causal", 36, False, ["no scores recomputed"]),
+        ("both", "causal", 48, True, ["whole blocks where the mask cuts through: 1.33 x"]),
+        ("forward", "causal", 30, True, []),  # fewer than the mask admits: no reason is made up
+        ("forward", "full", 65, True, []),
+    ],
+)
+def test_why_flops_differ_is_found_from_their_number(pass_, mask, pairs, recompute, reasons):
+    case = Case(pass_=pass_, seq_len=8, head_dim=4, mask=parse_mask(mask))
+    found = costs.why_core_flops(case, costs.core_flops(case, pairs, recompute=recompute))
+    assert len(found) == len(reasons)
+    for text, start in zip(found, reasons, strict=True):
+        assert text.startswith(start)
+
+
+def test_flops_that_fit_no_explanation_get_none():
+    case = Case(seq_len=8, mask=parse_mask("causal"))
+    assert costs.why_core_flops(case, costs.attention_flops_useful(case) + 1) == []
+
+
 def test_backward_is_two_and_a_half_times_forward_where_dims_agree():
     forward = costs.attention_flops_useful(Case())
     assert forward == 4 * 4 * 512 * 512 * 64

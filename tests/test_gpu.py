@@ -1,59 +1,177 @@
-"""What only a real GPU can show, and the CUDA clock's logic on a fake one."""
+"""What only a real GPU can show."""
 
-import itertools
+from functools import partial
 
 import pytest
 import torch
 
-from attnbench.measure import clock as clocks
+from attnbench.measure.clock import CudaClock, GraphClock
+from attnbench.measure.energy import measure_energy
+from attnbench.measure.flush import Flush
+from attnbench.measure.graph import CaptureError
+from attnbench.measure.nvml import GpuSensor
+from attnbench.measure.smclock import SmClock
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-class FakeEvent:
-    """An event on a stream whose time advances by what each call enqueues."""
-
-    stream_ms = 0.0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-        self.at_ms = 0.0
-        self.waited = False
-
-    def record(self) -> None:
-        self.at_ms = FakeEvent.stream_ms
-
-    def synchronize(self) -> None:
-        self.waited = True
-
-    def elapsed_time(self, end: "FakeEvent") -> float:
-        assert end.waited, "read before the device was done"
-        return end.at_ms - self.at_ms
-
-
-def test_the_cuda_clock_reads_stream_time_and_host_time_apart(monkeypatch):
-    host_ns = itertools.count(0, 5_000_000)  # each look at the host's clock is 5 ms later
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr("attnbench.measure.clock.time.perf_counter_ns", lambda: next(host_ns))
-
-    def enqueue() -> None:
-        FakeEvent.stream_ms += 0.25
-
-    time_us, e2e_us = clocks.CudaClock().block(enqueue, 8)
-    assert time_us == pytest.approx(8 * 250.0)
-    assert e2e_us == pytest.approx(5000.0)
+@gpu
+@needs_gpu
+def test_stream_time_is_within_the_time_to_the_result():
+    x = torch.randn(2048, 2048, device="cuda")
+    clock = CudaClock("warm")
+    clock.block(lambda: x @ x, 3)
+    block = clock.block(lambda: x @ x, 1)
+    assert 0 < block.time_us <= block.e2e_us * 1.05
 
 
 @gpu
 @needs_gpu
-def test_stream_time_is_within_host_time():
-    x = torch.randn(2048, 2048, device="cuda")
-    clock = clocks.clock_for("cuda")
-    clock.block(lambda: x @ x, 3)
-    time_us, e2e_us = clock.block(lambda: x @ x, 10)
-    assert 0 < time_us <= e2e_us * 1.05
+@pytest.mark.parametrize("make", [CudaClock, GraphClock])
+def test_a_cold_cache_is_cold(make):
+    pytest.importorskip("triton")
+    from tests.chase import walk as walk_over
+
+    walk = walk_over(4096)  # 512 KiB, which every L2 holds
+    warm, cold = make("warm"), make("cold")
+    for clock in (warm, cold):
+        clock.block(walk, 3)
+    ratios = [cold.block(walk, 5).time_us / warm.block(walk, 5).time_us for _ in range(5)]
+    assert min(ratios) > 1.2, ratios
+
+
+@gpu
+@needs_gpu
+def test_graph_and_events_agree_on_a_matmul_of_a_millisecond():
+    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    times_us = {}
+    for make in (CudaClock, GraphClock):
+        for l2 in ("cold", "warm"):
+            clock = make(l2)
+            clock.block(lambda: x @ x, 3)
+            times_us[clock.timer, l2] = clock.block(lambda: x @ x, 5).time_us
+    assert max(times_us.values()) < 1.3 * min(times_us.values()), times_us
+
+
+@gpu
+@needs_gpu
+def test_a_backward_pass_is_captured_where_its_forward_is_and_refused_where_not():
+    x = torch.randn(256, 256, device="cuda", requires_grad=True)
+    do = torch.randn(256, 256, device="cuda")
+
+    def both():
+        return torch.autograd.grad(x @ x, x, do)
+
+    before = (x @ x,)
+
+    def backward():
+        return torch.autograd.grad(before[0], x, do, retain_graph=True)
+
+    clock = GraphClock("warm")
+    assert clock.block(both, 3).time_us > 0
+    with pytest.raises(CaptureError, match="--timer graph"):
+        clock.block(backward, 3)
+    assert clock.block(both, 3).time_us > 0, "the failed capture broke what came after it"
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        before = (x @ x,)
+        assert clock.block(backward, 3).time_us > 0
+
+
+SPIN_CYCLES = 60_000_000  # more than 20 ms below 3 GHz
+
+
+@gpu
+@needs_gpu
+def test_a_spin_takes_the_stream_as_long_as_the_host():
+    clock = CudaClock("warm")
+    spin = partial(torch.cuda._sleep, SPIN_CYCLES)
+    clock.block(spin, 1)
+    block = clock.block(spin, 1)
+    assert block.time_us > 20_000
+    assert block.time_us == pytest.approx(block.e2e_us, rel=0.01)
+
+
+@gpu
+@needs_gpu
+def test_the_sm_clock_is_that_of_a_spin_of_known_cycles_or_not_known():
+    sm_clock = SmClock.open()
+    block = CudaClock("warm", sm_clock).block(partial(torch.cuda._sleep, SPIN_CYCLES), 1)
+    if block.sm_mhz is None:
+        pytest.skip(str(sm_clock.problem))
+    assert block.sm_mhz == pytest.approx(SPIN_CYCLES / block.time_us, rel=0.1)
+
+
+@gpu
+@needs_gpu
+def test_what_the_sensor_reads_is_plausible_or_null_with_a_reason():
+    sensor = GpuSensor.open(0)
+    reading, energy_mj = sensor.read(), sensor.energy_mj()
+    values = {"energy_mj": energy_mj} | (vars(reading) if reading else {})
+    assert sensor.problem or None not in values.values()
+    for name, low, high in (("sm_mhz", 50, 5000), ("power_w", 1, 2000), ("temperature_c", 5, 110)):
+        assert values.get(name) is None or low <= values[name] <= high
+    sensor.close()
+
+
+@gpu
+@needs_gpu
+def test_energy_of_a_call_is_more_than_idle_power_times_its_time():
+    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    sensor = GpuSensor.open(0)
+    energy = measure_energy(lambda: x @ x, sensor)
+    if energy.energy_j is None or energy.idle_power_w is None:
+        pytest.skip(str(energy.reason or sensor.problem))
+    assert energy.energy_j * energy.calls / energy.seconds > energy.idle_power_w
+    assert energy.seconds >= 2
+    assert energy.ticks >= 20
+
+
+@gpu
+@needs_gpu
+def test_a_launch_bound_call_is_seen_by_the_time_to_issue_it():
+    x = torch.zeros(1, device="cuda")
+    clock = CudaClock("warm")
+    clock.block(lambda: x.add_(1), 200)
+    block = clock.block(lambda: x.add_(1), 200)
+    assert block.enqueue_us is not None
+    assert block.enqueue_us >= 0.8 * block.time_us
+
+
+@gpu
+@needs_gpu
+def test_the_flush_is_larger_than_the_l2_and_allocates_nothing():
+    flush = Flush("cuda")
+    assert flush.nbytes >= 1.5 * torch.cuda.get_device_properties(0).L2_cache_size
+    flush()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    flush()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@gpu
+@needs_gpu
+def test_memory_does_not_depend_on_the_order_of_the_implementations(tmp_path):
+    import attnbench
+
+    names = ("naive", "sdpa", "chunked")
+    frames = [
+        attnbench.sweep(
+            output=tmp_path / str(number),
+            settings={"device": "cuda", "max_time_s": 0.1},
+            dtypes=("float16",),
+            seq_lens=(512,),
+            passes=("forward", "both"),
+            impls=order,
+        )
+        for number, order in enumerate((names, names[::-1]))
+    ]
+    first, second = (
+        frame.set_index(["impl", "pass"]).sort_index().filter(like="memory_") for frame in frames
+    )
+    assert not first["memory_peak_bytes"].isna().any()
+    assert first.equals(second)
 
 
 @gpu

@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from attnbench.case import Case
 from attnbench.errors import StoreError
-from attnbench.record import Cell, Record, Sample
+from attnbench.record import SCHEMA, Cell, Record, Sample
 from attnbench.store import RunWriter, find_run, load_run
 
 
@@ -132,7 +133,7 @@ def test_latest_of_nothing_says_how_to_make_a_run(tmp_path):
 
 def test_run_json_is_plain_json_with_the_schema(writer):
     info = json.loads((writer.path / "run.json").read_text())
-    assert info["schema"] == 1
+    assert info["schema"] == SCHEMA == 2
     assert info["run_id"] == "r"
 
 
@@ -141,3 +142,30 @@ def test_two_sweeps_never_write_to_one_run(writer):
         RunWriter.reopen(writer.path)
     writer.close()
     RunWriter.reopen(writer.path).close()
+
+
+def test_a_run_of_the_schema_before_still_loads(writer):
+    """Then no sample was discarded, and a cell had one process."""
+    row = json.loads(record(64).to_line())
+    row["schema"] = 1
+    del row["process"]
+    row["samples"] = {
+        name: row["samples"][name] for name in ("round", "position", "calls", "time_us", "e2e_us")
+    }
+    (writer.path / "records.jsonl").write_text(json.dumps(row) + "\n")
+    info = json.loads((writer.path / "run.json").read_text()) | {"schema": 1}
+    (writer.path / "run.json").write_text(json.dumps(info))
+    loaded = load_run(writer.path)
+    assert loaded.records == [record(64)]
+
+
+def test_the_records_of_a_cells_processes_are_one_record_when_loaded(writer):
+    parts = [replace(record(64), process=process) for process in (1, 0, 2)]
+    for part in [*parts, record(128)]:
+        writer.append(part)
+    loaded = load_run(writer.path)
+    assert len(loaded.parts) == 4
+    assert [r.cell.case.seq_len for r in loaded.records] == [64, 128]
+    assert [s.process for s in loaded.records[0].samples] == [
+        process for process in range(3) for _ in record(64).samples
+    ]

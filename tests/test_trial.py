@@ -1,5 +1,6 @@
 """What a trial makes of implementations that are right, wrong, stale or broken."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +10,17 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
 from attnbench.case import Case
+from attnbench.measure.clock import clock_for
 from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.watch import Watch
 from attnbench.record import Record
+from attnbench.worker.explaining import flops_note, predicted_miss, sdpa_backend
 from attnbench.worker.measuring import measure_heat
-from attnbench.worker.trial import classify, flops_note
+from attnbench.worker.setup import Setup
+from attnbench.worker.trial import classify
 
 RULE = StoppingRule(precision=0.5, min_time_s=0.001, max_time_s=0.01)
+SETUP = Setup(device="cpu", rule=RULE, clock=clock_for("cpu"), watch=Watch())
 CASE = Case(heads=2, seq_len=24, head_dim=8)
 
 
@@ -34,8 +40,7 @@ def measured():
         records: list[Record] = []
         measure_heat(
             [(case, list(builders))],
-            RULE,
-            0,
+            SETUP,
             emit=lambda index, record: records.append(record),
             tell=lambda index, impl, stage: None,
         )
@@ -212,12 +217,50 @@ def test_out_of_memory_is_told_from_other_errors():
 
 
 def test_flops_that_disagree_are_explained():
+    def why(flops: int) -> list[str]:
+        return {8: ["the full square"]}.get(flops, [])
+
+    note = functools.partial(flops_note, why=why, compiled=False)
     same = {"flops_useful": 4, "flops_executed": 4, "flops_counted": 4}
-    assert flops_note(same, compiled=False) is None
-    assert "2 x the useful" in (flops_note(same | {"flops_executed": 8}, compiled=False) or "")
+    assert note(same) is None
+    wasted = same | {"flops_executed": 8, "flops_counted": 8}
+    assert note(wasted) == "executes 2 x the useful FLOPs (the full square)"
     priced = same | {"flops_counted": 8, "flops_counted_source": "formula"}
-    assert "formula" in (flops_note(priced, compiled=False) or "")
-    assert "compiled" in (flops_note({"flops_useful": 4}, compiled=True) or "")
+    assert note(priced) == (
+        "torch's formula for the opaque op: 2 x the executed FLOPs (the full square)"
+    )
+    assert note(same | {"flops_counted": 6}) == ("the matmuls dispatched: 1.5 x the executed FLOPs")
+    undeclared = same | {"flops_executed": None, "flops_counted": 8}
+    assert note(undeclared) == (
+        "the matmuls dispatched: 2 x the useful FLOPs"
+        " (the full square, what it executes is not declared)"
+    )
+    assert flops_note({"flops_useful": 4}, why, compiled=True) == "not counted: compiled code"
+    assert note({"flops_useful": 4}) == "torch counted no matmul"
+
+
+@pytest.mark.parametrize(
+    ("measured_bytes", "predicted", "miss"),
+    [(110, 100, 0.1), (90, 100, -0.1), (0, 0, 0.0), (5, 0, None), (5, None, None)],
+)
+def test_the_miss_of_a_prediction_is_relative_to_it(measured_bytes, predicted, miss):
+    assert predicted_miss(measured_bytes, predicted) == (miss and pytest.approx(miss))
+
+
+@pytest.mark.parametrize(
+    ("ops", "backend"),
+    [
+        (["aten::_scaled_dot_product_flash_attention_for_cpu"], "flash"),
+        (["aten::_scaled_dot_product_flash_attention_backward"], "flash"),
+        (["aten::_scaled_dot_product_efficient_attention", "aten::mul"], "efficient"),
+        (["aten::_scaled_dot_product_cudnn_attention_backward"], "cudnn"),
+        (["aten::_scaled_dot_product_attention_math", "aten::bmm"], "math"),
+        (["aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"], None),
+        (["aten::bmm"], None),
+    ],
+)
+def test_the_backend_of_sdpa_is_read_from_its_ops(ops, backend):
+    assert sdpa_backend(ops) == backend
 
 
 def test_one_that_only_lacks_memory_beside_others_is_measured_alone(measured):
@@ -318,8 +361,7 @@ def test_what_cannot_fit_by_its_own_prediction_is_not_tried(measured):
         records: list[Record] = []
         measure_heat(
             [(CASE, ["vast"])],
-            RULE,
-            0,
+            SETUP,
             emit=lambda index, record: records.append(record),
             tell=lambda index, impl, stage: None,
         )

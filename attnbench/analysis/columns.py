@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attnbench.analysis import limits
+from attnbench.analysis import limits, notes, roofline, times
 from attnbench.record import Record
 from attnbench.registry import Registry
-from attnbench.stats import median, median_interval
+from attnbench.stats import median
 from attnbench.store import Run
 
 Kind = Literal["int", "float", "text"]
@@ -50,18 +50,13 @@ def from_metrics(name: str, kind: Kind, unit: str, meaning: str) -> None:
     column(name, kind, meaning, lambda record, _: record.metrics.get(name), unit)
 
 
-def times_us(record: Record) -> list[float]:
-    """Time of each sample in µs: per call, per token for decode."""
-    return [sample.time_us for sample in record.samples]
-
-
 def _time_us(record: Record, _: Run | None = None) -> float | None:
-    return median(times_us(record)) if record.samples else None
+    return times.time_us(record)
 
 
 def _interval_end(end: int) -> Callable[[Record, Run], float | None]:
     def value(record: Record, _: Run) -> float | None:
-        interval = median_interval(times_us(record))
+        interval = times.interval_us(record)
         return None if interval is None else interval[end]
 
     return value
@@ -97,49 +92,42 @@ def _suspect(record: Record, run: Run) -> str | None:
         time_us=_time_us(record),
         flops=record.metrics.get("flops_useful") if executed is None else executed,
         bytes_min=record.metrics.get("bytes_min"),
-        measured_tflops=(_environment("matmul_tflops")(record, run) or {}).get(
-            record.cell.case.dtype
-        ),
+        measured=_place(record, run).ceilings,
     )
 
 
-def _notes(record: Record, _: Run) -> str | None:
-    """What a reader should know before believing the time, in plain words."""
-    times, rate = times_us(record), record.metrics.get("interruptions_per_s") or 0.0
-    notes = []
-    if rate >= INTERRUPTIONS_PER_S:
-        notes.append(f"interrupted {rate:.0f} times a second by other work on the machine")
-    if times and median(times) >= TWO_SPEEDS * min(times):
-        notes.append(
-            f"the median is {median(times) / min(times):.2g} times the fastest sample:"
-            " a busy machine, or two speeds"
-        )
-    if record.metrics.get("meddles"):
-        notes.append(f"it changes {record.metrics['meddles']} for the process; put back")
-    return "; ".join(notes) or None
+def _place(record: Record, run: Run) -> roofline.Place:
+    environment = run.info.get("environment", {})
+    return roofline.place(record.cell.case, record.metrics, _time_us(record), environment)
 
 
-# Each interruption costs about a slice of the scheduler, 4 ms: from here on a core was away half of
-# the time. Seen with two threads on two cores: 32 to 90 a second quiet, 170 to 250 beside a process
-# that keeps one core busy.
-INTERRUPTIONS_PER_S = 125.0
-TWO_SPEEDS = 2.0
+def from_place(name: str, kind: Kind, unit: str, meaning: str) -> None:
+    """Register a column that says where the cell stands between the machine's limits."""
+    column(name, kind, meaning, lambda record, run: getattr(_place(record, run), name), unit)
 
 
 def _time_us_min(record: Record, _: Run) -> float | None:
-    return min(times_us(record), default=None)
+    return min((sample.time_us for sample in record.kept), default=None)
 
 
 def _e2e_us(record: Record, _: Run) -> float | None:
-    return median(sample.e2e_us for sample in record.samples) if record.samples else None
+    return median(sample.e2e_us for sample in record.kept) if record.samples else None
 
 
-def _interval_kind(record: Record, _: Run) -> str | None:
-    return None if median_interval(times_us(record)) is None else "within_process"
+def _of(function: Callable[[Record], Any]) -> Callable[[Record, Run], Any]:
+    return lambda record, _: function(record)
+
+
+def _processes(record: Record, _: Run) -> int | None:
+    return len({sample.process for sample in record.samples}) or None
+
+
+def _discarded(record: Record, _: Run) -> int | None:
+    return len(record.samples) - len(record.kept) if record.samples else None
 
 
 def _calls(record: Record, _: Run) -> int | None:
-    return sum(sample.calls for sample in record.samples) or None
+    return sum(sample.calls for sample in record.kept) or None
 
 
 def _spent_s(record: Record, _: Run) -> float | None:
@@ -182,7 +170,7 @@ column(
     _e2e_us,
     "µs",
 )
-column("n_samples", "int", "timed observations", lambda record, _: len(record.samples))
+column("n_samples", "int", "timed observations that count", lambda record, _: len(record.kept))
 from_metrics("flops_useful", "int", "FLOP", "what the admitted pairs need, flash-attention's way")
 from_metrics("flops_executed", "int", "FLOP", "what the algorithm really multiplies")
 from_metrics("flops_counted", "int", "FLOP", "what torch's FlopCounterMode saw")
@@ -211,12 +199,71 @@ from_metrics("energy_j", "float", "J", "energy per call")
 from_metrics("error_ratio", "float", "", "error / allowed error; right at 1 or below")
 from_metrics("flops_note", "text", "", "where the three FLOP counts disagree, and why")
 from_metrics("interruptions_per_s", "float", "1/s", "how often other work took a core away")
-column("notes", "text", "what to know before believing the time", _notes)
+column("notes", "text", "what to know before believing the time", _of(notes.notes))
+column("unsteady", "text", "the serious ones among the notes, by name", _of(notes.unsteady))
 from_metrics("kernel_count", "int", "", "kernels or ops of one call")
 from_metrics("l2", "text", "", "cold or warm: the last cache before each sample")
-column("interval", "text", "what the interval replicates", _interval_kind)
+column("interval", "text", "what it replicates: within_process, …", _of(times.replicated))
+column("precision", "float", "half-width of the interval / time", _of(times.precision))
+column("detectable", "float", "least difference that would show", _of(times.detectable))
+column("processes", "int", "fresh processes that measured the cell", _processes)
+column("n_discarded", "int", "samples that do not count, see notes", _discarded)
+from_metrics("estimator", "text", "", "what the median is of: samples, or fastest of windows")
+from_metrics("timer", "text", "", "host, events or graph")
+from_metrics("stolen_share", "float", "", "processor time given to other guests / wall time")
+from_metrics("throttled_share", "float", "", "time a CPU quota held the process back / wall time")
+from_metrics("load_1m", "float", "", "load average of the machine at the cell's end")
+from_metrics("enqueue_us", "float", "µs", "host time to issue one call, on a GPU")
+from_metrics("sm_mhz", "float", "MHz", "clock of the GPU beside the samples")
+from_metrics("power_w", "float", "W", "power the GPU drew beside the samples")
+from_metrics("temperature_c", "float", "°C", "temperature of the GPU beside the samples")
+from_metrics("power_state", "text", "", "burst, or sustained: under the power cap")
+from_metrics("throttle", "text", "", "what slowed the GPU's clock, and in how many blocks")
+from_metrics("idle_power_w", "float", "W", "power before the energy was measured; not subtracted")
+from_metrics(
+    "memory_saved_bytes",
+    "int",
+    "B",
+    "what autograd saves from forward to backward pass, beside inputs and what was prepared; part"
+    " of the workspace, but for a saved output, or of what was prepared for a backward pass alone",
+)
+from_metrics("memory_predicted_miss", "float", "", "workspace / predicted − 1; 0 where both are 0")
+from_metrics("sdpa_backend", "text", "", "backend that scaled_dot_product_attention took")
 column("calls", "int", "timed calls over all samples", _calls)
 column("spent_s", "float", "wall time of the cell, all stages", _spent_s, "s")
 column("matmul_precision", "text", "highest: no TF32", _environment("matmul_precision"))
 column("torch", "text", "version of torch", _environment("torch"))
 column("created", "text", "when the run began", lambda _, run: run.info.get("created"))
+from_place(
+    "arithmetic_intensity",
+    "float",
+    "FLOP/B",
+    "useful FLOPs / least traffic (bytes_min, which leaves out what an algorithm stores between,"
+    " such as naive's score matrix)",
+)
+from_place(
+    "fraction_of_compute_peak",
+    "float",
+    "",
+    "executed FLOP rate (useful where executed is unknown) / that of a large matmul in this run",
+)
+from_place(
+    "fraction_of_memory_peak",
+    "float",
+    "",
+    "least traffic / time / rate of a large read in this run; what stays in a cache may exceed 1",
+)
+from_place(
+    "bound",
+    "text",
+    "",
+    "compute, memory or launch: whose least time is longest, of the executed FLOPs at the matmul's"
+    " rate, of the least traffic at the read's, of starting every kernel; launch too where the host"
+    " takes as long to issue a call as the device to run it",
+)
+from_place("peak_tflops_measured", "float", "TFLOP/s", "a large matmul of this dtype in this run")
+from_place("peak_tflops_datasheet", "float", "TFLOP/s", "dense peak, where the device is known")
+from_place("read_gbps_measured", "float", "GB/s", "a large read in this run")
+from_place("copy_gbps_measured", "float", "GB/s", "a large copy in this run, read and written")
+from_place("memory_gbps_datasheet", "float", "GB/s", "memory's, where the device is known")
+from_place("launch_us_measured", "float", "µs", "the cheapest op, called back to back")

@@ -9,11 +9,10 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis.axes import in_order
-from attnbench.analysis.columns import times_us
 from attnbench.analysis.table import load
+from attnbench.analysis.times import ratio
 from attnbench.case import Position
 from attnbench.record import Record
-from attnbench.stats import median, ratio_interval
 from attnbench.store import Run
 
 BASELINE = "naive"
@@ -29,16 +28,15 @@ def time_ratio(above: Record | None, below: Record | None) -> Ratio:
         return _UNKNOWN
     if above is below:
         return 1.0, None, None  # by definition; an interval would suggest otherwise
-    numerator, denominator = times_us(above), times_us(below)
-    interval = ratio_interval(numerator, denominator) or (None, None)
-    return median(numerator) / median(denominator), *interval
+    value, interval = ratio(above, below)
+    return value, *(interval or (None, None))
 
 
 def compared(run: Run) -> pd.DataFrame:
     """The records table, sorted by case and best first, with three more columns.
 
     `speed`, `speed_low`, `speed_high`: how many times as fast as `naive` on the same case, with
-    the interval of `attnbench.stats.ratio_interval`. Cells without a time come last in their case.
+    the interval of `attnbench.analysis.times.ratio`. Cells without a time come last in their case.
     """
     cells = {record.cell.key: record for record in run.records}
     ratios = [time_ratio(cells.get((key[0], BASELINE)), cells[key]) for key in cells]

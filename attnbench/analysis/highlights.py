@@ -155,7 +155,7 @@ def suspect_sentence(frame: pd.DataFrame) -> str:
 
 def notes_sentence(frame: pd.DataFrame) -> str:
     """How many times come with a note."""
-    count = int(frame["notes"].notna().sum())
+    count = int(frame["unsteady"].notna().sum())
     return (
         f"{count} of {int(frame['time_us_median'].notna().sum())} times were disturbed or unsteady"
         " (column notes): don't compare by them; measure again on a quiet machine, or with"

@@ -1,9 +1,10 @@
-"""Datasheet peaks of known GPUs, and the reason why a measurement beyond them is wrong."""
+"""What a device can do at most, measured or by its datasheet, and why a time beyond it is wrong."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from attnbench.registry import Registry
@@ -63,7 +64,7 @@ _add("L4", r"NVIDIA L4", (121, 60, 30), 0.30, 48)
 _add("RTX-4090", r"NVIDIA GeForce RTX 4090", (165, 82.6, 82.6), 1.008, 72)
 
 
-# A matmul measured on a busy machine may fall short of the ceiling by this factor.
+# What is measured on a busy machine may fall short of the ceiling by this factor.
 WELL_ABOVE = 3.0
 
 
@@ -75,6 +76,33 @@ def peaks_of(device_name: str | None) -> tuple[str, Peaks] | None:
     return None
 
 
+def peak_tflops(environment: Mapping[str, Any], dtype: str) -> float | None:
+    """Datasheet peak for `dtype` on the machine of `environment` (of run.json), or None."""
+    known = peaks_of(environment.get("device_name"))
+    return known and known[1].tflops(dtype, environment.get("matmul_precision"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What was measured at the start of a run; None is unknown. GB/s are 10⁹ bytes a second."""
+
+    matmul_tflops: Mapping[str, float | None] = field(default_factory=dict)
+    copy_gbps: float | None = None
+    read_gbps: float | None = None
+    launch_us: float | None = None
+    cache_bytes: int | None = None
+
+
+def ceilings_of(environment: Mapping[str, Any]) -> Ceilings:
+    """The ceilings in `environment` (of run.json); older runs hold the matmul's alone."""
+    found = environment.get("ceilings") or {"matmul_tflops": environment.get("matmul_tflops")}
+    known = {name: value for name, value in found.items() if name in _CEILINGS}
+    return Ceilings(**(known | {"matmul_tflops": found.get("matmul_tflops") or {}}))
+
+
+_CEILINGS = {item.name for item in fields(Ceilings)}
+
+
 def suspect(
     *,
     device_name: str | None,
@@ -83,46 +111,63 @@ def suspect(
     time_us: float | None,
     flops: int | None,
     bytes_min: int | None,
-    measured_tflops: float | None = None,
+    measured: Ceilings | None = None,
 ) -> str | None:
     """Why a time cannot be right: beyond the peak FLOP rate or the memory's bandwidth. Or None.
 
     `flops` is what was executed in `time_us`. Traffic counts only where it exceeds the last
-    cache: a smaller working set may never touch the memory. A device whose peak is not known is
-    held against `measured_tflops`, what a large matmul reached, with room for a busy moment.
+    cache: a smaller working set may never touch the memory. A device without a datasheet is held
+    against what was `measured` in the run, with room for a busy moment.
     """
-    known = peaks_of(device_name)
     if not time_us:
         return None
-    if known is None:
-        return _above_matmul(flops / time_us / 1e6 if flops else 0.0, measured_tflops)
-    name, peaks = known
-    peak = peaks.tflops(dtype, matmul_precision)
+    known, measured = peaks_of(device_name), measured or Ceilings()
     rate = flops / time_us / 1e6 if flops else 0.0
-    if peak is not None and rate > peak:
-        return (
-            f"{rate:.4g} TFLOP/s executed, above the datasheet peak"
-            f" of {peak:g} ({name}, {dtype}): the time is wrong"
-        )
-    traffic = bytes_min / time_us / 1e6 if bytes_min and bytes_min > peaks.cache_bytes else 0.0
-    if traffic > peaks.memory_tbps:
-        return (
-            f"{traffic:.3g} TB/s at least, above the memory's {peaks.memory_tbps:g}"
-            f" ({name}): the time is wrong"
-        )
-    return None
+    peak = known and known[1].tflops(dtype, matmul_precision)
+    if known is None or peak is None:
+        reason = _above_matmul(rate, measured.matmul_tflops.get(dtype))
+    else:
+        reason = _above_peak(rate, peak, f"{known[0]}, {dtype}")
+    gbps = (bytes_min or 0) / time_us / 1e3
+    if known is None:
+        return reason or _above_streaming(gbps, bytes_min or 0, measured)
+    return reason or _above_memory(gbps, bytes_min or 0, *known)
 
 
-def _above_matmul(rate: float, measured_tflops: float | None) -> str | None:
-    if measured_tflops is None or rate <= WELL_ABOVE * measured_tflops:
+def _above_peak(rate: float, peak: float, where: str) -> str | None:
+    if rate <= peak:
         return None
     return (
-        f"{rate:.3g} TFLOP/s executed, {rate / measured_tflops:.0f} times what a large matmul"
-        f" reached here ({measured_tflops:.3g}): the time is wrong, or the work was not done"
+        f"{rate:.4g} TFLOP/s executed, above the datasheet peak"
+        f" of {peak:g} ({where}): the time is wrong"
     )
 
 
-def peak_tflops(environment: dict[str, Any], dtype: str) -> float | None:
-    """Datasheet peak for `dtype` on the machine of `environment` (of run.json), or None."""
-    known = peaks_of(environment.get("device_name"))
-    return known and known[1].tflops(dtype, environment.get("matmul_precision"))
+def _above_matmul(rate: float, reached: float | None) -> str | None:
+    if reached is None or rate <= WELL_ABOVE * reached:
+        return None
+    return (
+        f"{rate:.3g} TFLOP/s executed, {rate / reached:.0f} times what a large matmul"
+        f" reached here ({reached:.3g}): the time is wrong, or the work was not done"
+    )
+
+
+def _above_memory(gbps: float, bytes_min: int, name: str, peaks: Peaks) -> str | None:
+    if bytes_min <= peaks.cache_bytes or gbps <= 1e3 * peaks.memory_tbps:
+        return None
+    return (
+        f"{gbps / 1e3:.3g} TB/s at least, above the memory's {peaks.memory_tbps:g}"
+        f" ({name}): the time is wrong"
+    )
+
+
+def _above_streaming(gbps: float, bytes_min: int, measured: Ceilings) -> str | None:
+    reached = max(measured.read_gbps or 0.0, measured.copy_gbps or 0.0)
+    if not reached or measured.cache_bytes is None or bytes_min <= measured.cache_bytes:
+        return None
+    if gbps <= WELL_ABOVE * reached:
+        return None
+    return (
+        f"{gbps:.3g} GB/s at least, {gbps / reached:.0f} times what a large copy or read"
+        f" reached here ({reached:.3g}): the time is wrong, or the work was not done"
+    )

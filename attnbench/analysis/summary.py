@@ -35,13 +35,15 @@ _column("impl", "implementation", "sorted fastest first within a case", lambda r
 _column(
     "time",
     "time",
-    "median per call (decode: per token); host time on a CPU, stream time on a GPU",
+    "per call (decode: per token); host time on a CPU, the median of the fastest of each few"
+    " rounds; stream time on a GPU, the median",
     lambda row: units.time(row["time_us_median"]),
 )
 _column(
     "interval",
     "95 % interval",
-    "of the median, from order statistics, within one process; – below 6 samples",
+    "of that time: over fresh processes where there are several (--processes), else within one"
+    " process, from order statistics; – below 6 samples",
     lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]),
 )
 _column(
@@ -85,7 +87,7 @@ _column(
 def _status(row: Row) -> str:
     if not units.is_unknown(row["suspect"]):
         return "suspect"
-    return str(row["status"]) if units.is_unknown(row["notes"]) else "unsteady"
+    return str(row["status"]) if units.is_unknown(row["unsteady"]) else "unsteady"
 
 
 def summary_rows(frame: pd.DataFrame) -> list[dict[str, str]]:

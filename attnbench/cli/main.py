@@ -12,10 +12,12 @@ from typing import Any
 import click
 
 from attnbench.cli.check import check
+from attnbench.cli.doctor import doctor
 from attnbench.cli.export import export
 from attnbench.cli.listing import list_
 from attnbench.cli.options import OneLineError
 from attnbench.cli.report import report
+from attnbench.cli.selftest import selftest
 from attnbench.cli.sweep import sweep
 from attnbench.errors import AttnbenchError
 from attnbench.version import __version__
@@ -80,5 +82,5 @@ def main() -> None:
     """
 
 
-for command in (list_, check, sweep, report, export):
+for command in (list_, check, sweep, report, export, doctor, selftest):
     main.add_command(command)

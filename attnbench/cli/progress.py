@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from attnbench import units
 from attnbench.case import Case
-from attnbench.plan import Plan, work
+from attnbench.plan import Plan, grouped, work
 from attnbench.record import Record
 
 # What a cell costs whatever its size, as multiply-adds: checks, probes and samples of a small one.
@@ -36,7 +36,7 @@ class Display:
     def planned(self, plan: Plan, path: Path | None) -> None:
         """Say what will be done; for a dry run, list it."""
         self.interrupted_hint = path
-        measured = [cell for group in plan.groups for cell in group.cells()]
+        measured = [cell for cells in plan.passes for cell in cells]
         self._total = len(measured)
         self._work_total = sum(_cell_work(cell.case) for cell in measured)
         self._begin = time.monotonic()
@@ -47,7 +47,7 @@ class Display:
             return
         decided = f", {len(plan.decided)} decided without running" if plan.decided else ""
         self._console.print(
-            f"{self._total} cells in {len(plan.groups)} processes{decided} -> {path}",
+            f"{_cells(plan)} in {_processes(plan)} processes{decided} -> {path}",
             highlight=False,
         )
         if self._console.is_terminal:
@@ -109,6 +109,16 @@ class Display:
         return f"about {units.seconds(elapsed * (self._work_total / self._work_done - 1))} left"
 
 
+def _cells(plan: Plan) -> str:
+    count = len({cell.key for cells in plan.passes for cell in cells})
+    again = f", each {len(plan.passes)} times," if len(plan.passes) > 1 else ""
+    return f"{count} cells{again}"
+
+
+def _processes(plan: Plan) -> int:
+    return sum(len(list(grouped(cells))) for cells in plan.passes)
+
+
 def _cell_work(case: Case) -> float:
     tokens = case.new_tokens or 1
     return _BASE_WORK + work(case) * (1 if case.workload == "attention" else tokens / 4)
@@ -120,7 +130,7 @@ def _line(record: Record) -> str:
     case = record.cell.case
     if record.status != "ok":
         return f"{record.status:11} {record.cell.impl}: {case.label()}: {record.reason}"
-    middle = units.time(median([sample.time_us for sample in record.samples]))
+    middle = units.time(median([sample.time_us for sample in record.kept]))
     return f"{middle:>11} {record.cell.impl}: {case.label()}"
 
 

@@ -1,24 +1,55 @@
-"""Clocks: how long one block of calls takes, on the host and on the device."""
+"""Clocks: how long one call takes, on the host and on the device, with cold or warm caches."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
+
+from attnbench.measure.flush import Flush
+from attnbench.measure.graph import Captured, capture, external_event
+from attnbench.measure.smclock import SmClock, shared_sm_clock
+
+L2 = Literal["cold", "warm"]
+Timer = Literal["host", "events", "graph"]
+Call = Callable[[], Any]
+
+# CUDA documents about half a microsecond for event times.
+_EVENT_RESOLUTION_US = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block of calls; all times are microseconds per call, means over the block.
+
+    `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a call to
+    its result, without the flush. CUDA alone: `enqueue_us`, the host time to issue one call (one
+    that is not below `time_us` says that the host, not the device, sets the pace), and `sm_mhz`,
+    the clock of the multiprocessors right after the block; None where not known. A time is
+    negative if the clock behind it stepped back: that is for the caller to judge.
+    """
+
+    time_us: float
+    e2e_us: float
+    enqueue_us: float | None = None
+    sm_mhz: float | None = None
 
 
 class Clock(Protocol):
     """Times blocks of calls."""
 
-    def block(self, call: Callable[[], Any], calls: int) -> tuple[float, float]:
-        """Run `call` `calls` times; return (time_us, e2e_us), each for the whole block.
+    l2: L2
+    timer: Timer
 
-        `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from the
-        first call until every result is there.
-        """
+    def block(self, call: Call, calls: int) -> Block:
+        """Time `calls` calls. A clock that steps back gives negative times, and hides nothing."""
+
+    def release(self, call: Call) -> None:
+        """Forget whatever is kept for this callable."""
 
     @property
     def resolution_us(self) -> float:
@@ -26,15 +57,31 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """perf_counter_ns around a bare loop: for CPU, where a call returns when it is done."""
+    """perf_counter_ns, for CPU, where a call returns when it is done.
 
-    def block(self, call: Callable[[], Any], calls: int) -> tuple[float, float]:
-        """Host time of the block, twice: on CPU the result is there when the call returns."""
-        begin = time.perf_counter_ns()
-        for _ in repeat(None, calls):
-            call()
-        elapsed_us = (time.perf_counter_ns() - begin) / 1000
-        return elapsed_us, elapsed_us
+    Warm: around a bare loop. Cold: around each call, behind a flush that is not timed.
+    """
+
+    timer: Timer = "host"
+
+    def __init__(self, l2: L2 = "warm") -> None:
+        self.l2 = l2
+        self._flush = Flush("cpu") if l2 == "cold" else None
+
+    def block(self, call: Call, calls: int) -> Block:
+        """Host time per call, twice: on CPU the result is there when the call returns."""
+        if self._flush is None:
+            begin = time.perf_counter_ns()
+            for _ in repeat(None, calls):
+                call()
+            elapsed_ns = time.perf_counter_ns() - begin
+        else:
+            elapsed_ns = _cold_ns(call, calls, self._flush)
+        elapsed_us = elapsed_ns / 1000 / calls
+        return Block(time_us=elapsed_us, e2e_us=elapsed_us)
+
+    def release(self, call: Call) -> None:
+        """Nothing is kept."""
 
     @property
     def resolution_us(self) -> float:
@@ -42,31 +89,185 @@ class HostClock:
         return time.get_clock_info("perf_counter").resolution * 1e6
 
 
-class CudaClock:
-    """A pair of events around the block on the current stream; host time until both are done."""
+def _cold_ns(call: Call, calls: int, flush: Flush) -> int:
+    elapsed_ns = 0
+    for _ in repeat(None, calls):
+        flush()
+        begin = time.perf_counter_ns()
+        call()
+        elapsed_ns += time.perf_counter_ns() - begin
+    return elapsed_ns
 
-    def __init__(self) -> None:
+
+class CudaClock:
+    """A pair of events on the current stream, used again and again.
+
+    Warm: around all calls of the block. Cold: around each call, behind a flush; each call then
+    starts on a device that has nothing else to do, and the host issues it while the flush still
+    runs. Host times come from one call that is waited for.
+    """
+
+    timer: Timer = "events"
+
+    def __init__(self, l2: L2 = "cold", sm_clock: SmClock | None = None) -> None:
+        self.l2 = l2
+        self._flush = Flush("cuda") if l2 == "cold" else None
+        self._sm_clock = sm_clock
         self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
-    def block(self, call: Callable[[], Any], calls: int) -> tuple[float, float]:
-        """Stream time between the events, and host time until the last result is there."""
+    def block(self, call: Call, calls: int) -> Block:
+        """Stream time between the events, time to issue a call, and time until one is done.
+
+        A warm block of one call gives all of them; else one call more is made for `e2e_us`.
+        """
         torch.cuda.synchronize()
-        begin = time.perf_counter_ns()
+        stream_us, issue_ns, waited_ns = (
+            self._warm(call, calls) if self._flush is None else self._cold(call, calls, self._flush)
+        )
+        sm_mhz = self._sm_clock.sample_mhz() if self._sm_clock else None
+        alone = calls == 1 and self._flush is None
+        return Block(
+            time_us=stream_us / calls,
+            e2e_us=waited_ns / 1000 if alone else _end_to_end_us(call, self._flush),
+            enqueue_us=issue_ns / 1000 / calls,
+            sm_mhz=sm_mhz,
+        )
+
+    def _warm(self, call: Call, calls: int) -> tuple[float, int, int]:
         self._begin.record()
+        begin = time.perf_counter_ns()
         for _ in repeat(None, calls):
             call()
+        issued = time.perf_counter_ns()
         self._end.record()
         self._end.synchronize()
-        elapsed_us = (time.perf_counter_ns() - begin) / 1000
-        return self._begin.elapsed_time(self._end) * 1000, elapsed_us
+        done = time.perf_counter_ns()
+        return self._begin.elapsed_time(self._end) * 1000, issued - begin, done - begin
+
+    def _cold(self, call: Call, calls: int, flush: Flush) -> tuple[float, int, int]:
+        stream_us, issue_ns, waited_ns = 0.0, 0, 0
+        for _ in repeat(None, calls):
+            flush()
+            once_us, once_issue_ns, once_waited_ns = self._warm(call, 1)
+            stream_us += once_us
+            issue_ns += once_issue_ns
+            waited_ns += once_waited_ns
+        return stream_us, issue_ns, waited_ns
+
+    def release(self, call: Call) -> None:
+        """Nothing is kept."""
 
     @property
     def resolution_us(self) -> float:
-        """CUDA documents about half a microsecond for event times."""
-        return 0.5
+        """Of one pair of events; a cold block takes the mean of many."""
+        return _EVENT_RESOLUTION_US
 
 
-def clock_for(device: str) -> Clock:
-    """The clock of a device: `cpu` or `cuda`."""
-    return CudaClock() if device == "cuda" else HostClock()
+class GraphClock:
+    """Replays of a CUDA graph in which the calls, the flushes and the events are nodes.
+
+    The host then has no part in stream time: `enqueue_us` is the time to launch the graph, per
+    call. `e2e_us` is host time from the launch of a graph of one call until it is done. The
+    graphs of a callable hold the memory it works in until `release`. See `capture` for what
+    cannot be captured.
+    """
+
+    timer: Timer = "graph"
+
+    def __init__(self, l2: L2 = "cold", sm_clock: SmClock | None = None) -> None:
+        """Raise CaptureError where this torch has no events for graphs."""
+        external_event()
+        self.l2 = l2
+        self._flush = Flush("cuda") if l2 == "cold" else None
+        self._sm_clock = sm_clock
+        self._kept: dict[tuple[int, int], Captured] = {}
+
+    def block(self, call: Call, calls: int) -> Block:
+        """Capture, unless that is done, replay, and read the events; raises CaptureError."""
+        kept = self._captured(call, calls)
+        torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        kept.graph.replay()
+        issued = time.perf_counter_ns()
+        torch.cuda.synchronize()
+        e2e_us = (time.perf_counter_ns() - begin) / 1000
+        sm_mhz = self._sm_clock.sample_mhz() if self._sm_clock else None
+        if kept.alone is not None:
+            e2e_us = _end_to_end_us(kept.alone.replay, self._flush)
+        return Block(
+            time_us=kept.stream_us(),
+            e2e_us=e2e_us,
+            enqueue_us=(issued - begin) / 1000 / calls,
+            sm_mhz=sm_mhz,
+        )
+
+    def _captured(self, call: Call, calls: int) -> Captured:
+        kept = self._kept.get(_identity(call))
+        if kept is None or kept.calls != calls:
+            self.release(call)
+            alone = calls > 1 or self._flush is not None
+            kept = capture(call, calls, flush=self._flush, alone=alone)
+            self._kept[_identity(call)] = kept
+        return kept
+
+    def release(self, call: Call) -> None:
+        """Free the graphs of this callable, and the memory they hold."""
+        kept = self._kept.pop(_identity(call), None)
+        if kept is not None:
+            kept.reset()
+
+    @property
+    def resolution_us(self) -> float:
+        """Of one pair of events."""
+        return _EVENT_RESOLUTION_US
+
+
+def _identity(call: Call) -> tuple[int, int]:
+    """What is the same for the same callable: a method is a new object each time it is named."""
+    return id(getattr(call, "__self__", None)), id(getattr(call, "__func__", call))
+
+
+def _end_to_end_us(call: Call, flush: Flush | None) -> float:
+    """Host time from a call on an idle device until its result is there."""
+    torch.cuda.synchronize()
+    if flush is not None:
+        flush()
+        torch.cuda.synchronize()
+    begin = time.perf_counter_ns()
+    call()
+    torch.cuda.synchronize()
+    return (time.perf_counter_ns() - begin) / 1000
+
+
+_Make = Callable[[L2], Clock]
+# By device and timer; the first timer of a device is its default.
+_CLOCKS: dict[str, dict[Timer, _Make]] = {
+    "cpu": {"host": HostClock},
+    "cuda": {
+        "events": lambda l2: CudaClock(l2, shared_sm_clock()),
+        "graph": lambda l2: GraphClock(l2, shared_sm_clock()),
+    },
+}
+_DEFAULT_L2: dict[str, L2] = {"cpu": "warm", "cuda": "cold"}
+
+
+def clock_for(device: str, *, l2: str | None = None, timer: str | None = None) -> Clock:
+    """The clock of a device, `cpu` or `cuda`.
+
+    `l2` is cold or warm: cold on cuda and warm on cpu unless given. `timer` is host on cpu,
+    events or graph on cuda: events unless given. Raises ValueError for anything else, and
+    CaptureError where torch is too old for graph.
+    """
+    if device not in _CLOCKS:
+        raise ValueError(f"no clock for the device {device!r}: cpu or cuda")
+    made = _CLOCKS[device]
+    chosen_l2 = next((x for x in get_args(L2) if x == (l2 or _DEFAULT_L2[device])), None)
+    if chosen_l2 is None:
+        raise ValueError(f"--l2 {l2} is unknown: {' or '.join(get_args(L2))}")
+    if timer is not None and timer not in get_args(Timer):
+        raise ValueError(f"--timer {timer} is unknown: {', '.join(get_args(Timer))}")
+    make = next((make for name, make in made.items() if timer in (None, name)), None)
+    if make is None:
+        raise ValueError(f"--timer {timer} is not for {device}, which has {' and '.join(made)}")
+    return make(chosen_l2)

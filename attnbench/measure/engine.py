@@ -1,6 +1,8 @@
 """Interleaved timing: every implementation of a case takes a turn in each round, in random order.
 
-Drift of the machine then falls on all of them alike, and none is always first.
+Drift of the machine then falls on all of them alike, and none is always first. A turn that other
+work took a core from is taken again; a round in which the machine itself was slowed counts for
+nobody. Counters of the system decide that, never the times.
 """
 
 from __future__ import annotations
@@ -8,38 +10,37 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-try:
-    import resource
-except ImportError:  # not on this system: nothing is counted
-    resource = None  # type: ignore[assignment]
-
-from attnbench.measure.clock import Clock
+from attnbench.measure.clock import Block, Clock
 from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.warming import UnmeasurableError, warm_up
+from attnbench.measure.watch import Conditions, Watch
 from attnbench.sample import Sample
 
-# A block lasts at least this long, and this many times what the clock can tell.
-MIN_BLOCK_US = 1000.0
-MIN_TICKS = 1000
-_AGREE = 0.05
-_WARM_SHARE = 0.25
+# Between two turns the others have used the caches. One untimed call brings back what a block
+# finds there from its second call on; a call longer than this refills any cache by itself.
+REWARM_BELOW_US = 20_000.0
+# Turns and rounds that do not count: at most this share of those that do, and a few more. What is
+# disturbed beyond that is kept, and said.
+REDO_SHARE = 0.5
+REDO_MORE = 2
+MOST_BACKWARD = 10
+STEPPED_BACK = "the clock stepped back or stood still"
 
 
 @dataclass(kw_only=True)
 class Contender:
     """A callable in the race: what it does, how it is called, and what was observed of it.
 
-    `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was;
-    `interrupted` counts how often other work took a core from this process in its samples.
+    `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was.
     """
 
     call: Callable[[], Any]
@@ -47,38 +48,28 @@ class Contender:
     units: int = 1
     last_call_s: float = 0.0
     calls: int = 1
+    each_us: float = 0.0
     samples: list[Sample] = field(default_factory=list)
+    conditions: Conditions = field(default_factory=Conditions)
     warm_s: float = 0.0
+    compile_s: float = 0.0
     spent_s: float = 0.0
-    interrupted: int = 0
     error: Exception | None = None
 
     @property
     def times_us(self) -> list[float]:
-        """Microseconds per unit, in the order of the rounds."""
-        return [sample.time_us for sample in self.samples]
+        """Microseconds per unit of the samples that count, in the order of the rounds."""
+        return [sample.time_us for sample in self.samples if sample.discarded is None]
 
+    @property
+    def planned_us(self) -> float:
+        """How long a block should take, known from warming up."""
+        return self.calls * self.each_us
 
-def warm_up(contender: Contender, *, clock: Clock, rule: StoppingRule) -> bool:
-    """Call until two windows in a row agree, or a quarter of the budget is spent.
-
-    Sets the number of calls that makes a block long enough for the clock. Returns False: nobody
-    leaves the race by warming up.
-    """
-    if contender.last_call_s >= _WARM_SHARE * rule.max_time_s:
-        return False  # it has just run, and one more call would spend the whole budget
-    floor_us = max(MIN_BLOCK_US, MIN_TICKS * clock.resolution_us)
-    begin, previous_us, calls = time.perf_counter(), math.inf, 1
-    while True:
-        block_us, _ = clock.block(contender.call, calls)
-        each_us = max(block_us / calls, 1e-3)
-        contender.warm_s = time.perf_counter() - begin
-        settled = abs(each_us - previous_us) <= _AGREE * each_us and calls * each_us >= floor_us
-        if settled or contender.warm_s >= _WARM_SHARE * rule.max_time_s:
-            break
-        previous_us, calls = each_us, max(1, math.ceil(floor_us / each_us))
-    contender.calls = max(1, math.ceil(floor_us / each_us))
-    return False
+    def may_redo(self) -> bool:
+        """False once too many samples were discarded: the next ones are kept whatever happens."""
+        kept = len(self.times_us)
+        return len(self.samples) - kept < REDO_SHARE * kept + REDO_MORE
 
 
 def race(
@@ -87,6 +78,7 @@ def race(
     rule: StoppingRule,
     seed: int,
     *,
+    watch: Watch | None = None,
     before_turn: Callable[[str, str], None] = lambda name, stage: None,
     finished: Callable[[str], None] = lambda name: None,
 ) -> None:
@@ -94,61 +86,134 @@ def race(
 
     A contender that raises keeps its exception in `error` and leaves; the others go on.
     `before_turn(name, stage)` is told whose turn it is, outside the timed block;
-    `finished(name)` is called as soon as one has left.
+    `finished(name)` is called when one has left, between two rounds.
     """
-    order = random.Random(seed)
-    racing = dict(contenders)
+    _Race(contenders, clock, rule, watch or Watch(), before_turn, finished).run(seed)
 
-    def attempt(name: str, stage: str, turn: Callable[[Contender], bool]) -> None:
-        before_turn(name, stage)
-        contender = racing[name]
+
+@dataclass
+class _Race:
+    contenders: dict[str, Contender]
+    clock: Clock
+    rule: StoppingRule
+    watch: Watch
+    before_turn: Callable[[str, str], None]
+    finished: Callable[[str], None]
+
+    def run(self, seed: int) -> None:
+        order = random.Random(seed)
+        self.racing = dict(self.contenders)
+        for name in list(self.racing):
+            self._attempt(name, "warm-up", partial(warm_up, clock=self.clock, rule=self.rule))
+        for number in itertools.count():
+            names = list(self.racing)
+            if not names:
+                return
+            order.shuffle(names)
+            with _collector_off():
+                self._round(number, names)
+            for name in [name for name in names if name in self.racing]:
+                if self._done(self.racing[name]):
+                    self._leave(name)
+
+    def _round(self, number: int, names: list[str]) -> None:
+        """One turn for each; then once more for those whose turn was disturbed."""
+        before, again = self.watch.mark(), []
+        begin = {name: len(self.racing[name].samples) for name in names}
+        readings: list[Any] = []
+        for position, name in enumerate(names):
+            self._take_turn(name, (number, position), readings)
+            if name in self.racing and self.racing[name].samples[-1].discarded:
+                again.append(name)
+        for position, name in enumerate(again, start=len(names)):
+            if name in self.racing:
+                self._take_turn(name, (number, position), readings)
+        planned_us = sum(self.contenders[name].planned_us for name in names)
+        reason, always = self.watch.lost_by_round(before, planned_us, readings)
+        if reason and (always or all(self.contenders[name].may_redo() for name in names)):
+            for name in names:
+                _discard(self.contenders[name], begin[name], reason)
+
+    def _take_turn(self, name: str, place: tuple[int, int], readings: list[Any]) -> None:
+        self._attempt(name, "samples", partial(self._turn, place=place))
+        reading = self.watch.read()
+        if reading is not None:
+            readings.append(reading)
+            self.contenders[name].conditions.readings.append(reading)
+
+    def _attempt(self, name: str, stage: str, turn: Callable[[Contender], None]) -> None:
+        self.before_turn(name, stage)
+        contender = self.racing[name]
         try:
             with torch.set_grad_enabled(contender.grad):
-                leaves = turn(contender)
+                turn(contender)
         except Exception as err:  # whatever it raises costs this cell alone
             # Without its traceback, whose frames would keep the failed call's buffers alive.
-            contender.error, leaves = err.with_traceback(None), True
-        if leaves:
-            del racing[name]
-            contender.call = _gone  # and what the callable holds on to is free for the others
-            finished(name)
+            contender.error = err.with_traceback(None)
+            self._leave(name)
 
-    for name in list(racing):
-        attempt(name, "warm-up", partial(warm_up, clock=clock, rule=rule))
-    for round_number in itertools.count():
-        names = list(racing)
-        if not names:
-            return
-        order.shuffle(names)
-        with _collector_off():
-            for position, name in enumerate(names):
-                turn = partial(_turn, clock=clock, rule=rule, place=(round_number, position))
-                attempt(name, "samples", turn)
+    def _turn(self, contender: Contender, *, place: tuple[int, int]) -> None:
+        begin = time.perf_counter()
+        if self.clock.l2 == "warm" and contender.each_us < REWARM_BELOW_US:
+            contender.call()
+        switches = self.watch.interruptions()
+        block = self.clock.block(contender.call, contender.calls)
+        switches = self.watch.interruptions() - switches
+        contender.spent_s += time.perf_counter() - begin
+        contender.conditions.interrupted += switches
+        reason = self.watch.lost_to_others(switches, contender.planned_us)
+        if reason and not contender.may_redo():
+            contender.conditions.kept_disturbed += 1
+            reason = None
+        if block.time_us <= 0:
+            reason = STEPPED_BACK
+        contender.samples.append(_sample(contender, block, place, reason))
+        if reason == STEPPED_BACK:
+            _refuse_backward(contender)
+
+    def _done(self, contender: Contender) -> bool:
+        times = contender.times_us
+        if times or contender.spent_s < self.rule.max_time_s * self.rule.patience:
+            return self.rule.done(times, contender.spent_s)
+        why = contender.samples[-1].discarded
+        contender.error = UnmeasurableError(f"no sample counts in all the time there was: {why}")
+        return True
+
+    def _leave(self, name: str) -> None:
+        contender = self.racing.pop(name)
+        self.clock.release(contender.call)
+        contender.call = _gone  # and what the callable holds on to is free for the others
+        self.finished(name)
 
 
-def _turn(
-    contender: Contender, *, clock: Clock, rule: StoppingRule, place: tuple[int, int]
-) -> bool:
-    begin, switches = time.perf_counter(), interruptions()
-    block_us, e2e_us = clock.block(contender.call, contender.calls)
-    contender.spent_s += time.perf_counter() - begin
-    contender.interrupted += interruptions() - switches
-    work = contender.calls * contender.units
-    contender.samples.append(
-        Sample(
-            round=place[0],
-            position=place[1],
-            calls=contender.calls,
-            time_us=block_us / work,
-            e2e_us=e2e_us / work,
-        )
+def _sample(
+    contender: Contender, block: Block, place: tuple[int, int], discarded: str | None
+) -> Sample:
+    units = contender.units
+    return Sample(
+        round=place[0],
+        position=place[1],
+        calls=contender.calls,
+        time_us=block.time_us / units,
+        e2e_us=block.e2e_us / units,
+        enqueue_us=None if block.enqueue_us is None else block.enqueue_us / units,
+        sm_mhz=block.sm_mhz,
+        discarded=discarded,
     )
-    return rule.done(contender.times_us, contender.spent_s)
 
 
-def interruptions() -> int:
-    """Involuntary context switches of this process so far, all threads; 0 where not counted."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
+def _discard(contender: Contender, first: int, reason: str) -> None:
+    """Mark the samples from number `first` on; those marked already keep their reason."""
+    for index in range(first, len(contender.samples)):
+        sample = contender.samples[index]
+        if sample.discarded is None:
+            contender.samples[index] = replace(sample, discarded=reason)
+
+
+def _refuse_backward(contender: Contender) -> None:
+    backward = sum(sample.discarded == STEPPED_BACK for sample in contender.samples)
+    if backward >= MOST_BACKWARD and 2 * backward > len(contender.samples):
+        raise UnmeasurableError(f"{STEPPED_BACK} in {backward} of {len(contender.samples)} blocks")
 
 
 def _gone() -> None:

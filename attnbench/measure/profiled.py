@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +30,9 @@ class Profiled:
     """What one call did. Bytes are as requested, before the allocator rounds them.
 
     `peak_bytes` is the highest sum of live allocations above the state before the call;
-    `kept_bytes` is what is still live when the result has been returned.
+    `kept_bytes` is what is still live when the result has been returned. `kernels` are the
+    distinct kernels (CUDA) or innermost ops (CPU) that ran, `kernel_count` how many of them with
+    repetitions; `ops` all distinct ops by name, the composite ones around them too.
     """
 
     result: Any
@@ -36,38 +40,74 @@ class Profiled:
     kept_bytes: int
     kernels: tuple[str, ...]
     kernel_count: int
+    ops: tuple[str, ...]
 
 
 def profile_call(call: Callable[[], Any], device: str) -> Profiled:
     """Run `call` once under the profiler and report its memory and its kernels.
 
     On CPU the profiler's memory events cover every allocation torch makes, those inside an op
-    too, and repeat exactly. On CUDA the caching allocator's own statistics give the bytes.
+    too, and repeat exactly. On CUDA the caching allocator's own statistics give the bytes. Either
+    way from a clean state: nothing that ran before is charged to this call, or freed in it.
     """
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = _cuda_requested("current")
-    with profile(activities=activities, profile_memory=device == "cpu") as session:
-        result = call()
+        make_matmul_workspaces()
+    with _no_garbage_collection():
         if device == "cuda":
             torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = _cuda_requested("current")
+        with profile(activities=activities, profile_memory=device == "cpu") as session:
+            result = call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+        if device == "cuda":
+            peak, kept = _cuda_requested("peak") - before, _cuda_requested("current") - before
+    tree = session.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
     if device == "cuda":
-        peak, kept = _cuda_requested("peak") - before, _cuda_requested("current") - before
         kernels = _cuda_kernels(session)
     else:
-        tree = session.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
         peak, kept = _cpu_bytes(tree)
-        kernels = [name for root in tree for name in _cpu_kernels(root)]
+        own = _ops_with_a_cpu_kernel()
+        kernels = [name for root in tree for name in _cpu_kernels(root, own)]
     return Profiled(
         result=result,
         peak_bytes=peak,
         kept_bytes=kept,
         kernels=tuple(dict.fromkeys(kernels)),
         kernel_count=len(kernels),
+        ops=tuple(sorted({event.name for event in _walk(tree) if _is_op(event)})),
     )
+
+
+def make_matmul_workspaces(device: str = "cuda") -> None:
+    """Multiply something small in every way, so that the libraries' workspaces exist.
+
+    cuBLAS and cuBLASLt take theirs (32 MiB on recent GPUs) from the caching allocator when a
+    thread first multiplies on a stream, and keep them: whoever came first would be charged. The
+    backward pass multiplies in a thread of its own, hence the gradients; `addmm` goes to cuBLASLt.
+    Clearing them instead would charge every one that multiplies, and none that does not.
+    """
+    for dtype in (torch.float32, torch.float16):
+        with torch.enable_grad():
+            a = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
+            batch, bias = a.expand(2, 16, 16), torch.ones(16, device=device, dtype=dtype)
+            product = torch.addmm(bias, a @ a, a) + torch.bmm(batch, batch).sum(0)
+            torch.autograd.grad(product.sum(), a)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Garbage of those before, freed in the window, would be taken off this call's bytes."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _cuda_requested(which: str) -> int:
@@ -106,11 +146,28 @@ def _cpu_bytes(tree: list[Any]) -> tuple[int, int]:
     return peak, live
 
 
-def _cpu_kernels(event: Any) -> list[str]:
-    """Names of the innermost ops that do work, in the order in which they ran."""
-    inner = [name for child in event.children for name in _cpu_kernels(child)]
-    is_op = event.tag.name == "TorchOp" and "::" in event.name
-    is_op = is_op and not event.name.startswith("autograd::")
-    if not is_op or event.name in _BOOKKEEPING or set(inner) - _CONVERSION:
+def _is_op(event: Any) -> bool:
+    """Of the events that torch records as ops, those of the dispatcher: `aten::bmm`."""
+    named = event.tag.name == "TorchOp" and "::" in event.name
+    return named and not event.name.startswith("autograd::")
+
+
+def _ops_with_a_cpu_kernel() -> set[str]:
+    """Ops that are more than a composition of others: an overload is registered for CPU itself."""
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
+    return {name.partition(".")[0] for name in registered}  # aten::mul.Tensor; events say aten::mul
+
+
+def _cpu_kernels(event: Any, own: set[str]) -> list[str]:
+    """Names of the ops that do work, in the order in which they began.
+
+    These are the innermost ones, and around those the ops with a kernel of their `own`: a fused
+    backward pass, say, that begins by clearing its gradients with another op.
+    """
+    inner = [name for child in event.children for name in _cpu_kernels(child, own)]
+    if not _is_op(event) or event.name in _BOOKKEEPING:
         return inner
-    return [event.name]  # a copy inside, of a Python number say, is part of the op
+    if not set(inner) - _CONVERSION:
+        return [event.name]  # a copy inside, of a Python number say, is part of the op
+    # An op may call another overload of itself: that is one op.
+    return [event.name, *inner] if event.name in own - set(inner) else inner

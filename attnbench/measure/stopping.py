@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnbench.stats import median, median_interval
+from attnbench.stats import ESTIMATORS, median, median_interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingRule:
-    """Stop when the interval of the median is narrow enough, or when the budget is spent.
+    """Stop when the interval of the reported time is narrow enough, or when the budget is spent.
+
+    The reported time is the median of what `estimator`, of `stats.ESTIMATORS`, makes of samples.
 
     `precision` is the half-width of the 95 % interval relative to the median; `min_time_s` and
     `max_time_s` bound the time in samples. A slow call still gets `min_samples`, the fewest that
@@ -22,6 +24,7 @@ class StoppingRule:
     max_time_s: float = 1.0
     min_samples: int = 7
     patience: float = 20.0
+    estimator: str = "samples"
 
     def done(self, times_us: list[float], spent_s: float) -> bool:
         """Decide from the samples so far and the seconds spent on them."""
@@ -29,7 +32,9 @@ class StoppingRule:
             return True
         if len(times_us) < self.min_samples or spent_s < self.min_time_s:
             return False
-        return spent_s >= self.max_time_s or achieved(times_us) <= self.precision
+        if spent_s >= self.max_time_s:
+            return True
+        return achieved(ESTIMATORS[self.estimator](times_us)) <= self.precision
 
 
 def achieved(times_us: list[float]) -> float:

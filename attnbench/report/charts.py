@@ -8,6 +8,7 @@ from typing import Literal
 
 import pandas as pd
 
+from attnbench import units
 from attnbench.analysis.compare import BASELINE
 from attnbench.registry import Registry
 from attnbench.report import scales
@@ -19,6 +20,7 @@ Scale = Literal["log10", "log2", "linear"]
 class Chart:
     """One quantity against n. `value`, `low`, `high` and `predicted` are columns.
 
+    `axis` names it; `{unit}` in there stands for the name that `unit` gives.
     `source` says which table the rows come from: `cells` or `costs` (of RoPE). `lines` is the
     column that tells lines apart, `guides` the powers of n to hold slopes against, `reference`
     a value with its name, drawn as a line across.
@@ -40,6 +42,7 @@ class Chart:
     guide_under: Literal["all", "slowest"] = "all"  # which lines the guides are drawn just below
     dodge: bool = False  # move lines apart sideways, where intervals would cover each other
     reference: tuple[float, str] | None = None
+    unit: Callable[[float], tuple[float, str]] | None = None  # by the axis' upper end; see `axis`
     peak: bool = False  # draw the datasheet's peak, where it is known and near
 
     def title_of(self, single: bool) -> str:
@@ -89,7 +92,7 @@ CHARTS.add(
         reading="FLOPs of the admitted pairs (flash-attention's convention) / median time: higher"
         " is better, and a plateau is the limit of the machine or of the algorithm.",
         value="tflops", low="tflops_low", high="tflops_high",
-        axis="useful TFLOP/s", text=scales.plain, scale="linear", peak=True,
+        axis="useful {unit}", text=scales.plain, unit=units.rate_unit, scale="linear", peak=True,
     ),
 )  # fmt: skip
 CHARTS.add(

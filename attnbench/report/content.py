@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench import units
-from attnbench.analysis import compare
+from attnbench.analysis import compare, limits
 from attnbench.analysis.axes import fixed, label, slices, telling, varying
 from attnbench.analysis.highlights import highlights
 from attnbench.analysis.summary import summary_rows
@@ -97,6 +97,10 @@ class Content:
             for _, rows in slices(of_workload, outer):
                 yield rows.iloc[0].to_dict(), rows
 
+    def limits(self) -> list[dict[str, str]]:
+        """What the machine can do: `limit`, `measured` in this run, `datasheet` where known."""
+        return limit_rows(self.environment)
+
     def failures(self) -> list[dict[str, str]]:
         """Cells without a result, gathered by their reason."""
         return [
@@ -132,6 +136,26 @@ class Content:
         ]
 
 
+def limit_rows(environment: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The ceilings in the environment of run.json, as texts; none where none was measured."""
+    found, known = limits.ceilings_of(environment), limits.peaks_of(environment.get("device_name"))
+    sheet = known[1] if known else None
+    gbps, cache = (1e3 * sheet.memory_tbps, sheet.cache_bytes) if sheet else (None, None)
+    rows = [
+        (f"matmul, {dtype}", units.flop_rate(rate),
+         units.flop_rate(limits.peak_tflops(environment, dtype)))
+        for dtype, rate in found.matmul_tflops.items()
+    ]  # fmt: skip
+    rows += [
+        ("read", units.bandwidth(found.read_gbps), units.bandwidth(gbps)),
+        ("copy, read and written", units.bandwidth(found.copy_gbps), units.bandwidth(gbps)),
+        ("cheapest op", units.time(found.launch_us), units.UNKNOWN),
+        ("last cache", units.size(found.cache_bytes), units.size(cache)),
+    ]
+    names = ("limit", "measured", "datasheet")
+    return [dict(zip(names, row, strict=True)) for row in rows if row[1] != units.UNKNOWN]
+
+
 def _cases(rows: pd.DataFrame, colours: dict[str, Look]) -> list[CaseTable]:
     inner = [name for name in varying(rows) if name in INNER] or ["seq_len"]
     groups = [part for _, part in slices(rows, ["case_id"])]
@@ -144,7 +168,7 @@ def _range(low: int, high: int) -> str:
 
 def _case_rows(rows: pd.DataFrame, colours: dict[str, Look]) -> list[dict[str, Any]]:
     texts = summary_rows(rows)
-    why = rows["reason"].fillna(rows["suspect"]).fillna("")
+    why = rows["reason"].fillna(rows["suspect"]).fillna(rows["notes"]).fillna("")
     return [
         {
             "texts": {name: text for name, text in line.items() if name != "case"},

@@ -15,6 +15,7 @@ from attnbench.analysis.summary import SUMMARY
 from attnbench.report.content import Content
 from attnbench.report.plots import Plot
 
+LIMITS = ("ceilings", "matmul_tflops")  # of an environment: they have a section of their own
 TEMPLATES = Path(__file__).parent  # page.html.jinja, and page.css which it includes
 
 
@@ -33,10 +34,11 @@ def render(content: Content, plots: list[Plot]) -> str:
         "plots": plot_groups(plots),
         "tables": parts,
         "left_out": left_out,
+        "limits": content.limits(),
         "failures": content.failures(),
         "suspects": content.suspects(),
         "spent": content.spent(),
-        "environment": {k: _text(k, v) for k, v in content.environment.items()},
+        "environment": {k: _text(k, v) for k, v in content.environment.items() if k not in LIMITS},
         "options": {k: _text("", v) for k, v in (content.run.info.get("options") or {}).items()},
         "columns": [column for _, column in SUMMARY.items()],
         "all_columns": [column for _, column in COLUMNS.items()],
@@ -51,6 +53,7 @@ def _sections(values: dict[str, Any]) -> list[tuple[str, str]]:
         ("findings", "In short", True),
         ("plots", "Plots", values["plots"]),
         ("results", "Results", True),
+        ("limits", "Limits", values["limits"]),
         ("failures", "Without a result", values["failures"]),
         ("suspects", "Suspect", values["suspects"]),
         ("time", "Wall time", values["spent"]),

@@ -20,6 +20,7 @@ def render(content: Content) -> str:
         escape(" · ".join(content.facts())),
         "\n".join(f"- {escape(sentence)}" for sentence in content.sentences()),
         *_hardest(content),
+        *_limits(content),
         *_failures(content),
         *_spent(content),
     ]
@@ -53,6 +54,13 @@ def _hardest(content: Content) -> list[str]:
         lines = [[row[name] for name in SUMMARY.names()] for row in summary_rows(case)]
         blocks += [f"### {escape(title)}", table(headers, lines)]
     return blocks
+
+
+def _limits(content: Content) -> list[str]:
+    rows = [[row["limit"], row["measured"], row["datasheet"]] for row in content.limits()]
+    if not rows:
+        return []
+    return ["### Limits measured in this run", table(["limit", "measured", "datasheet"], rows)]
 
 
 def _failures(content: Content) -> list[str]:

@@ -30,6 +30,20 @@ class Frame:
     limits: tuple[float, float]
     peak_tflops: float | None = None
 
+    @property
+    def unit(self) -> tuple[float, str]:
+        """The value axis' unit, where the chart leaves it to the values: its size and name."""
+        return self.chart.unit(self.limits[1]) if self.chart.unit else (1.0, "")
+
+    @property
+    def axis(self) -> str:
+        """What is written beside the value axis."""
+        return self.chart.axis.format(unit=self.unit[1])
+
+    def text(self, value: float) -> str:
+        """A value as the axis writes it."""
+        return self.chart.text(value / self.unit[0])
+
 
 def value_axis(
     chart: Chart, rows: pd.DataFrame, peak: float | None
@@ -53,14 +67,14 @@ def value_axis(
 
 def set_value_axis(ax: Axes, shared: Frame, which: str = "y") -> None:
     """Give one axis the chart's scale, limits and tick texts."""
-    chart, limits = shared.chart, shared.limits
+    limits = shared.limits
     if shared.scale != "linear":
-        scales.log_axis(ax, which, limits, 2 if shared.scale == "log2" else 10, chart.text)
+        scales.log_axis(ax, which, limits, 2 if shared.scale == "log2" else 10, shared.text)
         return
     axis = ax.yaxis if which == "y" else ax.xaxis
     (ax.set_ylim if which == "y" else ax.set_xlim)(*limits)
     axis.set_major_locator(MaxNLocator(6 if which == "y" else 4))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: chart.text(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: shared.text(value)))
 
 
 def failed_lines(chart: Chart, rows: pd.DataFrame) -> list[Failed]:
@@ -194,7 +208,7 @@ def _draw_point(ax: Axes, y: int, row: pd.DataFrame, shared: Frame) -> None:
         markersize=6, capsize=2, elinewidth=1.0, clip_on=False,
     )  # fmt: skip
     ax.annotate(
-        chart.text(value), (value, y), xytext=(0, 6), textcoords="offset points", fontsize=7.5,
+        shared.text(value), (value, y), xytext=(0, 6), textcoords="offset points", fontsize=7.5,
         ha="center", color="#222222",
     )  # fmt: skip
 

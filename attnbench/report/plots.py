@@ -93,11 +93,12 @@ def draw_all(
                 figure = draw(chart, sheet, _looks(chart, rows, looks), dict(environment))
                 drawn.append(save(figure, name, chart, sheet, folder))
             if len(found) > MOST_SHEETS:
-                drawn[-MOST_SHEETS] = _with_note(drawn[-MOST_SHEETS], len(found) - MOST_SHEETS)
+                drawn[-MOST_SHEETS] = with_note(drawn[-MOST_SHEETS], len(found) - MOST_SHEETS)
     return drawn
 
 
-def _with_note(plot: Plot, left_out: int) -> Plot:
+def with_note(plot: Plot, left_out: int) -> Plot:
+    """Say in the reading how many figures of the kind are not drawn."""
     note = f"{left_out} more such figures are left out; the export has their numbers."
     return replace(plot, reading=f"{plot.reading} {note}")
 
@@ -131,7 +132,7 @@ def draw(
         ax = figure.add_axes(layout.place(index))
         (panels.draw_points if single else panels.draw_lines)(ax, panel.rows, shared)
         _annotate(ax, panel, shared, single)
-    _head(figure, chart.title_of(single), sheet.title)
+    head(figure, chart.title_of(single), sheet.title)
     return figure
 
 
@@ -159,12 +160,13 @@ def _annotate(ax: Axes, panel: Panel, shared: panels.Frame, single: bool) -> Non
     pad = 5 + 72 * labels.strip_inches(failed)
     ax.set_title(panel.title, loc="left", pad=pad, color="#222222")
     n_name = "context n" if shared.chart.workloads == ("decode",) else "sequence length n"
-    ax.set_xlabel(shared.chart.axis if single else n_name)
+    ax.set_xlabel(shared.axis if single else n_name)
     if not single:
-        ax.set_ylabel(shared.chart.axis)
+        ax.set_ylabel(shared.axis)
 
 
-def _head(figure: Figure, title: str, subject: str) -> None:
+def head(figure: Figure, title: str, subject: str) -> None:
+    """Write a figure's title, and under it what all its panels share."""
     width, height = figure.get_size_inches()
     figure.text(0.12 / width, 1 - 0.2 / height, title, fontsize=11, fontweight="bold", va="center")
     figure.text(0.12 / width, 1 - 0.4 / height, subject, fontsize=8, color=style.QUIET, va="center")

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from attnbench.errors import StoreError
-from attnbench.report import html, markdown
+from attnbench.report import html, markdown, roofline
 from attnbench.report.content import Content
 from attnbench.report.plots import draw_all
 from attnbench.store import load_run
@@ -29,6 +29,7 @@ def write_report(run_path: Path) -> Path:
         shutil.rmtree(run_path / PLOTS, ignore_errors=True)
         tables = {"cells": content.cells, "costs": content.costs}
         plots = draw_all(tables, content.environment, run_path / PLOTS)
+        plots += roofline.draw_all(content.cells, run_path / PLOTS)
         (run_path / MARKDOWN).write_text(markdown.render(content), encoding="utf-8")
         page = run_path / PAGE
         page.write_text(html.render(content, plots), encoding="utf-8")

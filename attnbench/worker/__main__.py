@@ -7,6 +7,7 @@ on the original standard output. Whatever implementations print goes to standard
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -21,14 +22,18 @@ import torch
 
 from attnbench.beacon import NOBODY, Beacon
 from attnbench.case import Case
+from attnbench.ceilings import measure_ceilings
 from attnbench.errors import AttnbenchError
 from attnbench.loader import load_built_in, load_entry_points, load_file
-from attnbench.machine import available_bytes, matmul_tflops, settle
-from attnbench.measure.stopping import StoppingRule
-from attnbench.record import Record
+from attnbench.machine import available_bytes, settle
+from attnbench.measure.graph import CaptureError
+from attnbench.record import Cell, Record
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
+from attnbench.worker.diagnosis import diagnose
+from attnbench.worker.finishing import refused
 from attnbench.worker.measuring import measure_heat
+from attnbench.worker.setup import Setup
 from attnbench.worker.trial import device_is_lost
 
 Event = Callable[..., None]
@@ -67,8 +72,10 @@ def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
         cases = [Case.from_json(row) for row in request["cases"]]
         emit("reasons", reasons=reasons_against(cases, request["names"]))
     elif request["do"] == "ceilings":
-        rates = {dtype: matmul_tflops(request["device"], dtype) for dtype in request["dtypes"]}
-        emit("ceilings", matmul_tflops=rates)
+        emit("ceilings", ceilings=measure_ceilings(request["device"], request["dtypes"]))
+    elif request["do"] == "diagnose":
+        diagnosis = diagnose(request["device"], lambda test: emit("testing", test=test))
+        emit("diagnosis", diagnosis=diagnosis)
     elif request["do"] == "measure":
         _measure(request, beacon, emit)
     elif request["do"] == "check":
@@ -81,18 +88,27 @@ def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
 
 
 def _measure(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
-    rule = StoppingRule(**request["rule"])
+    heats = [
+        [(Case.from_json(row["case"]), row["impls"]) for row in heat] for heat in request["heats"]
+    ]
     first = 0
-    for heat in request["heats"]:
-        entries = [(Case.from_json(row["case"]), row["impls"]) for row in heat]
-        measure_heat(
-            entries,
-            rule,
-            request["seed"],
-            emit=partial(_emit_record, emit, first),
-            tell=partial(_tell, beacon, first),
-        )
-        first += len(heat)
+    try:
+        setup = Setup.of(request, heats[0][0][0].device)
+    except CaptureError as err:  # this torch has no graphs that can be timed
+        for index, (case, impls) in enumerate(itertools.chain.from_iterable(heats)):
+            for impl in impls:
+                cell = Cell(case=case, impl=impl)
+                _emit_record(emit, 0, index, refused(cell, str(err)))
+        return
+    with setup.stream():
+        for heat in heats:
+            measure_heat(
+                heat,
+                setup,
+                emit=partial(_emit_record, emit, first),
+                tell=partial(_tell, beacon, first),
+            )
+            first += len(heat)
 
 
 def _emit_record(emit: Event, first: int, index: int, record: Record) -> None:

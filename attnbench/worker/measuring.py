@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from attnbench import allocator
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.beacon import NOBODY
 from attnbench.case import Case
 from attnbench.check import Truth
 from attnbench.inputs import Draw
 from attnbench.machine import free_bytes, settle
-from attnbench.measure.clock import clock_for
 from attnbench.measure.engine import Contender, race
-from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.watch import Ledger
 from attnbench.record import Cell, Record
+from attnbench.worker.finishing import record_of, timed_record
+from attnbench.worker.setup import Setup
 from attnbench.worker.trial import Trial, classify
 from attnbench.workloads import WORKLOADS
 
@@ -24,9 +26,7 @@ Emit = Callable[[int, Record], None]  # index of the case in the heat, its recor
 Tell = Callable[[int, int, str], None]  # indices of the case and the implementation, stage
 
 
-def measure_heat(
-    entries: list[Entry], rule: StoppingRule, seed: int, emit: Emit, tell: Tell
-) -> None:
+def measure_heat(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell) -> None:
     """Measure every cell of the heat and emit one record for each, as soon as it is final.
 
     Each case gets two draws of inputs, the first with needles (a lost key shows), the second
@@ -42,12 +42,12 @@ def measure_heat(
         else:
             emit(index, record)
 
-    _measure_together(entries, rule, seed, emit_or_postpone, tell)
+    _measure_together(entries, setup, emit_or_postpone, tell)
     for index, name in crowded:
         case, names = entries[index]
         place = index, names.index(name)
         alone: list[Entry] = [(case, [name])]
-        _measure_together(alone, rule, seed, partial(_emit_at, emit, index), _tell_at(tell, place))
+        _measure_together(alone, setup, partial(_emit_at, emit, index), _tell_at(tell, place))
 
 
 def _emit_at(emit: Emit, index: int, _: int, record: Record) -> None:
@@ -63,13 +63,12 @@ def _tell_at(tell: Tell, place: tuple[int, int]) -> Tell:
     return told
 
 
-def _measure_together(
-    entries: list[Entry], rule: StoppingRule, seed: int, emit: Emit, tell: Tell
-) -> None:
+def _measure_together(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell) -> None:
+    allocator.give_back()
     racing: dict[str, Trial] = {}
     places: dict[str, tuple[int, int]] = {}
     for index, (case, names) in enumerate(entries):
-        trials = prepare_case(case, names, seed, partial(emit, index), partial(tell, index))
+        trials = prepare_case(case, names, setup.seed, partial(emit, index), partial(tell, index))
         for name, trial in trials.items():
             racing[f"{index} {name}"] = trial
             places[f"{index} {name}"] = (index, names.index(name))
@@ -84,8 +83,10 @@ def _measure_together(
         if trial.bound is not None
     }
 
+    ledger = Ledger.open()
+
     def finished(key: str) -> None:
-        emit(places[key][0], _timed_record(racing.pop(key), contenders[key]))
+        emit(places[key][0], timed_record(racing.pop(key), contenders[key], setup, ledger))
 
     def before_turn(key: str, stage: str) -> None:
         settle()  # what the one before set for itself must not hold for this one
@@ -93,9 +94,10 @@ def _measure_together(
 
     race(
         contenders,
-        clock_for(entries[0][0].device),
-        rule,
-        seed,
+        setup.clock,
+        setup.rule,
+        setup.seed,
+        watch=setup.watch,
         before_turn=before_turn,
         finished=finished,
     )
@@ -178,34 +180,9 @@ def _prepare_and_check(
 def _probe(trial: Trial, tell: Callable[[str], None]) -> None:
     tell("probe")
     with trial.stage("probe"):
-        trial.refresh()
         trial.probe()
 
 
 def _drop_if_ended(name: str, trials: dict[str, Trial], emit: Callable[[Record], None]) -> None:
     if trials[name].status is not None:
-        emit(_record(trials.pop(name)))
-
-
-def _timed_record(trial: Trial, contender: Contender) -> Record:
-    trial.spent_s |= {"warm-up": contender.warm_s, "samples": contender.spent_s}
-    if contender.spent_s:
-        trial.metrics["interruptions_per_s"] = round(contender.interrupted / contender.spent_s, 1)
-    if contender.error is not None:
-        trial.fail("samples", contender.error)
-    else:
-        trial.status = "ok"
-    return _record(trial, contender)
-
-
-def _record(trial: Trial, contender: Contender | None = None) -> Record:
-    assert trial.status is not None
-    samples = contender.samples if contender and trial.status == "ok" else []
-    return Record(
-        cell=Cell(case=trial.case, impl=trial.impl.name),
-        status=trial.status,
-        reason=trial.reason,
-        samples=tuple(samples),
-        metrics=trial.metrics,
-        spent_s={stage: round(seconds, 6) for stage, seconds in trial.spent_s.items()},
-    )
+        emit(record_of(trials.pop(name)))

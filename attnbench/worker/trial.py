@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ from attnbench.inputs import Tensors
 from attnbench.machine import settle
 from attnbench.measure.flops import count_flops
 from attnbench.measure.profiled import profile_call
+from attnbench.measure.saved import watch_saved
 from attnbench.record import Status
+from attnbench.worker.explaining import flops_note, predicted_miss, sdpa_backend
 from attnbench.workloads import WORKLOADS, Bound
 
 
@@ -130,29 +133,53 @@ class Trial:
         self.bound.refresh()
 
     def probe(self) -> None:
-        """FLOPs counted, memory and kernels of one call each; predicted ones from sizes."""
+        """What one call does, outside the timed samples: predicted from sizes, then observed.
+
+        Two calls: one counts FLOPs and what is saved for the backward pass, one is profiled.
+        """
         assert self.bound is not None
-        self.metrics |= WORKLOADS.get(self.case.workload).costs(self.case, self.impl)
-        if not self.impl.compiles:  # a dispatch mode would make torch.compile fall back
-            counted, source = count_flops(self.bound.call, OPAQUE_FORMULAS)
-            units = self.bound.units
-            self.metrics["flops_counted"] = None if counted is None else counted // units
-            self.metrics["flops_counted_source"] = source
-        self.metrics["flops_note"] = flops_note(self.metrics, compiled=self.impl.compiles)
+        workload = WORKLOADS.get(self.case.workload)
+        self.metrics |= workload.costs(self.case, self.impl)
+        self.metrics |= self._dispatched(self.bound)
+        why = functools.partial(workload.why_flops, self.case)
+        self.metrics["flops_note"] = flops_note(self.metrics, why, compiled=self.impl.compiles)
         profiled = profile_call(self.bound.call, self.case.device)
         self.metrics |= self._memory(profiled.peak_bytes, profiled.result)
         first = sorted(profiled.kernels, key=lambda name: "attention" not in name)
         self.metrics["kernel"] = "; ".join(first[:8]) or None
         self.metrics["kernel_count"] = profiled.kernel_count
+        self.metrics["sdpa_backend"] = sdpa_backend(profiled.ops)
 
-    def _memory(self, peak_bytes: int, result: Any) -> dict[str, int]:
+    def _dispatched(self, bound: Bound) -> dict[str, Any]:
+        """What a dispatch mode sees, from what is prepared to the end of one call.
+
+        Nothing of compiled code: the mode would make torch.compile fall back.
+        """
+        if self.impl.compiles:
+            bound.refresh()
+            return {}
+        with watch_saved() if bound.grad else contextlib.nullcontext() as saved:
+            bound.refresh()
+            counted, source = count_flops(bound.call, OPAQUE_FORMULAS)
+        if saved:
+            bound.refresh()  # a graph that was watched is not one to be timed
+        return {
+            "flops_counted": None if counted is None else counted // bound.units,
+            "flops_counted_source": source,
+            "memory_saved_bytes": saved.bytes if saved else None,
+        }
+
+    def _memory(self, peak_bytes: int, result: Any) -> dict[str, Any]:
         inputs = sum(x.numel() * x.element_size() for x in self.tensors.values())
         outputs = sum(x.numel() * x.element_size() for x in leaves(result))
+        workspace = max(0, peak_bytes - outputs)
+        predicted = self.metrics.get("memory_predicted_bytes")
         return {
             "memory_inputs_bytes": inputs,
             "memory_outputs_bytes": outputs,
-            "memory_workspace_bytes": max(0, peak_bytes - outputs),
+            "memory_workspace_bytes": workspace,
             "memory_peak_bytes": inputs + self.metrics["memory_prepared_bytes"] + peak_bytes,
+            "memory_predicted_miss": predicted_miss(workspace, predicted),
         }
 
     def _poison(self, result: Any) -> None:
@@ -189,21 +216,6 @@ def leaves(result: Any) -> Iterator[torch.Tensor]:
     elif isinstance(result, (tuple, list)):
         for item in result:
             yield from leaves(item)
-
-
-def flops_note(metrics: dict[str, Any], *, compiled: bool) -> str | None:
-    """Where useful, executed and counted FLOPs disagree, in plain words; None where they agree."""
-    useful, executed = metrics.get("flops_useful"), metrics.get("flops_executed")
-    counted, source = metrics.get("flops_counted"), metrics.get("flops_counted_source")
-    notes = []
-    if useful and executed and executed != useful:
-        notes.append(f"executes {executed / useful:.3g} x the useful FLOPs")
-    if counted is None:
-        notes.append("not counted: compiled code" if compiled else "torch counted no matmul")
-    elif executed and counted != executed:
-        priced = "torch's formula for the opaque op" if source == "formula" else "dispatched ops"
-        notes.append(f"{priced}: {counted / executed:.3g} x the executed FLOPs")
-    return "; ".join(notes) or None
 
 
 def classify(err: Exception, stage: str) -> tuple[Status, str]:

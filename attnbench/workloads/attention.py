@@ -70,6 +70,10 @@ class AttentionWorkload:
             "memory_predicted_bytes": rotated_workspace(case, core_bytes),
         }
 
+    def why_flops(self, case: Case, flops: int) -> list[str]:
+        """What the mask wastes, and the scores that a backward pass does not make again."""
+        return costs.why_core_flops(case, flops)
+
 
 def rotated_workspace(case: Case, core_bytes: int | None) -> int | None:
     """Workspace of a core (bytes) with rotary encoding around it, forward.

@@ -63,7 +63,8 @@ class Cache:
     `prefill(layer)` is done untimed and again whenever the inputs change; `steps(layer)` returns
     the `extend` that is timed.
     `all_queries`: the step runs the layer for every token, not for the new one alone;
-    `all_keys`: it projects the keys and values of every token.
+    `all_keys`: it projects the keys and values of every token; `grows`: it makes them anew, one
+    longer, beside the old ones.
     """
 
     doc: str
@@ -71,6 +72,7 @@ class Cache:
     steps: Callable[[Layer], Extend]
     all_queries: bool = False
     all_keys: bool = False
+    grows: bool = False
 
 
 def _nothing(layer: Layer) -> None:
@@ -155,7 +157,10 @@ CACHES.add(
         all_keys=True,
     ),
 )
-CACHES.add("concat", Cache(doc="grown by torch.cat", prefill=_prefill_exact, steps=_concatenate))
+CACHES.add(
+    "concat",
+    Cache(doc="grown by torch.cat", prefill=_prefill_exact, steps=_concatenate, grows=True),
+)
 CACHES.add(
     "static",
     Cache(doc="preallocated, written in place", prefill=_prefill_whole, steps=_write_in_place),

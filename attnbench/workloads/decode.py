@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from attnbench import costs
-from attnbench.api import AttentionCall, Implementation
+from attnbench.api import AttentionCall, Implementation, SizeFormula
 from attnbench.case import Case, Position, parse_mask
 from attnbench.check import PlainResult, Truth, plain_attention, truth_of
 from attnbench.inputs import Draw, Tensors, empty, fill_normal
@@ -147,13 +147,28 @@ class DecodeWorkload:
         return truth_of(case, tensors, partial(_plain_layer, case))
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
-        """Per token; the workspace of a whole generation is not predicted."""
+        """FLOPs and traffic per token; the predicted workspace is that of a whole generation."""
         return {
             "flops_useful": costs.decode_flops_useful(case),
             "flops_executed": _flops_executed(case, impl),
             "bytes_min": costs.decode_bytes_min(case),
-            "memory_predicted_bytes": None,
+            "memory_predicted_bytes": _workspace(case, impl),
         }
+
+    def why_flops(self, case: Case, flops: int) -> list[str]:
+        """What the kind of cache does again at each step, and keys that the mask hides."""
+        cache, tokens = CACHES.get(case.cache or "static"), case.new_tokens or 1
+        if flops == costs.decode_flops_useful(case):
+            return []
+        reasons = []
+        if cache.all_queries:
+            reasons.append("each step runs the layer for all tokens, not for the new one alone")
+        elif cache.all_keys:
+            reasons.append("each step makes the keys and values of all tokens again")
+        every_key = _flops_of(case, lambda step: costs.core_flops(step, step.seq_len * step.kv_len))
+        if flops == every_key and not step_case(case, tokens - 1).unmasked:
+            reasons.append("every pair of the steps is multiplied, hidden by the mask or not")
+        return reasons
 
 
 def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
@@ -171,14 +186,42 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
     return PlainResult(values={"o": layer.output(o_BHLV)})
 
 
-def _flops_executed(case: Case, impl: Implementation) -> int | None:
-    if impl.flops is None:
+def _workspace(case: Case, impl: Implementation) -> int | None:
+    """Bytes that a generation allocates beyond its outputs, at its worst moment.
+
+    Step t holds the outputs so far and q; then the new token's k and v and, where the cache
+    grows, keys and values of both lengths; then the longer ones, o and what the core takes.
+    None without a cache: a core is then handed strided keys, of which it may make copies. None
+    in half precision on CPU, where oneDNN packs the operands of products as the processor wants.
+    """
+    cache, tokens = CACHES.get(case.cache or "static"), case.new_tokens or 1
+    packed = case.device == "cpu" and case.element_bytes < 4
+    if impl.workspace is None or cache.all_keys or packed:
         return None
+    element = case.batch * case.element_bytes
+    y = element * (case.width or case.heads * case.head_dim)
+    q, o = element * case.heads * case.head_dim, element * case.heads * case.value_dim
+    token = element * case.kv_heads * (case.head_dim + case.value_dim)  # of k and v
+    peak = 0
+    for t in range(tokens):
+        longer = token * (case.seq_len + t + 1) if cache.grows else 0
+        shorter = token * (case.seq_len + t) if cache.grows and t else 0
+        core = o + max(y, impl.workspace(step_case(case, t)))
+        peak = max(peak, t * y + q + max(token + shorter + longer, longer + core))
+    return peak - tokens * y
+
+
+def _flops_executed(case: Case, impl: Implementation) -> int | None:
+    return None if impl.flops is None else _flops_of(case, impl.flops)
+
+
+def _flops_of(case: Case, core_flops: SizeFormula) -> int:
+    """FLOPs per token of a generation whose core executes `core_flops` of each step."""
     cache, tokens = CACHES.get(case.cache or "static"), case.new_tokens or 1
     total = 0
     for t in range(tokens):
         step = step_case(case, t)
-        total += impl.flops(step)
+        total += core_flops(step)
         total += costs.projection_flops(case, step.seq_len, step.kv_len if cache.all_keys else 1)
     return total // tokens
 

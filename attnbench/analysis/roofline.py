@@ -1,0 +1,122 @@
+"""Where a measured cell stands between the machine's limits: the columns of the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from attnbench.analysis.limits import Ceilings, ceilings_of, peak_tflops, peaks_of
+from attnbench.case import Case
+
+Bound = Literal["compute", "memory", "launch"]
+HOST_BOUND = 0.95  # of the time, spent by the host on issuing the call: the device waits for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One cell against its machine, all per unit (a call; a token for decode); None is unknown.
+
+    The model is the roofline of Williams, Waterman and Patterson (CACM 2009) with a third limit,
+    that every kernel must be started.
+    """
+
+    time_us: float | None
+    flops_useful: int | None
+    flops_executed: int | None  # the useful ones where an implementation does not say
+    bytes_min: int | None
+    kernels: float | None
+    enqueue_us: float | None
+    peak_tflops_measured: float | None
+    peak_tflops_datasheet: float | None
+    memory_gbps_datasheet: float | None
+    ceilings: Ceilings
+
+    @property
+    def read_gbps_measured(self) -> float | None:
+        """What a large read reached."""
+        return self.ceilings.read_gbps
+
+    @property
+    def copy_gbps_measured(self) -> float | None:
+        """What a large copy reached, reading and writing together."""
+        return self.ceilings.copy_gbps
+
+    @property
+    def launch_us_measured(self) -> float | None:
+        """Time of the cheapest op."""
+        return self.ceilings.launch_us
+
+    @property
+    def arithmetic_intensity(self) -> float | None:
+        """Useful FLOPs for each byte of the least traffic."""
+        return _ratio(self.flops_useful, self.bytes_min)
+
+    @property
+    def compute_us(self) -> float | None:
+        """Least time of the executed FLOPs, at the rate of a large matmul."""
+        return _ratio(self.flops_executed, self.peak_tflops_measured, per=1e-6)
+
+    @property
+    def memory_us(self) -> float | None:
+        """Least time of the least traffic, at the rate of a large read."""
+        return _ratio(self.bytes_min, self.ceilings.read_gbps, per=1e-3)
+
+    @property
+    def launch_us(self) -> float | None:
+        """Least time of starting the kernels one after another."""
+        kernels, each_us = self.kernels, self.ceilings.launch_us
+        return None if kernels is None or each_us is None else kernels * each_us
+
+    @property
+    def fraction_of_compute_peak(self) -> float | None:
+        """Executed FLOP rate / the rate of a large matmul."""
+        return _ratio(self.compute_us, self.time_us)
+
+    @property
+    def fraction_of_memory_peak(self) -> float | None:
+        """Rate of the least traffic / the rate of a large read."""
+        return _ratio(self.memory_us, self.time_us)
+
+    @property
+    def bound(self) -> Bound | None:
+        """The limit that takes longest; launch too where issuing takes as long as running.
+
+        Unknown unless all three are known: the missing one might be the longest.
+        """
+        if not self.time_us:
+            return None
+        if self.enqueue_us is not None and self.enqueue_us >= HOST_BOUND * self.time_us:
+            return "launch"
+        compute, memory, launch = self.compute_us, self.memory_us, self.launch_us
+        if compute is None or memory is None or launch is None:
+            return None
+        times: dict[Bound, float] = {"compute": compute, "memory": memory, "launch": launch}
+        return max(times, key=lambda name: times[name])
+
+
+def place(
+    case: Case, metrics: Mapping[str, Any], time_us: float | None, environment: Mapping[str, Any]
+) -> Place:
+    """Hold one cell against the machine of `environment`; one of another device is unknown."""
+    here = environment if environment.get("device", case.device) == case.device else {}
+    ceilings, known = ceilings_of(here), peaks_of(here.get("device_name"))
+    useful, executed = metrics.get("flops_useful"), metrics.get("flops_executed")
+    kernels = metrics.get("kernel_count")  # of one call, which makes all the tokens of a decode
+    return Place(
+        time_us=time_us,
+        flops_useful=useful,
+        flops_executed=useful if executed is None else executed,
+        bytes_min=metrics.get("bytes_min"),
+        kernels=None if kernels is None else kernels / (case.new_tokens or 1),
+        enqueue_us=metrics.get("enqueue_us"),
+        peak_tflops_measured=ceilings.matmul_tflops.get(case.dtype),
+        peak_tflops_datasheet=peak_tflops(here, case.dtype),
+        memory_gbps_datasheet=1e3 * known[1].memory_tbps if known else None,
+        ceilings=ceilings,
+    )
+
+
+def _ratio(amount: float | None, other: float | None, per: float = 1.0) -> float | None:
+    """Quotient × `per`; None where either is unknown, or the divisor is nothing."""
+    return None if amount is None or not other else amount / other * per

@@ -1,0 +1,111 @@
+"""The reported time of a record, its interval and what they rest on."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+from attnbench.record import Record
+from attnbench.sample import Sample
+from attnbench.stats import (
+    ESTIMATORS,
+    median,
+    median_interval,
+    processes_interval,
+    ratio_interval,
+)
+
+Interval = tuple[float, float]
+_POWER = 0.8
+
+
+def by_process(record: Record) -> list[list[Sample]]:
+    """The samples that count, for each fresh process of the cell, in the order of their rounds."""
+    found: dict[int, list[Sample]] = {}
+    for sample in record.kept:
+        found.setdefault(sample.process, []).append(sample)
+    return list(found.values())
+
+
+def observations_us(record: Record) -> list[float]:
+    """What the median and its interval are taken of, in µs per call (decode: per token).
+
+    From one process, what the record's estimator makes of its samples; from several, the
+    processes' medians of that: the fresh process is what repeats, not the sample within it.
+    """
+    processes = [_observed(record, samples) for samples in by_process(record)]
+    return processes[0] if len(processes) == 1 else [median(times) for times in processes]
+
+
+def _observed(record: Record, samples: list[Sample]) -> list[float]:
+    estimator = ESTIMATORS[record.metrics.get("estimator", "samples")]
+    return estimator([sample.time_us for sample in samples])
+
+
+def time_us(record: Record) -> float | None:
+    """The reported time in µs; None where nothing was measured."""
+    return median(observations_us(record)) if record.samples else None
+
+
+def interval_us(record: Record) -> Interval | None:
+    """Its 95 % interval in µs, over samples or over processes; None where there are too few."""
+    if not record.samples:
+        return None
+    found = observations_us(record)
+    return processes_interval(found) if over_processes(record) else median_interval(found)
+
+
+def over_processes(record: Record) -> bool:
+    """True where the cell was measured in several fresh processes."""
+    return len({sample.process for sample in record.kept}) > 1
+
+
+def replicated(record: Record) -> str | None:
+    """What the interval replicates: `within_process` or `between_processes`; None without one."""
+    if interval_us(record) is None:
+        return None
+    return "between_processes" if over_processes(record) else "within_process"
+
+
+def precision(record: Record) -> float | None:
+    """Half the interval's width, relative to the reported time; None without an interval."""
+    interval, middle = interval_us(record), time_us(record)
+    return None if interval is None or not middle else (interval[1] - interval[0]) / 2 / middle
+
+
+def detectable(record: Record) -> float | None:
+    """The smallest relative difference from another row of this precision that would show.
+
+    That a two-sided test at 5 % finds with probability 0.8 when both rows have this interval:
+    (z(0.975) + z(0.8)) · √2 standard errors, of which the half-width holds z(0.975). Source: the
+    sample-size formula for two means, e.g. Lehr, Statistics in Medicine 11 (1992), 1099.
+    """
+    half = precision(record)
+    if half is None:
+        return None
+    z = NormalDist().inv_cdf
+    return half * (z(0.975) + z(_POWER)) / z(0.975) * math.sqrt(2)
+
+
+def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
+    """Reported time of `above` / that of `below`, with an interval of at least 95 %, or None.
+
+    Within one process from the intervals of both medians. Over several, process by process: the
+    two took turns in each, so that what slowed one slowed the other.
+    """
+    numerator, denominator = observations_us(above), observations_us(below)
+    if not (over_processes(above) and over_processes(below)):
+        value = median(numerator) / median(denominator)
+        return value, ratio_interval(numerator, denominator)
+    paired = _paired(above, below)
+    if len(paired) < 2:
+        return median(numerator) / median(denominator), None
+    return median(paired), processes_interval(paired)
+
+
+def _paired(above: Record, below: Record) -> list[float]:
+    medians = [
+        {part[0].process: median(_observed(record, part)) for part in by_process(record)}
+        for record in (above, below)
+    ]
+    return [medians[0][p] / medians[1][p] for p in sorted(medians[0].keys() & medians[1].keys())]

@@ -1,0 +1,88 @@
+"""`attnbench selftest`: what the suite says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from attnbench.cli.options import (
+    NAMES,
+    POSITIVE,
+    SIZES,
+    device_option,
+    output_option,
+    seed_option,
+)
+from attnbench.errors import ExitCode
+
+_INTERRUPTED = 130
+
+
+@click.group()
+def selftest() -> None:
+    """Hold attnbench's own measuring against what is known, and against other tools."""
+
+
+@selftest.command()
+@click.option("--impls", type=NAMES, help="Implementations by name [naive,sdpa].")
+@click.option("--seq-lens", type=SIZES, help="n [128,256,512,1024].")
+@click.option("--heads", type=SIZES, help="H [4].")
+@click.option("--head-dims", type=SIZES, help="D [64].")
+@click.option(
+    "--runs",
+    type=int,
+    default=10,
+    show_default=True,
+    help="Runs of each tool, each in fresh processes; at least 2.",
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    type=POSITIVE,
+    default=10.0,
+    show_default=True,
+    help="Seconds a run of a tool may take, start-up and warm-up counted.",
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1, max=1024), help="CPU threads [torch's default]."
+)
+@device_option
+@seed_option
+@output_option
+@click.option("--name", help="The folder's name, a new one [a time stamp].")
+def timer(**options: Any) -> None:
+    """Compare the spread of our times with that of other tools, at an equal budget.
+
+    attnbench (in one process and in three), pytest-benchmark, torch.utils.benchmark and, on a
+    GPU, triton's do_bench time the same cells in turns, in fresh processes. A tool that is not
+    installed is a row with the reason. Writes the raw samples, tables and a picture. Exits 3 if
+    fewer than 2 runs of attnbench succeeded; the figures decide nothing.
+    """
+    from attnbench.selftest.session import FEWEST_RUNS, Request, compare
+
+    given = {name: value for name, value in options.items() if value is not None}
+    finished = compare(Request(**given), _tell)
+    _print(finished)
+    if finished.interrupted:
+        raise SystemExit(_INTERRUPTED)
+    if finished.own_runs < FEWEST_RUNS:
+        raise SystemExit(ExitCode.INCONCLUSIVE)
+
+
+def _tell(message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _print(finished: Any) -> None:
+    from attnbench.cli.summary import table
+    from attnbench.selftest.session import PAGE
+    from attnbench.selftest.tables import sentences, tables
+
+    for found in tables(finished.summary):
+        click.echo(f"\n{found.title}")
+        table(found.header, found.rows, right=found.header[1:])
+    click.echo("")
+    for sentence in sentences(finished.summary):
+        click.echo(sentence)
+    click.echo(f"tables:  {finished.path / PAGE}")

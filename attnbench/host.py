@@ -1,0 +1,237 @@
+"""What the operating system says of this machine: read from /proc and /sys, without torch.
+
+Every fact is None where it is unknown: a file that is absent, unreadable or garbled, or another
+system than Linux, costs that fact and nothing else. `root` is where /proc and /sys hang.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path("/")
+
+_CPUS = "sys/devices/system/cpu"
+# Variables that change how many threads compute, where they sit, and how memory is handed out.
+_PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH_", "MALLOC_", "LD_PRELOAD")
+
+
+def facts(root: Path = ROOT) -> dict[str, Any]:
+    """Everything below as plain JSON, by name; takes about a millisecond."""
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "cpus": os.cpu_count(),
+        "affinity": affinity(),
+        "load_1m": load_1m(root),
+        "governor": governor(root),
+        "mhz": mhz(root),
+        "max_mhz": max_mhz(root),
+        "turbo": turbo(root),
+        "smt": smt(root),
+        "hypervisor": hypervisor(root),
+        "cpu_quota": cpu_quota(root),
+        "throttled_us": throttled_us(root),
+        "steal_share": steal_share(cpu_ticks(root)),
+        "thp": thp(root),
+        "swap_used_bytes": swap_used_bytes(root),
+        "on_battery": on_battery(root),
+        "thread_env": thread_env(),
+    }
+
+
+def affinity() -> list[int] | None:
+    """The CPUs that this process may run on."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on this system, or refused
+        return None
+
+
+def ranges(numbers: Sequence[int] | None) -> str | None:
+    """Write CPU numbers as the kernel does: `0-3,8`."""
+    if numbers is None:
+        return None
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def thread_env() -> dict[str, str]:
+    """The environment variables that are set and rule threads, their places, or malloc."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_PREFIXES)}
+
+
+def load_1m(root: Path = ROOT) -> float | None:
+    """Mean number of tasks that ran or wanted to, over the last minute."""
+    return _number((_read(root / "proc/loadavg") or "").partition(" ")[0])
+
+
+def governor(root: Path = ROOT) -> str | None:
+    """What sets the frequency, such as `performance`; several are joined by commas."""
+    files = (root / _CPUS).glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return ", ".join(sorted({text for file in files if (text := _read(file))})) or None
+
+
+def mhz(root: Path = ROOT) -> float | None:
+    """The highest present frequency of any CPU, in MHz."""
+    scaled = _highest_khz(root, "scaling_cur_freq")
+    lines = (_read(root / "proc/cpuinfo") or "").splitlines()
+    values = [_number(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    return scaled or max((value for value in values if value), default=None)
+
+
+def max_mhz(root: Path = ROOT) -> float | None:
+    """The highest frequency that any CPU can reach, in MHz."""
+    return _highest_khz(root, "cpuinfo_max_freq")
+
+
+def turbo(root: Path = ROOT) -> bool | None:
+    """Whether a CPU may exceed its nominal frequency."""
+    forbidden = _flag(root / _CPUS / "intel_pstate/no_turbo")
+    return _flag(root / _CPUS / "cpufreq/boost") if forbidden is None else not forbidden
+
+
+def smt(root: Path = ROOT) -> bool | None:
+    """Whether two threads of the machine share one core."""
+    return _flag(root / _CPUS / "smt/active")
+
+
+def hypervisor(root: Path = ROOT) -> bool | None:
+    """Whether this is a virtual machine, as the processor's flags tell (x86 alone has it)."""
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        if line.startswith("flags"):
+            return "hypervisor" in line.split()
+    return None
+
+
+def thp(root: Path = ROOT) -> str | None:
+    """Transparent huge pages: `always`, `madvise` or `never`."""
+    text = _read(root / "sys/kernel/mm/transparent_hugepage/enabled") or ""
+    return text.partition("[")[2].partition("]")[0] or None
+
+
+def swap_used_bytes(root: Path = ROOT) -> int | None:
+    """Memory of this machine that lies on a disk now."""
+    rows = [line.split() for line in (_read(root / "proc/meminfo") or "").splitlines()]
+    sizes = {row[0]: _number(row[1]) for row in rows if len(row) > 1}
+    total, free = sizes.get("SwapTotal:"), sizes.get("SwapFree:")
+    return None if total is None or free is None else int(total - free) * 1024
+
+
+def on_battery(root: Path = ROOT) -> bool | None:
+    """Whether a battery is being drained; None where there is no battery."""
+    supplies = list((root / "sys/class/power_supply").glob("*"))
+    batteries = [s for s in supplies if _read(s / "type") == "Battery"]
+    states = [state for s in batteries if (state := _read(s / "status"))]
+    return "Discharging" in states if states else None
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """CPUs' worth of time that the control groups grant, the tightest of them; None if unbounded.
+
+    Version 2: `cpu.max` holds quota and period. Version 1: `cpu.cfs_quota_us`, −1 for none.
+    """
+    quotas = []
+    for group in _groups(root):
+        both = (_read(group / "cpu.max") or "").split()
+        if len(both) != 2:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            both = [_read(group / name) or "" for name in names]
+        quota, period = map(_number, both)
+        if quota and period and quota > 0 and period > 0:
+            quotas.append(quota / period)
+    return min(quotas, default=None)
+
+
+def throttled_us(root: Path = ROOT) -> int | None:
+    """Microseconds for which the control groups have held their processes back so far.
+
+    The largest among this process's group and those above it. Version 2 counts microseconds,
+    version 1 nanoseconds.
+    """
+    units_per_us = {"throttled_usec": 1, "throttled_time": 1000}
+    counts = []
+    for group in _groups(root):
+        for line in (_read(group / "cpu.stat") or "").splitlines():
+            name, _, text = line.partition(" ")
+            value = _number(text)
+            if name in units_per_us and value is not None:
+                counts.append(int(value) // units_per_us[name])
+    return max(counts, default=None)
+
+
+def stolen_ticks(root: Path = ROOT) -> int | None:
+    """Ticks (1/100 s) that the hypervisor gave to others while a CPU here had work, so far."""
+    ticks = cpu_ticks(root)
+    return None if ticks is None else ticks[0]
+
+
+def cpu_ticks(root: Path = ROOT) -> tuple[int, int] | None:
+    """Return (stolen, all) ticks of all CPUs since boot. Source: proc(5), /proc/stat."""
+    row = (_read(root / "proc/stat") or "").partition("\n")[0].split()
+    counts = [_number(text) for text in row[1:9]]
+    if row[:1] != ["cpu"] or len(counts) < 8 or None in counts:
+        return None
+    ticks = [int(count or 0) for count in counts]
+    return ticks[7], sum(ticks)
+
+
+def steal_share(
+    after: tuple[int, int] | None, before: tuple[int, int] | None = (0, 0)
+) -> float | None:
+    """The share of stolen ticks between two readings of `cpu_ticks`; since boot with one."""
+    if after is None or before is None or after[1] <= before[1]:
+        return None
+    return max(0, after[0] - before[0]) / (after[1] - before[1])
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of this process's control groups that rule CPU time, and all above them.
+
+    In a container the path may be that of the host, which is not there: what is above it is.
+    """
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        names = ("cpu", controllers) if controllers else ("", "unified")
+        for mount in dict.fromkeys(root / "sys/fs/cgroup" / name for name in names):
+            here = mount / path.strip("/")
+            yield here
+            if here != mount:
+                yield from here.parents[: len(here.relative_to(mount).parts)]
+
+
+def _highest_khz(root: Path, name: str) -> float | None:
+    files = (root / _CPUS).glob(f"cpu[0-9]*/cpufreq/{name}")
+    values = [value for file in files if (value := _number(_read(file)))]
+    return max(values) / 1000 if values else None
+
+
+def _flag(file: Path) -> bool | None:
+    return {"0": False, "1": True}.get(_read(file) or "")
+
+
+def _read(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except (OSError, ValueError):  # ValueError: a garbled path with a zero byte in it
+        return None
+
+
+def _number(text: str | None) -> float | None:
+    """A finite number of at least −1, or None: nothing that is read here may be less."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if -1 <= value < float("inf") else None

@@ -1,0 +1,241 @@
+"""What the GPU says of itself through NVML: clock, power, temperature, why it slows, energy.
+
+NVML may be missing, denied, or answer only some questions: each answer that does not come is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_GIVE_UP_AFTER = 3  # failures in a row
+_SM_CLOCK, _CORE_SENSOR = 1, 0  # NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
+
+POWER_CAP, THERMAL, SLOWDOWN = "power cap", "thermal", "hardware slowdown"
+# Bits of nvmlClocksEventReasons (nvmlClocksThrottleReasons of old), which are part of NVML's ABI.
+_REASONS = {
+    0x001: "idle",
+    0x002: "application clocks",
+    0x004: POWER_CAP,
+    0x008: SLOWDOWN,
+    0x010: "sync boost",
+    0x020: THERMAL,  # by software
+    0x040: THERMAL,  # by hardware
+    0x080: SLOWDOWN,  # power brake, asserted from outside the board
+    0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuReading:
+    """One reading; each value is None where NVML did not give it.
+
+    `sm_mhz` and `power_w` are what NVML reports now, which it averages over as much as a second.
+    `throttle` holds why the clock is held down, in plain words; empty where nothing does.
+    """
+
+    sm_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: frozenset[str] | None = None
+
+
+def _throttle(bits: Any) -> frozenset[str]:
+    found = {1 << bit for bit in range(64) if int(bits) >> bit & 1}
+    return frozenset(_REASONS.get(bit, f"reason {bit:#x}") for bit in found)
+
+
+def _within(low: float, high: float, scale: float = 1.0) -> Callable[[Any], float]:
+    """Convert a number, and refuse what cannot be, such as NVML's 2**32 - 1 for "not known"."""
+
+    def convert(value: Any) -> float:
+        number = float(value) * scale
+        if not low <= number <= high:
+            raise ValueError(f"{number:.6g} is implausible")
+        return number
+
+    return convert
+
+
+class _Query:
+    """One question to NVML: asked by the first of its functions that answers, until it gives up."""
+
+    def __init__(
+        self, name: str, functions: tuple[str, ...], args: tuple[int, ...], convert: Any
+    ) -> None:
+        self.name = name
+        self._functions = functions
+        self._args = args
+        self._convert = convert
+        self._failures = 0
+        self.problem: str | None = None
+
+    def ask(self, nvml: Any, device: Any) -> Any:
+        """The converted answer, or None."""
+        if self._failures >= _GIVE_UP_AFTER:
+            return None
+        reasons = []
+        for function in self._functions:
+            try:
+                answer = self._convert(getattr(nvml, function)(device, *self._args))
+            except Exception as err:  # NVMLError, or whatever else such a library raises
+                reasons.append(_text(err))
+                continue
+            self._failures, self.problem = 0, None
+            return answer
+        self._failures += 1
+        self.problem = reasons[0]
+        return None
+
+
+def _queries() -> list[_Query]:
+    """The rows of a reading, by its fields, and the energy counter; the newer name stands first."""
+    return [
+        _Query("sm_mhz", ("nvmlDeviceGetClockInfo",), (_SM_CLOCK,), _within(0, 10_000)),
+        _Query("power_w", ("nvmlDeviceGetPowerUsage",), (), _within(0, 10_000, scale=1e-3)),
+        _Query(
+            "temperature_c",
+            ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
+            (_CORE_SENSOR,),
+            _within(-50, 200),
+        ),
+        _Query(
+            "throttle",
+            (
+                "nvmlDeviceGetCurrentClocksEventReasons",
+                "nvmlDeviceGetCurrentClocksThrottleReasons",
+            ),
+            (),
+            _throttle,
+        ),
+        _Query("energy_mj", ("nvmlDeviceGetTotalEnergyConsumption",), (), int),
+    ]
+
+
+class GpuSensor:
+    """NVML's view of one GPU; asking it never raises."""
+
+    def __init__(self, nvml: Any, device: Any, problem: str | None = None) -> None:
+        self._nvml = nvml
+        self._device = device
+        self._problem = problem
+        self._queries = {query.name: query for query in _queries()}
+
+    @classmethod
+    def open(cls, index: int = 0) -> GpuSensor:
+        """The sensor of torch's CUDA device `index`; `problem` says what is missing."""
+        try:
+            nvml = importlib.import_module("pynvml")
+        except Exception as err:  # absent, or broken on import
+            return cls(None, None, f"NVML: pynvml cannot be imported ({_text(err)})")
+        try:
+            nvml.nvmlInit()
+        except Exception as err:  # no driver, no permission, or no such function
+            return cls(None, None, f"NVML: it cannot be started ({_text(err)})")
+        try:
+            return cls(nvml, _device(nvml, index))
+        except Exception as err:  # no CUDA, or a device that NVML does not know
+            _shut_down(nvml)
+            return cls(None, None, f"NVML: CUDA device {index} was not found ({_text(err)})")
+
+    @property
+    def problem(self) -> str | None:
+        """In one line what could not be read at the last try, and why; None where all could."""
+        if self._problem is not None:
+            return self._problem
+        missing = [f"{q.name} ({q.problem})" for q in self._queries.values() if q.problem]
+        return f"NVML: no {', no '.join(missing)}" if missing else None
+
+    def read(self) -> GpuReading | None:
+        """A reading now, or None where there is no sensor."""
+        if self._device is None:
+            return None
+        values = {name: self._ask(name) for name in self._queries if name != "energy_mj"}
+        return GpuReading(**values)
+
+    def energy_mj(self) -> int | None:
+        """Millijoules the whole board has used since its driver was loaded, or None."""
+        answer: int | None = self._ask("energy_mj")
+        return answer
+
+    def _ask(self, name: str) -> Any:
+        return None if self._device is None else self._queries[name].ask(self._nvml, self._device)
+
+    def close(self) -> None:
+        """Let NVML go; later readings are None."""
+        if self._device is not None:
+            self._device, self._problem = None, "NVML: closed"
+            _shut_down(self._nvml)
+
+
+def _shut_down(nvml: Any) -> None:
+    with contextlib.suppress(Exception):  # nothing is left to be read, so nothing is lost
+        nvml.nvmlShutdown()
+
+
+def _device(nvml: Any, index: int) -> Any:
+    """NVML's handle of torch's device: their numbers differ under CUDA_VISIBLE_DEVICES.
+
+    By UUID, by PCI address, or as the only GPU there is. Raises LookupError if none does.
+    """
+    facts: Any = torch.cuda.get_device_properties(index)
+    ways: list[Callable[[], Any]] = [
+        lambda: nvml.nvmlDeviceGetHandleByUUID(_uuid(str(facts.uuid))),
+        lambda: nvml.nvmlDeviceGetHandleByPciBusId(
+            f"{facts.pci_domain_id:08x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
+        ),
+        lambda: _only_device(nvml),
+    ]
+    reasons = []
+    for way in ways:
+        try:
+            return way()
+        except Exception as err:  # an older torch has no UUID, an older NVML no such look-up
+            reasons.append(_text(err))
+    raise LookupError("; ".join(dict.fromkeys(reasons)))
+
+
+def _uuid(text: str) -> str:
+    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+
+
+def _only_device(nvml: Any) -> Any:
+    count = nvml.nvmlDeviceGetCount()
+    if count != 1:
+        raise LookupError(f"NVML sees {count} GPUs and cannot tell which it is")
+    return nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def _text(err: Exception) -> str:
+    return " ".join(str(err).split())[:120] or type(err).__name__
+
+
+def must_discard(reading: GpuReading | None) -> str | None:
+    """Why a sample taken at this reading does not count, or None.
+
+    Only heat and the hardware's own slowdown: a power cap is the normal state of a busy GPU, and
+    `idle` is what the time between two blocks looks like.
+    """
+    if reading is None or reading.throttle is None:
+        return None
+    found = [reason for reason in (THERMAL, SLOWDOWN) if reason in reading.throttle]
+    return f"the GPU was slowed: {', '.join(found)}" if found else None
+
+
+def power_state(readings: Iterable[GpuReading | None]) -> str | None:
+    """`sustained` where the power cap held in at least half of the readings, else `burst`.
+
+    None where no reading says why the clock was held down.
+    """
+    known = [r.throttle for r in readings if r is not None and r.throttle is not None]
+    if not known:
+        return None
+    capped = sum(POWER_CAP in throttle for throttle in known)
+    return "sustained" if 2 * capped >= len(known) else "burst"

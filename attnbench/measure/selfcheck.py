@@ -1,0 +1,232 @@
+"""Self-tests of the measuring side, which time what is known beforehand.
+
+Each returns plain numbers and judges nothing; what is fit to measure is decided elsewhere. Times
+are microseconds. `now` is a clock in nanoseconds, another one than that which is tested.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from attnbench.measure.clock import Clock
+from attnbench.measure.engine import Contender, race
+from attnbench.measure.stopping import StoppingRule, achieved
+from attnbench.measure.warming import WARM_SHARE
+from attnbench.stats import median, median_interval, ratio_interval
+
+Call = Callable[[], Any]
+Numbers = dict[str, float | int | None]
+
+PLANTED = 1.05  # units of work of the slowed twin, per unit of the others
+_UNITS = 20
+_CONFIDENCE = 0.99  # of the twins' ratios: one false alarm in a hundred runs at most
+_TICK_US = 1e-4  # readings closer than this differ by rounding: no clock here is as fine
+
+
+def raw_ns() -> int:
+    """Nanoseconds of a clock that the timing engine does not use, and that nobody adjusts."""
+    if hasattr(time, "CLOCK_MONOTONIC_RAW"):
+        return time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    return time.monotonic_ns()
+
+
+def nothing() -> None:
+    """Do nothing, as quickly as Python can."""
+
+
+def resolution(
+    clock: Clock, *, blocks: int = 1000, patience_s: float = 0.1, now: Callable[[], int] = raw_ns
+) -> Numbers:
+    """What the clock can tell apart, and what it adds: by timing a call that does nothing.
+
+    `seen_us` is the smallest positive difference between any two readings, 0 among them (None
+    where nothing above 0 was read for `patience_s`); `block_us` is the time of a block of one
+    call; `call_us` is what each call of a long block is charged; `negative` counts the readings
+    below 0.
+    """
+    deadline = now() + int(patience_s * 1e9)
+    readings: list[float] = []
+    highest_us = 0.0
+    while len(readings) < blocks or (highest_us <= 0 and now() < deadline):
+        readings.append(clock.block(nothing, 1).time_us)
+        highest_us = max(highest_us, readings[-1])
+    marks = sorted({0.0, *readings})
+    gaps = [above - below for below, above in itertools.pairwise(marks)]
+    return {
+        "claimed_us": clock.resolution_us,
+        "seen_us": min((gap for gap in gaps if gap > _TICK_US), default=None),
+        "block_us": median(readings),
+        "call_us": median(clock.block(nothing, 1000).time_us for _ in range(20)),
+        "negative": sum(reading < 0 for reading in readings),
+    }
+
+
+class Spin:
+    """Keeps a core busy for `duration_us` by the clock `now`; `lasted_us` is how long it was."""
+
+    def __init__(self, duration_us: float, now: Callable[[], int] = raw_ns) -> None:
+        self._duration_ns, self._now = int(duration_us * 1000), now
+        self.lasted_us = 0.0
+
+    def __call__(self) -> None:
+        """Spin once."""
+        begin = reached = self._now()
+        while reached - begin < self._duration_ns:
+            reached = self._now()
+        self.lasted_us = (reached - begin) / 1000
+
+
+class DeviceSpin:
+    """Keeps a CUDA device busy for about `duration_us`; how long is for others to see."""
+
+    def __init__(self, duration_us: float, now: Callable[[], int] = raw_ns) -> None:
+        self._cycles = 10_000_000
+        for _ in range(2):  # the first wakes the device up
+            torch.cuda.synchronize()
+            begin = now()
+            self()
+            torch.cuda.synchronize()
+            took_us = (now() - begin) / 1000
+        self._cycles = int(self._cycles * duration_us / took_us)
+
+    def __call__(self) -> None:
+        """Enqueue a kernel that counts the cycles down."""
+        torch.cuda._sleep(self._cycles)  # type: ignore[no-untyped-call]
+
+
+def spin_reading(
+    clock: Clock,
+    spin: Call,
+    *,
+    lasted_us: Callable[[], float] | None = None,
+    tries: int = 15,
+    now: Callable[[], int] = raw_ns,
+) -> Numbers:
+    """Read a spin whose duration another clock knows; `error` is the median of read/known − 1.
+
+    `lasted_us` tells how long the last spin was; without it, as on a device, the known duration
+    is that of the whole block as `now` sees it, which adds some microseconds of launching. The
+    median, as a neighbour may take the core between two clocks' readings.
+    """
+    clock.block(spin, 1)
+    known, read = [], []
+    for _ in range(tries):
+        begin = now()
+        read.append(clock.block(spin, 1).time_us)
+        around_us = (now() - begin) / 1000
+        known.append(lasted_us() if lasted_us else around_us)
+    errors = [r / k - 1 for r, k in zip(read, known, strict=True)]
+    return {"known_us": median(known), "read_us": median(read), "error": median(errors)}
+
+
+def matmul_rate(clock: Clock, a: torch.Tensor, blocks: int = 6) -> Numbers:
+    """The best rate of `a @ a` in TFLOP/s: 2·n³ FLOPs for a square of width n.
+
+    A clock that reads 0 gives an infinite rate, as None.
+    """
+    width = a.shape[0]
+    best_us = min(clock.block(lambda: a @ a, 1).time_us for _ in range(blocks))
+    return {"width": width, "tflops": 2 * width**3 / best_us / 1e6 if best_us > 0 else None}
+
+
+def cold_and_warm(
+    cold: Clock, warm: Clock, read: Call, *, most: int = 40, budget_s: float = 2.0
+) -> Numbers:
+    """Time the same small read from memory and from the cache, in turns.
+
+    `ratio` is cold / warm with its 95 % interval `low`, `high` (None where the budget left too
+    few rounds).
+    """
+    read()
+    begin, colds, warms = raw_ns(), [], []
+    while len(colds) < most and (raw_ns() - begin < budget_s * 1e9 or len(colds) < 7):
+        colds.append(cold.block(read, 1).time_us)
+        warm.block(read, 1)  # brings back what the flush has thrown out
+        warms.append(warm.block(read, 1).time_us)
+    low, high = (min(warms) > 0 and ratio_interval(colds, warms)) or (None, None)
+    return {
+        "cold_us": median(colds),
+        "warm_us": median(warms),
+        "ratio": median(colds) / median(warms) if median(warms) > 0 else None,
+        "low": low,
+        "high": high,
+    }
+
+
+def planted(clock: Clock, unit: Call, rule: StoppingRule, seed: int = 0) -> dict[str, Numbers]:
+    """Race three loops over the same work, interleaved: two alike, one with 5 % more units.
+
+    Returns `slowed` and `twin`: the median over the rounds of the ratio of their time to the
+    first loop's, with its 99 % interval. Within a round other work hits all three much alike, so
+    the ratio holds still where the times do not; and as the loops share what they work on, no
+    address favours one of them.
+    """
+    units = {"first": _UNITS, "twin": _UNITS, "slowed": round(_UNITS * PLANTED)}
+    contenders = {name: Contender(call=_repeat(unit, count)) for name, count in units.items()}
+    race(contenders, clock, rule, seed)
+    times = {name: _by_round(contender) for name, contender in contenders.items()}
+    return {name: _paired(times[name], times["first"]) for name in ("slowed", "twin")}
+
+
+def _by_round(contender: Contender) -> dict[int, float]:
+    if contender.error is not None:
+        raise contender.error
+    return {s.round: s.time_us for s in contender.samples if s.discarded is None and s.time_us > 0}
+
+
+def _paired(above: dict[int, float], below: dict[int, float]) -> Numbers:
+    ratios = [above[number] / below[number] for number in sorted(above.keys() & below.keys())]
+    low, high = median_interval(ratios, _CONFIDENCE) or (None, None)
+    return {
+        "ratio": median(ratios) if ratios else None,
+        "low": low,
+        "high": high,
+        "rounds": len(ratios),
+    }
+
+
+def noise(
+    clock: Clock, call: Call, *, budgets_s: tuple[float, float] = (1.0, 10.0)
+) -> dict[str, Any]:
+    """How narrow the 95 % interval of the median becomes in 1 s and in 10 s of measuring.
+
+    Warming up is part of the budget, and so are turns that other work disturbed and that were
+    taken again. `short` and `long` are half-widths relative to the median, within this process;
+    None where there is no interval.
+    """
+    races = [_measured(clock, call, budget_s) for budget_s in budgets_s]
+    names = zip(("short", "long"), races, strict=True)
+    widths = {name: _finite(achieved(contender.times_us)) for name, contender in names}
+    kept = races[-1].times_us
+    return widths | {
+        "median_us": median(kept),
+        "samples": len(kept),
+        "discarded": len(races[-1].samples) - len(kept),
+    }
+
+
+def _measured(clock: Clock, call: Call, budget_s: float) -> Contender:
+    samples_s = budget_s / (1 + WARM_SHARE)
+    rule = StoppingRule(precision=0.0, min_time_s=samples_s, max_time_s=samples_s)
+    contender = Contender(call=call)
+    race({"noise": contender}, clock, rule, seed=0)
+    if contender.error is not None:
+        raise contender.error
+    return contender
+
+
+def _repeat(unit: Call, count: int) -> Call:
+    def work() -> None:
+        for _ in range(count):
+            unit()
+
+    return work
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None

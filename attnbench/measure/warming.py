@@ -1,0 +1,86 @@
+"""Warming up: until the last windows agree, and nothing is being compiled any more."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from attnbench.measure.clock import Clock
+from attnbench.measure.compilation import compile_activity, listen_to_triton
+from attnbench.measure.stopping import StoppingRule
+
+# A block lasts at least this long, and this many times what the clock can tell.
+MIN_BLOCK_US = 1000.0
+MIN_TICKS = 1000
+# More calls than these are not tried to make a block long enough.
+MOST_CALLS = 1 << 20
+WARM_SHARE = 0.25
+_AGREE = 0.05
+_WINDOWS = 3
+
+
+class UnmeasurableError(Exception):
+    """A call that no number of repetitions makes long enough for the clock."""
+
+
+class Warmed(Protocol):
+    """What warming up reads and sets of a contender."""
+
+    call: Callable[[], Any]
+    last_call_s: float
+    calls: int
+    each_us: float
+    warm_s: float
+    compile_s: float
+
+
+def warm_up(contender: Warmed, *, clock: Clock, rule: StoppingRule) -> None:
+    """Call until three windows in a row agree and no compiler has been at work in them.
+
+    Without compilation that takes a quarter of the budget at most; while something compiles, all
+    of it. Sets the calls of a block, the length of a call, and the time of windows that compiled.
+
+    Raises:
+        UnmeasurableError: the clock sees no time pass in 2^20 calls.
+    """
+    if contender.last_call_s >= WARM_SHARE * rule.max_time_s:
+        contender.each_us = contender.last_call_s * 1e6
+        return  # it has just run, and one more call would spend the whole budget
+    listen_to_triton()
+    floor_us = MIN_TICKS * clock.resolution_us
+    if clock.l2 == "warm":  # cold calls are timed one by one, each behind a flush of milliseconds
+        floor_us = max(MIN_BLOCK_US, floor_us)
+    begin, calls, activity = time.perf_counter(), 1, compile_activity()
+    windows: deque[float] = deque(maxlen=_WINDOWS)
+    while True:
+        started = time.perf_counter()
+        each_us = clock.block(contender.call, calls).time_us
+        now, seen = time.perf_counter(), compile_activity()
+        if seen != activity:
+            contender.compile_s += now - started
+            activity = seen
+            windows.clear()
+        long_enough = calls * each_us >= floor_us
+        if long_enough:
+            windows.append(each_us)
+        elif calls >= MOST_CALLS:
+            raise UnmeasurableError(f"faster than the clock can see: {calls} calls take no time")
+        contender.warm_s = now - begin
+        share = WARM_SHARE if contender.compile_s == 0 else 1.0
+        if _agree(windows) or (contender.warm_s >= share * rule.max_time_s and long_enough):
+            break
+        if not long_enough:
+            calls = min(MOST_CALLS, max(2 * calls, calls_for(floor_us, each_us)))
+    contender.each_us, contender.calls = each_us, calls_for(floor_us, each_us)
+
+
+def calls_for(floor_us: float, each_us: float) -> int:
+    """Calls that make a block of `floor_us`; as many as are ever tried where nothing was seen."""
+    return max(1, math.ceil(floor_us / each_us)) if each_us > 0 else MOST_CALLS
+
+
+def _agree(windows: deque[float]) -> bool:
+    return len(windows) == _WINDOWS and max(windows) <= (1 + _AGREE) * min(windows)

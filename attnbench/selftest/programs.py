@@ -1,0 +1,127 @@
+"""The timing tools that are compared, one row each, and what is read off their samples."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnbench.registry import Registry
+from attnbench.selftest.raw import Raw, Result, read_own, read_pytest
+from attnbench.stats import ESTIMATORS, median
+
+JOB_VARIABLE = "ATTNBENCH_TIMER_JOB"
+RESULT = "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A command line, and the variables it needs beside the environment."""
+
+    command: list[str]
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Something that times all cells within a budget, in `processes` fresh processes a run.
+
+    `start(job, folder, each_s)` says how: the job as JSON, an empty folder for its files, and the
+    seconds for each cell, which matter where it `knows_no_budget` and must be told.
+    """
+
+    start: Callable[[str, Path, float], Start]
+    read: Callable[[Path], Result] = read_own
+    ours: bool = False
+    processes: int = 1
+    knows_no_budget: bool = False
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+def _module(name: str) -> Callable[[str, Path, float], Start]:
+    # -P: a file called torch.py in the user's folder must not become torch.
+    command = [sys.executable, "-P", "-m", f"attnbench.timers.{name}"]
+    return lambda job, folder, each_s: Start(command=[*command, job])
+
+
+_TEST_FILE = "from attnbench.timers.pytest_cells import pytest_generate_tests, test_cell\n"
+_INI_FILE = "[pytest]\n"
+
+
+def _pytest(job: str, folder: Path, each_s: float) -> Start:
+    """A folder with a test file and settings of its own: nobody's options reach it."""
+    test, ini = folder / "test_cells.py", folder / "pytest.ini"
+    test.write_text(_TEST_FILE)
+    ini.write_text(_INI_FILE)
+    options = ["-q", "-c", str(ini), "--rootdir", str(folder), "-p", "no:cacheprovider"]
+    benchmark = [
+        "--benchmark-only",
+        f"--benchmark-json={folder / RESULT}",
+        f"--benchmark-max-time={each_s:.6f}",
+        "--benchmark-min-rounds=5",
+        f"--benchmark-storage=file://{folder}",
+    ]
+    return Start(
+        command=[sys.executable, "-P", "-m", "pytest", str(test), *options, *benchmark],
+        variables={JOB_VARIABLE: job, "PYTEST_ADDOPTS": ""},
+    )
+
+
+PROGRAMS: Registry[Program] = Registry("timing tool")
+PROGRAMS.add("attnbench", Program(start=_module("ours"), ours=True))
+PROGRAMS.add("attnbench-3", Program(start=_module("ours"), ours=True, processes=3))
+PROGRAMS.add(
+    "pytest-benchmark", Program(start=_pytest, read=read_pytest, knows_no_budget=True)
+)  # fmt: skip
+PROGRAMS.add("blocked-autorange", Program(start=_module("autorange")))
+PROGRAMS.add("do-bench", Program(start=_module("dobench"), devices=("cuda",)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One row of the comparison: a program, and the statistic taken as the reported time.
+
+    `own` names the statistic in what the tool itself reports, where it does.
+    """
+
+    label: str
+    program: str
+    statistic: Callable[[Sequence[float], str], float]
+    own: str | None = None
+
+    @property
+    def ours(self) -> bool:
+        """True for attnbench's."""
+        return PROGRAMS.get(self.program).ours
+
+    def of(self, raw: Raw) -> float:
+        """The time (µs) reported from one process."""
+        return raw.own_us[self.own] if self.own else self.statistic(raw.times_us, raw.estimator)
+
+    def reported_us(self, raws: Sequence[Raw]) -> float:
+        """The time (µs) reported from a run: the median over its processes."""
+        return median([self.of(raw) for raw in raws])
+
+
+def _estimated(times_us: Sequence[float], estimator: str) -> float:
+    """As a run reports it: the median of what the estimator makes of the samples."""
+    return median(ESTIMATORS[estimator](times_us))
+
+
+def _median(times_us: Sequence[float], _: str) -> float:
+    return median(times_us)
+
+
+def _minimum(times_us: Sequence[float], _: str) -> float:
+    return min(times_us)
+
+
+READINGS: tuple[Reading, ...] = (
+    Reading(label="attnbench", program="attnbench", statistic=_estimated),
+    Reading(label="attnbench --processes 3", program="attnbench-3", statistic=_estimated),
+    Reading(label="pytest-benchmark min", program="pytest-benchmark", statistic=_minimum, own="min"),
+    Reading(label="pytest-benchmark median", program="pytest-benchmark", statistic=_median, own="median"),
+    Reading(label="torch blocked_autorange", program="blocked-autorange", statistic=_median, own="median"),
+    Reading(label="triton do_bench", program="do-bench", statistic=_median, own="median"),
+)  # fmt: skip

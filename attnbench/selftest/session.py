@@ -1,0 +1,180 @@
+"""`attnbench selftest timer` from options to a finished folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attnbench.case import Case
+from attnbench.errors import StoreError, UsageError
+from attnbench.registry import unknown
+from attnbench.runner import LocalRunner, Settings
+from attnbench.selftest.experiment import SAMPLES, Experiment
+from attnbench.selftest.launch import Launch
+from attnbench.selftest.summary import Figures, summarise
+from attnbench.selftest.tables import markdown
+from attnbench.store import check_name
+from attnbench.version import __version__
+
+SUMMARY, PAGE = "summary.json", "timer.md"
+SPIN, SPIN_US = "spin 1 ms", 1000.0
+FEWEST_RUNS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `attnbench selftest timer` was asked for; the defaults are the eight usual cells."""
+
+    impls: tuple[str, ...] = ("naive", "sdpa")
+    seq_lens: tuple[int, ...] = (128, 256, 512, 1024)
+    heads: tuple[int, ...] = (4,)
+    head_dims: tuple[int, ...] = (64,)
+    device: str = "auto"
+    threads: int | None = None
+    budget_s: float = 10.0
+    runs: int = 10
+    seed: int = 0
+    output: Path = Path("results")
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A comparison as it was made: its folder, its figures, and whether it was interrupted."""
+
+    path: Path
+    summary: Figures = field(repr=False)
+    interrupted: bool
+
+    @property
+    def own_runs(self) -> int:
+        """Runs of ours in one process that succeeded."""
+        return next(row["runs"] for row in self.summary["rows"] if row["program"] == "attnbench")
+
+
+def compare(request: Request, tell: Callable[[str], None]) -> Finished:
+    """Make the comparison and write its folder; `tell` hears of the progress.
+
+    Raises:
+        UsageError: something in the request makes no sense; nothing was written.
+        StoreError: the folder is taken or cannot be written.
+    """
+    if request.runs < FEWEST_RUNS:
+        raise UsageError(f"--runs {request.runs} gives no spread; at least {FEWEST_RUNS}")
+    path = _free_folder(request)
+    settings = Settings(device=request.device, threads=request.threads, seed=request.seed)
+    with LocalRunner(settings) as runner:
+        catalogue = runner.catalogue()
+        cells = _cells(request, catalogue, runner)
+    device, env = catalogue["device"], catalogue["environment"]
+    spin = None if device == "cuda" else (SPIN, SPIN_US)
+    impls = {cell["name"]: cell["impl"] for cell in cells}
+    if spin:
+        cells.append({"name": spin[0], "spin_us": spin[1]})
+    experiment = Experiment(
+        launch=Launch(
+            device=device,
+            threads=env["threads"],
+            cells=cells,
+            timeout_s=3 * request.budget_s + 60,
+            user_threads=request.threads,
+        ),
+        budget_s=request.budget_s,
+        runs=request.runs,
+        seed=request.seed,
+        tell=tell,
+    )
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    experiment.pilot()
+    _make(path)
+    experiment.run(path / SAMPLES)
+    summary = {
+        "created": created,
+        "attnbench": __version__,
+        "environment": env,
+        "threads": env["threads"],
+    } | summarise(experiment, spin)
+    _write(path, summary, impls)
+    return Finished(path=path, summary=summary, interrupted=experiment.interrupted)
+
+
+def _free_folder(request: Request) -> Path:
+    name = request.name
+    if name is None:
+        name = datetime.now(UTC).strftime("timer-%Y%m%d-%H%M%S")
+    path = request.output / check_name(name)
+    if path.exists():
+        raise StoreError(f"{path} exists already; choose another --name")
+    return path
+
+
+def _make(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+    except FileExistsError as err:
+        raise StoreError(f"{path} exists already; choose another --name") from err
+    except OSError as err:
+        raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err
+
+
+def _cells(
+    request: Request, catalogue: dict[str, Any], runner: LocalRunner
+) -> list[dict[str, Any]]:
+    """Every implementation at every size, by name.
+
+    Raises:
+        UsageError: an implementation is unknown, is not available here or cannot take a case.
+    """
+    known = {row["name"]: row for row in catalogue["implementations"]}
+    for impl in request.impls:
+        if impl not in known:
+            raise unknown("implementation", impl, list(known), "--impls")
+        if known[impl]["unavailable"]:
+            raise UsageError(f"{impl} (--impls) cannot run: {known[impl]['unavailable']}")
+    cases = [
+        Case(device=catalogue["device"], seq_len=n, heads=heads, head_dim=head_dim)
+        for heads in request.heads
+        for head_dim in request.head_dims
+        for n in request.seq_lens
+    ]
+    for (case_id, impl), reason in runner.reasons(cases, list(request.impls)).items():
+        if reason:
+            case = next(case for case in cases if case.case_id == case_id)
+            raise UsageError(f"{impl} (--impls) cannot take {case.label()}: {reason}")
+    return [
+        {"name": _name(request, impl, case), "impl": impl, "case": case.to_json()}
+        for impl in request.impls
+        for case in cases
+    ]
+
+
+def _name(request: Request, impl: str, case: Case) -> str:
+    parts = [impl, f"n={case.seq_len}"]
+    if len(request.heads) > 1:
+        parts.append(f"H={case.heads}")
+    if len(request.head_dims) > 1:
+        parts.append(f"D={case.head_dim}")
+    return " ".join(parts)
+
+
+def _write(path: Path, summary: Figures, impls: dict[str, str]) -> None:
+    """summary.json, timer.md and the picture.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    from attnbench.selftest.draw import draw  # here: matplotlib comes with it
+
+    try:
+        (path / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        title = f"attnbench selftest timer: {path.name}"
+        drawn = draw(summary, impls, path)
+        page = markdown(summary, title, picture=drawn[0].name if drawn else None)
+        (path / PAGE).write_text(page, encoding="utf-8")
+    except OSError as err:
+        raise StoreError(f"cannot write into {path} ({err.strerror})") from err

@@ -1,0 +1,58 @@
+"""How a worker measures: clock, rule, what it watches; opened once for a request."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attnbench.measure.clock import Clock, clock_for
+from attnbench.measure.nvml import GpuSensor, must_discard
+from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.watch import Watch
+
+# Other work on a CPU only adds to a time; what moves a GPU's times is its own clock, both ways.
+_ESTIMATORS = {"cpu": "windows", "cuda": "samples"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything about measuring that is the same for all cells of a request.
+
+    `sensor` is what the GPU says of itself, None on CPU; `energy` asks for joules a call.
+    """
+
+    device: str
+    rule: StoppingRule
+    clock: Clock
+    watch: Watch
+    seed: int = 0
+    sensor: GpuSensor | None = None
+    energy: bool = False
+
+    @classmethod
+    def of(cls, request: dict[str, Any], device: str) -> Setup:
+        """Open clock and sensor for a request of the runner.
+
+        Raises:
+            ValueError: the clock does not exist on the device.
+            CaptureError: this torch cannot time what is inside a CUDA graph.
+        """
+        sensor = GpuSensor.open() if device == "cuda" else None
+        return cls(
+            device=device,
+            rule=StoppingRule(**request["rule"], estimator=_ESTIMATORS[device]),
+            clock=clock_for(device, l2=request.get("l2"), timer=request.get("timer")),
+            watch=Watch(sensor=sensor, must_discard=must_discard) if sensor else Watch(),
+            seed=request["seed"],
+            sensor=sensor,
+            energy=bool(request.get("energy")),
+        )
+
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        """The stream to work on: a graph cannot capture what began on torch's default stream."""
+        if self.clock.timer != "graph":
+            return contextlib.nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream())

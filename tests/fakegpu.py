@@ -1,0 +1,149 @@
+"""A GPU with one stream, simulated in microseconds, in place of the parts of torch.cuda in use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+class FakeGpu:
+    """The host issues work and goes on; the device does it in order; waiting joins the two.
+
+    `log` has one word for each thing issued. While `nodes` is a list, work goes there instead, to
+    be issued by a replay: a capture.
+    """
+
+    def __init__(self) -> None:
+        self.host_us = 0.0
+        self.device_us = 0.0
+        self.log: list[str] = []
+        self.nodes: list[Callable[[float], None]] | None = None
+        self.current: Any = "default"
+        self.resets = 0
+
+    def launch(self, name: str, *, device_us: float, host_us: float) -> None:
+        def issue(cost_us: float) -> None:
+            self.log.append(name)
+            self.host_us += cost_us
+            self.device_us = max(self.device_us, self.host_us) + device_us
+
+        issue(host_us) if self.nodes is None else self.nodes.append(issue)
+
+    def synchronize(self) -> None:
+        if self.nodes is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.log.append("wait")
+        self.host_us = max(self.host_us, self.device_us)
+
+    def flush(self) -> None:
+        self.launch("flush", device_us=40.0, host_us=2.0)
+
+    def call(self) -> None:
+        self.launch("call", device_us=50.0, host_us=3.0)
+
+
+class FakeEvent:
+    gpu: FakeGpu
+    made = 0
+
+    def __init__(self, enable_timing: bool = False, external: bool = False) -> None:
+        assert enable_timing
+        FakeEvent.made += 1
+        self.external = external
+        self.at_us: float | None = None
+
+    def record(self) -> None:
+        gpu = self.gpu
+        assert self.external or gpu.nodes is None, "a graph would not record it"
+
+        def issue(cost_us: float) -> None:
+            gpu.log.append("event")
+            gpu.host_us += cost_us
+            self.at_us = max(gpu.device_us, gpu.host_us)
+
+        issue(1.0) if gpu.nodes is None else gpu.nodes.append(issue)
+
+    def synchronize(self) -> None:
+        assert self.at_us is not None
+        self.gpu.log.append("wait")
+        self.gpu.host_us = max(self.gpu.host_us, self.at_us)
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert self.at_us is not None
+        assert end.at_us is not None
+        assert self.gpu.host_us >= end.at_us, "read before the device was done"
+        return (end.at_us - self.at_us) / 1000
+
+
+class FakeStream:
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
+class FakeGraph:
+    gpu: FakeGpu
+
+    def __init__(self) -> None:
+        self.nodes: list[Callable[[float], None]] = []
+
+    def replay(self) -> None:
+        self.gpu.host_us += 6.0
+        for node in self.nodes:
+            node(0.0)
+
+    def pool(self) -> str:
+        return "pool"
+
+    def reset(self) -> None:
+        self.gpu.resets += 1
+
+
+@contextlib.contextmanager
+def _graph(graph: FakeGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
+    """As torch's: where the body fails, ending the capture raises again and hides the reason."""
+    gpu = graph.gpu
+    assert gpu.current is stream
+    gpu.nodes = graph.nodes
+    try:
+        yield
+    except RuntimeError:
+        raise RuntimeError("capture was invalidated")  # noqa: B904 - torch chains it alike
+    finally:
+        gpu.nodes = None
+
+
+def install(monkeypatch: Any) -> FakeGpu:
+    """Put a fake GPU in place of torch.cuda's, of the flush, and of the host's clock."""
+    gpu = FakeGpu()
+    FakeEvent.gpu = FakeGraph.gpu = gpu
+    FakeEvent.made = 0
+
+    @contextlib.contextmanager
+    def stream(chosen: Any) -> Iterator[None]:
+        before, gpu.current = gpu.current, chosen
+        try:
+            yield
+        finally:
+            gpu.current = before
+
+    default = FakeStream()
+    gpu.current = default
+    for name, fake in {
+        "Event": FakeEvent,
+        "CUDAGraph": FakeGraph,
+        "Stream": FakeStream,
+        "graph": _graph,
+        "stream": stream,
+        "synchronize": gpu.synchronize,
+        "current_stream": lambda: gpu.current,
+        "default_stream": lambda: default,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr("attnbench.measure.clock.Flush", lambda device: gpu.flush)
+    monkeypatch.setattr(
+        "attnbench.measure.clock.time.perf_counter_ns", lambda: round(gpu.host_us * 1000)
+    )
+    return gpu

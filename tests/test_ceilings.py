@@ -1,0 +1,213 @@
+"""Ceilings of the machine, on a clock that is told what everything costs."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+
+from attnbench import ceilings
+from attnbench.measure.clock import L2, Block, Call, Timer
+from attnbench.runner import LocalRunner, Settings
+
+MIB = 2**20
+NAMES = {"matmul_tflops", "copy_gbps", "read_gbps", "launch_us", "cache_bytes"}
+
+
+class FakeClock:
+    """Every op costs what `costs` says, in µs a call, the first time twice that.
+
+    Ops are told apart by name and not run; one that is `lost` raises.
+    """
+
+    l2: L2 = "warm"
+    timer: Timer = "host"
+    resolution_us = 0.001
+
+    def __init__(self, costs: dict[str, float], lost: tuple[str, ...] = ()) -> None:
+        self.costs, self.lost = costs, lost
+        self.order: list[str] = []
+        self.calls: dict[str, int] = {}
+        self.spent_us: dict[str, list[float]] = {}
+        self.drift = 1.0
+
+    def block(self, call: Call, calls: int) -> Block:
+        assert isinstance(call, partial)
+        name = call.func.__name__
+        if name in self.lost:
+            raise RuntimeError(f"{name} cannot be had")
+        self.order.append(name)
+        self.calls[name] = calls
+        slower = 2.0 if self.order.count(name) == 1 else 1.0  # the first of each kind
+        sized = f"{name} {len(call.args[0])}" if name == "mm" else name
+        cost_us = self.costs.get(sized, self.costs.get(name, 1e6))
+        time_us = slower * cost_us * self.drift ** self.order.count(name)
+        self.spent_us.setdefault(name, []).append(time_us * calls)
+        return Block(time_us=time_us, e2e_us=time_us)
+
+    def release(self, call: Call) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch):
+    """A last cache of 8 MiB, so that buffers have 64; products are narrow."""
+    monkeypatch.setattr(ceilings, "last_cache_bytes", lambda device: 8 * MIB)
+    monkeypatch.setattr(ceilings, "free_bytes", lambda device: 2**30)
+    monkeypatch.setattr(ceilings, "_WIDTHS", {"cpu": (64, 128)})
+    monkeypatch.setattr(ceilings, "_NARROW", {("cpu", "float16"): (64,)})
+
+
+COSTS = {"mm": 4000.0, "copy_": 8000.0, "sum": 6000.0, "amax": 5000.0, "add_": 0.5}
+
+
+def test_rates_are_work_over_the_least_time():
+    found = ceilings.measure_ceilings("cpu", ["float32"], clock=FakeClock(COSTS))
+    assert found == {
+        "matmul_tflops": {"float32": pytest.approx(2 * 64**3 / 4e-3 / 1e12)},
+        "copy_gbps": pytest.approx(2 * 64 * MIB / 8e-3 / 1e9),
+        "read_gbps": pytest.approx(64 * MIB / 5e-3 / 1e9),  # amax, the fastest of the readers
+        "launch_us": 0.5,
+        "cache_bytes": 8 * MIB,
+    }
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_wider_product_is_tried_where_one_is_over_too_soon():
+    slow, quick = FakeClock(COSTS), FakeClock(COSTS | {"mm": 100.0})
+    ceilings.measure_ceilings("cpu", ["float32"], clock=slow)
+    found = ceilings.measure_ceilings("cpu", ["float32"], clock=quick)
+    assert quick.order.count("mm") == 6 * ceilings.MOST_ROUNDS  # two widths, each with its parts
+    assert slow.order.count("mm") == 15  # 8 and 14 times 4 ms: the budget of 60 ms
+    assert found["matmul_tflops"]["float32"] == pytest.approx(2 * 128**3 / 100e-6 / 1e12)
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_a_narrower_product_may_reach_more(width):
+    clock = FakeClock(COSTS | {f"mm {width}": 1.0})
+    found = ceilings.measure_ceilings("cpu", ["float32"], clock=clock)
+    assert found["matmul_tflops"]["float32"] == pytest.approx(2 * width**3 / 1e-6 / 1e12)
+
+
+def test_float16_starts_narrow_on_a_processor():
+    clock = FakeClock(COSTS | {"mm": 100.0})
+    found = ceilings.measure_ceilings("cpu", ["float16"], clock=clock)
+    assert found["matmul_tflops"]["float16"] == pytest.approx(2 * 64**3 / 100e-6 / 1e12)
+
+
+def test_rounds_are_interleaved_and_end_with_the_budget():
+    clock = FakeClock(COSTS | {"copy_": ceilings.STREAM_US})
+    ceilings.measure_ceilings("cpu", [], clock=clock)
+    streams = [name for name in clock.order if name != "add_"]
+    first = streams[: len(streams) // ceilings.LEAST_ROUNDS]
+    assert streams == first * ceilings.LEAST_ROUNDS
+    assert first.count("copy_") == 1
+
+
+def test_launches_are_timed_many_at_a_time():
+    clock = FakeClock(COSTS)
+    ceilings.measure_ceilings("cpu", [], clock=clock)
+    assert clock.calls["add_"] == ceilings.LAUNCH_BLOCK_US / COSTS["add_"]
+    assert clock.calls["copy_"] == 1
+
+
+def test_calls_of_a_gpu_are_timed_in_blocks_that_hide_the_wait_for_the_first(monkeypatch):
+    monkeypatch.setattr(ceilings, "_BLOCK_US", {"cpu": 1000.0})  # as on a GPU
+    clock = FakeClock(COSTS | {"mm": 200.0, "copy_": 1e-3})
+    ceilings.measure_ceilings("cpu", ["float32"], clock=clock)
+    assert clock.calls["mm"] == 5
+    assert clock.calls["copy_"] == ceilings.MOST_CALLS
+    assert clock.calls["sum"] == 1
+
+
+def test_a_worker_measures_the_ceilings_for_the_runner():
+    with LocalRunner(Settings(device="cpu", threads=1)) as runner:
+        found = runner.ceilings(["float32"])
+    assert set(found) == NAMES
+    assert found["matmul_tflops"]["float32"] > 0
+
+
+def test_while_the_least_times_disagree_the_rounds_go_on():
+    quiet, busy = FakeClock(COSTS), FakeClock(COSTS | {"mm": 10_000.0})
+    busy.drift = 0.9  # each time a tenth faster than the last: nothing has been reached yet
+    for clock in (quiet, busy):
+        ceilings.measure_ceilings("cpu", ["float32"], clock=clock)
+    spent_us = [sum(clock.spent_us["mm"]) for clock in (quiet, busy)]
+    assert spent_us[0] < 1.2 * ceilings.MATMUL_US
+    assert spent_us[1] > 1.4 * ceilings.MATMUL_US
+
+
+@pytest.mark.parametrize(
+    ("op", "unknown"),
+    [("mm", {"matmul_tflops"}), ("add_", {"launch_us"}), ("copy_", {"copy_gbps", "read_gbps"})],
+)
+def test_what_cannot_be_measured_is_null_and_the_rest_stands(op, unknown):
+    found = ceilings.measure_ceilings("cpu", ["float32"], clock=FakeClock(COSTS, lost=(op,)))
+    flat = found | {"matmul_tflops": found["matmul_tflops"]["float32"]}
+    assert {name for name, value in flat.items() if value is None} == unknown
+
+
+def test_a_clock_that_sees_nothing_gives_null_and_no_infinity():
+    nothing = dict.fromkeys([*COSTS, "linalg_vector_norm"], -1.0)
+    found = ceilings.measure_ceilings("cpu", ["float32"], clock=FakeClock(nothing))
+    assert found == {
+        "matmul_tflops": {"float32": None},
+        "copy_gbps": None,
+        "read_gbps": None,
+        "launch_us": None,
+        "cache_bytes": 8 * MIB,
+    }
+
+
+def test_where_memory_is_short_nothing_is_streamed(monkeypatch):
+    monkeypatch.setattr(ceilings, "free_bytes", lambda device: 100 * MIB)
+    clock = FakeClock(COSTS)
+    found = ceilings.measure_ceilings("cpu", ["float32"], clock=clock)
+    assert found["read_gbps"] is None
+    assert found["copy_gbps"] is None
+    assert "copy_" not in clock.order
+    assert found["matmul_tflops"]["float32"] > 0
+
+
+@pytest.mark.parametrize(
+    ("cache", "free", "size"),
+    [
+        (8 * MIB, 64 * 1024 * MIB, 64 * MIB),
+        (50 * MIB, 64 * 1024 * MIB, 200 * MIB),
+        (400 * MIB, 64 * 1024 * MIB, 1024 * MIB),
+        (600 * MIB, 64 * 1024 * MIB, None),  # 1 GiB is not far past such a cache
+        (32 * MIB, 800 * MIB, 100 * MIB),  # both together a quarter of what is free
+        (32 * MIB, 500 * MIB, None),
+        (None, None, 256 * MIB),
+        (None, 64 * MIB, None),
+    ],
+)
+def test_buffers_are_far_past_the_cache_and_well_within_memory(cache, free, size):
+    found = ceilings.stream_bytes(cache, free)
+    assert found is None if size is None else abs(found - size) < 32768
+
+
+def test_last_caches_that_cores_share_count_once(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    shared = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}
+    for core, by in shared.items():
+        for index, level, size, kind in ((0, 1, "32K", str(core)), (3, 3, "16384K", by)):
+            folder = tmp_path / f"cpu{core}/cache/index{index}"
+            folder.mkdir(parents=True)
+            for name, text in (("level", level), ("size", size), ("shared_cpu_list", kind)):
+                (folder / name).write_text(f"{text}\n")
+    monkeypatch.setattr(ceilings, "_CPUS", tmp_path)
+    for cores, expected in (({0, 1}, 16), ({0, 2, 3}, 32)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, c=cores: c)
+        assert ceilings.last_cache_bytes("cpu") == expected * MIB
+    monkeypatch.setattr(ceilings, "_CPUS", tmp_path / "nowhere")
+    assert ceilings.last_cache_bytes("cpu") is None
+
+
+def test_the_real_clock_gives_every_ceiling_a_positive_number():
+    found = ceilings.measure_ceilings("cpu", ["float32", "float64"])
+    assert set(found) == NAMES
+    assert set(found["matmul_tflops"]) == {"float32", "float64"}
+    for value in (*found["matmul_tflops"].values(), *(found[n] for n in NAMES - {"matmul_tflops"})):
+        assert value > 0
+    assert torch.is_grad_enabled()

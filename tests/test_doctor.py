@@ -1,0 +1,367 @@
+"""What `attnbench doctor` makes of a diagnosis: findings, verdict, exit code, output."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from attnbench import doctor
+from attnbench.errors import UsageError, WorkerError
+from attnbench.runner import LocalRunner
+from tests.conftest import Cli, Refused, run_script
+
+Diagnosis = dict[str, Any]
+
+FIT: Diagnosis = {
+    "facts": {
+        "device": "cpu",
+        "device_name": "A processor",
+        "torch": "2.13.0",
+        "python": "3.11.7",
+        "blas": "MKL 2024.2",
+        "matmul_precision": "highest",
+        "threads": 4,
+        "system": "Linux",
+        "architecture": "x86_64",
+        "cpus": 8,
+        "affinity": [0, 1, 2, 3, 4, 5, 6, 7],
+        "load_1m": 0.3,
+        "governor": "performance",
+        "mhz": 2500.0,
+        "max_mhz": 3000.0,
+        "turbo": False,
+        "smt": False,
+        "hypervisor": False,
+        "cpu_quota": None,
+        "thp": "madvise",
+        "swap_used_bytes": 0,
+        "on_battery": None,
+        "thread_env": {},
+    },
+    "gpu": None,
+    "meanwhile": {
+        "wall_s": 16.2,
+        "steal_share": 0.0,
+        "throttled_us": 0,
+        "interruptions_per_s": 1.0,
+    },
+    "tests": {
+        "clock": {
+            "claimed_us": 0.001,
+            "seen_us": 0.001,
+            "block_us": 0.2,
+            "call_us": 0.03,
+            "negative": 0,
+        },
+        "spin": {"known_us": 2000.0, "read_us": 2001.0, "error": 0.0005},
+        "matmul": {"width": 1024, "tflops": 0.3},
+        "cold": {"cold_us": 30.0, "warm_us": 6.0, "ratio": 5.0, "low": 4.8, "high": 5.2},
+        "planted": {
+            "slowed": {"ratio": 1.0499, "low": 1.048, "high": 1.051, "rounds": 500},
+            "twin": {"ratio": 1.0001, "low": 0.999, "high": 1.001, "rounds": 500},
+        },
+        "noise": {
+            "short": 0.004,
+            "long": 0.002,
+            "median_us": 170.0,
+            "samples": 7000,
+            "discarded": 12,
+        },
+    },
+}
+GPU = {
+    "problem": None,
+    "sm_mhz": 1980.0,
+    "power_w": 400.0,
+    "temperature_c": 60.0,
+    "throttle": ["idle", "power cap"],
+    "other_processes": 0,
+}
+
+
+def changed(**changes: Any) -> Diagnosis:
+    """The diagnosis of a fit machine, but for some values: `{"spin.error": 0.02}`."""
+    diagnosis = copy.deepcopy(FIT)
+    for path, value in changes.items():
+        *rooms, last = path.split(".")
+        room = diagnosis
+        for name in rooms:
+            room = room[name]
+        room[last] = value
+    return diagnosis
+
+
+def found(diagnosis: Diagnosis) -> dict[str, str]:
+    """The names of what is not ok, with how bad it is."""
+    return {f.name: f.level for f in doctor.judge(diagnosis) if f.level != "ok"}
+
+
+def examined(diagnosis: Diagnosis) -> doctor.Examination:
+    return doctor.Examination(diagnosis=diagnosis, findings=doctor.judge(diagnosis))
+
+
+def test_a_fit_machine_has_nothing_but_passed_tests():
+    examination = examined(FIT)
+    assert {(f.kind, f.level, f.remedy) for f in examination.findings} == {("test", "ok", None)}
+    assert (examination.exit_code, examination.verdict) == (0, "fit to measure (no warnings)")
+
+
+UNFIT: dict[str, dict[str, Any]] = {
+    "clock resolution": {"tests.clock.seen_us": 1.5},
+    "spin of known length": {"tests.spin.error": -0.011},
+    "matmul under the peak": {"tests.matmul.tflops": 0.77},  # 4 × 64 × 3 GHz = 0.768
+    "cold told from warm": {"tests.cold.low": 1.04},
+    "planted 5 % seen": {"tests.planted.slowed.low": 0.999},
+    "twins not told apart": {"tests.planted.twin.low": 1.011, "tests.planted.twin.high": 1.02},
+    "noise in 10 s": {"tests.noise.long": 0.21},
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_each_self_test_that_fails_makes_the_machine_unfit(name):
+    examination = examined(changed(**UNFIT[name]))
+    assert examination.failed == [name]
+    assert examination.exit_code == 4
+    assert examination.verdict.startswith(f"not fit to measure: {name}")
+    assert all(f.remedy for f in examination.findings if f.level == "fail")
+
+
+JUST_FIT: dict[str, dict[str, Any]] = {
+    "resolution": {"tests.clock.seen_us": 1.0},
+    "spin": {"tests.spin.error": 0.01},
+    "matmul": {"tests.matmul.tflops": 0.768},
+    "cold": {"tests.cold.low": 1.06},
+    "planted": {"tests.planted.slowed.low": 1.001, "tests.planted.slowed.high": 1.031},
+    "twins": {"tests.planted.twin.low": 1.009, "tests.planted.twin.high": 1.02},
+    "noise": {"tests.noise.long": 0.05, "tests.noise.short": 0.05},
+}
+
+
+@pytest.mark.parametrize("name", JUST_FIT)
+def test_what_just_meets_its_limit_passes(name):
+    assert found(changed(**JUST_FIT[name])) == {}
+
+
+UNKNOWN: dict[str, dict[str, Any]] = {
+    "clock resolution": {"tests.clock.seen_us": None},
+    "matmul under the peak": {"tests.matmul.tflops": None},
+    "cold told from warm": {
+        "tests.cold.low": None,
+        "tests.cold.high": None,
+        "tests.cold.ratio": None,
+    },
+    "planted 5 % seen": {
+        "tests.planted.slowed": dict.fromkeys(("ratio", "low", "high")) | {"rounds": 3}
+    },
+    "noise in 10 s": {"tests.noise.long": None},
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_self_test_without_a_figure_is_not_passed(name):
+    assert found(changed(**UNKNOWN[name])) == {name: "fail"}
+
+
+def test_a_slowdown_seen_as_a_speed_up_or_as_much_more_is_not_seen():
+    for low, high in ((0.93, 0.97), (1.09, 1.12)):
+        planted = {"tests.planted.slowed.low": low, "tests.planted.slowed.high": high}
+        assert found(changed(**planted)) == {"planted 5 % seen": "fail"}
+
+
+def test_a_clock_that_stepped_back_is_unfit():
+    assert found(changed(**{"tests.clock.negative": 2})) == {"clock resolution": "fail"}
+
+
+def test_a_test_that_could_not_run_is_not_passed():
+    diagnosis = changed(**{"tests.cold": {"raised": "MemoryError: 4 GiB"}})
+    assert found(diagnosis) == {"cold": "fail"}
+    assert "could not run: MemoryError: 4 GiB" in [f.fact for f in doctor.judge(diagnosis)]
+
+
+AMISS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "load": ({"facts.load_1m": 2.1}, "load 2.10 on 8 CPUs", "close what else runs"),
+    "governor": ({"facts.governor": "powersave"}, "powersave", "cpupower"),
+    "CPU quota": ({"facts.cpu_quota": 1.5}, "quota of 1.5 for 4 threads", "--threads 1"),
+    "throttling": ({"meanwhile.throttled_us": 2000}, "withheld 2.00 ms", "quota"),
+    "threads": ({"facts.affinity": [0, 1]}, "4 threads on 2 CPUs", "--threads 2"),
+    "SMT": ({"facts.smt": True, "facts.affinity": [0, 1, 2, 3]}, "share cores", "--threads 2"),
+    "steal": ({"meanwhile.steal_share": 0.02}, "2.0 %", "--processes"),
+    "virtual machine": ({"facts.hypervisor": True}, "neighbours", "interleaved ratios"),
+    "swap": ({"facts.swap_used_bytes": 1 << 20}, "1.0 MiB", "swapoff"),
+    "huge pages": ({"facts.thp": "always"}, "always", "madvise"),
+    "battery": ({"facts.on_battery": True}, "battery", "plug"),
+    "thread variables": (
+        {"facts.thread_env": {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "4"}},
+        "OMP_NUM_THREADS=2, but 4 threads compute",
+        "unset OMP_NUM_THREADS",
+    ),
+    "NVML": ({"gpu": GPU | {"problem": "NVML: no driver"}}, "NVML: no driver", "unseen"),
+    "GPU clock": ({"gpu": GPU | {"throttle": ["idle", "thermal"]}}, "held down: thermal", "cool"),
+    "GPU temperature": ({"gpu": GPU | {"temperature_c": 85.0}}, "85 °C", "cool"),
+    "GPU shared": ({"gpu": GPU | {"other_processes": 1}}, "1 other process on", "nvidia-smi"),
+    "clock overhead": ({"tests.clock.call_us": 1.5}, "1.50 µs a call", "larger cases"),
+    "noise in 1 s": ({"tests.noise.short": None}, "no interval", "close what else runs"),
+}
+
+
+@pytest.mark.parametrize("name", AMISS)
+def test_what_is_amiss_warns_with_fact_number_and_remedy_and_never_fails(name):
+    changes, fact, remedy = AMISS[name]
+    examination = examined(changed(**changes))
+    (finding,) = [f for f in examination.findings if f.level != "ok"]
+    assert (finding.name, finding.level) == (name, "warning")
+    assert fact in finding.fact
+    assert remedy in str(finding.remedy)
+    assert "\n" not in f"{finding.fact}{finding.remedy}"
+    assert (examination.exit_code, examination.verdict) == (0, "fit to measure (1 warning)")
+
+
+def test_what_is_unknown_warns_of_nothing():
+    diagnosis = copy.deepcopy(FIT)
+    for name in diagnosis["facts"]:
+        if name not in ("device", "threads", "thread_env", "system", "architecture"):
+            diagnosis["facts"][name] = None
+    diagnosis["meanwhile"] |= {"steal_share": None, "throttled_us": None}
+    diagnosis["gpu"] = dict.fromkeys(GPU)
+    assert found(diagnosis) == {}
+
+
+def test_a_healthy_gpu_warns_of_nothing():
+    assert found(changed(gpu=GPU)) == {}
+
+
+BOUNDS: dict[str, tuple[dict[str, Any], float | None]] = {
+    "cores at the highest frequency": ({}, 4 * 64 * 3.0e-3),
+    "no more cores than there are": ({"threads": 99}, 8 * 64 * 3.0e-3),
+    "5 GHz where it is not known": ({"max_mhz": None}, 4 * 64 * 5.0e-3),
+    "what it runs at, if that is more": ({"mhz": 3500.0}, 4 * 64 * 3.5e-3),
+    "none where a matrix unit may be": ({"system": "Darwin", "architecture": "arm64"}, None),
+    "the datasheet": ({"device": "cuda", "device_name": "NVIDIA H200"}, 67.0),
+    "none for an unknown GPU": ({"device": "cuda", "device_name": "GPU 3000"}, None),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_bound_of_a_matmul_is(name):
+    facts, bound = BOUNDS[name]
+    assert doctor.matmul_bound(FIT["facts"] | facts)[0] == (bound and pytest.approx(bound))
+
+
+def test_without_a_bound_any_positive_rate_passes_and_says_so():
+    diagnosis = changed(**{"facts.system": "Darwin", "facts.architecture": "arm64"})
+    assert found(diagnosis) == {}
+    assert "no bound known for this processor" in [f.limit for f in doctor.judge(diagnosis)]
+
+
+@pytest.fixture
+def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Diagnosis], None]:
+    """No worker is started: the runner has this diagnosis."""
+
+    def use(diagnosis: Diagnosis) -> None:
+        def diagnose(runner: LocalRunner, tell: Callable[[str], None]) -> Diagnosis:
+            for name in diagnosis["tests"]:
+                tell(name)
+            return copy.deepcopy(diagnosis)
+
+        monkeypatch.setattr(LocalRunner, "catalogue", lambda runner: {})
+        monkeypatch.setattr(LocalRunner, "diagnose", diagnose)
+
+    monkeypatch.setattr("attnbench.host.thread_env", dict)
+    return use
+
+
+def test_the_output_is_a_table_then_remedies_then_the_verdict(cli: Cli, diagnosed):
+    diagnosed(changed(**{"facts.governor": "powersave", "tests.spin.error": 0.03}))
+    result = cli("doctor")
+    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+    assert result.exit_code == 4
+    assert lines[0].startswith("A processor · 4 threads on CPUs 0-7 · torch 2.13.0 (MKL 2024.2)")
+    assert any(line.startswith("✗   spin of known length") for line in lines)
+    assert "! CPU frequency governor: powersave" in lines
+    assert "→ fix the frequency: sudo cpupower frequency-set -g performance" in lines
+    assert lines[-1].startswith("✗ not fit to measure: spin of known length (1 warning")
+
+
+def test_json_is_one_object_with_facts_tests_findings_and_the_verdict(cli: Cli, diagnosed):
+    diagnosed(changed(**{"facts.load_1m": 9.0}))
+    result = cli("doctor", "--json", "--device", "cpu", "--threads", 2)
+    assert (result.exit_code, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    assert {"facts", "tests", "findings", "verdict", "meanwhile", "gpu"} <= set(told)
+    assert (told["fit"], told["exit_code"]) == (True, 0)
+    assert [f["name"] for f in told["findings"] if f["level"] == "warning"] == ["load"]
+
+
+def test_the_users_own_variables_are_judged_not_those_the_worker_was_given(
+    cli: Cli, diagnosed, monkeypatch
+):
+    diagnosed(changed(**{"facts.thread_env": {"OMP_NUM_THREADS": "4"}}))
+    monkeypatch.setattr("attnbench.host.thread_env", lambda: {"OMP_NUM_THREADS": "16"})
+    result = cli("doctor", "--threads", "4")
+    assert "! OMP_NUM_THREADS=16, but 4 threads compute" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--threads", "0"], ["--threads", "x"], ["--device", "tpu"], ["--deep"], ["now"]]
+)
+def test_wrong_usage_is_one_line_and_exit_2(cli: Cli, assert_refused: Refused, wrong):
+    assert_refused(cli("doctor", *wrong))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UsageError("no CUDA device here"), 2), (WorkerError("it died"), 4)]
+)
+@pytest.mark.parametrize("json_", [[], ["--json"]])
+def test_a_device_or_worker_that_is_not_there_is_one_line(
+    cli: Cli, assert_refused: Refused, monkeypatch, error, code, json_
+):
+    def refuse(runner: LocalRunner) -> None:
+        raise error
+
+    monkeypatch.setattr(LocalRunner, "catalogue", refuse)
+    assert_refused(cli("doctor", "--device", "cuda", *json_), str(error), exit_code=code)
+
+
+def test_help_and_the_judgement_load_no_torch_and_no_pandas():
+    ran: subprocess.CompletedProcess[str] = run_script(
+        "import sys, attnbench.doctor, attnbench.cli\n"
+        "print(sorted({'torch', 'pandas', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    assert ran.stdout == "[]\n", ran.stderr
+
+
+class Scripted:
+    """A worker that has its events ready."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self._events = list(events)
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, request: dict[str, Any]) -> None:
+        self.sent.append(request)
+
+    def event(self, timeout_s: float) -> dict[str, Any] | None:
+        return self._events.pop(0)
+
+
+def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypatch):
+    from attnbench.runner import Settings
+
+    worker = Scripted(
+        {"event": "testing", "test": "clock"},
+        {"event": "testing", "test": "spin"},
+        {"event": "diagnosis", "diagnosis": FIT},
+        {"event": "done"},
+    )
+    runner = LocalRunner(Settings(device="cpu"))
+    monkeypatch.setattr(runner, "_worker", lambda: worker)
+    told: list[str] = []
+    assert runner.diagnose(told.append) == FIT
+    assert told == ["clock", "spin"]
+    assert worker.sent == [{"do": "diagnose", "device": "cpu"}]
+    assert worker._events == []

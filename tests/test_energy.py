@@ -1,0 +1,138 @@
+"""The energy loop on a fake counter and a fake clock: no time passes."""
+
+import pytest
+
+from attnbench.measure.energy import EnergyRule, measure_energy
+from attnbench.measure.nvml import GpuReading
+
+
+class FakeBoard:
+    """A board that draws 300 W in calls and 80 W at rest; its counter moves every `tick_s`."""
+
+    def __init__(self, *, call_s=0.001, tick_s=0.1, fails_after_s=float("inf")):
+        self.call_s = call_s
+        self.tick_s = tick_s
+        self.fails_after_s = fails_after_s
+        self.now_s = 0.0
+        self.queued = 0
+        self.calls = 0
+        self.rested_s = 0.0
+
+    def call(self):
+        self.calls += 1
+        self.queued += 1
+
+    def synchronize(self):
+        self.now_s += self.queued * self.call_s
+        self.queued = 0
+
+    def sleep(self, seconds):
+        assert not self.queued, "idle power of a busy device"
+        self.now_s += seconds
+        self.rested_s += seconds
+
+    def read(self):
+        return GpuReading(power_w=300.0 if self.calls else 80.0)
+
+    def energy_mj(self):
+        assert not self.queued, "read while calls are under way"
+        if self.now_s > self.fails_after_s:
+            return None
+        ticks = int(self.now_s / self.tick_s + 1e-6)
+        return round(1e6 + ticks * self.tick_s * 300_000)
+
+    def measure(self, **rule):
+        return measure_energy(
+            self.call,
+            self,
+            rule=EnergyRule(**rule),
+            now=lambda: self.now_s,
+            sleep=self.sleep,
+            synchronize=self.synchronize,
+        )
+
+
+@pytest.mark.parametrize(("call_s", "tick_s"), [(0.001, 0.1), (1e-5, 0.02), (0.2, 0.1)])
+def test_energy_is_power_times_the_time_of_a_call_gross_of_idle(call_s, tick_s):
+    board = FakeBoard(call_s=call_s, tick_s=tick_s)
+    energy = board.measure()
+    assert energy.energy_j == pytest.approx(300 * call_s, rel=0.01)
+    assert energy.idle_power_w == 80.0
+    assert energy.reason is None
+
+
+def test_idle_power_is_read_on_a_device_that_has_rested():
+    board = FakeBoard()
+    board.call()  # what was before is still under way
+    board.measure()
+    assert board.rested_s >= 1.0
+
+
+@pytest.mark.parametrize(
+    ("tick_s", "bound"),
+    [(0.02, "seconds"), (0.3, "ticks")],  # 2 s hold 100 quick ticks; 20 slow ones take 6 s
+)
+def test_both_two_seconds_and_twenty_ticks_are_needed(tick_s, bound):
+    energy = FakeBoard(tick_s=tick_s).measure()
+    assert energy.energy_j is not None
+    assert energy.seconds >= 2.0 - 1e-9
+    assert energy.ticks >= 20
+    reached = {"seconds": energy.seconds < 2.05, "ticks": energy.ticks == 20}
+    assert reached[bound]
+
+
+def test_a_counter_that_ticks_too_slowly_gives_null_and_a_reason():
+    board = FakeBoard(tick_s=1.0)
+    energy = board.measure()
+    assert energy.energy_j is None
+    assert "of a loop of 10 s; needed are 20 and 2 s" in str(energy.reason)
+    assert energy.ticks < 20
+    assert board.now_s == pytest.approx(11.5, abs=0.1)  # 1.5 s idle, then the cap
+
+
+def test_a_counter_that_stands_still_gives_null_and_no_calls():
+    energy = FakeBoard(tick_s=1e9).measure()
+    assert (energy.energy_j, energy.ticks, energy.calls) == (None, 0, 0)
+    assert "ticked 0 times" in str(energy.reason)
+
+
+@pytest.mark.parametrize("fails_after_s", [0.0, 2.5])
+def test_a_counter_that_cannot_be_read_gives_null(fails_after_s):
+    energy = FakeBoard(fails_after_s=fails_after_s).measure()
+    assert energy.energy_j is None
+    assert energy.reason == "the energy counter cannot be read"
+
+
+def test_a_counter_that_falls_gives_null():
+    board = FakeBoard()
+    count = board.energy_mj
+    board.energy_mj = lambda: 0 if board.now_s > 2.5 else count()  # type: ignore[method-assign]
+    energy = board.measure()
+    assert energy.energy_j is None
+    assert "fell from" in str(energy.reason)
+
+
+def test_a_call_too_long_to_be_polled_is_not_looped_over():
+    board = FakeBoard(call_s=3.0)
+    energy = board.measure()
+    assert energy.energy_j is None
+    assert "a call of 3 s is too long" in str(energy.reason)
+    assert board.calls == 2
+
+
+def test_a_sensor_without_power_leaves_idle_power_null():
+    board = FakeBoard()
+    board.read = lambda: None  # type: ignore[assignment, method-assign, return-value]
+    energy = board.measure()
+    assert energy.idle_power_w is None
+    assert energy.energy_j is not None
+
+
+def test_what_the_call_raises_passes():
+    board = FakeBoard()
+
+    def call():
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        measure_energy(call, board, sleep=board.sleep, synchronize=board.synchronize)

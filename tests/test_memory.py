@@ -1,0 +1,291 @@
+"""Bytes of one call: against counts by hand, another tracker, and whatever ran before."""
+
+import gc
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnbench.api import IMPLEMENTATIONS
+from attnbench.case import Case, parse_mask, parse_position
+from attnbench.inputs import Draw
+from attnbench.loader import load_built_in
+from attnbench.measure import profiled
+from attnbench.measure.profiled import make_matmul_workspaces, profile_call
+from attnbench.measure.saved import watch_saved
+from attnbench.worker.measuring import prepare_case
+from attnbench.workloads import WORKLOADS
+
+load_built_in()
+
+KIB = 1024
+
+
+def numbers(kib: int) -> torch.Tensor:
+    return torch.empty(kib * KIB // 4)
+
+
+def test_peak_and_kept_bytes_equal_a_count_by_hand():
+    x = numbers(4)
+
+    def call() -> torch.Tensor:
+        first = x.neg()  # 4 KiB
+        second = torch.cat((first, first, first))  # 4 + 12
+        del first  # 12
+        third = second[: x.numel()].neg()  # 12 + 4
+        fourth = third.neg()  # 12 + 4 + 4
+        del second, third
+        return fourth
+
+    seen = profile_call(call, "cpu")
+    assert (seen.peak_bytes, seen.kept_bytes) == (20 * KIB, 4 * KIB)
+
+
+def tracked_peak(call: Callable[[], Any], external: list[torch.Tensor]) -> int:
+    """What torch's own tracker says: a dispatch mode that follows the storages of results."""
+    mem_tracker = pytest.importorskip("torch.distributed._tools.mem_tracker")
+    tracker = mem_tracker.MemTracker()
+    tracker.track_external(*external)
+    with tracker:
+        result = call()
+    (peaks,) = tracker.get_tracker_snapshot("peak").values()
+    del result
+    return int(peaks["Total"]) - sum(x.nbytes for x in external)
+
+
+def test_what_an_op_allocates_for_itself_counts_though_a_dispatch_mode_cannot_see_it():
+    q, k, v = torch.randn(3, 1, 2, 64, 16).unbind()
+
+    def call() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    o, statistics = q.nbytes, 2 * 64 * 4
+    assert tracked_peak(call, [q, k, v]) == o + statistics
+    # Each thread's block of scores, the sums of its rows, and its part of the output.
+    scratch = torch.get_num_threads() * (32 * 64 + 32 * (2 + 16)) * 4
+    assert profile_call(call, "cpu").peak_bytes == o + statistics + scratch
+
+
+def bound(case: Case, name: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    workload = WORKLOADS.get(case.workload)
+    tensors = workload.tensors(case)
+    workload.fill(case, tensors, Draw(seed=1))
+    return workload.bind(case, IMPLEMENTATIONS.get(name), tensors), tensors
+
+
+HEADS, N = 2, 256
+CASES = {
+    "full": Case(heads=HEADS, seq_len=N, head_dim=16),
+    "causal": Case(heads=HEADS, seq_len=N, head_dim=16, mask=parse_mask("causal")),
+    "both": Case(heads=HEADS, seq_len=N, head_dim=16, pass_="both"),
+    "both causal": Case(
+        heads=HEADS, seq_len=N, head_dim=16, pass_="both", mask=parse_mask("causal")
+    ),
+}
+# The gradient of q · scale makes a tensor of the number, 8 bytes, inside an op: once a head
+# where the heads are a loop.
+NUMBER = 8
+# math softmaxes in one op that holds, beside its result, which scores are -inf, which rows are
+# so throughout, and a number.
+SAFE_SOFTMAX = HEADS * N * N + HEADS * N + 4
+UNSEEN = {
+    ("naive", "both"): NUMBER,
+    ("naive", "both causal"): NUMBER,
+    ("naive-heads", "both"): HEADS * NUMBER,
+    ("naive-heads", "both causal"): HEADS * NUMBER,
+    ("sdpa-math", "full"): SAFE_SOFTMAX,
+    ("sdpa-math", "causal"): SAFE_SOFTMAX,
+    # The other way about: it takes the prepared mask, of which the call makes a view, for new.
+    ("chunked", "both causal"): -N * N,
+}
+
+
+@pytest.mark.parametrize("which", CASES)
+@pytest.mark.parametrize("name", ["naive", "naive-heads", "sdpa-math", "chunked"])
+def test_an_independent_tracker_finds_the_same_peak(name, which):
+    """Exactly, but for what it cannot see: what an op allocates for itself and frees again."""
+    ready, tensors = bound(CASES[which], name)
+    with torch.set_grad_enabled(ready.grad):
+        peak = profile_call(ready.call, "cpu").peak_bytes
+        tracked = tracked_peak(ready.call, list(tensors.values()))
+    assert peak - tracked == UNSEEN.get((name, which), 0)
+
+
+def test_memory_that_was_there_before_is_neither_charged_nor_taken_off():
+    garbage: list[Any] = [numbers(64)]
+    garbage.append(garbage)
+
+    def call() -> torch.Tensor:
+        gc.set_threshold(10, 1, 1)  # from here on a collection would come at once
+        lists: list[list[int]] = [[] for _ in range(2000)]
+        assert len(lists) == 2000
+        return numbers(8)
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    del garbage
+    try:
+        seen = profile_call(call, "cpu")
+    finally:
+        gc.set_threshold(*thresholds)
+    assert gc.isenabled()
+    assert (seen.peak_bytes, seen.kept_bytes) == (8 * KIB, 8 * KIB)
+
+
+class FakeCaching:
+    """CUDA's caching allocator and a library that takes a workspace at its first product."""
+
+    WORKSPACE, RESULT = 32 * KIB**2, 4 * KIB
+
+    def __init__(self) -> None:
+        self.current = self.peak = 123 * KIB
+        self.has_workspace = False
+
+    def requested(self, which: str) -> int:
+        return {"current": self.current, "peak": self.peak}[which]
+
+    def reset(self) -> None:
+        self.peak = self.current
+
+    def multiply(self) -> None:
+        self.current += self.RESULT + (0 if self.has_workspace else self.WORKSPACE)
+        self.has_workspace = True
+        self.peak = max(self.peak, self.current)
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["made before", "not made before"])
+def test_no_one_is_charged_for_being_the_first_to_multiply_on_a_gpu(monkeypatch, made):
+    gpu = FakeCaching()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", gpu.reset)
+    monkeypatch.setattr(profiled, "_cuda_requested", gpu.requested)
+    make = gpu.multiply if made else lambda: None
+    monkeypatch.setattr(profiled, "make_matmul_workspaces", make)
+    first, second = (profile_call(gpu.multiply, "cuda") for _ in range(2))
+    assert second.peak_bytes == second.kept_bytes == gpu.RESULT
+    assert (first.kept_bytes == second.kept_bytes) == made
+    assert (first.peak_bytes == second.peak_bytes) == made
+
+
+class Ops(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_workspaces_are_made_by_every_kind_of_product_forward_and_backward():
+    with torch.no_grad(), Ops() as ops:
+        make_matmul_workspaces("cpu")
+    assert ops.seen["addmm"] == 2  # one a dtype; with a bias it goes to another library
+    assert ops.seen["bmm"] > 2  # more than the forward ones: gradients were computed, too
+    assert ops.seen["mm"] > 2
+
+
+BYTES = ("prepared", "inputs", "outputs", "workspace", "peak", "saved")
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward", "both"])
+def test_any_order_of_implementations_gives_the_same_bytes(pass_):
+    case = Case(heads=2, seq_len=64, head_dim=8, pass_=pass_, mask=parse_mask("causal"))
+    names = ("naive", "sdpa", "chunked", "naive-heads")
+    seen: dict[str, set[tuple[int | None, ...]]] = {name: set() for name in names}
+    for order in itertools.islice(itertools.permutations(names), 0, None, 5):
+        trials = prepare_case(case, list(order), 0, lambda record: None, lambda *_: None)
+        for name, trial in trials.items():
+            seen[name].add(tuple(trial.metrics[f"memory_{part}_bytes"] for part in BYTES))
+    assert {name: len(bytes_) for name, bytes_ in seen.items()} == dict.fromkeys(names, 1)
+    for *_, saved in itertools.chain(*seen.values()):
+        assert (saved is None) == (pass_ == "forward")
+
+
+Q, P, HALF = 2 * 32 * 16, 2 * 32 * 48, 2 * 48 * 16  # elements of q, of the weights, of k and of v
+SAVED = [
+    # The scaled q, and the weights; of the mask nothing, for it was there before.
+    ("naive", "float32", "none", (Q + P) * 4),
+    ("naive-heads", "float32", "none", (Q + P) * 4),
+    # The weights twice: as softmax gives them, in float32, and in the dtype of v.
+    ("naive", "bfloat16", "none", Q * 2 + P * (4 + 2)),
+    # Turned keys are no input any more; turned queries are not saved, only scaled ones.
+    ("naive", "float32", "rope", (Q + HALF + P) * 4),
+    # Scaled q and scaled k; in half precision all of it in float32, and v too.
+    ("sdpa-math", "float32", "none", (Q + HALF + P) * 4),
+    ("sdpa-math", "bfloat16", "none", (Q + HALF + P + HALF) * 4),
+    # o and one float32 a row; turned q and k where they are turned.
+    ("chunked", "float32", "none", Q * 4 + 2 * 32 * 4),
+    ("chunked", "bfloat16", "none", Q * 2 + 2 * 32 * 4),
+    ("chunked", "float32", "rope", (Q + HALF + Q) * 4 + 2 * 32 * 4),
+    ("sdpa-flash", "float32", "none", Q * 4 + 2 * 32 * 4),
+    ("sdpa-flash", "float32", "rope", (Q + HALF + Q) * 4 + 2 * 32 * 4),
+]
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("pass_", ["backward", "both"])
+@pytest.mark.parametrize(("name", "dtype", "position", "expected"), SAVED)
+def test_what_is_saved_for_the_backward_pass(name, dtype, position, expected, pass_, mask):
+    case = Case(
+        heads=2,
+        seq_len=32,
+        kv_len=48,
+        head_dim=16,
+        pass_=pass_,
+        dtype=dtype,
+        mask=parse_mask(mask),
+        position=parse_position(position),
+    )
+    ready, _ = bound(case, name)
+    with watch_saved() as saved:
+        ready.refresh()
+        ready.call()
+    if name == "sdpa-flash" and mask == "causal":
+        expected += 32 * 48 * 4  # where L != S a boolean mask is passed, and made one of numbers
+    assert saved.bytes == expected
+
+
+def test_outputs_that_are_saved_count_and_a_graph_that_was_dropped_does_not():
+    x = torch.ones(8, requires_grad=True)
+    with watch_saved() as saved:
+        dropped = x.exp().sum().detach()
+        kept = x.exp()
+        torch.autograd.grad(kept.sum(), x)
+    assert saved.bytes == kept.nbytes == 32
+    assert dropped > 0
+
+
+class SavesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            again = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(again.exp(), again, grad)
+            return gradient
+
+
+def test_what_a_backward_pass_saves_for_itself_does_not_count():
+    apply: Any = SavesInBackward.apply
+    x = torch.ones(8, requires_grad=True)
+    with watch_saved() as saved:
+        torch.autograd.grad(apply(x.exp()).sum(), x)
+    assert saved.bytes == 32  # x.exp() alone, though two saved it
+
+
+def test_two_views_of_one_storage_are_saved_once():
+    x = torch.ones(8, requires_grad=True)
+    with watch_saved() as saved:
+        y = x.exp()  # saved for itself, and both halves for each other
+        torch.autograd.grad((y[:4] * y[4:]).sum(), x)
+    assert saved.bytes == 32

@@ -1,0 +1,276 @@
+"""The self-tests of measuring, on clocks that are right and on clocks that are wrong."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from attnbench.measure import selfcheck
+from attnbench.measure.clock import Block
+from attnbench.measure.stopping import StoppingRule
+from attnbench.worker import diagnosis
+
+FEW = StoppingRule(precision=float("inf"), min_time_s=0.0, max_time_s=60.0, min_samples=40)
+
+
+class World:
+    """Time that passes only when someone works or looks at a clock."""
+
+    def __init__(self, look_ns: int = 100) -> None:
+        self.ns = 0
+        self._look_ns = look_ns
+
+    def now(self) -> int:
+        self.ns += self._look_ns
+        return self.ns
+
+    def work(self, us: float) -> Callable[[], None]:
+        def call() -> None:
+            self.ns += int(us * 1000)
+
+        return call
+
+
+class WorldClock:
+    """Reads the world's time in ticks, times `gain`; `noise` is added to each block in turn."""
+
+    timer: Literal["host", "events", "graph"] = "host"
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        tick_ns: int = 1,
+        gain: float = 1.0,
+        noise: tuple[float, ...] = (0.0,),
+        l2: Literal["cold", "warm"] = "warm",
+        miss_us: float = 0.0,
+    ) -> None:
+        self.l2 = l2
+        self._world, self._tick_ns, self._gain = world, tick_ns, gain
+        self._noise, self._miss_us = itertools.cycle(noise), miss_us
+
+    def block(self, call: Callable[[], Any], calls: int) -> Block:
+        begin = self._read()
+        for _ in range(calls):
+            call()
+        self._world.ns += int(self._miss_us * 1000) * calls
+        us = (self._read() - begin) / 1000 * self._gain / calls * (1 + next(self._noise))
+        return Block(time_us=us, e2e_us=us)
+
+    def _read(self) -> int:
+        return self._world.now() // self._tick_ns * self._tick_ns
+
+    def release(self, call: Callable[[], Any]) -> None:
+        pass
+
+    @property
+    def resolution_us(self) -> float:
+        return 0.001
+
+
+def test_a_fine_clock_is_seen_to_resolve_its_tick_and_its_overhead():
+    world = World()
+    seen = selfcheck.resolution(WorldClock(world, tick_ns=20), now=world.now, blocks=50)
+    assert seen["seen_us"] == pytest.approx(0.1)  # readings of 100 ns, and nothing finer
+    assert seen["block_us"] == pytest.approx(0.1)
+    assert seen["call_us"] == pytest.approx(0.0001)
+    assert seen["negative"] == 0
+
+
+def test_a_coarse_clock_is_seen_to_be_coarse_whatever_it_claims():
+    world = World(look_ns=10_000)
+    seen = selfcheck.resolution(WorldClock(world, tick_ns=16_000_000), now=world.now, blocks=50)
+    assert seen["claimed_us"] == 0.001
+    assert seen["seen_us"] == pytest.approx(16_000.0)
+
+
+def test_a_clock_that_stands_still_resolves_nothing_and_ends_the_wait():
+    world = World()
+    seen = selfcheck.resolution(WorldClock(world, gain=0.0), now=world.now, patience_s=0.001)
+    assert seen["seen_us"] is None
+
+
+def test_a_clock_that_steps_back_is_counted():
+    world = World()
+    clock = WorldClock(world, noise=(0.0, -3.0))
+    assert selfcheck.resolution(clock, now=world.now, blocks=50)["negative"] == 25
+
+
+def spun(world: World, clock: WorldClock, **options: Any) -> selfcheck.Numbers:
+    spin = selfcheck.Spin(2000.0, now=world.now)
+    return selfcheck.spin_reading(
+        clock, spin, lasted_us=lambda: spin.lasted_us, now=world.now, **options
+    )
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.02, 0.5])
+def test_a_spin_tells_by_how_much_a_clock_is_wrong(gain):
+    world = World()
+    seen = spun(world, WorldClock(world, gain=gain))
+    assert seen["known_us"] == pytest.approx(2000.0)
+    assert seen["error"] == pytest.approx(gain - 1, abs=1e-3)
+
+
+def test_a_neighbour_who_takes_the_core_now_and_then_does_not_make_the_clock_wrong():
+    world = World()
+    noisy = WorldClock(world, noise=(0.0, 0.0, 4.0))
+    assert spun(world, noisy)["error"] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_without_its_own_report_a_spin_is_known_by_the_time_around_the_block():
+    world = World()
+    clock, spin = WorldClock(world, gain=1.05), world.work(40_000.0)
+    seen = selfcheck.spin_reading(clock, spin, now=world.now)
+    assert seen["error"] == pytest.approx(0.05, abs=1e-3)
+
+
+def test_the_raw_clock_is_none_of_those_that_time():
+    assert selfcheck.raw_ns() <= selfcheck.raw_ns()
+    spin = selfcheck.Spin(50.0)
+    spin()
+    assert spin.lasted_us >= 50.0
+
+
+def test_the_rate_of_a_matmul_is_its_flops_by_its_best_time():
+    world, a = World(look_ns=1000), torch.ones(8, 8)
+    seen = selfcheck.matmul_rate(WorldClock(world, noise=(1.0, 0.0)), a, blocks=4)
+    assert seen["tflops"] == pytest.approx(2 * 8**3 / 1.0 / 1e6)
+    still = selfcheck.matmul_rate(WorldClock(world, gain=0.0), a)
+    assert still["tflops"] is None
+
+
+def test_cold_and_warm_reads_are_told_apart_where_the_flush_works():
+    world = World()
+    cold, warm = WorldClock(world, l2="cold", miss_us=20.0), WorldClock(world)
+    seen = selfcheck.cold_and_warm(cold, warm, world.work(5.0))
+    assert seen["ratio"] == pytest.approx(25.1 / 5.1)
+    assert seen["low"] == pytest.approx(25.1 / 5.1)
+
+
+def test_a_flush_that_does_nothing_leaves_the_ratio_at_one():
+    world = World()
+    seen = selfcheck.cold_and_warm(WorldClock(world, l2="cold"), WorldClock(world), world.work(5))
+    assert (seen["low"], seen["high"]) == (1.0, 1.0)
+
+
+def test_clocks_that_see_no_time_have_no_ratio():
+    world = World()
+    blind = WorldClock(world, gain=0.0)
+    assert selfcheck.cold_and_warm(blind, blind, world.work(5.0), most=8)["ratio"] is None
+
+
+def test_a_planted_slowdown_is_seen_and_twins_are_alike():
+    world = World()
+    clock = WorldClock(world, noise=(0.004, -0.003, 0.0, 0.007, -0.006))
+    seen = selfcheck.planted(clock, world.work(60.0), FEW)
+    assert seen["slowed"]["ratio"] == pytest.approx(1.05, abs=0.01)
+    assert seen["slowed"]["low"] > 1.03
+    assert seen["twin"]["low"] <= 1 <= seen["twin"]["high"]
+    assert seen["twin"]["rounds"] == 40
+
+
+def test_a_clock_that_does_not_time_what_runs_sees_no_slowdown():
+    class Constant(WorldClock):
+        def block(self, call: Callable[[], Any], calls: int) -> Block:
+            call()
+            return Block(time_us=2000.0, e2e_us=2000.0)
+
+    world = World()
+    seen = selfcheck.planted(Constant(world), world.work(60.0), FEW)
+    assert (seen["slowed"]["low"], seen["slowed"]["high"]) == (1.0, 1.0)
+
+
+def test_work_that_raises_ends_the_test_with_its_exception():
+    def broken() -> None:
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        selfcheck.planted(WorldClock(World()), broken, FEW)
+
+
+def test_noise_is_the_width_of_the_interval_and_discarded_turns_are_counted(monkeypatch):
+    world = World(look_ns=1000)
+    monkeypatch.setattr(
+        "attnbench.measure.engine.time.perf_counter", lambda: world.ns / 1e9, raising=False
+    )
+    quiet = selfcheck.noise(WorldClock(world), world.work(1000.0), budgets_s=(0.05, 0.5))
+    noise = tuple(0.01 * k for k in range(-20, 21))
+    loud = selfcheck.noise(
+        WorldClock(world, noise=noise), world.work(1000.0), budgets_s=(0.05, 0.5)
+    )
+    assert quiet["long"] == 0.0
+    assert loud["short"] > loud["long"] > 0.01
+    assert loud["samples"] > 100
+
+
+def test_every_self_test_runs_on_this_machine_and_is_plain_numbers(monkeypatch):
+    """For real, with next to no work: what the figures are is not looked at."""
+    monkeypatch.setattr(selfcheck, "noise", lambda clock, call: {"short": call() is None})
+    monkeypatch.setattr(diagnosis, "_TWINS", replace(FEW, min_samples=9))
+    small = replace(diagnosis.SIZES["cpu"], blocks=20, matmul_width=64)
+    monkeypatch.setitem(diagnosis.SIZES, "cpu", small)
+    told: list[str] = []
+    outcome = diagnosis.diagnose("cpu", told.append)
+    assert told == ["clock", "spin", "matmul", "cold", "planted", "noise"]
+    assert list(outcome["tests"]) == told
+    assert [test for test in outcome["tests"].values() if "raised" in test] == []
+    assert outcome["gpu"] is None
+
+
+def test_a_self_test_that_raises_costs_itself_alone(monkeypatch):
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("no clock\nhere")
+
+    for name in ("resolution", "spin_reading", "matmul_rate", "planted", "noise"):
+        monkeypatch.setattr(selfcheck, name, refuse)
+    monkeypatch.setattr(selfcheck, "cold_and_warm", lambda *args: {"ratio": 3.0})
+    tests = diagnosis.diagnose("cpu")["tests"]
+    assert tests.pop("cold") == {"ratio": 3.0}
+    assert {test["raised"] for test in tests.values()} == {"OSError: no clock here"}
+
+
+class Sensor:
+    problem = "NVML: no power_w (Not Supported)"
+
+    def __init__(self, reading: Any) -> None:
+        self._reading = reading
+
+    def read(self) -> Any:
+        return self._reading
+
+    def close(self) -> None:
+        self._reading = None
+
+
+@pytest.mark.parametrize(
+    ("listed", "others"),
+    [
+        ("GPU:0\nno processes are running", 0),
+        ("GPU:0\nprocess      12 uses      400.000 MB GPU memory", 0),
+        ("GPU:0\nprocess      12 uses 4 MB GPU memory\nprocess 13 uses 5 MB GPU memory", 1),
+        ("pynvml module not found, please install nvidia-ml-py", None),
+    ],
+)
+def test_gpu_facts_count_the_other_processes(monkeypatch, listed, others):
+    from attnbench.measure.nvml import GpuReading
+
+    monkeypatch.setattr(torch.cuda, "list_gpu_processes", lambda: listed)
+    reading = GpuReading(sm_mhz=1500.0, throttle=frozenset({"thermal"}))
+    facts = diagnosis.gpu_facts(Sensor(reading))  # type: ignore[arg-type]
+    assert facts["other_processes"] == others
+    assert (facts["sm_mhz"], facts["power_w"], facts["throttle"]) == (1500.0, None, ["thermal"])
+
+
+def test_without_nvml_the_gpu_is_unknown(monkeypatch):
+    def refuse() -> str:
+        raise RuntimeError("NVML_ERROR_NO_PERMISSION")
+
+    monkeypatch.setattr(torch.cuda, "list_gpu_processes", refuse)
+    facts = diagnosis.gpu_facts(Sensor(None))  # type: ignore[arg-type]
+    assert {v for name, v in facts.items() if name != "problem"} == {None}

@@ -1,0 +1,275 @@
+"""The reported time, its interval over samples or processes, and the notes on it."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from attnbench.analysis import diagnostics, notes, times
+from attnbench.case import Case
+from attnbench.record import Cell, Record, Sample, merged
+from attnbench.stats import (
+    every_sample,
+    fastest_of_windows,
+    log_t_interval,
+    median,
+    median_interval,
+    processes_interval,
+    t_quantile,
+)
+
+CELL = Cell(case=Case(seq_len=128), impl="naive")
+
+
+def record(values, *, process=0, discarded=None, **metrics) -> Record:
+    reasons = discarded or {}
+    samples = tuple(
+        Sample(round=i, position=0, calls=2, time_us=v, e2e_us=v, discarded=reasons.get(i))
+        for i, v in enumerate(values)
+    )
+    return Record(cell=CELL, status="ok", samples=samples, metrics=metrics, process=process)
+
+
+class TestEstimators:
+    def test_few_samples_are_windows_of_one(self):
+        values = [3.0, 1.0, 2.0] * 9
+        assert fastest_of_windows(values) == values == every_sample(values)
+
+    def test_many_are_windows_of_eight_and_none_is_left_out(self):
+        values = [float(v) for v in range(1000, 0, -1)]
+        found = fastest_of_windows(values)
+        assert len(found) == 125
+        assert found[0] == 993.0
+        assert found[-1] == 1.0
+
+    def test_what_is_left_over_joins_the_last_window(self):
+        found = fastest_of_windows([5.0] * 28 + [1.0])
+        assert len(found) == 14
+        assert found[-1] == 1.0
+
+    def test_nothing_gives_nothing(self):
+        assert fastest_of_windows([]) == []
+
+    def test_delays_by_others_vanish_and_the_work_itself_stays(self):
+        rng = random.Random(1)
+        delays = [rng.expovariate(1 / 30.0) if rng.random() < 0.4 else 0.0 for _ in range(400)]
+        values = [100.0 + delay for delay in delays]
+        assert median(fastest_of_windows(values)) == pytest.approx(100.0)
+        assert median(values) > 100.0 - 1e-9
+        assert sum(values) / 400 > 110.0
+
+
+class TestProcesses:
+    def test_t_quantiles_are_those_of_the_table(self):
+        # Table of Student's t, 0.975.
+        known = {1: 12.706, 2: 4.303, 4: 2.776, 10: 2.228, 11: 2.201, 20: 2.086, 60: 2.000}
+        assert {n: round(t_quantile(n), 3) for n in known} == known
+
+    def test_the_interval_of_two_processes_is_wide_and_of_one_there_is_none(self):
+        assert log_t_interval([100.0]) is None
+        low, high = log_t_interval([100.0, 102.0]) or (0, 0)
+        half = 12.7062 * math.log(1.02) / 2
+        assert math.log(high / low) == pytest.approx(2 * half)
+
+    def test_small_sets_cover_their_median_as_often_as_they_say(self):
+        rng = random.Random(2)
+        hits = 0
+        for _ in range(2000):
+            low, high = log_t_interval([math.exp(rng.gauss(0, 0.1)) for _ in range(4)]) or (0, 0)
+            hits += low <= 1.0 <= high
+        assert 0.93 <= hits / 2000 <= 0.97
+
+    def test_the_processes_median_is_reported_and_repeats_over_them(self):
+        parts = [record([value] * 9, process=i) for i, value in enumerate((100.0, 110.0, 104.0))]
+        cell = merged(parts)
+        assert times.time_us(cell) == 104.0
+        assert times.replicated(cell) == "between_processes"
+        low, high = times.interval_us(cell) or (0, 0)
+        assert low < 100.0
+        assert high > 110.0
+        assert times.replicated(parts[0]) == "within_process"
+        assert times.interval_us(parts[0]) == (100.0, 100.0)
+
+    def test_from_six_processes_on_no_distribution_is_assumed(self):
+        medians = [101.0, 102.0, 103.0, 104.0, 105.0, 106.0]
+        assert processes_interval(medians) == median_interval(medians) == (101.0, 106.0)
+
+    def test_what_slows_a_whole_process_leaves_the_ratio_within_it(self):
+        speeds = (1.0, 1.3, 0.9)
+        slow = merged([record([200.0 * s] * 9, process=i) for i, s in enumerate(speeds)])
+        fast = merged([record([100.0 * s] * 9, process=i) for i, s in enumerate(speeds)])
+        value, interval = times.ratio(slow, fast)
+        assert value == pytest.approx(2.0)
+        assert interval == pytest.approx((2.0, 2.0))
+
+    def test_a_cell_that_fails_in_one_process_fails(self):
+        bad = Record(cell=CELL, status="crashed", reason="signal 11", process=1)
+        cell = merged([record([100.0] * 9), bad])
+        assert cell.status == "crashed"
+        assert cell.reason == "in process 2 of 2: signal 11"
+        assert not cell.samples
+
+    def test_what_was_measured_beside_time_is_merged_by_its_kind(self):
+        one = record([1.0], memory_workspace_bytes=10, load_1m=1.0, kept_disturbed=2, kernel="a")
+        two = record(
+            [1.0], process=1, memory_workspace_bytes=12, load_1m=2.0, kept_disturbed=3, kernel="b"
+        )
+        found = merged([two, one]).metrics
+        assert found == {
+            "memory_workspace_bytes": 12, "load_1m": 1.5, "kept_disturbed": 5, "kernel": "a",
+        }  # fmt: skip
+
+    def test_records_of_different_cells_do_not_merge(self):
+        other = replace(record([1.0]), cell=Cell(case=CELL.case, impl="sdpa"))
+        with pytest.raises(ValueError, match="cannot merge"):
+            merged([record([1.0]), other])
+
+
+class TestPrecision:
+    def test_precision_is_half_the_width_and_twice_that_can_be_detected(self):
+        cell = record([98.0, 99.0, 100.0, 100.0, 101.0, 102.0])
+        assert times.precision(cell) == pytest.approx(0.02)
+        assert times.detectable(cell) == pytest.approx(
+            0.02 * (1.96 + 0.8416) / 1.96 * 2**0.5, rel=1e-3
+        )
+
+    def test_a_difference_of_that_size_is_found_four_times_in_five(self):
+        """Two normal samples of known error: the test at 5 % has the power that was promised."""
+        rng, error, found = random.Random(3), 1.0, 0
+        effect = 1.96 * error * (1.96 + 0.8416) / 1.96 * 2**0.5
+        for _ in range(4000):
+            difference = rng.gauss(effect, error * 2**0.5)
+            found += abs(difference) > 1.96 * error * 2**0.5
+        assert found / 4000 == pytest.approx(0.8, abs=0.03)
+
+    def test_one_sample_has_a_time_and_no_interval(self):
+        cell = record([100.0])
+        assert times.time_us(cell) == 100.0
+        assert times.interval_us(cell) is times.precision(cell) is times.detectable(cell) is None
+        assert times.replicated(cell) is None
+
+    def test_zero_variance_is_an_interval_without_width(self):
+        cell = record([100.0] * 30)
+        assert times.interval_us(cell) == (100.0, 100.0)
+        assert times.precision(cell) == 0.0
+        assert notes.notes(cell) is None
+
+    def test_discarded_samples_are_kept_in_the_record_and_count_for_nothing(self):
+        cell = record([100.0] * 9 + [900.0] * 3, discarded=dict.fromkeys((9, 10, 11), "x"))
+        assert times.time_us(cell) == 100.0
+        again = Record.from_line(cell.to_line())
+        assert again == cell
+        assert len(again.samples) == 12
+
+    def test_a_record_of_which_every_sample_is_discarded_is_not_ok(self):
+        with pytest.raises(ValueError, match="none of 1 samples"):
+            record([1.0], discarded={0: "x"})
+
+
+def noise(rng, n, sd=0.01):
+    return [100.0 * math.exp(rng.gauss(0, sd)) for _ in range(n)]
+
+
+class TestDiagnostics:
+    @pytest.mark.parametrize("kind", ["normal", "uniform", "skewed"])
+    def test_independent_times_of_one_speed_are_left_in_peace(self, kind):
+        rng = random.Random(4)
+        draw = {
+            "normal": lambda: rng.gauss(100, 3),
+            "uniform": lambda: rng.uniform(80, 120),
+            "skewed": lambda: 100 + rng.expovariate(1 / 8),
+        }[kind]
+        alarms = {"drift": 0, "two speeds": 0, "dependence": 0}
+        for _ in range(200):
+            values = [draw() for _ in range(60)]
+            alarms["drift"] += diagnostics.drift(values) is not None
+            alarms["two speeds"] += diagnostics.two_speeds(values) is not None
+            alarms["dependence"] += diagnostics.dependence(values) is not None
+        assert alarms["drift"] <= 1
+        assert alarms["dependence"] <= 1
+        assert alarms["two speeds"] <= 2
+
+    def test_a_drift_is_seen_with_its_size(self):
+        rng = random.Random(5)
+        values = [v * (1 + 0.1 * i / 60) for i, v in enumerate(noise(rng, 60))]
+        assert diagnostics.drift(values) == pytest.approx(0.067, abs=0.02)
+        assert diagnostics.drift(values[::-1]) == pytest.approx(-0.062, abs=0.02)
+
+    def test_a_trend_too_small_to_matter_is_not_reported(self):
+        rng = random.Random(6)
+        values = [v * (1 + 0.01 * i / 300) for i, v in enumerate(noise(rng, 300, 0.001))]
+        assert diagnostics.drift(values) is None
+
+    def test_two_speeds_are_seen_with_their_share(self):
+        rng = random.Random(7)
+        values = noise(rng, 45) + [1.2 * v for v in noise(rng, 15)]
+        rng.shuffle(values)
+        fast, slow, share = diagnostics.two_speeds(values) or (0, 0, 0)
+        assert (fast, slow) == pytest.approx((100.0, 120.0), rel=0.01)
+        assert share == pytest.approx(0.25)
+
+    def test_a_few_outliers_are_no_second_speed(self):
+        rng = random.Random(8)
+        assert diagnostics.two_speeds(noise(rng, 57) + [200.0] * 3) is None
+
+    def test_dependence_is_seen_and_the_interval_is_said_to_be_too_narrow(self):
+        rng, values, state = random.Random(9), [], 0.0
+        for _ in range(80):
+            state = 0.8 * state + rng.gauss(0, 1)
+            values.append(100 + state)
+        r = diagnostics.dependence(values)
+        assert r == pytest.approx(0.8, abs=0.15)
+        assert diagnostics.widening(0.8) == pytest.approx(3.0)
+        assert diagnostics.widening(1.0) == math.inf
+
+    @pytest.mark.parametrize("n", [0, 1, 2, 9])
+    def test_too_few_samples_show_nothing(self, n):
+        values = [float(i) for i in range(1, n + 1)]
+        assert diagnostics.drift(values) is diagnostics.two_speeds(values) is None
+        assert diagnostics.dependence(values) is None
+
+
+class TestNotes:
+    def test_a_quiet_row_has_none(self):
+        cell = record(noise(random.Random(10), 60, 0.003), kept_disturbed=0)
+        assert notes.notes(cell) is None
+        assert notes.unsteady(cell) is None
+
+    def test_turns_taken_again_are_said_and_are_nothing_serious(self):
+        why = "interrupted by other work (2 times)"
+        cell = record([100.0] * 20, discarded={3: why, 7: why}, kept_disturbed=0)
+        assert notes.notes(cell) == "2 turns were taken again: other work interrupted them"
+        assert notes.unsteady(cell) is None
+
+    def test_interrupted_samples_that_had_to_be_kept_are_serious(self):
+        cell = record([100.0] * 20, kept_disturbed=6)
+        assert "interrupted 6 of the 20 samples that count" in (notes.notes(cell) or "")
+        assert notes.unsteady(cell) == "busy-machine"
+
+    @pytest.mark.parametrize(("hot", "loud"), [(3, False), (6, True)])
+    def test_thermal_discards_are_counted_and_loud_past_a_fifth(self, hot, loud):
+        cell = record([100.0] * 20, discarded=dict.fromkeys(range(hot), "thermal slowdown"))
+        found = notes.notes(cell) or ""
+        assert f"{hot / 20:.0%} of the samples do not count (thermal slowdown)" in found
+        assert ("MORE THAN A FIFTH" in found) == loud
+        assert notes.unsteady(cell) == "discarded"
+
+    def test_each_trouble_has_its_note(self):
+        rng = random.Random(11)
+        drifting = [v * (1 + 0.2 * i / 60) for i, v in enumerate(noise(rng, 60))]
+        assert "drifts: the last third took" in (notes.notes(record(drifting)) or "")
+        two = noise(rng, 30) + [1.5 * v for v in noise(rng, 30)]
+        rng.shuffle(two)
+        assert "two speeds: 10" in (notes.notes(record(two)) or "")
+        assert "known to ±" in (notes.notes(record([80.0, 90.0, 100.0, 110.0, 130.0, 150.0])) or "")
+        stolen = record([100.0] * 9, stolen_share=0.03)
+        assert "gave 3.0% of a processor's time" in (notes.notes(stolen) or "")
+        launch = record([10.0] * 9, enqueue_us=14.0)
+        assert "launch-bound: the host takes 14.0 µs" in (notes.notes(launch) or "")
+        assert notes.unsteady(launch) is None
+
+    def test_a_failed_row_has_no_notes(self):
+        bad = Record(cell=CELL, status="oom", reason="no memory", metrics={"stolen_share": 0.5})
+        assert notes.notes(bad) is None
+        assert notes.unsteady(bad) is None
