@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from attnbench.machine import free_bytes
 from attnbench.measure.clock import Clock, clock_for
+from attnbench.measure.flush import last_cache_bytes
 
 MIB = 2**20
 T = TypeVar("T")
 Name = TypeVar("Name", str, int)
 
-_CPUS = Path("/sys/devices/system/cpu")
 # The next width is tried while a product of this one is over sooner than WIDE_ENOUGH_US: then it
 # is too small to keep the device busy. Few processors multiply float16 fast, so it starts narrow.
 _WIDTHS = {"cpu": (1024, 2048, 4096), "cuda": (4096, 8192)}
@@ -65,36 +63,6 @@ def measure_ceilings(
     if device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         _known(torch.cuda.empty_cache)  # what is measured next finds the memory free
     return ceilings
-
-
-def last_cache_bytes(device: str) -> int | None:
-    """Bytes of the last cache that this process's cores, or the GPU, can use; None if unknown.
-
-    A processor may have several last caches, each shared by some cores: those of the cores that
-    the process may run on count together.
-    """
-    if device == "cuda":
-        return int(torch.cuda.get_device_properties(0).L2_cache_size)
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
-    last: dict[str, int] = {}
-    for core in cores:
-        found = [_cache(folder) for folder in (_CPUS / f"cpu{core}/cache").glob("index*")]
-        known = [cache for cache in found if cache is not None]
-        if known:
-            _, shared_by, size = max(known)
-            last[shared_by] = size
-    return sum(last.values()) or None
-
-
-def _cache(folder: Path) -> tuple[int, str, int] | None:
-    """Level, the cores that share it, and bytes of one cache, as Linux describes it."""
-    try:
-        level = int((folder / "level").read_text())
-        shared_by = (folder / "shared_cpu_list").read_text().strip()
-        size = (folder / "size").read_text().strip()
-        return level, shared_by, int(size.removesuffix("K")) * 1024
-    except (OSError, ValueError):
-        return None
 
 
 def stream_bytes(cache_bytes: int | None, free: int | None) -> int | None:

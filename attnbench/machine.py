@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnbench import host
+from attnbench import allocator, host
 
 _CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 
@@ -44,6 +44,7 @@ def environment(device: str) -> dict[str, Any]:
         "thp": host.thp(),
         "hypervisor": host.hypervisor(),
         "thread_env": host.thread_env(),
+        "allocator": allocator.policy() if device == "cpu" else None,
     }
 
 

@@ -187,23 +187,6 @@ def test_buffers_are_far_past_the_cache_and_well_within_memory(cache, free, size
     assert found is None if size is None else abs(found - size) < 32768
 
 
-def test_last_caches_that_cores_share_count_once(tmp_path, monkeypatch):
-    monkeypatch.undo()
-    shared = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}
-    for core, by in shared.items():
-        for index, level, size, kind in ((0, 1, "32K", str(core)), (3, 3, "16384K", by)):
-            folder = tmp_path / f"cpu{core}/cache/index{index}"
-            folder.mkdir(parents=True)
-            for name, text in (("level", level), ("size", size), ("shared_cpu_list", kind)):
-                (folder / name).write_text(f"{text}\n")
-    monkeypatch.setattr(ceilings, "_CPUS", tmp_path)
-    for cores, expected in (({0, 1}, 16), ({0, 2, 3}, 32)):
-        monkeypatch.setattr("os.sched_getaffinity", lambda _, c=cores: c)
-        assert ceilings.last_cache_bytes("cpu") == expected * MIB
-    monkeypatch.setattr(ceilings, "_CPUS", tmp_path / "nowhere")
-    assert ceilings.last_cache_bytes("cpu") is None
-
-
 def test_the_real_clock_gives_every_ceiling_a_positive_number():
     found = ceilings.measure_ceilings("cpu", ["float32", "float64"])
     assert set(found) == NAMES

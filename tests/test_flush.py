@@ -61,6 +61,8 @@ def test_last_caches_are_added_up_over_groups_of_cores_and_counted_once_in_one(
 ):
     cores(tmp_path, monkeypatch, groups=[[0, 1], [2, 3]])
     assert flushes.last_cache_bytes("cpu") == 2 * (32 << 20)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert flushes.last_cache_bytes("cpu") == 32 << 20
 
 
 def test_a_cache_that_is_not_known_is_taken_for_64_mib(tmp_path, monkeypatch):

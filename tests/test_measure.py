@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from attnbench.measure.clock import Block, HostClock
-from attnbench.measure.engine import Contender, race
+from attnbench.measure.contender import Contender
+from attnbench.measure.engine import race
 from attnbench.measure.flops import count_flops
 from attnbench.measure.profiled import profile_call
 from attnbench.measure.stopping import StoppingRule, achieved

@@ -146,7 +146,9 @@ class TestPrecision:
     def test_one_sample_has_a_time_and_no_interval(self):
         cell = record([100.0])
         assert times.time_us(cell) == 100.0
-        assert times.interval_us(cell) is times.precision(cell) is times.detectable(cell) is None
+        assert times.interval_us(cell) is None
+        assert times.precision(cell) is None
+        assert times.detectable(cell) is None
         assert times.replicated(cell) is None
 
     def test_zero_variance_is_an_interval_without_width(self):
@@ -226,7 +228,8 @@ class TestDiagnostics:
     @pytest.mark.parametrize("n", [0, 1, 2, 9])
     def test_too_few_samples_show_nothing(self, n):
         values = [float(i) for i in range(1, n + 1)]
-        assert diagnostics.drift(values) is diagnostics.two_speeds(values) is None
+        assert diagnostics.drift(values) is None
+        assert diagnostics.two_speeds(values) is None
         assert diagnostics.dependence(values) is None
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from attnbench.measure.clock import Clock
-from attnbench.measure.engine import Contender, race
-from attnbench.measure.stopping import StoppingRule, achieved
+from attnbench.measure.contender import Contender
+from attnbench.measure.engine import race
+from attnbench.measure.stopping import StoppingRule, achieved, estimator_for
 from attnbench.measure.warming import WARM_SHARE
-from attnbench.stats import median, median_interval, ratio_interval
+from attnbench.stats import ESTIMATORS, median, median_interval, ratio_interval
 
 Call = Callable[[], Any]
 Numbers = dict[str, float | int | None]
@@ -139,11 +140,13 @@ def cold_and_warm(
 ) -> Numbers:
     """Time the same small read from memory and from the cache, in turns.
 
-    `ratio` is cold / warm with its 95 % interval `low`, `high` (None where the budget left too
-    few rounds).
+    `ratio` is cold / warm with its 95 % interval `low`, `high`: None where a clock saw no time.
+    There are at least seven rounds, the fewest that give an interval.
     """
     read()
-    begin, colds, warms = raw_ns(), [], []
+    colds: list[float] = []
+    warms: list[float] = []
+    begin = raw_ns()
     while len(colds) < most and (raw_ns() - begin < budget_s * 1e9 or len(colds) < 7):
         colds.append(cold.block(read, 1).time_us)
         warm.block(read, 1)  # brings back what the flush has thrown out
@@ -193,18 +196,19 @@ def _paired(above: dict[int, float], below: dict[int, float]) -> Numbers:
 def noise(
     clock: Clock, call: Call, *, budgets_s: tuple[float, float] = (1.0, 10.0)
 ) -> dict[str, Any]:
-    """How narrow the 95 % interval of the median becomes in 1 s and in 10 s of measuring.
+    """How narrow the 95 % interval of the reported time becomes in 1 s and in 10 s of measuring.
 
     Warming up is part of the budget, and so are turns that other work disturbed and that were
-    taken again. `short` and `long` are half-widths relative to the median, within this process;
+    taken again. `short` and `long` are half-widths relative to that time, within this process;
     None where there is no interval.
     """
     races = [_measured(clock, call, budget_s) for budget_s in budgets_s]
     names = zip(("short", "long"), races, strict=True)
-    widths = {name: _finite(achieved(contender.times_us)) for name, contender in names}
+    reported = ESTIMATORS[estimator_for(clock.timer)]
+    widths = {name: _finite(achieved(reported(contender.times_us))) for name, contender in names}
     kept = races[-1].times_us
     return widths | {
-        "median_us": median(kept),
+        "median_us": median(reported(kept)),
         "samples": len(kept),
         "discarded": len(races[-1].samples) - len(kept),
     }

@@ -37,6 +37,14 @@ class StoppingRule:
         return achieved(ESTIMATORS[self.estimator](times_us)) <= self.precision
 
 
+def estimator_for(timer: str) -> str:
+    """Which of `stats.ESTIMATORS` the times of a clock are reported by.
+
+    Other work on a host only ever adds to a time; what moves a GPU's is its own clock, both ways.
+    """
+    return "windows" if timer == "host" else "samples"
+
+
 def achieved(times_us: list[float]) -> float:
     """Half-width of the interval relative to the median; infinite where there is none."""
     interval = median_interval(times_us)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
 
 from attnbench.measure.clock import Clock
 from attnbench.measure.compilation import compile_activity, listen_to_triton
+from attnbench.measure.contender import Contender
 from attnbench.measure.stopping import StoppingRule
 
 # A block lasts at least this long, and this many times what the clock can tell.
@@ -26,18 +25,7 @@ class UnmeasurableError(Exception):
     """A call that no number of repetitions makes long enough for the clock."""
 
 
-class Warmed(Protocol):
-    """What warming up reads and sets of a contender."""
-
-    call: Callable[[], Any]
-    last_call_s: float
-    calls: int
-    each_us: float
-    warm_s: float
-    compile_s: float
-
-
-def warm_up(contender: Warmed, *, clock: Clock, rule: StoppingRule) -> None:
+def warm_up(contender: Contender, *, clock: Clock, rule: StoppingRule) -> None:
     """Call until three windows in a row agree and no compiler has been at work in them.
 
     Without compilation that takes a quarter of the budget at most; while something compiles, all

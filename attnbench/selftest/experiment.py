@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -136,13 +137,19 @@ class Experiment:
         ended = self.run_process(program, self.launch, share, self.seed)
         if ended.failure:
             return ended.failure
+        known = Pilot(startup_s=ended.startup_s, tail_s=ended.tail_s)
+        return replace(known, stretch=self._stretch(known, ended, damping=1.0))
+
+    def _stretch(self, pilot: Pilot, ended: Ended, damping: float = 0.5) -> float:
+        """The pilot's stretch, corrected by how much of its budget a process has used.
+
+        The root of the ratio: one run that was disturbed moves it half way only.
+        """
         wanted_s = self.budget_s - ended.startup_s - ended.tail_s
-        stretch = wanted_s / ended.timing_s if ended.timing_s > 0 else 1.0
-        return Pilot(
-            startup_s=ended.startup_s,
-            tail_s=ended.tail_s,
-            stretch=min(_MOST_STRETCHED, max(1 / _MOST_STRETCHED, stretch)),
-        )
+        if ended.timing_s <= 0 or wanted_s <= 0:
+            return pilot.stretch
+        stretch = pilot.stretch * math.pow(wanted_s / ended.timing_s, damping)
+        return min(_MOST_STRETCHED, max(1 / _MOST_STRETCHED, stretch))
 
     def _afforded(self, name: str, program: Program, pilot: Pilot) -> Pilot | str:
         """The pilot, or why the budget does not pay for the program's processes.
@@ -188,6 +195,8 @@ class Experiment:
         if failure:
             self.tell(f"{name} failed in run {number}: {failure}")
             return outcome, [{"program": name, "run": number, "failure": failure}]
+        if program.knows_no_budget:
+            self.pilots[name] = replace(pilot, stretch=self._stretch(pilot, ends[-1]))
         return _gathered(outcome, ends, [cell["name"] for cell in self.launch.cells])
 
 

@@ -136,7 +136,7 @@ def _last_line(output: Path) -> str:
 
 
 def environment(ours: bool, user_threads: int | None = None) -> dict[str, str]:
-    """This process's, with the source tree found; ours as a worker has it, others as it is."""
+    """The variables of this process, the source tree among them; ours get those of workers, too."""
     variables = dict(os.environ)
     root = Path(__file__).resolve().parent.parent.parent
     if (root / "pyproject.toml").exists():  # a source tree, which may not be installed

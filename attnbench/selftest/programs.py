@@ -68,14 +68,20 @@ def _pytest(job: str, folder: Path, each_s: float) -> Start:
     )
 
 
+_ours = _module("ours")
+
 PROGRAMS: Registry[Program] = Registry("timing tool")
-PROGRAMS.add("attnbench", Program(start=_module("ours"), ours=True))
-PROGRAMS.add("attnbench-3", Program(start=_module("ours"), ours=True, processes=3))
+PROGRAMS.add("attnbench", Program(start=_ours, ours=True))
+PROGRAMS.add("attnbench-3", Program(start=_ours, ours=True, processes=3))
 PROGRAMS.add(
     "pytest-benchmark", Program(start=_pytest, read=read_pytest, knows_no_budget=True)
 )  # fmt: skip
 PROGRAMS.add("blocked-autorange", Program(start=_module("autorange")))
 PROGRAMS.add("do-bench", Program(start=_module("dobench"), devices=("cuda",)))
+
+
+# From times in µs, and the name of the estimator that goes with them, to one time.
+Statistic = Callable[[Sequence[float], str], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +93,7 @@ class Reading:
 
     label: str
     program: str
-    statistic: Callable[[Sequence[float], str], float]
+    statistic: Statistic
     own: str | None = None
 
     @property
@@ -117,11 +123,15 @@ def _minimum(times_us: Sequence[float], _: str) -> float:
     return min(times_us)
 
 
+def _row(label: str, program: str, statistic: Statistic, own: str | None = None) -> Reading:
+    return Reading(label=label, program=program, statistic=statistic, own=own)
+
+
 READINGS: tuple[Reading, ...] = (
-    Reading(label="attnbench", program="attnbench", statistic=_estimated),
-    Reading(label="attnbench --processes 3", program="attnbench-3", statistic=_estimated),
-    Reading(label="pytest-benchmark min", program="pytest-benchmark", statistic=_minimum, own="min"),
-    Reading(label="pytest-benchmark median", program="pytest-benchmark", statistic=_median, own="median"),
-    Reading(label="torch blocked_autorange", program="blocked-autorange", statistic=_median, own="median"),
-    Reading(label="triton do_bench", program="do-bench", statistic=_median, own="median"),
-)  # fmt: skip
+    _row("attnbench", "attnbench", _estimated),
+    _row("attnbench --processes 3", "attnbench-3", _estimated),
+    _row("pytest-benchmark min", "pytest-benchmark", _minimum, own="min"),
+    _row("pytest-benchmark median", "pytest-benchmark", _median, own="median"),
+    _row("torch blocked_autorange", "blocked-autorange", _median, own="median"),
+    _row("triton do_bench", "do-bench", _median, own="median"),
+)

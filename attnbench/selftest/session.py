@@ -53,7 +53,8 @@ class Finished:
     @property
     def own_runs(self) -> int:
         """Runs of ours in one process that succeeded."""
-        return next(row["runs"] for row in self.summary["rows"] if row["program"] == "attnbench")
+        rows = self.summary["rows"]
+        return next(int(row["runs"]) for row in rows if row["program"] == "attnbench")
 
 
 def compare(request: Request, tell: Callable[[str], None]) -> Finished:
@@ -70,34 +71,27 @@ def compare(request: Request, tell: Callable[[str], None]) -> Finished:
     with LocalRunner(settings) as runner:
         catalogue = runner.catalogue()
         cells = _cells(request, catalogue, runner)
-    device, env = catalogue["device"], catalogue["environment"]
-    spin = None if device == "cuda" else (SPIN, SPIN_US)
+    env = catalogue["environment"]
+    spin = None if catalogue["device"] == "cuda" else (SPIN, SPIN_US)
     impls = {cell["name"]: cell["impl"] for cell in cells}
     if spin:
         cells.append({"name": spin[0], "spin_us": spin[1]})
+    launch = Launch(
+        device=catalogue["device"],
+        threads=env["threads"],
+        cells=cells,
+        timeout_s=3 * request.budget_s + 60,
+        user_threads=request.threads,
+    )
     experiment = Experiment(
-        launch=Launch(
-            device=device,
-            threads=env["threads"],
-            cells=cells,
-            timeout_s=3 * request.budget_s + 60,
-            user_threads=request.threads,
-        ),
-        budget_s=request.budget_s,
-        runs=request.runs,
-        seed=request.seed,
-        tell=tell,
+        launch=launch, budget_s=request.budget_s, runs=request.runs, seed=request.seed, tell=tell
     )
     created = datetime.now(UTC).isoformat(timespec="seconds")
     experiment.pilot()
     _make(path)
     experiment.run(path / SAMPLES)
-    summary = {
-        "created": created,
-        "attnbench": __version__,
-        "environment": env,
-        "threads": env["threads"],
-    } | summarise(experiment, spin)
+    facts = {"created": created, "attnbench": __version__, "environment": env}
+    summary = facts | {"threads": env["threads"]} | summarise(experiment, spin)
     _write(path, summary, impls)
     return Finished(path=path, summary=summary, interrupted=experiment.interrupted)
 

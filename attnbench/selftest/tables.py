@@ -178,13 +178,13 @@ def facts(summary: Figures) -> list[str]:
         f"{summary['runs']} runs of {summary['budget_s']:g} s each for every tool, start-up and"
         " warm-up counted; each run in fresh processes, the tools in random order within a run.",
         "attnbench without its checks and probes; its processes have the settings of its workers."
-        " The others run in the environment as it is, with the same threads, tensors and callables.",
+        " The others run in the environment as it is; threads, tensors and callables are the same.",
     ]
     stretch = summary["stretch"].get("pytest-benchmark")
     if stretch is not None:
         lines.append(
-            "pytest-benchmark has no budget: its --benchmark-max-time is what a pilot left for each"
-            f" cell × {stretch:.2f}, so that it uses its time; it gets one warm call before each"
+            "pytest-benchmark has no budget: its --benchmark-max-time is what is left for each"
+            f" cell × {stretch:.2f}, so that a run uses its time; it gets one warm call before each"
             " cell, as it derives the number of rounds from one."
         )
     if summary["spin"] is None:

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from attnbench.machine import settle
-from attnbench.measure.engine import Contender, race
+from attnbench.measure.contender import Contender
+from attnbench.measure.engine import race
 from attnbench.measure.stopping import StoppingRule
 from attnbench.timers.job import Job, described
 from attnbench.worker.setup import Setup
@@ -24,13 +25,18 @@ _LEAST_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class ShareRule(StoppingRule):
-    """Never satisfied: a cell goes on until its share of what warming up has left is spent."""
+    """Never satisfied: a cell goes on until its share of what warming up has left is spent.
+
+    The fewest samples are waived once nothing is `left_s` of the whole budget.
+    """
 
     share_s: Callable[[], float]
+    left_s: Callable[[], float]
 
     def done(self, times_us: list[float], spent_s: float) -> bool:
         """Decide from the seconds spent in samples."""
-        return len(times_us) >= self.min_samples and spent_s >= self.share_s()
+        enough = len(times_us) >= self.min_samples or (bool(times_us) and not self.left_s())
+        return enough and spent_s >= self.share_s()
 
 
 class Account:
@@ -77,7 +83,7 @@ def measure(job: Job) -> Setup:
     limits = {"precision": 1e-9, "min_time_s": each_s, "max_time_s": each_s}
     setup = Setup.of({"rule": limits, "seed": job.seed}, job.device)
     account = Account(list(calls), job.left_s, time.monotonic)
-    rule = ShareRule(**asdict(setup.rule), share_s=lambda: account.share_s)
+    rule = ShareRule(**asdict(setup.rule), share_s=lambda: account.share_s, left_s=job.left_s)
     contenders = {name: Contender(call=call) for name, call in calls.items()}
 
     def before_turn(name: str, stage: str) -> None:

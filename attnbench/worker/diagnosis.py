@@ -75,14 +75,14 @@ def diagnose(device: str, tell: Callable[[str], None] = lambda test: None) -> di
     gpu = gpu_facts(GpuSensor.open()) if device == "cuda" else None  # while it is still warm
     wall_s = time.perf_counter() - begin
     after_us = host.throttled_us()
-    known = throttled_us is not None and after_us is not None
+    withheld_us = None if throttled_us is None or after_us is None else after_us - throttled_us
     return {
         "facts": facts,
         "gpu": gpu,
         "meanwhile": {
             "wall_s": round(wall_s, 3),
             "steal_share": host.steal_share(host.cpu_ticks(), ticks),
-            "throttled_us": after_us - throttled_us if known else None,
+            "throttled_us": withheld_us,
             "interruptions_per_s": round((interruptions() - switches) / wall_s, 2),
         },
         "tests": tests,

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from attnbench.measure.contender import Contender
 from attnbench.measure.energy import measure_energy
-from attnbench.measure.engine import Contender
 from attnbench.measure.nvml import power_state
 from attnbench.measure.watch import Ledger
 from attnbench.record import Cell, Record

@@ -13,7 +13,8 @@ from attnbench.case import Case
 from attnbench.check import Truth
 from attnbench.inputs import Draw
 from attnbench.machine import free_bytes, settle
-from attnbench.measure.engine import Contender, race
+from attnbench.measure.contender import Contender
+from attnbench.measure.engine import race
 from attnbench.measure.watch import Ledger
 from attnbench.record import Cell, Record
 from attnbench.worker.finishing import record_of, timed_record

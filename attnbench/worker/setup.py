@@ -10,11 +10,8 @@ import torch
 
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.nvml import GpuSensor, must_discard
-from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.stopping import StoppingRule, estimator_for
 from attnbench.measure.watch import Watch
-
-# Other work on a CPU only adds to a time; what moves a GPU's times is its own clock, both ways.
-_ESTIMATORS = {"cpu": "windows", "cuda": "samples"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +37,12 @@ class Setup:
             ValueError: the clock does not exist on the device.
             CaptureError: this torch cannot time what is inside a CUDA graph.
         """
+        clock = clock_for(device, l2=request.get("l2"), timer=request.get("timer"))
         sensor = GpuSensor.open() if device == "cuda" else None
         return cls(
             device=device,
-            rule=StoppingRule(**request["rule"], estimator=_ESTIMATORS[device]),
-            clock=clock_for(device, l2=request.get("l2"), timer=request.get("timer")),
+            rule=StoppingRule(**request["rule"], estimator=estimator_for(clock.timer)),
+            clock=clock,
             watch=Watch(sensor=sensor, must_discard=must_discard) if sensor else Watch(),
             seed=request["seed"],
             sensor=sensor,
@@ -55,4 +53,5 @@ class Setup:
         """The stream to work on: a graph cannot capture what began on torch's default stream."""
         if self.clock.timer != "graph":
             return contextlib.nullcontext()
-        return torch.cuda.stream(torch.cuda.Stream())
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(stream)
