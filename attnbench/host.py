@@ -6,6 +6,7 @@ system than Linux, costs that fact and nothing else. `root` is where /proc and /
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 ROOT = Path("/")
 
 _CPUS = "sys/devices/system/cpu"
+_CACHE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Variables that change how many threads compute, where they sit, and how memory is handed out.
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH_", "MALLOC_", "LD_PRELOAD")
 
@@ -40,6 +42,15 @@ def facts(root: Path = ROOT) -> dict[str, Any]:
         "swap_used_bytes": swap_used_bytes(root),
         "on_battery": on_battery(root),
         "thread_env": thread_env(),
+    }
+
+
+def cell_facts(root: Path = ROOT) -> dict[str, Any]:
+    """What may change from one cell to the next; cheap enough to be read beside every cell."""
+    return {
+        "load_1m": load_1m(root),
+        "governor": governor(root),
+        "cpu_quota": cpu_quota(root),
     }
 
 
@@ -75,9 +86,18 @@ def load_1m(root: Path = ROOT) -> float | None:
 
 
 def governor(root: Path = ROOT) -> str | None:
-    """What sets the frequency, such as `performance`; several are joined by commas."""
-    files = (root / _CPUS).glob("cpu[0-9]*/cpufreq/scaling_governor")
+    """What sets the frequency of the CPUs in the affinity, such as `performance`; or several."""
+    cpus = affinity()
+    files = _governor_files(root, None if cpus is None else tuple(cpus))
     return ", ".join(sorted({text for file in files if (text := _read(file))})) or None
+
+
+@functools.lru_cache(maxsize=8)
+def _governor_files(root: Path, cpus: tuple[int, ...] | None) -> tuple[Path, ...]:
+    """One file a policy, of these CPUs or of all; a driver of frequencies comes with the boot."""
+    names = ("cpu[0-9]*",) if cpus is None else tuple(f"cpu{cpu}" for cpu in cpus)
+    found = (f for n in names for f in (root / _CPUS).glob(f"{n}/cpufreq/scaling_governor"))
+    return tuple(dict.fromkeys(file.resolve() for file in found))
 
 
 def mhz(root: Path = ROOT) -> float | None:
@@ -140,7 +160,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
     Version 2: `cpu.max` holds quota and period. Version 1: `cpu.cfs_quota_us`, −1 for none.
     """
     quotas = []
-    for group in _groups(root):
+    for group in _present_groups(root):
         both = (_read(group / "cpu.max") or "").split()
         if len(both) != 2:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -159,7 +179,7 @@ def throttled_us(root: Path = ROOT) -> int | None:
     """
     units_per_us = {"throttled_usec": 1, "throttled_time": 1000}
     counts = []
-    for group in _groups(root):
+    for group in _present_groups(root):
         for line in (_read(group / "cpu.stat") or "").splitlines():
             name, _, text = line.partition(" ")
             value = _number(text)
@@ -168,20 +188,39 @@ def throttled_us(root: Path = ROOT) -> int | None:
     return max(counts, default=None)
 
 
-def stolen_ticks(root: Path = ROOT) -> int | None:
-    """Ticks (1/100 s) that the hypervisor gave to others while a CPU here had work, so far."""
-    ticks = cpu_ticks(root)
-    return None if ticks is None else ticks[0]
+def stolen_ticks(root: Path = ROOT) -> float | None:
+    """Ticks (1/100 s) that the hypervisor gave to others so far while a CPU here had work.
+
+    The mean over the CPUs in the affinity, so that it can be held against wall time: what is
+    stolen from CPUs that this process never runs on takes nothing from it.
+    """
+    rows = _tick_rows(root)
+    return None if rows is None else sum(row[7] for row in rows) / len(rows)
 
 
 def cpu_ticks(root: Path = ROOT) -> tuple[int, int] | None:
-    """Return (stolen, all) ticks of all CPUs since boot. Source: proc(5), /proc/stat."""
-    row = (_read(root / "proc/stat") or "").partition("\n")[0].split()
-    counts = [_number(text) for text in row[1:9]]
-    if row[:1] != ["cpu"] or len(counts) < 8 or None in counts:
-        return None
-    ticks = [int(count or 0) for count in counts]
-    return ticks[7], sum(ticks)
+    """Return (stolen, all) ticks since boot, summed over the CPUs in the affinity."""
+    rows = _tick_rows(root)
+    return None if rows is None else (sum(row[7] for row in rows), sum(map(sum, rows)))
+
+
+def _tick_rows(root: Path) -> list[list[int]] | None:
+    """Ticks of each CPU in the affinity (of each there is, where that is unknown), steal eighth.
+
+    None unless every one has its row. Source: proc(5), /proc/stat.
+    """
+    rows: dict[str, list[int]] = {}
+    for line in (_read(root / "proc/stat") or "").splitlines():
+        if not line.startswith("cpu"):
+            break  # what follows may be long, and is read at every round
+        name, *texts = line.split()
+        counts = [count for text in texts[:8] if (count := _number(text)) is not None]
+        if len(counts) == 8:
+            rows[name] = [int(count) for count in counts]
+    rows.pop("cpu", None)  # the sum over all
+    cpus = affinity()
+    wanted = list(rows) if cpus is None else [f"cpu{cpu}" for cpu in cpus]
+    return [rows[name] for name in wanted] if wanted and rows.keys() >= set(wanted) else None
 
 
 def steal_share(
@@ -191,6 +230,12 @@ def steal_share(
     if after is None or before is None or after[1] <= before[1]:
         return None
     return max(0, after[0] - before[0]) / (after[1] - before[1])
+
+
+@functools.lru_cache(maxsize=8)
+def _present_groups(root: Path) -> tuple[Path, ...]:
+    """Those of `_groups` that are there; a process stays in the group it was started in."""
+    return tuple(dict.fromkeys(group for group in _groups(root) if os.path.isdir(group)))
 
 
 def _groups(root: Path) -> Iterator[Path]:
@@ -209,6 +254,18 @@ def _groups(root: Path) -> Iterator[Path]:
             yield here
             if here != mount:
                 yield from here.parents[: len(here.relative_to(mount).parts)]
+
+
+def data_caches(cpu: int, root: Path = ROOT) -> dict[int, tuple[str | None, int]]:
+    """By level: the CPUs that share this one's cache, as the kernel writes them, and its bytes."""
+    found = {}
+    for index in sorted((root / _CPUS).glob(f"cpu{cpu}/cache/index*")):
+        kind, level = _read(index / "type"), _number(_read(index / "level"))
+        size = _read(index / "size") or ""
+        size_bytes = int(_number(size[:-1]) or 0) * _CACHE_UNITS.get(size[-1:], 0)
+        if kind in ("Data", "Unified") and level and size_bytes > 0:
+            found[int(level)] = _read(index / "shared_cpu_list"), size_bytes
+    return found
 
 
 def _highest_khz(root: Path, name: str) -> float | None:

@@ -13,17 +13,14 @@ import torch
 
 from attnbench import allocator, host
 
-_CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
-
 
 def environment(device: str) -> dict[str, Any]:
     """Facts about the machine and the libraries, as plain JSON; unknown is null."""
+    affinity = host.affinity()
     return {
         "device": device,
         "device_name": device_name(device),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": os.cpu_count() if affinity is None else len(affinity),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -36,7 +33,7 @@ def environment(device: str) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "interop_threads": torch.get_num_interop_threads(),
         "blas": blas(),
-        "affinity": host.ranges(host.affinity()),
+        "affinity": host.ranges(affinity),
         "cpu_quota": host.cpu_quota(),
         "load_1m": host.load_1m(),
         "governor": host.governor(),
@@ -154,14 +151,5 @@ def _gpu_caches() -> dict[str, int]:
 
 
 def _cpu_caches() -> dict[str, int]:
-    sizes = {}
-    for index in sorted(_CACHE_FOLDER.glob("index*")):
-        try:
-            kind = (index / "type").read_text().strip()
-            level = (index / "level").read_text().strip()
-            size = (index / "size").read_text().strip()
-        except OSError:
-            continue
-        if kind != "Instruction" and size.endswith("K"):
-            sizes[f"L{level}"] = int(size[:-1]) * 1024
-    return sizes
+    cpu = min(host.affinity() or [0])
+    return {f"L{level}": size for level, (_, size) in sorted(host.data_caches(cpu).items())}

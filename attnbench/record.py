@@ -108,6 +108,8 @@ class Record:
                 raise StoreError(f"records of schema {row['schema']}; this version reads {SCHEMA}")
             names = [name for name in _SAMPLE_FIELDS if name in row["samples"]]
             columns = [row["samples"][name] for name in names]
+            if "blocks_us" in names:
+                columns[names.index("blocks_us")] = [tuple(b) for b in row["samples"]["blocks_us"]]
             samples = [
                 Sample(**dict(zip(names, values, strict=True)))
                 for values in zip(*columns, strict=True)
@@ -144,7 +146,8 @@ def merged(records: list[Record]) -> Record:
 
     It is ok only if all are: an implementation that fails in one process of three fails. Memory
     and counts are the same in every process, or the largest is what a user must reckon with; the
-    conditions are averaged; times spent add up.
+    conditions are averaged; times spent add up. Texts that differ are joined, each with the number
+    of processes that say so.
 
     Raises:
         ValueError: there are none, or they are of different cells.
@@ -172,14 +175,26 @@ def merged(records: list[Record]) -> Record:
 
 def _merged_metric(name: str, values: list[Any]) -> Any:
     known = [value for value in values if value is not None]
+    if known and name not in _SETTLED and all(isinstance(value, str) for value in known):
+        return _joined(known, len(values))
     if not all(isinstance(value, (int, float)) for value in known) or not known:
         return known[0] if known else None
     return _MERGES.get(name, max)(known)
 
 
+def _joined(texts: list[str], processes: int) -> str:
+    """As `flash (2 of 3); math (1 of 3)`, in order of first appearance; unanimous as it is."""
+    if texts.count(texts[0]) == processes:
+        return texts[0]
+    return "; ".join(f"{t} ({texts.count(t)} of {processes})" for t in dict.fromkeys(texts))
+
+
+# What was asked for, the same in every process; `estimator` is a name that is looked up.
+_SETTLED = ("l2", "timer", "estimator")
 _CONDITIONS = (
     "interruptions_per_s stolen_share throttled_share load_1m"
     " power_w temperature_c sm_mhz energy_j idle_power_w enqueue_us"
 )
 _MERGES: dict[str, Callable[[list[Any]], Any]] = dict.fromkeys(_CONDITIONS.split(), fmean)
 _MERGES["kept_disturbed"] = sum
+_MERGES["cpu_quota"] = min

@@ -12,14 +12,17 @@ from typing import Any, Protocol
 from attnbench.case import Case
 from attnbench.errors import StoreError, UsageError
 from attnbench.plan import Axes, Plan, check_names, expand, grouped, make_plan
-from attnbench.record import Cell, Record
+from attnbench.record import SCHEMA, Cell, Record
 from attnbench.registry import unknown
 from attnbench.runner import LocalRunner, Settings
 from attnbench.store import RunWriter, check_name, load_info, load_run, write_info
 from attnbench.version import __version__
 
 # A resumed run must be the same experiment: these facts of the environment have to agree.
-_FINGERPRINT = ("device", "device_name", "cores", "threads", "torch", "cuda", "matmul_precision")
+_FINGERPRINT = (
+    "device", "device_name", "cores", "threads", "torch", "cuda", "matmul_precision",
+    "allocator", "affinity", "cpu_quota",
+)  # fmt: skip
 
 _Part = tuple[tuple[str, str], int]  # a cell's key, and the process it was measured in
 
@@ -99,6 +102,7 @@ def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Pat
         }
         with RunWriter.create(request.output, request.name, info) as writer:
             listener.planned(plan, writer.path)
+            runner.close()  # it planned, and multiplied for the ceilings: cells get fresh processes
             _measure(plan, runner, writer, listener, begin)
             return writer.path
 
@@ -112,6 +116,11 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
     """
     begin = time.perf_counter()
     run = load_run(path)
+    if run.info["schema"] != SCHEMA:
+        raise UsageError(
+            f"{path} was begun by a version that measured in another way (schema"
+            f" {run.info['schema']}, now {SCHEMA}; --resume); start a new run"
+        )
     done = {(record.cell.key, record.process) for record in run.parts}
     over = {record.cell.key for record in run.parts if record.status != "ok"}
     try:
@@ -140,6 +149,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
         listener.planned(plan, None if dry_run else path)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
+                runner.close()
                 _measure(plan, runner, writer, listener, begin)
     return path
 

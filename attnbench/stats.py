@@ -1,9 +1,9 @@
-"""Medians, their intervals, and what they are taken of; the standard library alone."""
+"""Medians and their intervals; the standard library alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from statistics import NormalDist, mean, stdev
@@ -122,35 +122,3 @@ def processes_interval(medians: Sequence[float]) -> tuple[float, float] | None:
     By order statistics from six processes on, as `median_interval`; below, by `log_t_interval`.
     """
     return median_interval(medians) or log_t_interval(medians)
-
-
-# What is made of the times of one process, in the order of their rounds, before a median is
-# taken of them.
-Estimator = Callable[[Sequence[float]], list[float]]
-MOST_ROUNDS = 8
-FEWEST_WINDOWS = 14
-
-
-def every_sample(times: Sequence[float]) -> list[float]:
-    """The samples as they are: their median is the reported time."""
-    return list(times)
-
-
-def fastest_of_windows(times: Sequence[float]) -> list[float]:
-    """The fastest sample of each window of consecutive rounds.
-
-    Other work on the machine only ever adds to a time, for tenths of a second at a stretch: the
-    fastest of a few neighbours is what the work itself takes, and the median over windows does
-    not hang on one lucky sample as a minimum does. Windows are as wide as leaves 14 of them, and
-    8 rounds at most; below 28 samples a window is one sample. What is left over at the end joins
-    the last window.
-    """
-    width = max(1, min(MOST_ROUNDS, len(times) // FEWEST_WINDOWS))
-    starts = range(0, len(times) - width + 1, width)
-    return [min(times[s : s + width if s + 2 * width <= len(times) else None]) for s in starts]
-
-
-ESTIMATORS: dict[str, Estimator] = {
-    "samples": every_sample,
-    "windows": fastest_of_windows,
-}

@@ -91,6 +91,12 @@ def test_integers_beside_nulls_stay_integers(runs):
     assert {str(frame[name].dtype) for name in integers} == {"Int64"}
 
 
+def test_what_a_cell_was_measured_beside_has_columns(tmp_path):
+    record = synthetic.ok(Case(), "naive", governor="powersave", cpu_quota=1.5)
+    row = load(load_run(synthetic.write_run(tmp_path, "r", [record]))).iloc[0]
+    assert (row["governor"], row["cpu_quota"]) == ("powersave", 1.5)
+
+
 def test_large_counts_keep_every_digit(tmp_path):
     exact = 2**60 + 1
     frame = load(one_cell(tmp_path, flops_useful=exact))

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from attnbench.analysis.roofline import launch_bound
 from attnbench.measure import clock as clocks
 from attnbench.measure.clock import CudaClock, GraphClock, HostClock, clock_for
 from attnbench.measure.graph import CaptureError
@@ -105,6 +106,19 @@ def test_a_launch_bound_call_takes_the_host_as_long_as_the_stream(gpu):
     block = CudaClock("warm").block(tiny, 100)
     assert block.enqueue_us == pytest.approx(9.0)
     assert block.time_us == pytest.approx(9.0, rel=0.01)
+
+
+def test_a_host_slower_than_the_flush_is_in_the_stream_time_of_a_cold_call_and_shows(gpu):
+    def slow():
+        gpu.launch("call", device_us=5.0, host_us=100.0)
+
+    block = CudaClock("cold").block(slow, 3)
+    # The flush lasts 40 us; of those the host has spent 1 on the event when it begins the call.
+    assert block.time_us == pytest.approx(100 - (40 - 1) + 5)
+    assert block.enqueue_us == pytest.approx(100.0)
+    assert launch_bound(block.enqueue_us, block.time_us)
+    assert block.e2e_us == pytest.approx(105.0)
+    assert GraphClock("cold").block(slow, 3).time_us == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("make", [CudaClock, GraphClock])

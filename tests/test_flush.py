@@ -1,11 +1,13 @@
 """The flush: it covers the last cache, reads memory of its own, and knows the machine's caches."""
 
+import functools
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from attnbench import host
 from attnbench.measure import flush as flushes
 
 
@@ -44,13 +46,13 @@ def cores(folder, monkeypatch, *, groups, size="32M"):
                     (3, "Unified", size, group),
                 ]
             ):
-                at = folder / f"cpu{core}" / "cache" / f"index{index}"
+                at = folder / f"sys/devices/system/cpu/cpu{core}/cache/index{index}"
                 at.mkdir(parents=True)
                 names = {"level": level, "type": kind, "size": bytes_}
                 names["shared_cpu_list"] = ",".join(map(str, shared))
                 for name, value in names.items():
                     (at / name).write_text(f"{value}\n")
-    monkeypatch.setattr(flushes, "_CPU_FOLDER", folder)
+    monkeypatch.setattr(host, "data_caches", functools.partial(host.data_caches, root=folder))
     monkeypatch.setattr(
         os, "sched_getaffinity", lambda _: {c for g in groups for c in g}, raising=False
     )
@@ -65,10 +67,22 @@ def test_last_caches_are_added_up_over_groups_of_cores_and_counted_once_in_one(
     assert flushes.last_cache_bytes("cpu") == 32 << 20
 
 
+@pytest.mark.parametrize("error", [PermissionError, OSError])
+def test_where_the_affinity_is_refused_the_cache_of_the_first_core_is_flushed(
+    tmp_path, monkeypatch, error
+):
+    def refuse(pid):
+        raise error
+
+    cores(tmp_path, monkeypatch, groups=[[0, 1], [2, 3]])
+    monkeypatch.setattr(os, "sched_getaffinity", refuse, raising=False)
+    assert flushes.last_cache_bytes("cpu") == 32 << 20
+
+
 def test_a_cache_that_is_not_known_is_taken_for_64_mib(tmp_path, monkeypatch):
     cores(tmp_path, monkeypatch, groups=[[0]], size="large")
     for index in (0, 1):
-        (tmp_path / f"cpu0/cache/index{index}/size").write_text("")
+        (tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}/size").write_text("")
     assert flushes.last_cache_bytes("cpu") is None
     assert flushes.Flush("cpu").nbytes >= 64 << 20
 

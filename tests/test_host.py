@@ -18,12 +18,21 @@ def put(root: Path, name: str, text: str) -> None:
     file.write_text(text)
 
 
+STAT = """cpu  200 0 100 1600 20 0 0 1080 7 7
+cpu0 100 0 50 800 10 0 0 40 7 7
+cpu1 100 0 50 820 10 0 0 20 7 7
+cpu2 0 0 0 0 0 0 0 1020 0 0
+intr 1 2 3
+"""
+
+
 @pytest.fixture
-def machine(tmp_path: Path) -> Path:
-    """A busy virtual machine in a container of control groups version 2."""
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A busy virtual machine in a container of control groups version 2, confined to two CPUs."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
     for name, text in {
         "proc/loadavg": "2.12 1.58 1.16 3/96 7126\n",
-        "proc/stat": "cpu  100 0 50 800 10 0 0 40 7 7\ncpu0 1 2 3\n",
+        "proc/stat": STAT,
         "proc/cpuinfo": "cpu MHz\t\t: 2596.1\nflags\t\t: fpu hypervisor sse\ncpu MHz\t: 2700.5\n",
         "proc/meminfo": "MemTotal: 8 kB\nSwapTotal:     100 kB\nSwapFree:    60 kB\n",
         "proc/self/cgroup": "0::/box/job\n",
@@ -32,6 +41,7 @@ def machine(tmp_path: Path) -> Path:
         "sys/fs/cgroup/box/job/cpu.max": "max 100000\n",
         f"{CPU}/cpu0/cpufreq/scaling_governor": "powersave\n",
         f"{CPU}/cpu1/cpufreq/scaling_governor": "performance\n",
+        f"{CPU}/cpu2/cpufreq/scaling_governor": "userspace\n",
         f"{CPU}/cpu0/cpufreq/cpuinfo_max_freq": "3900000\n",
         f"{CPU}/cpu1/cpufreq/cpuinfo_max_freq": "4100000\n",
         f"{CPU}/intel_pstate/no_turbo": "0\n",
@@ -49,7 +59,7 @@ def test_every_fact_is_read_from_where_linux_keeps_it(machine):
     facts = host.facts(machine)
     expected = {
         "load_1m": 2.12,
-        "steal_share": 0.04,
+        "steal_share": 0.03,
         "mhz": 2700.5,
         "max_mhz": 4100.0,
         "hypervisor": True,
@@ -63,7 +73,57 @@ def test_every_fact_is_read_from_where_linux_keeps_it(machine):
         "on_battery": True,
     }
     assert {name: facts[name] for name in expected} == expected
-    assert host.stolen_ticks(machine) == 40
+
+
+def test_steal_is_that_of_the_cpus_of_this_process_as_a_mean_over_them(machine):
+    assert host.stolen_ticks(machine) == 30.0
+    assert host.cpu_ticks(machine) == (60, 2000)
+
+
+def test_where_the_affinity_is_unknown_steal_is_that_of_every_cpu(machine, monkeypatch):
+    monkeypatch.setattr(host, "affinity", lambda: None)
+    assert host.stolen_ticks(machine) == 360.0
+
+
+def test_a_cpu_of_this_process_without_a_row_leaves_steal_unknown(machine, monkeypatch):
+    """A container may number its rows anew: those that are there may be anyone's."""
+    monkeypatch.setattr(host, "affinity", lambda: [0, 5])
+    assert host.stolen_ticks(machine) is None
+    assert host.cpu_ticks(machine) is None
+
+
+def test_the_facts_beside_a_cell_are_those_of_the_machine_and_follow_its_changes(machine):
+    found = {"load_1m": 2.12, "governor": "performance, powersave", "cpu_quota": 1.5}
+    assert host.cell_facts(machine) == found
+    put(machine, f"{CPU}/cpu0/cpufreq/scaling_governor", "performance\n")
+    put(machine, "sys/fs/cgroup/box/cpu.max", "50000 100000\n")
+    put(machine, "proc/loadavg", "0.5 1.58 1.16 3/96 7126\n")
+    found = {"load_1m": 0.5, "governor": "performance", "cpu_quota": 0.5}
+    assert host.cell_facts(machine) == found
+
+
+def test_the_facts_beside_a_cell_are_unknown_where_there_are_no_files(tmp_path):
+    assert host.cell_facts(tmp_path) == dict.fromkeys(("load_1m", "governor", "cpu_quota"))
+
+
+@pytest.mark.parametrize(
+    ("size", "size_bytes"), [("512K", 512 << 10), ("96M", 96 << 20), ("1G", 1 << 30)]
+)
+def test_a_cache_has_the_size_it_is_written_with(tmp_path, size, size_bytes):
+    index = f"{CPU}/cpu3/cache/index3"
+    for name, text in {"level": "3", "type": "Unified", "size": size}.items():
+        put(tmp_path, f"{index}/{name}", text + "\n")
+    assert host.data_caches(3, tmp_path) == {3: (None, size_bytes)}
+    put(tmp_path, f"{index}/shared_cpu_list", "0-3\n")
+    assert host.data_caches(3, tmp_path) == {3: ("0-3", size_bytes)}
+
+
+@pytest.mark.parametrize("name", ["level", "type", "size"])
+@pytest.mark.parametrize("text", ["", "large", "-1K", "Instruction"])
+def test_a_cache_that_is_garbled_is_left_out(tmp_path, name, text):
+    for other, good in {"level": "3", "type": "Unified", "size": "32M"}.items():
+        put(tmp_path, f"{CPU}/cpu0/cache/index0/{other}", text if other == name else good)
+    assert host.data_caches(0, tmp_path) == {}
 
 
 def from_files(facts: dict[str, object]) -> dict[str, object]:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from attnbench.analysis import limits
-from attnbench.analysis.roofline import place
+from attnbench.analysis.roofline import launch_bound, place
 from attnbench.analysis.table import load
 from attnbench.case import Case
 from attnbench.record import Cell, Record, Sample
@@ -38,6 +38,16 @@ def row_of(
     )
     info = {"run_id": "r", "environment": environment}
     return load(Run(path=Path("r"), info=info, records=[record])).iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("enqueue_us", "time_us", "is_it"),
+    [(95.0, 100.0, True), (94.9, 100.0, False), (None, 100.0, False), (95.0, None, False)],
+)
+def test_a_call_is_launch_bound_where_issuing_it_takes_as_long_as_running_it(
+    enqueue_us, time_us, is_it
+):
+    assert launch_bound(enqueue_us, time_us) is is_it
 
 
 def test_each_column_is_its_formula():

@@ -11,7 +11,9 @@ import torch
 from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
 from attnbench.case import Case
 from attnbench.measure.clock import clock_for
+from attnbench.measure.graph import CaptureError
 from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.warming import UnmeasurableError
 from attnbench.measure.watch import Watch
 from attnbench.record import Record
 from attnbench.worker.explaining import flops_note, predicted_miss, sdpa_backend
@@ -214,6 +216,13 @@ def test_out_of_memory_is_told_from_other_errors():
     refused = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
     assert classify(refused, "probe") == ("oom", f"probe: {refused}")
     assert classify(ValueError("x"), "check") == ("error", "check: ValueError: x")
+
+
+def test_what_cannot_be_measured_as_asked_is_unsupported_and_not_an_error():
+    refused = CaptureError("--timer graph: the call cannot be captured (it waits)")
+    assert classify(refused, "samples") == ("unsupported", str(refused))
+    unseen = UnmeasurableError("faster than the clock can see")
+    assert classify(unseen, "samples")[0] == "error"
 
 
 def test_flops_that_disagree_are_explained():

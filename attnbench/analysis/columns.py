@@ -126,8 +126,17 @@ def _discarded(record: Record, _: Run) -> int | None:
     return len(record.samples) - len(record.kept) if record.samples else None
 
 
+def _blocks(record: Record, _: Run) -> int | None:
+    return max((len(sample.blocks_us) or 1 for sample in record.kept), default=None)
+
+
+def _time_us_blocks(record: Record, _: Run) -> float | None:
+    blocks = [us for sample in record.kept for us in sample.blocks_us or (sample.time_us,)]
+    return median(blocks) if blocks else None
+
+
 def _calls(record: Record, _: Run) -> int | None:
-    return sum(sample.calls for sample in record.kept) or None
+    return sum(sample.calls * (len(sample.blocks_us) or 1) for sample in record.kept) or None
 
 
 def _spent_s(record: Record, _: Run) -> float | None:
@@ -166,7 +175,8 @@ column("time_us_min", "float", "fastest sample", _time_us_min, "µs")
 column(
     "e2e_us_median",
     "float",
-    "median host time until a block's results are there, over its calls",
+    "median host time from a call to its result, per call (per token for decode), without the"
+    " flush; on CUDA, of one call made for it beside each sample",
     _e2e_us,
     "µs",
 )
@@ -193,7 +203,7 @@ from_metrics(
     "kernels or ops of one call, attention ops first, then as they ran; eight at most",
 )
 from_metrics("compile_s", "float", "s", "compilation, outside the timed calls")
-from_metrics("energy_j", "float", "J", "energy per call")
+from_metrics("energy_j", "float", "J", "energy per call (per token for decode)")
 
 # Beyond DESIGN's list; new columns go below, so that the ones above keep their places.
 from_metrics("error_ratio", "float", "", "error / allowed error; right at 1 or below")
@@ -201,20 +211,29 @@ from_metrics("flops_note", "text", "", "where the three FLOP counts disagree, an
 from_metrics("interruptions_per_s", "float", "1/s", "how often other work took a core away")
 column("notes", "text", "what to know before believing the time", _of(notes.notes))
 column("unsteady", "text", "the serious ones among the notes, by name", _of(notes.unsteady))
-from_metrics("kernel_count", "int", "", "kernels or ops of one call")
+from_metrics("kernel_count", "int", "", "kernels or ops of one call (decode: a whole generation)")
 from_metrics("l2", "text", "", "cold or warm: the last cache before each sample")
 column("interval", "text", "what it replicates: within_process, …", _of(times.replicated))
 column("precision", "float", "half-width of the interval / time", _of(times.precision))
 column("detectable", "float", "least difference that would show", _of(times.detectable))
 column("processes", "int", "fresh processes that measured the cell", _processes)
 column("n_discarded", "int", "samples that do not count, see notes", _discarded)
-from_metrics("estimator", "text", "", "what the median is of: samples, or fastest of windows")
+column("blocks", "int", "blocks of a turn, whose fastest is the sample", _blocks)
+column(
+    "time_us_blocks",
+    "float",
+    "median over all blocks of the turns that count",
+    _time_us_blocks,
+    "µs",
+)
 from_metrics("timer", "text", "", "host, events or graph")
 from_metrics("stolen_share", "float", "", "processor time given to other guests / wall time")
 from_metrics("throttled_share", "float", "", "time a CPU quota held the process back / wall time")
 from_metrics("load_1m", "float", "", "load average of the machine at the cell's end")
-from_metrics("enqueue_us", "float", "µs", "host time to issue one call, on a GPU")
-from_metrics("sm_mhz", "float", "MHz", "clock of the GPU beside the samples")
+from_metrics(
+    "enqueue_us", "float", "µs", "host time to issue a call (per token for decode), on a GPU"
+)
+from_metrics("sm_mhz", "float", "MHz", "mean clock of the GPU right after the samples")
 from_metrics("power_w", "float", "W", "power the GPU drew beside the samples")
 from_metrics("temperature_c", "float", "°C", "temperature of the GPU beside the samples")
 from_metrics("power_state", "text", "", "burst, or sustained: under the power cap")
@@ -267,3 +286,5 @@ from_place("read_gbps_measured", "float", "GB/s", "a large read in this run")
 from_place("copy_gbps_measured", "float", "GB/s", "a large copy in this run, read and written")
 from_place("memory_gbps_datasheet", "float", "GB/s", "memory's, where the device is known")
 from_place("launch_us_measured", "float", "µs", "the cheapest op, called back to back")
+from_metrics("governor", "text", "", "what set the CPUs' frequency, at the cell's end")
+from_metrics("cpu_quota", "float", "", "CPUs' worth of time granted, at the cell's end")

@@ -84,6 +84,14 @@ def _stolen(record: Record) -> str | None:
     return f"the hypervisor gave {share:.1%} of a processor's time to others"
 
 
+@_note("withheld-time", serious=True)
+def _withheld(record: Record) -> str | None:
+    share = record.metrics.get("throttled_share") or 0.0
+    if share < STOLEN_SHARE:
+        return None
+    return f"a CPU quota held the process back for {share:.1%} of the time"
+
+
 @_note("far-from-its-fastest", serious=True)
 def _far_from_fastest(record: Record) -> str | None:
     middle, fastest = times.time_us(record), min(s.time_us for s in record.kept)
@@ -101,16 +109,26 @@ def _wide(record: Record) -> str | None:
     return f"known to ± {half:.0%} only" if half is not None and half > WIDE else None
 
 
-@_note("discarded", serious=True)
-def _discarded(record: Record) -> str | None:
-    """Loud past a fifth where the machine slowed itself; other work is expected to interrupt."""
+@_note("many-discarded", serious=True)
+def _many_discarded(record: Record) -> str | None:
+    found = _discarded(record)
+    return f"MORE THAN A FIFTH: {found[1]}" if found and found[0] > LOUD_SHARE else None
+
+
+@_note("discarded", serious=False)
+def _few_discarded(record: Record) -> str | None:
+    found = _discarded(record)
+    return found[1] if found and found[0] <= LOUD_SHARE else None
+
+
+def _discarded(record: Record) -> tuple[float, str] | None:
+    """Share and text of what does not count, but for other work: that is expected, and retaken."""
     reasons = Counter(_kind(s.discarded) for s in record.samples if s.discarded)
     dropped = {why: count for why, count in reasons.items() if why != _INTERRUPTED}
     if not dropped:
         return None
     share = sum(dropped.values()) / len(record.samples)
-    loud = "MORE THAN A FIFTH: " if share > LOUD_SHARE else ""
-    return f"{loud}{share:.0%} of the samples do not count ({', '.join(dropped)})"
+    return share, f"{share:.0%} of the samples do not count ({', '.join(dropped)})"
 
 
 _INTERRUPTED = "interrupted by other work"
@@ -123,7 +141,11 @@ def _kind(reason: str) -> str:
 @_note("repeated", serious=False)
 def _repeated(record: Record) -> str | None:
     count = [_kind(s.discarded or "") for s in record.samples].count(_INTERRUPTED)
-    return f"{count} turns were taken again: other work interrupted them" if count else None
+    return (
+        f"{count} turns do not count: other work interrupted each of their blocks"
+        if count
+        else None
+    )
 
 
 @_note("drift", serious=True)
@@ -176,6 +198,11 @@ def _launch_bound(record: Record) -> str | None:
     if enqueue_us is None or enqueue_us < median(s.time_us for s in record.kept):
         return None
     return f"launch-bound: the host takes {units.time(enqueue_us)} to issue a call"
+
+
+@_note("sensor", serious=False)
+def _sensor(record: Record) -> str | None:
+    return record.metrics.get("sensor_note")
 
 
 @_note("energy", serious=False)

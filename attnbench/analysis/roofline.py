@@ -86,7 +86,7 @@ class Place:
         """
         if not self.time_us:
             return None
-        if self.enqueue_us is not None and self.enqueue_us >= HOST_BOUND * self.time_us:
+        if launch_bound(self.enqueue_us, self.time_us):
             return "launch"
         compute, memory, launch = self.compute_us, self.memory_us, self.launch_us
         if compute is None or memory is None or launch is None:
@@ -115,6 +115,14 @@ def place(
         memory_gbps_datasheet=1e3 * known[1].memory_tbps if known else None,
         ceilings=ceilings,
     )
+
+
+def launch_bound(enqueue_us: float | None, time_us: float | None) -> bool:
+    """Whether the host takes as long to issue a call as the device to run it; False if unknown.
+
+    Both per unit; `time_us` is the reported time.
+    """
+    return bool(enqueue_us is not None and time_us and enqueue_us >= HOST_BOUND * time_us)
 
 
 def _ratio(amount: float | None, other: float | None, per: float = 1.0) -> float | None:

@@ -8,15 +8,16 @@ from statistics import NormalDist
 from attnbench.record import Record
 from attnbench.sample import Sample
 from attnbench.stats import (
-    ESTIMATORS,
     median,
     median_interval,
     processes_interval,
     ratio_interval,
+    t_quantile,
 )
 
 Interval = tuple[float, float]
 _POWER = 0.8
+_ORDER_STATISTICS = 6  # from so many values on the interval is one of order statistics
 
 
 def by_process(record: Record) -> list[list[Sample]]:
@@ -30,16 +31,15 @@ def by_process(record: Record) -> list[list[Sample]]:
 def observations_us(record: Record) -> list[float]:
     """What the median and its interval are taken of, in µs per call (decode: per token).
 
-    From one process, what the record's estimator makes of its samples; from several, the
-    processes' medians of that: the fresh process is what repeats, not the sample within it.
+    From one process its samples; from several, the processes' medians: the fresh process is what
+    repeats, not the sample within it.
     """
-    processes = [_observed(record, samples) for samples in by_process(record)]
+    processes = [_times(samples) for samples in by_process(record)]
     return processes[0] if len(processes) == 1 else [median(times) for times in processes]
 
 
-def _observed(record: Record, samples: list[Sample]) -> list[float]:
-    estimator = ESTIMATORS[record.metrics.get("estimator", "samples")]
-    return estimator([sample.time_us for sample in samples])
+def _times(samples: list[Sample]) -> list[float]:
+    return [sample.time_us for sample in samples]
 
 
 def time_us(record: Record) -> float | None:
@@ -76,22 +76,30 @@ def precision(record: Record) -> float | None:
 def detectable(record: Record) -> float | None:
     """The smallest relative difference from another row of this precision that would show.
 
-    That a two-sided test at 5 % finds with probability 0.8 when both rows have this interval:
-    (z(0.975) + z(0.8)) · √2 standard errors, of which the half-width holds z(0.975). Source: the
-    sample-size formula for two means, e.g. Lehr, Statistics in Medicine 11 (1992), 1099.
+    That `ratio` finds with probability 0.8, the two rows having the same standard error: its
+    interval must lie z(0.8) · √2 standard errors beyond where it just excludes 1. Within one
+    process that is at twice z(1 − 0.025/2), as the interval is made of two; over processes at
+    √2 times the quantile that the interval holds; of three processes, whose spread is hardly
+    known, the difference shows every other time only. As the sample-size formula for two means, e.g.
+    Lehr, Statistics in Medicine 11 (1992), 1099.
     """
-    half = precision(record)
+    half, z = precision(record), NormalDist().inv_cdf
     if half is None:
         return None
-    z = NormalDist().inv_cdf
-    return half * (z(0.975) + z(_POWER)) / z(0.975) * math.sqrt(2)
+    power = z(_POWER) * math.sqrt(2)
+    if not over_processes(record):
+        return half * (2 * z(1 - 0.025 / 2) + power) / z(0.975)
+    processes = len(by_process(record))
+    held = t_quantile(processes - 1) if processes < _ORDER_STATISTICS else z(0.975)
+    return half * (held * math.sqrt(2) + power) / held
 
 
 def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
     """Reported time of `above` / that of `below`, with an interval of at least 95 %, or None.
 
-    Within one process from the intervals of both medians. Over several, process by process: the
-    two took turns in each, so that what slowed one slowed the other.
+    Within one process from the intervals of both medians. Over several, process by process: in
+    each the two took turns, unless the run was cut between them, so that what slowed one slowed
+    the other.
     """
     numerator, denominator = observations_us(above), observations_us(below)
     if not (over_processes(above) and over_processes(below)):
@@ -105,7 +113,7 @@ def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
 
 def _paired(above: Record, below: Record) -> list[float]:
     medians = [
-        {part[0].process: median(_observed(record, part)) for part in by_process(record)}
+        {part[0].process: median(_times(part)) for part in by_process(record)}
         for record in (above, below)
     ]
     return [medians[0][p] / medians[1][p] for p in sorted(medians[0].keys() & medians[1].keys())]

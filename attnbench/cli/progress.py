@@ -125,13 +125,14 @@ def _cell_work(case: Case) -> float:
 
 
 def _line(record: Record) -> str:
-    from attnbench.stats import median
+    from attnbench.analysis import times
 
     case = record.cell.case
     if record.status != "ok":
         return f"{record.status:11} {record.cell.impl}: {case.label()}: {record.reason}"
-    middle = units.time(median([sample.time_us for sample in record.kept]))
-    return f"{middle:>11} {record.cell.impl}: {case.label()}"
+    reported_us = times.time_us(record)
+    assert reported_us is not None, "what is ok has a time"
+    return f"{units.time(reported_us):>11} {record.cell.impl}: {case.label()}"
 
 
 def _print_plan(plan: Plan) -> None:

@@ -164,8 +164,6 @@ def _request(options: dict[str, Any]) -> Any:
         base = tuple(axes for axes in base if axes.workload == options["workload"]) or base[:1]
     min_time = options["min_time"] or (preset.min_time_s if preset else 0.1)
     max_time = options["max_time"] or (preset.max_time_s if preset else 1.0)
-    if min_time > max_time:
-        raise UsageError(f"--min-time {min_time:g} is above --max-time {max_time:g}")
     return Request(
         sweeps=tuple(
             with_overrides(axes, _relevant(axes.workload, given) if preset else given)

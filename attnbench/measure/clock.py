@@ -104,7 +104,9 @@ class CudaClock:
 
     Warm: around all calls of the block. Cold: around each call, behind a flush; each call then
     starts on a device that has nothing else to do, and the host issues it while the flush still
-    runs. Host times come from one call that is waited for.
+    runs. A host that needs longer for that than the flush lasts keeps the stream waiting, and
+    stream time has the wait in it: an `enqueue_us` above the duration of the flush says so, and a
+    GraphClock gives the time without. `e2e_us` comes from one call that is waited for.
     """
 
     timer: Timer = "events"

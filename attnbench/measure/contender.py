@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnbench.measure.watch import Conditions
 from attnbench.sample import Sample
 
+# A turn lasts about this long on CPU: a few slices of a scheduler, so that some of its blocks are
+# likely to be left alone.
+TURN_US = 20_000.0
+MOST_BLOCKS = 20
 # Turns and rounds that do not count: at most this share of those that do, and a few more. What is
 # disturbed beyond that is kept, and said.
 REDO_SHARE = 0.5
@@ -20,6 +24,8 @@ class Contender:
     """A callable in the race: what it does, how it is called, and what was observed of it.
 
     `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was.
+    `each_us` is the time of a call and `wall_us` that of all that goes with it (flushing, say),
+    both from warming up: what they say decides about turns, never what was timed since.
     """
 
     call: Callable[[], Any]
@@ -28,6 +34,7 @@ class Contender:
     last_call_s: float = 0.0
     calls: int = 1
     each_us: float = 0.0
+    wall_us: float = 0.0
     samples: list[Sample] = field(default_factory=list)
     conditions: Conditions = field(default_factory=Conditions)
     warm_s: float = 0.0
@@ -42,10 +49,21 @@ class Contender:
 
     @property
     def planned_us(self) -> float:
-        """How long a block should take, known from warming up."""
-        return self.calls * self.each_us
+        """How long a block should take with all that goes with it."""
+        return self.calls * self.wall_us
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in a turn on CPU."""
+        return max(1, min(MOST_BLOCKS, round(TURN_US / self.planned_us))) if self.wall_us else 1
 
     def may_redo(self) -> bool:
         """False once too many samples were discarded: the next ones are kept whatever happens."""
         kept = len(self.times_us)
         return len(self.samples) - kept < REDO_SHARE * kept + REDO_MORE
+
+    def discard(self, first: int, reason: str) -> None:
+        """Mark the samples from number `first` on; those marked already keep their reason."""
+        for index in range(first, len(self.samples)):
+            if self.samples[index].discarded is None:
+                self.samples[index] = replace(self.samples[index], discarded=reason)

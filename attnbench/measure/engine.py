@@ -1,8 +1,8 @@
 """Interleaved timing: every implementation of a case takes a turn in each round, in random order.
 
 Drift of the machine then falls on all of them alike, and none is always first. A turn that other
-work took a core from is taken again; a round in which the machine itself was slowed counts for
-nobody. Counters of the system decide that, never the times.
+work disturbed from beginning to end is taken again; a round in which the machine itself was slowed
+counts for nobody. Counters of the system decide that, never the times.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from attnbench.measure.clock import Block, Clock
+from attnbench.measure.compilation import compile_activity
 from attnbench.measure.contender import Contender
-from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.stopping import FEWEST, StoppingRule
 from attnbench.measure.warming import UnmeasurableError, warm_up
 from attnbench.measure.watch import Watch
 from attnbench.sample import Sample
@@ -29,8 +30,9 @@ from attnbench.sample import Sample
 # Between two turns the others have used the caches. One untimed call brings back what a block
 # finds there from its second call on; a call longer than this refills any cache by itself.
 REWARM_BELOW_US = 20_000.0
-MOST_BACKWARD = 10
+MOST_IN_VAIN = 10
 STEPPED_BACK = "the clock stepped back or stood still"
+COMPILED = "something was compiled in it"
 
 
 def race(
@@ -89,11 +91,23 @@ class _Race:
         for position, name in enumerate(again, start=len(names)):
             if name in self.racing:
                 self._take_turn(name, (number, position), readings)
-        planned_us = sum(self.contenders[name].planned_us for name in names)
+        planned_us = sum(self._turn_us(self.contenders[name]) for name in names)
         reason, always = self.watch.lost_by_round(before, planned_us, readings)
-        if reason and (always or all(self.contenders[name].may_redo() for name in names)):
-            for name in names:
-                _discard(self.contenders[name], begin[name], reason)
+        if reason is None:
+            return
+        redo = always or all(self.contenders[name].may_redo() for name in names)
+        for name in names:
+            if redo:
+                self.contenders[name].discard(begin[name], reason)
+            else:
+                self.contenders[name].conditions.kept_disturbed += 1
+
+    def _turn_us(self, contender: Contender) -> float:
+        return contender.planned_us * self._blocks(contender)
+
+    def _blocks(self, contender: Contender) -> int:
+        """Other work only ever adds to a host's times; a GPU's own clock moves them both ways."""
+        return contender.blocks if self.clock.timer == "host" else 1
 
     def _take_turn(self, name: str, place: tuple[int, int], readings: list[Any]) -> None:
         self._attempt(name, "samples", partial(self._turn, place=place))
@@ -114,31 +128,48 @@ class _Race:
             self._leave(name)
 
     def _turn(self, contender: Contender, *, place: tuple[int, int]) -> None:
-        begin = time.perf_counter()
+        begin, compiled = time.perf_counter(), compile_activity()
         if self.clock.l2 == "warm" and contender.each_us < REWARM_BELOW_US:
             contender.call()
-        switches = self.watch.interruptions()
-        block = self.clock.block(contender.call, contender.calls)
-        switches = self.watch.interruptions() - switches
+        blocks, disturbed = [], []
+        for _ in range(self._blocks(contender)):
+            switches = self.watch.interruptions()
+            blocks.append(self.clock.block(contender.call, contender.calls))
+            disturbed.append(self.watch.interruptions() - switches)
         contender.spent_s += time.perf_counter() - begin
-        contender.conditions.interrupted += switches
-        reason = self.watch.lost_to_others(switches, contender.planned_us)
-        if reason and not contender.may_redo():
-            contender.conditions.kept_disturbed += 1
-            reason = None
-        if block.time_us <= 0:
+        contender.conditions.interrupted += sum(disturbed)
+        reason = self._lost(contender, disturbed)
+        if compile_activity() != compiled:
+            reason = COMPILED
+        if min(block.time_us for block in blocks) <= 0:
             reason = STEPPED_BACK
-        contender.samples.append(_sample(contender, block, place, reason))
+        contender.samples.append(_sample(contender, blocks, place, reason))
         if reason == STEPPED_BACK:
             _refuse_backward(contender)
 
+    def _lost(self, contender: Contender, disturbed: list[int]) -> str | None:
+        """Why a turn is to be taken again: not one of its blocks was left alone."""
+        if self.clock.timer != "host":
+            return None  # what interrupts the host is no delay of the device's stream
+        reasons = [self.watch.lost_to_others(n, contender.planned_us) for n in disturbed]
+        if None in reasons:
+            return None
+        if contender.may_redo():
+            return reasons[0]
+        contender.conditions.kept_disturbed += 1
+        return None
+
     def _done(self, contender: Contender) -> bool:
-        times = contender.times_us
-        if times or contender.spent_s < self.rule.max_time_s * self.rule.patience:
-            return self.rule.done(times, contender.spent_s)
-        why = contender.samples[-1].discarded
-        contender.error = UnmeasurableError(f"no sample counts in all the time there was: {why}")
-        return True
+        """The rule decides; but nobody waits for ever for samples that count."""
+        times, why = contender.times_us, [s.discarded for s in contender.samples if s.discarded]
+        in_vain = len(times) < FEWEST and len(why) >= MOST_IN_VAIN
+        if in_vain and self.rule.out_of_patience(contender.spent_s):
+            count = f"{len(times)} of {len(contender.samples)} samples"
+            contender.error = UnmeasurableError(
+                f"{count} count in all the time there was: {why[-1]}"
+            )
+            return True
+        return self.rule.done(times, contender.spent_s)
 
     def _leave(self, name: str) -> None:
         contender = self.racing.pop(name)
@@ -148,9 +179,10 @@ class _Race:
 
 
 def _sample(
-    contender: Contender, block: Block, place: tuple[int, int], discarded: str | None
+    contender: Contender, blocks: list[Block], place: tuple[int, int], discarded: str | None
 ) -> Sample:
-    units = contender.units
+    """The turn's fastest block stands for it; the others' times stay with it."""
+    units, block = contender.units, min(blocks, key=lambda block: block.time_us)
     return Sample(
         round=place[0],
         position=place[1],
@@ -160,21 +192,14 @@ def _sample(
         enqueue_us=None if block.enqueue_us is None else block.enqueue_us / units,
         sm_mhz=block.sm_mhz,
         discarded=discarded,
+        blocks_us=tuple(b.time_us / units for b in blocks) if len(blocks) > 1 else (),
     )
-
-
-def _discard(contender: Contender, first: int, reason: str) -> None:
-    """Mark the samples from number `first` on; those marked already keep their reason."""
-    for index in range(first, len(contender.samples)):
-        sample = contender.samples[index]
-        if sample.discarded is None:
-            contender.samples[index] = replace(sample, discarded=reason)
 
 
 def _refuse_backward(contender: Contender) -> None:
     backward = sum(sample.discarded == STEPPED_BACK for sample in contender.samples)
-    if backward >= MOST_BACKWARD and 2 * backward > len(contender.samples):
-        raise UnmeasurableError(f"{STEPPED_BACK} in {backward} of {len(contender.samples)} blocks")
+    if backward >= MOST_IN_VAIN and 2 * backward > len(contender.samples):
+        raise UnmeasurableError(f"{STEPPED_BACK} in {backward} of {len(contender.samples)} turns")
 
 
 def _gone() -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import torch
 
-_CPU_FOLDER = Path("/sys/devices/system/cpu")
+from attnbench import host
+
 _TIMES_THE_CACHE = 2.0
 _ASSUMED_CACHE_BYTES = 64 << 20  # where neither driver nor system tells
 # Elements in a row. Long enough that the sums, the only bytes written, are few; short enough that
 # CUDA's reduction gives each row to one thread block and so needs no scratch memory.
 _ROW = 1 << 16
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Flush:
@@ -50,23 +47,9 @@ def last_cache_bytes(device: str) -> int | None:
     """
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).L2_cache_size) or None
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
-    found = {name: size for core in cores for name, size in [_last_cache(core)] if size}
+    found = {}
+    for cpu in host.affinity() or [0]:  # where that is unknown, as if there were one such cache
+        level, (shared, size) = max(host.data_caches(cpu).items(), default=(0, (None, 0)))
+        if shared is not None:  # else it might be counted once for each CPU
+            found[level, shared] = size
     return sum(found.values()) or None
-
-
-def _last_cache(core: int) -> tuple[str, int | None]:
-    """The last cache of a core: a name that cores sharing it agree on, and its bytes."""
-    best: tuple[int, str, int] | None = None
-    for index in sorted(_CPU_FOLDER.glob(f"cpu{core}/cache/index*")):
-        try:
-            kind, level, size, shared = (
-                (index / name).read_text().strip()
-                for name in ("type", "level", "size", "shared_cpu_list")
-            )
-            number = int(size[:-1]) * _UNITS[size[-1]]
-        except (OSError, ValueError, KeyError, IndexError):
-            continue
-        if kind != "Instruction" and (best is None or int(level) > best[0]):
-            best = int(level), shared, number
-    return ("", None) if best is None else (f"L{best[0]} {best[1]}", best[2])

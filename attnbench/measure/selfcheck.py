@@ -16,9 +16,9 @@ import torch
 from attnbench.measure.clock import Clock
 from attnbench.measure.contender import Contender
 from attnbench.measure.engine import race
-from attnbench.measure.stopping import StoppingRule, achieved, estimator_for
+from attnbench.measure.stopping import StoppingRule, achieved
 from attnbench.measure.warming import WARM_SHARE
-from attnbench.stats import ESTIMATORS, median, median_interval, ratio_interval
+from attnbench.stats import median, median_interval, ratio_interval
 
 Call = Callable[[], Any]
 Numbers = dict[str, float | int | None]
@@ -204,11 +204,10 @@ def noise(
     """
     races = [_measured(clock, call, budget_s) for budget_s in budgets_s]
     names = zip(("short", "long"), races, strict=True)
-    reported = ESTIMATORS[estimator_for(clock.timer)]
-    widths = {name: _finite(achieved(reported(contender.times_us))) for name, contender in names}
+    widths = {name: _finite(achieved(contender.times_us)) for name, contender in names}
     kept = races[-1].times_us
     return widths | {
-        "median_us": median(reported(kept)),
+        "median_us": median(kept),
         "samples": len(kept),
         "discarded": len(races[-1].samples) - len(kept),
     }

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnbench.stats import ESTIMATORS, median, median_interval
+from attnbench.stats import median, median_interval
+
+FEWEST = 3  # samples of a call that is too slow for more
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingRule:
-    """Stop when the interval of the reported time is narrow enough, or when the budget is spent.
-
-    The reported time is the median of what `estimator`, of `stats.ESTIMATORS`, makes of samples.
+    """Stop when the interval of the median is narrow enough, or when the budget is spent.
 
     `precision` is the half-width of the 95 % interval relative to the median; `min_time_s` and
     `max_time_s` bound the time in samples. A slow call still gets `min_samples`, the fewest that
@@ -24,25 +24,18 @@ class StoppingRule:
     max_time_s: float = 1.0
     min_samples: int = 7
     patience: float = 20.0
-    estimator: str = "samples"
 
     def done(self, times_us: list[float], spent_s: float) -> bool:
-        """Decide from the samples so far and the seconds spent on them."""
-        if spent_s >= self.max_time_s * self.patience and len(times_us) >= 3:
+        """Decide from the samples that count so far and the seconds spent on all."""
+        if self.out_of_patience(spent_s) and len(times_us) >= FEWEST:
             return True
         if len(times_us) < self.min_samples or spent_s < self.min_time_s:
             return False
-        if spent_s >= self.max_time_s:
-            return True
-        return achieved(ESTIMATORS[self.estimator](times_us)) <= self.precision
+        return spent_s >= self.max_time_s or achieved(times_us) <= self.precision
 
-
-def estimator_for(timer: str) -> str:
-    """Which of `stats.ESTIMATORS` the times of a clock are reported by.
-
-    Other work on a host only ever adds to a time; what moves a GPU's is its own clock, both ways.
-    """
-    return "windows" if timer == "host" else "samples"
+    def out_of_patience(self, spent_s: float) -> bool:
+        """True when so much time was spent that nothing more is waited for."""
+        return spent_s >= self.max_time_s * self.patience
 
 
 def achieved(times_us: list[float]) -> float:

@@ -22,7 +22,7 @@ _WINDOWS = 3
 
 
 class UnmeasurableError(Exception):
-    """A call that no number of repetitions makes long enough for the clock."""
+    """A call that cannot be timed: too fast for the clock, or never left alone long enough."""
 
 
 def warm_up(contender: Contender, *, clock: Clock, rule: StoppingRule) -> None:
@@ -30,19 +30,20 @@ def warm_up(contender: Contender, *, clock: Clock, rule: StoppingRule) -> None:
 
     Without compilation that takes a quarter of the budget at most; while something compiles, all
     of it. Sets the calls of a block, the length of a call, and the time of windows that compiled.
+    A call that has just been made and would take a quarter of the budget is not made again.
 
     Raises:
         UnmeasurableError: the clock sees no time pass in 2^20 calls.
     """
-    if contender.last_call_s >= WARM_SHARE * rule.max_time_s:
-        contender.each_us = contender.last_call_s * 1e6
-        return  # it has just run, and one more call would spend the whole budget
-    listen_to_triton()
     floor_us = MIN_TICKS * clock.resolution_us
     if clock.l2 == "warm":  # cold calls are timed one by one, each behind a flush of milliseconds
         floor_us = max(MIN_BLOCK_US, floor_us)
+    if contender.last_call_s * 1e6 >= max(WARM_SHARE * rule.max_time_s * 1e6, floor_us):
+        contender.each_us = contender.wall_us = contender.last_call_s * 1e6
+        return
+    listen_to_triton()
     begin, calls, activity = time.perf_counter(), 1, compile_activity()
-    windows: deque[float] = deque(maxlen=_WINDOWS)
+    windows: deque[tuple[float, float]] = deque(maxlen=_WINDOWS)
     while True:
         started = time.perf_counter()
         each_us = clock.block(contender.call, calls).time_us
@@ -53,22 +54,30 @@ def warm_up(contender: Contender, *, clock: Clock, rule: StoppingRule) -> None:
             windows.clear()
         long_enough = calls * each_us >= floor_us
         if long_enough:
-            windows.append(each_us)
+            windows.append((each_us, max(each_us, (now - started) * 1e6 / calls)))
         elif calls >= MOST_CALLS:
             raise UnmeasurableError(f"faster than the clock can see: {calls} calls take no time")
         contender.warm_s = now - begin
         share = WARM_SHARE if contender.compile_s == 0 else 1.0
-        if _agree(windows) or (contender.warm_s >= share * rule.max_time_s and long_enough):
+        if _agree(windows) or (contender.warm_s >= share * rule.max_time_s and windows):
             break
         if not long_enough:
-            calls = min(MOST_CALLS, max(2 * calls, calls_for(floor_us, each_us)))
-    contender.each_us, contender.calls = each_us, calls_for(floor_us, each_us)
+            calls = _more(calls, floor_us, each_us)
+    # The fastest window: in a slow one others were at work, and blocks would come out too short.
+    contender.each_us, contender.wall_us = min(windows)
+    contender.calls = max(1, math.ceil(floor_us / contender.each_us))
 
 
-def calls_for(floor_us: float, each_us: float) -> int:
-    """Calls that make a block of `floor_us`; as many as are ever tried where nothing was seen."""
-    return max(1, math.ceil(floor_us / each_us)) if each_us > 0 else MOST_CALLS
+def _more(calls: int, floor_us: float, each_us: float) -> int:
+    """More calls for the next window: as many as make it long enough, by what was just seen.
+
+    Where the clock saw nothing, or stepped back, twice as many: a slow call made a million times
+    would take the rest of the day.
+    """
+    wanted = math.ceil(floor_us / each_us) if each_us > 0 else 0
+    return min(MOST_CALLS, max(2 * calls, wanted))
 
 
-def _agree(windows: deque[float]) -> bool:
-    return len(windows) == _WINDOWS and max(windows) <= (1 + _AGREE) * min(windows)
+def _agree(windows: deque[tuple[float, float]]) -> bool:
+    times = [each_us for each_us, _ in windows]
+    return len(times) == _WINDOWS and max(times) <= (1 + _AGREE) * min(times)

@@ -52,7 +52,7 @@ class Watch:
     sensor: Sensor | None = None
     must_discard: Callable[[Any], str | None] = lambda reading: None
     interruptions: Callable[[], int] = interruptions
-    stolen_ticks: Callable[[], int | None] = host.stolen_ticks
+    stolen_ticks: Callable[[], float | None] = host.stolen_ticks
     throttled_us: Callable[[], float | None] = host.throttled_us
 
     def lost_to_others(self, switches: int, planned_us: float) -> str | None:
@@ -98,7 +98,7 @@ class Ledger:
     """Counters of the system when a cell began, to say at its end what happened meanwhile."""
 
     begin: float
-    stolen_ticks: int | None
+    stolen_ticks: float | None
     throttled_us: float | None
 
     @classmethod

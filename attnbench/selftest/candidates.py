@@ -1,4 +1,4 @@
-"""What could be taken as the reported time: how the default estimator is chosen."""
+"""What could be taken as the reported time: how the estimator was chosen."""
 
 from __future__ import annotations
 
@@ -7,56 +7,59 @@ from functools import partial
 
 from attnbench.registry import Registry
 from attnbench.selftest.spread import quantile
-from attnbench.stats import ESTIMATORS, median
+from attnbench.stats import median
 
-# From the times of one process, in µs and in the order of their rounds, to one time.
-Candidate = Callable[[Sequence[float]], float]
-_BLOCKS = 8
+# The times of all blocks of one process, in µs, turn by turn, to one time.
+Turns = Sequence[Sequence[float]]
+Candidate = Callable[[Turns], float]
 
 
 def windows(times_us: Sequence[float], width: int) -> list[Sequence[float]]:
-    """Consecutive windows of `width` samples; what is left over joins the last one.
+    """Consecutive windows of `width` times; what is left over joins the last one.
 
-    Fewer samples than `width` are one window.
+    Fewer times than `width` are one window.
     """
     starts = list(range(0, len(times_us) - width + 1, width)) or [0]
     ends = [*starts[1:], len(times_us)]
     return [times_us[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def blocks(times_us: Sequence[float], count: int) -> list[Sequence[float]]:
-    """`count` consecutive blocks of nearly equal length; fewer where there are fewer samples."""
-    return windows(times_us, max(1, len(times_us) // count))
+def _fastest(turns: Turns) -> list[float]:
+    return [min(turn) for turn in turns]
 
 
-def _window_minima(times_us: Sequence[float], *, width: int) -> float:
-    return median([min(window) for window in windows(times_us, width)])
+def _every(turns: Turns) -> list[float]:
+    return [time_us for turn in turns for time_us in turn]
 
 
-def _window_medians(times_us: Sequence[float], *, width: int) -> float:
-    return min(median(window) for window in windows(times_us, width))
+def _of_fastest(turns: Turns) -> float:
+    return median(_fastest(turns))
 
 
-def _block_minima(times_us: Sequence[float]) -> float:
-    return median([min(block) for block in blocks(times_us, _BLOCKS)])
+def _of_medians(turns: Turns) -> float:
+    return median([median(turn) for turn in turns])
 
 
-def _default(times_us: Sequence[float]) -> float:
-    return median(ESTIMATORS["windows"](times_us))
+def _of_windows(turns: Turns, *, width: int) -> float:
+    return median([min(window) for window in windows(_fastest(turns), width)])
+
+
+def _low(turns: Turns, *, share: float) -> float:
+    return quantile(_fastest(turns), share=share)
 
 
 CANDIDATES: Registry[tuple[str, Candidate]] = Registry("estimator")
-CANDIDATES.add("median", ("median of every sample", median))
-CANDIDATES.add(
-    "default", ("median of window minima, width by number: the default on CPU", _default)
-)
-for _width in (2, 4, 8, 16):
+CANDIDATES.add("every", ("median of every block", lambda turns: median(_every(turns))))
+CANDIDATES.add("medians", ("median of the turns' medians", _of_medians))
+CANDIDATES.add("fastest", ("median of the turns' fastest blocks: what is reported", _of_fastest))
+for _width in (2, 4, 8):
     CANDIDATES.add(
         f"minima-{_width}",
-        (f"median of minima of {_width} samples", partial(_window_minima, width=_width)),
+        (f"the same, of the fastest of {_width} turns", partial(_of_windows, width=_width)),
     )
-CANDIDATES.add("blocks", (f"median of minima of {_BLOCKS} blocks", _block_minima))
-CANDIDATES.add("medians", ("lowest median of 8 samples", partial(_window_medians, width=8)))
-CANDIDATES.add("p10", ("10th percentile", partial(quantile, share=0.1)))
-CANDIDATES.add("p20", ("20th percentile", partial(quantile, share=0.2)))
-CANDIDATES.add("minimum", ("minimum", min))
+for _share in (0.25, 0.1):
+    CANDIDATES.add(
+        f"low-{_share:.0%}"[:-1],
+        (f"the fastest blocks' {_share:.0%} quantile", partial(_low, share=_share)),
+    )
+CANDIDATES.add("minimum", ("minimum", lambda turns: min(_every(turns))))

@@ -227,6 +227,10 @@ def _gathered(
     return replace(outcome, cells=cells, errors=errors, startup_s=startup_s), lines
 
 
+def _rounded(time_us: float) -> float:
+    return float(f"{time_us:.{_DIGITS}g}")
+
+
 def _process_row(ended: Ended, name: str) -> dict[str, Any]:
     found = ended.cells.get(name)
     if found is None:
@@ -236,12 +240,13 @@ def _process_row(ended: Ended, name: str) -> dict[str, Any]:
     kept = len(found["times_us"]) - len(found.get("dropped", ()))
     if not kept:
         return {"error": "no sample that counts"}
-    estimator = {"estimator": ended.facts["estimator"]} if "estimator" in ended.facts else {}
     row = found | {
         "startup_s": round(ended.startup_s, 4),
         "total_s": round(ended.total_s, 4),
-        "times_us": [float(f"{time_us:.{_DIGITS}g}") for time_us in found["times_us"]],
+        "times_us": [_rounded(time_us) for time_us in found["times_us"]],
     }
     if "ended_s" in found:
         row["ended_s"] = [round(seconds, 4) for seconds in found["ended_s"]]
-    return row | estimator
+    if "turns_us" in found:
+        row["turns_us"] = [[_rounded(us) for us in turn] for turn in found["turns_us"]]
+    return row

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnbench.registry import Registry
 from attnbench.selftest.raw import Raw, Result, read_own, read_pytest
-from attnbench.stats import ESTIMATORS, median
+from attnbench.stats import median
 
 JOB_VARIABLE = "ATTNBENCH_TIMER_JOB"
 RESULT = "result.json"
@@ -80,8 +80,8 @@ PROGRAMS.add("blocked-autorange", Program(start=_module("autorange")))
 PROGRAMS.add("do-bench", Program(start=_module("dobench"), devices=("cuda",)))
 
 
-# From times in µs, and the name of the estimator that goes with them, to one time.
-Statistic = Callable[[Sequence[float], str], float]
+# From times in µs to one time.
+Statistic = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,24 +103,11 @@ class Reading:
 
     def of(self, raw: Raw) -> float:
         """The time (µs) reported from one process."""
-        return raw.own_us[self.own] if self.own else self.statistic(raw.times_us, raw.estimator)
+        return raw.own_us[self.own] if self.own else self.statistic(raw.times_us)
 
     def reported_us(self, raws: Sequence[Raw]) -> float:
         """The time (µs) reported from a run: the median over its processes."""
         return median([self.of(raw) for raw in raws])
-
-
-def _estimated(times_us: Sequence[float], estimator: str) -> float:
-    """As a run reports it: the median of what the estimator makes of the samples."""
-    return median(ESTIMATORS[estimator](times_us))
-
-
-def _median(times_us: Sequence[float], _: str) -> float:
-    return median(times_us)
-
-
-def _minimum(times_us: Sequence[float], _: str) -> float:
-    return min(times_us)
 
 
 def _row(label: str, program: str, statistic: Statistic, own: str | None = None) -> Reading:
@@ -128,10 +115,10 @@ def _row(label: str, program: str, statistic: Statistic, own: str | None = None)
 
 
 READINGS: tuple[Reading, ...] = (
-    _row("attnbench", "attnbench", _estimated),
-    _row("attnbench --processes 3", "attnbench-3", _estimated),
-    _row("pytest-benchmark min", "pytest-benchmark", _minimum, own="min"),
-    _row("pytest-benchmark median", "pytest-benchmark", _median, own="median"),
-    _row("torch blocked_autorange", "blocked-autorange", _median, own="median"),
-    _row("triton do_bench", "do-bench", _median, own="median"),
+    _row("attnbench", "attnbench", median),
+    _row("attnbench --processes 3", "attnbench-3", median),
+    _row("pytest-benchmark min", "pytest-benchmark", min, own="min"),
+    _row("pytest-benchmark median", "pytest-benchmark", median, own="median"),
+    _row("torch blocked_autorange", "blocked-autorange", median, own="median"),
+    _row("triton do_bench", "do-bench", median, own="median"),
 )

@@ -16,13 +16,14 @@ class Raw:
 
     `ended_s` is when each had been taken: seconds of start-up and of this cell alone, its
     warm-up among them. `own_us` is what the tool itself made of the samples, by name of the
-    statistic; `estimator` names the one of `stats.ESTIMATORS` that goes with them.
+    statistic; `turns_us` are the times of all blocks, turn by turn, where a sample is the fastest
+    of several.
     """
 
     times_us: tuple[float, ...]
     ended_s: tuple[float, ...]
     own_us: Mapping[str, float] = field(default_factory=dict)
-    estimator: str = "samples"
+    turns_us: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
@@ -37,7 +38,7 @@ class Raw:
             times_us=tuple(times[index] for index in kept),
             ended_s=tuple(row["startup_s"] + ended[index] for index in kept),
             own_us=row.get("own_us", {}),
-            estimator=row.get("estimator", "samples"),
+            turns_us=tuple(tuple(row["turns_us"][i]) for i in kept if "turns_us" in row),
         )
 
 
@@ -55,6 +56,11 @@ def laid_out(
     begin_s = max(0.0, whole_s - total_s) if warm_s is None else min(warm_s, whole_s)
     scale = (whole_s - begin_s) / total_s
     return [begin_s + scale * reached for reached in itertools.accumulate(durations_s)]
+
+
+def turns(raw: Raw) -> Sequence[Sequence[float]]:
+    """The times of all blocks, turn by turn; a tool without turns has one block in each."""
+    return raw.turns_us or [(time_us,) for time_us in raw.times_us]
 
 
 @dataclass(frozen=True, kw_only=True)

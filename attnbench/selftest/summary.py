@@ -9,7 +9,7 @@ from typing import Any
 from attnbench.selftest.candidates import CANDIDATES, Candidate
 from attnbench.selftest.experiment import Experiment, Outcome
 from attnbench.selftest.programs import PROGRAMS, READINGS, Reading
-from attnbench.selftest.raw import Raw
+from attnbench.selftest.raw import Raw, turns
 from attnbench.selftest.spread import curve, mad_cv, p95_deviation, seconds_needed
 from attnbench.stats import median
 
@@ -182,7 +182,7 @@ def _estimators(
 
 
 def _reported(candidate: Candidate, raws: list[Raw]) -> float:
-    return median([candidate(raw.times_us) for raw in raws])
+    return median([candidate(turns(raw)) for raw in raws])
 
 
 def _middle(values: Sequence[float]) -> float | None:

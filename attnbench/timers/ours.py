@@ -103,6 +103,7 @@ def _found(contender: Contender, ended_s: list[float]) -> dict[str, Any]:
     return {
         "times_us": [sample.time_us for sample in samples],
         "ended_s": ended_s,
+        "turns_us": [sample.blocks_us or (sample.time_us,) for sample in samples],
         "calls": contender.calls,
         "dropped": {i: s.discarded for i, s in enumerate(samples) if s.discarded is not None},
     }
@@ -112,7 +113,7 @@ def main() -> None:
     """Serve one job."""
     job = Job.from_text(sys.argv[1])
     setup = measure(job)
-    job.write(estimator=setup.rule.estimator, l2=setup.clock.l2, timer=setup.clock.timer)
+    job.write(l2=setup.clock.l2, timer=setup.clock.timer)
 
 
 if __name__ == "__main__":

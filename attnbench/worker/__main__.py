@@ -26,15 +26,13 @@ from attnbench.ceilings import measure_ceilings
 from attnbench.errors import AttnbenchError
 from attnbench.loader import load_built_in, load_entry_points, load_file
 from attnbench.machine import available_bytes, settle
-from attnbench.measure.graph import CaptureError
 from attnbench.record import Cell, Record
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
 from attnbench.worker.diagnosis import diagnose
-from attnbench.worker.finishing import refused
 from attnbench.worker.measuring import measure_heat
 from attnbench.worker.setup import Setup
-from attnbench.worker.trial import device_is_lost
+from attnbench.worker.trial import classify, device_is_lost
 
 Event = Callable[..., None]
 _DEVICE_LOST = 70
@@ -94,13 +92,15 @@ def _measure(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
     first = 0
     try:
         setup = Setup.of(request, heats[0][0][0].device)
-    except CaptureError as err:  # this torch has no graphs that can be timed
+        stream = setup.stream()
+    except Exception as err:  # no memory for the flush, no graphs in this torch: no cell's fault
+        status, reason = classify(err, "set-up")
         for index, (case, impls) in enumerate(itertools.chain.from_iterable(heats)):
             for impl in impls:
                 cell = Cell(case=case, impl=impl)
-                _emit_record(emit, 0, index, refused(cell, str(err)))
+                _emit_record(emit, 0, index, Record(cell=cell, status=status, reason=reason))
         return
-    with setup.stream():
+    with stream:
         for heat in heats:
             measure_heat(
                 heat,

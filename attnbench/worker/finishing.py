@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -29,9 +30,10 @@ def timed_record(trial: Trial, contender: Contender, setup: Setup, ledger: Ledge
         before = trial.metrics.get("compile_s") or 0.0
         trial.metrics["compile_s"] = before + contender.compile_s
     if setup.energy:
-        with trial.stage("energy"):
-            trial.metrics |= _energy(trial, setup)
-    trial.status = trial.status or "ok"
+        begin = time.perf_counter()
+        trial.metrics |= _energy(trial, setup)
+        trial.spent_s["energy"] = time.perf_counter() - begin
+    trial.status = "ok"
     return record_of(trial, contender)
 
 
@@ -55,11 +57,9 @@ def record_of(trial: Trial, contender: Contender | None = None) -> Record:
 
 
 def _how(setup: Setup) -> dict[str, Any]:
-    return {
-        "l2": setup.clock.l2,
-        "timer": setup.clock.timer,
-        "estimator": setup.rule.estimator,
-    }
+    found = {"l2": setup.clock.l2, "timer": setup.clock.timer}
+    problem = setup.sensor.problem if setup.sensor is not None else None
+    return found | ({"sensor_note": problem} if problem else {})
 
 
 def _conditions(contender: Contender) -> dict[str, Any]:
@@ -102,8 +102,11 @@ def _throttle(readings: list[Any]) -> str | None:
 def _energy(trial: Trial, setup: Setup) -> dict[str, Any]:
     assert trial.bound is not None
     assert setup.sensor is not None, "--energy is refused where there is no GPU"
-    with torch.set_grad_enabled(trial.bound.grad):
-        found = measure_energy(trial.bound.call, setup.sensor)
+    try:
+        with torch.set_grad_enabled(trial.bound.grad):
+            found = measure_energy(trial.bound.call, setup.sensor)
+    except Exception as err:  # the time was measured, and stays
+        return {"energy_note": f"energy: {type(err).__name__}: {' '.join(str(err).split())[:200]}"}
     per_unit = None if found.energy_j is None else found.energy_j / trial.bound.units
     return {
         "energy_j": per_unit,

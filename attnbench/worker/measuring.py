@@ -85,9 +85,13 @@ def _measure_together(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell
     }
 
     ledger = Ledger.open()
+    over: list[str] = []
 
     def finished(key: str) -> None:
-        emit(places[key][0], timed_record(racing.pop(key), contenders[key], setup, ledger))
+        if setup.energy:  # its loop would heat the GPU for those who are still being timed
+            over.append(key)
+        else:
+            emit(places[key][0], timed_record(racing.pop(key), contenders[key], setup, ledger))
 
     def before_turn(key: str, stage: str) -> None:
         settle()  # what the one before set for itself must not hold for this one
@@ -102,6 +106,9 @@ def _measure_together(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell
         before_turn=before_turn,
         finished=finished,
     )
+    for key in over:
+        before_turn(key, "energy")
+        emit(places[key][0], timed_record(racing.pop(key), contenders[key], setup, ledger))
 
 
 def prepare_case(

@@ -10,7 +10,7 @@ import torch
 
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.nvml import GpuSensor, must_discard
-from attnbench.measure.stopping import StoppingRule, estimator_for
+from attnbench.measure.stopping import StoppingRule
 from attnbench.measure.watch import Watch
 
 
@@ -41,7 +41,7 @@ class Setup:
         sensor = GpuSensor.open() if device == "cuda" else None
         return cls(
             device=device,
-            rule=StoppingRule(**request["rule"], estimator=estimator_for(clock.timer)),
+            rule=StoppingRule(**request["rule"]),
             clock=clock,
             watch=Watch(sensor=sensor, must_discard=must_discard) if sensor else Watch(),
             seed=request["seed"],

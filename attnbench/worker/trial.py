@@ -18,6 +18,7 @@ from attnbench.costs import OPAQUE_FORMULAS
 from attnbench.inputs import Tensors
 from attnbench.machine import settle
 from attnbench.measure.flops import count_flops
+from attnbench.measure.graph import CaptureError
 from attnbench.measure.profiled import profile_call
 from attnbench.measure.saved import watch_saved
 from attnbench.record import Status
@@ -223,6 +224,8 @@ def classify(err: Exception, stage: str) -> tuple[Status, str]:
     text = " ".join(str(err).split())[:300]
     if isinstance(err, IncorrectError):
         return "incorrect", text
+    if isinstance(err, CaptureError):  # measurable, but not in the way that was asked for
+        return "unsupported", text
     if out_of_memory(err):
         return "oom", f"{stage}: {text or 'out of memory'}"
     return "error", f"{stage}: {type(err).__name__}: {text}"

@@ -1,0 +1,57 @@
+"""Settings that cannot be right are refused before anything runs, from Python as from the shell."""
+
+from typing import Any
+
+import pytest
+
+import attnbench
+from attnbench.errors import UsageError
+from attnbench.process import Settings
+
+NAN, INF = float("nan"), float("inf")
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "device": ({"device": "tpu"}, "--device 'tpu' is not auto or cpu or cuda"),
+    "l2": ({"l2": "tepid"}, "--l2 'tepid' is not cold or warm"),
+    "timer": ({"timer": "sundial"}, "--timer 'sundial' is not events or graph"),
+    "no process": ({"processes": 0}, "--processes 0 is not a whole number from 1 on"),
+    "half a process": ({"processes": 1.5}, "--processes 1.5 is not"),
+    "processes unknown": ({"processes": None}, "--processes None is not"),
+    "no threads": ({"threads": 0}, "--threads 0 is not"),
+    "threads as text": ({"threads": "2"}, "--threads '2' is not"),
+    "no precision": ({"precision": 0.0}, "--precision 0.0 is not a number above 0"),
+    "negative precision": ({"precision": -0.1}, "--precision -0.1 is not"),
+    "no number": ({"precision": NAN}, "--precision nan is not"),
+    "a text": ({"precision": "high"}, "--precision 'high' is not"),
+    "upside down": ({"min_time_s": 2.0}, "--min-time 2 is above --max-time 1"),
+    "negative least": ({"min_time_s": -1.0}, "--min-time -1.0 is not a number from 0 on"),
+    "no time": ({"max_time_s": 0.0, "min_time_s": 0.0}, "--max-time 0.0 is not"),
+    "endless": ({"max_time_s": INF}, "--max-time inf is not"),
+    "no patience": ({"timeout_s": 0}, "--timeout 0 is not"),
+    "negative seed": ({"seed": -1}, "--seed -1 is not a whole number from 0 to 4294967295"),
+    "seed beyond torch's": ({"seed": 2**32}, "--seed 4294967296 is not"),
+}
+
+
+@pytest.mark.parametrize(("settings", "says"), WRONG.values(), ids=WRONG)
+def test_a_setting_that_cannot_be_right_is_refused_and_nothing_is_written(
+    tmp_path, monkeypatch, settings, says
+):
+    monkeypatch.setattr("sys.executable", "/no/such/python")  # nothing may be started either
+    with pytest.raises(UsageError, match=r"^--") as caught:
+        attnbench.sweep(output=tmp_path / "runs", settings=settings)
+    assert says in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"device": "cuda", "l2": "warm", "timer": "graph", "energy": True},
+        {"l2": "cold", "threads": 1, "processes": 12, "seed": 2**32 - 1},
+        {"min_time_s": 0, "max_time_s": 1, "precision": 1},
+        {"min_time_s": 0.5, "max_time_s": 0.5},
+    ],
+)
+def test_what_may_be_right_is_taken(settings):
+    Settings(**settings)
