@@ -175,7 +175,7 @@ def merged(records: list[Record]) -> Record:
 
 def _merged_metric(name: str, values: list[Any]) -> Any:
     known = [value for value in values if value is not None]
-    if known and name not in _SETTLED and all(isinstance(value, str) for value in known):
+    if known and all(isinstance(value, str) for value in known):
         return _joined(known, len(values))
     if not all(isinstance(value, (int, float)) for value in known) or not known:
         return known[0] if known else None
@@ -189,8 +189,6 @@ def _joined(texts: list[str], processes: int) -> str:
     return "; ".join(f"{t} ({texts.count(t)} of {processes})" for t in dict.fromkeys(texts))
 
 
-# What was asked for, the same in every process; `estimator` is a name that is looked up.
-_SETTLED = ("l2", "timer", "estimator")
 _CONDITIONS = (
     "interruptions_per_s stolen_share throttled_share load_1m"
     " power_w temperature_c sm_mhz energy_j idle_power_w enqueue_us"

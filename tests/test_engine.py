@@ -114,6 +114,18 @@ def test_a_turn_counts_as_long_as_one_of_its_blocks_was_left_alone(machine):
 
 
 @pytest.mark.usefixtures("long_turns")
+def test_the_least_time_asked_for_makes_windows_of_turns_and_no_timing_does(machine):
+    """Seven windows fill it: 0.42 s are windows of three turns of 20 ms."""
+    rule = StoppingRule(precision=1.0, min_time_s=0.42, max_time_s=0.42)
+    racer = run(machine, {"a": lambda block: 2000.0 if block < 3 else 2300.0}, rule)["a"]
+    assert racer.window == 3
+    assert len(racer.samples) == 21
+    assert racer.fastest_us == [2300.0] * 7
+    machine.timer = "events"
+    assert run(machine, {"a": 2000.0}, rule)["a"].window == 1
+
+
+@pytest.mark.usefixtures("long_turns")
 def test_on_a_gpu_a_turn_is_one_block_and_the_hosts_interruptions_are_no_matter(machine):
     machine.timer = "events"
     machine.happens = {block: {"switches": 1} for block in range(1000)}

@@ -207,7 +207,7 @@ def test_noise_is_the_width_of_the_interval_and_discarded_turns_are_counted(monk
         WorldClock(world, noise=noise), world.work(1000.0), budgets_s=(0.05, 0.5)
     )
     assert quiet["long"] == 0.0
-    assert loud["short"] > loud["long"] > 0.01
+    assert loud["short"] > loud["long"] > 0.0
     assert loud["samples"] > 100
 
 

@@ -47,7 +47,7 @@ class Imagined:
             startup_s=self.startup_s,
             tail_s=0.5,
             cells={cell["name"]: self._cell(cell["name"], noise) for cell in launch.cells},
-            facts={"estimator": "samples"} if program.ours else {"version": "1"},
+            facts={"l2": "warm"} if program.ours else {"version": "1"},
         )
 
     def _cell(self, name: str, noise: float) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from attnbench.selftest.candidates import CANDIDATES, blocks, windows
+from attnbench.selftest.candidates import CANDIDATES
 from attnbench.selftest.programs import READINGS
-from attnbench.selftest.raw import Raw, laid_out, read_pytest
+from attnbench.selftest.raw import Raw, laid_out, read_pytest, turns
 from attnbench.selftest.spread import (
     checkpoints,
     curve,
@@ -23,7 +23,7 @@ from attnbench.selftest.spread import (
     seconds_needed,
     settled_s,
 )
-from attnbench.stats import ESTIMATORS, median
+from attnbench.stats import median
 
 READING = {reading.label: reading for reading in READINGS}
 
@@ -101,30 +101,32 @@ def test_over_processes_start_ups_add_up_and_the_median_is_over_those_so_far() -
     assert [seconds for seconds, _ in points] == pytest.approx([2.1, 4.2, 6.3])
 
 
-def test_our_reported_time_is_the_median_of_what_the_estimator_makes() -> None:
-    times = [float(10 + i % 7) for i in range(60)]
-    found = READING["attnbench"].reported_us([raw(times, estimator="windows")])
-    assert found == median(ESTIMATORS["windows"](times))
-    assert found != median(times)
+def test_our_reported_time_is_the_median_of_the_turns() -> None:
+    times = [float(10 + i % 7) for i in range(61)]
+    blocks = tuple((time_us, time_us + 5.0) for time_us in times)
+    assert READING["attnbench"].reported_us([raw(times, turns_us=blocks)]) == median(times)
+    assert READING["attnbench"].reported_us([raw(times, window=7)]) == 10.0
 
 
 # Estimators.
 
 
-def test_windows_leave_no_sample_out() -> None:
-    assert windows([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4, 5]]
-    assert windows([1, 2], 8) == [[1, 2]]
-    assert [len(block) for block in blocks(list(range(17)), 8)] == [2] * 7 + [3]
-
-
 def test_every_candidate_estimates_by_hand_computed_values() -> None:
-    times = [4.0, 1.0, 9.0, 3.0, 8.0, 2.0, 7.0, 5.0]
-    found = {name: candidate(times) for name, (_, candidate) in CANDIDATES.items()}
-    assert found["median"] == 4.5
+    fastest = [4.0, 1.0, 9.0, 3.0, 8.0, 2.0, 7.0, 5.0]
+    blocks = [(time_us + 2.0, time_us, time_us + 1.0) for time_us in fastest]
+    found = {name: candidate(blocks) for name, (_, candidate) in CANDIDATES.items()}
+    assert found["fastest"] == 4.5
+    assert found["medians"] == 5.5
+    assert found["every"] == median([us for turn in blocks for us in turn])
     assert found["minima-2"] == median([1, 3, 2, 5])
     assert found["minima-8"] == found["minimum"] == 1.0
-    assert found["blocks"] == 4.5
-    assert found["p20"] == pytest.approx(2.4)
+    assert found["low-25"] == pytest.approx(2.75)
+    assert found["low-10"] == pytest.approx(1.7)
+
+
+def test_a_tool_without_turns_has_one_block_in_each() -> None:
+    assert turns(raw([1.0, 2.0])) == [(1.0,), (2.0,)]
+    assert turns(raw([1.0], turns_us=((1.0, 3.0),))) == ((1.0, 3.0),)
 
 
 # Raw samples.
@@ -192,7 +194,7 @@ def test_what_pytest_benchmark_reports_is_the_statistic_of_its_rounds(tmp_path: 
     for label, name in (("pytest-benchmark min", "min"), ("pytest-benchmark median", "median")):
         reading = READING[label]
         assert reading.of(one) == one.own_us[name]
-        assert reading.statistic(one.times_us, "") == pytest.approx(one.own_us[name])
+        assert reading.statistic(one.times_us) == pytest.approx(one.own_us[name])
 
 
 def test_a_result_without_benchmarks_or_raw_data_is_refused(tmp_path: Path) -> None:

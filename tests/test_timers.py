@@ -110,16 +110,17 @@ def test_a_share_ends_a_cell_however_precise_it_is() -> None:
     assert not rule.done([], 2.0)
 
 
-def test_our_engine_leaves_every_sample_with_its_time_and_its_estimator(tmp_path: Path) -> None:
+def test_our_engine_leaves_every_turn_with_its_blocks_and_when_it_ended(tmp_path: Path) -> None:
     job = job_in(tmp_path, spawned_s=time.monotonic(), budget_s=0.5)
     setup = ours.measure(job)
-    job.write(estimator=setup.rule.estimator)
+    job.write(l2=setup.clock.l2)
     found = read_own(tmp_path / "result.json")
-    assert found.facts == {"estimator": "windows"}
+    assert found.facts == {"l2": "warm"}
     for name in ("naive n=8", SPIN):
         row = found.cells[name]
         assert len(row["times_us"]) == len(row["ended_s"]) >= 7
         assert row["ended_s"] == sorted(row["ended_s"])
+        assert [min(turn) for turn in row["turns_us"]] == row["times_us"]
         assert Raw.of(row | {"startup_s": 0.0}).times_us
 
 

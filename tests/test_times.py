@@ -10,6 +10,7 @@ from attnbench.analysis import diagnostics, notes, times
 from attnbench.case import Case
 from attnbench.record import Cell, Record, Sample, merged
 from attnbench.stats import (
+    fastest_of_windows,
     log_t_interval,
     median_interval,
     processes_interval,
@@ -34,6 +35,28 @@ def measured(rng, factor, processes):
         return record([factor * v for v in noise(rng, 100, 0.05)])
     levels = [math.exp(rng.gauss(0, 0.02)) for _ in range(processes)]
     return merged([record([100 * factor * v] * 7, process=i) for i, v in enumerate(levels)])
+
+
+class TestWindows:
+    def test_the_fastest_of_each_window_counts_and_none_is_left_out(self):
+        assert fastest_of_windows([3.0, 1.0, 2.0], 1) == [3.0, 1.0, 2.0]
+        assert fastest_of_windows([3.0, 1.0, 2.0, 5.0, 0.5], 2) == [1.0, 0.5]
+        assert fastest_of_windows([3.0, 1.0], 8) == [1.0]
+        assert fastest_of_windows([], 3) == []
+
+    def test_delays_by_others_vanish_and_the_work_itself_stays(self):
+        rng = random.Random(1)
+        delays = [rng.expovariate(1 / 30.0) if rng.random() < 0.6 else 0.0 for _ in range(400)]
+        values = [100.0 + delay for delay in delays]
+        assert times.time_us(record(values)) == pytest.approx(105, abs=5)
+        assert times.time_us(record(values, window=7)) == pytest.approx(100.0)
+
+    def test_the_window_does_not_depend_on_how_many_samples_there_are(self):
+        rng = random.Random(2)
+        draw = [100.0 + rng.expovariate(1 / 10.0) for _ in range(7000)]
+        many = times.time_us(record(draw, window=5)) or 0
+        few = [times.time_us(record(draw[i : i + 35], window=5)) or 0 for i in range(0, 7000, 35)]
+        assert sum(few) / len(few) == pytest.approx(many, rel=0.01)
 
 
 class TestProcesses:
@@ -89,11 +112,11 @@ class TestProcesses:
     def test_what_was_measured_beside_time_is_merged_by_its_kind(self):
         one = {"memory_workspace_bytes": 10, "load_1m": 1.0, "kept_disturbed": 2, "cpu_quota": 2.0}
         two = {"memory_workspace_bytes": 12, "load_1m": 2.0, "kept_disturbed": 3, "cpu_quota": 1.5}
-        alike: dict[str, object] = {"sdpa_backend": "flash", "estimator": "samples"}
+        alike: dict[str, object] = {"sdpa_backend": "flash", "l2": "cold"}
         texts = [
             alike | {"kernel": "a", "meddles": None},
             alike | {"kernel": "b", "meddles": None, "throttle": "thermal 90%"},
-            alike | {"kernel": "a", "meddles": None, "estimator": None},
+            alike | {"kernel": "a", "meddles": None},
         ]
         parts = [
             record([1.0], process=i, **beside, **text)
@@ -261,7 +284,7 @@ class TestNotes:
         assert "two speeds: 10" in (notes.notes(record(two)) or "")
         assert "known to ±" in (notes.notes(record([80.0, 90.0, 100.0, 110.0, 130.0, 150.0])) or "")
         stolen = record([100.0] * 9, stolen_share=0.03)
-        assert "gave 3.0% of a processor's time" in (notes.notes(stolen) or "")
+        assert "gave 3.0% of its processors' time" in (notes.notes(stolen) or "")
         withheld = record([100.0] * 9, throttled_share=0.4)
         assert "a CPU quota held the process back for 40.0%" in (notes.notes(withheld) or "")
         assert notes.unsteady(withheld) == "withheld-time"

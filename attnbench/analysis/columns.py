@@ -219,6 +219,7 @@ column("detectable", "float", "least difference that would show", _of(times.dete
 column("processes", "int", "fresh processes that measured the cell", _processes)
 column("n_discarded", "int", "samples that do not count, see notes", _discarded)
 column("blocks", "int", "blocks of a turn, whose fastest is the sample", _blocks)
+from_metrics("window", "int", "", "samples of which the fastest counts, see --min-time")
 column(
     "time_us_blocks",
     "float",

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from attnbench import units
 from attnbench.analysis import diagnostics, times
+from attnbench.analysis.roofline import launch_bound
 from attnbench.record import Record
 from attnbench.registry import Registry
-from attnbench.stats import median
+from attnbench.symptoms import STEAL_SHARE
 
 # Each interruption costs about a slice of the scheduler, 4 ms: from here on a core was away half of
 # the time. Seen with two threads on two cores: 32 to 90 a second quiet, 170 to 250 beside a process
@@ -19,7 +20,6 @@ INTERRUPTIONS_PER_S = 125.0
 DISTURBED_SHARE = 0.25
 FAR_FROM_FASTEST = 2.0
 LOUD_SHARE = 0.2
-STOLEN_SHARE = 0.01
 WIDE = 0.1
 
 
@@ -79,15 +79,15 @@ def _interrupted(record: Record) -> str | None:
 @_note("stolen-time", serious=True)
 def _stolen(record: Record) -> str | None:
     share = record.metrics.get("stolen_share") or 0.0
-    if share < STOLEN_SHARE:
+    if share <= STEAL_SHARE:
         return None
-    return f"the hypervisor gave {share:.1%} of a processor's time to others"
+    return f"the hypervisor gave {share:.1%} of its processors' time to others"
 
 
 @_note("withheld-time", serious=True)
 def _withheld(record: Record) -> str | None:
     share = record.metrics.get("throttled_share") or 0.0
-    if share < STOLEN_SHARE:
+    if share <= STEAL_SHARE:
         return None
     return f"a CPU quota held the process back for {share:.1%} of the time"
 
@@ -195,7 +195,7 @@ def _meddles(record: Record) -> str | None:
 @_note("launch-bound", serious=False)
 def _launch_bound(record: Record) -> str | None:
     enqueue_us = record.metrics.get("enqueue_us")
-    if enqueue_us is None or enqueue_us < median(s.time_us for s in record.kept):
+    if enqueue_us is None or not launch_bound(enqueue_us, times.time_us(record)):
         return None
     return f"launch-bound: the host takes {units.time(enqueue_us)} to issue a call"
 

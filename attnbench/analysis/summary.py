@@ -35,8 +35,8 @@ _column("impl", "implementation", "sorted fastest first within a case", lambda r
 _column(
     "time",
     "time",
-    "per call (decode: per token); host time on a CPU, the median of the fastest of each few"
-    " rounds; stream time on a GPU, the median",
+    "median per call (decode: per token); host time on a CPU, of the fastest block of each turn;"
+    " stream time on a GPU",
     lambda row: units.time(row["time_us_median"]),
 )
 _column(

@@ -8,6 +8,7 @@ from statistics import NormalDist
 from attnbench.record import Record
 from attnbench.sample import Sample
 from attnbench.stats import (
+    fastest_of_windows,
     median,
     median_interval,
     processes_interval,
@@ -31,15 +32,17 @@ def by_process(record: Record) -> list[list[Sample]]:
 def observations_us(record: Record) -> list[float]:
     """What the median and its interval are taken of, in µs per call (decode: per token).
 
-    From one process its samples; from several, the processes' medians: the fresh process is what
-    repeats, not the sample within it.
+    From one process the fastest sample of each window (the sample itself where that is one turn);
+    from several the processes' medians of that: the fresh process is what repeats, not the sample
+    within it.
     """
-    processes = [_times(samples) for samples in by_process(record)]
+    processes = [_times(record, samples) for samples in by_process(record)]
     return processes[0] if len(processes) == 1 else [median(times) for times in processes]
 
 
-def _times(samples: list[Sample]) -> list[float]:
-    return [sample.time_us for sample in samples]
+def _times(record: Record, samples: list[Sample]) -> list[float]:
+    window = record.metrics.get("window") or 1
+    return fastest_of_windows([sample.time_us for sample in samples], window)
 
 
 def time_us(record: Record) -> float | None:
@@ -80,8 +83,8 @@ def detectable(record: Record) -> float | None:
     interval must lie z(0.8) · √2 standard errors beyond where it just excludes 1. Within one
     process that is at twice z(1 − 0.025/2), as the interval is made of two; over processes at
     √2 times the quantile that the interval holds; of three processes, whose spread is hardly
-    known, the difference shows every other time only. As the sample-size formula for two means, e.g.
-    Lehr, Statistics in Medicine 11 (1992), 1099.
+    known, the difference shows every other time only. As the sample-size formula for two means,
+    e.g. Lehr, Statistics in Medicine 11 (1992), 1099.
     """
     half, z = precision(record), NormalDist().inv_cdf
     if half is None:
@@ -113,7 +116,7 @@ def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
 
 def _paired(above: Record, below: Record) -> list[float]:
     medians = [
-        {part[0].process: median(_times(part)) for part in by_process(record)}
+        {part[0].process: median(_times(record, part)) for part in by_process(record)}
         for record in (above, below)
     ]
     return [medians[0][p] / medians[1][p] for p in sorted(medians[0].keys() & medians[1].keys())]

@@ -61,7 +61,11 @@ def _budget(command: Command) -> Command:
             show_default=True,
             help="Stop a cell when the 95 % interval of its median is within ± this share.",
         ),
-        click.option("--min-time", type=POSITIVE, help="Seconds of samples at least [0.1]."),
+        click.option(
+            "--min-time",
+            type=POSITIVE,
+            help="Seconds of samples at least; more make each robust [0.1].",
+        ),
         click.option("--max-time", type=POSITIVE, help="Seconds of samples at most [1]."),
         click.option(
             "--processes",

@@ -8,6 +8,7 @@ from typing import Any
 
 from attnbench.measure.watch import Conditions
 from attnbench.sample import Sample
+from attnbench.stats import fastest_of_windows
 
 # A turn lasts about this long on CPU: a few slices of a scheduler, so that some of its blocks are
 # likely to be left alone.
@@ -25,7 +26,8 @@ class Contender:
 
     `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was.
     `each_us` is the time of a call and `wall_us` that of all that goes with it (flushing, say),
-    both from warming up: what they say decides about turns, never what was timed since.
+    both from warming up: what they say decides about turns, never what was timed since. `window`
+    is the number of turns of which the fastest counts.
     """
 
     call: Callable[[], Any]
@@ -35,6 +37,7 @@ class Contender:
     calls: int = 1
     each_us: float = 0.0
     wall_us: float = 0.0
+    window: int = 1
     samples: list[Sample] = field(default_factory=list)
     conditions: Conditions = field(default_factory=Conditions)
     warm_s: float = 0.0
@@ -56,6 +59,11 @@ class Contender:
     def blocks(self) -> int:
         """Blocks in a turn on CPU."""
         return max(1, min(MOST_BLOCKS, round(TURN_US / self.planned_us))) if self.wall_us else 1
+
+    @property
+    def fastest_us(self) -> list[float]:
+        """What the reported time is the median of: the fastest turn of each window."""
+        return fastest_of_windows(self.times_us, self.window)
 
     def may_redo(self) -> bool:
         """False once too many samples were discarded: the next ones are kept whatever happens."""

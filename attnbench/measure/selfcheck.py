@@ -204,7 +204,7 @@ def noise(
     """
     races = [_measured(clock, call, budget_s) for budget_s in budgets_s]
     names = zip(("short", "long"), races, strict=True)
-    widths = {name: _finite(achieved(contender.times_us)) for name, contender in names}
+    widths = {name: _finite(achieved(contender.fastest_us)) for name, contender in names}
     kept = races[-1].times_us
     return widths | {
         "median_us": median(kept),

@@ -106,14 +106,13 @@ class Ledger:
         """Read the counters now."""
         return cls(time.perf_counter(), host.stolen_ticks(), host.throttled_us())
 
-    def metrics(self) -> dict[str, float | None]:
-        """Shares of the wall time since then: stolen (per CPU), withheld; and the load now."""
+    def metrics(self) -> dict[str, Any]:
+        """Shares of the wall time since then: stolen (per CPU), withheld; load and the like now."""
         elapsed_us = max((time.perf_counter() - self.begin) * 1e6, 1.0)
         return {
             "stolen_share": _share(self.stolen_ticks, host.stolen_ticks(), TICK_US / elapsed_us),
             "throttled_share": _share(self.throttled_us, host.throttled_us(), 1 / elapsed_us),
-            "load_1m": host.load_1m(),
-        }
+        } | host.cell_facts()
 
 
 def _share(before: float | None, now: float | None, scale: float) -> float | None:

@@ -7,21 +7,11 @@ from functools import partial
 
 from attnbench.registry import Registry
 from attnbench.selftest.spread import quantile
-from attnbench.stats import median
+from attnbench.stats import fastest_of_windows, median
 
 # The times of all blocks of one process, in µs, turn by turn, to one time.
 Turns = Sequence[Sequence[float]]
 Candidate = Callable[[Turns], float]
-
-
-def windows(times_us: Sequence[float], width: int) -> list[Sequence[float]]:
-    """Consecutive windows of `width` times; what is left over joins the last one.
-
-    Fewer times than `width` are one window.
-    """
-    starts = list(range(0, len(times_us) - width + 1, width)) or [0]
-    ends = [*starts[1:], len(times_us)]
-    return [times_us[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def _fastest(turns: Turns) -> list[float]:
@@ -41,7 +31,7 @@ def _of_medians(turns: Turns) -> float:
 
 
 def _of_windows(turns: Turns, *, width: int) -> float:
-    return median([min(window) for window in windows(_fastest(turns), width)])
+    return median(fastest_of_windows(_fastest(turns), width))
 
 
 def _low(turns: Turns, *, share: float) -> float:
@@ -51,7 +41,7 @@ def _low(turns: Turns, *, share: float) -> float:
 CANDIDATES: Registry[tuple[str, Candidate]] = Registry("estimator")
 CANDIDATES.add("every", ("median of every block", lambda turns: median(_every(turns))))
 CANDIDATES.add("medians", ("median of the turns' medians", _of_medians))
-CANDIDATES.add("fastest", ("median of the turns' fastest blocks: what is reported", _of_fastest))
+CANDIDATES.add("fastest", ("median of the turns' fastest blocks", _of_fastest))
 for _width in (2, 4, 8):
     CANDIDATES.add(
         f"minima-{_width}",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnbench.registry import Registry
 from attnbench.selftest.raw import Raw, Result, read_own, read_pytest
-from attnbench.stats import median
+from attnbench.stats import fastest_of_windows, median
 
 JOB_VARIABLE = "ATTNBENCH_TIMER_JOB"
 RESULT = "result.json"
@@ -103,7 +103,11 @@ class Reading:
 
     def of(self, raw: Raw) -> float:
         """The time (µs) reported from one process."""
-        return raw.own_us[self.own] if self.own else self.statistic(raw.times_us)
+        return raw.own_us[self.own] if self.own else self.of_first(raw, len(raw.times_us))
+
+    def of_first(self, raw: Raw, count: int) -> float:
+        """What it would be (µs) of the first `count` samples."""
+        return self.statistic(fastest_of_windows(raw.times_us[:count], raw.window))
 
     def reported_us(self, raws: Sequence[Raw]) -> float:
         """The time (µs) reported from a run: the median over its processes."""

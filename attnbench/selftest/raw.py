@@ -17,13 +17,14 @@ class Raw:
     `ended_s` is when each had been taken: seconds of start-up and of this cell alone, its
     warm-up among them. `own_us` is what the tool itself made of the samples, by name of the
     statistic; `turns_us` are the times of all blocks, turn by turn, where a sample is the fastest
-    of several.
+    of several, and the reported time is of the fastest of each `window` of them.
     """
 
     times_us: tuple[float, ...]
     ended_s: tuple[float, ...]
     own_us: Mapping[str, float] = field(default_factory=dict)
     turns_us: tuple[tuple[float, ...], ...] = ()
+    window: int = 1
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
@@ -38,6 +39,7 @@ class Raw:
             times_us=tuple(times[index] for index in kept),
             ended_s=tuple(row["startup_s"] + ended[index] for index in kept),
             own_us=row.get("own_us", {}),
+            window=row.get("window", 1),
             turns_us=tuple(tuple(row["turns_us"][i]) for i in kept if "turns_us" in row),
         )
 

@@ -65,7 +65,7 @@ def curve(reading: Reading, raws: Sequence[Raw]) -> Curve:
     begin_s = 0.0
     for raw in raws:
         for count in checkpoints(len(raw.times_us)):
-            now_us = reading.statistic(raw.times_us[:count])
+            now_us = reading.of_first(raw, count)
             points.append((begin_s + raw.ended_s[count - 1], median([*finished, now_us])))
         finished.append(reading.of(raw))
         begin_s += raw.ended_s[-1]

@@ -105,6 +105,7 @@ def _found(contender: Contender, ended_s: list[float]) -> dict[str, Any]:
         "ended_s": ended_s,
         "turns_us": [sample.blocks_us or (sample.time_us,) for sample in samples],
         "calls": contender.calls,
+        "window": contender.window,
         "dropped": {i: s.discarded for i, s in enumerate(samples) if s.discarded is not None},
     }
 

@@ -37,11 +37,6 @@ def timed_record(trial: Trial, contender: Contender, setup: Setup, ledger: Ledge
     return record_of(trial, contender)
 
 
-def refused(cell: Cell, reason: str) -> Record:
-    """The record of a cell that cannot be measured in the way that was asked for."""
-    return Record(cell=cell, status="unsupported", reason=reason)
-
-
 def record_of(trial: Trial, contender: Contender | None = None) -> Record:
     """The record of a trial that has come to an end."""
     assert trial.status is not None
@@ -64,7 +59,7 @@ def _how(setup: Setup) -> dict[str, Any]:
 
 def _conditions(contender: Contender) -> dict[str, Any]:
     seen = contender.conditions
-    metrics: dict[str, Any] = {"kept_disturbed": seen.kept_disturbed}
+    metrics: dict[str, Any] = {"kept_disturbed": seen.kept_disturbed, "window": contender.window}
     if contender.spent_s:
         metrics["interruptions_per_s"] = round(seen.interrupted / contender.spent_s, 1)
     return metrics
