@@ -31,6 +31,7 @@ gpu:
 	@export PYTHONPATH=$(CURDIR); status=0; \
 	$(PYTHON) -m pytest -o addopts= -q -m gpu tests/test_gpu.py > $(OUT)/gpu-tests.log 2>&1 || status=1; \
 	tail -3 $(OUT)/gpu-tests.log; \
+	$(PYTHON) -m attnbench doctor --device cuda --json > $(OUT)/doctor.json 2>> $(OUT)/gpu-tests.log || true; \
 	$(PYTHON) -m attnbench sweep --preset gpu --device cuda --output $(OUT)/.run --name gpu \
 	  > $(OUT)/gpu-sweep.log 2>&1 || status=1; \
 	tail -8 $(OUT)/gpu-sweep.log; \

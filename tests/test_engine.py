@@ -56,18 +56,19 @@ class Machine:
 def machine(monkeypatch):
     made = Machine()
     monkeypatch.setattr("attnbench.measure.engine.time.perf_counter", lambda: made.now_s)
-    monkeypatch.setattr("attnbench.measure.contender.TURN_US", 1.0)  # turns of one block
+    monkeypatch.setattr("attnbench.measure.engine.TURN_US", 1.0)  # turns of one block
     return made
 
 
 @pytest.fixture
 def long_turns(machine, monkeypatch):
     """Turns of ten blocks of 2 ms."""
-    monkeypatch.setattr("attnbench.measure.contender.TURN_US", 20_000.0)
+    monkeypatch.setattr("attnbench.measure.engine.TURN_US", 20_000.0)
 
 
 WARM_BLOCKS = 3
 RULE = StoppingRule(precision=1e-9, min_time_s=0.02, max_time_s=0.02, min_samples=6)
+LONG = StoppingRule(precision=1e-9, min_time_s=0.12, max_time_s=0.12, min_samples=6)
 
 
 def _same(cost):
@@ -93,9 +94,8 @@ def test_a_turn_that_other_work_interrupted_is_taken_again_in_its_round(machine)
 @pytest.mark.usefixtures("long_turns")
 def test_a_turn_is_as_fast_as_its_fastest_block_and_keeps_the_others(machine):
     """Delays by other work never reach the sample, if one block was left alone."""
-    racer = run(machine, {"a": lambda block: 2000.0 if block < 3 or block % 5 == 2 else 2600.0})[
-        "a"
-    ]
+    costs = {"a": lambda block: 2000.0 if block < 3 or block % 5 == 2 else 2600.0}
+    racer = run(machine, costs, LONG)["a"]
     assert set(racer.times_us) == {2000.0}
     for sample in racer.samples:
         assert len(sample.blocks_us) == 10
@@ -107,10 +107,10 @@ def test_a_turn_is_as_fast_as_its_fastest_block_and_keeps_the_others(machine):
 def test_a_turn_counts_as_long_as_one_of_its_blocks_was_left_alone(machine):
     first = range(WARM_BLOCKS, WARM_BLOCKS + 9)  # all blocks of the first turn but the last
     machine.happens = {block: {"switches": 1} for block in first}
-    assert run(machine, {"a": 2000.0})["a"].samples[0].discarded is None
+    assert run(machine, {"a": 2000.0}, LONG)["a"].samples[0].discarded is None
     first = range(machine.blocks + WARM_BLOCKS, machine.blocks + WARM_BLOCKS + 10)  # all of them
     machine.happens = {block: {"switches": 1} for block in first}
-    assert "interrupted" in (run(machine, {"a": 2000.0})["a"].samples[0].discarded or "")
+    assert "interrupted" in (run(machine, {"a": 2000.0}, LONG)["a"].samples[0].discarded or "")
 
 
 @pytest.mark.usefixtures("long_turns")
@@ -126,6 +126,22 @@ def test_the_least_time_asked_for_makes_windows_of_turns_and_no_timing_does(mach
 
 
 @pytest.mark.usefixtures("long_turns")
+def test_where_little_time_is_asked_for_turns_are_shorter(machine):
+    rule = StoppingRule(precision=1.0, min_time_s=0.042, max_time_s=0.1)
+    racer = run(machine, {"a": 2000.0}, rule)["a"]
+    assert {len(sample.blocks_us) for sample in racer.samples} == {3}  # 42 ms / 7 / 2 ms
+    assert racer.window == 1
+
+
+def test_a_call_that_has_spent_its_budget_takes_no_turn_again(machine):
+    """A second turn of a call of seconds would be dear: it is kept, and counted."""
+    machine.happens = {block: {"switches": 100} for block in range(1000)}
+    racer = run(machine, {"a": 50_000.0}, StoppingRule(max_time_s=0.05))["a"]
+    assert [sample.discarded is None for sample in racer.samples] == [True] * 7
+    assert racer.conditions.kept_disturbed == 7
+
+
+@pytest.mark.usefixtures("long_turns")
 def test_on_a_gpu_a_turn_is_one_block_and_the_hosts_interruptions_are_no_matter(machine):
     machine.timer = "events"
     machine.happens = {block: {"switches": 1} for block in range(1000)}
@@ -137,7 +153,7 @@ def test_on_a_gpu_a_turn_is_one_block_and_the_hosts_interruptions_are_no_matter(
 @pytest.mark.usefixtures("long_turns")
 def test_a_turn_never_stands_for_a_block_in_which_the_clock_stepped_back(machine):
     bad = WARM_BLOCKS + 4
-    racer = run(machine, {"a": lambda block: -5.0 if block == bad else 2000.0})["a"]
+    racer = run(machine, {"a": lambda block: -5.0 if block == bad else 2000.0}, LONG)["a"]
     assert racer.samples[0].discarded == STEPPED_BACK
     assert set(racer.times_us) == {2000.0}
 

@@ -49,7 +49,7 @@ def wall(monkeypatch):
     clock.block = block  # type: ignore[method-assign]
     monkeypatch.setattr("attnbench.measure.engine.time.perf_counter", lambda: now[0])
     monkeypatch.setattr("attnbench.measure.engine.Watch", Undisturbed)
-    monkeypatch.setattr("attnbench.measure.contender.TURN_US", 1.0)  # turns of one block
+    monkeypatch.setattr("attnbench.measure.engine.TURN_US", 1.0)  # turns of one block
     return clock
 
 

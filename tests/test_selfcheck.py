@@ -208,7 +208,7 @@ def test_noise_is_the_width_of_the_interval_and_discarded_turns_are_counted(monk
     )
     assert quiet["long"] == 0.0
     assert loud["short"] > loud["long"] > 0.0
-    assert loud["samples"] > 100
+    assert loud["samples"] >= 21
 
 
 def test_every_self_test_runs_on_this_machine_and_is_plain_numbers(monkeypatch):

@@ -141,11 +141,10 @@ def _kind(reason: str) -> str:
 @_note("repeated", serious=False)
 def _repeated(record: Record) -> str | None:
     count = [_kind(s.discarded or "") for s in record.samples].count(_INTERRUPTED)
-    return (
-        f"{count} turns do not count: other work interrupted each of their blocks"
-        if count
-        else None
-    )
+    if not count:
+        return None
+    turns = "1 turn does" if count == 1 else f"{count} turns do"
+    return f"{turns} not count: other work interrupted every block"
 
 
 @_note("drift", serious=True)

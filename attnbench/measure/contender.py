@@ -10,8 +10,8 @@ from attnbench.measure.watch import Conditions
 from attnbench.sample import Sample
 from attnbench.stats import fastest_of_windows
 
-# A turn lasts about this long on CPU: a few slices of a scheduler, so that some of its blocks are
-# likely to be left alone.
+# A turn on CPU lasts this long at most, a few slices of a scheduler, so that some of its blocks are
+# likely to be left alone; where little time is asked for, as long as leaves the fewest samples.
 TURN_US = 20_000.0
 MOST_BLOCKS = 20
 # Turns and rounds that do not count: at most this share of those that do, and a few more. What is
@@ -26,8 +26,8 @@ class Contender:
 
     `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was.
     `each_us` is the time of a call and `wall_us` that of all that goes with it (flushing, say),
-    both from warming up: what they say decides about turns, never what was timed since. `window`
-    is the number of turns of which the fastest counts.
+    both from warming up: what they say decides about turns, never what was timed since. A turn
+    lasts about `turn_us`; `window` is the number of turns of which the fastest counts.
     """
 
     call: Callable[[], Any]
@@ -37,6 +37,7 @@ class Contender:
     calls: int = 1
     each_us: float = 0.0
     wall_us: float = 0.0
+    turn_us: float = TURN_US
     window: int = 1
     samples: list[Sample] = field(default_factory=list)
     conditions: Conditions = field(default_factory=Conditions)
@@ -58,7 +59,9 @@ class Contender:
     @property
     def blocks(self) -> int:
         """Blocks in a turn on CPU."""
-        return max(1, min(MOST_BLOCKS, round(TURN_US / self.planned_us))) if self.wall_us else 1
+        if not self.wall_us:
+            return 1
+        return max(1, min(MOST_BLOCKS, round(self.turn_us / self.planned_us)))
 
     @property
     def fastest_us(self) -> list[float]:

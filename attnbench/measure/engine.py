@@ -21,7 +21,7 @@ import torch
 
 from attnbench.measure.clock import Block, Clock
 from attnbench.measure.compilation import compile_activity
-from attnbench.measure.contender import Contender
+from attnbench.measure.contender import TURN_US, Contender
 from attnbench.measure.stopping import FEWEST, StoppingRule
 from attnbench.measure.warming import UnmeasurableError, warm_up
 from attnbench.measure.watch import Watch
@@ -69,7 +69,7 @@ class _Race:
         for name in list(self.racing):
             self._attempt(name, "warm-up", partial(warm_up, clock=self.clock, rule=self.rule))
         for contender in self.racing.values():
-            contender.window = self._window(contender)
+            self._divide(contender)
         for number in itertools.count():
             names = list(self.racing)
             if not names:
@@ -97,22 +97,28 @@ class _Race:
         reason, always = self.watch.lost_by_round(before, planned_us, readings)
         if reason is None:
             return
-        redo = always or all(self.contenders[name].may_redo() for name in names)
+        redo = always or all(self._may_redo(self.contenders[name]) for name in names)
         for name in names:
             if redo:
                 self.contenders[name].discard(begin[name], reason)
             else:
                 self.contenders[name].conditions.kept_disturbed += 1
 
-    def _window(self, contender: Contender) -> int:
-        """As many turns as the least time allows, so that other work's bursts leave one alone.
+    def _divide(self, contender: Contender) -> None:
+        """Divide the least time asked for into windows of turns of blocks, on a host.
 
-        What is asked for and what warming up found decide it, and nothing that is timed.
+        The longer, the likelier that other work's bursts leave one alone. What is asked for and
+        what warming up found decide it, and nothing that is timed.
         """
+        window_us = self.rule.min_time_s * 1e6 / self.rule.min_samples
+        contender.turn_us = min(TURN_US, window_us)
         turn_us = self._turn_us(contender)
-        if self.clock.timer != "host" or not turn_us:
-            return 1
-        return max(1, round(self.rule.min_time_s * 1e6 / self.rule.min_samples / turn_us))
+        if self.clock.timer == "host" and turn_us:
+            contender.window = max(1, round(window_us / turn_us))
+
+    def _may_redo(self, contender: Contender) -> bool:
+        """Within the budget alone: a slow call has no time for another turn."""
+        return contender.may_redo() and contender.spent_s < self.rule.max_time_s
 
     def _turn_us(self, contender: Contender) -> float:
         return contender.planned_us * self._blocks(contender)
@@ -166,7 +172,7 @@ class _Race:
         reasons = [self.watch.lost_to_others(n, contender.planned_us) for n in disturbed]
         if None in reasons:
             return None
-        if contender.may_redo():
+        if self._may_redo(contender):
             return reasons[0]
         contender.conditions.kept_disturbed += 1
         return None
