@@ -7,12 +7,10 @@ counts for nobody. Counters of the system decide that, never the times.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 
 from attnbench.measure.clock import Block, Clock
+from attnbench.measure.collector import collector_off
 from attnbench.measure.compilation import compile_activity
 from attnbench.measure.contender import TURN_US, Contender
 from attnbench.measure.stopping import FEWEST, StoppingRule
@@ -75,7 +74,7 @@ class _Race:
             if not names:
                 return
             order.shuffle(names)
-            with _collector_off():
+            with collector_off():
                 self._round(number, names)
             for name in [name for name in names if name in self.racing]:
                 if self._done(self.racing[name]):
@@ -222,15 +221,3 @@ def _refuse_backward(contender: Contender) -> None:
 
 def _gone() -> None:
     """Stand in for a callable that has left."""
-
-
-@contextlib.contextmanager
-def _collector_off() -> Iterator[None]:
-    """Collect between rounds, never inside a timed block."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

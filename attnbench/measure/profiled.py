@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from attnbench.measure.collector import collector_off
 
 # Ops that move no data: they allocate, or describe the same memory with other strides.
 _BOOKKEEPING = frozenset(
@@ -54,7 +54,7 @@ def profile_call(call: Callable[[], Any], device: str) -> Profiled:
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)
         make_matmul_workspaces()
-    with _no_garbage_collection():
+    with collector_off():
         if device == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -96,18 +96,6 @@ def make_matmul_workspaces(device: str = "cuda") -> None:
             batch, bias = a.expand(2, 16, 16), torch.ones(16, device=device, dtype=dtype)
             product = torch.addmm(bias, a @ a, a) + torch.bmm(batch, batch).sum(0)
             torch.autograd.grad(product.sum(), a)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Garbage of those before, freed in the window, would be taken off this call's bytes."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _cuda_requested(which: str) -> int:
