@@ -15,7 +15,7 @@ from attnbench.plan import Axes, Plan, check_names, expand, grouped, make_plan
 from attnbench.record import SCHEMA, Cell, Record
 from attnbench.registry import unknown
 from attnbench.runner import LocalRunner, Settings
-from attnbench.store import RunWriter, check_name, load_info, load_run, write_info
+from attnbench.store import Run, RunWriter, check_name, load_info, load_run, write_info
 from attnbench.version import __version__
 
 # A resumed run must be the same experiment: these facts of the environment have to agree.
@@ -122,7 +122,6 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
             f" {run.info['schema']}, now {SCHEMA}; --resume); start a new run"
         )
     done = {(record.cell.key, record.process) for record in run.parts}
-    over = {record.cell.key for record in run.parts if record.status != "ok"}
     try:
         cells = [Cell.from_json(row) for row in run.info["plan"]]
         settings = Settings(**_settings_from_json(run.info["settings"]))
@@ -131,12 +130,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
         raise StoreError(
             f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
         ) from err
-    missing = [
-        cell
-        for cell in cells
-        if cell.key not in over
-        and any((cell.key, process) not in done for process in range(settings.processes))
-    ]
+    missing = _missing(run, cells, done, settings.processes)
     plan = Plan(cells=(), groups=())
     with LocalRunner(settings, listener.working) as runner:
         if missing:
@@ -152,6 +146,17 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
                 runner.close()
                 _measure(plan, runner, writer, listener, begin)
     return path
+
+
+def _missing(run: Run, cells: list[Cell], done: Container[_Part], processes: int) -> list[Cell]:
+    """The cells without a record in some process; one that failed in any has failed for good."""
+    over = {record.cell.key for record in run.parts if record.status != "ok"}
+    return [
+        cell
+        for cell in cells
+        if cell.key not in over
+        and any((cell.key, process) not in done for process in range(processes))
+    ]
 
 
 def _plan(request: Request, catalogue: dict[str, Any], runner: LocalRunner) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,52 +51,56 @@ def _axes(command: Command) -> Command:
     return command
 
 
-def _budget(command: Command) -> Command:
-    options: list[Callable[[Command], Command]] = [
-        click.option(
-            "--precision",
-            type=POSITIVE,
-            default=0.02,
-            show_default=True,
-            help="Stop a cell when the 95 % interval of its median is within ± this share.",
-        ),
-        click.option(
-            "--min-time",
-            type=POSITIVE,
-            help="Seconds of samples at least; more make each robust [0.1].",
-        ),
-        click.option("--max-time", type=POSITIVE, help="Seconds of samples at most [1]."),
-        click.option(
-            "--processes",
-            type=click.IntRange(min=1, max=100),
-            default=1,
-            show_default=True,
-            help="Fresh processes to measure each cell in; the interval is then over them.",
-        ),
-        click.option(
-            "--l2",
-            type=click.Choice(["cold", "warm"]),
-            help="The last cache before each call [cold on a GPU, warm on a CPU].",
-        ),
-        click.option(
-            "--timer",
-            type=click.Choice(["events", "graph"]),
-            help="On a GPU: events around the calls, or calls replayed as a CUDA graph [events].",
-        ),
-        click.option(
-            "--energy",
-            is_flag=True,
-            help="On a GPU: joules per call, from a loop of 2 s at least for each cell.",
-        ),
-        click.option(
-            "--timeout",
-            type=POSITIVE,
-            default=300.0,
-            show_default=True,
-            help="Seconds without a sign of life after which a cell is given up.",
-        ),
-    ]
-    for option in reversed(options):
+_BUDGET = (
+    click.option(
+        "--precision",
+        type=POSITIVE,
+        default=0.02,
+        show_default=True,
+        help="Stop a cell when the 95 % interval of its median is within ± this share.",
+    ),
+    click.option(
+        "--min-time",
+        type=POSITIVE,
+        help="Seconds of samples at least; more make each robust [0.1].",
+    ),
+    click.option("--max-time", type=POSITIVE, help="Seconds of samples at most [1]."),
+    click.option(
+        "--processes",
+        type=click.IntRange(min=1, max=100),
+        default=1,
+        show_default=True,
+        help="Fresh processes to measure each cell in; the interval is then over them.",
+    ),
+    click.option(
+        "--timeout",
+        type=POSITIVE,
+        default=300.0,
+        show_default=True,
+        help="Seconds without a sign of life after which a cell is given up.",
+    ),
+)
+_CLOCK = (
+    click.option(
+        "--l2",
+        type=click.Choice(["cold", "warm"]),
+        help="The last cache before each call [cold on a GPU, warm on a CPU].",
+    ),
+    click.option(
+        "--timer",
+        type=click.Choice(["events", "graph"]),
+        help="On a GPU: events around the calls, or calls replayed as a CUDA graph [events].",
+    ),
+    click.option(
+        "--energy",
+        is_flag=True,
+        help="On a GPU: joules per call, from a loop of 2 s at least for each cell.",
+    ),
+)
+
+
+def _timing(command: Command) -> Command:
+    for option in reversed(_BUDGET + _CLOCK):
         command = option(command)
     return command
 
@@ -113,7 +116,7 @@ def _budget(command: Command) -> Command:
 @click.option(
     "--threads", type=click.IntRange(min=1, max=1024), help="CPU threads [torch's default]."
 )
-@_budget
+@_timing
 @seed_option
 @output_option
 @click.option("--name", help="The run's name, a new folder [a time stamp].")

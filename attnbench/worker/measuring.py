@@ -73,17 +73,7 @@ def _measure_together(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell
         for name, trial in trials.items():
             racing[f"{index} {name}"] = trial
             places[f"{index} {name}"] = (index, names.index(name))
-    contenders = {
-        key: Contender(
-            call=trial.bound.call,
-            grad=trial.bound.grad,
-            units=trial.bound.units,
-            last_call_s=trial.last_call_s,
-        )
-        for key, trial in racing.items()
-        if trial.bound is not None
-    }
-
+    contenders = {key: _contender(trial) for key, trial in racing.items()}
     ledger = Ledger.open()
     over: list[str] = []
 
@@ -109,6 +99,16 @@ def _measure_together(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell
     for key in over:
         before_turn(key, "energy")
         emit(places[key][0], timed_record(racing.pop(key), contenders[key], setup, ledger))
+
+
+def _contender(trial: Trial) -> Contender:
+    assert trial.bound is not None
+    return Contender(
+        call=trial.bound.call,
+        grad=trial.bound.grad,
+        units=trial.bound.units,
+        last_call_s=trial.last_call_s,
+    )
 
 
 def prepare_case(
