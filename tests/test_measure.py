@@ -1,6 +1,7 @@
 """The timing logic on a fake clock, and memory and FLOPs on calls that can be priced by hand."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from attnbench.measure.clock import Block, HostClock
 from attnbench.measure.contender import Contender
 from attnbench.measure.engine import race
 from attnbench.measure.flops import count_flops
-from attnbench.measure.profiled import profile_call
+from attnbench.measure.profiled import _cpu_bytes, profile_call
 from attnbench.measure.stopping import StoppingRule, achieved
 from attnbench.measure.watch import Watch
 
@@ -205,7 +206,20 @@ def test_what_a_call_frees_is_not_charged_to_it():
         return torch.zeros(10)
 
     profiled = profile_call(call, "cpu")
-    assert profiled.peak_bytes == 40
+    assert (profiled.peak_bytes, profiled.kept_bytes) == (40, 40)
+
+
+def test_sizes_that_torch_remembers_from_a_past_session_are_passed_over():
+    """A block that was there before is freed: torch reports what it last saw at its address."""
+
+    def event(time_ns, address, size):
+        data = SimpleNamespace(ptr=address, alloc_size=size)
+        tag = SimpleNamespace(name="Allocation")
+        return SimpleNamespace(tag=tag, start_time_ns=time_ns, typed=(None, data), children=[])
+
+    freed, made, again = event(1, 7, -165_888), event(2, 9, 40), event(4, 7, 100)
+    assert _cpu_bytes([made, freed]) == (40, 40)
+    assert _cpu_bytes([freed, made, event(3, 9, -40), again]) == (100, 100)
 
 
 def test_dispatched_matmuls_are_counted_in_every_form():

@@ -122,15 +122,25 @@ def _walk(events: list[Any]) -> Iterator[Any]:
 
 
 def _cpu_bytes(tree: list[Any]) -> tuple[int, int]:
+    """Highest and last sum of what was allocated in the session and is not freed yet.
+
+    What was there before may be freed in it; torch then reports the size of whatever it last saw
+    at that address, in a session long past. Such a report is passed over.
+    """
     changes = sorted(
-        (event.start_time_ns, order, event.typed[1].alloc_size)
+        (event.start_time_ns, order, event.typed[1].ptr, event.typed[1].alloc_size)
         for order, event in enumerate(_walk(tree))
         if event.tag.name == "Allocation"
     )
+    sizes: dict[int, int] = {}
     live = peak = 0
-    for _, _, size in changes:
-        live += size
-        peak = max(peak, live)
+    for _, _, address, size in changes:
+        if size > 0:
+            sizes[address] = size
+            live += size
+            peak = max(peak, live)
+        else:
+            live -= sizes.pop(address, 0)
     return peak, live
 
 
