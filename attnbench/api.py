@@ -25,6 +25,7 @@ from attnbench.case import Case, Mask, Position
 from attnbench.compiling import compile_alone, reason_against_compiling
 from attnbench.costs import core_flops, output_bytes
 from attnbench.errors import UsageError
+from attnbench.law import parse
 from attnbench.masks import dense_mask, hidden_and_blind, mask_for
 from attnbench.registry import Registry
 
@@ -42,11 +43,15 @@ __all__ = [
     "mask_for",
     "output_bytes",
     "reason_against_compiling",
+    "recurrent_builder",
 ]
 
 
 class AttentionCall(Protocol):
-    """What is timed: q_BHLD, k_BGSD, v_BGSV positionally, o_BHLV back."""
+    """What is timed: q_BHLD, k_BGSD, v_BGSV positionally, o_BHLV back.
+
+    Of a recurrent network: x_BLE and the weights w_ih, w_hh, (3E, E) each, and o_BLE back.
+    """
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor: ...
 
@@ -58,8 +63,10 @@ SizeFormula = Callable[[Case], int]
 class Implementation:
     """A named way to compute attention, with what it can take and how it should grow.
 
-    `time` and `memory` are laws such as `n^2 d`; `flops(case)` is what one call executes,
-    `workspace(case)` the bytes it allocates beyond its output, both for the case's pass.
+    `time`, `memory` (the workspace) and `flops_law` (None: as `time`) are laws such as `n^2 d`
+    for masks full and causal; `flops(case)` is what one call executes, `workspace(case)` the
+    bytes it allocates beyond its output (None where that is not known), both for the case's
+    pass. `workloads` are those in which it serves: as the core, or as the recurrent network.
     `dtypes`, `devices`, `passes` and `masks` (by name) list what it takes; `gqa` and
     `value_dims` whether it takes fewer key/value heads, and a value width other than D.
     `compiles` says that the first call compiles, so that its time goes to `compile_s`.
@@ -69,18 +76,26 @@ class Implementation:
     build: Callable[[Case], AttentionCall]
     time: str | None = None
     memory: str | None = None
+    flops_law: str | None = None
     flops: SizeFormula | None = None
-    workspace: SizeFormula | None = None
+    workspace: Callable[[Case], int | None] | None = None
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16", "float64")
     devices: tuple[str, ...] = ("cpu", "cuda")
     passes: tuple[str, ...] = ("forward", "backward", "both")
     masks: tuple[str, ...] = ("full", "causal")
+    workloads: tuple[str, ...] = ("attention", "layer", "decode")
     gqa: bool = True
     value_dims: bool = True
     compiles: bool = False
     supports: Callable[[Case], str | None] | None = None
     doc: str = ""
     file: str = ""
+
+    def reason_against_workload(self, workload: str) -> str | None:
+        """Why it has no place in the workload, or None."""
+        if workload in self.workloads:
+            return None
+        return f"serves {', '.join(self.workloads)}, not {workload}"
 
     def reason_against(self, case: Case) -> str | None:
         """Why this implementation cannot take the case, or None where it can."""
@@ -125,6 +140,18 @@ def attention_builder(name: str, **capabilities: Any) -> Callable[[Any], Any]:
     return register
 
 
+def recurrent_builder(name: str, **capabilities: Any) -> Callable[[Any], Any]:
+    """Register `build(case) -> callable` of a recurrent network of width `case.model_width`.
+
+    The callable takes x_BLE and the weights of a GRU, w_ih and w_hh, (3E, E) each, positionally
+    and returns the hidden states o_BLE. `capabilities` are the fields of `Implementation`.
+
+    Raises:
+        UsageError: the name is taken, or an unknown capability is given.
+    """
+    return attention_builder(name, **({"workloads": ("recurrent",)} | capabilities))
+
+
 def attention(name: str, **capabilities: Any) -> Callable[[Any], Any]:
     """Register a plain function `f(q_BHLD, k_BGSD, v_BGSV, *, causal, scale) -> o_BHLV`.
 
@@ -145,14 +172,15 @@ def attention(name: str, **capabilities: Any) -> Callable[[Any], Any]:
     return register
 
 
-_TEXTS = dict.fromkeys(("dtypes", "devices", "passes", "masks"), "a tuple of names")
-_LAWS = dict.fromkeys(("time", "memory", "doc"), "a text")
+_LAWS = ("time", "memory", "flops_law")
+_NAMES = dict.fromkeys(("dtypes", "devices", "passes", "masks", "workloads"), "a tuple of names")
+_TEXTS = dict.fromkeys((*_LAWS, "doc"), "a text")
 _FORMULAS = dict.fromkeys(("flops", "workspace", "supports"), "a function of the case")
 _FLAGS = dict.fromkeys(("gqa", "value_dims", "compiles"), "True or False")
-_EXPECTED = _TEXTS | _LAWS | _FORMULAS | _FLAGS
+_EXPECTED = _NAMES | _TEXTS | _FORMULAS | _FLAGS
 _KINDS: dict[str, Any] = (
-    dict.fromkeys(_TEXTS, (tuple, list))
-    | dict.fromkeys(_LAWS, str)
+    dict.fromkeys(_NAMES, (tuple, list))
+    | dict.fromkeys(_TEXTS, str)
     | dict.fromkeys(_FORMULAS, Callable)
     | dict.fromkeys(_FLAGS, bool)
 )
@@ -173,4 +201,19 @@ def _add(name: str, build: Any, described: Any, capabilities: dict[str, Any]) ->
         "doc": inspect.getdoc(described) or "",
         "file": inspect.getsourcefile(described) or "",
     }
-    IMPLEMENTATIONS.add(name, Implementation(name=name, build=build, **(defaults | capabilities)))
+    fields = defaults | capabilities | _laws(name, capabilities)
+    IMPLEMENTATIONS.add(name, Implementation(name=name, build=build, **fields))
+
+
+def _laws(name: str, capabilities: dict[str, Any]) -> dict[str, str]:
+    """The laws that are declared, each in its one way of writing."""
+    laws = {}
+    for field_name in _LAWS:
+        text = capabilities.get(field_name)
+        if text is None:
+            continue
+        try:
+            laws[field_name] = str(parse(text))
+        except UsageError as err:
+            raise UsageError(f"implementation '{name}' declares {field_name}: {err}") from err
+    return laws

@@ -25,14 +25,17 @@ class Item:
 
 
 def battery(device: Device, dtypes: tuple[Dtype, ...]) -> list[Item]:
-    """Every item on `device`: the shapes and masks in each dtype, then decode in the first.
+    """Every item on `device`: the shapes and masks in each dtype, then what surrounds a core.
+
+    Layers, decoding and the recurrent network are checked in the first dtype alone.
 
     `both` passes check the output and all three gradients; an implementation without a
     backward is checked on its forward by the `forward` items.
     """
-    return [item for dtype in dtypes for item in _attention(device, dtype)] + list(
-        _decode(device, dtypes[0])
-    )
+    items = [item for dtype in dtypes for item in _attention(device, dtype)]
+    for others in (_decode, _layer, _recurrent):
+        items += others(device, dtypes[0])
+    return items
 
 
 def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
@@ -93,3 +96,32 @@ def _decode(device: Device, dtype: Dtype) -> Iterator[Item]:
                 new_tokens=4,
             )
             yield Item(name=f"decode, {cache}", case=case)
+
+
+def _layer(device: Device, dtype: Dtype) -> Iterator[Item]:
+    base: dict[str, Any] = {"device": device, "dtype": dtype, "workload": "layer", "batch": 2}
+    shapes: list[tuple[str, dict[str, Any]]] = [
+        ("both", {"pass_": "both", "seq_len": 40}),
+        ("causal, grouped heads", {"pass_": "both", "seq_len": 37, "kv_heads": 2, "mask": _CAUSAL}),
+        ("rope, wider values", {"seq_len": 33, "value_dim": 24, "position": Position(name="rope")}),
+    ]
+    for projection in ("fused", "separate", "per-head"):
+        for name, sizes in shapes:
+            case = Case(**(base | sizes), head_dim=16, width=48, projection=projection)
+            yield Item(name=f"layer, {projection}, {name}", case=case)
+
+
+def _recurrent(device: Device, dtype: Dtype) -> Iterator[Item]:
+    for pass_ in ("forward", "both"):
+        case = Case(
+            workload="recurrent",
+            pass_=pass_,  # type: ignore[arg-type]
+            device=device,
+            dtype=dtype,
+            batch=2,
+            seq_len=29,
+            head_dim=16,
+            mask=_CAUSAL,
+            width=48,
+        )
+        yield Item(name="recurrent", case=case)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
 from attnbench.errors import UsageError
+from attnbench.kinds import KINDS
 from attnbench.registry import Registry
 
 Pass = Literal["forward", "backward", "both"]
@@ -178,9 +179,12 @@ class Case:
                 f"{self.kv_heads} key/value heads do not divide {self.heads} heads"
                 " (--kv-heads must divide --heads)"
             )
-        if self.workload == "decode" and self.pass_ != "forward":
-            return f"decode has no {self.pass_} pass (--passes forward)"
-        return None
+        return KINDS.get(self.workload).reason_against(self)
+
+    @property
+    def model_width(self) -> int:
+        """E: `width`, or H·D where that is not given."""
+        return self.width or self.heads * self.head_dim
 
     @property
     def softmax_scale(self) -> float:
@@ -240,7 +244,7 @@ class Case:
     def label(self) -> str:
         """A short text for people: `attention forward n=512 H=4 D=64 float32 causal`."""
         parts = [self.workload, self.pass_, f"n={self.seq_len}"]
-        if self.kv_len != self.seq_len and self.workload != "decode":
+        if self.kv_len != self.seq_len and "kv_lens" in KINDS.get(self.workload).axes:
             parts.append(f"S={self.kv_len}")
         parts.append(f"B={self.batch} H={self.heads}")
         if self.kv_heads != self.heads:
@@ -248,6 +252,8 @@ class Case:
         parts.append(f"D={self.head_dim}")
         if self.value_dim != self.head_dim:
             parts.append(f"V={self.value_dim}")
+        if self.model_width != self.heads * self.head_dim:
+            parts.append(f"E={self.width}")
         parts.append(self.dtype)
         parts += [t for t in (self.mask.text, self.position.text) if t not in ("full", "none")]
         parts += [t for t in (self.projection, self.cache) if t]

@@ -90,10 +90,13 @@ class Verdict:
 
 @dataclass(kw_only=True)
 class PlainResult:
-    """What `plain_attention` computed; `terms` is what the floor of each error scales with."""
+    """What a plain computation gave; `terms` is what the floor of each error scales with.
+
+    Terms have the shapes of the values they belong to; a value without them scales with itself.
+    """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
-    terms: dict[str, Size] = field(default_factory=dict)
+    terms: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def plain_attention(
@@ -132,7 +135,7 @@ def plain_attention(
     result = PlainResult(values={"o": o.flatten(1, 2)})
     if terms:
         lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
-        result.terms["o"] = Size.of(o * (1 + statistics_share(case) * lse_bound))
+        result.terms["o"] = (o * (1 + statistics_share(case) * lse_bound)).flatten(1, 2)
     if sums is not None:
         dq, dk = sums.dq.flatten(1, 2), sums.dk.squeeze(2)
         result.values["dq"] = unturned(dq, case.position, query_places)
@@ -189,13 +192,16 @@ class _GradientSums:
         self._dk_squares += (uncancelled.square().mT @ q.square()).sum(2, keepdim=True)
         self._dv_squares += (unsure.square().mT @ do.square()).sum(2, keepdim=True)
 
-    def terms(self) -> dict[str, Size]:
+    def terms(self) -> dict[str, torch.Tensor]:
         """How large the summands of each gradient are: the root of the sum of their squares.
 
         Rounding errors of many summands have no common sign and add up in that way.
         """
-        squares = {"dq": self._dq_squares, "dk": self._dk_squares, "dv": self._dv_squares}
-        return {name: Size.of(x.sqrt()) for name, x in squares.items()}
+        return {
+            "dq": self._dq_squares.sqrt().flatten(1, 2),
+            "dk": self._dk_squares.sqrt().squeeze(2),
+            "dv": self._dv_squares.sqrt().squeeze(2),
+        }
 
 
 def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
@@ -266,7 +272,7 @@ def _allowed_error(
     error = Size.of(yardstick.values[name].double() - value)
     if not math.isfinite(error.max):
         error = Size(max=0.0, rms=0.0)  # a yardstick that overflows excuses nobody
-    scale = reference.terms.get(name, Size.of(value))
+    scale = Size.of(reference.terms.get(name, value))
     factor = (GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR) * shrink
     return Size(
         max=factor * error.max + FLOOR_EPS * eps * scale.max,

@@ -74,7 +74,8 @@ def run_checks(
             (item, name)
             for name in dict.fromkeys(chosen)
             for item in items
-            if full or item.brief or name not in compiles
+            if item.case.workload in rows[name]["workloads"]
+            and (full or item.brief or name not in compiles)
         ]
         if not pairs:
             raise UsageError(

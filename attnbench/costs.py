@@ -88,7 +88,7 @@ def projection_flops(case: Case, queries: int, keys: int) -> int:
 
     q and the output are projected for `queries` tokens (L), k and v for `keys` tokens (S).
     """
-    e, d, v = case.width or 0, case.head_dim, case.value_dim
+    e, d, v = case.model_width, case.head_dim, case.value_dim
     query_side = queries * e * case.heads * (d + v)
     key_side = keys * e * case.kv_heads * (d + v)
     return 2 * case.batch * (query_side + key_side)
@@ -131,11 +131,61 @@ def _decode_pairs(case: Case) -> int:
 
 def decode_bytes_min(case: Case) -> int:
     """Least traffic in bytes per token: the weights and the cache are read once a step."""
-    e, d, v = case.width or 0, case.head_dim, case.value_dim
+    e, d, v = case.model_width, case.head_dim, case.value_dim
     weights = e * (case.heads + case.kv_heads) * (d + v)
     cached = _decode_pairs(case) // (case.new_tokens or 1)
     cache = case.batch * case.kv_heads * cached * (d + v)
     return (weights + cache + 2 * case.batch * e) * case.element_bytes
+
+
+# Of a product y = x·w: y; then dx = dy·w and dw = dyᵀ·x, each as many FLOPs again.
+PRODUCTS = {"forward": 1, "backward": 2, "both": 3}
+
+
+def layer_projection_flops(case: Case) -> int:
+    """FLOPs of a layer's projections for the case's pass: backward twice the forward ones."""
+    return PRODUCTS[case.pass_] * projection_flops(case, case.seq_len, case.seq_len)
+
+
+def layer_bytes_min(case: Case) -> int:
+    """Least traffic of a layer in bytes: every input read once, every output written once.
+
+    Forward reads x and the weights, E·(H + G)·(D + V) elements, and writes o. Backward reads
+    them and do, and writes a gradient of each; both writes o besides. What lies between (q, k,
+    v, the scores) counts nothing: it could be made again on the chip.
+    """
+    e, tokens = case.model_width, case.batch * case.seq_len
+    weights = e * (case.heads + case.kv_heads) * (case.head_dim + case.value_dim)
+    return _bytes_through(case, inputs=tokens * e + weights, output=tokens * e)
+
+
+def recurrent_flops_useful(case: Case) -> int:
+    """FLOPs of a GRU without biases: forward 12·B·n·E², two products of (3E, E) a token.
+
+    Backward is twice that. The products with the state before the first token, which is zero,
+    are counted as every other.
+    """
+    forward = 12 * case.batch * case.seq_len * case.model_width**2
+    return PRODUCTS[case.pass_] * forward
+
+
+def recurrent_bytes_min(case: Case) -> int:
+    """Least traffic of a GRU in bytes: x, do, o, the weights (6E² elements), their gradients.
+
+    One that keeps no weights on the chip reads half of them again for every token.
+    """
+    e, tokens = case.model_width, case.batch * case.seq_len
+    return _bytes_through(case, inputs=tokens * e + 6 * e * e, output=tokens * e)
+
+
+def _bytes_through(case: Case, *, inputs: int, output: int) -> int:
+    """Bytes of a pass that reads its inputs (and do) and writes o (and the inputs' gradients)."""
+    elements = {
+        "forward": inputs + output,
+        "backward": 2 * inputs + output,
+        "both": 2 * inputs + 2 * output,
+    }[case.pass_]
+    return elements * case.element_bytes
 
 
 def _fused_forward(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:

@@ -67,7 +67,8 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
 
 
 def _built(implementation: Implementation, case: Case) -> AttentionCall:
-    reason = case.impossible() or implementation.reason_against(case)
+    unfit = implementation.reason_against_workload(case.workload)
+    reason = case.impossible() or unfit or implementation.reason_against(case)
     if reason:
         raise UsageError(f"{implementation.name} cannot take this: {reason}")
     return implementation.build(case)

@@ -137,6 +137,18 @@ def turned(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.T
     return out
 
 
+def turned_squares(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
+    """Squares of independent errors in the dimensions of x, after x was turned either way."""
+    first, second = POSITIONS.get(position.name).pairs(x.shape[-1])
+    if not first:
+        return x
+    cos_LP = angles(position, x.shape[-1], places).cos().square().to(x.dtype)
+    out = x.clone()
+    out[..., first] = x[..., first] * cos_LP + x[..., second] * (1 - cos_LP)
+    out[..., second] = x[..., first] * (1 - cos_LP) + x[..., second] * cos_LP
+    return out
+
+
 def unturned(gradient: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
     """Gradient with respect to x of `turned`: a rotation's transpose turns the other way."""
     return turned(gradient, position, -places)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from attnbench import allocator
+from attnbench.allocator import POLICIES, Policy, settings_for_workers
 from attnbench.beacon import Beacon
 from attnbench.errors import UsageError
 
@@ -44,6 +44,7 @@ class Settings:
     l2: str | None = None  # cold or warm; None: cold on a GPU, warm on a CPU
     timer: str | None = None  # events or graph, on a GPU
     energy: bool = False
+    allocator: Policy = "settled"  # how glibc hands memory out, on a CPU
 
     def __post_init__(self) -> None:
         for flag, name, (expected, fits) in _EXPECTED:
@@ -89,6 +90,7 @@ _EXPECTED: tuple[tuple[str, str, _Rule], ...] = (
     ("--processes", "processes", _whole(1)),
     ("--l2", "l2", _one_of("cold", "warm", None)),
     ("--timer", "timer", _one_of("events", "graph", None)),
+    ("--allocator", "allocator", _one_of(*POLICIES)),
 )
 
 
@@ -197,7 +199,7 @@ def _environment(settings: Settings) -> dict[str, str]:
     if (root / "pyproject.toml").exists():  # a source tree, which -P hides if not installed
         paths = [*environment.get("PYTHONPATH", "").split(os.pathsep), str(root)]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    environment |= allocator.settings_for_workers(environment)
+    environment |= settings_for_workers(environment, settings.allocator)
     if settings.threads is not None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = str(settings.threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from attnbench.case import Case
 from attnbench.errors import StoreError, UsageError
-from attnbench.plan import Axes, Plan, check_names, expand, grouped, make_plan
+from attnbench.expansion import check_names, expand, implementations, misfit
+from attnbench.plan import Axes, Plan, grouped, make_plan
 from attnbench.record import SCHEMA, Cell, Record
 from attnbench.registry import unknown
 from attnbench.runner import LocalRunner, Settings
@@ -161,24 +162,29 @@ def _missing(run: Run, cells: list[Cell], done: Container[_Part], processes: int
 
 def _plan(request: Request, catalogue: dict[str, Any], runner: LocalRunner) -> Plan:
     cells: list[Cell] = []
-    every = [row["name"] for row in catalogue["implementations"]]
+    misfits: dict[str, str | None] = {}
     for axes in request.sweeps:
-        names = every if axes.impls is None else list(axes.impls)
-        names += [name for name in runner.user_names if name not in names]
+        names = implementations(axes, catalogue, runner.user_names)
         for case in expand(axes, catalogue["device"]):
+            misfits[case.case_id] = misfit(axes, case)
             cells += [Cell(case=case, impl=name) for name in names]
-    plan = _decide(cells, runner, request.settings.processes)
+    plan = _decide(cells, runner, request.settings.processes, misfits=misfits)
     if not plan.groups and all(record.status == "skipped" for record in plan.decided):
         raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
     return plan
 
 
 def _decide(
-    cells: list[Cell], runner: LocalRunner, processes: int, done: Container[_Part] = ()
+    cells: list[Cell],
+    runner: LocalRunner,
+    processes: int,
+    done: Container[_Part] = (),
+    misfits: Mapping[str, str | None] | None = None,
 ) -> Plan:
     cases = list({cell.case.case_id: cell.case for cell in cells}.values())
     used = sorted({cell.impl for cell in cells})
-    return make_plan(cells, runner.reasons(cases, used), processes=processes, done=done)
+    reasons = runner.reasons(cases, used)
+    return make_plan(cells, reasons, processes=processes, done=done, misfits=misfits)
 
 
 def _measure(

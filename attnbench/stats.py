@@ -73,8 +73,13 @@ def ratio_interval(
     sample medians. Values must be positive. None where either set is too small (n < 7 at 95 %).
     """
     each = 1 - (1 - confidence) / 2
-    above = median_interval(numerator, each)
-    below = median_interval(denominator, each)
+    return quotient_interval(median_interval(numerator, each), median_interval(denominator, each))
+
+
+def quotient_interval(
+    above: tuple[float, float] | None, below: tuple[float, float] | None
+) -> tuple[float, float] | None:
+    """Return where a quotient of two positive values lies, given where each does; None unknown."""
     if above is None or below is None:
         return None
     return above[0] / below[1], above[1] / below[0]
@@ -129,6 +134,8 @@ def fastest_of_windows(times: Sequence[float], width: int) -> list[float]:
     fastest of a few is what the work itself takes, and the median over windows does not hang on
     one lucky time as a minimum does. Fewer times than `width` are one window.
     """
+    if width == 1:
+        return list(times)  # the usual case, of runs of many cells
     starts = list(range(0, len(times) - width + 1, width)) or [0] * bool(times)
     ends = [*starts[1:], len(times)]
     return [min(times[start:end]) for start, end in zip(starts, ends, strict=bool(times))]

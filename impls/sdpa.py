@@ -292,7 +292,7 @@ register("sdpa-cudnn", "cudnn", "O(n)", "SDPA's cuDNN kernel, forced.", ("cuda",
 register(
     "sdpa-mask",
     "mask",
-    "n^2",
+    "O(n^2)",
     """SDPA with a boolean mask, tril(ones(L, S), S - L) for causal, passed even when full.
 
 As models with a cache do. It bars the flash kernels on CUDA, hides from the CPU's that it is

@@ -225,6 +225,8 @@ def test_forward_workspace_at_4096_is_a_64th_of_the_score_matrices(chunked: Impl
 def test_workspace_grows_no_faster_than_the_sequence(chunked: Implementation, pass_: str) -> None:
     assert chunked.workspace is not None
     short, long = (chunked.workspace(a_case("full", pass_, seq_len=n)) for n in (4096, 65536))
+    assert short is not None
+    assert long is not None
     assert long <= 16 * short
 
 

@@ -1,23 +1,19 @@
+from typing import Any
+
 import pytest
 
 from attnbench.case import Case, parse_mask, parse_position
 from attnbench.errors import UnknownNameError, UsageError
+from attnbench.expansion import check_names, expand, implementations, misfit, with_overrides
 from attnbench.lists import parse_sizes
-from attnbench.plan import (
-    HEATS_PER_GROUP,
-    PRESETS,
-    Axes,
-    check_names,
-    expand,
-    grouped,
-    make_plan,
-    with_overrides,
-)
+from attnbench.plan import HEATS_PER_GROUP, Axes, grouped, make_plan
+from attnbench.presets import PRESETS
 from attnbench.record import Cell
 
 CATALOGUE = {
     "implementations": [{"name": "naive"}, {"name": "sdpa"}],
-    "workloads": {"attention": "", "decode": ""},
+    "workloads": {"attention": "", "layer": "", "decode": "", "recurrent": ""},
+    "projections": {"fused": "", "separate": ""},
     "caches": {"static": "", "concat": ""},
     "positions": {"none": "", "rope": ""},
 }
@@ -112,6 +108,7 @@ def test_implementations_of_one_case_share_a_process_and_kinds_do_not():
         (Axes(impls=("naiv",)), "did you mean 'naive'"),
         (Axes(positions=("rop",)), "did you mean 'rope'"),
         (Axes(workload="decode", caches=("statik",)), "did you mean 'static'"),
+        (Axes(workload="layer", projections=("fusd",)), "did you mean 'fused'"),
         (Axes(workload="atention"), "did you mean 'attention'"),
     ],
 )
@@ -123,8 +120,73 @@ def test_an_unknown_name_suggests_the_nearest(axes, words):
 def test_options_of_one_workload_are_refused_for_another():
     with pytest.raises(UsageError, match="--caches"):
         check_names([Axes(caches=("static",))], CATALOGUE)
-    with pytest.raises(UsageError, match="--kv-lens"):
-        check_names([Axes(workload="decode", kv_lens=(8,))], CATALOGUE)
+    with pytest.raises(UsageError, match=r"--projections does not .* it does to layer$"):
+        check_names([Axes(workload="decode", projections=("fused",))], CATALOGUE)
+    for workload in ("layer", "decode", "recurrent"):
+        with pytest.raises(UsageError, match="--kv-lens"):
+            check_names([Axes(workload=workload, kv_lens=(8,))], CATALOGUE)
+
+
+def sizes_of(**axes: Any) -> list[tuple[int | None, int, int]]:
+    cases = expand(Axes(workload="layer", **axes), "cpu")
+    return [(case.width, case.heads, case.head_dim) for case in cases]
+
+
+def test_a_width_is_heads_times_dims_whichever_of_the_three_is_not_given():
+    assert sizes_of() == [(256, 4, 64)]
+    assert sizes_of(heads=(8,)) == [(512, 8, 64)]
+    assert sizes_of(widths=(512, 256)) == [(512, 4, 128), (256, 4, 64)]
+    assert sizes_of(widths=(512,), heads=(2, 16)) == [(512, 2, 256), (512, 16, 32)]
+    assert sizes_of(widths=(512,), head_dims=(32, 64)) == [(512, 16, 32), (512, 8, 64)]
+    assert sizes_of(widths=(100,), heads=(3,), head_dims=(64,)) == [(100, 3, 64)]
+
+
+@pytest.mark.parametrize(
+    ("axes", "reason"),
+    [
+        (Axes(workload="layer", widths=(100,), heads=(8,)), "no multiple of 8 heads"),
+        (Axes(workload="decode", widths=(4,), heads=(8,)), "no multiple of 8 heads"),
+        (Axes(workload="layer", widths=(96,), head_dims=(64,)), "no multiple of 64 dims a head"),
+    ],
+)
+def test_a_width_that_does_not_divide_is_a_skipped_row_with_the_reason(axes, reason):
+    (case,) = expand(axes, "cpu")
+    plan = make_plan(cells(case), {}, misfits={case.case_id: misfit(axes, case)})
+    assert [record.status for record in plan.decided] == ["skipped", "skipped"]
+    assert reason in (plan.decided[0].reason or "")
+    assert not plan.groups
+
+
+def test_a_width_that_divides_and_one_given_with_all_the_rest_are_no_misfits():
+    for axes in (
+        Axes(workload="layer", widths=(96,), heads=(8,)),
+        Axes(workload="layer", widths=(100,), heads=(3,), head_dims=(64,)),
+        Axes(workload="layer"),
+        Axes(),
+    ):
+        assert [misfit(axes, case) for case in expand(axes, "cpu")] == [None]
+
+
+def test_a_layer_has_a_projection_and_attention_has_none():
+    (layer,) = expand(Axes(workload="layer"), "cpu")
+    (attention,) = expand(Axes(), "cpu")
+    assert (layer.projection, attention.projection) == ("fused", None)
+    both = expand(Axes(workload="layer", projections=("fused", "per-head")), "cpu")
+    assert len({heat for group in grouped(cells(*both)) for heat in group.heats}) == 1
+
+
+def test_a_sweep_takes_whom_its_workload_is_served_by_and_whoever_is_asked_for_by_name():
+    rows = [
+        {"name": "naive", "workloads": ["attention", "layer"]},
+        {"name": "gru", "workloads": ["recurrent"]},
+        {"name": "mine", "workloads": ["attention"]},
+    ]
+    catalogue = {"implementations": rows}
+    assert implementations(Axes(), catalogue) == ["naive", "mine"]
+    assert implementations(Axes(workload="recurrent"), catalogue) == ["gru"]
+    assert implementations(Axes(workload="recurrent", impls=("naive",)), catalogue) == ["naive"]
+    asked = implementations(Axes(workload="layer"), catalogue, own=["mine"])
+    assert asked == ["naive", "mine"]  # a file of the user's was asked for: refused, not dropped
 
 
 def test_overrides_replace_what_was_given_alone():

@@ -9,6 +9,7 @@ import pandas as pd
 from attnbench import units
 from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.compare import BASELINE, WORST_FIRST
+from attnbench.kinds import KINDS
 
 WIDE_INTERVAL = 0.2  # of the median; differences below it are lost in such a cell
 SLICE = ["workload", "device", "dtype", "pass"]
@@ -65,7 +66,7 @@ def fastest_sentence(rows: pd.DataFrame) -> str:
     best = case.iloc[0]
     time = units.time(best["time_us_median"])
     text = f"{where(rows, best)}: {best['impl']} is fastest with {time}"
-    if best["workload"] == "decode":
+    if _per_token(best):
         text += " a token"
     level = case["impl"][case["time_us_ci_low"] <= best["time_us_ci_high"]].tolist()[1:]
     if level:
@@ -87,7 +88,7 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
     case = hardest_case(rows)
     known = case[case["memory_workspace_bytes"].notna()].sort_values("memory_workspace_bytes")
     base = known[known["impl"] == BASELINE]
-    if base.empty or known.iloc[0]["impl"] == BASELINE or known.iloc[0]["workload"] == "decode":
+    if base.empty or known.iloc[0]["impl"] == BASELINE or _per_token(known.iloc[0]):
         return ""
     least = known.iloc[0]
     return (
@@ -97,9 +98,13 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
     )
 
 
+def _per_token(row: pd.Series[Any]) -> bool:
+    return KINDS.get(str(row["workload"])).unit == "token"
+
+
 def cache_sentence(rows: pd.DataFrame) -> str:
     """What a cache saves at the longest context that both ways were measured at."""
-    decode = rows[(rows["workload"] == "decode") & rows["time_us_median"].notna()]
+    decode = rows[rows["cache"].notna() & rows["time_us_median"].notna()]
     if decode["cache"].nunique() < 2:
         return ""
     same = ["impl", "position", "heads", "batch", "mask", "seq_len"]

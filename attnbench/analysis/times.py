@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from attnbench.record import Record
@@ -12,7 +14,7 @@ from attnbench.stats import (
     median,
     median_interval,
     processes_interval,
-    ratio_interval,
+    quotient_interval,
     t_quantile,
 )
 
@@ -97,6 +99,27 @@ def detectable(record: Record) -> float | None:
     return half * (held * math.sqrt(2) + power) / held
 
 
+@dataclass(frozen=True)
+class Side:
+    """What a ratio needs of one record, computed once where it is held against many.
+
+    `interval_us` holds with 97.5 %: two such intervals hold together with 95 %. `processes_us`
+    has the median of each fresh process.
+    """
+
+    median_us: float
+    interval_us: Interval | None
+    processes_us: Mapping[int, float]
+
+
+def side(record: Record) -> Side:
+    """One side of a ratio; the record must have samples."""
+    parts = {part[0].process: _times(record, part) for part in by_process(record)}
+    medians = {process: median(found) for process, found in parts.items()}
+    observed = list(medians.values()) if len(parts) > 1 else next(iter(parts.values()))
+    return Side(median(observed), median_interval(observed, 1 - 0.05 / 2), medians)
+
+
 def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
     """Reported time of `above` / that of `below`, with an interval of at least 95 %, or None.
 
@@ -104,19 +127,14 @@ def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
     each the two took turns, unless the run was cut between them, so that what slowed one slowed
     the other.
     """
-    numerator, denominator = observations_us(above), observations_us(below)
-    if not (over_processes(above) and over_processes(below)):
-        value = median(numerator) / median(denominator)
-        return value, ratio_interval(numerator, denominator)
-    paired = _paired(above, below)
-    if len(paired) < 2:
-        return median(numerator) / median(denominator), None
-    return median(paired), processes_interval(paired)
+    return ratio_of(side(above), side(below))
 
 
-def _paired(above: Record, below: Record) -> list[float]:
-    medians = [
-        {part[0].process: median(_times(record, part)) for part in by_process(record)}
-        for record in (above, below)
-    ]
-    return [medians[0][p] / medians[1][p] for p in sorted(medians[0].keys() & medians[1].keys())]
+def ratio_of(above: Side, below: Side) -> tuple[float, Interval | None]:
+    """As `ratio`, of two sides."""
+    value = above.median_us / below.median_us
+    if min(len(above.processes_us), len(below.processes_us)) < 2:
+        return value, quotient_interval(above.interval_us, below.interval_us)
+    both = sorted(above.processes_us.keys() & below.processes_us.keys())
+    paired = [above.processes_us[process] / below.processes_us[process] for process in both]
+    return (median(paired), processes_interval(paired)) if len(paired) > 1 else (value, None)

@@ -33,10 +33,21 @@ def _print(catalogue: dict[str, object]) -> None:
     rows = catalogue["implementations"]
     assert isinstance(rows, list)
     table(
-        ("implementation", "time", "memory", "devices", "passes", "masks", "here", "what it is"),
+        (
+            "implementation",
+            "serves",
+            "time",
+            "memory",
+            "devices",
+            "passes",
+            "masks",
+            "here",
+            "what it is",
+        ),
         [
             (
                 row["name"],
+                ", ".join(row["workloads"]),
                 row["time"] or "–",
                 row["memory"] or "–",
                 ", ".join(row["devices"]),
@@ -48,7 +59,7 @@ def _print(catalogue: dict[str, object]) -> None:
             for row in rows
         ],
     )
-    for kind in ("workloads", "caches", "positions"):
+    for kind in ("workloads", "projections", "caches", "positions"):
         entries = catalogue[kind]
         assert isinstance(entries, dict)
         click.echo(f"\n{kind}")

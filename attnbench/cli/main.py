@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from attnbench.cli.check import check
+from attnbench.cli.claims import claims
 from attnbench.cli.doctor import doctor
 from attnbench.cli.export import export
 from attnbench.cli.listing import list_
@@ -19,6 +20,7 @@ from attnbench.cli.options import OneLineError
 from attnbench.cli.report import report
 from attnbench.cli.selftest import selftest
 from attnbench.cli.sweep import sweep
+from attnbench.cli.verify import verify
 from attnbench.errors import AttnbenchError
 from attnbench.version import __version__
 
@@ -82,5 +84,5 @@ def main() -> None:
     """
 
 
-for command in (list_, check, sweep, report, export, doctor, selftest):
+for command in (list_, check, sweep, report, verify, claims, export, doctor, selftest):
     main.add_command(command)

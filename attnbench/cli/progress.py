@@ -120,8 +120,7 @@ def _processes(plan: Plan) -> int:
 
 
 def _cell_work(case: Case) -> float:
-    tokens = case.new_tokens or 1
-    return _BASE_WORK + work(case) * (1 if case.workload == "attention" else tokens / 4)
+    return _BASE_WORK + work(case)
 
 
 def _line(record: Record) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -68,6 +69,59 @@ def timer(**options: Any) -> None:
         raise SystemExit(_INTERRUPTED)
     if finished.own_runs < FEWEST_RUNS:
         raise SystemExit(ExitCode.INCONCLUSIVE)
+
+
+@selftest.command()
+@click.option(
+    "--draws",
+    type=click.IntRange(min=1, max=100_000),
+    default=200,
+    show_default=True,
+    help="Series drawn of each kernel over each range.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Of the noise.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of tables.")
+@output_option
+@click.option("--name", help="The folder's name, a new one [a time stamp].")
+def scaling(as_json: bool, **options: Any) -> None:
+    """Judge imagined kernels of known law, and count verdicts that are right, wrong or missing.
+
+    Powers of n from 1 to 3, with floors, steps, kernel switches and logarithms, over realistic
+    ranges and noise, each held to its own law and to wrong ones by the code that judges runs;
+    beside it the rule that others use. Nothing is timed. Writes tables. Exits 1 if more than 1 %
+    of the verdicts are wrong, or more than 10 % inconclusive over four octaves.
+    """
+    from attnbench.selftest.scaling.session import Request, examine
+
+    finished = examine(Request(**options), _tell)
+    if as_json:
+        click.echo(json.dumps(finished.summary))
+    else:
+        _print_matrices(finished)
+    if not finished.met:
+        raise SystemExit(ExitCode.FINDING)
+
+
+def _print_matrices(finished: Any) -> None:
+    from attnbench.cli.summary import table
+    from attnbench.selftest.scaling.session import PAGE
+    from attnbench.selftest.scaling.tables import tables
+
+    notes = []
+    for found in tables(finished.summary):
+        click.echo(f"\n{found.title}")
+        table(found.header, found.rows, right=found.header[1:])
+        notes.append(found.note)
+    click.echo("")
+    for note in dict.fromkeys(notes):
+        click.echo(note)
+    click.echo(f"tables:  {finished.path / PAGE}")
 
 
 def _tell(message: str) -> None:

@@ -38,7 +38,14 @@ _AXES: tuple[tuple[str, str, Any, str], ...] = (
     ("--value-dims", "value_dims", SIZES, "V [as head-dims]"),
     ("--masks", "masks", NAMES, "full, causal, window:256 [full]"),
     ("--positions", "positions", NAMES, "none, rope, rope-interleaved, rope:500000 [none]"),
-    ("--widths", "widths", SIZES, "decode: model width E [heads x head-dim]"),
+    (
+        "--widths",
+        "widths",
+        SIZES,
+        "layer, decode, recurrent: model width E; heads stay and D = E/H, or with --head-dims"
+        " alone D stays and H = E/D [heads x head-dim]",
+    ),
+    ("--projections", "projections", NAMES, "layer: fused, separate, per-head [fused]"),
     ("--caches", "caches", NAMES, "decode: rerun, none, concat, static [static]"),
     ("--new-tokens", "new_tokens", SIZES, "decode: tokens generated a call [8]"),
     ("--impls", "impls", NAMES, "implementations by name [all]"),
@@ -92,6 +99,12 @@ _CLOCK = (
         help="On a GPU: events around the calls, or calls replayed as a CUDA graph [events].",
     ),
     click.option(
+        "--allocator",
+        type=click.Choice(["settled", "keep"]),
+        help="On a CPU: blocks from 32 MiB on go back to the system after each call, as in any long"
+        " process, or the process keeps them [settled].",
+    ),
+    click.option(
         "--energy",
         is_flag=True,
         help="On a GPU: joules per call, from a loop of 2 s at least for each cell.",
@@ -107,9 +120,13 @@ def _timing(command: Command) -> Command:
 
 @click.command()
 @click.option(
-    "--preset", metavar="NAME", help="A ready sweep: quick or gpu; axes given override it."
+    "--preset",
+    metavar="NAME",
+    help="A ready sweep: quick, gpu, verify or verify-gpu; what is given overrides it.",
 )
-@click.option("--workload", metavar="NAME", help="attention or decode [attention]")
+@click.option(
+    "--workload", metavar="NAME", help="attention, layer, decode or recurrent [attention]"
+)
 @_axes
 @impl_files
 @device_option
@@ -159,7 +176,9 @@ def sweep(**options: Any) -> None:
 
 
 def _request(options: dict[str, Any]) -> Any:
-    from attnbench.plan import PRESETS, Axes, with_overrides
+    from attnbench.expansion import with_overrides
+    from attnbench.plan import Axes
+    from attnbench.presets import PRESETS
     from attnbench.runner import Settings
     from attnbench.session import Request
 
@@ -178,7 +197,7 @@ def _request(options: dict[str, Any]) -> Any:
         ),
         settings=Settings(
             device=options["device"],
-            threads=options["threads"],
+            threads=options["threads"] or (preset.threads if preset else None),
             files=tuple(str(Path(file).resolve()) for file in options["files"]),
             seed=options["seed"],
             precision=options["precision"],
@@ -189,6 +208,7 @@ def _request(options: dict[str, Any]) -> Any:
             l2=options["l2"],
             timer=options["timer"],
             energy=options["energy"],
+            allocator=options["allocator"] or (preset.allocator if preset else "settled"),
         ),
         output=options["output"],
         name=options["name"],
@@ -200,7 +220,9 @@ def _relevant(workload: str, given: dict[str, Any]) -> dict[str, Any]:
     """In a preset of several workloads, the axes of one apply to that one alone."""
     if given["workload"]:
         return given
-    foreign = ("kv_lens",) if workload == "decode" else ("caches", "widths", "new_tokens")
+    from attnbench.kinds import KINDS
+
+    foreign = KINDS.get(workload).foreign()
     return {name: None if name in foreign else value for name, value in given.items()}
 
 

@@ -12,6 +12,7 @@ from attnbench import units
 from attnbench.analysis.compare import BASELINE
 from attnbench.registry import Registry
 from attnbench.report import scales
+from attnbench.report.beside import with_guests
 
 Scale = Literal["log10", "log2", "linear"]
 
@@ -36,8 +37,11 @@ class Chart:
     high: str | None = None
     predicted: str | None = None
     source: Literal["cells", "costs"] = "cells"
-    workloads: tuple[str, ...] = ("attention", "layer")
-    lines: Literal["impl", "cache"] = "impl"
+    workloads: tuple[str, ...] = ("attention", "layer", "recurrent")
+    lines: Literal["impl", "cache", "projection"] = "impl"
+    several: bool = False  # drawn only where there is more than one line to tell apart
+    beside: bool = False  # recurrent networks stand in the panels of layers of their width
+    crossings: bool = False  # mark where the lead changes
     guides: tuple[int, ...] = ()
     guide_under: Literal["all", "slowest"] = "all"  # which lines the guides are drawn just below
     dodge: bool = False  # move lines apart sideways, where intervals would cover each other
@@ -59,6 +63,9 @@ class Chart:
         rows = table[table["workload"].isin(self.workloads)]
         if self.reference and self.reference[1] == BASELINE:
             rows = rows[rows["impl"] != BASELINE]
+        if self.several and rows[rows[self.value].notna()][self.lines].nunique() < 2:
+            return rows.iloc[:0]
+        rows = with_guests(rows) if self.beside else rows
         return rows if rows[self.value].notna().any() else rows.iloc[:0]
 
 
@@ -71,7 +78,18 @@ CHARTS.add(
         reading="Median time per call, bars are 95 % intervals. A straight line is a power law:"
         " compare its slope with the dashed guides.",
         value="time_us_median", low="time_us_ci_low", high="time_us_ci_high",
+        axis="time per call", text=scales.round_time, scale="log10", guides=(1, 2), beside=True,
+    ),
+)  # fmt: skip
+CHARTS.add(
+    "projections",
+    Chart(
+        title="Time of a layer by its projections",
+        reading="Median time per call of the same layer with its weights stored in different ways,"
+        " bars are 95 % intervals. A straight line is a power law.",
+        value="time_us_median", low="time_us_ci_low", high="time_us_ci_high",
         axis="time per call", text=scales.round_time, scale="log10", guides=(1, 2),
+        workloads=("layer",), lines="projection", several=True, guide_under="slowest",
     ),
 )  # fmt: skip
 CHARTS.add(
@@ -79,10 +97,11 @@ CHARTS.add(
     Chart(
         title="Speed relative to naive",
         reading="naive's time / this time on the same case, bars are intervals of at least 95 %."
-        " Above the line is faster than naive, twice as fast at 2×.",
+        " Above the line is faster than naive, twice as fast at 2×. A ring marks where one"
+        " overtakes another, with its interval; an arrow at an end says that it reaches further.",
         value="speed", low="speed_low", high="speed_high",
         axis="times as fast as naive", text=scales.round_ratio, scale="log2",
-        reference=(1.0, BASELINE),
+        reference=(1.0, BASELINE), workloads=("attention", "layer"), crossings=True,
     ),
 )  # fmt: skip
 CHARTS.add(

@@ -11,7 +11,10 @@ import pandas as pd
 from attnbench import units
 from attnbench.analysis import compare, limits
 from attnbench.analysis.axes import fixed, label, slices, telling, varying
+from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.highlights import highlights
+from attnbench.analysis.scaling.results import Scaling
+from attnbench.analysis.scaling.verdicts import scaling
 from attnbench.analysis.summary import summary_rows
 from attnbench.report.charts import with_rate_interval
 from attnbench.report.style import Look, looks
@@ -44,12 +47,17 @@ class Content:
     run: Run
     cells: pd.DataFrame
     costs: pd.DataFrame
+    scaling: Scaling
+    crossovers: tuple[Crossover, ...]
 
     @classmethod
     def of(cls, run: Run) -> Content:
         """Compute the tables of a run."""
         cells = with_rate_interval(compare.compared(run))
-        return cls(run=run, cells=cells, costs=compare.rope_cost(run))
+        return cls(
+            run=run, cells=cells, costs=compare.rope_cost(run), scaling=scaling(run),
+            crossovers=crossovers(run),
+        )  # fmt: skip
 
     @property
     def environment(self) -> dict[str, Any]:

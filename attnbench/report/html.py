@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from attnbench import units
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.summary import SUMMARY
+from attnbench.report import scaling
 from attnbench.report.content import Content
 from attnbench.report.plots import Plot
 
@@ -19,8 +20,8 @@ LIMITS = ("ceilings", "matmul_tflops")  # of an environment: they have a section
 TEMPLATES = Path(__file__).parent  # page.html.jinja, and page.css which it includes
 
 
-def render(content: Content, plots: list[Plot]) -> str:
-    """Return the page. Every text is escaped; images are data: URIs."""
+def render(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
+    """Return the page; `grown` are the figures of growth. Texts are escaped, images data: URIs."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -32,6 +33,7 @@ def render(content: Content, plots: list[Plot]) -> str:
         "facts": content.facts(),
         "sentences": content.sentences(),
         "plots": plot_groups(plots),
+        "growth": growth(content, grown),
         "tables": parts,
         "left_out": left_out,
         "limits": content.limits(),
@@ -52,6 +54,7 @@ def _sections(values: dict[str, Any]) -> list[tuple[str, str]]:
     every = [
         ("findings", "In short", True),
         ("plots", "Plots", values["plots"]),
+        ("growth", "How cost grows", values["growth"]),
         ("results", "Results", True),
         ("limits", "Limits", values["limits"]),
         ("failures", "Without a result", values["failures"]),
@@ -61,6 +64,23 @@ def _sections(values: dict[str, Any]) -> list[tuple[str, str]]:
         ("columns", "Columns", True),
     ]
     return [(anchor, name) for anchor, name, there in every if there]
+
+
+def growth(content: Content, plots: list[Plot]) -> dict[str, Any] | None:
+    """The section on growth; None where the run has no series and no pair to ask about."""
+    if not scaling.anything(content.scaling, content.crossovers):
+        return None
+    verdicts = scaling.verdicts(content.scaling)
+    tables, left_out = scaling.crossover_tables(content.crossovers)
+    return {
+        "counts": scaling.counts(content.scaling),
+        "headers": scaling.HEADERS,
+        "verdicts": verdicts[: scaling.MOST_FINDINGS],
+        "verdicts_left_out": len(verdicts[scaling.MOST_FINDINGS :]),
+        "plots": plot_groups(plots),
+        "crossovers": tables,
+        "crossovers_left_out": left_out,
+    }
 
 
 def plot_groups(plots: list[Plot]) -> list[dict[str, Any]]:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.highlights import SLICE, hardest_case
 from attnbench.analysis.summary import SUMMARY, summary_rows
+from attnbench.report import scaling
 from attnbench.report.content import Content
 
 MOST_FAILURES = 20
+MOST_VERDICTS, MOST_CROSSINGS = 40, 20
 
 
 def render(content: Content) -> str:
@@ -20,6 +22,7 @@ def render(content: Content) -> str:
         escape(" · ".join(content.facts())),
         "\n".join(f"- {escape(sentence)}" for sentence in content.sentences()),
         *_hardest(content),
+        *_growth(content),
         *_limits(content),
         *_failures(content),
         *_spent(content),
@@ -54,6 +57,36 @@ def _hardest(content: Content) -> list[str]:
         lines = [[row[name] for name in SUMMARY.names()] for row in summary_rows(case)]
         blocks += [f"### {escape(title)}", table(headers, lines)]
     return blocks
+
+
+def _growth(content: Content) -> list[str]:
+    """Verdicts, the refuted first, and where the lead changes."""
+    if not scaling.anything(content.scaling, content.crossovers):
+        return []
+    rows = [row.texts for row in scaling.verdicts(content.scaling)]
+    blocks = ["### How cost grows"]
+    if rows:
+        blocks += [
+            f"Verdicts on declared laws: {scaling.counts(content.scaling)}.",
+            table(scaling.HEADERS, rows[:MOST_VERDICTS], text_columns=len(scaling.HEADERS)),
+            *_more(len(rows) - MOST_VERDICTS, "verdicts"),
+        ]
+    tables, left_out = scaling.crossover_tables(content.crossovers)
+    pairs = [[part.same, *row] for part in tables for row in part.rows]
+    crossing = [c for c in content.crossovers if c.outcome == "crosses"]
+    if not pairs:
+        return blocks
+    header = scaling.CROSSOVER_HEADERS
+    return [
+        *blocks,
+        f"Crossovers: the lead changes in {len(crossing)} of {len(content.crossovers)} pairs.",
+        table(header, pairs[:MOST_CROSSINGS], text_columns=len(header)),
+        *_more(len(pairs) - MOST_CROSSINGS + left_out, "pairs"),
+    ]
+
+
+def _more(count: int, what: str) -> list[str]:
+    return [f"… and {count} more {what} in report.html"] if count > 0 else []
 
 
 def _limits(content: Content) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.limits import peak_tflops
-from attnbench.report import labels, panels, style
+from attnbench.kinds import n_name
+from attnbench.report import crossed, labels, panels, style
 from attnbench.report.charts import CHARTS, Chart
 from attnbench.report.sheets import Panel, Sheet, sheets
 from attnbench.report.style import Look
@@ -74,23 +76,28 @@ HEAD = 0.46
 
 
 def draw_all(
-    tables: dict[str, pd.DataFrame], environment: Mapping[str, Any], folder: Path
+    tables: dict[str, pd.DataFrame],
+    environment: Mapping[str, Any],
+    folder: Path,
+    crossovers: Sequence[Crossover] = (),
 ) -> list[Plot]:
     """Draw every chart that has data, for every slice of the run, into `folder`.
 
     `tables` maps `cells` to `compare.compared` (with the rate's interval) and `costs` to
-    `compare.rope_cost`.
+    `compare.rope_cost`; `crossovers` are marked in the charts that show them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     looks = style.looks(sorted(tables["cells"]["impl"].unique()))
-    drawn = []
+    drawn, found_by_case = [], crossed.by_case(crossovers)
     with mpl.rc_context(style.RC):
         for name, chart in CHARTS.items():
             rows = chart.rows(tables)
             found = sheets(rows, chart.lines, plain_position=chart.source == "cells")
             found = [sheet for sheet in found if sheet.rows[chart.value].notna().any()]
             for sheet in found[:MOST_SHEETS]:
-                figure = draw(chart, sheet, _looks(chart, rows, looks), dict(environment))
+                figure = draw(
+                    chart, sheet, _looks(chart, rows, looks), dict(environment), found_by_case
+                )
                 drawn.append(save(figure, name, chart, sheet, folder))
             if len(found) > MOST_SHEETS:
                 drawn[-MOST_SHEETS] = with_note(drawn[-MOST_SHEETS], len(found) - MOST_SHEETS)
@@ -106,11 +113,15 @@ def with_note(plot: Plot, left_out: int) -> Plot:
 def _looks(chart: Chart, rows: pd.DataFrame, looks: dict[str, Look]) -> dict[str, Look]:
     if chart.lines == "impl":
         return looks
-    return style.looks(panels.lines_of(chart, rows), style.CACHES)
+    return style.looks(panels.lines_of(chart, rows), style.LINES[chart.lines])
 
 
 def draw(
-    chart: Chart, sheet: Sheet, looks: Mapping[str, Look], environment: dict[str, Any]
+    chart: Chart,
+    sheet: Sheet,
+    looks: Mapping[str, Look],
+    environment: dict[str, Any],
+    crossings: crossed.ByCase,
 ) -> Figure:
     """Draw one figure: the chart's panels, with common scales."""
     rows = sheet.rows
@@ -131,6 +142,8 @@ def draw(
     for index, panel in enumerate(sheet.panels):
         ax = figure.add_axes(layout.place(index))
         (panels.draw_points if single else panels.draw_lines)(ax, panel.rows, shared)
+        if chart.crossings and not single:
+            crossed.mark(ax, panel.rows, crossings)
         _annotate(ax, panel, shared, single)
     head(figure, chart.title_of(single), sheet.title)
     return figure
@@ -159,8 +172,7 @@ def _annotate(ax: Axes, panel: Panel, shared: panels.Frame, single: bool) -> Non
     failed = [] if single else panels.failed_lines(shared.chart, panel.rows)
     pad = 5 + 72 * labels.strip_inches(failed)
     ax.set_title(panel.title, loc="left", pad=pad, color="#222222")
-    n_name = "context n" if shared.chart.workloads == ("decode",) else "sequence length n"
-    ax.set_xlabel(shared.axis if single else n_name)
+    ax.set_xlabel(shared.axis if single else n_name(str(panel.rows["workload"].iloc[0])))
     if not single:
         ax.set_ylabel(shared.axis)
 
@@ -181,15 +193,20 @@ def _near_peak(chart: Chart, rows: pd.DataFrame, environment: dict[str, Any]) ->
 
 def save(figure: Figure, name: str, chart: Chart, sheet: Sheet, folder: Path) -> Plot:
     """Write a figure as SVG and PNG, the same bytes for the same data."""
-    stem = f"{name}-{sheet.slug}"
-    svg, png = folder / f"{stem}.svg", folder / f"{stem}.png"
-    figure.savefig(svg, metadata={"Date": None, "Creator": "attnbench"})
-    figure.savefig(png, metadata={"Software": "attnbench"})
     lines = ", ".join(panels.lines_of(chart, sheet.rows))
     single = sheet.rows["seq_len"].nunique() == 1
     panel_titles = "; ".join(panel.title for panel in sheet.panels if panel.title)
     alt = f"{chart.title}, {sheet.title}, for {lines}"
+    svg, png = write(figure, f"{name}-{sheet.slug}", folder)
     return Plot(
         chart=name, title=chart.title, subject=sheet.title, reading=chart.reading_of(single),
         alt=alt + (f". Panels: {panel_titles}." if panel_titles else "."), svg=svg, png=png,
     )  # fmt: skip
+
+
+def write(figure: Figure, stem: str, folder: Path) -> tuple[Path, Path]:
+    """Write a figure as `stem`.svg and `stem`.png, without a date, and return both paths."""
+    svg, png = folder / f"{stem}.svg", folder / f"{stem}.png"
+    figure.savefig(svg, metadata={"Date": None, "Creator": "attnbench"})
+    figure.savefig(png, metadata={"Software": "attnbench"})
+    return svg, png

@@ -30,7 +30,7 @@ ROOFLINE = Chart(
     " or the plateau time goes elsewhere: starting kernels, traffic beyond the least, work that is"
     " not useful. A working set within the cache may stand above the slope.",
     value="tflops", axis="useful {unit}", text=scales.plain, scale="log10", unit=units.rate_unit,
-    workloads=("attention", "layer", "decode"),
+    workloads=("attention", "layer", "recurrent", "decode"),
 )  # fmt: skip
 LEGEND_INCHES = 0.36  # above the roof, which few points reach
 NAME_INCHES = 0.26  # below the points, for their n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -10,6 +11,7 @@ from attnbench.analysis.axes import fixed, label, slices, varying
 
 SHEET_AXES = ["workload", "device", "dtype", "pass"]
 PANELS_A_SHEET = 6
+FLOOR_SIZES, FLOOR_GAP = 16, 16  # a size up to this, and so far below the next, is for the floor
 
 
 @dataclass(frozen=True)
@@ -43,19 +45,38 @@ def sheets(frame: pd.DataFrame, lines: str, plain_position: bool = True) -> list
     """
     found = []
     for values, rows in slices(frame, SHEET_AXES):
-        kept = _plain(rows) if plain_position else rows
+        kept, floor = _without_floor(_plain(rows) if plain_position else rows)
         axes = [name for name in varying(kept) if name not in ("seq_len", lines)]
         if lines != "impl" and kept["impl"].nunique() > 1:
             axes = ["impl", *axes]
         panels = [Panel(_title(part, axes), part) for _, part in slices(kept, axes)]
         slug = "-".join(str(value) for value in values.values())
-        found += _paged(slug, fixed(kept), panels)
+        found += _paged(slug, fixed(kept) + floor, panels)
     return found
 
 
 def _plain(rows: pd.DataFrame) -> pd.DataFrame:
     plain = rows[rows["position"] == "none"]
     return rows if plain.empty else plain
+
+
+def _without_floor(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows without the one size that was measured for the floor, and a text that says so.
+
+    It would take most of an axis on which nothing else stands; the fits show it.
+    """
+    floor = floor_size([int(n) for n in rows["seq_len"].unique()])
+    if floor is None:
+        return rows, ""
+    return rows[rows["seq_len"] > floor], f" (n={floor}, for the floor, is not drawn)"
+
+
+def floor_size(lengths: Sequence[int]) -> int | None:
+    """The length that is there for the floor alone: small, and far below all others."""
+    ordered = sorted(set(lengths))
+    if len(ordered) < 3 or ordered[0] > FLOOR_SIZES or ordered[1] < FLOOR_GAP * ordered[0]:
+        return None
+    return ordered[0]
 
 
 def _title(rows: pd.DataFrame, axes: list[str]) -> str:

@@ -40,6 +40,13 @@ CACHES: dict[str, Look] = {
     "static": Look("#000000", "o"),
 }
 
+PROJECTIONS: dict[str, Look] = {
+    "fused": Look("#000000", "o"),
+    "separate": Look("#004488", "^"),
+    "per-head": Look("#ddaa33", "v"),
+}
+LINES = {"cache": CACHES, "projection": PROJECTIONS}  # by the column that tells lines apart
+
 _OTHER_COLOURS = ("#44aa99", "#aa4499", "#117733", "#b8860b", "#6a3d9a", "#8c564b", "#3b7dd8")
 _OTHER_MARKERS = ("*", "d", "H", "8", "P", "^", "s", "v")
 OTHERS = tuple(

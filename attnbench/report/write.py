@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from attnbench.errors import StoreError
-from attnbench.report import html, markdown, roofline
+from attnbench.report import html, markdown, roofline, scaling
 from attnbench.report.content import Content
 from attnbench.report.plots import draw_all
 from attnbench.store import load_run
@@ -28,11 +28,12 @@ def write_report(run_path: Path) -> Path:
     try:
         shutil.rmtree(run_path / PLOTS, ignore_errors=True)
         tables = {"cells": content.cells, "costs": content.costs}
-        plots = draw_all(tables, content.environment, run_path / PLOTS)
+        plots = draw_all(tables, content.environment, run_path / PLOTS, content.crossovers)
         plots += roofline.draw_all(content.cells, run_path / PLOTS)
+        grown = scaling.draw_all(content.scaling, run_path / PLOTS)
         (run_path / MARKDOWN).write_text(markdown.render(content), encoding="utf-8")
         page = run_path / PAGE
-        page.write_text(html.render(content, plots), encoding="utf-8")
+        page.write_text(html.render(content, plots, grown), encoding="utf-8")
     except OSError as err:
         raise StoreError(f"cannot write a report into {run_path} ({err.strerror})") from err
     return page

@@ -14,10 +14,10 @@ from attnbench.errors import StoreError, UsageError
 from attnbench.registry import unknown
 from attnbench.runner import LocalRunner, Settings
 from attnbench.selftest.experiment import SAMPLES, Experiment
+from attnbench.selftest.folder import free_folder, make
 from attnbench.selftest.launch import Launch
 from attnbench.selftest.summary import Figures, summarise
 from attnbench.selftest.tables import markdown
-from attnbench.store import check_name
 from attnbench.version import __version__
 
 SUMMARY, PAGE = "summary.json", "timer.md"
@@ -66,7 +66,7 @@ def compare(request: Request, tell: Callable[[str], None]) -> Finished:
     """
     if request.runs < FEWEST_RUNS:
         raise UsageError(f"--runs {request.runs} gives no spread; at least {FEWEST_RUNS}")
-    path = _free_folder(request)
+    path = free_folder(request.output, request.name, "timer")
     settings = Settings(device=request.device, threads=request.threads, seed=request.seed)
     with LocalRunner(settings) as runner:
         catalogue = runner.catalogue()
@@ -88,32 +88,12 @@ def compare(request: Request, tell: Callable[[str], None]) -> Finished:
     )
     created = datetime.now(UTC).isoformat(timespec="seconds")
     experiment.pilot()
-    _make(path)
+    make(path)
     experiment.run(path / SAMPLES)
     facts = {"created": created, "attnbench": __version__, "environment": env}
     summary = facts | {"threads": env["threads"]} | summarise(experiment, spin)
     _write(path, summary, impls)
     return Finished(path=path, summary=summary, interrupted=experiment.interrupted)
-
-
-def _free_folder(request: Request) -> Path:
-    name = request.name
-    if name is None:
-        name = datetime.now(UTC).strftime("timer-%Y%m%d-%H%M%S")
-    path = request.output / check_name(name)
-    if path.exists():
-        raise StoreError(f"{path} exists already; choose another --name")
-    return path
-
-
-def _make(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir()
-    except FileExistsError as err:
-        raise StoreError(f"{path} exists already; choose another --name") from err
-    except OSError as err:
-        raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err
 
 
 def _cells(

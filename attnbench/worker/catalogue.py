@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
-from attnbench.case import DEVICES, MASKS, Case
+from attnbench.case import DEVICES, MASKS, Case, Device
+from attnbench.kinds import KINDS
 from attnbench.loader import BUILT_IN
 from attnbench.machine import environment, reason_against_device
 from attnbench.positions import POSITIONS
 from attnbench.workloads import WORKLOADS
 from attnbench.workloads.caches import CACHES
+from attnbench.workloads.projections import PROJECTIONS
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -26,8 +28,9 @@ def describe(device: str) -> dict[str, Any]:
         "devices": reasons,
         "environment": environment(device) if usable else None,
         "implementations": [_row(name, device) for name in IMPLEMENTATIONS.names()],
-        "workloads": {name: item.doc for name, item in WORKLOADS.items()},
+        "workloads": {name: kind.doc for name, kind in KINDS.items() if name in WORKLOADS},
         "positions": {name: item.doc for name, item in POSITIONS.items()},
+        "projections": {name: item.doc for name, item in PROJECTIONS.items()},
         "caches": {name: item.doc for name, item in CACHES.items()},
         "masks": MASKS.names(),
     }
@@ -43,7 +46,8 @@ def _reason(case: Case, name: str) -> str | None:
         return case.impossible()
     try:
         impl = IMPLEMENTATIONS.get(name)
-        return WORKLOADS.get(case.workload).reason_against(case, impl)
+        unfit = impl.reason_against_workload(case.workload)
+        return unfit or WORKLOADS.get(case.workload).reason_against(case, impl)
     except Exception as err:  # an author's `supports` that raises costs the cell, not the sweep
         return f"its supports() raised {type(err).__name__}: {' '.join(str(err).split())[:200]}"
 
@@ -57,13 +61,17 @@ def _shown(file: str) -> str:
 
 def _row(name: str, device: str) -> dict[str, Any]:
     impl: Implementation = IMPLEMENTATIONS.get(name)
-    probe = Case(device="cuda" if device == "cuda" else "cpu", seq_len=16)
+    first = next((kind for kind in WORKLOADS.names() if kind in impl.workloads), "attention")
+    on: Device = "cuda" if device == "cuda" else "cpu"
+    probe = Case(workload=first, device=on, seq_len=16)
     return {
         "name": name,
         "doc": impl.doc.partition("\n")[0],
         "file": _shown(impl.file),
         "time": impl.time,
         "memory": impl.memory,
+        "flops_law": impl.flops_law,
+        "workloads": list(impl.workloads),
         "devices": list(impl.devices),
         "passes": list(impl.passes),
         "dtypes": list(impl.dtypes),

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from attnbench import costs
@@ -15,6 +11,7 @@ from attnbench.check import Truth, attention_truth
 from attnbench.inputs import Draw, Tensors, attention_tensors, fill_attention
 from attnbench.positions import rotation
 from attnbench.workloads.base import WORKLOADS, Bound
+from attnbench.workloads.passes import Gradients, bind_pass
 
 
 def with_position(core: AttentionCall, case: Case) -> AttentionCall:
@@ -28,8 +25,6 @@ def with_position(core: AttentionCall, case: Case) -> AttentionCall:
 
 class AttentionWorkload:
     """q_BHLD, k_BGSD, v_BGSV -> o_BHLV: O(n²d)."""
-
-    doc = "q, k, v given: O(n^2 d)"
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
         """The implementation's own limits are all there is."""
@@ -47,14 +42,7 @@ class AttentionWorkload:
         """Bind the core for the case's pass; for `backward` the forward graph is held."""
         core = with_position(impl.build(case), case)
         q, k, v = (tensors[name] for name in "qkv")
-        if case.pass_ == "forward":
-            call: Callable[[], Any] = functools.partial(core, q, k, v)
-            return Bound(call=call, named=lambda o: {"o": o}, refresh=_nothing, grad=False)
-        if case.pass_ == "both":
-            both = functools.partial(_forward_backward, core, q, k, v, tensors["do"])
-            return Bound(call=both, named=_named_both, refresh=_nothing, grad=True)
-        backward = _Backward(core, (q, k, v), tensors["do"])
-        return Bound(call=backward, named=_named_gradients, refresh=backward.refresh, grad=True)
+        return bind_pass(case.pass_, core, (q, k, v), tensors.get("do"), _named_gradients)
 
     def truth(self, case: Case, tensors: Tensors) -> Truth:
         """The float64 reference."""
@@ -94,49 +82,8 @@ def rotated_workspace(case: Case, core_bytes: int | None) -> int | None:
     return max(turning - output, q_bytes + k_bytes + core_bytes)
 
 
-def _nothing() -> None:
-    """Nothing was prepared from the inputs."""
-
-
-def _forward_backward(
-    core: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    o = core(q, k, v)
-    return o, torch.autograd.grad(o, (q, k, v), do, allow_unused=True, materialize_grads=True)
-
-
-class _Backward:
-    """Only the backward pass: the graph is made once per content of the inputs, and retained."""
-
-    def __init__(
-        self, core: AttentionCall, inputs: tuple[torch.Tensor, ...], do: torch.Tensor
-    ) -> None:
-        self._core, self._inputs, self._do = core, inputs, do
-        self.refresh()
-
-    def refresh(self) -> None:
-        with torch.enable_grad():
-            self._o = self._core(*self._inputs)
-
-    def __call__(self) -> tuple[torch.Tensor, ...]:
-        # An input that the output does not depend on has gradient 0, which the check then judges.
-        return torch.autograd.grad(
-            self._o,
-            self._inputs,
-            self._do,
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-
-
-def _named_gradients(gradients: Any) -> dict[str, torch.Tensor]:
+def _named_gradients(gradients: Gradients) -> dict[str, torch.Tensor]:
     return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-
-
-def _named_both(result: Any) -> dict[str, torch.Tensor]:
-    o, gradients = result
-    return {"o": o} | _named_gradients(gradients)
 
 
 WORKLOADS.add("attention", AttentionWorkload())

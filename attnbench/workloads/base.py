@@ -32,9 +32,10 @@ class Bound:
 
 
 class Workload(Protocol):
-    """One workload. All sizes come from the case; costs are for its pass."""
+    """One workload. All sizes come from the case; costs are for its pass.
 
-    doc: str
+    What planning must know of it is its row in `attnbench.kinds.KINDS`, under the same name.
+    """
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
         """Why this pair cannot run, or None."""

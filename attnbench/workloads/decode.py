@@ -98,8 +98,6 @@ class _Generate:
 class DecodeWorkload:
     """x_BNE -> the layer's output for the last T tokens, one step a token."""
 
-    doc = "tokens one at a time after a context of n: O(n) a step with a cache"
-
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
         """Forward only; otherwise what the core says of its first step."""
         if case.impossible():
@@ -110,7 +108,7 @@ class DecodeWorkload:
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
         """x_BNE and the weights wq, wk, wv, wo, each (out features, in features)."""
-        e, d, v = case.width or case.heads * case.head_dim, case.head_dim, case.value_dim
+        e, d, v = case.model_width, case.head_dim, case.value_dim
         total = case.seq_len + (case.new_tokens or 1)
         shapes = {
             "x": (case.batch, total, e),
@@ -199,14 +197,17 @@ def _workspace(case: Case, impl: Implementation) -> int | None:
     if impl.workspace is None or cache.all_keys or packed:
         return None
     element = case.batch * case.element_bytes
-    y = element * (case.width or case.heads * case.head_dim)
+    y = element * case.model_width
     q, o = element * case.heads * case.head_dim, element * case.heads * case.value_dim
     token = element * case.kv_heads * (case.head_dim + case.value_dim)  # of k and v
     peak = 0
     for t in range(tokens):
         longer = token * (case.seq_len + t + 1) if cache.grows else 0
         shorter = token * (case.seq_len + t) if cache.grows and t else 0
-        core = o + max(y, impl.workspace(step_case(case, t)))
+        taken = impl.workspace(step_case(case, t))
+        if taken is None:
+            return None
+        core = o + max(y, taken)
         peak = max(peak, t * y + q + max(token + shorter + longer, longer + core))
     return peak - tokens * y
 

@@ -1,0 +1,1 @@
+"""How cost grows: series from a run, exponents, models of several terms, verdicts."""

@@ -1,0 +1,170 @@
+"""From a run to the cells that one model is fitted to: n and d (or heads) vary, all else is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from attnbench.analysis.scaling.laws import Laws
+from attnbench.analysis.scaling.medians import intervals
+from attnbench.analysis.scaling.model_terms import TERMS, Array, Candidate, candidates, design
+from attnbench.analysis.scaling.results import Estimate
+from attnbench.analysis.times import observations_us
+from attnbench.case import Case
+from attnbench.kinds import KINDS
+from attnbench.law import Law
+from attnbench.store import Run
+
+FEWEST_POINTS = 6
+FEWEST_SIZES = 2  # of n, and of d
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """The cells of one implementation that one model describes.
+
+    `sizes` has n, d, w, heads and batch at every point; d is the head dim in attention and the
+    model width elsewhere, w the window or n where that is smaller. `replicates_us` holds what was
+    observed at each point, `times_us` their medians, `interval_us` the low and the high ends
+    (2 × m, NaN where there are too few), `between` whether over several processes. `law` is the
+    declared law as it turns out in this workload, None where none is declared.
+    """
+
+    impl: str
+    cases: tuple[Case, ...]
+    sizes: dict[str, Array]
+    replicates_us: tuple[tuple[float, ...], ...]
+    times_us: Array
+    interval_us: Array
+    between: bool
+    law: Law | None
+    terms: tuple[Candidate, ...]
+
+    @cached_property
+    def design(self) -> Array:
+        """Each term at each point, m × p."""
+        return design(self.terms, self.sizes)
+
+    @property
+    def estimates_us(self) -> tuple[Estimate, ...]:
+        """The time of each point with its interval, where it has one."""
+        rows = zip(self.times_us.tolist(), *self.interval_us.tolist(), strict=True)
+        return tuple(
+            Estimate(value=value, low=low, high=high) if low == low else Estimate(value=value)
+            for value, low, high in rows
+        )
+
+    @cached_property
+    def points(self) -> tuple[dict[str, float], ...]:
+        """n, d, heads and batch of each point."""
+        names = ("n", "d", "heads", "batch")
+        rows = zip(*(self.sizes[name].tolist() for name in names), strict=True)
+        return tuple(dict(zip(names, row, strict=True)) for row in rows)
+
+    @property
+    def same(self) -> str:
+        """What the cells share: `layer forward float32 causal fused`."""
+        case = self.cases[0]
+        parts = [case.workload, case.pass_, case.dtype]
+        parts += [t for t in (case.mask.text, case.position.text) if t not in ("full", "none")]
+        parts += [t for t in (case.projection, case.cache) if t]
+        if case.kv_heads != case.heads:
+            parts.append(f"H/G={case.heads / case.kv_heads:g}")
+        if case.value_dim != case.head_dim:
+            parts.append(f"V/D={case.value_dim / case.head_dim:g}")
+        return " ".join(parts)
+
+    @cached_property
+    def at_largest(self) -> int:
+        """The point that shares are told of: of the largest n, where most n were measured.
+
+        Ties go to the most heads at most width, so that the most work is described.
+        """
+        n = self.sizes["n"]
+        series = list(zip(*(self.sizes[k].tolist() for k in ("batch", "heads", "d")), strict=True))
+        counts: dict[Any, int] = {}
+        for key in series:
+            counts[key] = counts.get(key, 0) + 1
+        last = np.flatnonzero(n == n.max()).tolist()
+        return max(last, key=lambda i: (counts[series[i]], series[i]))
+
+
+def groups(run: Run) -> list[Cells]:
+    """The cells of the run by implementation and by all that is neither n, d, heads nor batch.
+
+    Left out are cells without a time, or with one that is not a number above 0, and those whose
+    key/value length is not their sequence length, which is another problem. A group needs six
+    points, two n and two d. A workload that has no row of terms has no model.
+    """
+    laws = Laws(run)
+    found: dict[tuple[Any, ...], list[tuple[Case, tuple[float, ...], bool]]] = {}
+    for record in run.records:
+        case = record.cell.case
+        if record.status != "ok" or case.workload not in TERMS or not _plain(case):
+            continue
+        observed = observations_us(record)
+        if not all(0 < value < math.inf for value in observed):
+            continue
+        several = len({sample.process for sample in record.samples}) > 1
+        row = (case, tuple(observed), several)
+        found.setdefault((record.cell.impl, *_key(case)), []).append(row)
+    return [_cells(key[0], rows, laws) for key, rows in found.items() if _varied(rows)]
+
+
+def _plain(case: Case) -> bool:
+    return case.kv_len == case.seq_len or "kv_lens" not in KINDS.get(case.workload).axes
+
+
+def _key(case: Case) -> tuple[Any, ...]:
+    """All that the cells of one model share; followers by their ratio to what they follow."""
+    return (
+        case.workload, case.pass_, case.device, case.dtype, case.mask.text, case.position.text,
+        case.projection, case.cache, case.new_tokens, case.scale,
+        case.heads / case.kv_heads, case.value_dim / case.head_dim,
+        case.model_width / (case.heads * case.head_dim) if case.width else 1.0,
+    )  # fmt: skip
+
+
+def _d(case: Case) -> int:
+    return int(getattr(case, TERMS[case.workload].d))
+
+
+def _varied(rows: list[Any]) -> bool:
+    points = {(case.seq_len, case.heads, _d(case), case.batch) for case, *_ in rows}
+    n, d = {point[0] for point in points}, {point[2] for point in points}
+    return len(points) >= FEWEST_POINTS and min(len(n), len(d)) >= FEWEST_SIZES
+
+
+def _cells(impl: str, rows: list[Any], laws: Laws) -> Cells:
+    cases = tuple(case for case, *_ in rows)
+    before = cases[0].mask.before
+    replicates = tuple(observed for _, observed, _ in rows)
+    middle, low, high = intervals(replicates)
+    n = _array(case.seq_len for case in cases)
+    sizes = {
+        "n": n,
+        "d": _array(_d(case) for case in cases),
+        "w": n if before is None else np.minimum(n, before + 1.0),
+        "heads": _array(case.heads for case in cases),
+        "batch": _array(case.batch for case in cases),
+    }
+    return Cells(
+        impl=impl,
+        cases=cases,
+        sizes=sizes,
+        replicates_us=replicates,
+        times_us=middle,
+        interval_us=np.stack([low, high]),
+        between=all(over for *_, over in rows),
+        law=laws.time(impl, cases[0]),
+        terms=candidates(cases[0].workload, window=before is not None),
+    )
+
+
+def _array(values: Iterable[float]) -> Array:
+    return np.array(list(values), dtype=float)

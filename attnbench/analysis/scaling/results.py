@@ -1,0 +1,152 @@
+"""What the fits find, for the terminal, the report and the claims: plain frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attnbench.finding import Figure, Finding
+from attnbench.law import Law
+
+Axis = Literal["n", "d", "heads", "heads at fixed width", "batch"]
+Quantity = Literal["flops", "workspace"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A figure with the ends of its 95 % interval; None where there is no interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The cells of one implementation that differ along one axis alone, smallest first.
+
+    `times_us` holds the replicates of each size: windows of one process, or the medians of
+    several. `floor_us` are the replicates of the smallest problem there is a time for (n = 1), None
+    where there is none. `law` is the declared law as it turns out in this workload, None where
+    none is declared. `same` says in words what the cells share.
+    """
+
+    impl: str
+    workload: str
+    axis: Axis
+    same: str
+    sizes: tuple[float, ...]
+    times_us: tuple[tuple[float, ...], ...]
+    floor_us: tuple[float, ...] | None = None
+    law: Law | None = None
+    kernels: tuple[str | None, ...] = ()
+    working_set_bytes: tuple[float | None, ...] = ()
+    cache_bytes: float | None = None
+    doubts: tuple[str | None, ...] = ()
+    least_floor_us: float | None = None
+    enqueue_us: tuple[float | None, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        """Whom a finding is about."""
+        return f"{self.impl}, {self.same}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExponentFit:
+    """time − floor = e^intercept · size^exponent over the sizes that count.
+
+    `left_out` gives, size by size, why it does not count, or None. `time_us` has the median of
+    each size with its interval. `declared` is the power that the law gives the axis, `bound`
+    whether it is an upper bound. `octaves` is the range of the sizes that count. `jump` is the last
+    size before a sudden change of the constant, and its factor: the exponent is that of both sides,
+    the intercept that of the sizes beyond. `remarks` are facts that no verdict hangs on (a cache
+    boundary).
+    """
+
+    series: Series
+    time_us: tuple[Estimate, ...]
+    left_out: tuple[str | None, ...]
+    floor_us: float
+    exponent: Estimate | None
+    top: Estimate | None
+    intercept: float | None
+    declared: float | None
+    bound: bool
+    octaves: float = 0.0
+    jump: tuple[float, float] | None = None
+    remarks: tuple[str, ...] = ()
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactFit:
+    """FLOPs counted, or bytes of workspace, against the formula and the declared law.
+
+    `measured` and `predicted` go by size; None where not known. `growth` is the power of the
+    largest octave, which needs no interval: nothing here is noise. There is no finding where
+    neither a formula nor a law was declared.
+    """
+
+    impl: str
+    workload: str
+    quantity: Quantity
+    axis: Axis
+    same: str
+    sizes: tuple[float, ...]
+    measured: tuple[float | None, ...]
+    predicted: tuple[float | None, ...]
+    law: Law | None
+    growth: float | None
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFit:
+    """time = Σ coefficient · term over sizes that vary together, coefficients not negative.
+
+    `points` are the cells (`n`, `d`, `heads`, `batch`, each a number), `time_us` what was measured
+    there, `predicted_us` what the model says, with its band. `shares` is each term's part of the
+    predicted time at the largest n, `shares_along` the parts at every size along n with all else
+    as at the largest. `held_out` is the relative error at the largest n of the model that was
+    fitted without it. `overtakes_n` is, for a layer, where the quadratic terms overtake the
+    projections, `overtakes_theory` where their FLOPs say so. `shares` has every term that was
+    tried, 0 where it was left out; `figures` all this and more by name, with or without a verdict.
+    """
+
+    impl: str
+    workload: str
+    same: str
+    terms: tuple[str, ...]
+    coefficients: tuple[float, ...]
+    points: tuple[Mapping[str, float], ...]
+    time_us: tuple[Estimate, ...]
+    predicted_us: tuple[Estimate, ...]
+    shares: Mapping[str, Estimate]
+    along_n: tuple[float, ...] = ()
+    shares_along: tuple[Mapping[str, float], ...] = ()
+    along_predicted_us: tuple[Estimate, ...] = ()
+    held_out: float | None = None
+    overtakes_n: Estimate | None = None
+    overtakes_theory: float | None = None
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """All that a run says of how cost grows."""
+
+    exponents: tuple[ExponentFit, ...] = ()
+    exact: tuple[ExactFit, ...] = ()
+    models: tuple[ModelFit, ...] = ()
+    problems: tuple[Finding, ...] = field(default=())  # why nothing could be asked at all
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every verdict: what needs no statistics first."""
+        found = [fit.finding for fit in self.exact]
+        found += [fit.finding for fit in self.exponents]
+        found += [fit.finding for fit in self.models]
+        return (*(finding for finding in found if finding is not None), *self.problems)

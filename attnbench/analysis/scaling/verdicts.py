@@ -1,0 +1,107 @@
+"""All that a run says of how cost grows: exact layer, exponents, models, and what went unasked."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attnbench.analysis.scaling.exact import exact_fits
+from attnbench.analysis.scaling.exponent import DRAWS, fit_many
+from attnbench.analysis.scaling.laws import Laws
+from attnbench.analysis.scaling.model import models
+from attnbench.analysis.scaling.results import Scaling
+from attnbench.analysis.scaling.series import NEVER_RAN, Group, groups
+from attnbench.finding import Finding
+from attnbench.record import Record
+from attnbench.store import Run
+
+ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
+LEAST_DRAWS, MOST_DRAWN_SIZES = 200, 2_000_000  # a huge run gets fewer draws for each size
+
+
+def scaling(run: Run) -> Scaling:
+    """Every fit and finding of a run; whatever is in it, a finding says what cannot be asked."""
+    with _collector_paused():
+        return _scaling(run)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A large run makes millions of small objects, no cycles: to look for some takes a third."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _scaling(run: Run) -> Scaling:
+    laws = Laws(run)
+    found = [group for group in groups(run, laws) if _was_asked(group)]
+    measured = {group.series.impl for group in found if any(group.series.times_us)}
+    timed = [group.series for group in found if group.series.impl in measured]
+    sizes = sum(len(series.sizes) for series in timed)
+    draws = max(LEAST_DRAWS, min(DRAWS, MOST_DRAWN_SIZES // max(1, sizes)))
+    return Scaling(
+        exponents=tuple(fit_many(timed, draws=draws)),
+        exact=tuple(exact_fits(found, laws)),
+        models=models(run),
+        problems=(*_unreadable(laws), *_unanswered(run, found)),
+    )
+
+
+def _was_asked(group: Group) -> bool:
+    """False where the implementation takes none of these cases: that is no failure."""
+    return any(cell.record.status not in NEVER_RAN for cell in group.cells)
+
+
+def _problem(subject: str, reason: str, question: str = "how its cost grows") -> Finding:
+    return Finding(
+        subject=subject, question=question, law="–", verdict="inconclusive", reason=reason
+    )
+
+
+def _unreadable(laws: Laws) -> list[Finding]:
+    return [_problem(impl, text, "its law") for impl, text in laws.problems.items()]
+
+
+def _unanswered(run: Run, found: list[Group]) -> list[Finding]:
+    """One line for each implementation that has no series along n, and for a run of two devices."""
+    if not run.records:
+        return [_problem(run.run_id, f"no record in this run; {ASK}")]
+    answered = {
+        (group.series.impl, group.series.workload)
+        for group in found
+        if group.series.axis == "n" and any(group.series.times_us)
+    }
+    of: dict[tuple[str, str], list[Record]] = {}
+    for record in run.records:
+        of.setdefault((record.cell.impl, record.cell.case.workload), []).append(record)
+    problems = [
+        _problem(f"{impl}, {workload}", _why(records))
+        for (impl, workload), records in of.items()
+        if (impl, workload) not in answered
+    ]
+    devices = sorted({record.cell.case.device for record in run.records})
+    if len(devices) > 1:
+        several = f"records of {len(devices)} devices ({', '.join(devices)}) are fitted apart"
+        problems.append(_problem(run.run_id, several, "one machine"))
+    return problems
+
+
+def _why(records: list[Record]) -> str:
+    """Why the records of one implementation and workload make no series along n."""
+    ok = [record for record in records if record.status == "ok"]
+    if not ok:
+        counts = Counter(record.status for record in records)
+        said = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return f"no cell was measured ({said}: {records[0].reason})"
+    sizes = sorted({record.cell.case.seq_len for record in ok})
+    listed = ", ".join(map(str, sizes[:8]))
+    if len(sizes) == 1:
+        return f"one size of n only ({listed}); {ASK}"
+    return f"no two sizes of n with all else the same and a time (n = {listed}); {ASK}"

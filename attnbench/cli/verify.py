@@ -1,0 +1,120 @@
+"""`attnbench verify`: does cost grow as declared? Verdicts with intervals, and an exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnbench.cli.options import NAMES, device_option, impl_files, output_option, seed_option
+from attnbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnbench.finding import Finding
+
+_MARKS = {"holds": ("✓", "green"), "refuted": ("✗", "red"), "inconclusive": ("?", "yellow")}
+_SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--sweep", "measures", is_flag=True, help="Measure a suitable run first.")
+@click.option("--impls", type=NAMES, help="With --sweep: cores by name [the preset's].")
+@impl_files
+@device_option
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1, max=1024),
+    help="With --sweep: CPU threads [1: cores that come and go would bend every curve].",
+)
+@seed_option
+@output_option
+@click.option("--name", help="With --sweep: the run's name [a time stamp].")
+@click.option("--json", "as_json", is_flag=True, help="Every finding with its figures as JSON.")
+@click.option("--quiet", is_flag=True, help="With --sweep: no progress.")
+def verify(**options: Any) -> None:
+    """Ask RUN (a folder, a name, or `latest`) whether cost grows as the laws declare.
+
+    FLOPs and workspace are held against their formulas and laws exactly; time by its exponent
+    along each axis, with an interval, and by a model of several terms where sizes vary together.
+    Each verdict is holds, refuted or inconclusive, with the reason. Exits 0 if something holds
+    and nothing is refuted, 1 if something is refuted, 3 if all is inconclusive.
+
+    --sweep measures about 150 cells on a CPU: one thread, and an allocator that keeps its memory.
+    """
+    from attnbench.analysis.scaling.verdicts import scaling
+    from attnbench.finding import exit_code
+    from attnbench.store import find_run, load_run
+
+    _refuse(options)
+    if options["measures"]:
+        path = _measured(options)
+    else:
+        path = find_run(options["run"] or "latest", options["output"])
+    findings = scaling(load_run(path)).findings
+    if options["as_json"]:
+        import json
+
+        click.echo(json.dumps([finding.to_json() for finding in findings], indent=1))
+    else:
+        _print(findings, path)
+    raise SystemExit(int(exit_code(findings)))
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    if options["measures"] and options["run"]:
+        raise UsageError(
+            f"--sweep makes a run of its own; remove '{options['run']}', or name it by --name"
+        )
+    if options["measures"]:
+        return
+    from click.core import ParameterSource
+
+    context = click.get_current_context()
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name in _SWEEP_ONLY
+        and context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UsageError(f"{', '.join(given)} goes with --sweep, which measures; add it")
+
+
+def _measured(options: dict[str, Any]) -> Path:
+    from attnbench.cli.progress import Display
+    from attnbench.verify import Wish, measure
+
+    wish = Wish(
+        device=options["device"],
+        impls=options["impls"],
+        files=tuple(str(Path(file).resolve()) for file in options["files"]),
+        threads=options["threads"],
+        seed=options["seed"],
+        output=options["output"],
+        name=options["name"],
+    )
+    with Display(quiet=options["quiet"]) as display:
+        return measure(wish, display)
+
+
+def _print(findings: tuple[Finding, ...], path: Path) -> None:
+    """One row a finding, the refuted ones first; then how many of each."""
+    from collections import Counter
+
+    from attnbench.cli.summary import table
+
+    order = ("refuted", "holds", "inconclusive")
+    rows = sorted(findings, key=lambda finding: order.index(finding.verdict))
+    table(
+        ("", "verdict", "whom", "question", "law", "why"),
+        [(_MARKS[f.verdict][0], f.verdict, f.subject, f.question, f.law, f.reason) for f in rows],
+    )
+    counts = Counter(finding.verdict for finding in findings)
+    texts = [
+        click.style(f"{_MARKS[name][0]} {counts[name]} {name}", fg=_MARKS[name][1])
+        for name in ("holds", "refuted", "inconclusive")
+    ]
+    click.echo(", ".join(texts))
+    click.echo(f"run: {path}; plots and intervals: attnbench report {path}")

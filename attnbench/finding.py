@@ -1,0 +1,51 @@
+"""The finding: a verdict on a law, a claim or a comparison, with its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from attnbench.errors import ExitCode
+
+Verdict = Literal["holds", "refuted", "inconclusive"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+Figure = float | int | str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was asked of a run, and what it answered.
+
+    `subject` is whom it is about (`naive, attention forward`), `question` what was asked of it
+    (`time in n`), `law` what should be so, `reason` one sentence that says why the verdict is
+    what it is. `figures` are the numbers it rests on, by names that carry their unit.
+
+    Raises:
+        ValueError: an unknown verdict, or no reason.
+    """
+
+    subject: str
+    question: str
+    law: str
+    verdict: Verdict
+    reason: str
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"unknown verdict {self.verdict!r}")
+        if not self.reason:
+            raise ValueError(f"{self.verdict} without a reason")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self) | {"figures": dict(self.figures)}
+
+
+def exit_code(findings: Iterable[Finding]) -> ExitCode:
+    """1 if anything is refuted, 3 if nothing holds (or nothing was asked), else 0."""
+    verdicts = {finding.verdict for finding in findings}
+    if "refuted" in verdicts:
+        return ExitCode.FINDING
+    return ExitCode.OK if "holds" in verdicts else ExitCode.INCONCLUSIVE

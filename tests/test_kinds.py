@@ -1,0 +1,176 @@
+"""What planning knows of the workloads, and the laws that implementations declare."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attnbench.api import IMPLEMENTATIONS, attention, recurrent_builder
+from attnbench.case import Case, parse_mask
+from attnbench.errors import UsageError
+from attnbench.kinds import KINDS, OPTIONAL_AXES, law_of, memory_of, n_name, one_query
+from attnbench.law import parse
+from attnbench.loader import load_built_in
+from attnbench.plan import Axes, work
+from attnbench.workloads import WORKLOADS
+
+CAUSAL = parse_mask("causal")
+
+
+def decode(cache: str) -> Case:
+    return Case(workload="decode", cache=cache, mask=CAUSAL)
+
+
+def test_every_workload_has_one_row_for_planning():
+    assert set(KINDS.names()) == set(WORKLOADS.names())
+    assert set(OPTIONAL_AXES) <= set(Axes.__dataclass_fields__)
+    for kind in dict(KINDS.items()).values():
+        assert set(kind.axes) <= set(OPTIONAL_AXES)
+        assert set(kind.defaults) <= set(Case.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("case", "core", "law"),
+    [
+        (Case(), "n^2 d", "n^2 d"),
+        (Case(workload="layer"), "n^2 d", "n d^2 + n^2 d"),
+        (Case(workload="layer"), "O(n d)", "O(n d^2 + n d)"),
+        (Case(workload="layer"), "n d^2", "n d^2"),
+        (Case(workload="recurrent"), "n d^2", "n d^2"),
+        (decode("rerun"), "n^2 d", "n d^2 + n^2 d"),
+        (decode("none"), "n^2 d", "n d^2 + n d"),
+        (decode("concat"), "n^2 d", "d^2 + n d"),
+        (decode("static"), "n^2 d", "d^2 + n d"),
+        (decode("static"), "n w d", "d^2 + d w"),
+        (decode("static"), "n", "d^2 + n"),
+        (decode("static"), "n d^2", "d^2 + n d^2"),
+        (decode("static"), "n^2 log n", "d^2 + n log n"),
+        (decode("static"), "1", "d^2 + 1"),
+    ],
+)
+def test_a_core_s_law_becomes_the_workload_s(case, core, law):
+    assert law_of(parse(core), case) == parse(law)
+
+
+@pytest.mark.parametrize(
+    ("case", "core", "law"),
+    [
+        (Case(), "n^2", "n^2"),
+        (Case(workload="layer"), "n^2", "n d + n^2"),
+        (Case(workload="layer"), "O(n)", "O(n d + n)"),
+        (decode("rerun"), "n^2", "n d + n^2"),
+        (decode("none"), "n^2", "n d + n"),
+        (decode("concat"), "n^2", "n d + n"),
+        (decode("static"), "n^2", "d + n"),
+    ],
+)
+def test_a_core_s_memory_becomes_the_workload_s(case, core, law):
+    assert memory_of(parse(core), case) == parse(law)
+
+
+def test_one_query_merges_terms_that_become_alike():
+    assert one_query(parse("O(n^2 + n)")) == parse("O(n)")
+
+
+def test_the_context_is_called_so():
+    assert n_name("decode") == "context n"
+    assert {n_name(name) for name in ("attention", "layer", "recurrent")} == {"sequence length n"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"workload": "decode", "pass_": "both"}, "decode has no both pass (--passes forward)"),
+        ({"workload": "layer", "kv_len": 7}, "layer has no key/value length of its own"),
+        ({"workload": "recurrent", "kv_heads": 2}, "recurrent has no heads to share"),
+        ({"workload": "recurrent", "value_dim": 2}, "recurrent has no values of width 2"),
+        ({"workload": "recurrent", "mask": parse_mask("window:3")}, "--masks causal"),
+        ({"kv_heads": 3}, "--kv-heads must divide --heads"),
+    ],
+)
+def test_what_a_workload_makes_no_sense_of_has_a_reason(fields, words):
+    assert words in (Case(**fields).impossible() or "")
+
+
+def test_work_grows_with_what_surrounds_the_core():
+    core = Case(seq_len=64)
+    assert work(replace(core, workload="layer")) > work(core)
+    wide = replace(core, workload="recurrent", width=2048)
+    assert work(wide) == 64 * work(replace(wide, width=256))
+
+
+@pytest.fixture
+def forgotten():
+    yield
+    IMPLEMENTATIONS.remove("lawful")
+
+
+@pytest.mark.parametrize("field", ["time", "memory", "flops_law"])
+def test_a_law_that_is_none_is_refused_by_name_with_examples(field, forgotten):
+    declared: dict[str, Any] = {field: "n^2 q"}
+    with pytest.raises(UsageError) as refused:
+        attention("lawful", **declared)(lambda q, k, v, *, causal, scale: q)
+    text = str(refused.value)
+    assert f"'lawful' declares {field}: 'n^2 q' is no law" in text
+    assert "'n^2 d'" in text
+    assert "\n" not in text
+    assert "lawful" not in IMPLEMENTATIONS
+
+
+def test_laws_are_kept_in_one_way_of_writing(forgotten):
+    attention("lawful", time="d n^2 + n*d*d", memory="O( n )")(lambda q, k, v, **_: q)
+    kept = IMPLEMENTATIONS.get("lawful")
+    assert (kept.time, kept.memory, kept.flops_law) == ("n^2 d + n d^2", "O(n)", None)
+
+
+def test_whom_a_workload_is_served_by_is_declared(forgotten):
+    recurrent_builder("lawful")(lambda case: lambda x, w_ih, w_hh: x)
+    network = IMPLEMENTATIONS.get("lawful")
+    assert network.workloads == ("recurrent",)
+    assert network.reason_against_workload("recurrent") is None
+    assert network.reason_against_workload("layer") == "serves recurrent, not layer"
+
+
+def test_workloads_that_are_no_tuple_are_refused():
+    with pytest.raises(UsageError, match="a tuple of names"):
+        attention("lawful", workloads="layer")(lambda q, k, v, *, causal, scale: q)
+
+
+def declaring_bytes() -> list[str]:
+    load_built_in()
+    everyone = IMPLEMENTATIONS.items()
+    return [name for name, impl in everyone if impl.workspace and "cpu" in impl.devices]
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward", "both"])
+@pytest.mark.parametrize("name", declaring_bytes())
+def test_built_in_workspaces_grow_in_n_as_declared(name, pass_):
+    impl = IMPLEMENTATIONS.get(name)
+    assert impl.memory is not None
+    assert impl.workspace is not None
+    law = parse(impl.memory)
+    shorter = Case(workload=impl.workloads[0], pass_=pass_, seq_len=8192, mask=CAUSAL)
+    few = impl.workspace(shorter)
+    many = impl.workspace(replace(shorter, seq_len=16384, kv_len=16384))
+    if few is None or many is None:
+        pytest.skip("not known from sizes alone")
+    growth = math.log2(many / few)
+    assert growth <= float(law.degree("n")) + 0.01
+    assert law.bound or growth >= float(law.degree("n")) - 0.1
+
+
+@pytest.mark.parametrize("name", declaring_bytes())
+def test_built_in_flops_grow_in_n_and_d_as_declared(name):
+    impl = IMPLEMENTATIONS.get(name)
+    assert impl.time is not None
+    assert impl.flops is not None
+    law, n, d = parse(impl.flops_law or impl.time), 8192, 64
+    start = Case(workload=impl.workloads[0], seq_len=n, head_dim=d)
+    grown = {
+        "n": replace(start, seq_len=2 * n, kv_len=2 * n),
+        "d": replace(start, head_dim=2 * d, value_dim=2 * d),
+    }
+    for variable, case in grown.items():
+        growth = math.log2(impl.flops(case) / impl.flops(start))
+        assert growth == pytest.approx(float(law.degree(variable)), abs=0.01)

@@ -1,0 +1,79 @@
+"""Laws are parsed, printed and taken apart; a text that is none is one clear line."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnbench.errors import UsageError
+from attnbench.law import VARIABLES, Law, Term, parse
+
+POWERS = st.dictionaries(
+    st.sampled_from(VARIABLES),
+    st.sampled_from([Fraction(1), Fraction(2), Fraction(3), Fraction(3, 2), Fraction(1, 3)]),
+)
+TERMS = st.builds(Term.of, POWERS, POWERS)
+LAWS = st.builds(
+    Law, st.lists(TERMS, min_size=1, max_size=3, unique=True).map(tuple), st.booleans()
+)
+
+
+@given(LAWS)
+def test_a_printed_law_reads_back_as_the_same(law: Law) -> None:
+    assert parse(str(law)) == law
+
+
+@pytest.mark.parametrize(
+    ("text", "printed", "degree"),
+    [
+        ("n^2 d", "n^2 d", 2),
+        ("d n^2", "n^2 d", 2),
+        ("n d^2 + n^2 d", "n d^2 + n^2 d", 2),
+        ("n*w*d", "n d w", 1),
+        ("O(n)", "O(n)", 1),
+        ("1", "1", 0),
+        ("n log n", "n log n", 1),
+        ("n^1.5", "n^1.5", Fraction(3, 2)),
+        (" n n ", "n^2", 2),
+    ],
+)
+def test_a_law_has_one_way_to_be_written_and_a_degree(
+    text: str, printed: str, degree: Fraction
+) -> None:
+    law = parse(text)
+    assert (str(law), law.degree("n")) == (printed, degree)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "n^", "x^2", "n^2 +", "O(n", "n - d", "2 n", "n^-1", "nd", "quadratic", "n^1/0"]
+)
+def test_a_text_that_is_no_law_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(UsageError, match="no law") as caught:
+        parse(text)
+    assert "'n^2 d'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_along_one_variable_the_others_are_constants() -> None:
+    assert str(parse("n d^2 + n^2 d").along("n")) == "n + n^2"
+    assert str(parse("n d^2 + n d").along("n")) == "n"
+    assert str(parse("O(n^2 d)").along("d")) == "O(d)"
+
+
+def test_terms_are_added_once_and_factors_reach_every_term() -> None:
+    assert str(parse("n^2 d").plus("n d^2").plus("n d^2")) == "n d^2 + n^2 d"
+    assert str(parse("O(n + d)").times("n")) == "O(n^2 + n d)"
+    assert str(parse("n").upper()) == "O(n)"
+
+
+@given(LAWS, st.floats(2, 1e4))
+def test_the_largest_power_is_how_it_grows_alone(law: Law, size: float) -> None:
+    """At very large n a law without logarithms doubles by 2^degree."""
+    if law.has_logs:
+        return
+    others = {"d": size, "w": size}
+    small, large = (sum(term.value(others | {"n": n}) for term in law.terms) for n in (1e40, 2e40))
+    assert large / small == pytest.approx(2.0 ** float(law.degree("n")), rel=1e-3)

@@ -1,0 +1,390 @@
+"""The layer: three ways to project, one result; its gradients, its costs, and what it catches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.api import IMPLEMENTATIONS, Implementation
+from attnbench.case import Case, parse_mask, parse_position
+from attnbench.inputs import Draw
+from attnbench.loader import load_built_in
+from attnbench.positions import turned, turned_squares
+from attnbench.worker.checking import check_item
+from attnbench.worker.trial import Trial
+from attnbench.workloads import WORKLOADS
+from attnbench.workloads import layer as layers
+from attnbench.workloads.projections import PROJECTIONS, Projection, parts_of
+
+LAYER = WORKLOADS.get("layer")
+WAYS = ("fused", "separate", "per-head")
+PASSES = ("forward", "backward", "both")
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grouped, causal": {"kv_heads": 2, "mask": parse_mask("causal")},
+    "rope, wider values": {"position": parse_position("rope"), "value_dim": 12},
+    "window, one key/value head": {"mask": parse_mask("window:4"), "kv_heads": 1},
+    "one token": {"seq_len": 1, "width": 20},
+    "one head": {"heads": 1},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    load_built_in()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def case_of(**fields: Any) -> Case:
+    small: dict[str, Any] = {
+        "batch": 2,
+        "heads": 4,
+        "seq_len": 13,
+        "head_dim": 8,
+        "width": 24,
+        "projection": "fused",
+    }
+    return Case(workload="layer", **(small | fields))
+
+
+def drawn(case: Case, draw: Draw | None = None) -> dict[str, torch.Tensor]:
+    tensors = LAYER.tensors(case)
+    LAYER.fill(case, tensors, draw or Draw(seed=3))
+    return tensors
+
+
+def result_of(case: Case, name: str = "naive") -> dict[str, torch.Tensor]:
+    bound = LAYER.bind(case, IMPLEMENTATIONS.get(name), drawn(case))
+    with torch.set_grad_enabled(bound.grad):
+        return bound.named(bound.call())
+
+
+def by_definition(case: Case) -> dict[str, torch.Tensor]:
+    """Head by head in float64 with autograd, straight from the formula; no helper of the package.
+
+    Rotary encoding as complex numbers, halves paired.
+    """
+    tensors = {name: x.detach().double() for name, x in drawn(case).items()}
+    names = list(PROJECTIONS.get(case.projection or "").rows(case))
+    wqkv = torch.cat([tensors[name] for name in names]).requires_grad_()
+    x, wo = tensors["x"].requires_grad_(), tensors["wo"].requires_grad_()
+    d, v, n = case.head_dim, case.value_dim, case.seq_len
+    keys_from = case.heads * d
+    values_from = keys_from + case.kv_heads * d
+    query, key = torch.arange(n).unsqueeze(1), torch.arange(n)
+    seen = torch.ones(n, n, dtype=torch.bool)
+    if case.mask.after is not None:
+        seen &= key <= query + case.mask.after
+    if case.mask.before is not None:
+        seen &= key >= query - case.mask.before
+
+    def turned(y: torch.Tensor) -> torch.Tensor:
+        if case.position.name == "none":
+            return y
+        turns = 10000.0 ** (-torch.arange(0, d, 2).double() / d)
+        angle = torch.outer(torch.arange(n).double(), turns)
+        pairs = torch.complex(*y.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat((pairs.real, pairs.imag), dim=-1)
+
+    outputs = []
+    for head in range(case.heads):
+        group = head // (case.heads // case.kv_heads)
+        q = turned(x @ wqkv[head * d : (head + 1) * d].T)
+        k = turned(x @ wqkv[keys_from + group * d : keys_from + (group + 1) * d].T)
+        values = x @ wqkv[values_from + group * v : values_from + (group + 1) * v].T
+        scores = (q @ k.mT / d**0.5).masked_fill(~seen, float("-inf"))
+        outputs.append(scores.softmax(-1) @ values)
+    o = torch.cat(outputs, dim=-1) @ wo.T
+    gradients = torch.autograd.grad(o, (x, wqkv, wo), tensors["do"])
+    return {"o": o.detach()} | dict(zip(("dx", "dwqkv", "dwo"), gradients, strict=True))
+
+
+@pytest.mark.parametrize("projection", WAYS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_truth_is_the_formula(shape, projection):
+    case = case_of(pass_="both", projection=projection, dtype="float64", **SHAPES[shape])
+    truth = LAYER.truth(case, drawn(case))
+    expected = by_definition(case)
+    assert set(truth.values) == set(expected) == {"o", "dx", "dwqkv", "dwo"}
+    for name, value in expected.items():
+        torch.testing.assert_close(truth.values[name], value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_projections_give_the_same_values_and_gradients(shape):
+    cases = [case_of(pass_="both", projection=way, **SHAPES[shape]) for way in WAYS]
+    first, *others = (result_of(case) for case in cases)
+    for other in others:
+        assert set(other) == set(first)
+        for name, value in first.items():
+            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_projections_have_weights_of_their_own_cut_from_the_same_draw():
+    case = case_of(kv_heads=2, value_dim=12)
+    whole = drawn(case)["wqkv"]
+    for way in ("separate", "per-head"):
+        tensors = drawn(dataclasses.replace(case, projection=way))
+        parts = [x for name, x in tensors.items() if name not in ("x", "wo")]
+        assert len(parts) == {"separate": 3, "per-head": 4 + 2 + 2}[way]
+        assert torch.equal(torch.cat(parts), whole)
+        assert all(x.is_contiguous() and x.storage_offset() == 0 for x in parts)
+
+
+def test_queries_keys_and_values_are_standard_normal():
+    case = case_of(width=256, seq_len=64, head_dim=32)
+    tensors = drawn(case)
+    heads = PROJECTIONS.get("fused").heads(case)(tensors["x"], [tensors["wqkv"]])
+    for y in heads:
+        assert abs(float(y.mean())) < 0.05
+        assert abs(float(y.std()) - 1) < 0.05
+
+
+@pytest.mark.parametrize("projection", WAYS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("core", ["naive", "sdpa", "chunked"])
+def test_cores_are_right_in_a_layer(core, dtype, projection):
+    for shape in ("rope, wider values", "grouped, causal", "one token"):
+        case = case_of(pass_="both", projection=projection, dtype=dtype, **SHAPES[shape])
+        result = check_item(case, core, {}, 0)
+        assert result["status"] == "ok", (shape, result["reason"])
+
+
+def test_a_matrix_for_each_of_many_heads_is_right_in_bfloat16():
+    # dx is then a sum of 64 parts, rounded after each.
+    many: dict[str, Any] = {"heads": 32, "kv_heads": 16, "seq_len": 7, "width": 64}
+    case = case_of(pass_="backward", projection="per-head", dtype="bfloat16", **many)
+    assert check_item(case, "naive", {}, 0)["status"] == "ok"
+
+
+def test_needle_tokens_are_what_their_queries_look_at():
+    sizes: dict[str, Any] = {"batch": 1, "seq_len": 400, "kv_heads": 2, "width": 64}
+    for fields in ({}, {"position": parse_position("rope")}):
+        case = case_of(**sizes, **fields)
+        looks = []
+        for needles in (True, False):
+            tensors = drawn(case, Draw(seed=1, needles=needles))
+            q, k, _ = PROJECTIONS.get("fused").heads(case)(tensors["x"], [tensors["wqkv"]])
+            places = torch.arange(400)
+            q, k = (turned(y, case.position, places) for y in (q, k))
+            weights = (q[:, ::2] @ k.mT * case.softmax_scale).softmax(-1)
+            looks.append(int((weights.amax(-1) > 0.9).sum()))
+        assert looks[0] >= looks[1] + 10
+
+
+def test_a_sum_that_cancels_has_a_floor_of_its_terms():
+    # With one token the weights are 1 whatever q and k are: their gradients are 0 exactly.
+    case = case_of(pass_="both", seq_len=1, batch=1, position=parse_position("rope"))
+    tensors = {name: x.detach().double() for name, x in drawn(case).items()}
+    plain = layers._plain_layer(case, tensors, terms=True)
+    assert {name: x.shape for name, x in plain.terms.items()} == {
+        name: x.shape for name, x in plain.values.items()
+    }
+    of_queries_and_keys = slice(0, 2 * 4 * 8)
+    assert not plain.values["dwqkv"][of_queries_and_keys].any()
+    assert (plain.terms["dwqkv"][of_queries_and_keys] > 0).all()
+    assert layers._plain_layer(case, tensors, terms=False).terms == {}
+
+
+def test_errors_are_turned_with_what_they_are_errors_of():
+    position, places = parse_position("rope"), torch.arange(7)
+    squares = torch.rand(7, 8, dtype=torch.float64)
+    after = turned_squares(squares, position, places)
+    pairs = torch.tensor([[0, 4], [1, 5], [2, 6], [3, 7]])
+    torch.testing.assert_close(after[:, pairs].sum(-1), squares[:, pairs].sum(-1))
+    generator = torch.Generator().manual_seed(0)
+    like: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+    errors = torch.randn(40000, 7, 8, **like) * squares.sqrt()
+    seen = turned(errors, position, places).square().mean(0)
+    torch.testing.assert_close(seen, after, rtol=0.05, atol=1e-3)
+
+
+def test_floors_have_the_size_of_what_they_are_floors_of():
+    # In half precision, where the statistics of a softmax add next to nothing to the terms.
+    case = case_of(pass_="both", seq_len=64, dtype="bfloat16", position=parse_position("rope"))
+    tensors = {name: x.detach().double() for name, x in drawn(case).items()}
+    plain = layers._plain_layer(case, tensors, terms=True)
+    for name, terms in plain.terms.items():
+        ratio = terms.square().mean().sqrt() / plain.values[name].square().mean().sqrt()
+        assert 0.5 < float(ratio) < 3, name
+
+
+def checked_with(change: Callable[[Any], Any], **fields: Any) -> str:
+    """The status of `naive` in a layer whose core is changed."""
+    naive = IMPLEMENTATIONS.get("naive")
+
+    def build(case: Case) -> Any:
+        return change(naive.build(case))
+
+    IMPLEMENTATIONS.add("wrong", Implementation(name="wrong", build=build))
+    try:
+        return str(check_item(case_of(pass_="both", **fields), "wrong", {}, 0)["status"])
+    finally:
+        IMPLEMENTATIONS.remove("wrong")
+
+
+WRONG_CORES: dict[str, Any] = {
+    "scale": lambda core: lambda q, k, v: core(q * 1.01, k, v),
+    "a key lost": lambda core: lambda q, k, v: core(q, k[:, :, 1:], v[:, :, 1:]),
+    "heads mixed up": lambda core: lambda q, k, v: core(q, k.flip(1), v),
+    "no gradient of k": lambda core: lambda q, k, v: core(q, k.detach(), v),
+    "values twice in the gradient": lambda core: (
+        lambda q, k, v: core(q, k, v) + core(q.detach(), k.detach(), v - v.detach())
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", WRONG_CORES)
+def test_a_wrong_core_is_found_in_a_layer(mutant):
+    assert checked_with(lambda core: core) == "ok"
+    assert checked_with(WRONG_CORES[mutant]) == "incorrect"
+
+
+def test_a_key_lost_among_many_is_found_in_bfloat16():
+    def lose(core: Any) -> Any:
+        def losing(q: Any, k: Any, v: Any) -> Any:
+            worst = int((q[:, ::2] @ k.mT).softmax(-1).amax((0, 1, 2)).argmax())
+            kept = [i for i in range(k.shape[2]) if i != worst]
+            return core(q, k[:, :, kept], v[:, :, kept])
+
+        return losing
+
+    sizes: dict[str, Any] = {"dtype": "bfloat16", "seq_len": 600, "batch": 1, "kv_heads": 2}
+    assert checked_with(lambda core: core, **sizes) == "ok"
+    assert checked_with(lose, **sizes) == "incorrect"
+
+
+def _merged_wrongly(x: torch.Tensor, weights: Any, project: Any) -> Any:
+    q, k, v = project(x, weights)
+    return q, k, v.flip(1)
+
+
+WRONG_PROJECTIONS: dict[str, Callable[[Any], Any]] = {
+    "value heads exchanged": lambda project: lambda x, w: _merged_wrongly(x, w, project),
+    "keys from the query weights": lambda project: (
+        lambda x, w: (project(x, w)[0], project(x, w)[0], project(x, w)[2])
+    ),
+    "a weight without gradient": lambda project: lambda x, w: project(x, [*w[:-1], w[-1].detach()]),
+}
+
+
+@pytest.mark.parametrize("mutant", WRONG_PROJECTIONS)
+@pytest.mark.parametrize("projection", WAYS)
+def test_a_wrong_projection_is_found(mutant, projection, monkeypatch):
+    right = PROJECTIONS.get(projection)
+    wrong = dataclasses.replace(
+        right, heads=lambda case: WRONG_PROJECTIONS[mutant](right.heads(case))
+    )
+    monkeypatch.setattr(layers, "projection_of", lambda case: wrong)
+    result = check_item(case_of(pass_="both", projection=projection), "naive", {}, 0)
+    assert result["status"] == "incorrect"
+
+
+def probed(case: Case, name: str) -> dict[str, Any]:
+    trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=drawn(case))
+    trial.build()
+    with torch.set_grad_enabled(case.needs_grad):
+        trial.probe()
+    return trial.metrics
+
+
+@pytest.mark.parametrize("projection", WAYS)
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("core", ["naive", "sdpa-math", "chunked"])
+def test_counted_flops_are_exactly_the_executed_ones(core, pass_, projection):
+    case = case_of(pass_=pass_, projection=projection, kv_heads=2, value_dim=12)
+    metrics = probed(case, core)
+    assert metrics["flops_counted"] == metrics["flops_executed"]
+    assert metrics["flops_counted_source"] == "dispatched"
+
+
+def test_useful_flops_are_the_formula_s():
+    case = case_of(batch=3, kv_heads=2, value_dim=12, mask=parse_mask("causal"))
+    n, e, pairs = 13, 24, 13 * 14 // 2
+    forward = 2 * 3 * n * e * (4 * (8 + 12) + 2 * (8 + 12))
+    costs = LAYER.costs(case, IMPLEMENTATIONS.get("naive"))
+    assert costs["flops_useful"] == forward + 2 * 3 * 4 * pairs * (8 + 12)
+    backward = dataclasses.replace(case, pass_="backward")
+    costs = LAYER.costs(backward, IMPLEMENTATIONS.get("naive"))
+    assert costs["flops_useful"] == 2 * forward + 2 * 3 * 4 * pairs * (3 * 8 + 2 * 12)
+    assert costs["flops_useful"] is not None
+    why = LAYER.why_flops(case, forward + 2 * 3 * 4 * n * n * 20)
+    assert "the full square of pairs" in why[0]
+
+
+def test_least_bytes_read_every_input_once_and_write_every_output_once():
+    case = case_of(kv_heads=2, value_dim=12)
+    tensors = drawn(case)
+    inputs, output = sum(x.numel() for x in tensors.values()), tensors["x"].numel()
+    expected = {
+        "forward": inputs + output,
+        "backward": 2 * inputs + output,
+        "both": 2 * inputs + 2 * output,
+    }
+    for pass_, elements in expected.items():
+        of_pass = dataclasses.replace(case, pass_=pass_)  # type: ignore[arg-type]
+        costs = LAYER.costs(of_pass, IMPLEMENTATIONS.get("naive"))
+        assert costs["bytes_min"] == 4 * elements
+
+
+MEMORY_SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {"width": 32},
+    "grouped, causal": {"kv_heads": 2, "mask": parse_mask("causal")},
+    "rope, wider values": {"position": parse_position("rope"), "value_dim": 12},
+    "one head": {"heads": 1},
+}
+
+
+@pytest.mark.parametrize("projection", WAYS)
+@pytest.mark.parametrize("core", ["naive", "naive-heads", "sdpa", "chunked"])
+@pytest.mark.parametrize("shape", MEMORY_SHAPES)
+def test_forward_workspace_is_what_sizes_say(shape, core, projection):
+    for seq_len in (40, 300):
+        case = case_of(batch=1, seq_len=seq_len, projection=projection, **MEMORY_SHAPES[shape])
+        if core == "sdpa" and case.value_dim != case.head_dim:
+            continue  # torch takes its math path, whose softmax holds a few bytes a row more
+        metrics = probed(case, core)
+        assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
+
+
+@pytest.mark.parametrize("core", ["naive", "sdpa", "chunked"])
+def test_stacked_heads_of_several_items_are_predicted_too(core):
+    metrics = probed(case_of(batch=3, seq_len=70, projection="per-head"), core)
+    assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
+
+
+def test_workspace_is_unknown_where_sizes_do_not_say_it():
+    unsure: tuple[dict[str, Any], ...] = (
+        {"batch": 2},
+        {"pass_": "both"},
+        {"dtype": "bfloat16"},
+        {"width": 4096},  # the merged heads beside a huge output: some cores copy nothing there
+    )
+    for fields in unsure:
+        case = case_of(**({"batch": 1} | fields))
+        assert LAYER.costs(case, IMPLEMENTATIONS.get("sdpa"))["memory_predicted_bytes"] is None
+
+
+def test_strided_projections_say_so():
+    for way, projection in PROJECTIONS.items():
+        case = case_of(projection=way)
+        tensors = drawn(case)
+        weights = [tensors[name] for name in projection.rows(case)]
+        q, k, v = projection.heads(case)(tensors["x"], weights)
+        assert q.is_contiguous() != projection.strided
+        assert (q.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()) == (
+            projection.one_matrix
+        )
+        assert [x.shape[1::2] for x in (q, k, v)] == [torch.Size(part) for part in parts_of(case)]
+
+
+def test_a_projection_without_a_name_is_the_fused_one():
+    assert layers.projection_of(case_of(projection=None)) is PROJECTIONS.get("fused")
+    assert isinstance(PROJECTIONS.get("fused"), Projection)

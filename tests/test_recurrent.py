@@ -1,0 +1,139 @@
+"""The recurrent baseline: a GRU against its definition, its costs, and the loop it cannot avoid."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.api import IMPLEMENTATIONS, Implementation
+from attnbench.case import Case, parse_mask
+from attnbench.inputs import Draw
+from attnbench.loader import load_built_in
+from attnbench.worker.catalogue import reasons_against
+from attnbench.worker.checking import check_item
+from attnbench.worker.trial import Trial
+from attnbench.workloads import WORKLOADS
+from attnbench.workloads.recurrent import gru_states
+
+PASSES = ("forward", "backward", "both")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def gru():
+    load_built_in()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield IMPLEMENTATIONS.get("gru")
+    torch.set_num_threads(threads)
+
+
+def case_of(**fields: Any) -> Case:
+    small: dict[str, Any] = {"batch": 2, "seq_len": 9, "width": 16}
+    return Case(workload="recurrent", mask=parse_mask("causal"), **(small | fields))
+
+
+def probed(case: Case, name: str = "gru") -> dict[str, Any]:
+    workload = WORKLOADS.get("recurrent")
+    tensors = workload.tensors(case)
+    workload.fill(case, tensors, Draw(seed=1))
+    trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors)
+    trial.build()
+    with torch.set_grad_enabled(case.needs_grad):
+        trial.probe()
+    return trial.metrics
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_gru_is_right(pass_, dtype):
+    result = check_item(case_of(pass_=pass_, dtype=dtype, seq_len=40), "gru", {}, 0)
+    assert result["status"] == "ok", result["reason"]
+
+
+def test_the_reference_is_torch_s_module_without_biases():
+    generator = torch.Generator().manual_seed(0)
+    like: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+    module = torch.nn.GRU(5, 5, bias=False, batch_first=True, dtype=torch.float64)
+    x_BLE = torch.randn(3, 7, 5, **like)
+    w_ih, w_hh = module.parameters()
+    torch.testing.assert_close(gru_states(x_BLE, w_ih, w_hh), module(x_BLE)[0])
+
+
+def add_wrong(build: Any) -> Implementation:
+    return IMPLEMENTATIONS.add(
+        "wrong", Implementation(name="wrong", build=build, workloads=("recurrent",))
+    )
+
+
+MUTANTS = {
+    "gates exchanged": lambda x, w_ih, w_hh: gru_states(
+        x, torch.cat([w_ih.chunk(3)[i] for i in (1, 0, 2)]), w_hh
+    ),
+    "no memory": lambda x, w_ih, w_hh: gru_states(x, w_ih, w_hh * 0),
+    "backwards": lambda x, w_ih, w_hh: gru_states(x.flip(1), w_ih, w_hh).flip(1),
+    "no gradient of w_hh": lambda x, w_ih, w_hh: gru_states(x, w_ih, w_hh.detach()),
+    "a tenth of a percent": lambda x, w_ih, w_hh: gru_states(x, w_ih, w_hh) * 1.001,
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_network_is_found(mutant):
+    add_wrong(lambda case: MUTANTS[mutant])
+    try:
+        result = check_item(case_of(pass_="both"), "wrong", {}, 0)
+    finally:
+        IMPLEMENTATIONS.remove("wrong")
+    assert result["status"] == "incorrect"
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("seq_len", [1, 2, 33])
+def test_counted_flops_are_those_executed_and_a_note_says_what_is_spared(pass_, seq_len):
+    case = case_of(pass_=pass_, seq_len=seq_len)
+    metrics = probed(case)
+    forward = 12 * case.batch * seq_len * 16**2
+    factor = {"forward": 1, "backward": 2, "both": 3}[pass_]
+    assert metrics["flops_useful"] == factor * forward
+    assert metrics["flops_counted"] == metrics["flops_executed"]
+    assert metrics["flops_counted_source"] == "dispatched"
+    spared = 0 if pass_ == "forward" else 6 * case.batch * 16**2
+    assert metrics["flops_useful"] - metrics["flops_counted"] == spared
+    assert ("state before the first token" in (metrics["flops_note"] or "")) == (spared > 0)
+
+
+@pytest.mark.parametrize("seq_len", [1, 2, 3, 4, 5, 64, 512])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_forward_workspace_is_what_sizes_say(seq_len, batch):
+    metrics = probed(case_of(seq_len=seq_len, batch=batch))
+    assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
+
+
+def test_workspace_is_unknown_where_autograd_and_packing_decide():
+    impl, workload = IMPLEMENTATIONS.get("gru"), WORKLOADS.get("recurrent")
+    for unsure in ({"pass_": "both"}, {"dtype": "bfloat16"}, {"device": "cuda"}):
+        assert workload.costs(case_of(**unsure), impl)["memory_predicted_bytes"] is None
+
+
+def test_weights_lie_together_as_cudnn_wants_them():
+    tensors = WORKLOADS.get("recurrent").tensors(case_of())
+    w_ih, w_hh = tensors["w_ih"], tensors["w_hh"]
+    assert w_hh.data_ptr() == w_ih.data_ptr() + w_ih.numel() * w_ih.element_size()
+
+
+def test_cores_of_attention_serve_no_recurrence_nor_a_network_attention():
+    case = case_of()
+    assert reasons_against([case], ["naive"])["naive"] == [
+        "serves attention, layer, decode, not recurrent"
+    ]
+    others = [replace(case, workload=name, cache=None) for name in ("attention", "layer", "decode")]
+    assert all(reasons_against(others, ["gru"])["gru"])
+
+
+def test_a_network_is_not_called_as_attention():
+    from attnbench.direct import get
+    from attnbench.errors import UsageError
+
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(UsageError, match="serves recurrent, not attention"):
+        get("gru")(q, q, q)

@@ -1,0 +1,309 @@
+"""The section "How cost grows" of a report."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from attnbench.analysis.compare import compared
+from attnbench.analysis.crossovers import crossovers
+from attnbench.analysis.scaling.results import Estimate, Scaling
+from attnbench.case import Case
+from attnbench.report import crossed, exact, forest, growth, scaling, shares, style
+from attnbench.report import fits as fit_plots
+from attnbench.report.write import write_report
+from tests import fits, synthetic
+from tests.test_crossovers import passing, run_of, square
+from tests.test_report import Page
+
+NOTHING = Scaling()
+
+
+@pytest.fixture
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
+    """The figures that would be written, by their stems; writing costs most of the time."""
+    found: list[tuple[str, Figure]] = []
+
+    def write(figure: Figure, stem: str, folder: Path) -> tuple[Path, Path]:
+        figure.canvas.draw()
+        found.append((stem, figure))
+        return folder / f"{stem}.svg", folder / f"{stem}.png"
+
+    monkeypatch.setattr("attnbench.report.plots.write", write)
+    return found
+
+
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Scaling, **info: Any) -> Path:
+    """A report of a small run whose scaling is `found`; charts against n are left out."""
+    monkeypatch.setattr("attnbench.report.content.scaling", lambda _: found)
+    monkeypatch.setattr("attnbench.report.write.draw_all", lambda *_: [])
+    sizes = info.pop("sizes", (128, 256, 512))
+    records = [synthetic.ok(Case(seq_len=n), impl) for n in sizes for impl in ("naive", "sdpa")]
+    return write_report(synthetic.write_run(tmp_path, "grown", records))
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def test_a_run_with_series_has_the_section_with_verdicts_figures_and_crossovers(
+    tmp_path, monkeypatch
+):
+    page = report(tmp_path, monkeypatch, fits.full())
+    read = Page(page)
+    assert read.open == []
+    assert {"growth", "crossovers"} <= {
+        a.get("id") for name in ("h2", "h3") for a in read.all(name)
+    }
+    assert {a.get("href") for a in read.all("a")} >= {"#growth", "#results"}
+    stems = {path.stem.split("-")[0] for path in (page.parent / "plots").glob("*.svg")}
+    assert {"exponents", "fit", "model", "exact"} <= stems
+    assert len(read.all("img")) == len(list((page.parent / "plots").glob("*.png")))
+    assert all(len(image["alt"] or "") > 20 for image in read.all("img"))
+    markdown = (page.parent / "report.md").read_text()
+    assert "### How cost grows" in markdown
+    assert "9 hold, 1 refuted, 1 inconclusive" in markdown
+    assert "9 hold, 1 refuted, 1 inconclusive" in read.text
+
+
+def test_a_run_without_a_series_has_no_such_section(tmp_path, monkeypatch):
+    page = report(tmp_path, monkeypatch, NOTHING, sizes=(128,))
+    assert "How cost grows" not in page.read_text()
+    assert "How cost grows" not in (page.parent / "report.md").read_text()
+    assert not list((page.parent / "plots").iterdir())
+
+
+def test_a_run_with_pairs_alone_shows_its_crossovers(tmp_path, monkeypatch):
+    page = Page(report(tmp_path, monkeypatch, NOTHING))
+    assert "Crossovers" in page.text
+    assert "Verdicts" not in page.text
+
+
+def test_verdicts_are_told_apart_by_sign_and_word_and_the_refuted_come_first():
+    rows = scaling.verdicts(fits.full())
+    assert [row.verdict for row in rows][:2] == ["refuted", "holds"]
+    assert rows[-1].mark == "? inconclusive"
+    assert {row.mark for row in rows} == {"✗ refuted", "✓ holds", "? inconclusive"}
+    assert len(rows) == len(fits.full().findings)
+
+
+def test_texts_from_outside_are_escaped_in_page_and_markdown(tmp_path, monkeypatch):
+    bad = "<script>alert(1)</script> | a $x^2$ & b"
+    fit = fits.exponent_fit(
+        bad, "refuted", finding=fits.finding("refuted", subject=bad, reason=bad)
+    )
+    page = report(tmp_path, monkeypatch, Scaling(exponents=(fit,)))
+    assert "<script" not in page.read_text()
+    markdown = (page.parent / "report.md").read_text()
+    assert "<script" not in markdown
+    row = next(line for line in markdown.splitlines() if "✗ refuted" in line)
+    assert len(re.findall(r"(?<!\\)\|", row)) == len(scaling.HEADERS) + 1
+
+
+def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnbench.report.scaling.MOST_FINDINGS", 4)
+    monkeypatch.setattr("attnbench.report.markdown.MOST_VERDICTS", 3)
+    page = report(tmp_path, monkeypatch, fits.full())
+    assert "7 more verdicts are not shown here" in Page(page).text
+    assert "and 8 more verdicts in report.html" in (page.parent / "report.md").read_text()
+
+
+def test_problems_stand_in_the_table_and_alone_make_no_section(tmp_path, monkeypatch):
+    problem = fits.finding("inconclusive", reason="one size only")
+    assert scaling.verdicts(Scaling(problems=(problem,)))[0].reason == "one size only"
+    page = report(tmp_path, monkeypatch, Scaling(problems=(problem,)), sizes=(128,))
+    assert "How cost grows" not in Page(page).text
+
+
+LONG = "an-implementation-whose-name-goes-on-and-on-and-on-for-ever"
+UNKNOWN = Estimate(value=1.9)
+ODD: dict[str, Scaling] = {
+    "one exponent": Scaling(exponents=(fits.exponent_fit(),)),
+    "all inconclusive": Scaling(
+        exponents=tuple(
+            fits.exponent_fit(n, "inconclusive", exponent=None, top=None, intercept=None)
+            for n in ("naive", "sdpa")
+        )
+    ),
+    "no intervals": Scaling(
+        exponents=(fits.exponent_fit(exponent=UNKNOWN, top=UNKNOWN, time_us=(UNKNOWN,) * 7),),
+        models=(fits.model_fit(shares=dict.fromkeys(fits.TERMS, UNKNOWN), overtakes_n=UNKNOWN),),
+    ),
+    "long names": Scaling(
+        exponents=(fits.exponent_fit(LONG),), exact=(fits.exact_fit(LONG),),
+        models=(fits.model_fit(LONG),),
+    ),
+    "no law, no finding, no floor": Scaling(
+        exponents=(
+            fits.exponent_fit(
+                series=fits.series(law=None, floor_us=None), floor_us=0.0, declared=None,
+                finding=None,
+            ),
+        ),
+        models=(fits.model_fit(finding=None, held_out=None),),
+    ),
+    "all sizes left out": Scaling(exponents=(fits.exponent_fit(left_out=("launch-bound",) * 7),)),
+    "an exponent that knows nothing": Scaling(
+        exponents=(fits.exponent_fit(exponent=Estimate(value=2.0, low=-80.0, high=90.0)),)
+    ),
+    "a jump": Scaling(exponents=(fits.exponent_fit(jump=(512.0, 1.4)),)),
+    "unknown terms": Scaling(models=(fits.model_fit(terms=("n^5", "n^6", "n^7", "n^8", "floor")),)),
+    "overtaking out of sight": Scaling(
+        models=(fits.model_fit(overtakes_n=fits.estimate(9e5), overtakes_theory=3.0),)
+    ),
+    "a model of one n": Scaling(models=(fits.model_fit(along_n=(), shares_along=()),)),
+    "nothing counted": Scaling(exact=(fits.exact_fit(measured=(None,) * 7),)),
+    "far off": Scaling(exact=(fits.exact_fit(measured=tuple(float(n) for n in fits.SIZES)),)),
+    "nothing allocated": Scaling(
+        exact=(fits.exact_fit(quantity="workspace", measured=(0.0,) * 7, predicted=(0.0,) * 7),)
+    ),
+    "two sizes": Scaling(exponents=(fits.exponent_fit(series=fits.series(sizes=(64, 128))),)),
+    "zero and NaN times": Scaling(
+        exponents=(
+            fits.exponent_fit(
+                time_us=(Estimate(value=0.0), Estimate(value=float("nan")), *[UNKNOWN] * 5)
+            ),
+        )
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_findings_are_drawn_without_a_complaint(tmp_path, unwritten, recwarn, name):
+    plots = scaling.draw_all(ODD[name], tmp_path)
+    assert len(plots) == len(unwritten)
+    assert all(plot.alt for plot in plots)
+    assert [str(w.message) for w in recwarn] == []
+    scaling.verdicts(ODD[name])
+
+
+@pytest.mark.parametrize("name", ["a model of one n", "nothing counted"])
+def test_no_figure_is_drawn_without_data(tmp_path, unwritten, name):
+    assert scaling.draw_all(ODD[name], tmp_path) == []
+
+
+def test_a_fit_shows_floor_exponent_verdict_and_why_sizes_do_not_count(tmp_path, unwritten):
+    fit_plots.draw_all([fits.exponent_fit("naive")], style.looks(["naive"]), tmp_path)
+    ((stem, figure),) = unwritten
+    assert stem == "fit-attention-n"
+    found = " ".join(texts(figure)).replace("\n", " ")
+    for part in ("floor 16.0 µs", "n^2.00 (1.96 … 2.04)", "below 20 × the floor", "✓ holds"):
+        assert part in found
+
+
+def test_the_fitted_line_passes_through_the_points_on_both_sides_of_a_jump(tmp_path, unwritten):
+    factor = 1.5
+    times = tuple(16.0 + 2e-3 * n**2 * (factor if n > 512 else 1.0) for n in fits.SIZES)
+    fit = fits.exponent_fit(
+        time_us=tuple(fits.estimate(t) for t in times), left_out=(None,) * 7,
+        intercept=math.log(2e-3 * factor),
+        jump=(512.0, factor),
+    )  # fmt: skip
+    fit_plots.draw_all([fit], style.looks(["naive"]), tmp_path)
+    lines = [line for line in unwritten[0][1].axes[0].lines if line.get_linewidth() == 1.4]
+    drawn = {
+        round(float(x)): float(y) for line in lines for x, y in zip(*line.get_data(), strict=True)
+    }
+    for n in (64, 512, 1024, 4096):
+        assert drawn[n] == pytest.approx(times[fits.SIZES.index(n)], rel=1e-6)
+
+
+def test_a_forest_has_a_row_for_each_exponent_and_none_for_a_series_without(tmp_path, unwritten):
+    found = fits.full().exponents
+    forest.draw_all(found, style.looks([f.series.impl for f in found]), tmp_path)
+    labels = [t.get_text() for t in unwritten[0][1].axes[0].get_yticklabels()]
+    assert labels == ["attention, along n", "naive", "chunked", "mine", "sdpa"]
+    assert {"✓ holds", "✗ refuted"} <= set(texts(unwritten[0][1]))
+
+
+def test_many_exponents_are_cut_into_pages_and_the_rest_is_counted(tmp_path, unwritten):
+    many = [fits.exponent_fit(f"impl-{i:03}") for i in range(100)]
+    plots = forest.draw_all(many, style.looks([f.series.impl for f in many]), tmp_path)
+    assert len(plots) == forest.MOST_PAGES
+    rows = sum(len(figure.axes[0].get_yticks()) for _, figure in unwritten) - len(plots)
+    assert f"{100 - rows} more such panels are left out" in plots[0].reading
+
+
+def test_panels_beyond_a_page_are_counted_in_the_reading(tmp_path, unwritten):
+    many = [fits.exponent_fit(f"impl-{i}") for i in range(growth.PANELS_A_PAGE + 2)]
+    plots = fit_plots.draw_all(many, style.looks([f.series.impl for f in many]), tmp_path)
+    assert len(plots) == 1
+    assert len(unwritten[0][1].axes) == growth.PANELS_A_PAGE
+    assert "2 more such panels are left out" in plots[0].reading
+
+
+def test_shares_are_stacked_to_one_and_both_overtakings_are_marked(tmp_path, unwritten):
+    shares.draw_all([fits.model_fit()], style.looks(["naive"]), tmp_path)
+    lower = unwritten[0][1].axes[0]
+    tops = [max(path.vertices[:, 1]) for area in lower.collections for path in area.get_paths()]
+    assert max(tops) == pytest.approx(1.0)
+    found = texts(unwritten[0][1])
+    assert "in time: n = 330" in found
+    assert "in FLOPs: n = 512" in found
+    assert len(set(shares.shades_of(fits.TERMS).values())) == len(fits.TERMS)
+
+
+def test_terms_never_share_a_fill_that_is_known():
+    terms = ("floor", "d^2", "n d", "H n", "n d^2", "H n^2", "n^2 d")
+    found = shares.shades_of(terms)
+    assert len(set(found.values())) == len(terms)
+    assert found["n^2 d"] == shares.SHADES["n^2 d"]
+
+
+def test_what_was_not_counted_is_no_ratio_and_nothing_over_nothing_is_right():
+    fit = fits.exact_fit(
+        sizes=(1, 2, 4, 8), measured=(None, 0.0, 3.0, 5.0), predicted=(1.0, 0.0, 2.0, 0.0)
+    )
+    assert exact.ratios(fit) == ((2.0, 1.0), (4.0, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("n^2 d", "n² d"), ("n^1.5", "n^1.5"), ("O(n^2 d)", "O(n² d)"), ("n^10", "n¹⁰"), ("1", "1")],
+)
+def test_whole_powers_of_a_law_are_raised(text, shown):
+    assert growth.raised(text) == shown
+
+
+def test_what_all_panels_share_is_said_once():
+    assert growth.apart(["attention forward H=2", "attention forward H=4"]) == (
+        "attention forward", ["H=2", "H=4"],
+    )  # fmt: skip
+    assert growth.apart(["alone"]) == ("alone", [""])
+
+
+def test_a_crossing_is_ringed_where_the_line_crosses_1(tmp_path):
+    run = run_of({"naive": square, "mine": passing(700.0), "third": passing(300.0)}, noise=0.001)
+    rows = compared(run)
+    figure = Figure()
+    ax = figure.add_subplot()
+    ax.set_xscale("log")
+    ax.set_xlim(100, 5000)
+    crossed.mark(ax, rows, crossed.by_case(crossovers(run)))
+    rings = [line for line in ax.lines if line.get_marker() == "o"]
+    where = sorted(tuple(np.ravel(ring.get_xydata())) for ring in rings)
+    assert [x for x, _ in where] == pytest.approx([300, 700], rel=0.05)
+    assert [y for _, y in where] == [1.0, 1.0]
+
+
+def test_pairs_that_change_the_lead_come_first_and_the_rest_is_counted(monkeypatch):
+    run = run_of({"naive": square, "mine": passing(700.0), "slow": lambda n: 9 * square(n)})
+    (table,), left_out = scaling.crossover_tables(crossovers(run))
+    assert "overtakes" in table.rows[0][1]
+    assert left_out == 0
+    monkeypatch.setattr("attnbench.report.scaling.MOST_CROSSOVERS", 1)
+    assert scaling.crossover_tables(crossovers(run))[1] == 2
+
+
+def test_text_of_a_figure_is_taken_as_it_is(tmp_path, unwritten):
+    fit = fits.exponent_fit("a$b$c")
+    with mpl.rc_context(style.RC):
+        scaling.draw_all(Scaling(exponents=(replace(fit, bound=True),)), tmp_path)
+    assert any("a$b$c" in text for _, figure in unwritten for text in texts(figure))

@@ -1,0 +1,420 @@
+"""From a run to verdicts: which cells make a series, exact checks, liars, and runs of no use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.scaling.laws import Laws
+from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
+from attnbench.analysis.scaling.series import groups
+from attnbench.analysis.scaling.verdicts import scaling
+from attnbench.case import Case, Device, parse_mask
+from attnbench.finding import Finding
+from attnbench.plan import Axes
+from attnbench.record import Record
+from attnbench.runner import Settings
+from attnbench.session import Request, Silent, sweep
+from attnbench.store import Run, load_run
+from tests import synthetic
+
+SIZES = (128, 256, 512, 1024, 2048)
+TimeOf = Callable[[Case], float]
+
+
+def quadratic(case: Case) -> float:
+    return 16 + 5e-5 * case.batch * case.heads * case.seq_len**2 * case.head_dim
+
+
+def cell(case: Case, impl: str, time: TimeOf = quadratic, **metrics: Any) -> Record:
+    record = synthetic.ok(case, impl, **metrics)
+    return replace(record, samples=synthetic.samples(time(case), f"{case.case_id}{impl}", 9))
+
+
+def run_of(records: list[Record], **laws: dict[str, Any]) -> Run:
+    info = synthetic.run_info("it", records)
+    ceilings = {"launch_us": 0.5, "cache_bytes": 2**25, "matmul_tflops": {"float32": 0.1}}
+    info["environment"] = synthetic.CPU | {"ceilings": ceilings}
+    for row in info["implementations"]:
+        row.update(laws.get(row["name"].replace("-", "_"), {}))
+    return Run(path=Path("it"), info=info, records=records)
+
+
+def series_of(run: Run) -> list[Series]:
+    return [group.series for group in groups(run, Laws(run))]
+
+
+def along(found: Scaling, quantity: str, axis: str = "n") -> ExactFit:
+    (fit,) = [f for f in found.exact if f.quantity == quantity and f.axis == axis]
+    return fit
+
+
+def exact_verdict(fit: ExactFit) -> str:
+    assert fit.finding is not None
+    return fit.finding.verdict
+
+
+# Which cells make a series.
+
+
+def test_cells_that_differ_in_n_alone_are_a_series_with_its_floor() -> None:
+    records = [cell(Case(seq_len=n, heads=2), "naive") for n in (1, *SIZES)]
+    records += [cell(Case(seq_len=n, heads=2, dtype="float64"), "naive") for n in SIZES]
+    first, second = series_of(run_of(records))
+    assert first.sizes == tuple(map(float, SIZES)), "the floor is no size"
+    assert first.floor_us is not None
+    assert second.floor_us is None, "another dtype is another floor"
+    assert second.least_floor_us == pytest.approx(5 * 0.5)
+    assert "H=2" in first.same
+    assert "n=" not in first.same
+    assert str(first.law) == "n^2 d"
+
+
+def test_each_axis_varies_alone_and_what_follows_it_follows() -> None:
+    records = [
+        cell(Case(seq_len=n, heads=h, head_dim=d), "naive")
+        for n, h, d in product((256, 512, 1024), (1, 2, 4), (32, 64, 128))
+    ]
+    found = {(s.axis, s.same): s for s in series_of(run_of(records))}
+    axes = [axis for axis, _ in found]
+    assert {axis: axes.count(axis) for axis in set(axes)} == {
+        "n": 9, "d": 3, "heads": 3, "heads at fixed width": 1,
+    }  # fmt: skip
+    (fixed,) = [s for (axis, _), s in found.items() if axis == "heads at fixed width"]
+    assert fixed.sizes == (1, 2, 4)
+    assert "H·D=128" in fixed.same
+    others = [s for (axis, _), s in found.items() if axis != "n"]
+    assert all("n=1024" in s.same for s in others), "a small problem shows its floor"
+
+
+def test_keys_of_another_number_than_queries_are_no_series_along_n() -> None:
+    records = [cell(Case(seq_len=n, kv_len=512), "naive") for n in SIZES]
+    assert series_of(run_of(records)) == []
+
+
+def test_layers_that_widen_at_fixed_heads_vary_d_and_at_fixed_head_dim_heads() -> None:
+    def layer(width: int, heads: int, n: int = 512) -> Case:
+        return Case(
+            workload="layer", width=width, heads=heads, head_dim=width // heads, seq_len=n,
+            projection="fused",
+        )  # fmt: skip
+
+    deeper = [cell(layer(width, 4), "naive") for width in (256, 512, 1024)]
+    (d,) = series_of(run_of(deeper))
+    assert (d.axis, d.sizes, str(d.law)) == ("d", (256, 512, 1024), "n d^2 + n^2 d")
+    more = [cell(layer(64 * heads, heads), "naive") for heads in (4, 8, 16)]
+    (heads,) = series_of(run_of(more))
+    assert (heads.axis, heads.sizes) == ("heads", (4, 8, 16))
+
+
+def test_decoding_is_judged_by_its_own_law_for_each_cache() -> None:
+    records = [
+        cell(synthetic.decode_case(n, cache), "naive")
+        for n, cache in product((8, *SIZES), ("rerun", "static"))
+    ]
+    laws = {s.same.split()[-2]: str(s.law) for s in series_of(run_of(records))}
+    assert laws == {"rerun": "n d^2 + n^2 d", "static": "d^2 + n d"}
+    assert all(s.floor_us for s in series_of(run_of(records))), "8 tokens are a floor"
+
+
+def test_under_a_window_a_law_is_an_upper_bound() -> None:
+    window = parse_mask("window:64")
+    records = [cell(Case(seq_len=n, mask=window), "chunked") for n in SIZES]
+    (series,) = series_of(run_of(records))
+    assert str(series.law) == "O(n^2 d)"
+
+
+def test_failed_and_suspect_cells_keep_their_place_with_the_reason() -> None:
+    records = [cell(Case(seq_len=n), "naive") for n in SIZES[:3]]
+    records.append(cell(Case(seq_len=1024), "naive", flops_executed=10**18))
+    records.append(synthetic.failed(Case(seq_len=2048), "naive", "oom", "9.0 GiB wanted"))
+    found = scaling(run_of(records))
+    (fit,) = found.exponents
+    assert len(fit.series.sizes) == 5
+    assert fit.left_out[4] == "oom: 9.0 GiB wanted"
+    assert "suspect" in str(fit.left_out[3])
+    assert fit.finding is not None
+    assert fit.finding.verdict == "inconclusive"
+    assert "9.0 GiB wanted" in fit.finding.reason
+
+
+def test_what_never_ran_is_not_asked() -> None:
+    records = [cell(Case(seq_len=n), "naive") for n in SIZES]
+    records += [synthetic.failed(Case(seq_len=n), "flex", "unsupported", "no CPU") for n in SIZES]
+    found = scaling(run_of(records))
+    assert {fit.series.impl for fit in found.exponents} == {"naive"}
+    (problem,) = found.problems
+    assert problem.subject == "flex, attention"
+    assert "5 unsupported: no CPU" in problem.reason
+
+
+# The whole verdict.
+
+
+def test_an_honest_run_holds_in_every_exact_and_timed_question() -> None:
+    records = [cell(Case(seq_len=n), "naive") for n in (1, *SIZES)]
+    found = scaling(run_of(records, naive={"memory": "n^2"}))
+    verdicts = {f.question: f.verdict for f in found.findings}
+    assert verdicts == {
+        "time in n": "holds", "FLOPs in n": "holds", "workspace in n": "holds",
+    }  # fmt: skip
+    assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("truth", "law"), [(2, "O(n)"), (2, "n d"), (1, "n^2 d"), (3, "n^2 d"), (3, "O(n^2 d)")]
+)
+def test_an_implementation_that_lies_about_its_time_is_refuted(truth: int, law: str) -> None:
+    def time(case: Case) -> float:
+        return 16 + 300 * (case.seq_len / 128) ** truth if case.seq_len > 1 else 16
+
+    records = [cell(Case(seq_len=n), "liar", time) for n in (1, *SIZES)]
+    found = scaling(run_of(records, liar={"time": law}))
+    (fit,) = found.exponents
+    assert fit.finding is not None
+    assert fit.finding.verdict == "refuted"
+
+
+def test_a_claim_of_linear_memory_that_keeps_the_scores_is_refuted() -> None:
+    records = [cell(Case(seq_len=n), "liar", memory_predicted_bytes=None) for n in SIZES]
+    found = scaling(run_of(records, liar={"memory": "O(n)"}))
+    fit = along(found, "workspace")
+    assert exact_verdict(fit) == "refuted"
+    assert fit.growth == pytest.approx(2, abs=0.01)
+
+
+GROWTHS: dict[str, tuple[str, Callable[[int], float], str]] = {
+    "n with buffers": ("O(n)", lambda n: 2.6e6 + 8 * n, "holds"),
+    "exactly n with buffers": ("n", lambda n: 2.6e6 + 8 * n, "holds"),
+    "buffers alone": ("O(n)", lambda n: 2.6e6, "holds"),
+    "a step of the block size": ("O(n)", lambda n: 6e5 if n > 600 else 1e5 + n, "holds"),
+    "scores under buffers": ("O(n)", lambda n: 1e7 + 8 * n**2, "refuted"),
+    "n^1.5": ("O(n)", lambda n: 1000 * n**1.5, "refuted"),
+    "less than declared": ("n^2", lambda n: 64 * n, "refuted"),
+    "more than declared": ("n^2", lambda n: n**3, "refuted"),
+    "n^2 with terms below": ("n^2", lambda n: 8 * n**2 + 4096 * n, "holds"),
+    "an upper bound": ("O(n^2)", lambda n: 64 * n, "holds"),
+}
+
+
+@pytest.mark.parametrize(("law", "of", "expected"), GROWTHS.values(), ids=GROWTHS)
+def test_workspace_is_held_against_the_law_without_noise(
+    law: str, of: Callable[[int], float], expected: str
+) -> None:
+    records = [
+        cell(
+            Case(seq_len=n), "it",
+            memory_workspace_bytes=round(of(n)), memory_predicted_bytes=None,
+        )
+        for n in SIZES
+    ]  # fmt: skip
+    fit = along(scaling(run_of(records, it={"memory": law})), "workspace")
+    assert exact_verdict(fit) == expected, fit.finding
+
+
+def test_a_step_at_the_largest_size_is_no_growth_yet() -> None:
+    steps = dict(zip(SIZES, (25856, 84480, 85000, 86000, 600064), strict=True))
+    records = [
+        cell(Case(seq_len=n), "it", memory_workspace_bytes=b, memory_predicted_bytes=None)
+        for n, b in steps.items()
+    ]
+    fit = along(scaling(run_of(records, it={"memory": "O(n)"})), "workspace")
+    assert exact_verdict(fit) == "inconclusive"
+
+
+def test_flops_have_to_equal_the_formula_to_the_last_one() -> None:
+    honest = [cell(Case(seq_len=n), "naive") for n in SIZES]
+    executed = honest[-1].metrics["flops_executed"]
+    off = [
+        *honest[:-1],
+        replace(honest[-1], metrics=honest[-1].metrics | {"flops_counted": executed + 2}),
+    ]
+    assert exact_verdict(along(scaling(run_of(honest)), "flops")) == "holds"
+    fit = along(scaling(run_of(off)), "flops")
+    assert exact_verdict(fit) == "refuted"
+    assert fit.finding is not None
+    assert "n = 2048" in fit.finding.reason
+
+
+def test_a_price_of_an_opaque_op_refutes_no_formula() -> None:
+    records = [
+        cell(
+            Case(seq_len=n), "sdpa",
+            flops_counted=8 * n * n * 64, flops_executed=4 * n * n * 64,
+            flops_counted_source="formula",
+        )
+        for n in SIZES
+    ]  # fmt: skip
+    fit = along(scaling(run_of(records)), "flops")
+    assert fit.finding is not None
+    assert fit.finding.verdict == "holds", "it grows as declared"
+    assert "price of an opaque op" in fit.finding.reason
+
+
+@pytest.mark.parametrize(("miss", "expected"), [(1.015, "holds"), (1.03, "refuted")])
+def test_workspace_has_to_lie_within_two_percent_of_the_formula(miss: float, expected: str) -> None:
+    records = [
+        cell(Case(seq_len=n), "naive", memory_workspace_bytes=round(8 * 4 * n * n * miss),
+             memory_predicted_bytes=8 * 4 * n * n)
+        for n in SIZES
+    ]  # fmt: skip
+    fit = along(scaling(run_of(records)), "workspace")
+    assert exact_verdict(fit) == expected
+    assert fit.finding is not None
+    assert fit.finding.figures["largest_miss"] == pytest.approx(miss - 1, abs=1e-4)
+
+
+def layer_flops(projections: float, core: float) -> list[Record]:
+    records = []
+    for n in SIZES:
+        flops = round(projections * n * 512**2 + core * n**2 * 512)
+        case = Case(workload="layer", width=512, heads=8, seq_len=n, projection="fused")
+        records.append(cell(case, "naive", flops_counted=flops, flops_executed=None))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("projections", "core", "expected"),
+    [(8, 4, "holds"), (8, 0, "refuted"), (0, 4, "refuted"), (1, 40, "holds")],
+)
+def test_flops_of_several_terms_are_a_sum_of_just_these(
+    projections: float, core: float, expected: str
+) -> None:
+    fit = along(scaling(run_of(layer_flops(projections, core))), "flops")
+    assert str(fit.law) == "n d^2 + n^2 d"
+    assert exact_verdict(fit) == expected, fit.finding
+
+
+def test_flops_that_no_sum_of_the_terms_makes_are_refuted() -> None:
+    records = [
+        replace(record, metrics=record.metrics | {"flops_counted": record.cell.case.seq_len**1.5})
+        for record in layer_flops(8, 4)
+    ]
+    assert exact_verdict(along(scaling(run_of(records)), "flops")) == "refuted"
+
+
+def test_flops_do_not_grow_with_heads_at_a_fixed_width() -> None:
+    cases = [Case(seq_len=512, heads=h, head_dim=256 // h) for h in (1, 2, 4, 8)]
+    fit = along(
+        scaling(run_of([cell(case, "naive") for case in cases])), "flops", "heads at fixed width"
+    )
+    assert fit.growth == 0
+    assert exact_verdict(fit) == "holds"
+
+
+def test_without_formula_and_law_growth_is_shown_and_nothing_judged() -> None:
+    records = [cell(Case(seq_len=n), "it", memory_predicted_bytes=None) for n in SIZES]
+    fit = along(scaling(run_of(records)), "workspace")
+    assert fit.finding is None
+    assert fit.growth == pytest.approx(2, abs=0.01)
+
+
+# Runs of no use.
+
+
+def two_devices() -> list[Record]:
+    devices: tuple[Device, ...] = ("cpu", "cuda")
+    return [cell(Case(seq_len=n, device=d), "naive") for n in SIZES for d in devices]
+
+
+def no_times(value: float) -> list[Record]:
+    records = []
+    for n in SIZES:
+        record = cell(Case(seq_len=n), "naive")
+        samples = tuple(replace(sample, time_us=value) for sample in record.samples)
+        records.append(replace(record, samples=samples))
+    return records
+
+
+USELESS: dict[str, tuple[list[Record], str]] = {
+    "empty": ([], "no record in this run"),
+    "one size": (synthetic.single_n_records(), "one size of n only (512); verify needs three"),
+    "failures": (synthetic.failed_records(), "no cell was measured (1 oom: 9.0 GiB wanted)"),
+    "failed sizes": (
+        [synthetic.failed(Case(seq_len=n), "naive", "timeout", "60 s") for n in SIZES],
+        "no cell was measured (5 timeout: 60 s)",
+    ),
+    "two devices": (two_devices(), "records of 2 devices (cpu, cuda)"),
+    "times of zero": (no_times(0.0), "no two sizes of n"),
+    "times that are no numbers": (no_times(math.nan), "no two sizes of n"),
+    "floors alone": ([cell(Case(seq_len=1), "naive")], "one size of n only (1)"),
+}
+
+
+@pytest.mark.parametrize(("records", "says"), USELESS.values(), ids=USELESS)
+def test_a_run_of_no_use_says_why_in_one_line(records: list[Record], says: str) -> None:
+    found = scaling(run_of(records))
+    said = [problem.reason for problem in found.problems]
+    assert [text for text in said if says in text], said
+    assert all("\n" not in text for text in said)
+    timed: list[Finding] = [f.finding for f in found.exponents if f.finding]
+    if says.startswith("records of 2"):
+        return
+    assert "holds" not in {f.verdict for f in (*timed, *found.problems)}
+
+
+@pytest.mark.parametrize("name", synthetic.RUNS)
+def test_no_run_is_too_odd_for_an_answer(name: str) -> None:
+    found = scaling(run_of(synthetic.RUNS[name]()))
+    assert found.findings
+
+
+def test_a_law_that_cannot_be_read_is_a_problem_and_no_crash() -> None:
+    records = [cell(Case(seq_len=n), "naive") for n in SIZES]
+    found = scaling(run_of(records, naive={"time": "fast", "memory": None}))
+    assert [p.reason for p in found.problems if "'fast' is no law" in p.reason]
+    assert found.exponents[0].finding is None
+
+
+def test_an_old_run_without_implementations_has_exponents_and_no_verdicts() -> None:
+    records = [cell(Case(seq_len=n), "naive") for n in SIZES]
+    run = replace(run_of(records), info={"run_id": "old"})
+    (fit,) = scaling(run).exponents
+    assert fit.exponent is not None
+    assert fit.finding is None
+
+
+# On real tensors.
+
+LIAR = """\
+from attnbench.api import attention, core_flops
+
+@attention("liar", time="O(n d)", memory="O(n)", flops=lambda case: core_flops(case, case.seq_len),
+           workspace=lambda case: 64 * case.seq_len)
+def liar(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
+    groups = q_BHLD.shape[1] // k_BGSD.shape[1]
+    k_BHSD, v_BHSV = (x.repeat_interleave(groups, dim=1) for x in (k_BGSD, v_BGSV))
+    return ((q_BHLD @ k_BHSD.mT) * scale).softmax(-1) @ v_BHSV
+"""
+
+
+@pytest.fixture(scope="module")
+def measured_liar(tmp_path_factory: pytest.TempPathFactory) -> Scaling:
+    folder = tmp_path_factory.mktemp("liar")
+    file = folder / "liar.py"
+    file.write_text(LIAR)
+    settings = Settings(
+        device="cpu", files=(str(file),), threads=1, min_time_s=0.002, max_time_s=0.005
+    )
+    axes = Axes(seq_lens=(64, 128, 256, 512), heads=(2,), head_dims=(16,), impls=("naive", "liar"))
+    path = sweep(Request(sweeps=(axes,), settings=settings, output=folder), Silent())
+    assert path is not None
+    return scaling(load_run(path))
+
+
+@pytest.mark.parametrize("quantity", ["flops", "workspace"])
+def test_a_liar_on_real_tensors_is_refuted_and_naive_holds(
+    measured_liar: Scaling, quantity: str
+) -> None:
+    found = {
+        fit.impl: exact_verdict(fit) for fit in measured_liar.exact if fit.quantity == quantity
+    }
+    assert found == {"naive": "holds", "liar": "refuted"}
+    (liar,) = [f for f in measured_liar.exact if (f.impl, f.quantity) == ("liar", quantity)]
+    assert liar.growth == pytest.approx(2, abs=0.05)

@@ -1,0 +1,129 @@
+"""`attnbench verify`: what it measures, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.scaling.results import Scaling
+from attnbench.errors import ExitCode
+from attnbench.finding import Finding, Verdict, exit_code
+from attnbench.presets import PRESETS
+from attnbench.store import load_info
+from attnbench.verify import PRESET_ON
+from tests import synthetic
+from tests.conftest import Cli, Refused
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _finding(verdict: Verdict) -> Finding:
+    return Finding(
+        subject="naive, forward",
+        question="time in n",
+        law="n^2 d",
+        verdict=verdict,
+        reason=f"it {verdict}",
+        figures={"exponent": 2.0},
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        ((), ExitCode.INCONCLUSIVE),
+        (("inconclusive",), ExitCode.INCONCLUSIVE),
+        (("holds",), ExitCode.OK),
+        (("holds", "inconclusive"), ExitCode.OK),
+        (("holds", "refuted"), ExitCode.FINDING),
+        (("refuted", "inconclusive"), ExitCode.FINDING),
+    ],
+)
+def test_the_exit_code_says_whether_anything_is_refuted_or_nothing_holds(
+    verdicts: tuple[Verdict, ...], code: ExitCode
+) -> None:
+    assert exit_code(_finding(verdict) for verdict in verdicts) == code
+
+
+@pytest.mark.parametrize("wrong", [{"verdict": "maybe"}, {"reason": ""}])
+def test_a_finding_without_verdict_or_reason_is_none(wrong: dict[str, Any]) -> None:
+    fields = {"subject": "x", "question": "y", "law": "n", "verdict": "holds", "reason": "z"}
+    with pytest.raises(ValueError, match="verdict|reason"):
+        Finding(**(fields | wrong))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`answered("holds", …)` makes a run whose verdicts are these."""
+
+    def answer(*verdicts: Verdict) -> None:
+        synthetic.write_named(tmp_path / "results", "one").rename(tmp_path / "results" / "made")
+        found = Scaling(problems=tuple(_finding(verdict) for verdict in verdicts))
+        monkeypatch.setattr("attnbench.analysis.scaling.verdicts.scaling", lambda run: found)
+
+    return answer
+
+
+def test_a_refuted_law_comes_first_and_ends_with_1(cli: Cli, answered: Any) -> None:
+    answered("holds", "refuted", "inconclusive")
+    result = cli("verify", "made")
+    assert result.exit_code == ExitCode.FINDING, result.stderr
+    marks = [line[0] for line in result.stdout.splitlines() if "naive, forward" in line]
+    assert marks == ["✗", "✓", "?"]
+    assert "✓ 1 holds, ✗ 1 refuted, ? 1 inconclusive" in result.stdout
+
+
+def test_json_holds_every_finding_with_its_figures(cli: Cli, answered: Any) -> None:
+    answered("inconclusive")
+    result = cli("verify", "made", "--json")
+    assert result.exit_code == ExitCode.INCONCLUSIVE
+    (row,) = json.loads(result.stdout)
+    assert row == _finding("inconclusive").to_json()
+    assert row["figures"] == {"exponent": 2.0}
+
+
+def test_what_only_a_sweep_takes_is_refused_without_one(cli: Cli, assert_refused: Refused) -> None:
+    assert_refused(cli("verify", "--threads", "2", "--impls", "naive"), "--threads", "--sweep")
+    assert_refused(cli("verify", "latest", "--sweep"), "--sweep", "'latest'", "--name")
+    assert_refused(cli("verify"), "results")
+    assert_refused(cli("verify", "--sweep", "--impls", "naiv"), "'naive'?")
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_sweep_of_verify_is_measured_as_its_preset_says(cli: Cli) -> None:
+    result = cli("verify", "--sweep", "--name", "asked", "--quiet")
+    assert result.exit_code in (ExitCode.OK, ExitCode.FINDING, ExitCode.INCONCLUSIVE), result.stderr
+    info = load_info(Path("results/asked"))
+    preset = PRESETS.get(PRESET_ON["cpu"])
+    assert (info["settings"]["threads"], info["settings"]["allocator"]) == (1, "keep")
+    assert info["settings"]["max_time_s"] == preset.max_time_s
+    workloads = {row["case"]["workload"] for row in info["plan"]}
+    assert workloads == {"attention", "layer", "decode", "recurrent"}
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_named_implementations_stand_in_for_the_presets_cores_alone(cli: Cli) -> None:
+    result = cli("verify", "--sweep", "--impls", "naive-heads", "--name", "one", "--quiet")
+    assert result.exit_code in (ExitCode.OK, ExitCode.FINDING, ExitCode.INCONCLUSIVE), result.stderr
+    plan = load_info(Path("results/one"))["plan"]
+    assert {row["impl"] for row in plan} == {"naive-heads"}
+    assert {row["case"]["workload"] for row in plan} == {"attention"}
+    assert {row["case"]["pass"] for row in plan} == {"forward", "both"}
+
+
+@pytest.mark.parametrize("name", PRESET_ON.values())
+def test_a_preset_for_verdicts_spans_three_octaves_beyond_the_floor(name: str) -> None:
+    by_workload: dict[str, set[int]] = {}
+    for axes in PRESETS.get(name).sweeps:
+        by_workload.setdefault(axes.workload, set()).update(axes.seq_lens)
+    assert set(by_workload) == {"attention", "layer", "decode", "recurrent"}
+    for lengths in by_workload.values():
+        above = sorted(lengths)[1:]
+        assert above[-1] >= 8 * above[0]
