@@ -7,9 +7,9 @@ that it sees. The same naive attention (n = 2048, one thread) then took 94 ms in
 from 32 MiB on are returned each time, and pay for it; smaller ones stay, unless 64 MiB are free at
 the top of the heap.
 
-Whether a law of growth holds is asked with the other policy, `keep`, under which the process returns
-nothing: with the settled one naive takes 8 times as long at n = 2048 as at 1024 (two heads, one
-thread: 61.0 ms against 7.76 ms), as its scores then cross 32 MiB, and 4.2 times with memory kept.
+Whether a law of growth holds is asked with the other policy, `keep`, under which the process
+returns nothing: with the settled one naive takes 8 times as long at n = 2048 as at 1024 (two heads,
+one thread: 61.0 ms against 7.76 ms), as its scores then reach 32 MiB, and 4.2 times with it kept.
 """
 
 from __future__ import annotations

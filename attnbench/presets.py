@@ -102,15 +102,19 @@ PRESETS.add(
 )
 
 
+_LENGTHS = (256, 512, 1024, 2048, 4096)
+
+
 def _verify_cores(impls: tuple[str, ...]) -> tuple[Axes, ...]:
     """What the growth of a core is judged by: n, d with n, heads, heads at a width, batch.
 
     n = 1 is the floor: what a call costs that has nothing to do.
     """
-    lengths, floor_and = (1, 128, 256, 512, 1024, 2048, 4096), (1, 1024)
+    floor_and = (1, 1024)
     return (
-        Axes(seq_lens=lengths, heads=(2,), impls=impls),
-        Axes(seq_lens=(1, 256, 512, 1024, 2048), heads=(2,), head_dims=(16, 32, 128), impls=impls),
+        Axes(seq_lens=(1, 128, *_LENGTHS, 8192), heads=(2,), impls=impls),
+        Axes(seq_lens=(1, *_LENGTHS[:4]), heads=(2,), head_dims=(16, 32, 128), impls=impls),
+        Axes(seq_lens=(1, 1024, 2048), heads=(2,), head_dims=(256,), impls=impls),
         Axes(seq_lens=floor_and, heads=(1, 2, 4, 8), impls=(*impls, "naive-heads")),
         *(
             Axes(seq_lens=floor_and, heads=(heads,), head_dims=(256 // heads,), impls=impls)
@@ -127,8 +131,10 @@ PRESETS.add(
         doc="what `attnbench verify` needs on a CPU: cores, layers, decoding, a recurrent network",
         sweeps=(
             *_verify_cores(("naive", "sdpa", "chunked")),
-            Axes(seq_lens=(512,), positions=("none", "rope"), impls=("naive", "sdpa")),
-            Axes(passes=("both",), seq_lens=_LAYER_LENGTHS, heads=(2,), impls=("naive", "sdpa")),
+            Axes(seq_lens=(1024,), heads=(2,), positions=("none", "rope"), impls=("naive", "sdpa")),
+            Axes(
+                passes=("both",), seq_lens=(1, 128, *_LENGTHS), heads=(2,), impls=("naive", "sdpa")
+            ),
             Axes(
                 workload="layer",
                 seq_lens=_LAYER_LENGTHS,
@@ -139,7 +145,7 @@ PRESETS.add(
             Axes(
                 workload="layer",
                 passes=("forward", "both"),
-                seq_lens=(128, 512),
+                seq_lens=(1, 64, 128, 256, 512, 1024),
                 heads=(8,),
                 widths=(512,),
                 projections=("fused", "separate", "per-head"),
@@ -154,27 +160,21 @@ PRESETS.add(
             ),
             Axes(
                 workload="decode",
-                seq_lens=tuple(16 << i for i in range(12)),
+                seq_lens=(16, 128, 512, *(1024 << i for i in range(8))),
                 caches=("static", "concat"),
-                impls=("sdpa",),
+                impls=("naive", "sdpa"),
             ),
             Axes(
                 workload="decode",
-                seq_lens=tuple(16 << i for i in range(8)),
+                seq_lens=(16, 128, 256, 512, 1024, 2048),
                 caches=("none",),
-                impls=("sdpa",),
+                impls=("naive", "sdpa"),
             ),
             Axes(
                 workload="decode",
-                seq_lens=tuple(16 << i for i in range(7)),
+                seq_lens=(16, 64, 128, 256, 512, 1024),
                 caches=("rerun",),
-                impls=("sdpa",),
-            ),
-            Axes(  # counted by what is dispatched, where sdpa's kernel is priced by a formula
-                workload="decode",
-                seq_lens=(64, 128, 256, 512),
-                caches=_DECODE_CACHES,
-                impls=("naive",),
+                impls=("naive", "sdpa"),
             ),
         ),
         min_time_s=0.05,

@@ -11,8 +11,8 @@ import pytest
 
 from attnbench import costs
 from attnbench.case import Case, parse_mask
-from attnbench.measure.clock import HostClock
 from attnbench.expansion import expand
+from attnbench.measure.clock import HostClock
 from attnbench.presets import PRESETS
 from attnbench.record import Cell, Record, Sample
 from attnbench.stats import median_interval

@@ -54,7 +54,7 @@ def test_the_exit_code_says_whether_anything_is_refuted_or_nothing_holds(
 @pytest.mark.parametrize("wrong", [{"verdict": "maybe"}, {"reason": ""}])
 def test_a_finding_without_verdict_or_reason_is_none(wrong: dict[str, Any]) -> None:
     fields = {"subject": "x", "question": "y", "law": "n", "verdict": "holds", "reason": "z"}
-    with pytest.raises(ValueError, match="verdict|reason"):
+    with pytest.raises(ValueError, match=r"verdict|reason"):
         Finding(**(fields | wrong))  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attnbench.analysis.scaling.remarks import power_text
 from attnbench.analysis.scaling.results import Estimate
 from attnbench.finding import Verdict
 
@@ -59,7 +60,7 @@ class Evidence:
     @property
     def law(self) -> str:
         """What is decided, as `n^2` or `O(n^2)`."""
-        text = f"{self.noun}^{self.power:g}" + (" with log factors" if self.logs else "")
+        text = power_text(self.noun, self.power) + (" with log factors" if self.logs else "")
         return f"O({text})" if self.bound else text
 
 

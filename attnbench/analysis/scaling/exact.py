@@ -131,7 +131,11 @@ def _formula(
         return "refuted", said
     largest = max(_miss(is_, should) for _, is_, should in pairs)
     sizes = "1 size" if len(pairs) == 1 else f"all {len(pairs)} sizes"
-    exact = "exactly as the formula" if largest == 0 else f"within {largest:.1%} of the formula"
+    exact = (
+        "exactly as the formula"
+        if largest == 0
+        else f"within {units.percent(largest)} of the formula"
+    )
     return "holds", f"{row.noun} {exact} at {sizes}{_priced(group, row)}"
 
 

@@ -15,7 +15,13 @@ from attnbench.analysis.roofline import launch_bound
 from attnbench.analysis.scaling import slopes
 from attnbench.analysis.scaling.decide import Evidence, decide
 from attnbench.analysis.scaling.medians import Sets, drawn_medians, intervals
-from attnbench.analysis.scaling.remarks import NOUNS, power_of, remarks, size_text
+from attnbench.analysis.scaling.remarks import (
+    BOUNDARIES,
+    NOUNS,
+    power_of,
+    remarks,
+    size_text,
+)
 from attnbench.analysis.scaling.results import Estimate, ExponentFit, Series
 from attnbench.analysis.scaling.scatter import Floats
 from attnbench.finding import Figure, Finding
@@ -207,7 +213,7 @@ def _fitted(
         lowest=float(lines.least[i]), highest=float(lines.most[i]),
         bend=int(lines.bend[i]),
     )  # fmt: skip
-    return replace(fitted, finding=_finding(series, evidence, floor))
+    return replace(fitted, finding=_finding(series, evidence, floor, fitted.remarks))
 
 
 def _line_estimate(line: slopes.Line, i: int) -> Estimate | None:
@@ -230,8 +236,12 @@ def _cut_short(left_out: tuple[str | None, ...]) -> str | None:
     return f"{len(reasons)} of {len(left_out)} do not, as {reasons[-1]}"
 
 
-def _finding(series: Series, evidence: Evidence, floor: _Floor) -> Finding:
+def _finding(series: Series, evidence: Evidence, floor: _Floor, known: tuple[str, ...]) -> Finding:
+    """The verdict; where the law does not hold, what is known of caches and kernels beside it."""
     verdict, reason = decide(evidence)
+    if verdict != "holds":
+        beside = [text for text in known if text.startswith(BOUNDARIES)]
+        reason = "; ".join((reason, *beside))
     return Finding(
         subject=series.subject,
         question=f"time in {series.axis}",

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, nnls
 
+from attnbench import units
 from attnbench.analysis.scaling.decide import TOLERANCE
-from attnbench.analysis.scaling.remarks import NOUNS
+from attnbench.analysis.scaling.remarks import NOUNS, power_text
 from attnbench.analysis.scaling.results import Axis, Quantity
 from attnbench.case import Case
 from attnbench.finding import Verdict
@@ -84,7 +85,7 @@ def _settled(step: float, most: float, noun: str) -> Check:
 
 
 def _law_text(law: Law, axis: Axis, power: float) -> str:
-    return str(law) if axis in ("n", "d") else f"{NOUNS[axis]}^{power:g}"
+    return str(law) if axis in ("n", "d") else power_text(NOUNS[axis], power)
 
 
 def _powers(
@@ -117,11 +118,11 @@ def _sum_of_terms(law: Law, axis: Axis, known: list[Known]) -> Check:
     shares = _shares([*columns, [1.0] * len(known)], known)
     miss = float(np.abs(shares.sum(axis=1) - 1).max())
     if miss > MISS:
-        return "refuted", f"no sum of the terms of {law}: off by {miss:.1%}"
+        return "refuted", f"no sum of the terms of {law}: off by {units.percent(miss)}"
     idle = [str(t) for t, s in zip(terms, shares.T, strict=False) if s.max() < LEAST_SHARE]
     if idle:
         return "refuted", f"nothing grows as {' or '.join(idle)}, which {law} has"
-    return "holds", f"a sum of the terms of {law}, within {miss:.1%}"
+    return "holds", f"a sum of the terms of {law}, within {units.percent(miss)}"
 
 
 def _shares(columns: list[list[float]], known: list[Known]) -> NDArray[np.float64]:

@@ -14,6 +14,12 @@ from attnbench.law import Law
 NOUNS: dict[Axis, str] = {
     "n": "n", "d": "d", "heads": "H", "heads at fixed width": "H", "batch": "B",
 }  # fmt: skip
+BOUNDARIES = ("the working set", "the kernels")  # how remarks on what lies between two sizes begin
+
+
+def power_text(noun: str, power: float) -> str:
+    """As people write a power: `n^2`, `n`, `1`."""
+    return "1" if power == 0 else noun if power == 1 else f"{noun}^{power:g}"
 
 
 def power_of(series: Series, used: Sequence[float]) -> tuple[float | None, bool, float | None]:
