@@ -113,8 +113,7 @@ def _verify_cores(impls: tuple[str, ...]) -> tuple[Axes, ...]:
     floor_and = (1, 1024)
     return (
         Axes(seq_lens=(1, 128, *_LENGTHS, 8192), heads=(2,), impls=impls),
-        Axes(seq_lens=(1, *_LENGTHS[:4]), heads=(2,), head_dims=(16, 32, 128), impls=impls),
-        Axes(seq_lens=(1, 1024, 2048), heads=(2,), head_dims=(256,), impls=impls),
+        Axes(seq_lens=(1, *_LENGTHS[:4]), heads=(2,), head_dims=(16, 32, 128, 256), impls=impls),
         Axes(seq_lens=floor_and, heads=(1, 2, 4, 8), impls=(*impls, "naive-heads")),
         *(
             Axes(seq_lens=floor_and, heads=(heads,), head_dims=(256 // heads,), impls=impls)
@@ -145,7 +144,7 @@ PRESETS.add(
             Axes(
                 workload="layer",
                 passes=("forward", "both"),
-                seq_lens=(1, 64, 128, 256, 512, 1024),
+                seq_lens=(1, 64, 128, 256, 512),
                 heads=(8,),
                 widths=(512,),
                 projections=("fused", "separate", "per-head"),

@@ -228,6 +228,17 @@ def test_a_step_at_the_largest_size_is_no_growth_yet() -> None:
     assert exact_verdict(fit) == "inconclusive"
 
 
+def test_two_steps_in_a_row_are_no_sum_of_powers() -> None:
+    # A layer's both pass around SDPA (E = 512, H = 8, one CPU thread), whose blocks grow with n.
+    steps = {64: 393216, 128: 786432, 256: 1572864, 512: 4473088, 1024: 12616704}
+    records = [
+        cell(Case(seq_len=n), "it", memory_workspace_bytes=b, memory_predicted_bytes=None)
+        for n, b in steps.items()
+    ]
+    fit = along(scaling(run_of(records, it={"memory": "O(n)"})), "workspace")
+    assert exact_verdict(fit) == "inconclusive"
+
+
 def test_flops_have_to_equal_the_formula_to_the_last_one() -> None:
     honest = [cell(Case(seq_len=n), "naive") for n in SIZES]
     executed = honest[-1].metrics["flops_executed"]

@@ -29,8 +29,8 @@ def grown(law: Law, axis: Axis, quantity: Quantity, known: list[Known], case: Ca
     """Whether exact values grow along the axis as the law says; None where it says nothing.
 
     The exponent is that of the last three sizes, a constant aside, which has to lie within 0.15 of
-    the law's. A bound is refuted only if the last two steps are both too steep, themselves or by
-    their increments: buffers that depend on the block size take a step now and then. FLOPs of
+    the law's. A bound is refuted only if every octave is too steep, or the last sizes are a sum of
+    powers that is: buffers that depend on the block size take a step now and then. FLOPs of
     several terms must be a sum of just these. Workspace is the largest of several moments, so that
     of several terms the largest bounds it and the smallest is the least it grows by; it need not
     grow with heads or batch, which may be served one after another, nor with a d that its law does
@@ -72,10 +72,14 @@ def _leads(power: float, known: list[Known]) -> bool:
 
 
 def _keeps_growing(known: list[Known], limit: float) -> bool:
-    """Whether the last two octaves, or the increments of the last two, are both too steep."""
-    if min(top_power(known) or 0.0, top_power(known[:-1]) or 0.0) > limit:
-        return True
-    return len(known) > LEAST_SIZES and increments_power(known[:-1]) > limit
+    """Whether every octave is too steep, or the last sizes are a sum of powers that is.
+
+    Buffers that depend on a block size take steps, at times two in a row: in log-log they bend as
+    no sum of powers does.
+    """
+    octaves = [top_power(known[:end]) or 0.0 for end in range(2, len(known) + 1)]
+    first = math.floor(limit) + 1
+    return min(octaves) > limit or any(_leads(power, known) for power in (first, first + 1))
 
 
 def _settled(step: float, most: float, noun: str) -> Check:
