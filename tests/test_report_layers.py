@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from attnbench.analysis.axes import floor_size
 from attnbench.analysis.compare import compared, rope_cost
 from attnbench.case import Case
 from attnbench.report import beside
 from attnbench.report.charts import CHARTS, with_rate_interval
-from attnbench.report.sheets import floor_size, sheets
+from attnbench.report.sheets import sheets
 from attnbench.store import load_run
 from tests import synthetic
 

@@ -89,7 +89,9 @@ def test_a_run_with_pairs_alone_shows_its_crossovers(tmp_path, monkeypatch):
 def test_verdicts_are_told_apart_by_sign_and_word_and_the_refuted_come_first():
     rows = scaling.verdicts(fits.full())
     assert [row.verdict for row in rows][:2] == ["refuted", "holds"]
-    assert rows[-1].mark == "? inconclusive"
+    told = [row for row in rows if not row.goes_without_saying]
+    assert told[-1].mark == "? inconclusive"
+    assert {row.question for row in rows[len(told) :]} == {"FLOPs in n"}
     assert {row.mark for row in rows} == {"✗ refuted", "✓ holds", "? inconclusive"}
     assert len(rows) == len(fits.full().findings)
 
@@ -112,7 +114,9 @@ def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch)
     monkeypatch.setattr("attnbench.report.markdown.MOST_VERDICTS", 3)
     page = report(tmp_path, monkeypatch, fits.full())
     assert "7 more verdicts are not shown here" in Page(page).text
-    assert "and 8 more verdicts in report.html" in (page.parent / "report.md").read_text()
+    markdown = (page.parent / "report.md").read_text()
+    assert "Of these, 4 are FLOPs and workspace that are as predicted" in markdown
+    assert "and 4 more verdicts in report.html" in markdown
 
 
 def test_problems_stand_in_the_table_and_alone_make_no_section(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,20 @@ def label(row: pd.Series[Any] | Mapping[Any, Any], names: list[str]) -> str:
         if AXES[name].follows is None or row[name] != row[str(AXES[name].follows)]
     ]
     return " ".join(text for text in texts if text)
+
+
+_FLOOR_SIZES, _FLOOR_GAP = 16, 16  # a length up to this, and so far below the next
+
+
+def floor_size(lengths: Iterable[int], least: int = 3) -> int | None:
+    """The length that is there for the floor alone: small, and far below all others.
+
+    None where there are fewer than `least` lengths.
+    """
+    ordered = sorted(set(lengths))
+    if len(ordered) < least or ordered[0] > _FLOOR_SIZES or ordered[1] < _FLOOR_GAP * ordered[0]:
+        return None
+    return ordered[0]
 
 
 def in_order(frame: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 from attnbench import units
-from attnbench.analysis.axes import AXES, label
+from attnbench.analysis.axes import AXES, floor_size, label
 from attnbench.analysis.compare import BASELINE
 from attnbench.analysis.crossing import Crossing, crossings, lead, size_text
 from attnbench.analysis.scaling.results import Estimate
@@ -149,6 +149,8 @@ def _between(
 ) -> Crossover | None:
     first, second = cells
     shared = sorted(first.keys() & second.keys())
+    floor = floor_size(shared, least=2)  # nothing is known of the wide gap between it and the rest
+    shared = [n for n in shared if n != floor]
     sizes, ratios = [], []
     for n in shared:
         above, below = first[n].side, second[n].side

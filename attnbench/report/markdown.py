@@ -12,7 +12,7 @@ from attnbench.report import scaling
 from attnbench.report.content import Content
 
 MOST_FAILURES = 20
-MOST_VERDICTS, MOST_CROSSINGS = 40, 20
+MOST_VERDICTS, MOST_CROSSINGS = 60, 20
 
 
 def render(content: Content) -> str:
@@ -63,11 +63,18 @@ def _growth(content: Content) -> list[str]:
     """Verdicts, the refuted first, and where the lead changes."""
     if not scaling.anything(content.scaling, content.crossovers):
         return []
-    rows = [row.texts for row in scaling.verdicts(content.scaling)]
+    found = scaling.verdicts(content.scaling)
+    rows = [row.texts for row in found if not row.goes_without_saying]
     blocks = ["### How cost grows"]
+    if found:
+        blocks.append(f"Verdicts on declared laws: {scaling.counts(content.scaling)}.")
+    if len(rows) < len(found):
+        blocks.append(
+            f"Of these, {len(found) - len(rows)} are FLOPs and workspace that are as predicted and"
+            " grow as declared (in report.html); the others are:"
+        )
     if rows:
         blocks += [
-            f"Verdicts on declared laws: {scaling.counts(content.scaling)}.",
             table(scaling.HEADERS, rows[:MOST_VERDICTS], text_columns=len(scaling.HEADERS)),
             *_more(len(rows) - MOST_VERDICTS, "verdicts"),
         ]

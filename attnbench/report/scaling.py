@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -33,6 +33,12 @@ class VerdictRow:
     verdict: str
     mark: str
     reason: str
+    counted: bool = False
+
+    @property
+    def goes_without_saying(self) -> bool:
+        """True for FLOPs and workspace that are what they should be."""
+        return self.counted and self.verdict == "holds"
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -47,9 +53,8 @@ CROSSOVER_HEADERS = ("on equal cases", "pair", "crossing")
 
 
 def verdicts(scaling: Scaling) -> list[VerdictRow]:
-    """Every finding, what was refuted first, then by what was asked."""
+    """Every finding: what was refuted first, then by verdict; counts that hold come last."""
     rows = [
-        *(_row(fit.finding, _growth_of(fit)) for fit in scaling.exact),
         *(
             _row(f.finding, growth.interval(f.exponent), f.top)
             for f in scaling.exponents
@@ -57,9 +62,14 @@ def verdicts(scaling: Scaling) -> list[VerdictRow]:
         ),
         *(_row(fit.finding, _error_of(fit)) for fit in scaling.models if fit.finding),
         *(_row(finding, units.UNKNOWN) for finding in scaling.problems),
+        *(
+            replace(_row(fit.finding, _growth_of(fit)), counted=True)
+            for fit in scaling.exact
+            if fit.finding
+        ),
     ]
     first = {verdict: rank for rank, verdict in enumerate(("refuted", "holds", "inconclusive"))}
-    return sorted(rows, key=lambda row: first[row.verdict])
+    return sorted(rows, key=lambda row: (row.goes_without_saying, first[row.verdict]))
 
 
 def counts(scaling: Scaling) -> str:

@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from attnbench import units
+from attnbench.analysis.axes import floor_size
 from attnbench.analysis.crossing import size_text
 from attnbench.analysis.scaling.results import Estimate, ModelFit
 from attnbench.report import growth, plots, scales
 from attnbench.report.growth import Kind
 from attnbench.report.labels import LINE_INCHES, spread
 from attnbench.report.plots import Plot
-from attnbench.report.sheets import floor_size
 from attnbench.report.style import QUIET, Look
 
 MODEL = Kind(

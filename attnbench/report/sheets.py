@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from attnbench.analysis.axes import fixed, label, slices, varying
+from attnbench.analysis.axes import fixed, floor_size, label, slices, varying
 
 SHEET_AXES = ["workload", "device", "dtype", "pass"]
 PANELS_A_SHEET = 6
-FLOOR_SIZES, FLOOR_GAP = 16, 16  # a size up to this, and so far below the next, is for the floor
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,6 @@ def _without_floor(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     if floor is None:
         return rows, ""
     return rows[rows["seq_len"] > floor], f" (n={floor}, for the floor, is not drawn)"
-
-
-def floor_size(lengths: Sequence[int]) -> int | None:
-    """The length that is there for the floor alone: small, and far below all others."""
-    ordered = sorted(set(lengths))
-    if len(ordered) < 3 or ordered[0] > FLOOR_SIZES or ordered[1] < FLOOR_GAP * ordered[0]:
-        return None
-    return ordered[0]
 
 
 def _title(rows: pd.DataFrame, axes: list[str]) -> str:
