@@ -177,7 +177,7 @@ PRESETS.add(
             ),
         ),
         min_time_s=0.05,
-        max_time_s=0.2,
+        max_time_s=0.5,
         threads=1,  # a second core that comes and goes would bend every curve
         allocator="keep",  # so would pages that are returned from one size on, not from another
     ),

@@ -228,9 +228,11 @@ def test_a_step_at_the_largest_size_is_no_growth_yet() -> None:
     assert exact_verdict(fit) == "inconclusive"
 
 
-def test_two_steps_in_a_row_are_no_sum_of_powers() -> None:
+@pytest.mark.parametrize("sizes", [4, 5])
+def test_two_steps_in_a_row_are_no_sum_of_powers(sizes: int) -> None:
     # A layer's both pass around SDPA (E = 512, H = 8, one CPU thread), whose blocks grow with n.
-    steps = {64: 393216, 128: 786432, 256: 1572864, 512: 4473088, 1024: 12616704}
+    known = {64: 262144, 128: 524288, 256: 1048576, 512: 4473088, 1024: 12616704}
+    steps = dict(list(known.items())[:sizes])
     records = [
         cell(Case(seq_len=n), "it", memory_workspace_bytes=b, memory_predicted_bytes=None)
         for n, b in steps.items()

@@ -137,10 +137,11 @@ def cached_flops(evidence: Evidence) -> Answer:
 @of_run(
     "recomputed-flops",
     CHAPTER,
-    "2. Autoregressive Decoding Without Caching",
+    "5. Why Is Key-Value Caching Important?",
     "recomputing the keys and values of all t tokens, with one query, costs O(t) a token",
     kind="counted",
-    reading="O(t·d²) for keys and values beside O(t·d) for attention",
+    reading="the step as section 2 describes it: O(t·d²) for keys and values beside O(t·d) for"
+    " attention",
 )
 def recomputed_flops(evidence: Evidence) -> Answer:
     """Counted FLOPs a token of cache `none`: growth over its top octaves."""

@@ -48,7 +48,7 @@ def projections_do_not_depend_on_heads() -> Answer:
     "more heads mean that projections and matrix products are repeated, h times the work",
     wrong="each is 1/h as large, so projections and products cost the same FLOPs for any h; h-fold"
     " are the softmaxes, of n² each, and the stored scores",
-    reading="of the total width kept fixed",
+    reading="h times by more than the softmaxes, at a fixed total width",
 )
 def work_is_not_repeated() -> Answer:
     """Products and exponentials of multi-head attention, counted, for 1 to 8 heads."""
@@ -86,6 +86,7 @@ def softmaxes_add_up() -> Answer:
     "the n² cost is due primarily to the products of queries and keys",
     wrong="to half: the weighted sum over the values takes as many FLOPs where d_v = d_k, and the"
     " softmax between them is quadratic, too",
+    reading="primarily: by more than half of the quadratic FLOPs",
 )
 def half_of_the_square() -> Answer:
     """FLOPs of QKᵀ and of weights · V, counted."""

@@ -46,7 +46,7 @@ def scores_of_cat() -> Answer:
     SCRATCH,
     "Step 4: Weighted Sum of Values",
     "the softmax of these scaled scores is [0.3, 0.5, 0.2]",
-    wrong="it is nearly uniform, [0.33, 0.35, 0.33]; and 0.3 for a score of 0.4 beside 0.2 for 0.5"
+    wrong="it is nearly uniform, [0.32, 0.35, 0.33]; and 0.3 for a score of 0.4 beside 0.2 for 0.5"
     " would turn their order round",
 )
 def weights_of_cat() -> Answer:

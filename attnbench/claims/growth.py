@@ -249,6 +249,8 @@ def scores_needed(evidence: Evidence) -> Answer:
     "5. Scaled Dot-Product Attention Core",
     "scaled_dot_product_attention uses a fused kernel that saves memory",
     kind="counted",
+    reading="its workspace is below half of the score matrices, on the run's device; the note says"
+    " CUDA",
 )
 def fused_memory(evidence: Evidence) -> Answer:
     """Workspace of sdpa in score matrices at the largest n."""
@@ -263,7 +265,7 @@ def fused_memory(evidence: Evidence) -> Answer:
     "Parameter Initialization Deep Dive",
     "one combined QKV matrix uses the hardware better than three",
     kind="timed",
-    misleading="FLOPs and bytes are the same; two launches and two readings of x are saved, which"
+    misleading="FLOPs and weights are the same; two launches and two readings of x are saved, which"
     " shows where they weigh: at small sizes",
     reading="faster by more than 3 %, at every size measured",
     machine=True,

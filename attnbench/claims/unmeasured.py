@@ -45,8 +45,8 @@ unmeasured(
     "1. Motivation for Positional Embeddings",
     "RoPE was popularized in models like GPT-3 and LLaMA",
     why=HISTORY,
-    wrong="LLaMA, GPT-J and GPT-NeoX use it; GPT-3 (2020) has learned absolute positions and is"
-    " older than RoPE (April 2021)",
+    wrong="LLaMA, GPT-J and GPT-NeoX use it; GPT-3 (arXiv:2005.14165, May 2020) is older than RoPE"
+    " (arXiv:2104.09864, April 2021) and keeps GPT-2's learned absolute positions",
 )
 unmeasured(
     "combined-users",
@@ -63,8 +63,8 @@ unmeasured(
     "6. Relation to Other Position Encoding Methods",
     "relative positions after Shaw et al. often add a bias to the logits",
     why=HISTORY,
-    misleading="Shaw et al. add learned vectors to keys and values; biases on logits came later,"
-    " with T5 and ALiBi",
+    misleading="Shaw et al. add learned vectors to keys and values; scalar biases on logits came"
+    " later, with T5 and ALiBi",
 )
 unmeasured(
     "mixed-precision",
@@ -72,7 +72,7 @@ unmeasured(
     "5. Scaled Dot-Product Attention Core",
     "scaled_dot_product_attention supports mixed precision by itself",
     why="a documented behaviour, not a cost",
-    misleading="it computes in the dtype of its inputs; torch.autocast is what chooses that",
+    misleading="its output has the dtype of its inputs; torch.autocast is what chooses that",
 )
 unmeasured(
     "heads-specialise",

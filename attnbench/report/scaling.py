@@ -99,7 +99,7 @@ def _growth_of(fit: ExactFit) -> str:
 def _error_of(fit: ModelFit) -> str:
     if fit.held_out is None:
         return units.UNKNOWN
-    return f"{100 * fit.held_out:+.1f} % at the held-out n".replace("-", "−")
+    return f"{100 * fit.held_out:+.1f} %".replace("-", "−") + " at the held-out n"
 
 
 @dataclass(frozen=True)

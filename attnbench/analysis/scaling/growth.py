@@ -58,13 +58,13 @@ def grown(law: Law, axis: Axis, quantity: Quantity, known: list[Known], case: Ca
     return "holds", f"{said}, as {_law_text(law, axis, most)}"
 
 
-def _leads(power: float, known: list[Known]) -> bool:
-    """Whether the last three values are size^power beside whole powers below it.
+def _leads(power: float, known: list[Known], last: int = LEAST_SIZES) -> bool:
+    """Whether the `last` values are size^power beside whole powers below it.
 
-    Three sizes alone, since workspace is the largest of several moments, and small sizes may have
+    Not all of them, since workspace is the largest of several moments, and small sizes may have
     another one.
     """
-    known = known[-LEAST_SIZES:]
+    known = known[-last:]
     powers = [power, *(float(lower) for lower in range(math.ceil(power)))]
     shares = _shares([[size**p for size, _ in known] for p in powers], known)
     reproduced = float(np.abs(shares.sum(axis=1) - 1).max()) <= MISS
@@ -79,7 +79,10 @@ def _keeps_growing(known: list[Known], limit: float) -> bool:
     """
     octaves = [top_power(known[:end]) or 0.0 for end in range(2, len(known) + 1)]
     first = math.floor(limit) + 1
-    return min(octaves) > limit or any(_leads(power, known) for power in (first, first + 1))
+    # One size more than there are coefficients: as many can be made to fit anything.
+    return min(octaves) > limit or any(
+        len(known) >= power + 2 and _leads(power, known, power + 2) for power in (first, first + 1)
+    )
 
 
 def _settled(step: float, most: float, noun: str) -> Check:

@@ -114,9 +114,9 @@ def _presence(
     clearest = int(low.argmax()) if low.max() > 0 else int(high.argmax())
     where = _place(cells, int(visible[clearest]))
     part = f"{units.percent(float(low[clearest]))} to {units.percent(float(high[clearest]))}"
-    if low[clearest] > 0:
-        return Answer(verdict="holds", reason=f"{term} takes {part} of the time at {where}")
     if high.max() >= ABSENT:
+        if low[clearest] > 0:
+            return Answer(verdict="holds", reason=f"{term} takes {part} of the time at {where}")
         return _unknown(f"{term} takes {part} of the time at {where}: it may not be there")
     if law.bound:
         return Answer(verdict="holds", reason=f"{term} does not show, which O(…) allows")

@@ -152,7 +152,7 @@ def _frame(records: list[Record]) -> pd.DataFrame:
     frame["value_follows"] = frame["value_dim"] == frame["head_dim"]
     frame["width_follows"] = (frame["width"] == 0) | (frame["width"] == frame["inner"])
     most = np.where(frame["decode"] > 0, FLOOR_CONTEXT, 1)
-    frame["is_floor"] = frame["seq_len"] <= most
+    frame["is_floor"] = frame[["seq_len", "kv_len"]].max(axis=1) <= most
     return frame
 
 
@@ -201,10 +201,12 @@ class _Floors:
         """Replicates of the floor of what begins with `case`.
 
         Of the same sizes but n; else of another head dim at the same heads and batch, which start
-        as many kernels.
+        as many kernels. A wider layer is no such floor: for one token it reads more weights.
         """
         found = self._exact.get(_exact(code, case)) or self._near.get(_near(code, case))
-        return found[1].times_us if found else None
+        if found is None or (found[1].record.cell.case.width or 0) > (case.width or 0):
+            return None
+        return found[1].times_us
 
 
 def _exact(code: int, case: Case) -> tuple[Any, ...]:
