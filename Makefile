@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= results/gpu
 
-.PHONY: bench test lint benchmark gpu clean
+.PHONY: bench test lint benchmark gpu gpu-verify clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
@@ -39,6 +39,20 @@ gpu:
 	cp $(OUT)/.run/gpu/run.json $(OUT)/.run/gpu/records.jsonl $(OUT)/.run/gpu/report.html \
 	  $(OUT)/.run/gpu/report.md $(OUT)/ && \
 	tar -C $(OUT)/.run/gpu -czf $(OUT)/plots.tar.gz plots && rm -rf $(OUT)/.run && exit $$status
+
+# The same for laws: verdicts and claims from a sweep of their own, in bf16; at most eight files.
+gpu-verify:
+	@mkdir -p $(OUT)
+	@rm -rf $(OUT)/.run
+	@export PYTHONPATH=$(CURDIR); status=0; \
+	$(PYTHON) -m attnbench verify --sweep --device cuda --output $(OUT)/.run --name verify-gpu \
+	  > $(OUT)/verify.txt 2> $(OUT)/verify.log || status=$$?; \
+	tail -3 $(OUT)/verify.txt; tail -2 $(OUT)/verify.log; \
+	$(PYTHON) -m attnbench claims verify-gpu --output $(OUT)/.run > $(OUT)/claims.txt || true; \
+	$(PYTHON) -m attnbench report verify-gpu --output $(OUT)/.run && \
+	cp $(OUT)/.run/verify-gpu/run.json $(OUT)/.run/verify-gpu/records.jsonl \
+	  $(OUT)/.run/verify-gpu/report.html $(OUT)/.run/verify-gpu/report.md $(OUT)/ && \
+	tar -C $(OUT)/.run/verify-gpu -czf $(OUT)/plots.tar.gz plots && rm -rf $(OUT)/.run && exit $$status
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

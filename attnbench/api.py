@@ -25,6 +25,7 @@ from attnbench.case import Case, Mask, Position
 from attnbench.compiling import compile_alone, reason_against_compiling
 from attnbench.costs import core_flops, output_bytes
 from attnbench.errors import UsageError
+from attnbench.kinds import KINDS
 from attnbench.law import parse
 from attnbench.masks import dense_mask, hidden_and_blind, mask_for
 from attnbench.registry import Registry
@@ -196,6 +197,12 @@ def _add(name: str, build: Any, described: Any, capabilities: dict[str, Any]) ->
             raise UsageError(
                 f"implementation '{name}' declares {field_name}={value!r}, a"
                 f" {type(value).__name__}; expected {_EXPECTED[field_name]}"
+            )
+    for workload in capabilities.get("workloads") or ():
+        if workload not in KINDS:
+            raise UsageError(
+                f"implementation '{name}' declares workloads with {workload!r}, which is none;"
+                f" known: {', '.join(KINDS.names())}"
             )
     defaults = {
         "doc": inspect.getdoc(described) or "",

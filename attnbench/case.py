@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
@@ -174,12 +175,13 @@ class Case:
 
     def impossible(self) -> str | None:
         """Why no implementation could make sense of this combination, or None."""
-        if self.heads % self.kv_heads:
+        reason = KINDS.get(self.workload).reason_against(self)
+        if reason is None and self.heads % self.kv_heads:
             return (
                 f"{self.kv_heads} key/value heads do not divide {self.heads} heads"
                 " (--kv-heads must divide --heads)"
             )
-        return KINDS.get(self.workload).reason_against(self)
+        return reason
 
     @property
     def model_width(self) -> int:
@@ -243,21 +245,25 @@ class Case:
 
     def label(self) -> str:
         """A short text for people: `attention forward n=512 H=4 D=64 float32 causal`."""
+        kind = KINDS.get(self.workload)
         parts = [self.workload, self.pass_, f"n={self.seq_len}"]
-        if self.kv_len != self.seq_len and "kv_lens" in KINDS.get(self.workload).axes:
+        if self.kv_len != self.seq_len and "kv_lens" in kind.axes:
             parts.append(f"S={self.kv_len}")
-        parts.append(f"B={self.batch} H={self.heads}")
-        if self.kv_heads != self.heads:
-            parts.append(f"G={self.kv_heads}")
-        parts.append(f"D={self.head_dim}")
-        if self.value_dim != self.head_dim:
-            parts.append(f"V={self.value_dim}")
-        if self.model_width != self.heads * self.head_dim:
-            parts.append(f"E={self.width}")
+        parts += [f"B={self.batch}", *(self._head_sizes() if kind.heads else ())]
+        if not kind.heads or self.model_width != self.heads * self.head_dim:
+            parts.append(f"E={self.model_width}")
         parts.append(self.dtype)
         parts += [t for t in (self.mask.text, self.position.text) if t not in ("full", "none")]
         parts += [t for t in (self.projection, self.cache) if t]
         return " ".join(parts)
+
+    def _head_sizes(self) -> Iterator[str]:
+        yield f"H={self.heads}"
+        if self.kv_heads != self.heads:
+            yield f"G={self.kv_heads}"
+        yield f"D={self.head_dim}"
+        if self.value_dim != self.head_dim:
+            yield f"V={self.value_dim}"
 
 
 _FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}

@@ -17,8 +17,9 @@ from attnbench.registry import unknown
 def expand(axes: Axes, device: Device) -> Iterator[Case]:
     """The cases of one sweep, each once.
 
-    A workload with a width has E = H·D unless that is given; one that is causal by nature has no
-    mask `full`.
+    A workload with a width has E = H·D unless that is given; one without heads is of one head as
+    wide as it is, so that no two of its cases are the same network. One that is causal by nature
+    has no mask `full`.
     """
     kind, follower = KINDS.get(axes.workload), _follows(axes)
     choices: dict[str, tuple[Any, ...]] = {
@@ -41,6 +42,8 @@ def expand(axes: Axes, device: Device) -> Iterator[Case]:
         chosen = dict(zip(choices, values, strict=True))
         if "widths" in kind.axes:
             chosen |= _sized(chosen)
+        if not kind.heads:
+            chosen |= {"heads": 1, "head_dim": chosen["width"]}
         hides = kind.causal and chosen["mask"] == "full"
         chosen["mask"] = parse_mask("causal" if hides else chosen["mask"])
         case = Case(workload=axes.workload, device=device, **chosen)
@@ -82,6 +85,8 @@ def _sized(chosen: dict[str, Any]) -> dict[str, int]:
 
 def misfit(axes: Axes, case: Case) -> str | None:
     """Why this case of `axes` is not what was asked for: a width that does not divide."""
+    if not KINDS.get(axes.workload).heads:
+        return None
     known, flag = {
         "head_dim": (case.heads, "heads (--heads)"),
         "heads": (case.head_dim, "dims a head (--head-dims)"),

@@ -18,6 +18,7 @@ from typing import Self
 from attnbench.errors import UsageError
 
 VARIABLES = ("n", "d", "w")
+MOST_POWER = 9  # beyond it, values at real sizes are no floating point numbers any more
 _EXAMPLES = "such as 'n^2 d', 'n d^2 + n^2 d', 'n w d', 'n log n', '1' or 'O(n)'"
 _FACTOR = re.compile(r"(?:(1)|(log\s*)?([a-z]+)(?:\^(\d+(?:\.\d+|/[1-9]\d*)?))?)(?=[\s*]|$)[\s*]*")
 
@@ -124,6 +125,8 @@ def _term(part: str, law: str) -> Term:
         if found[3]:
             into = logs if found[2] else powers
             into[found[3]] = into.get(found[3], Fraction(0)) + Fraction(found[4] or 1)
+            if into[found[3]] > MOST_POWER:
+                raise UsageError(f"'{law}' has a power above {MOST_POWER}; write one below")
         at = found.end()
     return Term.of(powers, logs)
 

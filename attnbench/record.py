@@ -78,7 +78,7 @@ class Record:
     @property
     def kept(self) -> tuple[Sample, ...]:
         """The samples that count: all but the discarded."""
-        return tuple(sample for sample in self.samples if sample.discarded is None)
+        return tuple([sample for sample in self.samples if sample.discarded is None])
 
     def to_line(self) -> str:
         """One line of JSON, without the newline. Samples are written as columns."""

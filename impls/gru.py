@@ -41,11 +41,12 @@ def workspace(case: Case) -> int | None:
 )
 def build_gru(case: Case) -> Network:
     """torch.gru, one layer without biases: cuDNN on a GPU, a loop over the tokens on a CPU."""
+    training = case.needs_grad  # without it cuDNN keeps nothing that a backward could start from
 
     def gru(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> torch.Tensor:
         start_1BE = x_BLE.new_zeros(1, x_BLE.shape[0], x_BLE.shape[2])
         weights = (w_ih, w_hh)
-        o_BLE, _ = torch.gru(x_BLE, start_1BE, weights, False, 1, 0.0, False, False, True)
+        o_BLE, _ = torch.gru(x_BLE, start_1BE, weights, False, 1, 0.0, training, False, True)
         return o_BLE
 
     return gru

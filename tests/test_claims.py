@@ -47,6 +47,14 @@ def test_all_five_notes_are_in_the_ledger():
     assert {claim.note for _, claim in CLAIMS.items()} == set(NOTES)
 
 
+@pytest.mark.parametrize(
+    ("name", "scores"), [("example-softmax", [2.4, 1.2, 0.3]), ("example-cat", examples.CAT / 8)]
+)
+def test_the_figures_said_to_be_right_are_those_computed(name, scores):
+    powers = np.exp(np.array(scores))
+    assert exact.listed(powers / powers.sum()) in str(CLAIMS.get(name).right)
+
+
 def test_a_wrong_statement_without_the_right_one_cannot_be_registered():
     claim = CLAIMS.get("example-softmax")
     with pytest.raises(ValueError, match="example-softmax"):

@@ -75,6 +75,10 @@ WRONG_SWEEPS = {
     "unknown cache": (["--workload", "decode", "--caches", "statik"], ["--caches", "'static'?"]),
     "unknown dtype": (["--dtypes", "float8"], ["--dtypes", "bfloat16"]),
     "unknown pass": (["--passes", "sideways"], ["--passes", "forward, backward, both"]),
+    "an axis that no workload of a preset has": (
+        ["--preset", "quick", "--projections", "fused"],
+        ["--projections changes nothing", "attention, decode", "--workload"],
+    ),
     "unknown preset": (["--preset", "quik"], ["--preset", "'quick'?", "gpu"]),
     "heads that do not divide": (["--kv-heads", "3"], ["--kv-heads must divide --heads", "3", "4"]),
     "doubling past its end": (["--seq-lens", "128..1000"], ["128..512 or 128..1024"]),

@@ -86,6 +86,7 @@ def test_the_context_is_called_so():
         ({"workload": "recurrent", "kv_heads": 2}, "recurrent has no heads to share"),
         ({"workload": "recurrent", "value_dim": 2}, "recurrent has no values of width 2"),
         ({"workload": "recurrent", "mask": parse_mask("window:3")}, "--masks causal"),
+        ({"workload": "recurrent", "heads": 1, "kv_heads": 2}, "recurrent has no heads to share"),
         ({"kv_heads": 3}, "--kv-heads must divide --heads"),
     ],
 )
@@ -135,6 +136,19 @@ def test_whom_a_workload_is_served_by_is_declared(forgotten):
 def test_workloads_that_are_no_tuple_are_refused():
     with pytest.raises(UsageError, match="a tuple of names"):
         attention("lawful", workloads="layer")(lambda q, k, v, *, causal, scale: q)
+
+
+def test_a_workload_that_there_is_not_is_refused_by_name():
+    with pytest.raises(UsageError, match=r"'lawful' declares workloads with 'atention'.*layer"):
+        attention("lawful", workloads=("atention",))(lambda q, k, v, *, causal, scale: q)
+    assert "lawful" not in IMPLEMENTATIONS
+
+
+def test_a_label_of_what_has_no_heads_gives_its_width():
+    network = Case(workload="recurrent", heads=1, head_dim=96, width=96, seq_len=8, mask=CAUSAL)
+    assert network.label() == "recurrent forward n=8 B=1 E=96 float32 causal"
+    grouped = Case(workload="layer", kv_heads=2, value_dim=8, width=96, seq_len=8)
+    assert grouped.label() == "layer forward n=8 B=1 H=4 G=2 D=64 V=8 E=96 float32"
 
 
 def declaring_bytes() -> list[str]:

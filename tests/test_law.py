@@ -57,6 +57,13 @@ def test_a_text_that_is_no_law_is_refused_with_examples(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["n^10", "n^9 n", "n + d^400", "n^" + "9" * 400])
+def test_a_power_that_no_size_could_bear_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="a power above 9"):
+        parse(text)
+    assert parse("n^9").degree("n") == 9
+
+
 def test_along_one_variable_the_others_are_constants() -> None:
     assert str(parse("n d^2 + n^2 d").along("n")) == "n + n^2"
     assert str(parse("n d^2 + n d").along("n")) == "n"

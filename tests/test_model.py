@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
+from attnbench.analysis.scaling.medians import Sets
 from attnbench.analysis.scaling.model import models
 from attnbench.analysis.scaling.model_cells import Cells, groups
 from attnbench.analysis.scaling.model_figures import predicted
 from attnbench.analysis.scaling.model_fit import fit
 from attnbench.analysis.scaling.model_parts import Parts
 from attnbench.analysis.scaling.model_terms import candidates, carriers, design, surplus
+from attnbench.analysis.scaling.model_verdict import _presence
 from attnbench.analysis.scaling.results import ModelFit
 from attnbench.case import Case, parse_mask
 from attnbench.law import parse
@@ -227,10 +229,11 @@ def test_the_band_contains_what_was_held_out() -> None:
     for seed in range(10):
         (cells,) = groups(run(cores(), core_us, seed=seed, noise=0.02))
         known = cells.sizes["n"] < 2048
+        ((_, replicates),) = cells.replicates_us.alike.values()
         part = Cells(
             impl="mine", cases=cells.cases, between=False, law=None, terms=cells.terms,
             sizes={name: values[known] for name, values in cells.sizes.items()},
-            replicates_us=tuple(np.array(cells.replicates_us)[known].tolist()),
+            replicates_us=Sets([tuple(times) for times in replicates[known].tolist()]),
             times_us=cells.times_us[known], interval_us=cells.interval_us[:, known],
         )  # fmt: skip
         bands = predicted(fit(part), design(cells.terms, cells.sizes)[~known])
@@ -470,6 +473,44 @@ def test_a_time_that_is_none_leaves_its_cell_out(bad: float) -> None:
     assert found == only(run_of(rest))
     everything = [replace(r, samples=(replace(r.samples[0], time_us=bad),)) for r in good]
     assert models(run_of(everything)) == ()
+
+
+def test_suspect_times_are_left_out_as_they_are_of_the_series() -> None:
+    good = run(cores(), core_us)
+    environment = {"device": "cpu", "matmul_tflops": {"float32": 0.1}}
+    impossible = [
+        replace(r, metrics=r.metrics | {"flops_executed": 10**18})
+        if r.cell.case.seq_len == 512 else r
+        for r in good.records
+    ]  # fmt: skip
+    found = only(replace(good, info=good.info | {"environment": environment}, records=impossible))
+    assert 512 not in {point["n"] for point in found.points}
+    assert len(found.points) < len(good.records)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "law", "expected"),
+    [
+        (0.001, 0.015, "n d^2 + n^2 d", "refuted"),
+        (0.001, 0.015, "O(n d^2 + n^2 d)", "holds"),
+        (0.001, 0.05, "n d^2 + n^2 d", "holds"),
+        (0.0, 0.05, "n d^2 + n^2 d", "inconclusive"),
+        (0.0, 0.01, "n d^2 + n^2 d", "refuted"),
+    ],
+)  # fmt: skip
+def test_a_term_that_certainly_takes_next_to_nothing_is_not_there(
+    low: float, high: float, law: str, expected: str
+) -> None:
+    (cells,) = groups(run(layers(), layer_us))
+    points = len(cells.cases)
+    draws = np.tile(np.linspace(low, high, 400), (points, 1))
+    if low == 0:
+        draws[:, :100] = 0.0
+    term = parse(law).terms[0]
+    answer = _presence(
+        cells, parse(law), term, draws, np.full(points, 0.5), np.ones(points, dtype=bool)
+    )
+    assert answer.verdict == expected, answer.reason
 
 
 def test_failed_cells_make_no_model() -> None:

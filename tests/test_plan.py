@@ -167,6 +167,21 @@ def test_a_width_that_divides_and_one_given_with_all_the_rest_are_no_misfits():
         assert [misfit(axes, case) for case in expand(axes, "cpu")] == [None]
 
 
+def test_a_network_without_heads_is_one_case_for_each_width():
+    def networks(**axes: Any) -> list[tuple[int | None, int, int]]:
+        cases = list(expand(Axes(workload="recurrent", **axes), "cpu"))
+        assert [misfit(Axes(workload="recurrent", **axes), case) for case in cases] == [None] * len(
+            cases
+        )
+        assert not any(case.impossible() for case in cases)
+        return [(case.width, case.heads, case.head_dim) for case in cases]
+
+    assert networks(widths=(510, 256)) == [(510, 1, 510), (256, 1, 256)]
+    assert networks(widths=(512,), heads=(2, 4)) == [(512, 1, 512)]
+    assert networks(heads=(2, 4), head_dims=(64,)) == [(128, 1, 128), (256, 1, 256)]
+    assert networks(masks=("full", "causal")) == [(256, 1, 256)]
+
+
 def test_a_layer_has_a_projection_and_attention_has_none():
     (layer,) = expand(Axes(workload="layer"), "cpu")
     (attention,) = expand(Axes(), "cpu")

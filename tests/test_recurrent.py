@@ -115,10 +115,43 @@ def test_workspace_is_unknown_where_autograd_and_packing_decide():
         assert workload.costs(case_of(**unsure), impl)["memory_predicted_bytes"] is None
 
 
-def test_weights_lie_together_as_cudnn_wants_them():
-    tensors = WORKLOADS.get("recurrent").tensors(case_of())
+@pytest.mark.parametrize("pass_", PASSES)
+def test_weights_lie_together_and_before_two_biases_of_zero_as_cudnn_wants_them(pass_):
+    case = case_of(pass_=pass_)
+    workload = WORKLOADS.get("recurrent")
+    tensors = workload.tensors(case)
+    workload.fill(case, tensors, Draw(seed=1))
     w_ih, w_hh = tensors["w_ih"], tensors["w_hh"]
+    assert w_ih.storage_offset() == 0
     assert w_hh.data_ptr() == w_ih.data_ptr() + w_ih.numel() * w_ih.element_size()
+    block = w_ih.detach().new_empty(0).set_(w_ih.untyped_storage())
+    assert block.numel() == 6 * 16 * 16 + 2 * 3 * 16
+    assert not block[6 * 16 * 16 :].any()
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_the_network_trains_where_a_gradient_is_asked_for(pass_, monkeypatch):
+    # cuDNN refuses a backward after a forward that did not train; a CPU does not care.
+    seen = []
+    real = torch.gru
+
+    def watched(*arguments):
+        seen.append(arguments[6])
+        return real(*arguments)
+
+    monkeypatch.setattr(torch, "gru", watched)
+    assert check_item(case_of(pass_=pass_), "gru", {}, 0)["status"] == "ok"
+    assert set(seen) == {pass_ != "forward"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("error:RNN module weights")
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cudnn_is_right_and_takes_the_weights_as_they_lie(pass_, dtype):
+    case = case_of(pass_=pass_, dtype=dtype, device="cuda", seq_len=40, width=64)
+    assert check_item(case, "gru", {}, 0)["status"] == "ok"
 
 
 def test_cores_of_attention_serve_no_recurrence_nor_a_network_attention():

@@ -99,7 +99,7 @@ def test_an_overhead_is_subtracted_and_not_fitted() -> None:
     sizes = [2.0**k for k in range(7, 17)]
     fit = fit_series(replayed(power(2), sizes=sizes, floor_us=300 * 16**2))
     assert [n for n, why in zip(sizes, fit.left_out, strict=True) if why is None] == sizes[5:]
-    assert "3 × the floor" in str(fit.left_out[0])
+    assert "3 × the measured floor" in str(fit.left_out[0])
     assert fit.exponent is not None
     assert fit.exponent.value == pytest.approx(2, abs=0.06)
     assert verdict(fit) == "holds"
@@ -303,6 +303,15 @@ def test_intervals_of_medians_are_those_of_the_table(values: list[float]) -> Non
         assert math.isnan(low[0])
     else:
         assert (low[0], high[0]) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_set_with_one_replicate_that_is_no_time_has_no_median(bad: float) -> None:
+    sets = Sets([(1.0, 2.0, bad), (1.0, 2.0, 3.0), (bad,)])
+    middle, _, _ = intervals(sets)
+    assert middle.tolist() == pytest.approx([math.nan, 2.0, math.nan], nan_ok=True)
+    drawn = np.isnan(drawn_medians(sets, 10, 3)).all(axis=1)
+    assert drawn.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])

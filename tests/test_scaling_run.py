@@ -76,6 +76,34 @@ def test_cells_that_differ_in_n_alone_are_a_series_with_its_floor() -> None:
     assert str(first.law) == "n^2 d"
 
 
+def test_one_query_of_many_keys_is_no_floor() -> None:
+    records = [cell(Case(seq_len=n), "naive") for n in SIZES]
+    many_keys = cell(Case(seq_len=1, kv_len=65536), "naive", lambda case: 400.0)
+    (series,) = series_of(run_of([many_keys, *records]))
+    assert series.floor_us is None
+    small = cell(Case(seq_len=1), "naive")
+    (series,) = series_of(run_of([many_keys, small, *records]))
+    assert series.floor_us is not None
+    assert max(series.floor_us) < 20
+
+
+def test_one_token_of_a_wider_layer_is_no_floor() -> None:
+    def layer(n: int, width: int) -> Record:
+        shape: dict[str, Any] = {
+            "width": width,
+            "heads": 4,
+            "head_dim": width // 4,
+            "projection": "fused",
+        }
+        return cell(Case(workload="layer", seq_len=n, **shape), "naive")
+
+    records = [layer(n, 512) for n in SIZES]
+    (wider,) = [s for s in series_of(run_of([layer(1, 1024), *records])) if s.axis == "n"]
+    (narrower,) = [s for s in series_of(run_of([layer(1, 256), *records])) if s.axis == "n"]
+    assert wider.floor_us is None
+    assert narrower.floor_us is not None
+
+
 def test_each_axis_varies_alone_and_what_follows_it_follows() -> None:
     records = [
         cell(Case(seq_len=n, heads=h, head_dim=d), "naive")
@@ -383,6 +411,8 @@ def test_a_law_that_cannot_be_read_is_a_problem_and_no_crash() -> None:
     found = scaling(run_of(records, naive={"time": "fast", "memory": None}))
     assert [p.reason for p in found.problems if "'fast' is no law" in p.reason]
     assert found.exponents[0].finding is None
+    found = scaling(run_of(records, naive={"time": 5, "memory": None}))
+    assert [p.reason for p in found.problems if "'5' is no law" in p.reason]
 
 
 def test_an_old_run_without_implementations_has_exponents_and_no_verdicts() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnbench.kinds import KINDS
 from attnbench.units import is_unknown
 
 
@@ -81,11 +82,16 @@ def _varies(frame: pd.DataFrame, axis: Axis) -> bool:
     return values.nunique(dropna=False) > 1
 
 
+_OF_HEADS = {"head_dim", "value_dim", "heads", "kv_heads"}  # no word on them where there are none
+
+
 def fixed(frame: pd.DataFrame) -> str:
     """What all rows have in common: `attention, cpu, float32, forward, full, D=64`."""
     if frame.empty:
         return ""
     changing = set(varying(frame))
+    if not any(KINDS.get(str(name)).heads for name in frame["workload"].unique()):
+        changing |= _OF_HEADS
     first = frame.iloc[0]
     texts = [
         axis.text(first[name])

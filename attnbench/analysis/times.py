@@ -25,8 +25,11 @@ _ORDER_STATISTICS = 6  # from so many values on the interval is one of order sta
 
 def by_process(record: Record) -> list[list[Sample]]:
     """The samples that count, for each fresh process of the cell, in the order of their rounds."""
+    kept = record.kept
+    if len({sample.process for sample in kept}) == 1:
+        return [list(kept)]  # the usual case, of runs of many cells
     found: dict[int, list[Sample]] = {}
-    for sample in record.kept:
+    for sample in kept:
         found.setdefault(sample.process, []).append(sample)
     return list(found.values())
 

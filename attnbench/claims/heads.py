@@ -267,7 +267,7 @@ def llama_code() -> Answer:
     PERSPECTIVES,
     "Self-Attention",
     "self-attention is f(X, X, X): keys and values are the tokens themselves, nothing is learned",
-    misleading="so defined it is no more than an average of similar tokens: its scores are symmetric,"
+    misleading="so defined it is no more than an average of similar tokens: scores are symmetric,"
     " and where tokens have entries of order 1 each looks almost only at itself once the width is"
     " large. In a Transformer Q, K and V are three learned projections of X",
 )

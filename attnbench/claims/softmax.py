@@ -158,7 +158,7 @@ def first_step(width: int, weight_scale: float) -> tuple[float, float]:
     " come through it early in training",
     misleading="the inputs have standard deviation 1e-4·D (0.05 at D = 512): attention starts as"
     " plain averaging, and W^Q's gradient is about 30 times smaller than with 1/√D. Large"
-    " scores make softmax's gradients vanish, not grow; and 0.01 is right at one width only",
+    " scores make softmax's gradients vanish, not grow; and 0.01 is 1/√D at D = 10⁴ alone",
 )
 def small_weights() -> Answer:
     """Scores and gradients with 0.01 and with 1/√D, at widths 128, 512 and 2048."""

@@ -186,7 +186,9 @@ def _request(options: dict[str, Any]) -> Any:
     given["workload"] = options["workload"]
     preset = PRESETS.get(options["preset"]) if options["preset"] else None
     base = preset.sweeps if preset else (Axes(),)
-    if preset and options["workload"] is not None:
+    if preset and options["workload"] is None:
+        _refuse_unused(options["preset"], [axes.workload for axes in base], given)
+    elif preset:
         base = tuple(axes for axes in base if axes.workload == options["workload"]) or base[:1]
     min_time = options["min_time"] or (preset.min_time_s if preset else 0.1)
     max_time = options["max_time"] or (preset.max_time_s if preset else 1.0)
@@ -214,6 +216,19 @@ def _request(options: dict[str, Any]) -> Any:
         name=options["name"],
         options={name: str(v) if isinstance(v, Path) else v for name, v in options.items() if v},
     )
+
+
+def _refuse_unused(preset: str, workloads: list[str], given: dict[str, Any]) -> None:
+    """Refuse an axis that none of a preset's workloads has: it would change nothing."""
+    from attnbench.kinds import KINDS
+
+    for flag, name, _, _ in _AXES:
+        if given[name] and all(name in KINDS.get(kind).foreign() for kind in workloads):
+            having = ", ".join(dict.fromkeys(workloads))
+            raise UsageError(
+                f"{flag} changes nothing in --preset {preset}, which measures {having}; leave it"
+                " out, or name a --workload"
+            )
 
 
 def _relevant(workload: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _pages(groups: Sequence[tuple[str, Sequence[ExponentFit]]]) -> list[list[Row
 
 def _draw(rows: Sequence[Row], looks: Mapping[str, Look], name: str) -> Figure:
     labels = _labels(rows)
-    left = min(4.2, 0.35 + 0.062 * max(len(text) for text in labels))
+    left = min(4.2, 0.35 + 0.066 * max(len(text) for text in labels))
     height = ROW_INCHES * len(rows)
     total = (left + PLOT_INCHES + RIGHT_INCHES, height + plots.HEAD + 0.75)
     figure = growth.figure_of(total)

@@ -18,11 +18,11 @@ from attnbench.analysis.limits import peak_tflops
 from attnbench.kinds import n_name
 from attnbench.report import crossed, labels, panels, style
 from attnbench.report.charts import CHARTS, Chart
-from attnbench.report.sheets import Panel, Sheet, sheets
+from attnbench.report.sheets import Panel, Sheet, first_of_each, sheets
 from attnbench.report.style import Look
 
 PEAK_FROM = 0.25  # a datasheet's peak is drawn if something reaches this share of it
-MOST_SHEETS = 4  # of one chart; more make a page of tens of megabytes, which nobody reads
+MOST_SHEETS = 4  # of a chart and a workload; more make a page of tens of megabytes, which tires
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +92,16 @@ def draw_all(
     with mpl.rc_context(style.RC):
         for name, chart in CHARTS.items():
             rows = chart.rows(tables)
-            found = sheets(rows, chart.lines, plain_position=chart.source == "cells")
+            found = sheets(rows, chart.lines, chart.source == "cells", chart.several)
             found = [sheet for sheet in found if sheet.rows[chart.value].notna().any()]
-            for sheet in found[:MOST_SHEETS]:
+            shown = first_of_each(found, MOST_SHEETS)
+            for sheet in shown:
                 figure = draw(
                     chart, sheet, _looks(chart, rows, looks), dict(environment), found_by_case
                 )
                 drawn.append(save(figure, name, chart, sheet, folder))
-            if len(found) > MOST_SHEETS:
-                drawn[-MOST_SHEETS] = with_note(drawn[-MOST_SHEETS], len(found) - MOST_SHEETS)
+            if len(found) > len(shown):
+                drawn[-len(shown)] = with_note(drawn[-len(shown)], len(found) - len(shown))
     return drawn
 
 

@@ -19,7 +19,7 @@ from attnbench.report import plots, scales, style
 from attnbench.report.charts import Chart
 from attnbench.report.labels import End, label_ends
 from attnbench.report.plots import Plot
-from attnbench.report.sheets import Sheet, sheets
+from attnbench.report.sheets import Sheet, first_of_each, sheets
 from attnbench.report.style import QUIET, Look
 
 ROOFLINE = Chart(
@@ -70,15 +70,16 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
     known = known[known["peak_tflops_measured"].notna() & known["read_gbps_measured"].notna()]
     looks = style.looks(sorted(cells["impl"].unique()))
     found, drawn = sheets(known, "impl"), []
+    shown = first_of_each(found, plots.MOST_SHEETS)
     with mpl.rc_context(style.RC):
-        for sheet in found[: plots.MOST_SHEETS]:
+        for sheet in shown:
             roofs = roofs_of(sheet.rows)
             figure = draw(sheet, roofs, looks)
             plot = plots.save(figure, "roofline", ROOFLINE, sheet, folder)
             limits = "; ".join(f"{name} limits {roof.text}" for name, roof in roofs.items())
             drawn.append(replace(plot, reading=ROOFLINE.reading, alt=f"{plot.alt} {limits}."))
-    if len(found) > plots.MOST_SHEETS:
-        drawn[0] = plots.with_note(drawn[0], len(found) - plots.MOST_SHEETS)
+    if len(found) > len(shown):
+        drawn[0] = plots.with_note(drawn[0], len(found) - len(shown))
     return drawn
 
 

@@ -24,6 +24,7 @@ class Panel:
 class Sheet:
     """One figure: `slug` for its file name, `title` for what all its panels share."""
 
+    workload: str
     slug: str
     title: str
     panels: tuple[Panel, ...]
@@ -34,23 +35,43 @@ class Sheet:
         return pd.concat([panel.rows for panel in self.panels])
 
 
-def sheets(frame: pd.DataFrame, lines: str, plain_position: bool = True) -> list[Sheet]:
+def sheets(
+    frame: pd.DataFrame, lines: str, plain_position: bool = True, several: bool = False
+) -> list[Sheet]:
     """Split into figures by workload, device, dtype and pass, and these into small multiples.
 
     A panel holds one combination of the other axes that vary, except n (its x axis) and what its
     lines are: the column `lines`. With `plain_position`, position encodings are left to the plot
-    that compares them, unless there is no row without one.
+    that compares them, unless there is no row without one; with `several`, a panel of one line
+    alone is left out.
     """
     found = []
     for values, rows in slices(frame, SHEET_AXES):
         kept, floor = _without_floor(_plain(rows) if plain_position else rows)
-        axes = [name for name in varying(kept) if name not in ("seq_len", lines)]
-        if lines != "impl" and kept["impl"].nunique() > 1:
-            axes = ["impl", *axes]
+        kept, single = _along_n(kept, lines, several)
+        axes = _panel_axes(kept, lines)
         panels = [Panel(_title(part, axes), part) for _, part in slices(kept, axes)]
         slug = "-".join(str(value) for value in values.values())
-        found += _paged(slug, fixed(kept) + floor, panels)
+        found += _paged(str(values["workload"]), slug, fixed(kept) + floor + single, panels)
     return found
+
+
+def _panel_axes(rows: pd.DataFrame, lines: str) -> list[str]:
+    axes = [name for name in varying(rows) if name not in ("seq_len", lines)]
+    return ["impl", *axes] if lines != "impl" and rows["impl"].nunique() > 1 else axes
+
+
+def _along_n(rows: pd.DataFrame, lines: str, several: bool) -> tuple[pd.DataFrame, str]:
+    """The rows of panels that show something along n, and a text that counts the others.
+
+    Those of a single n are points; they are drawn where there is nothing else.
+    """
+    parts = [part for _, part in slices(rows, _panel_axes(rows, lines))]
+    parts = [part for part in parts if not several or part[lines].nunique() > 1]
+    curves = [part for part in parts if part["seq_len"].nunique() > 1] or parts
+    points = len(parts) - len(curves)
+    text = f" ({points} more with a single n {'is' if points == 1 else 'are'} in the table)"
+    return pd.concat(curves) if curves else rows.iloc[:0], text if points else ""
 
 
 def _plain(rows: pd.DataFrame) -> pd.DataFrame:
@@ -77,12 +98,20 @@ def _title(rows: pd.DataFrame, axes: list[str]) -> str:
     return " ".join([*texts, named]).strip() or ("no position encoding" if axes else "")
 
 
-def _paged(slug: str, title: str, panels: list[Panel]) -> list[Sheet]:
+def _paged(workload: str, slug: str, title: str, panels: list[Panel]) -> list[Sheet]:
     starts = range(0, len(panels), PANELS_A_SHEET)
     pages = [tuple(panels[start : start + PANELS_A_SHEET]) for start in starts]
     if len(pages) == 1:
-        return [Sheet(slug, title, pages[0])]
+        return [Sheet(workload, slug, title, pages[0])]
     return [
-        Sheet(f"{slug}-{i}", f"{title} ({i} of {len(pages)})", page)
+        Sheet(workload, f"{slug}-{i}", f"{title} ({i} of {len(pages)})", page)
         for i, page in enumerate(pages, start=1)
     ]
+
+
+def first_of_each(found: list[Sheet], most: int) -> list[Sheet]:
+    """At most so many figures of each workload, so that none crowds out another."""
+    kept: dict[str, list[Sheet]] = {}
+    for sheet in found:
+        kept.setdefault(sheet.workload, []).append(sheet)
+    return [sheet for group in kept.values() for sheet in group[:most]]

@@ -27,13 +27,14 @@ class RecurrentWorkload:
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
         """x_BLE; w_ih and w_hh, (3E, E) each, gates r, z, n one under the other; and do_BLE.
 
-        The weights share one block of memory, as cuDNN wants them: else it copies them together
-        in every call.
+        The weights begin one block of memory that ends in two biases, 3E zeros each, as cuDNN
+        wants them even where a network has none: else it copies the weights in every call.
         """
         e = case.model_width
-        block = empty(case, (2, 3 * e, e))
+        block = empty(case, (6 * e * e + 6 * e,)).zero_()
+        w_ih, w_hh = block[: 6 * e * e].view(2, 3 * e, e).unbind()
         tensors = {"x": empty(case, (case.batch, case.seq_len, e))}
-        tensors |= {"w_ih": block[0].detach(), "w_hh": block[1].detach()}
+        tensors |= {"w_ih": w_ih.detach(), "w_hh": w_hh.detach()}
         if case.needs_grad:
             for x in tensors.values():
                 x.requires_grad_()

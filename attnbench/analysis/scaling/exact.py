@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from attnbench import units
 from attnbench.analysis.scaling.growth import Check, grown, top_power
 from attnbench.analysis.scaling.laws import Laws
+from attnbench.analysis.scaling.measured import Measured
 from attnbench.analysis.scaling.remarks import NOUNS, size_text
 from attnbench.analysis.scaling.results import ExactFit, Quantity
-from attnbench.analysis.scaling.series import Group, Measured
+from attnbench.analysis.scaling.series import Group
 from attnbench.case import Case
 from attnbench.finding import Finding, Verdict
 from attnbench.law import Law

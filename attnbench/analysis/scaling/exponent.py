@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from attnbench.analysis.roofline import launch_bound
 from attnbench.analysis.scaling import slopes
 from attnbench.analysis.scaling.decide import Evidence, decide
+from attnbench.analysis.scaling.measured import are_times
 from attnbench.analysis.scaling.medians import Sets, drawn_medians, intervals
 from attnbench.analysis.scaling.remarks import (
     BOUNDARIES,
@@ -71,8 +72,8 @@ def _fit_alike(many: list[Series], draws: int) -> list[ExponentFit]:
     """Series of as many sizes each."""
     if not many[0].sizes:
         return [_unknown(series) for series in many]
-    replicates = Sets([_positive(times) for series in many for times in series.times_us])
-    floor_replicates = Sets([_positive(series.floor_us or ()) for series in many])
+    replicates = Sets([times for series in many for times in series.times_us])
+    floor_replicates = Sets([series.floor_us or () for series in many])
     shape = (len(many), len(many[0].sizes))
     middle, low, high = (part.reshape(shape) for part in intervals(replicates))
     floors = [_floor(series, row) for series, row in zip(many, middle, strict=True)]
@@ -115,18 +116,11 @@ def _data(
     )
 
 
-def _positive(times: Iterable[float]) -> tuple[float, ...]:
-    """The replicates, or none if one of them is no time."""
-    found = tuple(times)
-    return found if all(0 < value < math.inf for value in found) else ()
-
-
 def _floor(series: Series, middle: NDArray[np.float64]) -> _Floor:
     """The floor of a series, and from which time on a size counts."""
-    measured = _positive(series.floor_us or ())
-    if measured:
-        us = median(measured)
-        said = f"{TIMES_FLOOR:g} × the floor of {time_text(us)} at n = 1"
+    if series.floor_us and are_times(series.floor_us):
+        us = median(series.floor_us)
+        said = f"{TIMES_FLOOR:g} × the measured floor of {time_text(us)}"
         return _Floor(us=us, most_us=us, from_us=TIMES_FLOOR * us, said=said)
     known = middle[np.isfinite(middle)]
     smallest = float(known.min()) if known.size else math.inf
@@ -198,22 +192,20 @@ def _fitted(
     at = int(lines.jump_after[i])
     jump = None if at < 0 else (series.sizes[at], math.exp(lines.jump_log[i]))
     top = _line_estimate(lines.top, i) if whole else None
-    fitted = ExponentFit(
-        series=series, time_us=times, left_out=left_out, floor_us=floor.us, exponent=whole,
-        top=top, intercept=float(lines.intercept[i]) if whole else None, declared=power,
-        bound=bound, octaves=float(lines.octaves[i]), jump=jump,
-        remarks=remarks(series, left_out, floor.said),
-    )  # fmt: skip
-    if power is None:
-        return fitted
-    evidence = Evidence(
-        exponent=whole, top=top, octaves=fitted.octaves, sizes=len(set(used)), power=power,
+    octaves, said = float(lines.octaves[i]), remarks(series, left_out, floor.said)
+    evidence = None if power is None else Evidence(
+        exponent=whole, top=top, octaves=octaves, sizes=len(set(used)), power=power,
         bound=bound, logs=logs, noun=NOUNS[series.axis], cut_short=_cut_short(left_out),
         jump=jump and _jump_text(series, at, jump[1]), jump_last=bool(lines.jump_last[i]),
         lowest=float(lines.least[i]), highest=float(lines.most[i]),
         bend=int(lines.bend[i]),
     )  # fmt: skip
-    return replace(fitted, finding=_finding(series, evidence, floor, fitted.remarks))
+    return ExponentFit(
+        series=series, time_us=times, left_out=left_out, floor_us=floor.us, exponent=whole,
+        top=top, intercept=float(lines.intercept[i]) if whole else None, declared=power,
+        bound=bound, octaves=octaves, jump=jump, remarks=said,
+        finding=None if evidence is None else _finding(series, evidence, floor, said),
+    )  # fmt: skip
 
 
 def _line_estimate(line: slopes.Line, i: int) -> Estimate | None:

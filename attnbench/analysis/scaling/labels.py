@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from attnbench.analysis.scaling.results import Axis
 from attnbench.case import Case
+from attnbench.kinds import KINDS
 
+_Parts = tuple[tuple[Callable[[Case], str], tuple[Axis, ...]], ...]
 # Each size that a label may give, with the axes along which it varies.
-_PARTS: tuple[tuple[Callable[[Case], str], tuple[Axis, ...]], ...] = (
+_PARTS: _Parts = (
     (lambda case: f"n={case.seq_len}", ("n",)),
     (lambda case: f"S={case.kv_len}" if case.kv_len != case.seq_len else "", ("n",)),
     (lambda case: f"B={case.batch}", ("batch",)),
@@ -24,11 +26,13 @@ _PARTS: tuple[tuple[Callable[[Case], str], tuple[Axis, ...]], ...] = (
     ),
     (lambda case: f"E={case.width}" if case.width else "", ("d", "heads")),
 )
+_WITHOUT_HEADS: _Parts = (*_PARTS[:3], (lambda case: f"E={case.model_width}", ("d",)))
 
 
 def same_text(case: Case, axis: Axis) -> str:
     """As `attention forward B=1 H=2 D=64 float32`: all but what varies along the axis."""
-    sizes = [text(case) for text, varies in _PARTS if axis not in varies]
+    parts = _PARTS if KINDS.get(case.workload).heads else _WITHOUT_HEADS
+    sizes = [text(case) for text, varies in parts if axis not in varies]
     if axis == "heads at fixed width":
         sizes.append(f"H·D={case.heads * case.head_dim}")
     if axis.startswith("heads") and case.kv_heads != case.heads:

@@ -46,7 +46,7 @@ class Laws:
         if not text:
             return None
         try:
-            core = parse(text)
+            core = parse(str(text))
         except UsageError as err:
             self.problems[impl] = f"{field}: {err}"
             return None

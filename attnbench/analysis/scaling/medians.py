@@ -17,7 +17,10 @@ _SEED = 20_260
 
 
 class Sets:
-    """Sets of replicates, in ascending order, those of as many replicates together."""
+    """Sets of replicates, in ascending order, those of as many replicates together.
+
+    A set counts as empty if one of its replicates is no time: not above 0, or not finite.
+    """
 
     def __init__(self, many: Sequence[tuple[float, ...]]) -> None:
         members: dict[int, list[int]] = defaultdict(list)
@@ -25,10 +28,11 @@ class Sets:
             if times:
                 members[len(times)].append(index)
         self.size = len(many)
-        self.alike: dict[int, tuple[NDArray[np.int64], Floats]] = {
-            count: (np.array(where), np.sort(np.array([many[i] for i in where]), axis=1))
-            for count, where in members.items()
-        }
+        self.alike: dict[int, tuple[NDArray[np.int64], Floats]] = {}
+        for count, where in members.items():
+            values = np.array([many[i] for i in where], dtype=np.float64)
+            fine = ((values > 0) & (values < np.inf)).all(axis=1)
+            self.alike[count] = np.array(where)[fine], np.sort(values[fine], axis=1)
 
 
 Replicates = Sets | Sequence[tuple[float, ...]]

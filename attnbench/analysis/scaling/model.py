@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from attnbench.analysis.scaling.measured import Measured
 from attnbench.analysis.scaling.model_cells import Cells, groups
 from attnbench.analysis.scaling.model_figures import (
     as_figures,
@@ -26,13 +27,14 @@ from attnbench.finding import Figure
 from attnbench.store import Run
 
 
-def models(run: Run) -> tuple[ModelFit, ...]:
+def models(run: Run, cells: list[Measured] | None = None) -> tuple[ModelFit, ...]:
     """A model for each implementation and each set of cells in which n and d vary together.
 
     Cells share all but n, d, heads and batch. At least six, with two n and two d; with fewer
-    there is no model. Times that are not numbers above 0 are left out.
+    there is no model. Times that are not numbers above 0, and suspect ones, are left out. `cells`
+    are those of the run where they are known already.
     """
-    return tuple(_model(cells) for cells in groups(run))
+    return tuple(_model(alike) for alike in groups(run, cells))
 
 
 def _model(cells: Cells) -> ModelFit:

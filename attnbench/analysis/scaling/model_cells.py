@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from attnbench.analysis.scaling.laws import Laws
-from attnbench.analysis.scaling.medians import intervals
+from attnbench.analysis.scaling.measured import Measured, measured
+from attnbench.analysis.scaling.medians import Sets, intervals
 from attnbench.analysis.scaling.model_terms import TERMS, Array, Candidate, candidates, design
 from attnbench.analysis.scaling.results import Estimate
-from attnbench.analysis.times import observations_us
+from attnbench.analysis.times import over_processes
 from attnbench.case import Case
 from attnbench.kinds import KINDS
 from attnbench.law import Law
@@ -38,7 +38,7 @@ class Cells:
     impl: str
     cases: tuple[Case, ...]
     sizes: dict[str, Array]
-    replicates_us: tuple[tuple[float, ...], ...]
+    replicates_us: Sets
     times_us: Array
     interval_us: Array
     between: bool
@@ -94,39 +94,31 @@ class Cells:
         return max(last, key=lambda i: (counts[series[i]], series[i]))
 
 
-def groups(run: Run) -> list[Cells]:
+def groups(run: Run, cells: list[Measured] | None = None) -> list[Cells]:
     """The cells of the run by implementation and by all that is neither n, d, heads nor batch.
 
-    Left out are cells without a time, or with one that is not a number above 0, and those whose
-    key/value length is not their sequence length, which is another problem. A group needs six
-    points, two n and two d. A workload that has no row of terms has no model.
+    Left out are cells without a time, or with a suspect one, and those whose key/value length is
+    not their sequence length, which is another problem. A group needs six points, two n and two d.
+    A workload that has no row of terms has no model.
     """
     laws = Laws(run)
-    found: dict[tuple[Any, ...], list[tuple[Case, tuple[float, ...], bool]]] = {}
-    for record in run.records:
-        case = record.cell.case
-        if record.status != "ok" or case.workload not in TERMS or not _plain(case):
-            continue
-        observed = observations_us(record)
-        if not all(0 < value < math.inf for value in observed):
-            continue
-        several = len({sample.process for sample in record.samples}) > 1
-        row = (case, tuple(observed), several)
-        found.setdefault((record.cell.impl, *_key(case)), []).append(row)
-    return [_cells(key[0], rows, laws) for key, rows in found.items() if _varied(rows)]
+    found: dict[tuple[Any, ...], list[Measured]] = {}
+    for cell in measured(run) if cells is None else cells:
+        case = cell.record.cell.case
+        if cell.times_us and case.workload in TERMS and _plain(case):
+            found.setdefault((cell.kind, *_ratios(case)), []).append(cell)
+    return [_cells(alike, laws) for alike in found.values() if _varied(alike)]
 
 
 def _plain(case: Case) -> bool:
     return case.kv_len == case.seq_len or "kv_lens" not in KINDS.get(case.workload).axes
 
 
-def _key(case: Case) -> tuple[Any, ...]:
-    """All that the cells of one model share; followers by their ratio to what they follow."""
+def _ratios(case: Case) -> tuple[float, ...]:
+    """Followers by their ratio to what they follow: the cells of one model share them."""
     return (
-        case.workload, case.pass_, case.device, case.dtype, case.mask.text, case.position.text,
-        case.projection, case.cache, case.new_tokens, case.scale,
         case.heads / case.kv_heads, case.value_dim / case.head_dim,
-        case.model_width / (case.heads * case.head_dim) if case.width else 1.0,
+        case.width / (case.heads * case.head_dim) if case.width else 1.0,
     )  # fmt: skip
 
 
@@ -134,16 +126,18 @@ def _d(case: Case) -> int:
     return int(getattr(case, TERMS[case.workload].d))
 
 
-def _varied(rows: list[Any]) -> bool:
-    points = {(case.seq_len, case.heads, _d(case), case.batch) for case, *_ in rows}
+def _varied(alike: list[Measured]) -> bool:
+    cases = [cell.record.cell.case for cell in alike]
+    points = {(case.seq_len, case.heads, _d(case), case.batch) for case in cases}
     n, d = {point[0] for point in points}, {point[2] for point in points}
     return len(points) >= FEWEST_POINTS and min(len(n), len(d)) >= FEWEST_SIZES
 
 
-def _cells(impl: str, rows: list[Any], laws: Laws) -> Cells:
-    cases = tuple(case for case, *_ in rows)
+def _cells(alike: list[Measured], laws: Laws) -> Cells:
+    impl = alike[0].record.cell.impl
+    cases = tuple(cell.record.cell.case for cell in alike)
     before = cases[0].mask.before
-    replicates = tuple(observed for _, observed, _ in rows)
+    replicates = Sets([cell.times_us for cell in alike])
     middle, low, high = intervals(replicates)
     n = _array(case.seq_len for case in cases)
     sizes = {
@@ -160,7 +154,7 @@ def _cells(impl: str, rows: list[Any], laws: Laws) -> Cells:
         replicates_us=replicates,
         times_us=middle,
         interval_us=np.stack([low, high]),
-        between=all(over for *_, over in rows),
+        between=all(over_processes(cell.record) for cell in alike),
         law=laws.time(impl, cases[0]),
         terms=candidates(cases[0].workload, window=before is not None),
     )

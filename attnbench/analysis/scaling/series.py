@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnbench.analysis import limits, notes, times
+from attnbench.analysis import limits, notes
 from attnbench.analysis.scaling.labels import same_text
 from attnbench.analysis.scaling.laws import Laws
+from attnbench.analysis.scaling.measured import Measured, describes, measured
 from attnbench.analysis.scaling.results import Axis, Series
 from attnbench.case import Case
-from attnbench.record import Record
-from attnbench.stats import median
 from attnbench.store import Run
 
 FLOOR_CONTEXT = 16  # a decode step after so few tokens is its floor
@@ -46,15 +45,6 @@ _NEEDS: dict[Axis, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """A cell with the replicates of its time; `doubt` says why there are none."""
-
-    record: Record
-    times_us: tuple[float, ...]
-    doubt: str | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """A series with the cells it comes from, size by size."""
@@ -68,82 +58,41 @@ class Group:
         return self.cells[0].record.cell.case
 
 
-def groups(run: Run, laws: Laws) -> list[Group]:
+def groups(run: Run, laws: Laws, cells: list[Measured] | None = None) -> list[Group]:
     """Every series of a run that could show how cost grows.
 
     Along n from two sizes on. Along the other axes from three, and once for all else alike: at the
     n that has most sizes, the largest of those, since a small problem shows its floor. Cells that
-    failed or that are suspect have no replicates, and a doubt that says why.
+    failed or that are suspect have no replicates, and a doubt that says why. `cells` are those of
+    the run where they are known already.
     """
     environment = run.info.get("environment") or {}
     ceilings = limits.ceilings_of(environment)
-    cells = [_measured(record, environment, ceilings) for record in run.records]
+    cells = measured(run) if cells is None else cells
     if not cells:
         return []
-    frame = _frame([cell.record for cell in cells])
-    codes = frame["code"].tolist()
-    floors = _floors(cells, codes, frame["is_floor"].tolist())
+    frame = _frame(cells)
+    floors = _floors(cells, frame["is_floor"].tolist())
     found = []
     for axis in _FIXED:
         for members in _members(frame, axis):
             chosen = [cells[i] for i in members]
-            floor = floors.of(codes[members[0]], chosen[0].record.cell.case)
-            known = ceilings if _describes(environment, chosen[0].record) else limits.Ceilings()
+            floor = floors.of(chosen[0])
+            known = ceilings if describes(environment, chosen[0].record) else limits.Ceilings()
             found.append(_group(axis, chosen, floor, laws, known, len(cells)))
     return found
 
 
-def _measured(record: Record, environment: dict[str, Any], ceilings: limits.Ceilings) -> Measured:
-    if record.status != "ok":
-        return Measured(record=record, times_us=(), doubt=f"{record.status}: {record.reason}")
-    observed = tuple(times.observations_us(record))
-    if not all(0 < value < float("inf") for value in observed):
-        return Measured(record=record, times_us=(), doubt="a time that is none (0 or NaN)")
-    here = environment if _describes(environment, record) else {}
-    known = ceilings if here else limits.Ceilings()
-    doubt = _suspect(record, here, known, median(observed))
-    return Measured(record=record, times_us=() if doubt else observed, doubt=doubt)
-
-
-def _describes(environment: dict[str, Any], record: Record) -> bool:
-    """Whether the run's environment is that of the record's device."""
-    device = record.cell.case.device
-    return bool(environment.get("device", device) == device)
-
-
-def _suspect(
-    record: Record, environment: dict[str, Any], ceilings: limits.Ceilings, time_us: float
-) -> str | None:
-    """As the column `suspect`."""
-    metrics, executed = record.metrics, record.metrics.get("flops_executed")
-    found = limits.suspect(
-        device_name=environment.get("device_name"),
-        dtype=record.cell.case.dtype,
-        matmul_precision=environment.get("matmul_precision"),
-        time_us=time_us,
-        flops=metrics.get("flops_useful") if executed is None else executed,
-        bytes_min=metrics.get("bytes_min"),
-        measured=ceilings,
-    )
-    return f"suspect: {found}" if found else None
-
-
-def _frame(records: list[Record]) -> pd.DataFrame:
-    """One row a cell: `code` numbers whatever is no size, the rest are sizes and what follows."""
-    codes: dict[tuple[Any, ...], int] = {}
+def _frame(cells: list[Measured]) -> pd.DataFrame:
+    """One row a cell: its kind, sizes, and what follows which of them."""
     rows = []
-    for record in records:
-        case, impl = record.cell.case, record.cell.impl
-        kind = (
-            impl, case.workload, case.pass_, case.device, case.dtype, case.mask.text,
-            case.position.text, case.projection, case.cache, case.new_tokens, case.scale,
-        )  # fmt: skip
-        code = codes.setdefault(kind, len(codes))
+    for cell in cells:
+        case = cell.record.cell.case
         rows.append(
-            (code, case.batch, case.heads, case.kv_heads, case.seq_len, case.kv_len,
+            (cell.kind, case.batch, case.heads, case.kv_heads, case.seq_len, case.kv_len,
              case.head_dim, case.value_dim, case.width or 0, case.workload == "decode")
         )  # fmt: skip
-    columns = "code batch heads kv_heads seq_len kv_len head_dim value_dim width decode".split()
+    columns = "kind batch heads kv_heads seq_len kv_len head_dim value_dim width decode".split()
     frame = pd.DataFrame(np.array(rows, dtype=np.int64), columns=columns)
     frame["inner"] = frame["heads"] * frame["head_dim"]
     frame["group"] = frame["heads"] // frame["kv_heads"]
@@ -162,7 +111,7 @@ def _members(frame: pd.DataFrame, axis: Axis) -> Iterator[list[int]]:
     for name in _NEEDS[axis]:
         fit &= frame[name]
     rows = frame[fit]
-    by, size = ["code", *_FIXED[axis]], _SIZES[axis]
+    by, size = ["kind", *_FIXED[axis]], _SIZES[axis]
     grouped = rows.groupby(by, sort=False)
     distinct = grouped[size].transform("nunique")
     kept = rows.assign(series=grouped.ngroup(), distinct=distinct)[distinct >= LEAST_SIZES[axis]]
@@ -189,40 +138,46 @@ class _Floors:
         self._exact: dict[tuple[Any, ...], tuple[int, Measured]] = {}
         self._near: dict[tuple[Any, ...], tuple[int, Measured]] = {}
 
-    def add(self, code: int, cell: Measured) -> None:
+    def add(self, cell: Measured) -> None:
         """Keep the cell if it is smaller than what is known."""
         case = cell.record.cell.case
         order = case.seq_len * 10**9 + case.head_dim
-        for table, key in ((self._exact, _exact(code, case)), (self._near, _near(code, case))):
+        for table, key in ((self._exact, _exact(cell)), (self._near, _near(cell))):
             if key not in table or order < table[key][0]:
                 table[key] = order, cell
 
-    def of(self, code: int, case: Case) -> tuple[float, ...] | None:
-        """Replicates of the floor of what begins with `case`.
+    def of(self, cell: Measured) -> tuple[float, ...] | None:
+        """Replicates of the floor of the series that begins with the cell.
 
         Of the same sizes but n; else of another head dim at the same heads and batch, which start
         as many kernels. A wider layer is no such floor: for one token it reads more weights.
         """
-        found = self._exact.get(_exact(code, case)) or self._near.get(_near(code, case))
-        if found is None or (found[1].record.cell.case.width or 0) > (case.width or 0):
+        found = self._exact.get(_exact(cell)) or self._near.get(_near(cell))
+        if found is None or _width(found[1]) > _width(cell):
             return None
         return found[1].times_us
 
 
-def _exact(code: int, case: Case) -> tuple[Any, ...]:
+def _exact(cell: Measured) -> tuple[Any, ...]:
+    case = cell.record.cell.case
     sizes = (case.batch, case.heads, case.kv_heads, case.head_dim, case.value_dim, case.width)
-    return code, *sizes
+    return cell.kind, *sizes
 
 
-def _near(code: int, case: Case) -> tuple[Any, ...]:
-    return code, case.batch, case.heads, case.kv_heads
+def _near(cell: Measured) -> tuple[Any, ...]:
+    case = cell.record.cell.case
+    return cell.kind, case.batch, case.heads, case.kv_heads
 
 
-def _floors(cells: list[Measured], codes: list[int], is_floor: list[bool]) -> _Floors:
+def _width(cell: Measured) -> int:
+    return cell.record.cell.case.width or 0
+
+
+def _floors(cells: list[Measured], is_floor: list[bool]) -> _Floors:
     floors = _Floors()
-    for cell, code, small in zip(cells, codes, is_floor, strict=True):
+    for cell, small in zip(cells, is_floor, strict=True):
         if small and cell.times_us:
-            floors.add(code, cell)
+            floors.add(cell)
     return floors
 
 
@@ -241,16 +196,16 @@ def _group(
         workload=first.case.workload,
         axis=axis,
         same=same_text(first.case, axis),
-        sizes=tuple(_size(cell.record.cell.case, axis) for cell in cells),
-        times_us=tuple(cell.times_us for cell in cells),
+        sizes=tuple([_size(cell.record.cell.case, axis) for cell in cells]),
+        times_us=tuple([cell.times_us for cell in cells]),
         floor_us=floor,
         law=laws.time(first.impl, first.case),
-        kernels=tuple(known.get("kernel") for known in metrics),
-        working_set_bytes=tuple(_working_set(known) for known in metrics),
+        kernels=tuple([known.get("kernel") for known in metrics]),
+        working_set_bytes=tuple([_working_set(known) for known in metrics]),
         cache_bytes=ceilings.cache_bytes,
-        doubts=tuple(_doubt(cell, of_cells) for cell in cells),
+        doubts=tuple([_doubt(cell, of_cells) for cell in cells]),
         least_floor_us=_least_floor(cells[0], ceilings.launch_us),
-        enqueue_us=tuple(known.get("enqueue_us") for known in metrics),
+        enqueue_us=tuple([known.get("enqueue_us") for known in metrics]),
     )
     return Group(series=series, cells=tuple(cells))
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from attnbench.analysis.scaling.exact import exact_fits
 from attnbench.analysis.scaling.exponent import DRAWS, fit_many
 from attnbench.analysis.scaling.laws import Laws
+from attnbench.analysis.scaling.measured import measured
 from attnbench.analysis.scaling.model import models
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.analysis.scaling.series import NEVER_RAN, Group, groups
@@ -40,16 +41,16 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _scaling(run: Run) -> Scaling:
-    laws = Laws(run)
-    found = [group for group in groups(run, laws) if _was_asked(group)]
-    measured = {group.series.impl for group in found if any(group.series.times_us)}
-    timed = [group.series for group in found if group.series.impl in measured]
+    laws, cells = Laws(run), measured(run)
+    found = [group for group in groups(run, laws, cells) if _was_asked(group)]
+    known = {group.series.impl for group in found if any(group.series.times_us)}
+    timed = [group.series for group in found if group.series.impl in known]
     sizes = sum(len(series.sizes) for series in timed)
     draws = max(LEAST_DRAWS, min(DRAWS, MOST_DRAWN_SIZES // max(1, sizes)))
     return Scaling(
         exponents=tuple(fit_many(timed, draws=draws)),
         exact=tuple(exact_fits(found, laws)),
-        models=models(run),
+        models=models(run, cells),
         problems=(*_unreadable(laws), *_unanswered(run, found)),
     )
 
