@@ -209,6 +209,9 @@ def load_info(path: Path) -> dict[str, Any]:
         raise StoreError(f"{file} was not written by attnbench: it has no run_id")
     if info.get("schema") not in READABLE:
         raise StoreError(f"{file} has schema {info.get('schema')}; this version reads {SCHEMA}")
+    for name, kind in (("environment", dict), ("implementations", list)):
+        if not isinstance(info.get(name, kind()), kind):
+            raise StoreError(f"{file} is damaged: {name} is {type(info[name]).__name__}")
     return info
 
 

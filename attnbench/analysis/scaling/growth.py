@@ -21,6 +21,7 @@ MISS = 0.02  # of what the terms of a law have to reproduce
 LEAST_SHARE = 1e-3  # of a declared term at the size where it weighs most
 LEADING_SHARE = 0.1  # of the declared term at the largest size, where others still weigh more
 LEAST_SIZES = 3
+NNLS_STEPS = 10_000  # scipy raises where it is not done by then; its default is 3 a column
 Check = tuple[Verdict, str] | None
 Known = tuple[float, float]  # a size and what was measured there
 
@@ -137,7 +138,7 @@ def _shares(columns: list[list[float]], known: list[Known]) -> NDArray[np.float6
     values = np.array([max(value, 1.0) for _, value in known])
     design = np.array(columns).T / values[:, None]
     scale = design.max(axis=0)
-    coefficients, _ = nnls(design / scale, np.ones(len(known)))
+    coefficients, _ = nnls(design / scale, np.ones(len(known)), maxiter=NNLS_STEPS)
     shares: NDArray[np.float64] = (design / scale) * coefficients
     return shares
 
