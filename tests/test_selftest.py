@@ -362,7 +362,7 @@ def test_a_small_comparison_from_end_to_end(
 ) -> None:
     monkeypatch.setattr(PROGRAMS, "names", lambda: ["attnbench", "blocked-autorange"])
     request = Request(
-        seq_lens=(16,), threads=1, device="cpu", budget_s=2.0, runs=2, output=tmp_path, name="one"
+        seq_lens=(16,), threads=1, device="cpu", budget_s=3.0, runs=2, output=tmp_path, name="one"
     )
     told: list[str] = []
     finished = compare(request, told.append)
