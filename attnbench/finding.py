@@ -44,8 +44,14 @@ class Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> ExitCode:
-    """1 if anything is refuted, 3 if nothing holds (or nothing was asked), else 0."""
-    verdicts = {finding.verdict for finding in findings}
-    if "refuted" in verdicts:
+    """1 if anything is refuted, 3 if of some implementation nothing holds (or nothing was asked).
+
+    Else 0. The implementation is the subject up to its first comma.
+    """
+    of: dict[str, set[Verdict]] = {}
+    for finding in findings:
+        of.setdefault(finding.subject.partition(",")[0], set()).add(finding.verdict)
+    if any("refuted" in verdicts for verdicts in of.values()):
         return ExitCode.FINDING
-    return ExitCode.OK if "holds" in verdicts else ExitCode.INCONCLUSIVE
+    decided = bool(of) and all("holds" in verdicts for verdicts in of.values())
+    return ExitCode.OK if decided else ExitCode.INCONCLUSIVE

@@ -114,6 +114,7 @@ class Record:
                 Sample(**dict(zip(names, values, strict=True)))
                 for values in zip(*columns, strict=True)
             ]
+            _check_numbers(row["samples"], row["metrics"])
             return cls(
                 cell=Cell.from_json(row),
                 status=row["status"],
@@ -128,6 +129,31 @@ class Record:
 
 
 _SAMPLE_FIELDS = tuple(item.name for item in fields(Sample))
+_TIMES = ("time_us", "e2e_us", "blocks_us")
+_LARGEST = 1e18  # no time in µs, no count and no number of bytes comes near
+
+
+def _check_numbers(samples: dict[str, list[Any]], metrics: dict[str, Any]) -> None:
+    """Times are above 0, and no number is NaN, infinite or absurd: such a line was edited.
+
+    Raises:
+        ValueError: names the field and the value.
+    """
+    for name in _TIMES:
+        for value in samples.get(name, ()):
+            for time in value if isinstance(value, list) else (value,):
+                if not (_is_number(time) and 0 < time < _LARGEST):
+                    raise ValueError(f"{name} {time!r:.40} is no time")
+    for name, value in metrics.items():
+        counted = name.startswith(("flops_", "memory_", "bytes_")) and not name.endswith("_miss")
+        if isinstance(value, (int, float)) and not (
+            -_LARGEST < value < _LARGEST and (value >= 0 or not counted)
+        ):
+            raise ValueError(f"{name} {value!r:.40} is out of range")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _columns(samples: tuple[Sample, ...]) -> dict[str, list[Any]]:

@@ -67,6 +67,24 @@ def judged(time: Time, law: str, **how: Any) -> Counter[str]:
     return Counter(verdict(fit) for fit in fit_many(many, draws=300))
 
 
+def test_disturbed_times_refute_nothing_and_say_where() -> None:
+    doubts = (None, "unsteady (busy-machine)", None, None, None)
+    assert verdict(fit_series(replayed(power(3), "n^2"))) == "refuted"
+    fit = fit_series(replayed(power(3), "n^2", doubts=doubts))
+    assert verdict(fit) == "inconclusive"
+    assert fit.finding is not None
+    assert f"n = {FOUR_OCTAVES[1]:g} were disturbed" in fit.finding.reason
+    assert verdict(fit_series(replayed(power(2), "n^2", doubts=doubts))) == "holds"
+
+
+def test_a_jump_among_disturbed_times_is_not_taken_out_for_good() -> None:
+    def stalled(n: float) -> float:
+        return n**2 * (20 if n > 600 else 1)
+
+    doubts = (None,) * 4 + ("unsteady (busy-machine)",)
+    assert verdict(fit_series(replayed(stalled, "n^2", doubts=doubts))) == "inconclusive"
+
+
 # What is true, and what is not.
 
 

@@ -137,6 +137,28 @@ def test_run_json_is_plain_json_with_the_schema(writer):
     assert info["run_id"] == "r"
 
 
+EDITED = {
+    "a time of zero": ("samples", {"time_us": [0.0]}),
+    "a time below zero": ("samples", {"time_us": [-3.0]}),
+    "a time that is infinite": ("samples", {"time_us": [float("inf")]}),
+    "a time that is a text": ("samples", {"time_us": ["3"]}),
+    "no time": ("samples", {"time_us": [None]}),
+    "a block of NaN": ("samples", {"blocks_us": [[1.0, float("nan")]]}),
+    "samples that are none": ("samples", None),
+    "bytes below zero": ("metrics", {"memory_workspace_bytes": -1}),
+    "FLOPs that are NaN": ("metrics", {"flops_counted": float("nan")}),
+    "FLOPs beyond all": ("metrics", {"flops_counted": 10**400}),
+}
+
+
+@pytest.mark.parametrize(("part", "change"), EDITED.values(), ids=EDITED)
+def test_a_record_with_numbers_that_cannot_be_is_refused(part, change):
+    row = json.loads(record(64).to_line())
+    row[part] = change if change is None else row[part] | change
+    with pytest.raises(StoreError, match="not an attnbench record"):
+        Record.from_line(json.dumps(row))
+
+
 def test_two_sweeps_never_write_to_one_run(writer):
     with pytest.raises(StoreError, match="another sweep"):
         RunWriter.reopen(writer.path)

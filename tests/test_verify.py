@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ def test_the_exit_code_says_whether_anything_is_refuted_or_nothing_holds(
     verdicts: tuple[Verdict, ...], code: ExitCode
 ) -> None:
     assert exit_code(_finding(verdict) for verdict in verdicts) == code
+
+
+def test_an_implementation_of_which_nothing_holds_is_not_covered_by_another() -> None:
+    dead = replace(_finding("inconclusive"), subject="dead, forward")
+    assert exit_code([_finding("holds"), dead]) == ExitCode.INCONCLUSIVE
+    assert exit_code([_finding("holds"), dead, replace(dead, verdict="holds")]) == ExitCode.OK
 
 
 @pytest.mark.parametrize("wrong", [{"verdict": "maybe"}, {"reason": ""}])

@@ -29,7 +29,8 @@ class Evidence:
     where some do not; `jump` describes a sudden change between two sizes, and `jump_last` says
     that less than an octave lies beyond it. `lowest` and `highest` are the ends of the interval
     whichever change that the times allow were taken out; a refutation has to stand even so.
-    `bend` is 1 where the slope surely rises with size, −1 where it falls.
+    `bend` is 1 where the slope surely rises with size, −1 where it falls. `disturbed` says which
+    of the times are not to be compared by.
     """
 
     exponent: Estimate | None
@@ -46,6 +47,7 @@ class Evidence:
     lowest: float | None = None
     highest: float | None = None
     bend: int = 0
+    disturbed: str | None = None
 
     @property
     def least(self) -> float:
@@ -80,10 +82,20 @@ def decide(evidence: Evidence) -> Decision:
     for rule in (_too_little, _above, _below, _jump_last, _logs, _short, _loose):
         found = rule(evidence)
         if found is not None:
-            return found
+            return _unless_disturbed(evidence, found)
     aside = "; a log factor would not show on this range"
     over = f"over {evidence.octaves:.1f} octaves{_jumped(evidence)}"
-    return "holds", f"{_measured(evidence)} {over}{aside}"
+    return _unless_disturbed(evidence, ("holds", f"{_measured(evidence)} {over}{aside}"))
+
+
+def _unless_disturbed(evidence: Evidence, found: Decision) -> Decision:
+    """Disturbed times refute nothing, and a jump among them may be the machine's own."""
+    verdict, reason = found
+    if not evidence.disturbed or verdict == "inconclusive":
+        return found
+    if verdict == "holds" and not evidence.jump:
+        return found
+    return "inconclusive", f"{evidence.disturbed}: measure again; {reason}"
 
 
 def _too_little(evidence: Evidence) -> Decision | None:

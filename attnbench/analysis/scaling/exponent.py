@@ -198,7 +198,7 @@ def _fitted(
         bound=bound, logs=logs, noun=NOUNS[series.axis], cut_short=_cut_short(left_out),
         jump=jump and _jump_text(series, at, jump[1]), jump_last=bool(lines.jump_last[i]),
         lowest=float(lines.least[i]), highest=float(lines.most[i]),
-        bend=int(lines.bend[i]),
+        bend=int(lines.bend[i]), disturbed=_disturbed(series, left_out),
     )  # fmt: skip
     return ExponentFit(
         series=series, time_us=times, left_out=left_out, floor_us=floor.us, exponent=whole,
@@ -225,7 +225,17 @@ def _cut_short(left_out: tuple[str | None, ...]) -> str | None:
     reasons = [why for why in left_out if why is not None]
     if not reasons:
         return None
-    return f"{len(reasons)} of {len(left_out)} do not, as {reasons[-1]}"
+    return f"{len(reasons)} of {len(left_out)} left out, the last with {reasons[-1]}"
+
+
+def _disturbed(series: Series, left_out: tuple[str | None, ...]) -> str | None:
+    """Which of the sizes that count have serious notes on their times."""
+    doubts = series.doubts or (None,) * len(series.sizes)
+    known = zip(series.sizes, doubts, left_out, strict=True)
+    bad = [size_text(size) for size, doubt, why in known if doubt and why is None]
+    if not bad:
+        return None
+    return f"the times at {NOUNS[series.axis]} = {', '.join(bad)} were disturbed or unsteady"
 
 
 def _finding(series: Series, evidence: Evidence, floor: _Floor, known: tuple[str, ...]) -> Finding:
@@ -237,7 +247,7 @@ def _finding(series: Series, evidence: Evidence, floor: _Floor, known: tuple[str
     return Finding(
         subject=series.subject,
         question=f"time in {series.axis}",
-        law=str(series.law) if series.axis == "n" else evidence.law,
+        law=_law_asked(series, evidence),
         verdict=verdict,
         reason=reason,
         figures={
@@ -247,6 +257,14 @@ def _finding(series: Series, evidence: Evidence, floor: _Floor, known: tuple[str
             "floor_us": floor.us,
         },
     )
+
+
+def _law_asked(series: Series, evidence: Evidence) -> str:
+    """The law as declared; of several terms what an exponent can tell: the bound by the largest."""
+    law = series.law
+    if law is None or series.axis != "n" or (evidence.bound and not law.bound):
+        return evidence.law
+    return str(law)
 
 
 def _figures(name: str, found: Estimate | None) -> dict[str, Figure]:

@@ -58,7 +58,9 @@ def fit(cells: Cells) -> Fit:
     index, held_out = _choose(rest, relative, largest, one, noise)
     chosen = whole.parts[index[0]]
     coefficients = np.zeros(len(chosen))
-    coefficients[chosen] = nnls(whole.rows[:, chosen], one[:, 0], maxiter=NNLS_STEPS)[0] / whole.scale[chosen]
+    coefficients[chosen] = (
+        nnls(whole.rows[:, chosen], one[:, 0], maxiter=NNLS_STEPS)[0] / whole.scale[chosen]
+    )
     spread = _spread(relative @ coefficients, int((coefficients > 0).sum()), held_out, cells)
     targets = resampled(cells, spread)
     # A draw holds the noise of the times it is drawn from beside its own.

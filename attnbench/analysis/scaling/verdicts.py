@@ -103,4 +103,6 @@ def _why(records: list[Record]) -> str:
     listed = ", ".join(map(str, sizes[:8]))
     if len(sizes) == 1:
         return f"one size of n only ({listed}); {ASK}"
-    return f"no two sizes of n with all else the same and a time (n = {listed}); {ASK}"
+    return (
+        f"no two sizes of n with all else the same and a time, beside a floor (n = {listed}); {ASK}"
+    )
