@@ -130,7 +130,7 @@ class Record:
 
 _SAMPLE_FIELDS = tuple(item.name for item in fields(Sample))
 _TIMES = ("time_us", "e2e_us", "blocks_us")
-_LARGEST = 1e18  # no time in µs, no count and no number of bytes comes near
+_LARGEST = 2.0**63  # what a table of whole numbers can hold
 
 
 def _check_numbers(samples: dict[str, list[Any]], metrics: dict[str, Any]) -> None:
