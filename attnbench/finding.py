@@ -10,6 +10,8 @@ from attnbench.errors import ExitCode
 
 Verdict = Literal["holds", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+WORST_FIRST: tuple[Verdict, ...] = ("refuted", "holds", "inconclusive")
+SIGNS: dict[Verdict, str] = {"holds": "✓", "refuted": "✗", "inconclusive": "?"}
 Figure = float | int | str | None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnbench.errors import UsageError
 from attnbench.plan import Axes
 from attnbench.presets import PRESETS, Preset
 from attnbench.runner import LocalRunner, Settings
@@ -33,8 +32,8 @@ class Wish:
 def measure(wish: Wish, listener: Listener) -> Path:
     """Run the sweep that verdicts need on this device; return the run's folder.
 
-    With `impls` or `files` it is they that are measured, in the sweeps of core implementations;
-    what surrounds a core (layer, decode, a recurrent baseline) stays as it is.
+    With `impls` or `files` it is they that are measured, in the sweeps of core implementations
+    alone: no layers, decoding or networks.
 
     Raises:
         UsageError: an unknown name, a file that does not load, a device that is not there.
@@ -68,9 +67,6 @@ def _sweeps(preset: Preset, named: tuple[str, ...]) -> tuple[Axes, ...]:
     """The preset's sweeps; with names given, those of cores alone, with these in their place."""
     if not named:
         return preset.sweeps
-    chosen = tuple(
+    return tuple(
         replace(axes, impls=named) for axes in preset.sweeps if axes.workload == "attention"
     )
-    if not chosen:
-        raise UsageError("the preset has no sweep of the workload attention")
-    return chosen

@@ -74,6 +74,20 @@ def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: dict[st
     monkeypatch.setattr(LocalRunner, "run", run)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """The built-in implementations, and one thread: on small tensors more wait for each other."""
+    import torch
+
+    from attnbench.loader import load_built_in
+
+    load_built_in()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 COMMAND = [sys.executable, "-m", "attnbench"]
 # Cells that cost little: what they measure is not looked at.
 TINY = ("--head-dims", "8", "--heads", "2", "--min-time", "0.001", "--max-time", "0.01")

@@ -1,6 +1,6 @@
 """`chunked` is right, multiplies and allocates exactly what it declares, and fuses nothing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from attnbench.measure.flops import count_flops
 from attnbench.measure.profiled import profile_call
 
 Tensors = tuple[torch.Tensor, ...]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="session")
@@ -20,15 +21,6 @@ def chunked() -> Implementation:
     """The registered implementation."""
     load_built_in()
     return IMPLEMENTATIONS.get("chunked")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small blocks on several threads wait for each other when tests share the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def a_case(mask: str = "full", pass_: str = "both", **sizes: Any) -> Case:

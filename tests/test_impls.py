@@ -20,21 +20,13 @@ from attnbench.measure.profiled import profile_call
 EAGER = ("naive", "naive-heads", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-mask")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def module(name: str) -> Any:
     """impls/<name>.py, as the harness loads it."""
     load_built_in()
     return sys.modules[f"{BUILT_IN}.{name}"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def built_ins():
-    """All of them, and one thread: on tiny tensors more only wait for each other."""
-    load_built_in()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def case_of(**fields: Any) -> Case:

@@ -12,7 +12,6 @@ import torch
 from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.case import Case, parse_mask, parse_position
 from attnbench.inputs import Draw
-from attnbench.loader import load_built_in
 from attnbench.positions import turned, turned_squares
 from attnbench.worker.checking import check_item
 from attnbench.worker.trial import Trial
@@ -20,6 +19,7 @@ from attnbench.workloads import WORKLOADS
 from attnbench.workloads import layer as layers
 from attnbench.workloads.projections import PROJECTIONS, Projection, parts_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 LAYER = WORKLOADS.get("layer")
 WAYS = ("fused", "separate", "per-head")
 PASSES = ("forward", "backward", "both")
@@ -31,15 +31,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "one token": {"seq_len": 1, "width": 20},
     "one head": {"heads": 1},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    load_built_in()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def case_of(**fields: Any) -> Case:

@@ -9,7 +9,6 @@ import torch
 from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.case import Case, parse_mask
 from attnbench.inputs import Draw
-from attnbench.loader import load_built_in
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.checking import check_item
 from attnbench.worker.trial import Trial
@@ -20,12 +19,8 @@ PASSES = ("forward", "backward", "both")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def gru():
-    load_built_in()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield IMPLEMENTATIONS.get("gru")
-    torch.set_num_threads(threads)
+def gru(one_thread):
+    return IMPLEMENTATIONS.get("gru")
 
 
 def case_of(**fields: Any) -> Case:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -13,7 +12,7 @@ from attnbench.analysis.axes import AXES, floor_size, label
 from attnbench.analysis.compare import BASELINE
 from attnbench.analysis.crossing import Crossing, crossings, lead, size_text
 from attnbench.analysis.scaling.results import Estimate
-from attnbench.analysis.times import Side, ratio_of, side
+from attnbench.analysis.times import Side, are_times, ratio_of, side
 from attnbench.case import Case
 from attnbench.record import Record
 from attnbench.store import Run
@@ -140,8 +139,7 @@ def _slices(records: Sequence[Record]) -> Iterator[tuple[By, str | None, _Ways]]
 
 def _side(record: Record) -> Side | None:
     times = [sample.time_us for sample in record.kept]
-    usable = times and all(math.isfinite(time) and time > 0 for time in times)
-    return side(record) if usable else None
+    return side(record) if times and are_times(times) else None
 
 
 def _between(

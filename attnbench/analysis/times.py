@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -32,6 +32,11 @@ def by_process(record: Record) -> list[list[Sample]]:
     for sample in kept:
         found.setdefault(sample.process, []).append(sample)
     return list(found.values())
+
+
+def are_times(values: Sequence[float]) -> bool:
+    """Whether all are numbers above 0, and none is infinite; true of none at all."""
+    return not values or (min(values) > 0 and math.isfinite(sum(values)))
 
 
 def observations_us(record: Record) -> list[float]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from attnbench.analysis.times import ratio
+from attnbench.analysis.times import are_times, ratio
 from attnbench.claims.claim import Answer, LackingError
-from attnbench.finding import Figure, Finding, Verdict
+from attnbench.finding import WORST_FIRST, Figure, Finding, Verdict
 from attnbench.record import Record
 from attnbench.store import Run
 from attnbench.units import ratio as ratio_text
@@ -57,7 +57,7 @@ class Comparison:
 
 def _sound(record: Record) -> bool:
     """Measured, and every time that counts is a positive finite number."""
-    return record.status == "ok" and all(0 < s.time_us < math.inf for s in record.kept)
+    return record.status == "ok" and are_times([sample.time_us for sample in record.kept])
 
 
 def plain_fields(record: Record) -> dict[str, Any]:
@@ -71,6 +71,7 @@ class Evidence:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.records = [record for record in run.records if _sound(record)]
+        self._fields = [plain_fields(record) for record in self.records]
 
     def cells(self, **fields: Any) -> list[Record]:
         """The sound records whose case and implementation have these values.
@@ -78,7 +79,8 @@ class Evidence:
         Raises:
             LackingError: there are none.
         """
-        found = [r for r in self.records if fields.items() <= plain_fields(r).items()]
+        known = zip(self.records, self._fields, strict=True)
+        found = [record for record, plain in known if fields.items() <= plain.items()]
         if not found:
             wanted = " ".join(str(value) for value in fields.values())
             raise LackingError(f"the run has no measured cell of {wanted}")
@@ -222,8 +224,7 @@ def combined(findings: Iterable[Finding | None]) -> Answer:
     known = [finding for finding in findings if finding is not None]
     if not known:
         raise LackingError("the run has no series to judge this by")
-    order: tuple[Verdict, ...] = ("refuted", "holds", "inconclusive")
-    verdict = min((finding.verdict for finding in known), key=order.index)
+    verdict = min((finding.verdict for finding in known), key=WORST_FIRST.index)
     found = [finding for finding in known if finding.verdict == verdict]
     figures = {f"{f.subject}: {name}": value for f in found for name, value in f.figures.items()}
     reason = "; ".join(f"{finding.subject}: {finding.reason}" for finding in found[:_QUOTED])

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from attnbench.cli.options import NAMES, output_option
+from attnbench.finding import SIGNS, VERDICTS
 
 if TYPE_CHECKING:
     from attnbench.claims.ledger import Ledger
     from attnbench.store import Run
 
-_MARKS = {"holds": "✓", "refuted": "✗", "inconclusive": "?"}
 _COLOURS = {0: "green", 1: "red", 3: "yellow"}
 
 
@@ -68,7 +68,7 @@ def _print(found: Ledger, run: Run | None) -> None:
     from attnbench.cli.summary import table
 
     rows = [
-        (_MARKS[f.verdict], c.id, c.text, c.where, f.reason, f.verdict, c.theory) for c, f in found
+        (SIGNS[f.verdict], c.id, c.text, c.where, f.reason, f.verdict, c.theory) for c, f in found
     ]
     table(("", "claim", "what is claimed", "where", "measured", "verdict", "theory"), rows)
     click.echo()
@@ -101,7 +101,7 @@ def _print_counts(found: Ledger) -> None:
     from attnbench.claims.ledger import exit_code
 
     verdicts = [finding.verdict for _, finding in found]
-    counts = ", ".join(f"{verdicts.count(name)} {name}" for name in _MARKS)  # type: ignore[arg-type]
+    counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
     against = [claim.id for claim, finding in found if not claim.agrees(finding)]
     says = f"against theory: {', '.join(against)}" if against else "none contradicts theory"
     click.echo(click.style(f"{counts}; {says}", fg=_COLOURS[int(exit_code(found))]))

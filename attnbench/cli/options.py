@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from attnbench.errors import AttnbenchError, ExitCode
 from attnbench.lists import parse_names, parse_sizes
@@ -58,6 +59,16 @@ class _Positive(ParamType):
         if not 0 < number < math.inf:
             self.fail(f"{value!r} is not a number above 0.", param, ctx)
         return number
+
+
+def given() -> dict[str, str]:
+    """The options that stand on the command line: parameter names to flags."""
+    context = click.get_current_context()
+    return {
+        str(option.name): option.opts[0]
+        for option in context.command.params
+        if context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+    }
 
 
 POSITIVE = _Positive()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from attnbench.cli.options import (
     NAMES,
@@ -14,6 +13,7 @@ from attnbench.cli.options import (
     SIZES,
     Command,
     device_option,
+    given,
     impl_files,
     output_option,
     seed_option,
@@ -245,14 +245,8 @@ _KEPT_BESIDE_RESUME = ("resume", "output", "dry_run", "quiet")
 
 
 def _refuse_beside_resume() -> None:
-    context = click.get_current_context()
-    given = [
-        option.opts[0]
-        for option in context.command.params
-        if option.name not in _KEPT_BESIDE_RESUME
-        and context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
-    ]
-    if given:
+    flags = [flag for name, flag in given().items() if name not in _KEPT_BESIDE_RESUME]
+    if flags:
         raise UsageError(
-            f"--resume takes everything from the run itself; remove {', '.join(given)}"
+            f"--resume takes everything from the run itself; remove {', '.join(flags)}"
         )

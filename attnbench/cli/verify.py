@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnbench.cli.options import NAMES, device_option, output_option, seed_option
+from attnbench.cli.options import NAMES, device_option, given, output_option, seed_option
 from attnbench.errors import UsageError
+from attnbench.finding import SIGNS, VERDICTS, WORST_FIRST, exit_code
 
 if TYPE_CHECKING:
-    from attnbench.finding import Finding
+    from attnbench.analysis.scaling.results import Scaling
 
-_MARKS = {"holds": ("✓", "green"), "refuted": ("✗", "red"), "inconclusive": ("?", "yellow")}
-_ORDER = ("refuted", "holds", "inconclusive")
+_COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
 _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
 
 
@@ -57,7 +57,6 @@ def verify(**options: Any) -> None:
     or --impl it is they that are measured, as cores alone: no layers, decoding or networks.
     """
     from attnbench.analysis.scaling.verdicts import scaling
-    from attnbench.finding import exit_code
     from attnbench.store import find_run, load_run
 
     _refuse(options)
@@ -65,14 +64,14 @@ def verify(**options: Any) -> None:
         path = _measured(options)
     else:
         path = find_run(options["run"] or "latest", options["output"])
-    findings = scaling(load_run(path)).findings
+    found = scaling(load_run(path))
     if options["as_json"]:
         import json
 
-        click.echo(json.dumps([finding.to_json() for finding in findings], indent=1))
+        click.echo(json.dumps([finding.to_json() for finding in found.findings], indent=1))
     else:
-        _print(findings, path, every=options["verbose"])
-    raise SystemExit(int(exit_code(findings)))
+        _print(found, path, every=options["verbose"])
+    raise SystemExit(int(exit_code(found.findings)))
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -82,17 +81,9 @@ def _refuse(options: dict[str, Any]) -> None:
         )
     if options["measures"]:
         return
-    from click.core import ParameterSource
-
-    context = click.get_current_context()
-    given = [
-        option.opts[0]
-        for option in context.command.params
-        if option.name in _SWEEP_ONLY
-        and context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise UsageError(f"{', '.join(given)} goes with --sweep, which measures; add it")
+    flags = [flag for name, flag in given().items() if name in _SWEEP_ONLY]
+    if flags:
+        raise UsageError(f"{', '.join(flags)} goes with --sweep, which measures; add it")
 
 
 def _measured(options: dict[str, Any]) -> Path:
@@ -112,38 +103,30 @@ def _measured(options: dict[str, Any]) -> Path:
         return measure(wish, display)
 
 
-def _print(findings: tuple[Finding, ...], path: Path, *, every: bool) -> None:
+def _print(found: Scaling, path: Path, *, every: bool) -> None:
     """What is refuted, then time, then what needs no statistics, in short; how many of each."""
     from collections import Counter
 
     from attnbench.cli.summary import table
 
-    told = [finding for finding in findings if every or not _goes_without_saying(finding)]
-    rows = sorted(told, key=lambda finding: _ORDER.index(finding.verdict))
+    told = found.findings if every else found.telling
+    rows = sorted(told, key=lambda finding: WORST_FIRST.index(finding.verdict))
     header = ("", "verdict", "whom", "question", "law", "why")
     if rows:
         table(
             header,
-            [
-                (_MARKS[f.verdict][0], f.verdict, f.subject, f.question, f.law, f.reason)
-                for f in rows
-            ],
+            [(SIGNS[f.verdict], f.verdict, f.subject, f.question, f.law, f.reason) for f in rows],
         )
-    if len(told) < len(findings):
+    if len(told) < len(found.findings):
         click.echo(
-            f"{_MARKS['holds'][0]} {len(findings) - len(told)} series of FLOPs and workspace hold"
+            f"{SIGNS['holds']} {len(found.findings) - len(told)} series of FLOPs and workspace hold"
             " as well: counted as predicted, and grown as declared (--verbose shows each)"
         )
-    counts = Counter(finding.verdict for finding in findings)
+    counts = Counter(finding.verdict for finding in found.findings)
     click.echo(
         ", ".join(
-            click.style(f"{_MARKS[name][0]} {counts[name]} {name}", fg=_MARKS[name][1])
-            for name in ("holds", "refuted", "inconclusive")
+            click.style(f"{SIGNS[name]} {counts[name]} {name}", fg=_COLOURS[name])
+            for name in VERDICTS
         )
     )
     click.echo(f"run: {path}; plots and intervals: attnbench report {path}")
-
-
-def _goes_without_saying(finding: Finding) -> bool:
-    """FLOPs and workspace that are exactly what they should be."""
-    return finding.verdict == "holds" and finding.question.startswith(("FLOPs", "workspace"))

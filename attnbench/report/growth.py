@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from attnbench import units
 from attnbench.analysis.compare import BASELINE
 from attnbench.analysis.scaling.results import Estimate
+from attnbench.finding import SIGNS, Verdict
 from attnbench.kinds import KINDS, n_name
 from attnbench.report import plots
 from attnbench.report.plots import Layout, Plot
@@ -23,7 +24,6 @@ from attnbench.report.style import Look
 
 MOST_PAGES = 1  # of one kind of figure for one workload and axis; the table has every verdict
 PANELS_A_PAGE = 6
-MARKS = {"holds": "✓ holds", "refuted": "✗ refuted", "inconclusive": "? inconclusive"}
 AXIS_NAMES = {"d": "head dim D", "heads": "heads H", "batch": "batch B"}
 
 Item = TypeVar("Item")
@@ -47,9 +47,9 @@ class Page:
     left_out: int = 0
 
 
-def mark(verdict: str | None) -> str:
+def mark(verdict: Verdict | None) -> str:
     """A verdict with its sign, readable without colour; nothing where there is none."""
-    return MARKS.get(verdict or "", "")
+    return f"{SIGNS[verdict]} {verdict}" if verdict else ""
 
 
 def raised(text: str) -> str:

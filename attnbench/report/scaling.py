@@ -12,7 +12,7 @@ import matplotlib as mpl
 from attnbench import units
 from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.scaling.results import Estimate, ExactFit, ModelFit, Scaling
-from attnbench.finding import VERDICTS, Finding
+from attnbench.finding import VERDICTS, WORST_FIRST, Finding, Verdict
 from attnbench.report import exact, fits, forest, growth, shares, style
 from attnbench.report.plots import Plot
 
@@ -30,7 +30,7 @@ class VerdictRow:
     law: str
     figure: str
     top: str
-    verdict: str
+    verdict: Verdict
     mark: str
     reason: str
     counted: bool = False
@@ -68,8 +68,7 @@ def verdicts(scaling: Scaling) -> list[VerdictRow]:
             if fit.finding
         ),
     ]
-    first = {verdict: rank for rank, verdict in enumerate(("refuted", "holds", "inconclusive"))}
-    return sorted(rows, key=lambda row: (row.goes_without_saying, first[row.verdict]))
+    return sorted(rows, key=lambda row: (row.goes_without_saying, WORST_FIRST.index(row.verdict)))
 
 
 def counts(scaling: Scaling) -> str:

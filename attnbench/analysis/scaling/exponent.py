@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from attnbench.analysis.roofline import launch_bound
 from attnbench.analysis.scaling import slopes
 from attnbench.analysis.scaling.decide import Evidence, decide
-from attnbench.analysis.scaling.measured import are_times
 from attnbench.analysis.scaling.medians import Sets, drawn_medians, intervals
 from attnbench.analysis.scaling.remarks import (
     BOUNDARIES,
@@ -25,6 +24,7 @@ from attnbench.analysis.scaling.remarks import (
 )
 from attnbench.analysis.scaling.results import Estimate, ExponentFit, Series
 from attnbench.analysis.scaling.scatter import Floats
+from attnbench.analysis.times import are_times
 from attnbench.finding import Figure, Finding
 from attnbench.stats import median
 from attnbench.units import time as time_text

@@ -29,6 +29,12 @@ _PARTS: _Parts = (
 _WITHOUT_HEADS: _Parts = (*_PARTS[:3], (lambda case: f"E={case.model_width}", ("d",)))
 
 
+def kind_words(case: Case) -> list[str]:
+    """Mask, position encoding, projection and cache, where they do not go without saying."""
+    words = [text for text in (case.mask.text, case.position.text) if text not in ("full", "none")]
+    return words + [text for text in (case.projection, case.cache) if text]
+
+
 def same_text(case: Case, axis: Axis) -> str:
     """As `attention forward B=1 H=2 D=64 float32`: all but what varies along the axis."""
     parts = _PARTS if KINDS.get(case.workload).heads else _WITHOUT_HEADS
@@ -37,8 +43,7 @@ def same_text(case: Case, axis: Axis) -> str:
         sizes.append(f"H·D={case.heads * case.head_dim}")
     if axis.startswith("heads") and case.kv_heads != case.heads:
         sizes.append(f"H/G={case.heads // case.kv_heads}")
-    others = [text for text in (case.mask.text, case.position.text) if text not in ("full", "none")]
-    others += [text for text in (case.projection, case.cache) if text]
+    others = kind_words(case)
     others += [f"T={case.new_tokens}"] if case.new_tokens else []
     others += [f"scale={case.scale:g}"] if case.scale is not None else []
     return " ".join(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +22,6 @@ class Measured:
     kind: int
     times_us: tuple[float, ...] = ()
     doubt: str | None = None
-
-
-def are_times(values: Sequence[float]) -> bool:
-    """Whether all are numbers above 0, and none is infinite; true of none at all."""
-    return not values or (min(values) > 0 and math.isfinite(sum(values)))
 
 
 def measured(run: Run) -> list[Measured]:
@@ -54,7 +47,7 @@ def _measured(
     if record.status != "ok":
         return Measured(record=record, kind=kind, doubt=f"{record.status}: {record.reason}")
     observed = tuple(times.observations_us(record))
-    if not are_times(observed):
+    if not times.are_times(observed):
         return Measured(record=record, kind=kind, doubt="a time that is none (0 or NaN)")
     doubt = _suspect(record, environment, ceilings, observed)
     return Measured(record=record, kind=kind, times_us=() if doubt else observed, doubt=doubt)

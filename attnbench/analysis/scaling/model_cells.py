@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attnbench.analysis.scaling.labels import kind_words
 from attnbench.analysis.scaling.laws import Laws
 from attnbench.analysis.scaling.measured import Measured, measured
 from attnbench.analysis.scaling.medians import Sets, intervals
@@ -70,9 +71,7 @@ class Cells:
     def same(self) -> str:
         """What the cells share: `layer forward float32 causal fused`."""
         case = self.cases[0]
-        parts = [case.workload, case.pass_, case.dtype]
-        parts += [t for t in (case.mask.text, case.position.text) if t not in ("full", "none")]
-        parts += [t for t in (case.projection, case.cache) if t]
+        parts = [case.workload, case.pass_, case.dtype, *kind_words(case)]
         if case.kv_heads != case.heads:
             parts.append(f"H/G={case.heads / case.kv_heads:g}")
         if case.value_dim != case.head_dim:

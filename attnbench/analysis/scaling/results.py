@@ -150,3 +150,9 @@ class Scaling:
         found += [fit.finding for fit in self.exponents]
         found += [fit.finding for fit in self.models]
         return (*(finding for finding in found if finding is not None), *self.problems)
+
+    @property
+    def telling(self) -> tuple[Finding, ...]:
+        """The findings without FLOPs and workspace that are what they should be."""
+        plain = {id(f.finding) for f in self.exact if f.finding and f.finding.verdict == "holds"}
+        return tuple(finding for finding in self.findings if id(finding) not in plain)
