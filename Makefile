@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= results/gpu
 
-.PHONY: bench test lint benchmark gpu gpu-verify clean
+.PHONY: bench test lint gate benchmark gpu gpu-verify clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
@@ -18,6 +18,11 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Is the working tree slower, larger or wrong, held against BASE (or where its branch began)?
+# Advisory: it says so, and ends with 0.
+gate: .venv/installed
+	$(BIN)/attnbench gate $(if $(BASE),--base $(BASE)) --advisory
 
 # Speed is measured here and never asserted in a test.
 benchmark: .venv/installed

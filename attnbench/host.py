@@ -204,6 +204,15 @@ def cpu_ticks(root: Path = ROOT) -> tuple[int, int] | None:
     return None if rows is None else (sum(row[7] for row in rows), sum(map(sum, rows)))
 
 
+def busy_ticks(root: Path = ROOT) -> float | None:
+    """Ticks (1/100 s) that the CPUs in the affinity have spent on work so far, summed.
+
+    Whoever's work it was; not idle, not waiting for a disk, and not stolen.
+    """
+    rows = _tick_rows(root)
+    return None if rows is None else float(sum(sum(row[:3]) + sum(row[5:7]) for row in rows))
+
+
 def _tick_rows(root: Path) -> list[list[int]] | None:
     """Ticks of each CPU in the affinity (of each there is, where that is unknown), steal eighth.
 

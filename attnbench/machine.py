@@ -137,6 +137,24 @@ def available_bytes() -> int | None:
     return None
 
 
+def limit_memory(share: float = 0.9) -> None:
+    """Let allocations beyond the memory that is there fail, so that they cost one cell.
+
+    Without a limit Linux promises memory it does not have, and kills a process later, perhaps
+    the runner or the user's own.
+    """
+    available = available_bytes()
+    try:
+        import resource
+
+        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        if available is not None:
+            limit = int(used + share * available)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    except (ImportError, OSError, ValueError):
+        return  # no such limit on this system: the runner still survives the worker's death
+
+
 def _memory_bytes(device: str) -> int | None:
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)

@@ -27,6 +27,8 @@ class Settings:
     """How workers run: where, with which files, for how long, and how they measure.
 
     `processes` is how many fresh ones measure each cell; `energy` asks for joules a call, too.
+    With `replace` the files may take the names of installed implementations. With `root` they are
+    those of one of two versions of a repository, and import nothing from `other_root`.
 
     Raises:
         UsageError: a value that cannot be right, named by its flag.
@@ -45,6 +47,9 @@ class Settings:
     timer: str | None = None  # events or graph, on a GPU
     energy: bool = False
     allocator: Policy = "settled"  # how glibc hands memory out, on a CPU
+    replace: bool = False
+    root: str | None = None
+    other_root: str | None = None
 
     def __post_init__(self) -> None:
         for flag, name, (expected, fits) in _EXPECTED:
@@ -111,6 +116,9 @@ class Worker:
                 "threads": settings.threads,
                 "files": list(settings.files),
                 "beacon": str(path),
+                "replace": settings.replace,
+                "root": settings.root,
+                "other_root": settings.other_root,
             }
             self._stderr = begun.enter_context(tempfile.TemporaryFile())
             self.process = subprocess.Popen(
@@ -119,7 +127,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env=_environment(settings),
+                env=environment_of(settings),
                 start_new_session=True,  # an interrupt is the runner's to handle
             )
             self._held = begun.pop_all()
@@ -193,7 +201,8 @@ def ending(returncode: int) -> str:
     return f"killed by signal {-returncode} ({name})"
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def environment_of(settings: Settings) -> dict[str, str]:
+    """The environment that a process which measures is started with."""
     environment = dict(os.environ)
     root = Path(__file__).resolve().parent.parent
     if (root / "pyproject.toml").exists():  # a source tree, which -P hides if not installed

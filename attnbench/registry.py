@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from attnbench.errors import UnknownNameError, UsageError
@@ -35,6 +36,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self.flag = flag
         self._items: dict[str, T] = {}
+        self._replaceable: set[str] = set()
 
     def add(self, name: str, item: T) -> T:
         """Register `item` under `name`.
@@ -46,8 +48,9 @@ class Registry(Generic[T]):
             raise UsageError(
                 f"{self.kind} name {name!r} must be one word of letters, digits, '-', '_' and '.'"
             )
-        if name in self._items:
+        if name in self._items and name not in self._replaceable:
             raise UsageError(f"{self.kind} '{name}' is already registered; choose another name")
+        self._replaceable.discard(name)
         self._items[name] = item
         return item
 
@@ -64,6 +67,22 @@ class Registry(Generic[T]):
     def remove(self, name: str) -> None:
         """Forget `name`; for tests and for files that replace an installed namesake."""
         self._items.pop(name, None)
+
+    @contextlib.contextmanager
+    def changed_as_one(self, replaceable: Iterable[str] = ()) -> Iterator[None]:
+        """Take everything that is registered within, or nothing at all where it raises.
+
+        Each of the `replaceable` names may be taken once more, and keeps its place.
+        """
+        before = dict(self._items)
+        self._replaceable = set(replaceable)
+        try:
+            yield
+        except BaseException:
+            self._items = before
+            raise
+        finally:
+            self._replaceable = set()
 
     def names(self) -> list[str]:
         """All registered names, in order of registration."""

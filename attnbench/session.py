@@ -20,7 +20,7 @@ from attnbench.store import Run, RunWriter, check_name, load_info, load_run, wri
 from attnbench.version import __version__
 
 # A resumed run must be the same experiment: these facts of the environment have to agree.
-_FINGERPRINT = (
+FINGERPRINT = (
     "device", "device_name", "cores", "threads", "torch", "cuda", "matmul_precision",
     "allocator", "affinity", "cpu_quota",
 )  # fmt: skip
@@ -69,6 +69,7 @@ class Request:
     output: Path = Path("results")
     name: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    cells: tuple[Cell, ...] = ()  # beside those of the sweeps: the plan of a stored run
 
 
 def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Path | None:
@@ -161,7 +162,7 @@ def _missing(run: Run, cells: list[Cell], done: Container[_Part], processes: int
 
 
 def _plan(request: Request, catalogue: dict[str, Any], runner: LocalRunner) -> Plan:
-    cells: list[Cell] = []
+    cells = list(request.cells)
     misfits: dict[str, str | None] = {}
     for axes in request.sweeps:
         names = implementations(axes, catalogue, runner.user_names)
@@ -223,15 +224,22 @@ def _settings_from_json(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"files": tuple(row["files"])}
 
 
-def _same_experiment(before: dict[str, Any], now: dict[str, Any]) -> None:
-    differing = [
+def differing(
+    before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str] = FINGERPRINT
+) -> list[str]:
+    """The facts of two environments that differ, one line each: `threads was 2, is 1`."""
+    return [
         f"{name} was {before.get(name)}, is {now.get(name)}"
-        for name in _FINGERPRINT
+        for name in names
         if before.get(name) != now.get(name)
     ]
-    if differing:
+
+
+def _same_experiment(before: dict[str, Any], now: dict[str, Any]) -> None:
+    lines = differing(before, now)
+    if lines:
         raise UsageError(
-            f"this is not where the run began: {'; '.join(differing)} (--resume); start a new run"
+            f"this is not where the run began: {'; '.join(lines)} (--resume); start a new run"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -157,16 +158,26 @@ def write_info(path: Path, info: dict[str, Any]) -> None:
     Raises:
         StoreError: the folder cannot be written.
     """
-    temporary = path / f".{INFO}.{os.getpid()}"
+    write_whole(path / INFO, json.dumps(info, indent=1))
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file in one step: a kill leaves the old one or the new one, never half.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    temporary = file.parent / f".{file.name}.{os.getpid()}"
     try:
-        with temporary.open("w") as file:
-            json.dump(info, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path / INFO)
+        with temporary.open("w", encoding="utf-8", errors="replace") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(file)
     except OSError as err:
-        temporary.unlink(missing_ok=True)
-        raise StoreError(f"cannot write {path / INFO} ({err.strerror})") from err
+        with contextlib.suppress(OSError):  # the folder may be none at all
+            temporary.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {file} ({err.strerror})") from err
 
 
 def load_run(path: Path) -> Run:

@@ -119,6 +119,13 @@ def percent(fraction: float | None) -> str:
     return f"{100 * fraction:.1f} %".replace("-", "−")
 
 
+def brief_percent(share: float) -> str:
+    """Return a share in as few digits as tell it: `10 %`, `3.3 %`, `0.5 %`."""
+    value = 100 * share
+    rounded = float(f"{value:.{2 if abs(value) < 10 else 3}g}")
+    return f"{rounded:g} %".replace("-", "−")
+
+
 def count(value: int | None) -> str:
     """Return a count with thousands apart: `12,345`."""
     if is_unknown(value):

@@ -13,10 +13,10 @@ from attnbench import units
 from attnbench.analysis.compare import compared
 from attnbench.case import PASSES, Case
 from attnbench.errors import StoreError
+from attnbench.markup import table
 from attnbench.report import scales, style, write_report
 from attnbench.report.charts import CHARTS
 from attnbench.report.labels import spread
-from attnbench.report.markdown import table
 from attnbench.report.panels import value_axis
 from attnbench.report.sheets import PANELS_A_SHEET, sheets
 from attnbench.store import load_run

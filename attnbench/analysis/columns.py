@@ -289,3 +289,9 @@ from_place("memory_gbps_datasheet", "float", "GB/s", "memory's, where the device
 from_place("launch_us_measured", "float", "µs", "the cheapest op, called back to back")
 from_metrics("governor", "text", "", "what set the CPUs' frequency, at the cell's end")
 from_metrics("cpu_quota", "float", "", "CPUs' worth of time granted, at the cell's end")
+from_metrics(
+    "memory_retained_bytes",
+    "int",
+    "B",
+    "still held after the first call of all, beside its outputs; null for what compiles",
+)

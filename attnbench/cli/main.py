@@ -15,6 +15,7 @@ from attnbench.cli.check import check
 from attnbench.cli.claims import claims
 from attnbench.cli.doctor import doctor
 from attnbench.cli.export import export
+from attnbench.cli.gate import gate
 from attnbench.cli.listing import list_
 from attnbench.cli.options import OneLineError
 from attnbench.cli.report import report
@@ -84,5 +85,5 @@ def main() -> None:
     """
 
 
-for command in (list_, check, sweep, report, verify, claims, export, doctor, selftest):
+for command in (list_, check, sweep, report, verify, claims, gate, export, doctor, selftest):
     main.add_command(command)

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from attnbench.errors import AttnbenchError, ExitCode
-from attnbench.lists import parse_names, parse_sizes
+from attnbench.lists import parse_names, parse_numbers, parse_sizes
 
 Command = Callable[..., Any]
 
@@ -74,6 +74,7 @@ def given() -> dict[str, str]:
 POSITIVE = _Positive()
 SIZES = _List("sizes", parse_sizes)
 NAMES = _List("names", parse_names)
+PERCENTS = _List("percents", parse_numbers)
 
 
 def impl_files(command: Command) -> Command:

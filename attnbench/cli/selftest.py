@@ -9,6 +9,7 @@ import click
 
 from attnbench.cli.options import (
     NAMES,
+    PERCENTS,
     POSITIVE,
     SIZES,
     device_option,
@@ -105,6 +106,68 @@ def scaling(as_json: bool, **options: Any) -> None:
     else:
         _print_matrices(finished)
     if not finished.met:
+        raise SystemExit(ExitCode.FINDING)
+
+
+@selftest.command()
+@click.option(
+    "--aa",
+    type=click.IntRange(min=0, max=10_000),
+    default=40,
+    show_default=True,
+    help="Live gate runs of identical sides there shall be in the end.",
+)
+@click.option(
+    "--inject",
+    type=PERCENTS,
+    default="10,5",
+    show_default=True,
+    help="Slowdowns in percent, each planted in one cell of runs of its own.",
+)
+@click.option(
+    "--each",
+    type=click.IntRange(min=0, max=10_000),
+    default=12,
+    show_default=True,
+    help="Live gate runs there shall be for each planted slowdown.",
+)
+@click.option(
+    "--at-most", type=click.IntRange(min=1), help="Live runs in this sitting [all that miss]."
+)
+@click.option("--report-only", is_flag=True, help="Run nothing; count what is there again.")
+@click.option(
+    "--resamples",
+    type=click.IntRange(min=0, max=1_000_000),
+    default=2000,
+    show_default=True,
+    help="Runs of each kind resampled from the live ones' rounds, once all of those are there.",
+)
+@click.option("--cases", is_flag=True, help="Put real changes through the gate, too: minutes each.")
+@output_option
+@click.option("--name", help="The folder, a new one or one to go on with [selftest-gate].")
+def gate(**options: Any) -> None:
+    """Hold the gate against sides that are known, and count false alarms and detections.
+
+    Identical sides must pass, and a slowdown planted in one of 8 cells must be found. Runs are
+    kept in one folder with all their times: the same command goes on where it stopped, a sitting
+    may be interrupted. Further runs are resampled from their rounds, and other tools' rules are
+    applied to the same times. A live run takes one to five minutes. Exits 1 if all runs are there
+    (or with --report-only) and a goal is missed.
+    """
+    from attnbench.cli.summary import table
+    from attnbench.selftest.gate.session import PAGE, Request, examine
+    from attnbench.selftest.gate.tables import tables
+
+    finished = examine(Request(**options), _tell)
+    for found in tables(finished.summary):
+        click.echo(f"\n{found.title}")
+        table(found.header, found.rows, right=found.header[1:])
+        if found.note:
+            click.echo(found.note)
+    click.echo(f"\ntables:  {finished.path / PAGE}")
+    if finished.interrupted:
+        raise SystemExit(_INTERRUPTED)
+    if finished.missed:
         raise SystemExit(ExitCode.FINDING)
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
+from attnbench.cli.axes import AXES, axes_options
 from attnbench.cli.options import (
-    NAMES,
     POSITIVE,
-    SIZES,
     Command,
     device_option,
     given,
@@ -19,44 +18,6 @@ from attnbench.cli.options import (
     seed_option,
 )
 from attnbench.errors import ExitCode, UsageError
-
-# Option, field of Axes, type, help. One row an axis; None as a default keeps the axis's own.
-_AXES: tuple[tuple[str, str, Any, str], ...] = (
-    ("--passes", "passes", NAMES, "forward, backward, both [forward]"),
-    ("--dtypes", "dtypes", NAMES, "float32, bfloat16, float16, float64 [float32]"),
-    ("--batch-sizes", "batch_sizes", SIZES, "B [1]"),
-    ("--heads", "heads", SIZES, "query heads H [4]"),
-    ("--kv-heads", "kv_heads", SIZES, "key/value heads G, a divisor of H [as heads]"),
-    (
-        "--seq-lens",
-        "seq_lens",
-        SIZES,
-        "queries L, or the context of decode: 128,256 or 128..8192 [512]",
-    ),
-    ("--kv-lens", "kv_lens", SIZES, "keys and values S [as seq-lens]"),
-    ("--head-dims", "head_dims", SIZES, "D [64]"),
-    ("--value-dims", "value_dims", SIZES, "V [as head-dims]"),
-    ("--masks", "masks", NAMES, "full, causal, window:256 [full]"),
-    ("--positions", "positions", NAMES, "none, rope, rope-interleaved, rope:500000 [none]"),
-    (
-        "--widths",
-        "widths",
-        SIZES,
-        "layer, decode, recurrent: model width E; heads stay and D = E/H, or with --head-dims"
-        " alone D stays and H = E/D [heads x head-dim]",
-    ),
-    ("--projections", "projections", NAMES, "layer: fused, separate, per-head [fused]"),
-    ("--caches", "caches", NAMES, "decode: rerun, none, concat, static [static]"),
-    ("--new-tokens", "new_tokens", SIZES, "decode: tokens generated a call [8]"),
-    ("--impls", "impls", NAMES, "implementations by name [all]"),
-)
-
-
-def _axes(command: Command) -> Command:
-    for flag, name, kind, text in reversed(_AXES):
-        command = click.option(flag, name, type=kind, help=text)(command)
-    return command
-
 
 _BUDGET = (
     click.option(
@@ -124,10 +85,7 @@ def _timing(command: Command) -> Command:
     metavar="NAME",
     help="A ready sweep: quick, gpu, verify or verify-gpu; what is given overrides it.",
 )
-@click.option(
-    "--workload", metavar="NAME", help="attention, layer, decode or recurrent [attention]"
-)
-@_axes
+@axes_options()
 @impl_files
 @device_option
 @click.option(
@@ -182,7 +140,7 @@ def _request(options: dict[str, Any]) -> Any:
     from attnbench.runner import Settings
     from attnbench.session import Request
 
-    given = {name: options[name] for _, name, _, _ in _AXES}
+    given = {name: options[name] for _, name, _, _ in AXES}
     given["workload"] = options["workload"]
     preset = PRESETS.get(options["preset"]) if options["preset"] else None
     base = preset.sweeps if preset else (Axes(),)
@@ -222,7 +180,7 @@ def _refuse_unused(preset: str, workloads: list[str], given: dict[str, Any]) -> 
     """Refuse an axis that none of a preset's workloads has: it would change nothing."""
     from attnbench.kinds import KINDS
 
-    for flag, name, _, _ in _AXES:
+    for flag, name, _, _ in AXES:
         if given[name] and all(name in KINDS.get(kind).foreign() for kind in workloads):
             having = ", ".join(dict.fromkeys(workloads))
             raise UsageError(

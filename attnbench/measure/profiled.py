@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ def profile_call(call: Callable[[], Any], device: str) -> Profiled:
                 torch.cuda.synchronize()
         if device == "cuda":
             peak, kept = _cuda_requested("peak") - before, _cuda_requested("current") - before
-    tree = session.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    tree = _tree(session)
     if device == "cuda":
         kernels = _cuda_kernels(session)
     else:
@@ -80,6 +81,33 @@ def profile_call(call: Callable[[], Any], device: str) -> Profiled:
         kernel_count=len(kernels),
         ops=tuple(sorted({event.name for event in _walk(tree) if _is_op(event)})),
     )
+
+
+def call_kept(call: Callable[[], Any], device: str) -> tuple[Any, int]:
+    """Run `call` once; return its result, and the bytes it allocated that are live with it.
+
+    For a first call, which may leave behind what no later one allocates. What only dead cycles
+    hold is not kept: they are collected before the bytes are read, which costs little, since
+    Python looks at the youngest objects alone. On CUDA without a profiler.
+    """
+    gc.collect(0)  # cycles from before must not be taken off this call's bytes
+
+    def call_and_collect() -> Any:
+        result = call()
+        gc.collect(0)
+        return result
+
+    with collector_off():
+        if device != "cuda":
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
+                result = call_and_collect()
+            return result, _cpu_bytes(_tree(session))[1]
+        make_matmul_workspaces()
+        torch.cuda.synchronize()
+        before = _cuda_requested("current")
+        result = call_and_collect()
+        torch.cuda.synchronize()
+        return result, _cuda_requested("current") - before
 
 
 def make_matmul_workspaces(device: str = "cuda") -> None:
@@ -111,6 +139,11 @@ def _cuda_kernels(session: profile) -> list[str]:
         if e.device_type() == cuda and not e.is_user_annotation()
     )
     return [name for _, name in ran if not name.startswith(("Memset", "Memcpy", "Context Sync"))]
+
+
+def _tree(session: profile) -> list[Any]:
+    tree: list[Any] = session.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    return tree
 
 
 def _walk(events: list[Any]) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from attnbench import units
 from attnbench.analysis.columns import COLUMNS
@@ -22,10 +22,6 @@ TEMPLATES = Path(__file__).parent  # page.html.jinja, and page.css which it incl
 
 def render(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
     """Return the page; `grown` are the figures of growth. Texts are escaped, images data: URIs."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
     parts, left_out = content.parts()
     values = {
         "run_id": content.run.run_id,
@@ -40,13 +36,21 @@ def render(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
         "failures": content.failures(),
         "suspects": content.suspects(),
         "spent": content.spent(),
-        "environment": {k: _text(k, v) for k, v in content.environment.items() if k not in LIMITS},
-        "options": {k: _text("", v) for k, v in (content.run.info.get("options") or {}).items()},
+        "environment": {k: text(k, v) for k, v in content.environment.items() if k not in LIMITS},
+        "options": {k: text("", v) for k, v in (content.run.info.get("options") or {}).items()},
         "columns": [column for _, column in SUMMARY.items()],
         "all_columns": [column for _, column in COLUMNS.items()],
     }
-    page = environment.get_template("page.html.jinja")
-    return page.render(sections=_sections(values), **values)
+    return template("page.html.jinja").render(sections=_sections(values), **values)
+
+
+def template(name: str) -> Template:
+    """A template of a page; what it is given is escaped, and must all be there."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template(name)
 
 
 def _sections(values: dict[str, Any]) -> list[tuple[str, str]]:
@@ -96,13 +100,13 @@ def data_uri(svg: Path) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.read_bytes()).decode("ascii")
 
 
-def _text(name: str, value: Any) -> str:
+def text(name: str, value: Any) -> str:
     """Write a value of run.json for people; bytes where the name says so."""
     if isinstance(value, dict):
         # The one table in an environment is that of the caches, whose values are bytes.
-        return ", ".join(f"{key} {_text('_bytes', part)}" for key, part in value.items())
+        return ", ".join(f"{key} {text('_bytes', part)}" for key, part in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_text("", part) for part in value)
+        return ", ".join(text("", part) for part in value)
     if value is None:
         return units.UNKNOWN
     return units.size(value) if name.endswith("_bytes") and type(value) is int else str(value)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
 from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.highlights import SLICE, hardest_case
 from attnbench.analysis.summary import SUMMARY, summary_rows
+from attnbench.markup import escape, table
 from attnbench.report import scaling
 from attnbench.report.content import Content
 
@@ -28,19 +26,6 @@ def render(content: Content) -> str:
         *_spent(content),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def escape(text: str) -> str:
-    """Make a text safe inside a table cell: no pipe, no line break, no HTML, no emphasis."""
-    flat = re.sub(r"\s+", " ", text).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([|`*_\[\]\\])", r"\\\1", flat)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
-    """Return a GitHub table; columns after the first `text_columns` are aligned right."""
-    rule = ["---" if i < text_columns else "---:" for i in range(len(header))]
-    lines = [list(map(escape, header)), rule, *([escape(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _hardest(content: Content) -> list[str]:

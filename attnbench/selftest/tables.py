@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench import units
+from attnbench.markup import escape
+from attnbench.markup import table as grid
 
 Figures = dict[str, Any]
 
@@ -194,10 +196,6 @@ def facts(summary: Figures) -> list[str]:
 
 def markdown(summary: Figures, title: str, picture: str | None) -> str:
     """`timer.md`: facts, sentences, the picture where there is one, and all tables."""
-    # Here: pandas comes with it.
-    from attnbench.report.markdown import escape
-    from attnbench.report.markdown import table as grid
-
     blocks = [
         f"# {escape(title)}",
         "\n".join(f"- {escape(line)}" for line in facts(summary)),

@@ -24,8 +24,8 @@ from attnbench.beacon import NOBODY, Beacon
 from attnbench.case import Case
 from attnbench.ceilings import measure_ceilings
 from attnbench.errors import AttnbenchError
-from attnbench.loader import load_built_in, load_entry_points, load_file
-from attnbench.machine import available_bytes, settle
+from attnbench.loader import load_built_in, load_entry_points, load_file, load_side
+from attnbench.machine import limit_memory, settle
 from attnbench.record import Cell, Record
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
@@ -48,9 +48,7 @@ def main() -> None:
     if config["device"] == "cpu" or not torch.cuda.is_available():
         limit_memory()
     try:
-        load_built_in()
-        warnings = load_entry_points()
-        names = [name for file in config["files"] for name in load_file(file)]
+        warnings, names = _load(config)
     except AttnbenchError as err:
         emit("failed", message=str(err), exit_code=int(err.exit_code))
         return
@@ -61,6 +59,21 @@ def main() -> None:
         _serve(request, beacon, emit)
         beacon.write(NOBODY, NOBODY, "idle")
         emit("done")
+
+
+def _load(config: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Import implementations; return warnings, and the names of the user's own.
+
+    Of two versions of a repository only that one is loaded: what is installed by entry points
+    may be the other, in editable mode.
+    """
+    load_built_in()
+    files, root = config["files"], config.get("root")
+    if root is not None:
+        return [], load_side(files, root, config.get("other_root"))
+    warnings = load_entry_points()
+    replace = bool(config.get("replace"))
+    return warnings, [name for file in files for name in load_file(file, replace=replace)]
 
 
 def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
@@ -152,24 +165,6 @@ def _request_queue() -> queue.Queue[dict[str, Any]]:
 
     threading.Thread(target=read, daemon=True).start()
     return requests
-
-
-def limit_memory(share: float = 0.9) -> None:
-    """Let allocations beyond the memory that is there fail, so that they cost one cell.
-
-    Without a limit Linux promises memory it does not have, and kills a process later, perhaps
-    the runner or the user's own.
-    """
-    available = available_bytes()
-    try:
-        import resource
-
-        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-        if available is not None:
-            limit = int(used + share * available)
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-    except (ImportError, OSError, ValueError):
-        return  # no such limit on this system: the runner still survives the worker's death
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from attnbench.inputs import Tensors
 from attnbench.machine import settle
 from attnbench.measure.flops import count_flops
 from attnbench.measure.graph import CaptureError
-from attnbench.measure.profiled import profile_call
+from attnbench.measure.profiled import call_kept, profile_call
 from attnbench.measure.saved import watch_saved
 from attnbench.record import Status
 from attnbench.worker.explaining import flops_note, predicted_miss, sdpa_backend
@@ -103,12 +103,21 @@ class Trial:
             raise IncorrectError(f"it wrote to its input {', '.join(changed)}")
 
     def _compare(self, bound: Bound, truth: Truth, *, first: bool) -> None:
-        _poison_allocator(truth, self.case)
-        begin = time.perf_counter()
-        result = bound.call()
-        if self.case.device == "cuda":
-            torch.cuda.synchronize()
-        self.last_call_s = time.perf_counter() - begin
+        def poisoned_call() -> Any:
+            _poison_allocator(truth, self.case)
+            begin = time.perf_counter()
+            result = bound.call()
+            if self.case.device == "cuda":
+                torch.cuda.synchronize()
+            self.last_call_s = time.perf_counter() - begin
+            return result
+
+        if first and not self.impl.compiles:  # a profiler around a compilation breaks it
+            result, kept_bytes = call_kept(poisoned_call, self.case.device)
+            retained = kept_bytes - _bytes_of(result, self.tensors)
+            self.metrics["memory_retained_bytes"] = max(0, retained)
+        else:
+            result = poisoned_call()
         if first and self.impl.compiles:
             self.metrics["compile_s"] += self.last_call_s
         verdict = judge(bound.named(result), truth, self.case.dtype)
@@ -217,6 +226,13 @@ def leaves(result: Any) -> Iterator[torch.Tensor]:
     elif isinstance(result, (tuple, list)):
         for item in result:
             yield from leaves(item)
+
+
+def _bytes_of(result: Any, inputs: Tensors) -> int:
+    """Bytes that live as long as a result does: its storages, but for those of the inputs."""
+    given = {x.untyped_storage().data_ptr() for x in inputs.values()}
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in leaves(result)}
+    return sum(storage.nbytes() for at, storage in storages.items() if at not in given)
 
 
 def classify(err: Exception, stage: str) -> tuple[Status, str]:

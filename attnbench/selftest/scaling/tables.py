@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from attnbench import units
+from attnbench.markup import escape
+from attnbench.markup import table as grid
 from attnbench.selftest.scaling.usual import CURVES
 from attnbench.selftest.tables import Table
 
@@ -99,10 +101,6 @@ def _totals(summary: Figures) -> Table:
 
 def markdown(summary: Figures, title: str) -> str:
     """`scaling.md`: how it was made, and all tables."""
-    # Here: pandas comes with it.
-    from attnbench.report.markdown import escape
-    from attnbench.report.markdown import table as grid
-
     blocks = [f"# {escape(title)}", "\n".join(f"- {escape(line)}" for line in facts(summary))]
     for table in tables(summary):
         blocks += [f"## {escape(table.title)}", grid(table.header, table.rows), escape(table.note)]

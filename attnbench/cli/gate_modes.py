@@ -1,0 +1,140 @@
+"""What `attnbench gate` does in each of its modes. Imported once it is known that one runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnbench.cli.axes import AXES
+from attnbench.cli.gate_output import show, write_all
+from attnbench.cli.gate_progress import GateDisplay
+from attnbench.cli.gate_stored import against_baseline, between_files
+from attnbench.cli.options import given
+from attnbench.cli.summary import console
+from attnbench.errors import ExitCode, StoreError
+from attnbench.gate.outcome import GateRun
+from attnbench.gate.stored import load_gate
+from attnbench.gate.verdict import decide
+from attnbench.paired.request import Comparison, comparison, device_of
+from attnbench.paired.session import run_gate
+from attnbench.paired.worktree import checked_out
+from attnbench.runner import Settings
+from attnbench.store import check_name
+
+# What the table of pyproject.toml may hold beside the axes.
+_SETTINGS = (
+    "workload", "files", "base", "threshold", "budget_s", "growth", "threads", "device",
+)  # fmt: skip
+_LEAST_SPACE = 4 << 20  # bytes, more than what a run of many cells and rounds leaves
+
+
+def _compare(options: dict[str, Any]) -> ExitCode:
+    """The working tree and a commit, measured in turns."""
+    names = [name for _, name, _, _ in AXES] + list(_SETTINGS)
+    asked = comparison(
+        Path.cwd(), {name: options[name] for name in names}, options["output"].resolve()
+    )
+    head = f"the working tree at {asked.head[:10]}"
+    with GateDisplay(quiet=options["quiet"]) as display:
+        display.said(f"base: {asked.base.ref} at {asked.base.commit[:10]}, {asked.base.words}")
+        display.said(f"candidate: {head}, {asked.changes.words or 'nothing changed'}")
+        with _result_folder(options["output"], options["name"]) as folder:
+            run = _measured(asked, options, display)
+            display.close()
+            return _finish(run, folder, options["quiet"])
+
+
+def _measured(asked: Comparison, options: dict[str, Any], display: GateDisplay) -> GateRun:
+    settings = Settings(
+        device=device_of(asked.watched.device), seed=options["seed"], timeout_s=options["timeout"]
+    )
+    typed = {flag: _plain(options[name]) for name, flag in given().items()}
+    with checked_out(asked.root, asked.base.commit) as tree:
+        for file in asked.missing(tree):
+            display.warned(f"the base has no {file}: what is in it cannot be compared")
+        return run_gate(asked.request(tree, settings, typed), display)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _replay(options: dict[str, Any]) -> ExitCode:
+    """A stored run, decided again; files are written where a name or folder was given for them."""
+    run = load_gate(Path(options["replay"]), options["output"])
+    if options["name"] is None:
+        return _finish(run, None, options["quiet"])
+    with _result_folder(options["output"], options["name"]) as folder:
+        return _finish(run, folder, options["quiet"])
+
+
+def _finish(run: GateRun, folder: Path | None, quiet: bool) -> ExitCode:
+    """Decide, write all files, and print; what cannot be written hides no verdict."""
+    outcome = decide(run)
+    failure = None
+    if folder is not None:
+        try:
+            write_all(folder, run, outcome)
+        except StoreError as err:
+            failure = err
+    if not quiet:
+        show(run, outcome, console(), folder if failure is None else None)
+    elif folder is not None:
+        click.echo(folder)
+    if failure is not None:
+        raise failure
+    return outcome.exit_code
+
+
+@contextlib.contextmanager
+def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
+    """A new folder for the result, in which something can be written; gone if nothing was.
+
+    Raises:
+        StoreError: the name is taken or none, the folder cannot be made or the disk is full.
+    """
+    if name is None:
+        name = datetime.now(UTC).strftime("gate-%Y%m%d-%H%M%S-%f")[:-3]
+    folder, new = output / check_name(name), not output.exists()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+    except FileExistsError as err:
+        taken = f"a run named '{name}' exists in {output}; choose another --name"
+        blocked = f"{output} is a file; choose --output DIR"
+        raise StoreError(taken if output.is_dir() else blocked) from err
+    except OSError as err:
+        raise StoreError(f"cannot write {folder} ({err.strerror}); choose --output DIR") from err
+    try:
+        _try_to_write(folder)
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # not empty: something was measured
+            folder.rmdir()
+            if new:
+                output.rmdir()
+
+
+def _try_to_write(folder: Path) -> None:
+    """Notice a full disk before minutes of measuring."""
+    trial = folder / ".trial"
+    try:
+        trial.write_bytes(bytes(_LEAST_SPACE))
+    except OSError as err:
+        raise StoreError(f"cannot write {folder} ({err.strerror}); choose --output DIR") from err
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink()
+
+
+MODES: dict[str, Callable[[dict[str, Any]], ExitCode]] = {
+    "base": _compare,
+    "replay": _replay,
+    "baseline": against_baseline,
+    "pytest_benchmark": between_files,
+}

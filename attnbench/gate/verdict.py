@@ -1,0 +1,111 @@
+"""From a gate run's raw data to its outcome: the same live and in a replay."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from attnbench.errors import ExitCode
+from attnbench.gate.exact import compare, verdict_of
+from attnbench.gate.outcome import Controls, GateRun, Outcome, Row
+from attnbench.gate.referee import Referee, hear_all
+from attnbench.gate.rules import Verdict
+from attnbench.stats import median, median_interval
+
+
+def comparable(run: GateRun) -> tuple[int, ...]:
+    """The cells that are right on both sides: those whose time may be compared."""
+    return tuple(
+        number
+        for number in range(len(run.cells))
+        if verdict_of(run.checks[number].get("base"), run.checks[number].get("candidate")) is None
+    )
+
+
+def seed_of(run: GateRun) -> int:
+    """The seed that the order of the run's controls was drawn with."""
+    return int(run.options.get("seed") or 0)
+
+
+def decide(run: GateRun) -> Outcome:
+    """Every verdict, from the raw data alone, and how the process must end."""
+    referee = hear_all(run.rounds, comparable(run), run.rules, seed_of(run))
+    rows = tuple(_row(run, number, referee) for number in range(len(run.cells)))
+    controls = referee.controls()
+    exit_code, words = _conclusion(run, rows, controls)
+    return Outcome(rows=rows, controls=controls, exit_code=exit_code, words=words)
+
+
+def _row(run: GateRun, number: int, referee: Referee) -> Row:
+    cell, checks = run.cells[number], run.checks[number]
+    decided = verdict_of(checks.get("base"), checks.get("candidate"))
+    if decided is not None:
+        return Row(cell=cell, verdict=decided[0], reason=decided[1])
+    exact = compare(checks["base"], checks["candidate"], run.rules.growth)
+    row = _timed(run, number, referee, exact.notes)
+    if not exact.failures:
+        return row
+    grown = "; ".join(exact.failures)
+    if row.verdict == "regressed":
+        grown = f"{row.reason}; {grown}"
+    verdict: Verdict = "incorrect" if row.verdict == "incorrect" else "regressed"
+    return replace(row, verdict=verdict, reason=grown)
+
+
+def _timed(run: GateRun, number: int, referee: Referee, notes: tuple[str, ...]) -> Row:
+    decision = referee.decided.get(number)
+    stage, logs = referee.observations(number)
+    if decision is None:
+        why = "the time budget ended" if run.over_budget else "the run was cut short"
+        verdict: Verdict = "inconclusive"
+        reason, wins = f"{why} {referee.open().get(number, '')}".rstrip(), None
+    else:
+        verdict, reason, wins = decision.verdict, decision.reason, decision.wins
+    interval = median_interval(logs)
+    return Row(
+        cell=run.cells[number],
+        verdict=verdict,
+        reason=reason,
+        stage=stage if logs else None,
+        ratio=math.exp(median(logs)) if logs else None,
+        low=None if interval is None else math.exp(interval[0]),
+        high=None if interval is None else math.exp(interval[1]),
+        wins=wins,
+        rounds=len(logs),
+        notes=notes,
+    )
+
+
+def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tuple[ExitCode, str]:
+    """The exit code and one sentence: the first of these that holds."""
+    of: dict[Verdict, int] = {}
+    for row in rows:
+        of[row.verdict] = of.get(row.verdict, 0) + 1
+    exact = any(
+        row.verdict == "regressed" and compare(
+            run.checks[i]["base"], run.checks[i]["candidate"], run.rules.growth
+        ).failures
+        for i, row in enumerate(rows)
+    )  # fmt: skip
+    against = _counted(of, ("incorrect", "regressed"))
+    if of.get("incorrect") or exact:
+        return ExitCode.FINDING, against
+    if controls.untrusted:
+        return ExitCode.ENVIRONMENT, f"the run cannot be trusted: {controls.untrusted}"
+    if of.get("regressed"):
+        return ExitCode.FINDING, against
+    if set(of) <= {"not comparable"}:
+        return ExitCode.USAGE, "nothing is comparable"
+    if of.get("inconclusive"):
+        return ExitCode.INCONCLUSIVE, _counted(of, ("inconclusive",))
+    if controls.found is not True:
+        return ExitCode.INCONCLUSIVE, (
+            f"blind: a planted slowdown of {100 * run.rules.threshold:.3g} % was seen in only"
+            f" {controls.wins} of {controls.rounds} rounds, so that passing says nothing"
+        )
+    words = _counted(of, ("ok", "improved", "not comparable"))
+    return ExitCode.OK, f"no regression of {100 * run.rules.threshold:.3g} % or more: {words}"
+
+
+def _counted(of: dict[Verdict, int], verdicts: tuple[Verdict, ...]) -> str:
+    return ", ".join(f"{of[verdict]} {verdict}" for verdict in verdicts if of.get(verdict))

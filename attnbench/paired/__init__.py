@@ -1,0 +1,1 @@
+"""Measures two sides in pairs: worktrees, fresh processes that take turns, rounds."""

@@ -1,0 +1,137 @@
+"""Before anything is timed: what both sides have, whether it is right, what it allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnbench.errors import AttnbenchError, UsageError
+from attnbench.expansion import check_names, expand, misfit
+from attnbench.gate.exact import METRICS
+from attnbench.gate.outcome import Checked, Side
+from attnbench.plan import Axes, make_plan
+from attnbench.process import Settings
+from attnbench.record import Cell, Record
+from attnbench.runner import LocalRunner
+
+ABSENT = Checked(status="absent", reason="it has no such implementation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """What is known of both sides before any pair is timed."""
+
+    cells: tuple[Cell, ...]
+    checks: Mapping[int, Mapping[str, Checked]]
+    environment: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class _Examined:
+    """One side: the names its files register, the machine, and a record for each cell."""
+
+    names: list[str] = field(default_factory=list)
+    catalogue: dict[str, Any] = field(default_factory=dict)
+    records: dict[tuple[str, str], Record] = field(default_factory=dict)
+    failure: str | None = None
+
+
+def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings: Settings) -> Sides:
+    """Check every cell on both sides, in processes of their own.
+
+    The cells are those of the implementations that either side's files register; what one side
+    lacks is listed, too. A base that does not load leaves nothing to compare with.
+
+    Raises:
+        UsageError: the candidate's files do not load, or the sweep makes no sense.
+    """
+    # One call a cell is enough here: these times decide nothing.
+    brief = replace(settings, min_time_s=0.0, max_time_s=0.001, replace=True)
+    named = {
+        side.name: replace(brief, files=side.files, root=side.root, other_root=other.root)
+        for side, other in ((base, candidate), (candidate, base))
+    }
+    with LocalRunner(named["candidate"]) as mine, LocalRunner(named["base"]) as theirs:
+        ours = _load(mine)
+        if ours.failure is not None:
+            raise UsageError(f"the candidate does not load: {ours.failure}")
+        before = _load(theirs) if base.files else _Examined()
+        cells = _cells(sweeps, ours, before)
+        together = ours.catalogue["device"] == "cpu"
+        with ThreadPoolExecutor(max_workers=2 if together else 1) as pool:
+            list(pool.map(lambda job: _examine(*job, cells), [(mine, ours), (theirs, before)]))
+        warnings = [*mine.warnings]
+    if before.failure is not None:
+        warnings.append(f"the base does not load: {before.failure}")
+    return Sides(
+        cells=cells,
+        checks={
+            number: {"base": _checked(cell, before), "candidate": _checked(cell, ours)}
+            for number, cell in enumerate(cells)
+        },
+        environment=ours.catalogue["environment"],
+        warnings=tuple(warnings),
+    )
+
+
+def _load(runner: LocalRunner) -> _Examined:
+    try:
+        catalogue = runner.catalogue()
+    except AttnbenchError as err:
+        return _Examined(failure=str(err))
+    return _Examined(names=list(runner.user_names), catalogue=catalogue)
+
+
+def _cells(sweeps: tuple[Axes, ...], ours: _Examined, before: _Examined) -> tuple[Cell, ...]:
+    """Each case with each implementation of either side that the sweep asks for."""
+    own = list(dict.fromkeys([*ours.names, *before.names]))
+    known = {row["name"] for row in ours.catalogue["implementations"]}
+    rows = [{"name": name} for name in own if name not in known]
+    catalogue = ours.catalogue | {"implementations": ours.catalogue["implementations"] + rows}
+    check_names(sweeps, catalogue)
+    cells: dict[tuple[str, str], Cell] = {}
+    foreign: list[str] = []
+    for axes in sweeps:
+        foreign += [name for name in axes.impls or () if name not in own]
+        for case in expand(axes, ours.catalogue["device"]):
+            if case.impossible() or misfit(axes, case):
+                continue
+            for name in axes.impls or own:
+                cell = Cell(case=case, impl=name)
+                cells.setdefault(cell.key, cell)
+    if foreign:
+        raise UsageError(
+            f"{', '.join(dict.fromkeys(foreign))} (--impls) is in none of the files that are"
+            f" watched, which register {', '.join(own)}"
+        )
+    if not cells:
+        raise UsageError("no case of the sweep makes sense; see attnbench sweep --dry-run")
+    return tuple(cells.values())
+
+
+def _examine(runner: LocalRunner, side: _Examined, cells: tuple[Cell, ...]) -> None:
+    """Fill in the records of one side: those that need no process, and the others."""
+    if side.failure is not None or not side.names:
+        return
+    mine = [cell for cell in cells if cell.impl in side.names]
+    cases = list({cell.case.case_id: cell.case for cell in mine}.values())
+    reasons = runner.reasons(cases, sorted({cell.impl for cell in mine}))
+    plan = make_plan(mine, reasons)
+    for record in (*plan.decided, *runner.run(plan.groups)):
+        side.records[record.cell.key] = record
+
+
+def _checked(cell: Cell, side: _Examined) -> Checked:
+    if side.failure is not None:
+        return Checked(status="error", reason=side.failure)
+    record = side.records.get(cell.key)
+    if record is None:
+        return ABSENT
+    return Checked(
+        status=record.status,
+        reason=record.reason,
+        metrics={name: record.metrics[name] for name in METRICS if name in record.metrics},
+    )

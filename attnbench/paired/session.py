@@ -1,0 +1,160 @@
+"""One gate run: both sides checked, then timed in rounds until the referee asks no more."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from attnbench import host
+from attnbench.errors import UsageError
+from attnbench.gate.outcome import GateRun, Side
+from attnbench.gate.referee import Order, Referee
+from attnbench.gate.round import Round
+from attnbench.gate.rules import Rules
+from attnbench.gate.verdict import comparable
+from attnbench.paired.checking import Sides, check_sides
+from attnbench.paired.turns import Bench, ChangedError, measure_round
+from attnbench.paired.worktree import own_prefix
+from attnbench.plan import Axes
+from attnbench.process import Settings
+from attnbench.record import Cell
+
+# Rounds that may be measured again for what went on beside them; after that they count.
+MOST_VETOES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRequest:
+    """What a gate run is asked for.
+
+    `settings` say where and how (device, threads, seed, the timeout of a silent process); their
+    files come from the sides. `options` is kept for people. `injected` slows the candidate in
+    some cells, by number, by a share: for self-tests alone.
+    """
+
+    base: Side
+    candidate: Side
+    sweeps: tuple[Axes, ...]
+    rules: Rules = field(default_factory=Rules)
+    settings: Settings = field(default_factory=Settings)
+    injected: Mapping[int, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class GateListener(Protocol):
+    """Who watches a gate run."""
+
+    def stage(self, words: str) -> None:
+        """A part of the run begins."""
+
+    def planned(self, cells: tuple[Cell, ...]) -> None:
+        """These cells are watched."""
+
+    def heard(self, found: Round, number: int, words: str) -> None:
+        """A round was measured; `words` say how far the run has come."""
+
+    def warned(self, message: str) -> None:
+        """Something the user should know that stops nothing."""
+
+
+def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
+    """Check and time both sides; return the raw data of the run.
+
+    Raises:
+        UsageError: the candidate does not load, nothing is there to compare, or its files
+            changed while they were measured.
+        WorkerError: no process can be started.
+    """
+    begin = time.perf_counter()
+    listener.stage("checking both sides")
+    sides = check_sides(request.base, request.candidate, request.sweeps, request.settings)
+    for message in sides.warnings:
+        listener.warned(message)
+    listener.planned(sides.cells)
+    checked_s = time.perf_counter() - begin
+    settings = replace(request.settings, device=sides.environment["device"])
+    run = GateRun(
+        rules=request.rules,
+        base=request.base,
+        candidate=request.candidate,
+        cells=sides.cells,
+        checks=sides.checks,
+        rounds=(),
+        environment=sides.environment,
+        options=dict(request.options) | {"seed": settings.seed},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    listener.stage("timing in turns")
+    with _bench(request, settings, sides) as bench:
+        referee = Referee(comparable(run), request.rules, settings.seed)
+        rounds, over = _race(bench, referee, listener, begin + request.rules.budget_s)
+    spent = {
+        "checks_s": round(checked_s, 3),
+        "rounds_s": round(sum(found.spent_s for found in rounds), 3),
+        "wall_s": round(time.perf_counter() - begin, 3),
+    }
+    return replace(run, rounds=tuple(rounds), spent=spent, over_budget=over)
+
+
+@contextmanager
+def _bench(request: GateRequest, settings: Settings, sides: Sides) -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix=own_prefix(), ignore_cleanup_errors=True) as kept:
+        pinned = settings.device == "cpu" and settings.threads == 1
+        cpus = host.affinity() if pinned else None
+        yield Bench(
+            base=request.base,
+            candidate=request.candidate,
+            cells=sides.cells,
+            rules=request.rules,
+            settings=settings,
+            truths=Path(kept),
+            cpus=tuple(cpus) if cpus else None,
+            chance=random.Random(settings.seed),
+            injected=request.injected,
+        )
+
+
+def _race(
+    bench: Bench, referee: Referee, listener: GateListener, deadline: float
+) -> tuple[list[Round], bool]:
+    """Rounds until nothing is open, and whether the time ended before."""
+    rounds: list[Round] = []
+    vetoes, last_s = 0, 0.0
+    while (order := referee.wanted()) is not None:
+        if time.perf_counter() + last_s > deadline:
+            return rounds, True
+        found = _measured(bench, order, len(rounds))
+        if found.veto is not None and vetoes >= MOST_VETOES:
+            found = replace(found, veto=None, facts={**found.facts, "not_vetoed": found.veto})
+        vetoes += found.veto is not None
+        last_s = found.spent_s
+        rounds.append(found)
+        referee.hear(found)
+        listener.heard(found, len(rounds), _words(referee))
+    return rounds, False
+
+
+def _measured(bench: Bench, order: Order, number: int) -> Round:
+    try:
+        return measure_round(bench, order, number)
+    except ChangedError as err:
+        root = (bench.candidate if str(err) == "candidate" else bench.base).root
+        raise UsageError(
+            f"files below {root} changed while they were measured; leave them alone and run again"
+        ) from err
+
+
+def _words(referee: Referee) -> str:
+    if referee.suspects is None:
+        return f"screening {len(referee.cells)} cells"
+    still = len(referee.open())
+    if not still:
+        return "every cell is decided"
+    return f"confirming {still} suspect{'s' * (still > 1)}"

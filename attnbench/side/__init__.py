@@ -1,0 +1,1 @@
+"""Processes of two sides that take turns. Started, never imported."""

@@ -1,0 +1,173 @@
+"""One arm: a process that holds a side's cells ready, and times one of them when it is its turn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.api import IMPLEMENTATIONS
+from attnbench.check import Size, Truth, judge
+from attnbench.inputs import Draw, Tensors
+from attnbench.loader import load_side
+from attnbench.machine import settle
+from attnbench.measure.clock import Clock, clock_for
+from attnbench.measure.collector import collector_off
+from attnbench.measure.nvml import GpuSensor, must_discard
+from attnbench.record import Cell
+from attnbench.side.plant import slowed
+from attnbench.worker.trial import classify
+from attnbench.workloads import WORKLOADS, Bound
+
+_WARM_CALLS, _WARM_S = 3, 0.02
+_BLOCK_US = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A cell that was built, found right, and called until warm."""
+
+    bound: Bound
+    device: str
+
+
+class Arm:
+    """Answers requests for turns, one line of JSON each, until its pipe is closed."""
+
+    def __init__(self, config: dict[str, Any], arm: dict[str, Any]) -> None:
+        self._requests = os.fdopen(arm["read"], "r")
+        self._answers = os.fdopen(arm["write"], "w")
+        self._config, self._arm = config, arm
+        self._clock: Clock | None = None
+        self._ready: dict[int, Ready] = {}
+        self._slowed: dict[tuple[int, float], Callable[[], Any]] = {}
+
+    def serve(self) -> None:
+        """Prepare every cell, say so, and take turns."""
+        load_side(self._arm["files"], self._arm["root"], self._arm["other_root"])
+        settle()
+        device = self._config["device"]
+        self._clock = clock_for(device, l2=self._config["l2"], timer=self._config["timer"])
+        sensor = GpuSensor.open() if device == "cuda" else None
+        failures = {}
+        for number in self._config["cells"]:
+            self._answer(preparing=int(number))
+            reason = self._prepare(number)
+            if reason is not None:
+                failures[number] = reason
+        if self._config["cpu"] is not None:
+            os.sched_setaffinity(0, [self._config["cpu"]])
+        self._answer(failures=failures, digests=digests_of_loaded(self._arm["root"]))
+        for line in self._requests:
+            request = json.loads(line)
+            if request["do"] == "conditions":
+                reading = sensor.read() if sensor is not None else None
+                heat = must_discard(reading) if reading is not None else None
+                self._answer(cpu_ns=time.process_time_ns(), veto=heat)
+                continue
+            try:
+                self._answer(**self._serve_turn(request))
+            except Exception as err:
+                status, reason = classify(err, "turn")
+                self._answer(failed=f"{status}: {reason}")
+            settle()  # what it set for itself must not hold for the next cell
+
+    def _serve_turn(self, request: dict[str, Any]) -> dict[str, Any]:
+        number = request["cell"]
+        ready, call = self._ready[number], self._ready[number].bound.call
+        with torch.set_grad_enabled(ready.bound.grad), collector_off():
+            if request["do"] == "estimate":
+                return {"each_us": self._estimate_us(call)}
+            if request["planted"]:
+                call = self._planted(number, request["planted"])
+            return {"ns": self._turn(call, request["calls"], request["blocks"])}
+
+    def _prepare(self, number: str) -> str | None:
+        """Build a cell, check its result, warm it up; return why it cannot be timed."""
+        cell = Cell.from_json(self._config["cells"][number])
+        workload = WORKLOADS.get(cell.case.workload)
+        try:
+            settle()
+            tensors = workload.tensors(cell.case)
+            workload.fill(cell.case, tensors, Draw(seed=self._config["seed"]))
+            truth = self._truth(cell, tensors)
+            impl = IMPLEMENTATIONS.get(cell.impl)
+            with torch.set_grad_enabled(cell.case.needs_grad):
+                bound = workload.bind(cell.case, impl, tensors)
+            with torch.set_grad_enabled(bound.grad):
+                verdict = judge(bound.named(bound.call()), truth, cell.case.dtype)
+                if verdict.reason:
+                    return f"incorrect: {verdict.reason}"
+                _warm(bound.call)
+        except Exception as err:
+            status, reason = classify(err, "build and check")
+            return f"{status}: {reason}"
+        self._ready[int(number)] = Ready(bound=bound, device=cell.case.device)
+        return None
+
+    def _truth(self, cell: Cell, tensors: Tensors) -> Truth:
+        """The float64 reference, computed by whichever process needs it first, then read."""
+        file = Path(self._config["truths"]) / f"{cell.case.case_id}.pt"
+        if not file.exists():
+            truth = WORKLOADS.get(cell.case.workload).truth(cell.case, tensors)
+            allowed = {name: (size.max, size.rms) for name, size in truth.allowed.items()}
+            own = file.with_suffix(f".{os.getpid()}")
+            torch.save({"values": truth.values, "allowed": allowed}, own)
+            own.replace(file)
+        kept = torch.load(file, map_location=cell.case.device, weights_only=True)
+        allowed = {name: Size(max=high, rms=rms) for name, (high, rms) in kept["allowed"].items()}
+        return Truth(values=kept["values"], allowed=allowed)
+
+    def _turn(self, call: Callable[[], Any], calls: int, blocks: int) -> list[int]:
+        """One untimed call, since the caches are another's, then blocks: nanoseconds a call."""
+        assert self._clock is not None
+        call()
+        return [round(1000 * self._clock.block(call, calls).time_us) for _ in range(blocks)]
+
+    def _estimate_us(self, call: Callable[[], Any]) -> float:
+        assert self._clock is not None
+        call()
+        once_us = max(min(self._clock.block(call, 1).time_us for _ in range(2)), 0.1)
+        if once_us >= _BLOCK_US:
+            return once_us
+        return max(self._clock.block(call, math.ceil(_BLOCK_US / once_us)).time_us, 0.01)
+
+    def _planted(self, number: int, share: float) -> Callable[[], Any]:
+        """The call of a cell, slowed; made once, since on a GPU that takes measuring."""
+        key = number, share
+        if key not in self._slowed:
+            assert self._clock is not None
+            ready = self._ready[number]
+            self._slowed[key] = slowed(ready.bound.call, share, ready.device, self._clock)
+        return self._slowed[key]
+
+    def _answer(self, **fields: Any) -> None:
+        self._answers.write(json.dumps(fields) + "\n")
+        self._answers.flush()
+
+
+def _warm(call: Callable[[], Any]) -> None:
+    begin, calls = time.perf_counter(), 0
+    while calls < _WARM_CALLS and (calls == 0 or time.perf_counter() - begin < _WARM_S):
+        call()
+        calls += 1
+
+
+def digests_of_loaded(root: str) -> dict[str, str]:
+    """A hash of each module file below `root` that this process has loaded, by relative path."""
+    own = Path(__file__).resolve().parents[1]
+    files = {Path(f) for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
+    return {
+        str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        for file in sorted(files)
+        if file.is_relative_to(root) and not file.is_relative_to(own) and file.is_file()
+    }

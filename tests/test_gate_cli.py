@@ -1,0 +1,272 @@
+"""`attnbench gate` on real repositories, with imagined rounds: what it asks, says and leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.cli import gate_modes
+from attnbench.errors import StoreError, WorkerError
+from attnbench.gate.outcome import GateRun
+from attnbench.paired.session import GateListener, GateRequest
+from attnbench.plan import Axes
+from tests import gate_runs, repositories
+from tests.conftest import Cli, Refused, run_script
+from tests.gate_runs import a_run
+from tests.repositories import commit, git, kernel, worktrees, write
+
+TABLE = "[tool.attnbench.gate]\nfiles = 'a.py'\n"
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with two commits on `main`, in which the command runs."""
+    made = repositories.new(tmp_path.resolve() / "repo")
+    (made / "pyproject.toml").write_text(TABLE)
+    commit(made, a="old = 1")
+    commit(made, a=kernel(), b=kernel("other"))
+    monkeypatch.chdir(made)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    return made
+
+
+@dataclass
+class Imagined:
+    """Stands for the measuring: keeps what it was asked for, and answers with `run`."""
+
+    run: GateRun = field(default_factory=a_run)
+    error: BaseException | None = None
+    requests: list[GateRequest] = field(default_factory=list)
+    base_text: str = ""
+
+    def __call__(self, request: GateRequest, listener: GateListener) -> GateRun:
+        self.requests.append(request)
+        self.base_text = (Path(request.base.root) / "a.py").read_text()
+        listener.stage("checking both sides")
+        listener.planned(self.run.cells)
+        for number, found in enumerate(self.run.rounds, start=1):
+            listener.heard(found, number, "screening 8 cells")
+        if self.error is not None:
+            raise self.error
+        return replace(self.run, base=request.base, candidate=request.candidate)
+
+    @property
+    def request(self) -> GateRequest:
+        (request,) = self.requests
+        return request
+
+
+@pytest.fixture
+def imagined(monkeypatch: pytest.MonkeyPatch) -> Imagined:
+    answer = Imagined()
+    monkeypatch.setattr(gate_modes, "run_gate", answer)
+    monkeypatch.setattr(gate_modes, "device_of", lambda asked: "cpu" if asked == "auto" else asked)
+    return answer
+
+
+def test_both_sides_are_asked_for_and_the_base_is_gone_afterwards(
+    cli: Cli, imagined: Imagined, root: Path
+) -> None:
+    result = cli("gate", "--base", "HEAD~1", "--name", "r")
+    assert result.exit_code == 0, result.stderr
+    asked = imagined.request
+    assert imagined.base_text == "old = 1"
+    assert (asked.base.ref, asked.base.commit) == ("HEAD~1", git(root, "rev-parse", "HEAD~1"))
+    assert asked.base.files == (f"{asked.base.root}/a.py",)
+    assert not Path(asked.base.root).exists()
+    assert (asked.candidate.root, asked.candidate.files) == (str(root), (f"{root}/a.py",))
+    assert (asked.candidate.commit, asked.candidate.dirty) == (
+        git(root, "rev-parse", "HEAD"),
+        False,
+    )
+    assert asked.sweeps == (Axes(seq_lens=(128, 256, 512, 1024)),)
+    assert (asked.settings.threads, asked.rules.threshold, asked.rules.budget_s) == (1, 0.1, 300)
+    assert worktrees(root) == 0
+    assert (root / "results" / "r" / "gate.json").is_file()
+
+
+def test_flags_reach_the_request(cli: Cli, imagined: Imagined) -> None:
+    args = "--impl b.py --seq-lens 64 --heads 2 --workload layer --threshold 5% --budget 1m30s"
+    more = "--growth 2% --threads 2 --device cuda --seed 7 --timeout 9 --base main"
+    assert cli("gate", *args.split(), *more.split()).exit_code == 0
+    asked = imagined.request
+    assert [Path(file).name for file in asked.candidate.files] == ["b.py"]
+    assert asked.sweeps == (Axes(workload="layer", seq_lens=(64,), heads=(2,)),)
+    assert (asked.rules.threshold, asked.rules.budget_s, asked.rules.growth) == (0.05, 90, 0.02)
+    settings = asked.settings
+    assert (settings.threads, settings.device, settings.seed) == (2, "cuda", 7)
+    assert settings.timeout_s == 9
+    json.dumps(dict(asked.options))
+    assert asked.options["--seq-lens"] == (64,)
+
+
+def test_on_a_gpu_the_threshold_is_finer_and_no_threads_are_set(
+    cli: Cli, imagined: Imagined
+) -> None:
+    assert cli("gate", "--device", "cuda").exit_code == 0
+    assert (imagined.request.rules.threshold, imagined.request.settings.threads) == (0.05, None)
+
+
+def test_what_is_uncommitted_is_measured_as_it_is_and_said(
+    cli: Cli, imagined: Imagined, root: Path
+) -> None:
+    write(root, a="changed = 1", new="")
+    result = cli("gate")
+    assert imagined.request.candidate.dirty
+    assert imagined.request.base.commit == git(root, "rev-parse", "HEAD")
+    assert "the working tree at" in result.stderr
+    assert "1 changed and 1 untracked files" in result.stderr
+    assert "without the changes" in result.stderr
+
+
+def test_results_of_earlier_gates_are_no_changes(cli: Cli, imagined: Imagined) -> None:
+    for name in ("one", "two"):
+        assert cli("gate", "--name", name).exit_code == 0
+    assert [asked.candidate.dirty for asked in imagined.requests] == [False, False]
+
+
+def test_on_a_clean_default_branch_the_parent_is_taken_and_said(
+    cli: Cli, imagined: Imagined
+) -> None:
+    assert "base: HEAD~1 at" in cli("gate").stderr
+    assert imagined.base_text == "old = 1"
+
+
+def test_a_base_without_the_file_is_said_and_measured_without_it(
+    cli: Cli, imagined: Imagined
+) -> None:
+    result = cli("gate", "--base", "HEAD~1", "--impl", "a.py", "--impl", "b.py")
+    assert "Warning: the base has no b.py" in result.stderr
+    asked = imagined.request
+    assert [Path(file).name for file in asked.base.files] == ["a.py"]
+    assert [Path(file).name for file in asked.candidate.files] == ["a.py", "b.py"]
+
+
+# How it ends.
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("clean", 0), ("regressed", 1), ("broken", 1), ("nothing", 2), ("blind", 3),
+     ("cut short", 3), ("untrusted", 4)],
+)  # fmt: skip
+def test_the_exit_code_is_that_of_the_outcome_and_advisory_tells_it(
+    cli: Cli, imagined: Imagined, kind: str, code: int
+) -> None:
+    imagined.run = gate_runs.the_kinds()[kind]
+    assert cli("gate").exit_code == code
+    result = cli("gate", "--advisory")
+    assert result.exit_code == 0
+    assert (f"advisory: exit code {code} was changed to 0" in result.stderr) == (code > 0)
+
+
+def test_quiet_prints_the_path_alone(cli: Cli, imagined: Imagined) -> None:
+    result = cli("gate", "--quiet", "--name", "r")
+    assert (result.stdout, result.stderr) == ("results/r\n", "")
+
+
+def assert_nothing_is_left(root: Path) -> None:
+    assert not (root / "results").exists()
+    assert worktrees(root) == 0
+    assert git(root, "status", "--porcelain") == ""
+
+
+def test_an_interrupt_leaves_nothing_behind(cli: Cli, imagined: Imagined, root: Path) -> None:
+    imagined.error = KeyboardInterrupt()
+    result = cli("gate")
+    assert result.exit_code == 130
+    assert "Interrupted" in result.stderr
+    assert not Path(imagined.request.base.root).exists()
+    assert_nothing_is_left(root)
+
+
+@pytest.mark.parametrize(("advisory", "code"), [((), 4), (("--advisory",), 0)])
+def test_workers_that_cannot_be_started_leave_nothing_behind(
+    cli: Cli, imagined: Imagined, root: Path, advisory: tuple[str, ...], code: int
+) -> None:
+    imagined.error = WorkerError("no worker")
+    result = cli("gate", *advisory)
+    assert result.exit_code == code
+    assert "Error: no worker" in result.stderr
+    assert_nothing_is_left(root)
+
+
+def test_a_full_disk_is_noticed_before_anything_is_measured(
+    cli: Cli, assert_refused: Refused, imagined: Imagined, root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    says = cli("gate", "--quiet")
+    assert_refused(says, "No space left on device", "--output")
+    assert imagined.requests == []
+    assert_nothing_is_left(root)
+
+
+def test_a_disk_that_is_full_in_the_end_hides_no_verdict(
+    cli: Cli, imagined: Imagined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, *_: Any) -> None:
+        raise StoreError(f"cannot write {folder} (No space left on device)")
+
+    imagined.run = gate_runs.the_kinds()["regressed"]
+    monkeypatch.setattr(gate_modes, "write_all", full)
+    result = cli("gate")
+    assert result.exit_code == 2
+    assert "regressed" in result.stdout
+    assert "Error: cannot write" in result.stderr
+
+
+# What is stored.
+
+
+def test_a_replay_decides_again_without_a_repository(
+    cli: Cli, imagined: Imagined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imagined.run = gate_runs.the_kinds()["regressed"]
+    shown = cli("gate", "--output", tmp_path / "o", "--name", "r").stdout
+    monkeypatch.chdir(tmp_path)
+    for text in (tmp_path / "o" / "r" / "gate.json", "r", "latest"):
+        again = cli("gate", "--replay", text, "--output", tmp_path / "o")
+        assert again.exit_code == 1
+        assert [line for line in again.stdout.splitlines() if line not in shown] == []
+    assert len(imagined.requests) == 1
+    assert cli("gate", "--replay", "r", "--output", "o", "--name", "s").exit_code == 1
+    assert (tmp_path / "o" / "s" / "gate.html").is_file()
+
+
+def test_a_stored_run_is_compared_with(
+    cli: Cli, imagined_worker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = ("sweep", "--impls", "naive,sdpa", "--device", "cpu", "--seq-lens", "128")
+    assert cli(*sweep, "--name", "old").exit_code == 0
+    result = cli("gate", "--baseline", "old", "--name", "new", "--threshold", "20%")
+    assert (result.exit_code, "2 ok" in result.stdout) == (0, True), result.output
+    assert (tmp_path / "results" / "new" / "records.jsonl").is_file()
+
+
+def test_files_of_pytest_benchmark_are_compared(cli: Cli, tmp_path: Path) -> None:
+    from tests.test_gate_pytest_benchmark import written
+
+    files = [str(written(tmp_path / f"{n}.json", n, {"test_x": 1.0})) for n in range(4)]
+    result = cli("gate", "--pytest-benchmark", ",".join(files[:2]), ",".join(files[2:]))
+    assert result.exit_code == 3
+    assert "bench.py::test_x" in result.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = ("torch", "numpy", "scipy", "pandas", "matplotlib")
+    script = (
+        "import sys; from attnbench.cli import main\n"
+        "try: main(['gate', '--help'])\nexcept SystemExit: pass\n"
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    assert run_script(script).stderr.splitlines()[-1] == "[]"

@@ -1,0 +1,195 @@
+"""Rounds in real processes, on tiny problems: what happens, never how fast."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from attnbench.case import Case
+from attnbench.gate.outcome import Side
+from attnbench.gate.referee import Order
+from attnbench.gate.rules import Rules
+from attnbench.paired.server import Processes
+from attnbench.paired.turns import Bench, ChangedError, measure_round
+from attnbench.process import Settings
+from attnbench.record import Cell
+
+CODE = """
+    import os, time
+    import torch
+    from attnbench.api import attention
+
+    CALLS = 0
+
+    @attention("mine")
+    def mine(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
+        global CALLS
+        CALLS += 1
+        {trouble}
+        return torch.nn.functional.scaled_dot_product_attention(
+            q_BHLD, k_BGSD, v_BGSV, is_causal=causal, scale=scale
+        )
+
+    @attention("other")
+    def other(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
+        return torch.nn.functional.scaled_dot_product_attention(
+            q_BHLD, k_BGSD, v_BGSV, is_causal=causal, scale=scale
+        )
+"""
+ORDER = Order(stage="screen", cells=(0, 1), planted=1)
+
+
+def a_side(folder: Path, name, trouble: str = "pass") -> Side:
+    root = folder / name
+    root.mkdir()
+    file = root / "mine.py"
+    file.write_text(textwrap.dedent(CODE).format(trouble=trouble))
+    return Side(name=name, root=str(root), files=(str(file),))
+
+
+def a_bench(folder: Path, trouble: str = "pass", timeout_s: float = 60.0) -> Bench:
+    case = Case(workload="attention", device="cpu", seq_len=16, heads=1, head_dim=8)
+    truths = folder / "truths"
+    truths.mkdir()
+    return Bench(
+        base=a_side(folder, "base"),
+        candidate=a_side(folder, "candidate", trouble),
+        cells=(Cell(case=case, impl="mine"), Cell(case=case, impl="other")),
+        rules=Rules(),
+        settings=Settings(device="cpu", threads=1, timeout_s=timeout_s),
+        truths=truths,
+        cpus=(min(os.sched_getaffinity(0)),),
+        chance=random.Random(0),
+    )
+
+
+def test_all_arms_take_as_many_turns_of_as_many_blocks(tmp_path):
+    found = measure_round(a_bench(tmp_path), ORDER, 0)
+    assert not found.failures
+    assert set(found.turns) == {0, 1}
+    assert set(found.turns[0]) == {"base", "candidate", "null"}
+    assert set(found.turns[1]) == {"base", "candidate", "null", "planted"}
+    for arms in found.turns.values():
+        assert len({(len(turns), len(turns[0])) for turns in arms.values()}) == 1
+        assert all(ns > 0 for turns in arms.values() for blocks in turns for ns in blocks)
+    assert found.planted == 1
+    assert found.facts["cpu"] == min(os.sched_getaffinity(0))
+
+
+def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
+    found = measure_round(a_bench(tmp_path), Order(stage="confirm", cells=(), planted=0), 0)
+    assert {cell: set(arms) for cell, arms in found.turns.items()} == {0: {"base", "planted"}}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        ("if CALLS > 6: os.kill(os.getpid(), 11)", "crashed: killed by signal 11 (SIGSEGV)"),
+        ("if CALLS > 6: raise RuntimeError('no more')", "error: turn: RuntimeError: no more"),
+        ("if CALLS == 1: raise MemoryError('full')", "oom: build and check: full"),
+        ("if CALLS == 1: os._exit(7)", "crashed: exit code 7"),
+        ("return torch.zeros_like(q_BHLD)", "incorrect: o is off by"),
+    ],
+)
+def test_what_fails_costs_its_cell_and_says_in_which_arm(tmp_path, trouble, reason):
+    found = measure_round(a_bench(tmp_path, trouble), ORDER, 0)
+    assert not found.turns
+    assert list(found.failures) == [0]
+    assert found.failures[0].arm == "candidate"
+    assert found.failures[0].reason.startswith(reason)
+
+
+def test_a_process_that_hangs_is_given_up_after_the_timeout(tmp_path):
+    bench = a_bench(tmp_path, "if CALLS > 6: time.sleep(3600)", timeout_s=3.0)
+    found = measure_round(bench, ORDER, 0)
+    assert found.failures[0].reason == "timeout: no answer for 3 s (--timeout)"
+
+
+def test_files_that_change_between_rounds_end_the_run(tmp_path):
+    bench = a_bench(tmp_path)
+    measure_round(bench, ORDER, 0)
+    file = Path(bench.candidate.files[0])
+    file.write_text(file.read_text() + "\n# edited meanwhile\n")
+    with pytest.raises(ChangedError, match="candidate"):
+        measure_round(bench, ORDER, 1)
+
+
+def test_nothing_is_written_into_the_folders_of_the_sides(tmp_path):
+    bench = a_bench(tmp_path)
+    measure_round(bench, ORDER, 0)
+    for side in (bench.base, bench.candidate):
+        assert [path.name for path in Path(side.root).rglob("*")] == ["mine.py"]
+
+
+def test_no_process_outlives_its_round(tmp_path):
+    bench = a_bench(tmp_path)
+    sides = [("base", bench.base, bench.candidate), ("candidate", bench.candidate, bench.base)]
+    config = {"device": "cpu", "threads": 1, "seed": 0, "l2": None, "timer": None, "cpu": None,
+              "truths": str(bench.truths), "cells": {"0": bench.cells[0].to_json()}}  # fmt: skip
+    with Processes(sides, config, bench.settings) as processes:
+        for arm, *_ in sides:
+            processes.hello(arm)
+        server = processes._servers[0].pid
+        members = children_of(server)
+        assert len(members) == 2
+    wait_until_gone([server, *members])
+
+
+def test_no_process_outlives_a_runner_that_is_killed(tmp_path):
+    """The kernel ends server and arms with their parent, in the middle of a call if need be."""
+    script = tmp_path / "runner.py"
+    script.write_text(
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "from tests.test_gate_rounds import *\n"
+        "bench = a_bench(Path(sys.argv[2]), 'if CALLS > 6: time.sleep(3600)')\n"
+        "measure_round(bench, ORDER, 0)\n"
+    )
+    folder = tmp_path / "sides"
+    folder.mkdir()
+    root = Path(__file__).resolve().parent.parent
+    runner = subprocess.Popen([sys.executable, str(script), str(root), str(folder)])
+    try:
+        server = first(lambda: children_of(runner.pid))
+        members = first(lambda: found if len(found := children_of(server[0])) == 3 else [])
+    finally:
+        runner.send_signal(signal.SIGKILL)
+        runner.wait()
+    wait_until_gone([*server, *members])
+
+
+def children_of(process: int) -> list[int]:
+    try:
+        return [
+            int(p) for p in Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        ]
+    except FileNotFoundError:
+        return []
+
+
+def first(what, patience_s: float = 60.0):
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if found := what():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it never came")
+
+
+def wait_until_gone(processes: list[int]) -> None:
+    first(lambda: not any(alive(process) for process in processes))
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"  # a zombie has ended; whoever adopted it is slow to take note

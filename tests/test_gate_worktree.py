@@ -1,0 +1,207 @@
+"""The base is checked out beside the repository, and is gone afterwards whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from attnbench.errors import UsageError
+from attnbench.paired.worktree import checked_out
+from tests import repositories
+from tests.conftest import environment
+from tests.repositories import commit, git, worktrees, write
+
+FOREVER = """
+import sys, time
+from pathlib import Path
+from attnbench.paired.worktree import checked_out
+with checked_out(Path(sys.argv[1]), sys.argv[2]) as tree:
+    print(tree, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where worktrees go in this test."""
+    folder = tmp_path.resolve() / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path, temporary: Path) -> Path:
+    """A repository with two commits: `a.py` was "old" and is "new"."""
+    made = repositories.new(tmp_path.resolve() / "repo")
+    commit(made, a="old")
+    commit(made, a="new")
+    return made
+
+
+@pytest.fixture
+def old(root: Path) -> str:
+    return git(root, "rev-parse", "HEAD~1")
+
+
+def assert_nothing_is_left(root: Path, temporary: Path) -> None:
+    assert worktrees(root) == 0
+    assert not (root / ".git" / "worktrees").exists()
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_tree_is_that_of_the_commit_and_the_working_tree_stays(
+    root: Path, old: str, temporary: Path
+) -> None:
+    write(root, a="edited")
+    with checked_out(root, old) as tree:
+        assert (tree / "a.py").read_text() == "old"
+        assert tree.parent == temporary
+        assert git(tree, "status", "--porcelain") == ""
+    assert (root / "a.py").read_text() == "edited"
+    assert git(root, "branch", "--list") == "* main"
+    assert_nothing_is_left(root, temporary)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_nothing_is_left_after_an_exception(
+    root: Path, old: str, temporary: Path, error: type[BaseException]
+) -> None:
+    with pytest.raises(error), checked_out(root, old):
+        raise error
+    assert_nothing_is_left(root, temporary)
+
+
+def test_nothing_is_left_of_a_tree_that_was_written_into_or_taken_away(
+    root: Path, old: str, temporary: Path
+) -> None:
+    with checked_out(root, old) as tree:
+        (tree / "__pycache__").mkdir()
+        (tree / "__pycache__" / "a.pyc").write_text("")
+        (tree / ".git").unlink()  # no worktree to git any more
+    assert_nothing_is_left(root, temporary)
+    with checked_out(root, old) as tree:
+        subprocess.run(["rm", "-r", str(tree)], check=True)
+    assert_nothing_is_left(root, temporary)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_process_and_leaves_nothing(
+    root: Path, old: str, temporary: Path, number: signal.Signals
+) -> None:
+    with running(root, old, temporary) as process:
+        process.send_signal(number)
+        assert process.wait(timeout=30) in (128 + number, -signal.SIGINT)
+    assert_nothing_is_left(root, temporary)
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(
+    root: Path, old: str, temporary: Path
+) -> None:
+    with running(root, old, temporary) as process:
+        process.kill()
+        process.wait(timeout=30)
+    assert worktrees(root) == len(list(temporary.iterdir())) == 1
+    with checked_out(root, old):
+        assert worktrees(root) == len(list(temporary.iterdir())) == 1
+    assert_nothing_is_left(root, temporary)
+
+
+def test_an_entry_whose_folder_is_gone_is_removed_and_the_users_own_stay(
+    root: Path, old: str, temporary: Path, tmp_path: Path
+) -> None:
+    git(root, "worktree", "add", "--detach", str(tmp_path / "mine"), "HEAD")
+    (tmp_path / "mine").rename(tmp_path / "unmounted")  # as a disk that is not there now
+    with running(root, old, temporary) as process:
+        process.kill()
+        process.wait(timeout=30)
+    subprocess.run(["rm", "-r", *map(str, temporary.iterdir())], check=True)
+    with checked_out(root, old):
+        assert worktrees(root) == 2
+    assert worktrees(root) == 1
+
+
+def test_the_worktree_of_a_living_process_stays(root: Path, old: str, temporary: Path) -> None:
+    with running(root, old, temporary):
+        with checked_out(root, old):
+            assert worktrees(root) == 2
+        assert worktrees(root) == len(list(temporary.iterdir())) == 1
+
+
+def test_handlers_of_signals_are_as_before(root: Path, old: str) -> None:
+    watched = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = [signal.getsignal(number) for number in watched]
+    with checked_out(root, old):
+        assert signal.getsignal(signal.SIGTERM) is not before[0]
+    assert [signal.getsignal(number) for number in watched] == before
+
+
+def test_hooks_do_not_run(root: Path, old: str, tmp_path: Path) -> None:
+    hook = root / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    hook.chmod(0o755)
+    with checked_out(root, old):
+        pass
+    assert not (tmp_path / "ran").exists()
+
+
+def test_large_files_stay_pointers_and_their_filter_is_not_called(root: Path) -> None:
+    (root / ".gitattributes").write_text("*.bin filter=lfs\n")
+    (root / "w.bin").write_text("pointer")
+    commit(root)
+    for name, value in {"smudge": "false", "process": "false", "required": "true"}.items():
+        git(root, "config", f"filter.lfs.{name}", value)
+    with checked_out(root, git(root, "rev-parse", "HEAD")) as tree:
+        assert (tree / "w.bin").read_text() == "pointer"
+
+
+def test_a_temporary_folder_in_the_repository_is_refused(
+    root: Path, old: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    with pytest.raises(UsageError, match=r"lies in the repository.*TMPDIR"), checked_out(root, old):
+        pass
+
+
+def test_what_git_cannot_check_out_is_one_line_and_leaves_nothing(
+    root: Path, temporary: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"cannot check out .*--base"), checked_out(root, "0" * 40):
+        pass
+    assert_nothing_is_left(root, temporary)
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_one_line(
+    root: Path, old: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(root.parent / "gone"))
+    with pytest.raises(UsageError, match=r"cannot make .*TMPDIR"), checked_out(root, old):
+        pass
+
+
+class running:  # noqa: N801
+    """A process of its own that holds a commit checked out; killed at the end."""
+
+    def __init__(self, root: Path, commit: str, temporary: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", FOREVER, str(root), commit],
+            env=environment(TMPDIR=str(temporary)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )
+
+    def __enter__(self) -> subprocess.Popen[bytes]:
+        assert self._process.stdout is not None
+        assert os.path.isdir(self._process.stdout.readline().decode().strip())
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
