@@ -22,7 +22,7 @@ from attnbench.errors import AttnbenchError, UsageError
 BUILT_IN = "attnbench_impls"
 ENTRY_POINTS = "attnbench.impls"
 # Never foreign: what measures, even where it is installed from the very tree that is measured.
-_HARNESS = ("attnbench", BUILT_IN, "__main__")
+_HARNESS = ("attnbench", BUILT_IN, "__main__", "__mp_main__")
 _INSTALLED = {"site-packages", "dist-packages"}  # the folders of packages in an environment
 # What users' files have registered: everything else is installed, and can be replaced.
 _OF_FILES: dict[str, Implementation] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def a_round(order, slower=None, *, noise=0.0, chance=None, null=0.0, veto=None, 
     def block(share):
         return ((round(US * (1 + share) * math.exp(chance.gauss(0, noise))),),)
 
-    turns = {}
+    turns: dict[int, Any] = {}
     for cell in order.cells:
         change = (slower or {}).get(cell, 0.0)
         turns[cell] = {"base": block(0), "candidate": block(change), "null": block(null)}
@@ -141,6 +142,7 @@ def test_the_planted_slowdown_visits_every_cell():
     for _ in range(RULES.screen_rounds):
         order = referee.wanted()
         assert order is not None
+        assert order.planted is not None
         visited.append(order.planted)
         referee.hear(a_round(order))
     assert sorted(visited) == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,7 +132,10 @@ def test_nothing_is_written_into_the_folders_of_the_sides(tmp_path):
 
 def test_no_process_outlives_its_round(tmp_path):
     bench = a_bench(tmp_path)
-    sides = [("base", bench.base, bench.candidate), ("candidate", bench.candidate, bench.base)]
+    sides: list[Any] = [
+        ("base", bench.base, bench.candidate),
+        ("candidate", bench.candidate, bench.base),
+    ]
     config = {"device": "cpu", "threads": 1, "seed": 0, "l2": None, "timer": None, "cpu": None,
               "truths": str(bench.truths), "cells": {"0": bench.cells[0].to_json()}}  # fmt: skip
     with Processes(sides, config, bench.settings) as processes:

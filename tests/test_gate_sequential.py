@@ -33,6 +33,7 @@ def test_no_number_of_wins_less_would_keep_the_level():
     # At the last look all that is left may be spent: one win fewer must break the bound.
     looks, level = (5, 8, 12), 0.05
     needed = boundaries(looks, level)
+    assert needed[-1] is not None
     weaker = (*needed[:-1], needed[-1] - 1)
     crossed = sum(
         any(w is not None and sum(t[:k]) >= w for k, w in zip(looks, weaker, strict=True))

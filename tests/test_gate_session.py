@@ -6,6 +6,7 @@ import random
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -18,6 +19,7 @@ from attnbench.paired.session import GateRequest, run_gate
 from attnbench.paired.turns import ChangedError
 from attnbench.plan import Axes
 from attnbench.process import Settings
+from attnbench.record import Cell
 from tests.gate_runs import a_round
 
 HEADER = "import torch\nfrom attnbench.api import attention\n"
@@ -47,8 +49,10 @@ def code(**kinds: str) -> str:
 
 
 def a_request(folder: Path, base: str | None, candidate: str, **more) -> GateRequest:
-    sides = {}
-    for name, text in (("base", base), ("candidate", candidate)):
+    sides: dict[str, Side] = {}
+    both: tuple[tuple[Literal["base", "candidate"], str | None], ...]
+    both = ("base", base), ("candidate", candidate)
+    for name, text in both:
         root = folder / name
         root.mkdir()
         file = root / "kernels.py"
@@ -71,7 +75,7 @@ class Notes:
 
     def __init__(self):
         self.warnings: list[str] = []
-        self.cells: tuple = ()
+        self.cells: tuple[Cell, ...] = ()
         self.rounds: list[str] = []
 
     def stage(self, words):

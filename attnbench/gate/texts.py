@@ -112,14 +112,24 @@ def texts(row: Row, label: str) -> tuple[str, ...]:
 
 
 def reasons(run: GateRun, outcome: Outcome) -> list[tuple[Verdict, str, str]]:
-    """Verdict, cell, and why, for all that is not ok; and for all of which there is a note."""
+    """Verdict, cells, and why, for all that is not ok; and for all of which there is a note.
+
+    Cells that share verdict and reason are named together.
+    """
     _, names = labels(run.cells)
-    found: list[tuple[Verdict, str, str]] = []
+    sharing: dict[tuple[Verdict, str], list[str]] = {}
     for number, row in worst_first(outcome.rows):
-        if row.verdict != "ok":
-            found.append((row.verdict, names[number], flat(row.reason)))
-        found += [(row.verdict, names[number], flat(f"note: {note}")) for note in row.notes]
-    return found
+        told = [] if row.verdict == "ok" else [flat(row.reason)]
+        for why in (*told, *(flat(f"note: {note}") for note in row.notes)):
+            sharing.setdefault((row.verdict, why), []).append(names[number])
+    return [(verdict, _some(cells), why) for (verdict, why), cells in sharing.items()]
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    """The names, or the first of them and how many more there are."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
 
 
 def title(outcome: Outcome) -> str:

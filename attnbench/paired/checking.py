@@ -62,7 +62,7 @@ def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings:
         cells = _cells(sweeps, ours, before)
         together = ours.catalogue["device"] == "cpu"
         with ThreadPoolExecutor(max_workers=2 if together else 1) as pool:
-            list(pool.map(lambda job: _examine(*job, cells), [(mine, ours), (theirs, before)]))
+            list(pool.map(_examine, (mine, theirs), (ours, before), (cells, cells)))
         warnings = [*mine.warnings]
     if before.failure is not None:
         warnings.append(f"the base does not load: {before.failure}")

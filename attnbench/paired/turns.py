@@ -91,7 +91,7 @@ def measure_round(bench: Bench, order: Order, number: int) -> Round:
         turns={} if failures else {c: _frozen(arms) for c, arms in turns.items()},
         failures=failures,
         veto=conditions.veto if conditions else None,
-        facts=({"cpu": cpu} if cpu is not None else {}) | (conditions.facts if conditions else {}),
+        facts={"cpu": cpu} | dict(conditions.facts) if conditions else {},
         spent_s=time.perf_counter() - begin,
     )
 

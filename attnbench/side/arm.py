@@ -17,14 +17,15 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.check import Size, Truth, judge
+from attnbench.errors import UsageError
 from attnbench.inputs import Draw, Tensors
-from attnbench.loader import load_side
+from attnbench.loader import load_side, refuse_foreign
 from attnbench.machine import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.collector import collector_off
 from attnbench.measure.nvml import GpuSensor, must_discard
 from attnbench.record import Cell
-from attnbench.side.plant import slowed
+from attnbench.side.plant import followed_by_sleep, slowed_block_us
 from attnbench.worker.trial import classify
 from attnbench.workloads import WORKLOADS, Bound
 
@@ -37,7 +38,6 @@ class Ready:
     """A cell that was built, found right, and called until warm."""
 
     bound: Bound
-    device: str
 
 
 class Arm:
@@ -64,6 +64,7 @@ class Arm:
             reason = self._prepare(number)
             if reason is not None:
                 failures[number] = reason
+        failures |= self._late_imports()
         if self._config["cpu"] is not None:
             os.sched_setaffinity(0, [self._config["cpu"]])
         self._answer(failures=failures, digests=digests_of_loaded(self._arm["root"]))
@@ -83,13 +84,13 @@ class Arm:
 
     def _serve_turn(self, request: dict[str, Any]) -> dict[str, Any]:
         number = request["cell"]
-        ready, call = self._ready[number], self._ready[number].bound.call
+        ready = self._ready[number]
         with torch.set_grad_enabled(ready.bound.grad), collector_off():
             if request["do"] == "estimate":
-                return {"each_us": self._estimate_us(call)}
-            if request["planted"]:
-                call = self._planted(number, request["planted"])
-            return {"ns": self._turn(call, request["calls"], request["blocks"])}
+                return {"each_us": self._estimate_us(ready.bound.call)}
+            return {
+                "ns": self._turn(number, request["calls"], request["blocks"], request["planted"])
+            }
 
     def _prepare(self, number: str) -> str | None:
         """Build a cell, check its result, warm it up; return why it cannot be timed."""
@@ -111,8 +112,17 @@ class Arm:
         except Exception as err:
             status, reason = classify(err, "build and check")
             return f"{status}: {reason}"
-        self._ready[int(number)] = Ready(bound=bound, device=cell.case.device)
+        self._ready[int(number)] = Ready(bound=bound)
         return None
+
+    def _late_imports(self) -> dict[str, str]:
+        """Why no cell can be timed, if something came from the other side after it was loaded."""
+        root, other = (Path(self._arm[name]).resolve() for name in ("root", "other_root"))
+        try:
+            refuse_foreign(", ".join(self._arm["files"]), root, other)
+        except UsageError as err:
+            return dict.fromkeys(self._config["cells"], f"error: {err}")
+        return {}
 
     def _truth(self, cell: Cell, tensors: Tensors) -> Truth:
         """The float64 reference, computed by whichever process needs it first, then read."""
@@ -124,14 +134,22 @@ class Arm:
             torch.save({"values": truth.values, "allowed": allowed}, own)
             own.replace(file)
         kept = torch.load(file, map_location=cell.case.device, weights_only=True)
-        allowed = {name: Size(max=high, rms=rms) for name, (high, rms) in kept["allowed"].items()}
-        return Truth(values=kept["values"], allowed=allowed)
+        sizes = {name: Size(max=high, rms=rms) for name, (high, rms) in kept["allowed"].items()}
+        return Truth(values=kept["values"], allowed=sizes)
 
-    def _turn(self, call: Callable[[], Any], calls: int, blocks: int) -> list[int]:
+    def _turn(self, number: int, calls: int, blocks: int, planted: float | None) -> list[int]:
         """One untimed call, since the caches are another's, then blocks: nanoseconds a call."""
         assert self._clock is not None
+        clock, call = self._clock, self._ready[number].bound.call
+        if planted and self._config["device"] == "cuda":
+            call, planted = self._sleepy(number, planted), None
         call()
-        return [round(1000 * self._clock.block(call, calls).time_us) for _ in range(blocks)]
+        return [
+            round(1000 * slowed_block_us(call, calls, planted, clock))
+            if planted
+            else round(1000 * clock.block(call, calls).time_us)
+            for _ in range(blocks)
+        ]
 
     def _estimate_us(self, call: Callable[[], Any]) -> float:
         assert self._clock is not None
@@ -141,13 +159,13 @@ class Arm:
             return once_us
         return max(self._clock.block(call, math.ceil(_BLOCK_US / once_us)).time_us, 0.01)
 
-    def _planted(self, number: int, share: float) -> Callable[[], Any]:
-        """The call of a cell, slowed; made once, since on a GPU that takes measuring."""
+    def _sleepy(self, number: int, share: float) -> Callable[[], Any]:
+        """The call of a cell, slowed on the device; made once, since that takes measuring."""
         key = number, share
         if key not in self._slowed:
             assert self._clock is not None
-            ready = self._ready[number]
-            self._slowed[key] = slowed(ready.bound.call, share, ready.device, self._clock)
+            call = self._ready[number].bound.call
+            self._slowed[key] = followed_by_sleep(call, share, self._clock)
         return self._slowed[key]
 
     def _answer(self, **fields: Any) -> None:
