@@ -41,7 +41,7 @@ _PROMISES = (
         "--threshold",
         metavar="SHARE",
         callback=_share,
-        help="The slowdown that is found for sure; a third of it is never reported [10% on a CPU,"
+        help="The slowdown to be found; less than a third of it is never called one [10% on a CPU,"
         " 5% on a GPU].",
     ),
     click.option(
