@@ -34,7 +34,7 @@ gpu:
 	@mkdir -p $(OUT)
 	@rm -rf $(OUT)/.run
 	@export PYTHONPATH=$(CURDIR); status=0; \
-	$(PYTHON) -m pytest -o addopts= -q -m gpu tests/test_gpu.py > $(OUT)/gpu-tests.log 2>&1 || status=1; \
+	$(PYTHON) -m pytest -o addopts= -q -m gpu tests/test_gpu.py tests/test_gate_gpu.py > $(OUT)/gpu-tests.log 2>&1 || status=1; \
 	tail -3 $(OUT)/gpu-tests.log; \
 	$(PYTHON) -m attnbench doctor --device cuda --json > $(OUT)/doctor.json 2>> $(OUT)/gpu-tests.log || true; \
 	$(PYTHON) -m attnbench sweep --preset gpu --device cuda --output $(OUT)/.run --name gpu \

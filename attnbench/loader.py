@@ -102,6 +102,8 @@ def _import_file(file: Path) -> None:
     # As `python file.py` does, so that the file can import its neighbours.
     sys.path.insert(0, str(file.parent))
     name = f"attnbench_user_{file.stem}"
+    if name in sys.modules:  # another file of that name, in another folder
+        name += f"_{len(sys.modules)}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise UsageError("it is no Python file")
@@ -174,9 +176,18 @@ def _belongs(folder: Path, other: Path, root: Path) -> bool:
     """Whether a folder holds code of the other side, and is not of this one or installed."""
     if not folder.is_relative_to(other) or folder.is_relative_to(root):
         return False
+    return not _is_library(folder.relative_to(other), folder)
+
+
+def _is_library(inside: Path, folder: Path) -> bool:
     standard = Path(sysconfig.get_path("stdlib")).resolve()
-    inside = folder.relative_to(other).parts
-    return not (set(inside) & _INSTALLED or folder.is_relative_to(standard))
+    return bool(set(inside.parts) & _INSTALLED) or folder.is_relative_to(standard)
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a module's file is of the harness, an environment or the standard library."""
+    own = Path(__file__).resolve().parent
+    return file.is_relative_to(own) or _is_library(file.parent, file.parent)
 
 
 @cache

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnbench.case import Case
+from attnbench.errors import UsageError
 from attnbench.gate.outcome import Side
 from attnbench.gate.referee import Order
 from attnbench.gate.rules import Rules
+from attnbench.paired import turns
 from attnbench.paired.server import Processes
-from attnbench.paired.turns import Bench, ChangedError, measure_round
+from attnbench.paired.turns import Bench, ChangedError, RoundError, measure_round
 from attnbench.process import Settings
 from attnbench.record import Cell
 
@@ -96,7 +100,7 @@ def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
         ("if CALLS > 6: os.kill(os.getpid(), 11)", "crashed: killed by signal 11 (SIGSEGV)"),
         ("if CALLS > 6: raise RuntimeError('no more')", "error: turn: RuntimeError: no more"),
         ("if CALLS == 1: raise MemoryError('full')", "oom: build and check: full"),
-        ("if CALLS == 1: os._exit(7)", "crashed: exit code 7"),
+        ("if CALLS == 1: print('so long'); os._exit(7)", "crashed: exit code 7"),
         ("return torch.zeros_like(q_BHLD)", "incorrect: o is off by"),
     ],
 )
@@ -108,10 +112,26 @@ def test_what_fails_costs_its_cell_and_says_in_which_arm(tmp_path, trouble, reas
     assert found.failures[0].reason.startswith(reason)
 
 
-def test_a_process_that_hangs_is_given_up_after_the_timeout(tmp_path):
-    bench = a_bench(tmp_path, "if CALLS > 6: time.sleep(3600)", timeout_s=3.0)
+def test_a_turn_that_takes_longer_than_all_expectation_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(turns, "PATIENCE_S", 2.0)
+    bench = a_bench(tmp_path, "if CALLS > 6: time.sleep(3600)")
     found = measure_round(bench, ORDER, 0)
-    assert found.failures[0].reason == "timeout: no answer for 3 s (--timeout)"
+    assert re.fullmatch(r"timeout: no answer for 2(\.\d+)? s", found.failures[0].reason)
+
+
+def test_a_failure_outside_of_any_cell_blames_none(tmp_path):
+    bench = replace(a_bench(tmp_path), settings=Settings(device="cpu", threads=1, timer="graph"))
+    with pytest.raises(RoundError, match="--timer graph is not for cpu"):
+        measure_round(bench, ORDER, 0)
+
+
+def test_code_of_the_other_side_that_is_imported_late_is_refused(tmp_path):
+    bench = a_bench(
+        tmp_path, f"import sys; sys.path.append({str(tmp_path / 'base')!r}); import kin"
+    )
+    (tmp_path / "base" / "kin.py").write_text("")
+    with pytest.raises(UsageError, match=r"imports kin from the other side"):
+        measure_round(bench, ORDER, 0)
 
 
 def test_files_that_change_between_rounds_end_the_run(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import textwrap
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,10 +12,11 @@ from typing import Literal
 import pytest
 
 from attnbench.errors import ExitCode, UsageError
+from attnbench.gate import texts
 from attnbench.gate.outcome import Side
 from attnbench.gate.rules import Rules
 from attnbench.gate.verdict import decide
-from attnbench.paired import session
+from attnbench.paired import checking, session
 from attnbench.paired.session import GateRequest, run_gate
 from attnbench.paired.turns import ChangedError
 from attnbench.plan import Axes
@@ -179,6 +181,38 @@ def test_vetoed_rounds_are_measured_again_but_not_for_ever(tmp_path, recorded):
     assert decide(run).exit_code == ExitCode.OK
 
 
+def test_a_case_that_makes_no_sense_is_a_row(tmp_path, recorded):
+    request = a_request(tmp_path, code(mine=RIGHT), code(mine=RIGHT))
+    axes = replace(request.sweeps[0], heads=(4,), kv_heads=(2, 3))
+    run = run_gate(replace(request, sweeps=(axes,)), Notes())
+    verdicts = {row.cell.case.kv_heads: row.verdict for row in decide(run).rows}
+    assert verdicts[3] == "not comparable"
+    assert len(verdicts) == 2
+
+
+def test_a_sweep_of_nothing_but_nonsense_is_refused(tmp_path):
+    request = a_request(tmp_path, code(mine=RIGHT), code(mine=RIGHT))
+    axes = replace(request.sweeps[0], heads=(4,), kv_heads=(3,))
+    with pytest.raises(UsageError, match="kv"):
+        run_gate(replace(request, sweeps=(axes,)), Notes())
+
+
+def test_an_interrupt_does_not_wait_for_the_checks():
+    """The jobs are left behind: whoever is interrupted ends, and their workers with them."""
+    ended = threading.Event()
+
+    def hangs():
+        ended.wait(60)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checking._do([hangs, interrupted], together=True)
+    assert not ended.is_set()
+    ended.set()
+
+
 def test_a_budget_that_ends_leaves_cells_open(tmp_path, recorded):
     request = a_request(tmp_path, code(mine=RIGHT), code(mine=RIGHT), rules=Rules(budget_s=1.0))
     run = run_gate(request, Notes())  # the checks alone take longer
@@ -193,6 +227,15 @@ def test_code_that_is_edited_meanwhile_ends_the_run_with_one_line(tmp_path, monk
     monkeypatch.setattr(session, "measure_round", edited)
     with pytest.raises(UsageError, match=r"candidate changed while they were measured"):
         run_gate(a_request(tmp_path, code(mine=RIGHT), code(mine=RIGHT)), Notes())
+
+
+@pytest.mark.parametrize(("appended", "alike"), [("", True), ("# another comment\n", False)])
+def test_a_run_says_whether_what_it_loaded_differs_at_all(tmp_path, appended, alike):
+    rules = Rules(screen_rounds=1, looks=(1, 2), alpha=0.6, beta=0.6)
+    text = code(mine=RIGHT)
+    run = run_gate(a_request(tmp_path, text, text + appended, rules=rules), Notes())
+    assert run.options["loaded_alike"] is alike
+    assert bool(texts.code(run)) is alike
 
 
 def test_a_run_with_real_rounds_comes_to_verdicts(tmp_path):

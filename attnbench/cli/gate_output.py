@@ -38,7 +38,12 @@ def show(run: GateRun, outcome: Outcome, console: Console, folder: Path | None =
             console.print(Text(f"wins: {texts.WINS}", style="dim"))
         for line in _reasons(run, outcome):
             console.print(line)
-        for text in (f"all cells: {common}", *texts.sides(run), *texts.controls(run, outcome)):
+        for text in (
+            f"all cells: {common}",
+            *texts.sides(run),
+            *texts.code(run),
+            *texts.controls(run, outcome),
+        ):
             console.print(Text(text))
         for text in (texts.rounds(run), texts.spent(run)):
             console.print(Text(text))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from attnbench.gate.outcome import Controls
 from attnbench.gate.round import Round
 from attnbench.gate.rules import Rules
 from attnbench.gate.sequential import boundaries, enough
 from attnbench.stats import median
-from attnbench.units import brief_percent
 
 
 class ControlArm:
@@ -51,8 +50,8 @@ class ControlArm:
         """Whether the planted slowdown needs no more rounds: found, or never to be."""
         return self.found or len(self._planted) >= self._rules.looks[-1]
 
-    def summary(self, nulls: Iterable[Sequence[float]]) -> Controls:
-        """For the outcome; `nulls` are ln(null / base) of each cell, where its verdict lies."""
+    def summary(self) -> Controls:
+        """For the outcome."""
         planted, shared = self._planted, self._null_by_round
         return Controls(
             found=self.found if planted else None,
@@ -60,18 +59,14 @@ class ControlArm:
             rounds=len(planted),
             planted_ratio=math.exp(median(planted)) if planted else None,
             null_ratio=math.exp(median(shared)) if shared else None,
-            untrusted=self._why_untrusted(nulls),
+            untrusted=self._why_untrusted(),
         )
 
-    def _why_untrusted(self, nulls: Iterable[Sequence[float]]) -> str | None:
-        """Why base against itself forbids to believe anything else, or None."""
-        for logs in nulls:
-            off = abs(median(logs)) if len(logs) >= self._rules.looks[0] else 0.0
-            if off >= math.log1p(self._rules.threshold):
-                return (
-                    f"base against itself differs by {brief_percent(math.expm1(off))} in a cell,"
-                    f" over {len(logs)} rounds"
-                )
+    def _why_untrusted(self) -> str | None:
+        """Why base against itself forbids to believe anything else, or None.
+
+        A sign test over all cells, beyond the margin on either side: one side has an advantage.
+        """
         shared = self._null_by_round
         needed = enough(len(shared), self._rules.alpha / 2)
         aside = max(sum(sign * x > self._margin for x in shared) for sign in (1, -1))

@@ -23,7 +23,7 @@ def render(run: GateRun, outcome: Outcome, file: Path) -> str:
     rows = [texts.texts(row, names[i]) for i, row in texts.worst_first(outcome.rows)]
     blocks = [
         f"## attnbench gate: {escape(texts.title(outcome))}",
-        escape(f"{'; '.join(texts.sides(run))}. {texts.counts(outcome)}."),
+        escape(f"{'; '.join([*texts.sides(run), *texts.code(run)])}. {texts.counts(outcome)}."),
         escape(f"All cells: {common}.") if common else "",
         _table(rows),
         *_more(len(rows) - MOST_ROWS, "cells"),

@@ -15,7 +15,10 @@ from attnbench.gate.sequential import enough, rejects
 from attnbench.stats import median
 from attnbench.units import brief_percent
 
-FAILURES = 2  # rounds in which a cell may fail, in one arm, before it is given up
+# Rounds in which a cell may fail before it is given up. What strikes one of the three processes at
+# random hits the candidate alone five times in a row with a probability of (1/3)^5 = 0.4 %.
+BASE_FAILURES, CANDIDATE_FAILURES, ALL_FAILURES = 2, 5, 8
+WRONG = "incorrect: "  # how the reason of a wrong result begins: once is enough
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,7 @@ class Referee:
 
     def controls(self) -> Controls:
         """What the planted slowdown and the base against itself have shown so far."""
-        return self._control.summary(self._basis(cell).null for cell in self.cells)
+        return self._control.summary()
 
     def _basis(self, cell: int) -> _Seen:
         """Fresh rounds, if the cell is a suspect, else the screen's."""
@@ -145,18 +148,23 @@ class Referee:
         return decided is None or decided.stage is not None
 
     def _fail(self, cell: int, failure: Failure) -> None:
-        if cell in self.decided:
-            return
+        """A failure in a round; a wrong result decides, whatever was decided before."""
         seen = self._failures.setdefault(cell, [])
         seen.append(failure)
-        of_candidate = [f for f in seen if f.arm == "candidate"]
-        of_base = [f for f in seen if f.arm != "candidate"]
-        if len(of_base) >= FAILURES:
-            reason = f"the base failed in {len(of_base)} rounds: {of_base[-1].reason}"
-            self.decided[cell] = Decision(verdict="not comparable", reason=reason)
-        elif len(of_candidate) >= FAILURES:
-            reason = f"it failed in {len(of_candidate)} rounds: {of_candidate[-1].reason}"
+        by_candidate = failure.arm == "candidate"
+        if by_candidate and failure.reason.startswith(WRONG):
+            reason = f"{failure.reason.removeprefix(WRONG)} (in one round's process)"
             self.decided[cell] = Decision(verdict="incorrect", reason=reason)
+        if cell in self.decided:
+            return
+        base = [found for found in seen if found.arm != "candidate"]
+        reason = f"failed in {len(seen)} rounds, {len(base)} times the base: {failure.reason}"
+        if not base and len(seen) >= CANDIDATE_FAILURES:
+            self.decided[cell] = Decision(verdict="incorrect", reason=reason)
+        elif len(base) >= BASE_FAILURES:
+            self.decided[cell] = Decision(verdict="not comparable", reason=reason)
+        elif len(seen) >= ALL_FAILURES:
+            self.decided[cell] = Decision(verdict="inconclusive", reason=reason)
 
     def _hear_screen(self, found: Round) -> None:
         self._screened += 1
@@ -201,10 +209,12 @@ class Referee:
         if len(logs) not in looks:
             return None
         margin = self._widened(seen)
+        if margin >= self._threshold:
+            return self._hopeless(margin, logs)
         level = self.rules.alpha / len(self.suspects or (0,))
         slower, faster = sum(x > margin for x in logs), sum(x < -margin for x in logs)
         below = sum(x < self._threshold for x in logs)
-        if margin < self._threshold and rejects(slower, len(logs), looks, level):
+        if rejects(slower, len(logs), looks, level):
             return self._beyond("regressed", "slower", margin, logs, slower)
         if rejects(faster, len(logs), looks, level):
             return self._beyond("improved", "faster", margin, logs, faster)
@@ -222,6 +232,13 @@ class Referee:
         return Decision(
             verdict="inconclusive", reason=reason, stage="confirm", wins=slower, logs=tuple(logs)
         )
+
+    def _hopeless(self, margin: float, logs: Sequence[float]) -> Decision | None:
+        """Base against itself differs as much as what is to be found: later looks may be better."""
+        if len(logs) < self.rules.looks[-1]:
+            return None
+        reason = f"base against itself differs by {brief_percent(math.expm1(margin))} in it"
+        return Decision(verdict="inconclusive", reason=reason, stage="confirm", logs=tuple(logs))
 
     def _beyond(
         self, verdict: Verdict, word: str, margin: float, logs: Sequence[float], wins: int

@@ -11,6 +11,7 @@ from attnbench.gate.ranks import least_p, p_greater, shift_interval
 from attnbench.gate.rules import Rules, Verdict
 from attnbench.gate.sequential import enough
 from attnbench.stats import median, median_interval
+from attnbench.units import brief_percent
 
 # How the sides were measured: in turns and as many of each; in turns; one side after the other.
 Order = Literal["pairs", "turns", "batches"]
@@ -111,27 +112,23 @@ def _ranks(
 def _verdict(shown: _Shown, rules: Rules, level: float) -> tuple[Verdict, str]:
     pairs = f"{shown.wins} of {len(shown.logs)} pairs"
     if shown.slower:
-        return "regressed", f"slower by more than {_percent(shown.beyond)} in {pairs}"
+        return "regressed", f"slower by more than {brief_percent(shown.beyond)} in {pairs}"
     if shown.faster:
-        return "improved", f"faster by more than {_percent(shown.beyond)}"
+        return "improved", f"faster by more than {brief_percent(shown.beyond)}"
     middle = median(shown.logs)
     if shown.excluded and middle <= math.log1p(rules.margin):
-        return "ok", f"slower by {_percent(rules.threshold)} is excluded"
+        return "ok", f"slower by {brief_percent(rules.threshold)} is excluded"
     if not shown.able:
         return "inconclusive", (
             f"too few files: no outcome would be rarer than {level:.2g} by chance; it takes"
             f" {_files_needed(level)} a side in turns"
         )
     return "inconclusive", (
-        f"neither slower by more than {_percent(shown.beyond)} ({pairs}) nor not slower by"
-        f" {_percent(rules.threshold)} is shown"
+        f"neither slower by more than {brief_percent(shown.beyond)} ({pairs}) nor not slower by"
+        f" {brief_percent(rules.threshold)} is shown"
     )
 
 
 def _files_needed(level: float) -> int:
     """How many pairs a sign test needs at least: all of them on one side."""
     return next(n for n in range(1, 1100) if enough(n, level) is not None)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"

@@ -22,9 +22,10 @@ class Rules:
     `threshold`: a slowdown of this size is found. Its third is the `margin`: what is smaller is
     never reported as a regression. `alpha`: how often a run of identical sides may report one,
     given independent rounds and a bias within the margin. `beta`: how often a cell that is
-    slower by the threshold may pass. `growth`: how far counted FLOPs and memory may grow.
-    `screen_rounds`: rounds of all cells; `looks`: after how many rounds of its confirmation a
-    cell is decided, at most, each time anew. `budget_s`: wall time of the whole run.
+    slower by the threshold may pass the screen, and how often its confirmation. `growth`: how
+    far counted FLOPs and memory may grow. `screen_rounds`: rounds of all cells; `looks`: after
+    how many rounds of its confirmation a cell is decided, at most, each time anew. `budget_s`:
+    wall time after which no round begins.
 
     Raises:
         UsageError: a value that cannot be right, named by its flag.

@@ -148,6 +148,13 @@ def sides(run: GateRun) -> list[str]:
     return [f"{side.name}: {_side(side)}" for side in (run.base, run.candidate)]
 
 
+def code(run: GateRun) -> list[str]:
+    """What a reader must know who expects a difference: that nothing of it was loaded."""
+    if not run.options.get("loaded_alike"):
+        return []
+    return ["every file that was loaded holds the same code on both sides"]
+
+
 def _side(side: Side) -> str:
     commit = (side.commit or "")[:10]
     ref = side.ref or ("the working tree" if commit else f"the files in {side.root}")
@@ -159,10 +166,12 @@ def _side(side: Side) -> str:
 
 def promise(rules: Rules) -> str:
     """What the run set out to find, and how often it may be wrong."""
+    threshold, margin, alpha = map(
+        units.brief_percent, (rules.threshold, rules.margin, rules.alpha)
+    )
     return (
-        f"A slowdown of {units.brief_percent(rules.threshold)} is found; one below the margin of"
-        f" {units.brief_percent(rules.margin)} is never called a regression. At most"
-        f" {units.brief_percent(rules.alpha)} of runs without a change raise a false alarm, given"
+        f"A slowdown of {threshold} is found, or its cell stays open. What is slower by less than"
+        f" the margin of {margin} is called a regression in at most {alpha} of runs, given"
         " independent rounds and a side bias within the margin."
     )
 

@@ -11,6 +11,7 @@ from attnbench.gate.outcome import Controls, GateRun, Outcome, Row
 from attnbench.gate.referee import Referee, hear_all
 from attnbench.gate.rules import Verdict
 from attnbench.stats import median, median_interval
+from attnbench.units import brief_percent
 
 
 def comparable(run: GateRun) -> tuple[int, ...]:
@@ -99,12 +100,23 @@ def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tupl
     if of.get("inconclusive"):
         return ExitCode.INCONCLUSIVE, _counted(of, ("inconclusive",))
     if controls.found is not True:
-        return ExitCode.INCONCLUSIVE, (
-            f"blind: a planted slowdown of {100 * run.rules.threshold:.3g} % was seen in only"
-            f" {controls.wins} of {controls.rounds} rounds, so that passing says nothing"
-        )
+        return ExitCode.INCONCLUSIVE, _blind(run, controls)
     words = _counted(of, ("ok", "improved", "not comparable"))
-    return ExitCode.OK, f"no regression of {100 * run.rules.threshold:.3g} % or more: {words}"
+    threshold = brief_percent(run.rules.threshold)
+    return ExitCode.OK, f"no regression of {threshold} or more: {words}"
+
+
+def _blind(run: GateRun, controls: Controls) -> str:
+    planted = f"a planted slowdown of {brief_percent(run.rules.threshold)}"
+    if run.over_budget:
+        return (
+            f"the time budget ended before {planted} was found: {controls.wins} of"
+            f" {controls.rounds} rounds"
+        )
+    return (
+        f"blind: {planted} was seen in only {controls.wins} of {controls.rounds} rounds, so that"
+        " passing says nothing"
+    )
 
 
 def _counted(of: dict[Verdict, int], verdicts: tuple[Verdict, ...]) -> str:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import queue
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from attnbench.errors import AttnbenchError, UsageError
 from attnbench.expansion import check_names, expand, misfit
-from attnbench.gate.exact import METRICS
+from attnbench.gate.exact import ABSENT, METRICS
 from attnbench.gate.outcome import Checked, Side
 from attnbench.plan import Axes, make_plan
 from attnbench.process import Settings
 from attnbench.record import Cell, Record
 from attnbench.runner import LocalRunner
-
-ABSENT = Checked(status="absent", reason="it has no such implementation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +59,20 @@ def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings:
         if ours.failure is not None:
             raise UsageError(f"the candidate does not load: {ours.failure}")
         before = _load(theirs) if base.files else _Examined()
-        cells = _cells(sweeps, ours, before)
-        together = ours.catalogue["device"] == "cpu"
-        with ThreadPoolExecutor(max_workers=2 if together else 1) as pool:
-            list(pool.map(_examine, (mine, theirs), (ours, before), (cells, cells)))
+        cells, misfits = _cells(sweeps, ours, before)
+        fit = tuple(cell for cell in cells if cell.key not in misfits)
+        jobs = [partial(_examine, mine, ours, fit), partial(_examine, theirs, before, fit)]
+        _do(jobs, together=ours.catalogue["device"] == "cpu")  # nothing is timed: both at once
         warnings = [*mine.warnings]
     if before.failure is not None:
         warnings.append(f"the base does not load: {before.failure}")
     return Sides(
         cells=cells,
         checks={
-            number: {"base": _checked(cell, before), "candidate": _checked(cell, ours)}
+            number: {
+                side.name: _checked(cell, found, misfits)
+                for side, found in ((base, before), (candidate, ours))
+            }
             for number, cell in enumerate(cells)
         },
         environment=ours.catalogue["environment"],
@@ -85,31 +88,65 @@ def _load(runner: LocalRunner) -> _Examined:
     return _Examined(names=list(runner.user_names), catalogue=catalogue)
 
 
-def _cells(sweeps: tuple[Axes, ...], ours: _Examined, before: _Examined) -> tuple[Cell, ...]:
-    """Each case with each implementation of either side that the sweep asks for."""
+def _do(jobs: list[Callable[[], None]], *, together: bool) -> None:
+    """Do the jobs, at once or one after the other; the first error is raised.
+
+    In threads that an interrupt does not wait for: a kernel that hangs would hold it up.
+    """
+    if not together:
+        for job in jobs:
+            _do([job], together=True)
+        return
+    errors: queue.Queue[BaseException | None] = queue.Queue()
+
+    def work(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as err:
+            errors.put(err)
+        else:
+            errors.put(None)
+
+    for job in jobs:
+        threading.Thread(target=work, args=(job,), daemon=True).start()
+    for _ in jobs:
+        err = errors.get()
+        if err is not None:
+            raise err
+
+
+def _cells(
+    sweeps: tuple[Axes, ...], ours: _Examined, before: _Examined
+) -> tuple[tuple[Cell, ...], dict[tuple[str, str], str]]:
+    """Each case with each implementation of either side that the sweep asks for.
+
+    And the keys of those that make no sense, with the reason.
+    """
     own = list(dict.fromkeys([*ours.names, *before.names]))
     known = {row["name"] for row in ours.catalogue["implementations"]}
     rows = [{"name": name} for name in own if name not in known]
     catalogue = ours.catalogue | {"implementations": ours.catalogue["implementations"] + rows}
     check_names(sweeps, catalogue)
     cells: dict[tuple[str, str], Cell] = {}
+    misfits: dict[tuple[str, str], str] = {}
     foreign: list[str] = []
     for axes in sweeps:
         foreign += [name for name in axes.impls or () if name not in own]
         for case in expand(axes, ours.catalogue["device"]):
-            if case.impossible() or misfit(axes, case):
-                continue
+            unfit = case.impossible() or misfit(axes, case)
             for name in axes.impls or own:
                 cell = Cell(case=case, impl=name)
                 cells.setdefault(cell.key, cell)
+                if unfit:
+                    misfits[cell.key] = unfit
     if foreign:
         raise UsageError(
             f"{', '.join(dict.fromkeys(foreign))} (--impls) is in none of the files that are"
             f" watched, which register {', '.join(own)}"
         )
-    if not cells:
-        raise UsageError("no case of the sweep makes sense; see attnbench sweep --dry-run")
-    return tuple(cells.values())
+    if len(misfits) == len(cells):
+        raise UsageError(next(iter(misfits.values()), "there is nothing to watch"))
+    return tuple(cells.values()), misfits
 
 
 def _examine(runner: LocalRunner, side: _Examined, cells: tuple[Cell, ...]) -> None:
@@ -124,7 +161,9 @@ def _examine(runner: LocalRunner, side: _Examined, cells: tuple[Cell, ...]) -> N
         side.records[record.cell.key] = record
 
 
-def _checked(cell: Cell, side: _Examined) -> Checked:
+def _checked(cell: Cell, side: _Examined, misfits: Mapping[tuple[str, str], str]) -> Checked:
+    if cell.key in misfits:
+        return Checked(status="skipped", reason=misfits[cell.key])
     if side.failure is not None:
         return Checked(status="error", reason=side.failure)
     record = side.records.get(cell.key)

@@ -136,7 +136,7 @@ def default_base(root: Path, changes: Changes) -> Base:
 def changes(root: Path, besides: Path | None = None) -> Changes:
     """How many files are changed or untracked in the working tree; ignored ones do not count.
 
-    Nor do those in the folder `besides`, where results are written.
+    Nor do untracked ones in the folder `besides`, where results are written.
 
     Raises:
         UsageError: git cannot read the working tree.
@@ -146,7 +146,11 @@ def changes(root: Path, besides: Path | None = None) -> Changes:
         raise UsageError(f"git cannot read the working tree of {root} (--base): {said(found)}")
     entries = [entry for entry in found.stdout.split("\0") if entry]
     if besides is not None:
-        entries = [entry for entry in entries if not (root / entry[3:]).is_relative_to(besides)]
+        entries = [
+            entry
+            for entry in entries
+            if not (entry[:2] == "??" and (root / entry[3:]).is_relative_to(besides))
+        ]
     untracked = sum(entry.startswith("??") for entry in entries)
     return Changes(tracked=len(entries) - untracked, untracked=untracked)
 

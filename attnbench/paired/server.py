@@ -13,13 +13,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import IO, Any, Self
 
-from attnbench.errors import WorkerError
+from attnbench.errors import UsageError, WorkerError
 from attnbench.gate.outcome import Side
 from attnbench.gate.round import Arm
 from attnbench.process import Settings, ending, environment_of
 
+_GRACE_S = 0.5
 CAN_FORK = sys.platform == "linux"  # elsewhere forking after importing a BLAS is not safe
 
 
@@ -44,7 +45,7 @@ class Processes:
         self._timeout_s = settings.timeout_s
         self._pipes: dict[Arm, _Pipe] = {}
         self._servers: list[subprocess.Popen[bytes]] = []
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by end()
+        self._stderr: dict[Arm, IO[bytes]] = {}
         groups = [list(sides)] if CAN_FORK else [[row] for row in sides]
         try:
             for group in groups:
@@ -69,6 +70,7 @@ class Processes:
                 (read, write), (answers, answer) = os.pipe(), os.pipe()
                 theirs += [read, answer]
                 self._pipes[arm] = _Pipe(write, answers)
+                self._stderr[arm] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by end()
                 arms.append(
                     {
                         "arm": arm,
@@ -77,6 +79,7 @@ class Processes:
                         "other_root": other.root,
                         "read": read,
                         "write": answer,
+                        "stderr": self._stderr[arm].fileno(),
                     }
                 )
             command = [sys.executable, "-P", "-m", "attnbench.side"]
@@ -85,8 +88,8 @@ class Processes:
                     [*command, json.dumps(config | {"arms": arms})],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    stderr=self._stderr,
-                    pass_fds=theirs,
+                    stderr=self._stderr[group[0][0]],
+                    pass_fds=[*theirs, *(self._stderr[arm].fileno() for arm, *_ in group)],
                     env=environment_of(settings),
                     start_new_session=True,
                 )
@@ -96,10 +99,17 @@ class Processes:
                 os.close(descriptor)
 
     def hello(self, arm: Arm) -> dict[str, Any]:
-        """What an arm says once it holds its cells ready; it names each before it builds it."""
+        """What an arm says once it holds its cells ready; it names each before it builds it.
+
+        Raises:
+            ArmError: it died, or said nothing for the time of `--timeout`.
+            UsageError: it runs code of the other side.
+        """
         answer: dict[str, Any] = {"preparing": None}
         while "preparing" in answer:
             answer = self._answer(arm, answer["preparing"])
+        if "refused" in answer:
+            raise UsageError(answer["refused"])
         return answer
 
     def ask(self, arm: Arm, request: dict[str, Any], within_s: float = math.inf) -> dict[str, Any]:
@@ -144,26 +154,33 @@ class Processes:
                     how = ending(row["returncode"])
             if not CAN_FORK and server.poll() is not None:
                 how = ending(server.returncode)
-        words = self._last_words()
+        words = self._last_words(arm)
         return f"crashed: {how}" + (f": {words}" if words else "")
 
-    def _last_words(self) -> str:
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").split("\n")
+    def _last_words(self, arm: Arm) -> str:
+        self._stderr[arm].seek(0)
+        lines = self._stderr[arm].read().decode(errors="replace").split("\n")
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
     def end(self) -> None:
-        """End every process of the round now, whatever it is at."""
+        """End every process of the round: those that wait for requests by themselves, the rest now.
+
+        A server that ends by itself has seen its arms end: they leave no zombies to a container
+        without an init process.
+        """
         for pipe in self._pipes.values():
             pipe.close()
         for server in self._servers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(timeout=_GRACE_S)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
             if server.stdout is not None:
                 server.stdout.close()
         self._servers.clear()
-        self._stderr.close()
+        for file in self._stderr.values():
+            file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 import time
@@ -13,14 +14,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attnbench import host
-from attnbench.errors import UsageError
+from attnbench.errors import UsageError, WorkerError
+from attnbench.gate.digest import digest
 from attnbench.gate.outcome import GateRun, Side
 from attnbench.gate.referee import Order, Referee
 from attnbench.gate.round import Round
 from attnbench.gate.rules import Rules
 from attnbench.gate.verdict import comparable
 from attnbench.paired.checking import Sides, check_sides
-from attnbench.paired.turns import Bench, ChangedError, measure_round
+from attnbench.paired.turns import Bench, ChangedError, RoundError, measure_round
 from attnbench.paired.worktree import own_prefix
 from attnbench.plan import Axes
 from attnbench.process import Settings
@@ -73,14 +75,36 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
         WorkerError: no process can be started.
     """
     begin = time.perf_counter()
+    before = _digests(request)
     listener.stage("checking both sides")
     sides = check_sides(request.base, request.candidate, request.sweeps, request.settings)
     for message in sides.warnings:
         listener.warned(message)
     listener.planned(sides.cells)
     checked_s = time.perf_counter() - begin
+    run = _begun(request, sides)
     settings = replace(request.settings, device=sides.environment["device"])
-    run = GateRun(
+    listener.stage("timing in turns")
+    with _bench(request, settings, sides) as bench:
+        bench.digests |= before
+        referee = Referee(comparable(run), request.rules, settings.seed)
+        rounds, over = _race(bench, referee, listener, begin + request.rules.budget_s)
+    spent_s = {
+        "checks_s": checked_s,
+        "rounds_s": sum(found.spent_s for found in rounds),
+        "wall_s": time.perf_counter() - begin,
+    }
+    return replace(
+        run,
+        rounds=tuple(rounds),
+        spent={part: round(seconds, 3) for part, seconds in spent_s.items()},
+        over_budget=over,
+        options=dict(run.options) | {"loaded_alike": bench.loaded_alike()},
+    )
+
+
+def _begun(request: GateRequest, sides: Sides) -> GateRun:
+    return GateRun(
         rules=request.rules,
         base=request.base,
         candidate=request.candidate,
@@ -88,19 +112,18 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
         checks=sides.checks,
         rounds=(),
         environment=sides.environment,
-        options=dict(request.options) | {"seed": settings.seed},
+        options=dict(request.options) | {"seed": request.settings.seed},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    listener.stage("timing in turns")
-    with _bench(request, settings, sides) as bench:
-        referee = Referee(comparable(run), request.rules, settings.seed)
-        rounds, over = _race(bench, referee, listener, begin + request.rules.budget_s)
-    spent = {
-        "checks_s": round(checked_s, 3),
-        "rounds_s": round(sum(found.spent_s for found in rounds), 3),
-        "wall_s": round(time.perf_counter() - begin, 3),
+
+
+def _digests(request: GateRequest) -> dict[tuple[str, str], str]:
+    """What the watched files hold before they are checked: what is timed must be the same."""
+    return {
+        (side.name, os.path.relpath(file, side.root)): digest(Path(file))
+        for side in (request.base, request.candidate)
+        for file in side.files
     }
-    return replace(run, rounds=tuple(rounds), spent=spent, over_budget=over)
 
 
 @contextmanager
@@ -141,9 +164,13 @@ def _race(
     return rounds, False
 
 
-def _measured(bench: Bench, order: Order, number: int) -> Round:
+def _measured(bench: Bench, order: Order, number: int, tries: int = 2) -> Round:
     try:
         return measure_round(bench, order, number)
+    except RoundError as err:
+        if tries == 1:
+            raise WorkerError(f"the processes of a round fail again and again: {err}") from err
+        return _measured(bench, order, number, tries - 1)
     except ChangedError as err:
         root = (bench.candidate if str(err) == "candidate" else bench.base).root
         raise UsageError(

@@ -49,6 +49,17 @@ class Bench:
     each_us: dict[int, float] = field(default_factory=dict)
     digests: dict[tuple[str, str], str] = field(default_factory=dict)
 
+    def loaded_alike(self) -> bool | None:
+        """Whether all files that were loaded are the same on both sides; None if none were."""
+        found: dict[str, dict[str, str]] = {}
+        for (side, file), digest in self.digests.items():
+            found.setdefault(side, {})[file] = digest
+        return found.get("base") == found.get("candidate") if found else None
+
+
+class RoundError(Exception):
+    """A process of a round failed before it was at any cell; the message says how."""
+
 
 class ChangedError(Exception):
     """The files of a side are not what they were in the round before."""
@@ -59,6 +70,8 @@ def measure_round(bench: Bench, order: Order, number: int) -> Round:
 
     Raises:
         ChangedError: someone edits the code that is being measured.
+        RoundError: a process failed, and no cell is to blame.
+        UsageError: one side imports the other's code.
         WorkerError: no process can be started.
     """
     begin = time.perf_counter()
@@ -84,8 +97,9 @@ def measure_round(bench: Bench, order: Order, number: int) -> Round:
                     turns[cell] = _visit(bench, processes, order, cell)
                 conditions = sky.since(processes)
         except ArmError as err:
-            cell = err.cell if err.cell is not None else next(iter(visited))
-            failures[cell] = Failure(arm=err.arm, reason=err.reason)
+            if err.cell is None:
+                raise RoundError(f"{err.arm}: {err.reason}") from err
+            failures[err.cell] = Failure(arm=err.arm, reason=err.reason)
     return Round(
         stage=order.stage,
         turns={} if failures else {c: _frozen(arms) for c, arms in turns.items()},
@@ -111,7 +125,10 @@ def _config(bench: Bench, cells: Mapping[int, Any], cpu: int | None) -> dict[str
 
 
 def _hellos(bench: Bench, processes: Processes, arms: list[Arm]) -> dict[int, Failure]:
-    """Wait until all arms are ready; return the cells that some arm cannot time."""
+    """Wait until all arms are ready; return the cells that some arm cannot time.
+
+    What fails in base and candidate alike is not the candidate's fault: the base is named.
+    """
     failures: dict[int, Failure] = {}
     for arm in arms:
         hello = processes.hello(arm)
@@ -120,7 +137,8 @@ def _hellos(bench: Bench, processes: Processes, arms: list[Arm]) -> dict[int, Fa
             if bench.digests.setdefault((side, file), digest) != digest:
                 raise ChangedError(side)
         for cell, reason in hello["failures"].items():
-            failures.setdefault(int(cell), Failure(arm=arm, reason=reason))
+            if int(cell) not in failures or arm != "candidate":
+                failures[int(cell)] = Failure(arm=arm, reason=reason)
     return failures
 
 

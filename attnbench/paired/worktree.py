@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -18,9 +20,10 @@ from typing import Any
 from attnbench.errors import UsageError
 from attnbench.paired.git import run_git, said
 
-# The process that made a folder stands in its name: one that was killed could not clean up.
+# The process that made a folder stands in its name: one that was killed could not clean up. So does
+# where that number means anything: containers and other hosts may share the folder.
 _PREFIX = "attnbench-gate-"
-_NAMED = re.compile(rf"{_PREFIX}(\d+)-\w+")
+_NAMED = re.compile(rf"{_PREFIX}(\w+)-(\d+)-\w+")
 # A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
 _NO_LFS = tuple(
     part
@@ -58,7 +61,16 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
 
 def own_prefix() -> str:
     """How the names of this process's temporary folders begin, for `remove_stale` to know them."""
-    return f"{_PREFIX}{os.getpid()}-"
+    return f"{_PREFIX}{_here()}-{os.getpid()}-"
+
+
+def _here() -> str:
+    """A short name of this host and of the namespace that its process numbers belong to."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux: numbers hold for the whole host
+        namespace = ""
+    return hashlib.sha256(f"{platform.node()} {namespace}".encode()).hexdigest()[:6]
 
 
 def _check_out(root: Path, commit: str, folder: Path) -> None:
@@ -104,10 +116,10 @@ def _entries(root: Path) -> list[Path]:
 
 def _left_behind(folder: Path) -> bool:
     found = _NAMED.fullmatch(folder.name)
-    if found is None:
+    if found is None or found[1] != _here():
         return False
     try:
-        os.kill(int(found[1]), 0)
+        os.kill(int(found[2]), 0)
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:

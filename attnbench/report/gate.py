@@ -67,7 +67,7 @@ def _values(run: GateRun, outcome: Outcome) -> dict[str, Any]:
         "title": texts.title(outcome),
         "exit_code": int(outcome.exit_code),
         "counts": texts.counts(outcome),
-        "sides": texts.sides(run),
+        "sides": [*texts.sides(run), *texts.code(run)],
         "files": [(side.name, texts.flat(file)) for side in (run.base, run.candidate)
                   for file in side.files],
         "facts": texts.environment(run),

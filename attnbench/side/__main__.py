@@ -54,6 +54,8 @@ def main() -> None:
 def _serve(config: dict[str, Any], index: int) -> None:
     for other in config["arms"][index + 1 :]:
         _close(other)
+    for stream in (1, 2):
+        os.dup2(config["arms"][index]["stderr"], stream)
     if config["device"] == "cpu":
         limit_memory()
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -18,8 +17,9 @@ import torch
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.check import Size, Truth, judge
 from attnbench.errors import UsageError
+from attnbench.gate.digest import digest
 from attnbench.inputs import Draw, Tensors
-from attnbench.loader import load_side, refuse_foreign
+from attnbench.loader import is_installed, load_side, refuse_foreign
 from attnbench.machine import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.collector import collector_off
@@ -48,39 +48,56 @@ class Arm:
         self._answers = os.fdopen(arm["write"], "w")
         self._config, self._arm = config, arm
         self._clock: Clock | None = None
+        self._sensor: GpuSensor | None = None
         self._ready: dict[int, Ready] = {}
         self._slowed: dict[tuple[int, float], Callable[[], Any]] = {}
 
     def serve(self) -> None:
         """Prepare every cell, say so, and take turns."""
+        try:
+            self._load()
+            failures = self._prepare_all()
+            self._refuse_late_imports()
+        except UsageError as err:
+            self._answer(refused=str(err))
+            return
+        if self._config["cpu"] is not None:
+            os.sched_setaffinity(0, [self._config["cpu"]])
+        self._answer(failures=failures, digests=digests_of_loaded(self._arm["root"]))
+        for line in self._requests:
+            request = json.loads(line)
+            try:
+                self._answer(**self._served(request))
+            except BrokenPipeError:
+                raise
+            except Exception as err:
+                status, reason = classify(err, request["do"])
+                self._answer(failed=f"{status}: {reason}")
+            settle()  # what it set for itself must not hold for the next cell
+
+    def _load(self) -> None:
         load_side(self._arm["files"], self._arm["root"], self._arm["other_root"])
         settle()
         device = self._config["device"]
         self._clock = clock_for(device, l2=self._config["l2"], timer=self._config["timer"])
-        sensor = GpuSensor.open() if device == "cuda" else None
+        self._sensor = GpuSensor.open() if device == "cuda" else None
+
+    def _prepare_all(self) -> dict[str, str]:
+        """Prepare all cells, each told before; return those that cannot be timed, and why."""
         failures = {}
         for number in self._config["cells"]:
             self._answer(preparing=int(number))
             reason = self._prepare(number)
             if reason is not None:
                 failures[number] = reason
-        failures |= self._late_imports()
-        if self._config["cpu"] is not None:
-            os.sched_setaffinity(0, [self._config["cpu"]])
-        self._answer(failures=failures, digests=digests_of_loaded(self._arm["root"]))
-        for line in self._requests:
-            request = json.loads(line)
-            if request["do"] == "conditions":
-                reading = sensor.read() if sensor is not None else None
-                heat = must_discard(reading) if reading is not None else None
-                self._answer(cpu_ns=time.process_time_ns(), veto=heat)
-                continue
-            try:
-                self._answer(**self._serve_turn(request))
-            except Exception as err:
-                status, reason = classify(err, "turn")
-                self._answer(failed=f"{status}: {reason}")
-            settle()  # what it set for itself must not hold for the next cell
+        return failures
+
+    def _served(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "conditions":
+            reading = self._sensor.read() if self._sensor is not None else None
+            heat = must_discard(reading) if reading is not None else None
+            return {"cpu_ns": time.process_time_ns(), "veto": heat}
+        return self._serve_turn(request)
 
     def _serve_turn(self, request: dict[str, Any]) -> dict[str, Any]:
         number = request["cell"]
@@ -115,14 +132,10 @@ class Arm:
         self._ready[int(number)] = Ready(bound=bound)
         return None
 
-    def _late_imports(self) -> dict[str, str]:
-        """Why no cell can be timed, if something came from the other side after it was loaded."""
+    def _refuse_late_imports(self) -> None:
+        """Some import no earlier than when they build, or are first called."""
         root, other = (Path(self._arm[name]).resolve() for name in ("root", "other_root"))
-        try:
-            refuse_foreign(", ".join(self._arm["files"]), root, other)
-        except UsageError as err:
-            return dict.fromkeys(self._config["cells"], f"error: {err}")
-        return {}
+        refuse_foreign(", ".join(self._arm["files"]), root, other)
 
     def _truth(self, cell: Cell, tensors: Tensors) -> Truth:
         """The float64 reference, computed by whichever process needs it first, then read."""
@@ -181,11 +194,14 @@ def _warm(call: Callable[[], Any]) -> None:
 
 
 def digests_of_loaded(root: str) -> dict[str, str]:
-    """A hash of each module file below `root` that this process has loaded, by relative path."""
-    own = Path(__file__).resolve().parents[1]
+    """A hash of each module file below `root` that this process has loaded, by relative path.
+
+    Not of what is installed, be it in an environment that lies in the repository.
+    """
     files = {Path(f) for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
+    here = Path(root).resolve()
     return {
-        str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        str(file.relative_to(here)): digest(file)
         for file in sorted(files)
-        if file.is_relative_to(root) and not file.is_relative_to(own) and file.is_file()
+        if file.is_relative_to(here) and not is_installed(file) and file.is_file()
     }

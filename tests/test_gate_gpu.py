@@ -1,0 +1,41 @@
+"""Rounds of the gate on a real GPU: three fresh processes, forked before CUDA begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnbench.case import Case
+from attnbench.gate.referee import Order
+from attnbench.paired.turns import measure_round
+from attnbench.process import Settings
+from attnbench.record import Cell
+from tests.test_gate_rounds import a_bench
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_all_arms_take_their_turns_on_the_gpu(tmp_path):
+    case = Case(workload="attention", device="cuda", seq_len=512, heads=4, head_dim=64)
+    bench = replace(
+        a_bench(tmp_path),
+        cells=(Cell(case=case, impl="mine"), Cell(case=case, impl="other")),
+        settings=Settings(device="cuda", timeout_s=120.0),
+        cpus=None,
+    )
+    found = measure_round(bench, Order(stage="screen", cells=(0, 1), planted=1), 0)
+    assert not found.failures
+    assert set(found.turns[0]) == {"base", "candidate", "null"}
+    assert set(found.turns[1]) == {"base", "candidate", "null", "planted"}
+    assert all(
+        ns > 0
+        for arms in found.turns.values()
+        for turns in arms.values()
+        for blocks in turns
+        for ns in blocks
+    )
