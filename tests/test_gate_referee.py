@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,20 @@ def test_an_improvement_among_other_suspects_waits_for_a_look_that_can_show_it()
     referee = play({1: -0.2, 2: 0.12}, noise=0.01)
     assert referee.decided[1].verdict == "improved"
     assert len(referee.decided[1].logs) == RULES.looks[1]
+
+
+def test_a_call_that_is_slow_now_and_then_does_not_pass_by_its_fastest_blocks():
+    """Every second block of the candidate takes twice as long: the fastest ones hide it."""
+    referee = Referee([0], RULES)
+    while (order := referee.wanted()) is not None:
+        found = a_round(order)
+        arms = dict(found.turns[0])
+        if "candidate" in arms:
+            arms["candidate"] = ((US, 2 * US), (2 * US, US))
+        referee.hear(replace(found, turns={0: arms}))
+    assert referee.decided[0].verdict == "inconclusive"
+    assert referee.decided[0].reason.startswith("slow now and then")
+    assert "slower by 50 %" in referee.decided[0].reason
 
 
 def test_a_suspect_that_was_unlucky_is_cleared_by_fresh_rounds():

@@ -33,6 +33,7 @@ CODE = """
     from attnbench.api import attention
 
     CALLS = 0
+    KEPT = []
 
     @attention("mine")
     def mine(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
@@ -49,6 +50,20 @@ CODE = """
             q_BHLD, k_BGSD, v_BGSV, is_causal=causal, scale=scale
         )
 """
+# Right at first; later the output of earlier inputs, whatever the inputs are now.
+STALE = """
+    if CALLS == 5:
+        KEPT.append(torch.nn.functional.scaled_dot_product_attention(q_BHLD, k_BGSD, v_BGSV))
+    if CALLS > 5:
+        return KEPT[0]"""
+# Always right, and done once: torch counts the changes of a tensor. The work is long, to be sure.
+MEMO = """
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    key = q_BHLD.data_ptr(), q_BHLD._version
+    if not KEPT or KEPT[0] != key:
+        time.sleep(0.05)
+        KEPT[:] = [key, sdpa(q_BHLD, k_BGSD, v_BGSV)]
+    return KEPT[1]"""
 ORDER = Order(stage="screen", cells=(0, 1), planted=1)
 
 
@@ -102,6 +117,9 @@ def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
         ("if CALLS == 1: raise MemoryError('full')", "oom: build and check: full"),
         ("if CALLS == 1: print('so long'); os._exit(7)", "crashed: exit code 7"),
         ("return torch.zeros_like(q_BHLD)", "incorrect: o is off by"),
+        (STALE, "incorrect: o is off by"),
+        (MEMO, "incorrect: it remembers its result: a call takes"),
+        ("time.perf_counter_ns = lambda: 0", "incorrect: it replaces the clock"),
     ],
 )
 def test_what_fails_costs_its_cell_and_says_in_which_arm(tmp_path, trouble, reason):

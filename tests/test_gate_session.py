@@ -160,7 +160,7 @@ def test_a_base_that_does_not_import_is_said_and_leaves_nothing_to_compare(tmp_p
 
 
 def test_a_candidate_that_does_not_import_is_one_line(tmp_path, recorded):
-    with pytest.raises(UsageError, match=r"candidate does not load.*SyntaxError"):
+    with pytest.raises(UsageError, match=r"candidate cannot be measured.*SyntaxError"):
         run_gate(a_request(tmp_path, code(mine=RIGHT), "def broken(:\n"), Notes())
 
 

@@ -82,6 +82,35 @@ def test_a_cell_that_is_slower_and_larger_says_both():
     assert "workspace grew" in reason
 
 
+def grown(run, bytes_, least=0):
+    """The run, with processes that grow: the candidate's by this much more in cell 2."""
+    facts = {"2": {"base": 100_000, "null": 0, "candidate": 100_000 + bytes_}}
+    return replace(
+        run, rounds=tuple(replace(found, facts={"grown": facts}) for found in run.rounds[least:])
+    )
+
+
+def test_a_process_that_grows_in_every_round_fails_whoever_allocates():
+    outcome = decide(grown(a_run(), 8 << 20))
+    assert outcome.exit_code == ExitCode.FINDING
+    assert outcome.rows[2].verdict == "regressed"
+    assert outcome.rows[2].reason.startswith("its process grows by 8.0 MiB and more in 8 blocks")
+
+
+def test_a_little_growth_or_too_few_rounds_say_nothing():
+    assert decide(grown(a_run(), 1 << 20)).exit_code == ExitCode.OK
+    assert decide(grown(a_run(), 8 << 20, least=1)).rows[2].verdict != "regressed"
+
+
+def test_a_green_line_says_what_is_gone_and_how_disturbed_the_machine_was():
+    gone = {1: {"candidate": Checked(status="absent")}}
+    assert "; removed: naive" in decide(a_run(other_checks=gone)).words
+    run = a_run()
+    disturbed = replace(run.rounds[0], facts={"not_vetoed": "other processes kept 1 CPUs busy"})
+    words = decide(replace(run, rounds=(disturbed, *run.rounds[1:]))).words
+    assert words.endswith("; the machine was disturbed in 1 of the 8 rounds that count")
+
+
 def test_what_the_base_lacks_is_listed_and_the_rest_decides():
     outcome = decide(a_run(other_checks={1: ABSENT}))
     assert outcome.exit_code == ExitCode.OK

@@ -49,7 +49,8 @@ _PROMISES = (
         "budget_s",
         metavar="TIME",
         callback=_duration,
-        help="Wall time at most, such as 90s or 5m; what is open then is inconclusive [5m].",
+        help="Wall time, such as 90s or 5m, after which no round begins; what is open then is"
+        " inconclusive [5m].",
     ),
     click.option(
         "--growth",

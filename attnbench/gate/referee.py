@@ -50,6 +50,7 @@ class _Seen:
 
     candidate: list[float] = field(default_factory=list)
     null: list[float] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)  # as candidate, of the means of all blocks
 
     def hear(self, found: Round, cell: int) -> bool:
         """Take in a round; False where the cell was not timed in it."""
@@ -58,6 +59,8 @@ class _Seen:
             return False
         self.candidate.append(ratio)
         self.null.append(null)
+        mean = found.mean_log_ratio(cell, "candidate")
+        self.mean += [] if mean is None else [mean]
         return True
 
 
@@ -158,7 +161,8 @@ class Referee:
         if cell in self.decided:
             return
         base = [found for found in seen if found.arm != "candidate"]
-        reason = f"failed in {len(seen)} rounds, {len(base)} times the base: {failure.reason}"
+        times = f" ({len(base)} times the base)" if base else ""
+        reason = f"failed in {len(seen)} rounds{times}: {failure.reason}"
         if not base and len(seen) >= CANDIDATE_FAILURES:
             self.decided[cell] = Decision(verdict="incorrect", reason=reason)
         elif len(base) >= BASE_FAILURES:
@@ -186,6 +190,8 @@ class Referee:
         if needed is None or below < needed:
             return None
         if max(abs(median(logs)), abs(median(seen.null))) > self._margin:
+            return None
+        if self._now_and_then(seen):
             return None
         return self._excluded("screen", logs, below)
 
@@ -221,7 +227,10 @@ class Referee:
         # What looks faster waits for later looks to show it; at the last one it is not slower.
         within = abs(median(logs)) <= margin or (len(logs) == looks[-1] and median(logs) < 0)
         if within and rejects(below, len(logs), looks, self.rules.beta):
-            return self._excluded("confirm", logs, below)
+            doubt = self._now_and_then(seen)
+            if doubt is None:
+                return self._excluded("confirm", logs, below)
+            return Decision(verdict="inconclusive", reason=doubt, stage="confirm", logs=tuple(logs))
         if len(logs) < looks[-1]:
             return None
         beyond, threshold = brief_percent(math.expm1(margin)), brief_percent(self.rules.threshold)
@@ -231,6 +240,18 @@ class Referee:
         )
         return Decision(
             verdict="inconclusive", reason=reason, stage="confirm", wins=slower, logs=tuple(logs)
+        )
+
+    def _now_and_then(self, seen: _Seen) -> str | None:
+        """Why fast blocks alone do not clear a cell: their mean is slower by the threshold."""
+        beyond = sum(x > self._threshold for x in seen.mean)
+        needed = enough(len(seen.mean), self.rules.beta)
+        if needed is None or beyond < needed:
+            return None
+        return (
+            "slow now and then: its fastest blocks are as fast, the mean of all blocks is slower by"
+            f" {brief_percent(math.expm1(median(seen.mean)))}, beyond the threshold in {beyond} of"
+            f" {len(seen.mean)} rounds"
         )
 
     def _hopeless(self, margin: float, logs: Sequence[float]) -> Decision | None:

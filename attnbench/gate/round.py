@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal, Self
 
 Stage = Literal["screen", "confirm"]
@@ -50,6 +51,17 @@ class Round:
             return None
         return math.log(_fastest(arms[above]) / _fastest(arms[below]))
 
+    def mean_log_ratio(self, cell: int, above: Arm) -> float | None:
+        """ln(mean over all blocks of `above` / that of the base) in a cell; None if not timed.
+
+        It shows what the fastest block hides: a call that is slow now and then. Nothing is called
+        a regression by it, since all that goes on beside it is in it, too.
+        """
+        arms = self.turns.get(cell, {})
+        if above not in arms or "base" not in arms:
+            return None
+        return math.log(_mean(arms[above]) / _mean(arms["base"]))
+
     @property
     def planted(self) -> int | None:
         """The cell whose control was slowed in this round, if any."""
@@ -88,6 +100,10 @@ class Round:
             facts=row["facts"],
             spent_s=row["spent_s"],
         )
+
+
+def _mean(turns: tuple[tuple[int, ...], ...]) -> float:
+    return max(1.0, fmean(ns for blocks in turns for ns in blocks))
 
 
 def _fastest(turns: tuple[tuple[int, ...], ...]) -> int:

@@ -120,8 +120,11 @@ def reasons(run: GateRun, outcome: Outcome) -> list[tuple[Verdict, str, str]]:
     sharing: dict[tuple[Verdict, str], list[str]] = {}
     for number, row in worst_first(outcome.rows):
         told = [] if row.verdict == "ok" else [flat(row.reason)]
-        for why in (*told, *(flat(f"note: {note}") for note in row.notes)):
+        for why in told:
             sharing.setdefault((row.verdict, why), []).append(names[number])
+        for note in row.notes:  # held against nobody: the sign of no verdict
+            key: tuple[Verdict, str] = "not comparable", flat(f"note: {note}")
+            sharing.setdefault(key, []).append(names[number])
     return [(verdict, _some(cells), why) for (verdict, why), cells in sharing.items()]
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from attnbench.errors import ExitCode
 from attnbench.gate.exact import compare, verdict_of
-from attnbench.gate.outcome import Controls, GateRun, Outcome, Row
+from attnbench.gate.leaks import growing
+from attnbench.gate.outcome import Checked, Controls, GateRun, Outcome, Row
 from attnbench.gate.referee import Referee, hear_all
 from attnbench.gate.rules import Verdict
 from attnbench.stats import median, median_interval
@@ -44,13 +45,18 @@ def _row(run: GateRun, number: int, referee: Referee) -> Row:
         return Row(cell=cell, verdict=decided[0], reason=decided[1])
     exact = compare(checks["base"], checks["candidate"], run.rules.growth)
     row = _timed(run, number, referee, exact.notes)
-    if not exact.failures:
+    failures = exact.failures + growing(run.rounds, number)
+    if not failures:
         return row
-    grown = "; ".join(exact.failures)
+    grown = "; ".join(failures)
     if row.verdict == "regressed":
         grown = f"{row.reason}; {grown}"
     verdict: Verdict = "incorrect" if row.verdict == "incorrect" else "regressed"
     return replace(row, verdict=verdict, reason=grown)
+
+
+def _both(run: GateRun, number: int) -> tuple[Checked, Checked]:
+    return run.checks[number]["base"], run.checks[number]["candidate"]
 
 
 def _timed(run: GateRun, number: int, referee: Referee, notes: tuple[str, ...]) -> Row:
@@ -83,11 +89,10 @@ def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tupl
     for row in rows:
         of[row.verdict] = of.get(row.verdict, 0) + 1
     exact = any(
-        row.verdict == "regressed" and compare(
-            run.checks[i]["base"], run.checks[i]["candidate"], run.rules.growth
-        ).failures
-        for i, row in enumerate(rows)
-    )  # fmt: skip
+        row.verdict == "regressed"
+        and compare(*_both(run, number), run.rules.growth).failures + growing(run.rounds, number)
+        for number, row in enumerate(rows)
+    )
     against = _counted(of, ("incorrect", "regressed"))
     if of.get("incorrect") or exact:
         return ExitCode.FINDING, against
@@ -103,7 +108,19 @@ def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tupl
         return ExitCode.INCONCLUSIVE, _blind(run, controls)
     words = _counted(of, ("ok", "improved", "not comparable"))
     threshold = brief_percent(run.rules.threshold)
-    return ExitCode.OK, f"no regression of {threshold} or more: {words}"
+    return ExitCode.OK, f"no regression of {threshold} or more: {words}{_caution(run, rows)}"
+
+
+def _caution(run: GateRun, rows: tuple[Row, ...]) -> str:
+    """What a reader of a green line must know: what is no longer there; a disturbed machine."""
+    gone = dict.fromkeys(row.cell.impl for row in rows if row.reason.startswith("removed"))
+    disturbed = sum("not_vetoed" in found.facts for found in run.rounds)
+    counted = sum(found.veto is None for found in run.rounds)
+    return (f"; removed: {', '.join(gone)}" if gone else "") + (
+        f"; the machine was disturbed in {disturbed} of the {counted} rounds that count"
+        if disturbed
+        else ""
+    )
 
 
 def _blind(run: GateRun, controls: Controls) -> str:

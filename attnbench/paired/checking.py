@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -57,7 +57,7 @@ def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings:
     with LocalRunner(named["candidate"]) as mine, LocalRunner(named["base"]) as theirs:
         ours = _load(mine)
         if ours.failure is not None:
-            raise UsageError(f"the candidate does not load: {ours.failure}")
+            raise UsageError(f"the candidate cannot be measured: {ours.failure}")
         before = _load(theirs) if base.files else _Examined()
         cells, misfits = _cells(sweeps, ours, before)
         fit = tuple(cell for cell in cells if cell.key not in misfits)
@@ -88,7 +88,7 @@ def _load(runner: LocalRunner) -> _Examined:
     return _Examined(names=list(runner.user_names), catalogue=catalogue)
 
 
-def _do(jobs: list[Callable[[], None]], *, together: bool) -> None:
+def _do(jobs: Sequence[Callable[[], None]], *, together: bool) -> None:
     """Do the jobs, at once or one after the other; the first error is raised.
 
     In threads that an interrupt does not wait for: a kernel that hangs would hold it up.

@@ -27,6 +27,8 @@ MOST_BLOCKS = 6  # in a turn
 MOST_VISITS = 6
 # How long a turn may take beyond all expectation before its process is given up.
 PATIENCE_S, PATIENCE_FACTOR = 30.0, 50.0
+# A call after a change of its inputs has colder caches; a result that was kept is another matter.
+REMEMBERED = 20.0
 
 
 @dataclass(kw_only=True)
@@ -85,6 +87,7 @@ def measure_round(bench: Bench, order: Order, number: int) -> Round:
     bench.chance.shuffle(sides)  # who is forked first has other memory
     with Processes(sides, _config(bench, visited, cpu), bench.settings) as processes:
         turns: dict[int, dict[Arm, list[tuple[int, ...]]]] = {}
+        grown: dict[str, dict[str, int]] = {}
         failures: dict[int, Failure] = {}
         conditions: Conditions | None = None
         try:
@@ -94,8 +97,10 @@ def measure_round(bench: Bench, order: Order, number: int) -> Round:
                 cells = list(visited)
                 bench.chance.shuffle(cells)
                 for cell in cells:
-                    turns[cell] = _visit(bench, processes, order, cell)
+                    turns[cell], grown[str(cell)] = _visit(bench, processes, order, cell)
                 conditions = sky.since(processes)
+                for cell in order.cells:
+                    _verify(processes, cell, turns[cell])
         except ArmError as err:
             if err.cell is None:
                 raise RoundError(f"{err.arm}: {err.reason}") from err
@@ -105,7 +110,7 @@ def measure_round(bench: Bench, order: Order, number: int) -> Round:
         turns={} if failures else {c: _frozen(arms) for c, arms in turns.items()},
         failures=failures,
         veto=conditions.veto if conditions else None,
-        facts={"cpu": cpu} | dict(conditions.facts) if conditions else {},
+        facts={"cpu": cpu, "grown": grown} | dict(conditions.facts) if conditions else {},
         spent_s=time.perf_counter() - begin,
     )
 
@@ -144,8 +149,11 @@ def _hellos(bench: Bench, processes: Processes, arms: list[Arm]) -> dict[int, Fa
 
 def _visit(
     bench: Bench, processes: Processes, order: Order, cell: int
-) -> dict[Arm, list[tuple[int, ...]]]:
-    """Every arm's turns in one cell: in a random order and back, as often as time allows."""
+) -> tuple[dict[Arm, list[tuple[int, ...]]], dict[str, int]]:
+    """Every arm's turns in one cell: in a random order and back, as often as time allows.
+
+    And by how many bytes each process has grown between its first turn and its last.
+    """
     arms: list[Arm] = ["base", "candidate", "null"] if cell in order.cells else ["base"]
     if cell == order.planted:
         arms.append("planted")
@@ -153,6 +161,7 @@ def _visit(
     calls, blocks, visits = _amounts(each_us)
     patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * blocks)
     turns: dict[Arm, list[tuple[int, ...]]] = {arm: [] for arm in arms}
+    resident: dict[str, list[int]] = {}
     for _ in range(visits):
         bench.chance.shuffle(arms)
         for arm in arms + arms[::-1]:
@@ -165,7 +174,29 @@ def _visit(
             if min(answer["ns"]) <= 0:
                 raise ArmError(arm, "error: its clock stood still or stepped back", cell)
             turns[arm].append(tuple(answer["ns"]))
-    return turns
+            if answer["resident"] is not None and arm != "planted":
+                resident.setdefault(arm, []).append(answer["resident"])
+    return turns, {arm: seen[-1] - seen[0] for arm, seen in resident.items()}
+
+
+def _verify(processes: Processes, cell: int, turns: Mapping[Arm, list[tuple[int, ...]]]) -> None:
+    """See that what was timed is still right on both sides, and not remembered by the candidate.
+
+    Raises:
+        ArmError: it is not.
+    """
+    slower: dict[Arm, float] = {}
+    for arm in ("base", "candidate"):
+        answer = processes.ask(arm, {"do": "verify", "cell": cell})
+        fastest_us = min(min(blocks) for blocks in turns[arm]) / 1000
+        slower[arm] = answer["changed_us"] / fastest_us
+    if slower["candidate"] > REMEMBERED > slower["base"]:
+        raise ArmError(
+            "candidate",
+            "incorrect: it remembers its result: a call takes"
+            f" {slower['candidate']:.0f} times as long once its inputs have changed",
+            cell,
+        )
 
 
 def _each_us(bench: Bench, processes: Processes, cell: int) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +28,7 @@ from attnbench.measure.collector import collector_off
 from attnbench.measure.nvml import GpuSensor, must_discard
 from attnbench.record import Cell
 from attnbench.side.plant import followed_by_sleep, slowed_block_us
-from attnbench.worker.trial import classify
+from attnbench.worker.trial import IncorrectError, classify
 from attnbench.workloads import WORKLOADS, Bound
 
 _WARM_CALLS, _WARM_S = 3, 0.02
@@ -37,7 +39,9 @@ _BLOCK_US = 1000.0
 class Ready:
     """A cell that was built, found right, and called until warm."""
 
+    cell: Cell
     bound: Bound
+    tensors: Tensors
 
 
 class Arm:
@@ -62,7 +66,7 @@ class Arm:
             self._answer(refused=str(err))
             return
         if self._config["cpu"] is not None:
-            os.sched_setaffinity(0, [self._config["cpu"]])
+            pin_all_threads(self._config["cpu"])
         self._answer(failures=failures, digests=digests_of_loaded(self._arm["root"]))
         for line in self._requests:
             request = json.loads(line)
@@ -97,7 +101,29 @@ class Arm:
             reading = self._sensor.read() if self._sensor is not None else None
             heat = must_discard(reading) if reading is not None else None
             return {"cpu_ns": time.process_time_ns(), "veto": heat}
+        _refuse_another_clock()
+        if request["do"] == "verify":
+            return self._verify(request["cell"])
         return self._serve_turn(request)
+
+    def _verify(self, number: int) -> dict[str, Any]:
+        """After the timing: overwrite the inputs in place, and see that the result is still right.
+
+        And how long the first call after that takes: one that kept its result has to work again.
+        """
+        assert self._clock is not None
+        ready, seed = self._ready[number], self._config["seed"] + 1
+        workload = WORKLOADS.get(ready.cell.case.workload)
+        workload.fill(ready.cell.case, ready.tensors, Draw(seed=seed))
+        truth = self._truth(ready.cell, ready.tensors, seed)
+        with torch.set_grad_enabled(ready.bound.grad):
+            ready.bound.refresh()
+            changed_us = self._clock.block(ready.bound.call, 1).time_us
+            result = ready.bound.named(ready.bound.call())
+        verdict = judge(result, truth, ready.cell.case.dtype)
+        if verdict.reason:
+            raise IncorrectError(f"{verdict.reason} (after the timing, once its inputs changed)")
+        return {"changed_us": changed_us}
 
     def _serve_turn(self, request: dict[str, Any]) -> dict[str, Any]:
         number = request["cell"]
@@ -105,9 +131,8 @@ class Arm:
         with torch.set_grad_enabled(ready.bound.grad), collector_off():
             if request["do"] == "estimate":
                 return {"each_us": self._estimate_us(ready.bound.call)}
-            return {
-                "ns": self._turn(number, request["calls"], request["blocks"], request["planted"])
-            }
+            ns = self._turn(number, request["calls"], request["blocks"], request["planted"])
+            return {"ns": ns, "resident": resident_bytes()}
 
     def _prepare(self, number: str) -> str | None:
         """Build a cell, check its result, warm it up; return why it cannot be timed."""
@@ -117,7 +142,7 @@ class Arm:
             settle()
             tensors = workload.tensors(cell.case)
             workload.fill(cell.case, tensors, Draw(seed=self._config["seed"]))
-            truth = self._truth(cell, tensors)
+            truth = self._truth(cell, tensors, self._config["seed"])
             impl = IMPLEMENTATIONS.get(cell.impl)
             with torch.set_grad_enabled(cell.case.needs_grad):
                 bound = workload.bind(cell.case, impl, tensors)
@@ -126,10 +151,11 @@ class Arm:
                 if verdict.reason:
                     return f"incorrect: {verdict.reason}"
                 _warm(bound.call)
+            _refuse_another_clock()
         except Exception as err:
             status, reason = classify(err, "build and check")
             return f"{status}: {reason}"
-        self._ready[int(number)] = Ready(bound=bound)
+        self._ready[int(number)] = Ready(cell=cell, bound=bound, tensors=tensors)
         return None
 
     def _refuse_late_imports(self) -> None:
@@ -137,9 +163,9 @@ class Arm:
         root, other = (Path(self._arm[name]).resolve() for name in ("root", "other_root"))
         refuse_foreign(", ".join(self._arm["files"]), root, other)
 
-    def _truth(self, cell: Cell, tensors: Tensors) -> Truth:
+    def _truth(self, cell: Cell, tensors: Tensors, seed: int) -> Truth:
         """The float64 reference, computed by whichever process needs it first, then read."""
-        file = Path(self._config["truths"]) / f"{cell.case.case_id}.pt"
+        file = Path(self._config["truths"]) / f"{cell.case.case_id}-{seed}.pt"
         if not file.exists():
             truth = WORKLOADS.get(cell.case.workload).truth(cell.case, tensors)
             allowed = {name: (size.max, size.rms) for name, size in truth.allowed.items()}
@@ -184,6 +210,32 @@ class Arm:
     def _answer(self, **fields: Any) -> None:
         self._answers.write(json.dumps(fields) + "\n")
         self._answers.flush()
+
+
+# As they were before any code of a side was loaded.
+_CLOCKS = {name: getattr(time, name) for name in ("perf_counter_ns", "perf_counter")}
+
+
+def _refuse_another_clock() -> None:
+    for name, clock in _CLOCKS.items():
+        if getattr(time, name) is not clock:
+            setattr(time, name, clock)  # for the cells of others
+            raise IncorrectError(f"it replaces the clock, time.{name}")
+
+
+def pin_all_threads(cpu: int) -> None:
+    """Let every thread of this process run on `cpu` alone; those that they start inherit it."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), [cpu])
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is in RAM, whoever allocated it; None off Linux."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return None
 
 
 def _warm(call: Callable[[], Any]) -> None:
