@@ -55,7 +55,7 @@ def test_a_page_says_verdict_sides_controls_promise_and_replay(kind, pages):
     assert "base: main (3f2a91c0d1)" in text
     assert "with uncommitted changes" in text
     assert "a planted slowdown of 10 %" in text
-    assert "At most 1 % of runs without a change raise a false alarm" in text
+    assert "is called a regression in at most 1 % of runs" in text
     assert "attnbench gate --replay" in text
     for row in outcome.rows:
         assert row.reason in text
