@@ -22,7 +22,7 @@ lint: .venv/installed
 # Is the working tree slower, larger or wrong, held against BASE (or where its branch began)?
 # Advisory: it says so, and ends with 0.
 gate: .venv/installed
-	$(BIN)/attnbench gate $(if $(BASE),--base $(BASE)) --advisory
+	$(BIN)/attnbench gate $(if $(BASE),--base $(BASE)) $(if $(BUDGET),--budget $(BUDGET)) --advisory
 
 # Speed is measured here and never asserted in a test.
 benchmark: .venv/installed
