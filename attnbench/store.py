@@ -45,7 +45,7 @@ class RunWriter:
         self.path = path
         # Unbuffered: what could not be written must not be tried again when the file is closed.
         self._file = (path / RECORDS).open("ab", buffering=0)
-        _lock(self._file.fileno(), path)
+        lock(self._file.fileno(), path)
 
     @classmethod
     def create(cls, output: Path, name: str | None, info: dict[str, Any]) -> Self:
@@ -115,8 +115,12 @@ class RunWriter:
         self.close()
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    """Let one process at a time write to a run; the lock ends with the process."""
+def lock(descriptor: int, path: Path, who: str = "sweep") -> None:
+    """Let one process at a time write to a folder; the lock ends with the process.
+
+    Raises:
+        StoreError: another one, `who`, is writing.
+    """
     try:
         import fcntl
 
@@ -124,7 +128,7 @@ def _lock(descriptor: int, path: Path) -> None:
     except ImportError:
         return  # no such locks on this system
     except BlockingIOError as err:
-        raise StoreError(f"another sweep is writing to {path}; wait until it has ended") from err
+        raise StoreError(f"another {who} is writing to {path}; wait until it has ended") from err
     except OSError:
         return  # a file system without locks, such as some network ones
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from attnbench.gate.outcome import Checked
 from attnbench.gate.rules import Verdict
+from attnbench.record import Record
 from attnbench.units import brief_percent, count, digits, size
 
 # Fewer bytes never fail: a page is less than any buffer that grows with n takes at the sizes worth
@@ -180,6 +181,16 @@ def _row(row: Metric, base: Checked, candidate: Checked, growth: float) -> Exact
 
 
 ABSENT = Checked(status="absent", reason="there is no such implementation")
+
+
+def checked(record: Record | None) -> Checked:
+    """What the gate keeps of a record; absent where there is none."""
+    if record is None:
+        return ABSENT
+    metrics = {name: record.metrics[name] for name in METRICS if name in record.metrics}
+    return Checked(status=record.status, reason=record.reason, metrics=metrics)
+
+
 _NOT_RUN = ("absent", "unsupported", "skipped")
 # What a candidate's status is held against it for: the statuses of the base.
 _AGAINST: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,7 @@ from attnbench import units
 from attnbench.errors import ExitCode, UsageError
 from attnbench.gate.benchmark_files import FLAG, Bench, BenchmarkFile, read_files
 from attnbench.gate.replicates import Order, judge
-from attnbench.gate.rules import VERDICTS, Rules, Verdict
+from attnbench.gate.rules import VERDICTS, Rules, Verdict, counted
 from attnbench.stats import median
 
 SINGLE = (
@@ -175,7 +175,7 @@ def _unproven(name: str, before: Sequence[Bench], now: Sequence[Bench]) -> FileR
 
 def _conclusion(rows: Sequence[FileRow]) -> tuple[ExitCode, str]:
     of = Counter(row.verdict for row in rows)
-    words = ", ".join(f"{of[verdict]} {verdict}" for verdict in VERDICTS if of[verdict])
+    words = counted(of.elements())
     if of["regressed"]:
         return ExitCode.FINDING, words
     if set(of) <= {"not comparable"}:

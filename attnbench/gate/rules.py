@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -10,6 +12,13 @@ from attnbench.errors import UsageError
 
 Verdict = Literal["incorrect", "regressed", "inconclusive", "not comparable", "improved", "ok"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the worst first
+
+
+def counted(verdicts: Iterable[Verdict], among: Iterable[Verdict] = VERDICTS) -> str:
+    """How often each verdict `among` these came: `1 regressed, 7 ok`."""
+    of = Counter(verdicts)
+    return ", ".join(f"{of[verdict]} {verdict}" for verdict in among if of[verdict])
+
 
 # The slowdown to be found unless --threshold says otherwise: a shared CPU is noisier than a GPU.
 DEFAULT_THRESHOLD = {"cpu": 0.10, "cuda": 0.05}

@@ -141,8 +141,12 @@ def _side(side: Side) -> dict[str, Any]:
     return asdict(side) | {"files": list(side.files)}
 
 
-def _lists(run: GateRun, outcome: Outcome) -> dict[str, Any]:
-    """What is written one entry a line: the raw data, then what was decided from them."""
+def raw(run: GateRun) -> dict[str, Any]:
+    """All of a run but what was decided from it, as JSON; `run_of` is its inverse."""
+    return _head(run) | _data(run)
+
+
+def _data(run: GateRun) -> dict[str, Any]:
     return {
         "cells": [cell.to_json() for cell in run.cells],
         "checks": {
@@ -150,13 +154,18 @@ def _lists(run: GateRun, outcome: Outcome) -> dict[str, Any]:
             for cell, both in run.checks.items()
         },
         "rounds": [found.to_json() for found in run.rounds],
-        "decided": {
-            "exit_code": int(outcome.exit_code),
-            "words": outcome.words,
-            "controls": asdict(outcome.controls),
-            "rows": [_row(number, row) for number, row in enumerate(outcome.rows)],
-        },
     }
+
+
+def _lists(run: GateRun, outcome: Outcome) -> dict[str, Any]:
+    """What is written one entry a line: the raw data, then what was decided from them."""
+    decided = {
+        "exit_code": int(outcome.exit_code),
+        "words": outcome.words,
+        "controls": asdict(outcome.controls),
+        "rows": [_row(number, row) for number, row in enumerate(outcome.rows)],
+    }
+    return _data(run) | {"decided": decided}
 
 
 def _row(number: int, row: Row) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from attnbench import units
 from attnbench.errors import ExitCode
 from attnbench.gate.outcome import GateRun, Outcome, Row, Side
-from attnbench.gate.rules import VERDICTS, Rules, Verdict
+from attnbench.gate.rules import VERDICTS, Rules, Verdict, counted
 from attnbench.record import Cell
 
 SIGNS: dict[Verdict, str] = {
@@ -142,8 +142,7 @@ def title(outcome: Outcome) -> str:
 
 def counts(outcome: Outcome) -> str:
     """`1 regressed, 7 ok`."""
-    verdicts = [row.verdict for row in outcome.rows]
-    return ", ".join(f"{verdicts.count(v)} {v}" for v in VERDICTS if v in verdicts)
+    return counted(row.verdict for row in outcome.rows)
 
 
 def sides(run: GateRun) -> list[str]:

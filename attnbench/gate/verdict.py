@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 from attnbench.errors import ExitCode
-from attnbench.gate.exact import compare, verdict_of
+from attnbench.gate.exact import Exact, compare, verdict_of
 from attnbench.gate.leaks import growing
-from attnbench.gate.outcome import Checked, Controls, GateRun, Outcome, Row
+from attnbench.gate.outcome import Controls, GateRun, Outcome, Row
 from attnbench.gate.referee import Referee, hear_all
-from attnbench.gate.rules import Verdict
+from attnbench.gate.rules import Verdict, counted
 from attnbench.stats import median, median_interval
 from attnbench.units import brief_percent
 
@@ -32,31 +32,35 @@ def seed_of(run: GateRun) -> int:
 def decide(run: GateRun) -> Outcome:
     """Every verdict, from the raw data alone, and how the process must end."""
     referee = hear_all(run.rounds, comparable(run), run.rules, seed_of(run))
-    rows = tuple(_row(run, number, referee) for number in range(len(run.cells)))
+    exact = {number: _exact(run, number) for number in referee.cells}
+    rows = tuple(_row(run, number, referee, exact.get(number)) for number in range(len(run.cells)))
     controls = referee.controls()
-    exit_code, words = _conclusion(run, rows, controls)
+    grown = any(found.failures for found in exact.values())
+    exit_code, words = _conclusion(run, rows, grown, controls)
     return Outcome(rows=rows, controls=controls, exit_code=exit_code, words=words)
 
 
-def _row(run: GateRun, number: int, referee: Referee) -> Row:
-    cell, checks = run.cells[number], run.checks[number]
-    decided = verdict_of(checks.get("base"), checks.get("candidate"))
-    if decided is not None:
-        return Row(cell=cell, verdict=decided[0], reason=decided[1])
-    exact = compare(checks["base"], checks["candidate"], run.rules.growth)
+def _exact(run: GateRun, number: int) -> Exact:
+    """What repeats exactly, of a cell that is right on both sides."""
+    found = compare(run.checks[number]["base"], run.checks[number]["candidate"], run.rules.growth)
+    return replace(found, failures=found.failures + growing(run.rounds, number))
+
+
+def _row(run: GateRun, number: int, referee: Referee, exact: Exact | None) -> Row:
+    """The verdict on one cell; `exact` is None where its checks alone decide."""
+    if exact is None:
+        checks = run.checks[number]
+        decided = verdict_of(checks.get("base"), checks.get("candidate"))
+        assert decided is not None, "what is comparable was compared"
+        return Row(cell=run.cells[number], verdict=decided[0], reason=decided[1])
     row = _timed(run, number, referee, exact.notes)
-    failures = exact.failures + growing(run.rounds, number)
-    if not failures:
+    if not exact.failures:
         return row
-    grown = "; ".join(failures)
+    grown = "; ".join(exact.failures)
     if row.verdict == "regressed":
         grown = f"{row.reason}; {grown}"
     verdict: Verdict = "incorrect" if row.verdict == "incorrect" else "regressed"
     return replace(row, verdict=verdict, reason=grown)
-
-
-def _both(run: GateRun, number: int) -> tuple[Checked, Checked]:
-    return run.checks[number]["base"], run.checks[number]["candidate"]
 
 
 def _timed(run: GateRun, number: int, referee: Referee, notes: tuple[str, ...]) -> Row:
@@ -83,30 +87,28 @@ def _timed(run: GateRun, number: int, referee: Referee, notes: tuple[str, ...]) 
     )
 
 
-def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tuple[ExitCode, str]:
-    """The exit code and one sentence: the first of these that holds."""
-    of: dict[Verdict, int] = {}
-    for row in rows:
-        of[row.verdict] = of.get(row.verdict, 0) + 1
-    exact = any(
-        row.verdict == "regressed"
-        and compare(*_both(run, number), run.rules.growth).failures + growing(run.rounds, number)
-        for number, row in enumerate(rows)
-    )
-    against = _counted(of, ("incorrect", "regressed"))
-    if of.get("incorrect") or exact:
+def _conclusion(
+    run: GateRun, rows: tuple[Row, ...], grown: bool, controls: Controls
+) -> tuple[ExitCode, str]:
+    """The exit code and one sentence: the first of these that holds.
+
+    `grown` says that something failed which repeats exactly, and so needs no trust in times.
+    """
+    of = [row.verdict for row in rows]
+    against = counted(of, ("incorrect", "regressed"))
+    if "incorrect" in of or grown:
         return ExitCode.FINDING, against
     if controls.untrusted:
         return ExitCode.ENVIRONMENT, f"the run cannot be trusted: {controls.untrusted}"
-    if of.get("regressed"):
+    if "regressed" in of:
         return ExitCode.FINDING, against
     if set(of) <= {"not comparable"}:
         return ExitCode.USAGE, "nothing is comparable"
-    if of.get("inconclusive"):
-        return ExitCode.INCONCLUSIVE, _counted(of, ("inconclusive",))
+    if "inconclusive" in of:
+        return ExitCode.INCONCLUSIVE, counted(of, ("inconclusive",))
     if controls.found is not True:
         return ExitCode.INCONCLUSIVE, _blind(run, controls)
-    words = _counted(of, ("ok", "improved", "not comparable"))
+    words = counted(of, ("ok", "improved", "not comparable"))
     threshold = brief_percent(run.rules.threshold)
     return ExitCode.OK, f"no regression of {threshold} or more: {words}{_caution(run, rows)}"
 
@@ -134,7 +136,3 @@ def _blind(run: GateRun, controls: Controls) -> str:
         f"blind: {planted} was seen in only {controls.wins} of {controls.rounds} rounds, so that"
         " passing says nothing"
     )
-
-
-def _counted(of: dict[Verdict, int], verdicts: tuple[Verdict, ...]) -> str:
-    return ", ".join(f"{of[verdict]} {verdict}" for verdict in verdicts if of.get(verdict))

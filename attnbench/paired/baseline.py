@@ -12,9 +12,9 @@ from typing import Any
 
 from attnbench.analysis.times import Interval, side
 from attnbench.errors import ExitCode, StoreError, UsageError
-from attnbench.gate.exact import ABSENT, METRICS, compare, verdict_of
-from attnbench.gate.outcome import Checked, Controls, Outcome, Row
-from attnbench.gate.rules import VERDICTS, Rules, Verdict
+from attnbench.gate.exact import checked, compare, verdict_of
+from attnbench.gate.outcome import Controls, Outcome, Row
+from attnbench.gate.rules import Rules, Verdict, counted
 from attnbench.record import SCHEMA, Cell, Record
 from attnbench.runner import LocalRunner, Settings
 from attnbench.session import FINGERPRINT, Listener, Request, differing, sweep
@@ -151,15 +151,8 @@ def _by_key(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
     return {record.cell.key: record for record in records}
 
 
-def _checked(record: Record | None) -> Checked:
-    if record is None:
-        return ABSENT
-    metrics = {name: record.metrics[name] for name in METRICS if name in record.metrics}
-    return Checked(status=record.status, reason=record.reason, metrics=metrics)
-
-
 def _row(cell: Cell, base: Record | None, candidate: Record | None, rules: Rules) -> Row:
-    sides = _checked(base), _checked(candidate)
+    sides = checked(base), checked(candidate)
     decided = verdict_of(*sides)
     if decided is not None:
         return Row(cell=cell, verdict=decided[0], reason=decided[1])
@@ -224,7 +217,7 @@ def timed_verdict(interval: Interval | None, rules: Rules) -> tuple[Verdict, str
 
 def _conclusion(rows: Sequence[Row]) -> tuple[ExitCode, str]:
     of = Counter(row.verdict for row in rows)
-    words = ", ".join(f"{of[verdict]} {verdict}" for verdict in VERDICTS if of[verdict])
+    words = counted(of.elements())
     if of["incorrect"] or of["regressed"]:
         return ExitCode.FINDING, words
     if set(of) <= {"not comparable"}:

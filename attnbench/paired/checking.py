@@ -11,7 +11,7 @@ from typing import Any
 
 from attnbench.errors import AttnbenchError, UsageError
 from attnbench.expansion import check_names, expand, misfit
-from attnbench.gate.exact import ABSENT, METRICS
+from attnbench.gate.exact import checked
 from attnbench.gate.outcome import Checked, Side
 from attnbench.plan import Axes, make_plan
 from attnbench.process import Settings
@@ -166,11 +166,4 @@ def _checked(cell: Cell, side: _Examined, misfits: Mapping[tuple[str, str], str]
         return Checked(status="skipped", reason=misfits[cell.key])
     if side.failure is not None:
         return Checked(status="error", reason=side.failure)
-    record = side.records.get(cell.key)
-    if record is None:
-        return ABSENT
-    return Checked(
-        status=record.status,
-        reason=record.reason,
-        metrics={name: record.metrics[name] for name in METRICS if name in record.metrics},
-    )
+    return checked(side.records.get(cell.key))

@@ -13,16 +13,17 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from attnbench.errors import StoreError
-from attnbench.gate.outcome import SCHEMA, Checked, GateRun, Side
+from attnbench.gate.outcome import SCHEMA, GateRun, Side
 from attnbench.gate.reading import DamagedError, run_of
 from attnbench.gate.rules import Rules
-from attnbench.gate.stored import KIND
+from attnbench.gate.stored import raw
 from attnbench.selftest.gate.schedule import Kind
+from attnbench.store import lock
 
 INFO, RUNS = "selftest.json", "live.jsonl.gz"
 # What must not change between the runs of a folder: other machines have other noise.
@@ -64,23 +65,7 @@ class Live:
                 "exit_code": self.exit_code,
                 "created": self.created,
             },
-            "kind": KIND,
-            "schema": SCHEMA,
-            "created": run.created,
-            "rules": run.rules.to_json(),
-            "base": _side(run.base),
-            "candidate": _side(run.candidate),
-            "options": dict(run.options),
-            "spent": dict(run.spent),
-            "over_budget": run.over_budget,
-            "environment": dict(run.environment),
-            "cells": [cell.to_json() for cell in run.cells],
-            "checks": {
-                str(cell): {side: _checked(checked) for side, checked in sides.items()}
-                for cell, sides in run.checks.items()
-            },
-            "rounds": [each.to_json() for each in run.rounds],
-        }
+        } | raw(replace(run, base=_placeless(run.base), candidate=_placeless(run.candidate)))
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Self:
@@ -95,14 +80,10 @@ class Live:
         )
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _placeless(side: Side) -> Side:
     """A side without the place of this installation, which says nothing elsewhere."""
-    files = [Path(file).name for file in side.files]
-    return asdict(side) | {"root": Path(side.root).name, "files": files}
-
-
-def _checked(checked: Checked) -> dict[str, Any]:
-    return {"status": checked.status, "reason": checked.reason, "metrics": dict(checked.metrics)}
+    files = tuple(Path(file).name for file in side.files)
+    return replace(side, root=Path(side.root).name, files=files)
 
 
 class Pool:
@@ -159,7 +140,7 @@ class Pool:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            _lock(self._descriptor, self.path)
+            lock(self._descriptor, self.path, "self-test")
             os.truncate(self._descriptor, file.stat().st_size - _members(file)[1])
             if self.info is None:
                 self.info = _write_info(self.path, environment)
@@ -249,18 +230,6 @@ def _members(file: Path) -> tuple[list[bytes], int]:
         texts.append(text)
         data = member.unused_data
     return texts, 0
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    """Let one self-test at a time write; the lock ends with the file."""
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        return  # no such locks on this system
-    except BlockingIOError as err:
-        raise StoreError(f"another self-test is writing to {path}; wait for it") from err
 
 
 def counted(runs: Iterable[Live]) -> dict[Kind, int]:
