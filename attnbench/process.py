@@ -20,6 +20,10 @@ from typing import Any, Self
 from attnbench.allocator import POLICIES, Policy, settings_for_workers
 from attnbench.beacon import Beacon
 from attnbench.errors import UsageError
+from attnbench.jsontext import read_json
+
+
+GARBLED = "something wrote to a descriptor that is not its own: an answer cannot be read"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,14 @@ _EXPECTED: tuple[tuple[str, str, _Rule], ...] = (
 )
 
 
+class GarbledError(Exception):
+    """Someone other than the harness wrote to the pipe that the worker's events come through."""
+
+
+_LONGEST_LINE = 1 << 26  # bytes, far more than any record takes
+_GRACE_S = 5.0  # for a process that ends to do so
+
+
 class Worker:
     """One worker process and the lines it writes. Use as a context manager."""
 
@@ -136,9 +148,9 @@ class Worker:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.endswith(b"\n"):  # a death in mid-write leaves half an event
-                self._lines.put(line)
+        while line := self.process.stdout.readline(_LONGEST_LINE):
+            if line.endswith(b"\n") or len(line) == _LONGEST_LINE:
+                self._lines.put(line)  # a death in mid-write leaves half an event, which is dropped
         self._lines.put(None)
 
     def send(self, request: dict[str, Any]) -> None:
@@ -153,15 +165,29 @@ class Worker:
 
         Raises:
             TimeoutError: nothing came in time.
+            GarbledError: a line is no event.
         """
         try:
-            line = self._lines.get(timeout=timeout_s)
+            while (line := self._lines.get(timeout=timeout_s)) == b"\n":
+                pass  # each event begins with one
         except queue.Empty as err:
             raise TimeoutError from err
         if line is None:
             return None
-        event: dict[str, Any] = json.loads(line)
+        try:
+            event = read_json(line)
+        except ValueError as err:
+            raise GarbledError(GARBLED) from err
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            raise GarbledError(GARBLED)
         return event
+
+    def ended(self) -> int:
+        """The exit code of a worker that has closed its end of the pipe; it is not waited for."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(_GRACE_S)
+        self.kill()
+        return self.process.wait()
 
     def settled(self) -> None:
         """Both sides have mapped the beacon: its file can go, and no kill can leave it behind."""

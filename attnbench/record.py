@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, get_args
 
 from attnbench.case import Case
 from attnbench.errors import StoreError
+from attnbench.jsontext import read_json
 from attnbench.sample import Sample
 
 # 2: samples may be discarded, and a cell may have a record for each of several processes.
@@ -103,7 +104,7 @@ class Record:
             StoreError: the line is not a record of a schema this version reads.
         """
         try:
-            row = json.loads(line)
+            row = read_json(line)
             if row["schema"] not in READABLE:
                 raise StoreError(f"records of schema {row['schema']}; this version reads {SCHEMA}")
             names = [name for name in _SAMPLE_FIELDS if name in row["samples"]]

@@ -12,7 +12,7 @@ from typing import Any, Self
 from attnbench.case import Case
 from attnbench.errors import ExitCode, UsageError, WorkerError
 from attnbench.plan import Group
-from attnbench.process import Settings, Worker, ending
+from attnbench.process import GarbledError, Settings, Worker, ending
 from attnbench.record import Cell, Record
 from attnbench.supervision import Death, Key, Supervision
 
@@ -80,12 +80,11 @@ class LocalRunner:
             keys = [(i, impl) for i, (_, impls) in enumerate(group.cases) for impl in impls]
             cases = [case for case, _ in group.cases]
             request = partial(self._measure_request, cases, [len(heat) for heat in group.heats])
-            for (index, impl), result in self._supervised(cases, request).run(keys):
+            for (index, impl), result in self._supervised(cases, request, Record.from_line).run(keys):
                 if isinstance(result, Death):
                     cell = Cell(case=cases[index], impl=impl)
-                    yield Record(cell=cell, status=result.status, reason=result.reason)
-                else:
-                    yield Record.from_line(result)
+                    result = Record(cell=cell, status=result.status, reason=result.reason)
+                yield result
             self.close()  # the next group gets a fresh process
 
     def check(self, items: list[tuple[Case, str, dict[str, Any]]]) -> Iterator[tuple[int, Any]]:
@@ -100,7 +99,8 @@ class LocalRunner:
 
         keys = [(i, impl) for i, (_, impl, _) in enumerate(items)]
         cases = [case for case, *_ in items]
-        for (index, _), result in self._supervised(cases, request, _DEATHS_EACH).run(keys):
+        supervised = self._supervised(cases, request, _check_result, _DEATHS_EACH)
+        for (index, _), result in supervised.run(keys):
             if isinstance(result, Death):
                 result = {"status": result.status, "reason": result.reason, "metrics": {}}
             yield index, result
@@ -167,6 +167,7 @@ class LocalRunner:
         self,
         cases: list[Case],
         request: Callable[[list[Key]], dict[str, Any]],
+        read: Callable[[Any], Any],
         deaths_each: int | None = None,
     ) -> Supervision:
         return Supervision(
@@ -174,6 +175,7 @@ class LocalRunner:
             worker=self._worker,
             discard=self.close,
             request=request,
+            read=read,
             watch=self._watch,
             timeout_s=self.settings.timeout_s,
             deaths_each=deaths_each,
@@ -191,8 +193,10 @@ class LocalRunner:
             event = worker.event(_START_TIMEOUT_S)
         except TimeoutError as err:
             raise WorkerError(f"a worker said nothing for {_START_TIMEOUT_S:.0f} s") from err
+        except GarbledError as err:
+            raise WorkerError(f"{err}; it is a file or `supports` of an implementation") from err
         if event is None:
-            how = ending(worker.process.wait())
+            how = ending(worker.ended())
             words = worker.last_words()
             raise WorkerError(
                 f"a worker ended before it measured anything ({how})"
@@ -216,3 +220,8 @@ class LocalRunner:
             self.spent.start_up_s += time.perf_counter() - begin
             self.spent.processes += 1
         return self._idle
+
+
+def _check_result(result: Any) -> dict[str, Any]:
+    """What a worker found out about one item of the battery, as it was written."""
+    return {"status": result["status"], "reason": result["reason"], "metrics": {**result["metrics"]}}

@@ -12,7 +12,8 @@ from typing import Any
 
 from attnbench.beacon import NOBODY, Beacon, Sign
 from attnbench.case import Case
-from attnbench.process import Worker, ending
+from attnbench.errors import AttnbenchError
+from attnbench.process import GARBLED, GarbledError, Worker, ending
 from attnbench.record import Status
 
 Key = tuple[int, str]  # index of a case or item in the caller's list, implementation
@@ -21,10 +22,14 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Death:
-    """What to record of the cells that a worker was at when it ended."""
+    """What to record of the cells that a worker was at when it ended.
+
+    `surely` is False where another cell may be to blame.
+    """
 
     status: Status
     reason: str
+    surely: bool = True
 
 
 class Supervision:
@@ -32,8 +37,11 @@ class Supervision:
 
     `worker()` gives a live worker, `discard()` ends it; `request(keys)` makes the request for
     what is left; `watch(case, impl, stage)` is told what the worker is at. A worker that dies or
-    hangs costs the cell it was at. If it was at none, a fresh one tries the rest once more. An
-    implementation that ended `deaths_each` workers is not tried any further, where that is given.
+    hangs costs the cell it was at. If it was at none, a fresh one tries the rest once more. One
+    whose events cannot be read is ended, too; the cell that it was at by then is tried again
+    alone, in a fresh one, and is to blame if that cannot be read either. `read(result)` raises
+    for what is no result. An implementation that ended `deaths_each` workers is not tried any
+    further, where that is given.
     """
 
     def __init__(
@@ -43,34 +51,44 @@ class Supervision:
         worker: Callable[[], Worker],
         discard: Callable[[], None],
         request: Callable[[list[Key]], dict[str, Any]],
+        read: Callable[[Any], Any],
         watch: Callable[[Case | None, str | None, str], None],
         timeout_s: float,
         deaths_each: int | None = None,
     ) -> None:
         self._cases, self._timeout_s = cases, timeout_s
         self._worker, self._discard = worker, discard
-        self._request, self._told = request, watch
+        self._request, self._read, self._told = request, read, watch
         self._may_retry = True
         self._deaths_each, self._deaths = deaths_each, Counter[str]()
 
     def run(self, keys: list[Key]) -> Iterator[tuple[Key, Any]]:
         """Yield a result or a Death for every key, each once."""
         open_keys = dict.fromkeys(keys)
+        alone: list[Key] = []  # to be tried by themselves
         while open_keys:
+            alone = [key for key in alone if key in open_keys]
+            asked = alone[:1] or list(open_keys)
             worker = self._worker()
-            local = _LocalKeys(list(open_keys))
+            local = _LocalKeys(asked)
             watch = _Watch(worker.beacon, self._timeout_s)
-            worker.send(self._request(list(open_keys)))
+            worker.send(self._request(asked))
             death: Death | None = None
             for key, result in self._results(worker, local, watch):
                 if isinstance(result, Death):
                     death = result
                 elif key in open_keys:
                     del open_keys[key]
+                    self._may_retry = True  # it got somewhere
                     yield key, result
-            blamed = self._blamed(death, local.at(watch.read()), list(open_keys))
+            left = [key for key in asked if key in open_keys]
+            at = [key for key in local.at(watch.read()) if key in left]
             if death is not None:
                 self._discard()
+                if not death.surely and len(asked) > 1:
+                    alone = at or left
+                    continue
+            blamed = self._blamed(death, at, left)
             for key in blamed:
                 del open_keys[key]
                 # A worker that ends well and forgets a cell is a defect of ours.
@@ -95,6 +113,9 @@ class Supervision:
         while True:
             try:
                 event = worker.event(_POLL_S)
+            except GarbledError as err:
+                yield nobody, _garbled(watch.read(), err)
+                return
             except TimeoutError:
                 sign = watch.read()
                 self._told(*local.named(sign, self._cases), sign.stage)
@@ -103,19 +124,23 @@ class Supervision:
                     return
                 continue
             if event is None:
-                yield nobody, _death(worker.process.wait(), watch.read(), oom_kills)
+                yield nobody, _death(worker.ended(), watch.read(), oom_kills)
                 return
             if event["event"] == "done":
                 return
-            yield local.key(*event["key"]), event["result"]
+            try:
+                found = local.key(*event["key"]), self._read(event["result"])
+            except (LookupError, TypeError, ValueError, AttnbenchError):
+                yield nobody, _garbled(watch.read(), GARBLED)
+                return
+            yield found
 
     def _blamed(self, death: Death | None, at: list[Key], left: list[Key]) -> list[Key]:
         """Which of the cells that are left a worker's end costs."""
         if death is None:
             return left
-        blamed = [key for key in at if key in left]
-        if blamed or not self._may_retry:
-            return blamed or left
+        if at or not self._may_retry:
+            return at or left
         self._may_retry = False
         return []
 
@@ -130,7 +155,9 @@ class _LocalKeys:
         self._indices = list(self._impls)
 
     def key(self, local: int, impl: str) -> Key:
-        return self._indices[local], impl
+        """The caller's key; LookupError, TypeError or ValueError where there is none."""
+        index = self._indices[local]
+        return index, self._impls[index][self._impls[index].index(impl)]
 
     def at(self, sign: Sign) -> list[Key]:
         """The keys that a sign points at: one cell, or all of a case, or none."""
@@ -168,6 +195,10 @@ class _Watch:
     def reason(self) -> str:
         stage = self._last.stage if self._last else "start-up"
         return f"{stage}: no sign of life for {self.timeout_s:g} s (--timeout)"
+
+
+def _garbled(sign: Sign, why: object) -> Death:
+    return Death("error", f"{sign.stage}: {why}", surely=False)
 
 
 def _death(returncode: int, sign: Sign, oom_kills: int | None) -> Death:

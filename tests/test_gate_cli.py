@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from attnbench.cli import gate_modes
 from attnbench.errors import StoreError, WorkerError
 from attnbench.gate.outcome import GateRun
+from attnbench.gate.stored import load_gate
 from attnbench.paired.session import GateListener, GateRequest
 from attnbench.plan import Axes
 from tests import gate_runs, repositories
@@ -50,6 +52,7 @@ class Imagined:
         listener.stage("checking both sides")
         listener.planned(self.run.cells)
         for number, found in enumerate(self.run.rounds, start=1):
+            request.keep(self.run, found)
             listener.heard(found, number, "screening 8 cells")
         if self.error is not None:
             raise self.error
@@ -178,6 +181,7 @@ def assert_nothing_is_left(root: Path) -> None:
 
 def test_an_interrupt_leaves_nothing_behind(cli: Cli, imagined: Imagined, root: Path) -> None:
     imagined.error = KeyboardInterrupt()
+    imagined.run = replace(imagined.run, rounds=())
     result = cli("gate")
     assert result.exit_code == 130
     assert "Interrupted" in result.stderr
@@ -185,11 +189,59 @@ def test_an_interrupt_leaves_nothing_behind(cli: Cli, imagined: Imagined, root: 
     assert_nothing_is_left(root)
 
 
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (KeyError(3), 70)])
+def test_rounds_outlive_what_ends_a_run_and_can_be_decided_from(
+    cli: Cli, imagined: Imagined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    error: BaseException, code: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    imagined.error = error
+    imagined.run = replace(imagined.run, rounds=imagined.run.rounds[:5])
+    result = cli("gate", "--name", "r")
+    assert result.exit_code == code
+    assert "attnbench gate --replay results/r" in result.stderr
+    kept = Path("results/r/rounds.jsonl")
+    assert len(kept.read_text().splitlines()) == 1 + 5
+    kept.write_text(kept.read_text() + '{"stage": "scr')  # a kill in mid-write
+    again = cli("gate", "--replay", "r")
+    assert again.exit_code == 3
+    assert "after 5 of 8 screening rounds" in again.stdout
+
+
+def test_what_nobody_foresaw_is_no_finding_and_leaves_its_rounds(
+    cli: Cli, imagined: Imagined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run: GateRun) -> Any:
+        raise KeyError(3)
+
+    monkeypatch.setattr(gate_modes, "decide", broken)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = cli("gate", "--name", "r")
+    assert result.exit_code == 70
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith("Error: a defect of attnbench: KeyError: 3; please report it with /")
+    assert "in broken" in Path(error.split()[-1]).read_text()
+    assert load_gate(Path("results/r")).rounds == imagined.run.rounds
+
+
+def test_a_disk_that_is_full_in_the_middle_ends_no_run(
+    cli: Cli, imagined: Imagined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, *_: Any) -> None:
+        raise StoreError(f"cannot write {folder} (No space left on device)")
+
+    monkeypatch.setattr(gate_modes, "keep_round", full)
+    result = cli("gate")
+    assert result.exit_code == 0
+    assert result.stderr.count("No space left on device") == 1
+
+
 @pytest.mark.parametrize(("advisory", "code"), [((), 4), (("--advisory",), 0)])
 def test_workers_that_cannot_be_started_leave_nothing_behind(
     cli: Cli, imagined: Imagined, root: Path, advisory: tuple[str, ...], code: int
 ) -> None:
     imagined.error = WorkerError("no worker")
+    imagined.run = replace(imagined.run, rounds=())
     result = cli("gate", *advisory)
     assert result.exit_code == code
     assert "Error: no worker" in result.stderr

@@ -64,6 +64,11 @@ MEMO = """
         time.sleep(0.05)
         KEPT[:] = [key, sdpa(q_BHLD, k_BGSD, v_BGSV)]
     return KEPT[1]"""
+# Slow once, in the first call after its inputs changed: so looks one that is interrupted.
+HICCUP = """
+    KEPT.append(q_BHLD._version)
+    if len(set(KEPT)) == 2 and KEPT.count(KEPT[-1]) == 1:
+        time.sleep(0.1)"""
 ORDER = Order(stage="screen", cells=(0, 1), planted=1)
 
 
@@ -128,6 +133,40 @@ def test_what_fails_costs_its_cell_and_says_in_which_arm(tmp_path, trouble, reas
     assert list(found.failures) == [0]
     assert found.failures[0].arm == "candidate"
     assert found.failures[0].reason.startswith(reason)
+
+
+def test_one_slow_call_after_its_inputs_changed_proves_nothing(tmp_path):
+    found = measure_round(a_bench(tmp_path, HICCUP), ORDER, 0)
+    assert not found.failures
+    assert set(found.turns) == {0, 1}
+
+
+def test_what_the_base_does_as_well_against_itself_is_not_held_against_the_candidate(
+    tmp_path, monkeypatch
+):
+    """One of the two processes of the base is enough to doubt the reading."""
+    ratios = {"base": 1.0, "candidate": 50.0, "null": 30.0}
+    monkeypatch.setattr(turns, "_changed_ratio", lambda processes, arm, request: ratios[arm])
+    assert not measure_round(a_bench(tmp_path), ORDER, 0).failures
+
+
+def test_a_line_that_is_no_answer_costs_its_cell(tmp_path):
+    """A kernel may write to descriptors that it does not own."""
+    garbage = """
+    if CALLS > 6:
+        for descriptor in range(3, 64):
+            try: os.write(descriptor, b"garbage\\n")
+            except OSError: pass"""
+    found = measure_round(a_bench(tmp_path, garbage), ORDER, 0)
+    assert list(found.failures) == [0]
+    assert found.failures[0].arm == "candidate"
+    assert "descriptor" in found.failures[0].reason
+
+
+def test_memory_grown_in_a_round_that_was_broken_off_is_not_compared(tmp_path):
+    found = measure_round(a_bench(tmp_path, STALE), ORDER, 0)
+    assert found.failures
+    assert found.facts["grown"] == {}
 
 
 def test_a_turn_that_takes_longer_than_all_expectation_is_given_up(tmp_path, monkeypatch):

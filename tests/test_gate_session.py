@@ -144,6 +144,41 @@ def test_new_gone_wrong_and_hoarding_implementations_each_get_their_row(tmp_path
     assert outcome.exit_code == ExitCode.FINDING
 
 
+FAILS_ONCE = """
+    import os, pathlib
+
+    @attention("{name}")
+    def {name}(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
+        once = pathlib.Path(__file__).parent.parent / "{name}-was-here"
+        if not once.exists():
+            once.touch()
+            {how}
+        return torch.nn.functional.scaled_dot_product_attention(
+            q_BHLD, k_BGSD, v_BGSV, is_causal=causal, scale=scale
+        )
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["os._exit(9)", "os.kill(os.getpid(), 9)", "raise RuntimeError('busy')"]
+)
+@pytest.mark.parametrize("where", ["base", "candidate"])
+def test_one_lost_process_proves_nothing_against_either_side(tmp_path, recorded, how, where):
+    once = FAILS_ONCE.replace("{how}", how)
+    texts = {"base": code(mine=RIGHT), "candidate": code(mine=RIGHT), where: code(mine=once)}
+    notes = Notes()
+    run = run_gate(a_request(tmp_path, texts["base"], texts["candidate"]), notes)
+    assert decide(run).exit_code == ExitCode.OK
+    (warning,) = notes.warnings
+    assert f"failed once on the {where}" in warning
+
+
+def test_what_fails_again_is_held_against_the_candidate(tmp_path, recorded):
+    dies = FAILS_ONCE.replace("once.touch()", "pass").replace("{how}", "os._exit(9)")
+    run = run_gate(a_request(tmp_path, code(mine=RIGHT), code(mine=dies)), Notes())
+    assert decide(run).rows[0].verdict == "incorrect"
+
+
 def test_a_base_without_the_file_leaves_nothing_to_compare(tmp_path, recorded):
     run = run_gate(a_request(tmp_path, None, code(mine=RIGHT)), Notes())
     assert decide(run).exit_code == ExitCode.USAGE

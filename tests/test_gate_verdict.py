@@ -8,6 +8,7 @@ import pytest
 
 from attnbench.errors import ExitCode, UsageError
 from attnbench.gate.outcome import Checked
+from attnbench.gate.round import Failure, Round
 from attnbench.gate.rules import Rules
 from attnbench.gate.verdict import decide
 from tests.gate_runs import CELLS, a_run, changed
@@ -178,3 +179,15 @@ def test_rules_that_cannot_be_right_name_their_flag(field, value, flag):
 def test_rules_survive_json():
     rules = Rules(threshold=0.05, budget_s=60)
     assert Rules.from_json(rules.to_json()) == rules
+
+
+def test_growth_seen_in_a_round_without_turns_decides_nothing():
+    """As in runs stored before a broken-off round dropped what it had seen grow."""
+    run = a_run()
+    broken = Round(
+        stage="screen",
+        turns={},
+        failures={0: Failure(arm="candidate", reason="timeout: no answer")},
+        facts={"grown": {"0": {"base": 0, "candidate": 1 << 30, "null": 0}}},
+    )
+    assert decide(replace(run, rounds=(broken, *run.rounds))).exit_code == ExitCode.OK

@@ -7,6 +7,7 @@ import pytest
 
 from attnbench.beacon import NOBODY, Beacon
 from attnbench.case import Case
+from attnbench.process import GarbledError
 from attnbench.supervision import Death, Supervision
 
 CASES = [Case(seq_len=8), Case(seq_len=16)]
@@ -19,7 +20,6 @@ class ScriptedWorker:
     def __init__(self, folder: Path, script: list[Any]) -> None:
         self.beacon = Beacon(folder / f"beacon-{id(self)}")
         self._script = iter(script)
-        self.process = self
         self.request: list[Any] = []
 
     def send(self, request: dict[str, Any]) -> None:
@@ -33,14 +33,22 @@ class ScriptedWorker:
                 return None
             if step == "silent":
                 raise TimeoutError
+            if step == "garbage":
+                raise GarbledError("it cannot be read")
             if step[0] == "at":
                 self.beacon.write(*step[1:])
                 continue
             return {"event": "result", "key": list(step), "result": f"{step}"}
         raise AssertionError("the script is over")
 
-    def wait(self) -> int:
+    def ended(self) -> int:
         return -11
+
+
+def read(result: str) -> str:
+    if "bad" in result:
+        raise ValueError("no result")
+    return result
 
 
 @pytest.fixture
@@ -64,6 +72,7 @@ def play(tmp_path):
             worker=worker,
             discard=live.clear,
             request=lambda keys: {"keys": keys},
+            read=read,
             watch=lambda case, impl, stage: None,
             timeout_s=timeout_s,
             deaths_each=deaths_each,
@@ -97,8 +106,8 @@ def test_a_death_in_the_reference_costs_the_whole_case(play):
 
 
 def test_a_death_at_no_cell_is_tried_once_more_and_then_costs_the_rest(play):
-    results, asked = play(["dies"], [(0, "a"), "dies"])
-    assert asked == [KEYS, KEYS]
+    results, asked = play(["dies"], [(0, "a"), "dies"], ["dies"])
+    assert asked == [KEYS, KEYS, KEYS[1:]]
     assert results[0, "a"] == "(0, 'a')"
     assert results[0, "b"].status == results[1, "a"].status == "crashed"
 
@@ -119,3 +128,43 @@ def test_one_that_ended_too_many_workers_is_not_tried_any_further(play):
     assert results[0, "a"].status == "crashed"
     assert results[1, "a"] == Death("skipped", "not tried: it ended 1 workers")
     assert asked[1] == [(0, "b")]
+
+
+# Events that cannot be read.
+
+
+def test_garbage_costs_the_cell_that_writes_it_even_alone(play):
+    first = [("at", 0, 1, "check"), "garbage"]
+    results, asked = play(first, [("at", 0, 0, "check"), "garbage"], [(0, "a"), (1, "a"), "done"])
+    assert asked == [KEYS, [(0, "b")], [(0, "a"), (1, "a")]]
+    assert (results[0, "b"].status, results[0, "b"].reason) == ("error", "check: it cannot be read")
+    assert results[0, "a"] == "(0, 'a')"
+
+
+def test_garbage_written_in_the_turn_of_another_costs_that_one_nothing(play):
+    """Cells take turns quickly: when a line is read, its writer's turn may be over."""
+    first = [("at", 0, 0, "samples"), "garbage"]  # written by (0, b)
+    alone = [(0, "a"), "done", ("at", 0, 0, "samples"), "garbage"]
+    results, asked = play(first, alone, [("at", 0, 0, "samples"), "garbage"], [(0, "a"), "done"])
+    assert asked[2:] == [[(0, "b")], [(1, "a")]]
+    assert results[0, "a"] == "(0, 'a')"
+    assert results[0, "b"].status == "error"
+
+
+def test_garbage_at_no_cell_has_each_tried_alone(play):
+    results, asked = play(["garbage"], [(0, "a"), "done", (0, "b"), "done", (0, "a"), "done"])
+    assert all(isinstance(result, str) for result in results.values())
+
+
+@pytest.mark.parametrize("step", [(7, "a"), (0, "nobody"), ("x", "a"), (0,), (0, "bad")])
+def test_results_that_cannot_be_are_garbage(play, step):
+    first = [("at", 0, 0, "check"), step]
+    results, _ = play(first, [("at", 0, 0, "check"), step], [(0, "b"), (1, "a"), "done"])
+    assert results[0, "a"].status == "error"
+    assert results[1, "a"] == "(1, 'a')"
+
+
+def test_a_worker_that_gets_somewhere_may_be_lost_twice_at_no_cell(play):
+    """As after an error that broke the device, of two implementations in turn."""
+    results, _ = play([(0, "a"), "dies"], [(0, "b"), "dies"], [(0, "a"), "done"])
+    assert all(isinstance(result, str) for result in results.values())

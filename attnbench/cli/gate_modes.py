@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from attnbench.cli.options import given
 from attnbench.cli.summary import console
 from attnbench.errors import ExitCode, StoreError
 from attnbench.gate.outcome import GateRun
-from attnbench.gate.stored import load_gate
+from attnbench.gate.round import Round
+from attnbench.gate.stored import NAME, ROUNDS, keep_round, load_gate
 from attnbench.gate.verdict import decide
 from attnbench.paired.request import Comparison, comparison, device_of
 from attnbench.paired.session import run_gate
@@ -44,12 +46,14 @@ def _compare(options: dict[str, Any]) -> ExitCode:
         display.said(f"base: {asked.base.ref} at {asked.base.commit[:10]}, {asked.base.words}")
         display.said(f"candidate: {head}, {asked.changes.words or 'nothing changed'}")
         with _result_folder(options["output"], options["name"]) as folder:
-            run = _measured(asked, options, display)
+            run = _measured(asked, options, display, folder)
             display.close()
             return _finish(run, folder, options["quiet"])
 
 
-def _measured(asked: Comparison, options: dict[str, Any], display: GateDisplay) -> GateRun:
+def _measured(
+    asked: Comparison, options: dict[str, Any], display: GateDisplay, folder: Path
+) -> GateRun:
     settings = Settings(
         device=device_of(asked.watched.device), seed=options["seed"], timeout_s=options["timeout"]
     )
@@ -57,7 +61,24 @@ def _measured(asked: Comparison, options: dict[str, Any], display: GateDisplay) 
     with checked_out(asked.root, asked.base.commit) as tree:
         for file in asked.missing(tree):
             display.warned(f"the base has no {file}: what is in it cannot be compared")
-        return run_gate(asked.request(tree, settings, typed), display)
+        request = asked.request(tree, settings, typed)
+        return run_gate(replace(request, keep=_keeper(folder, display)), display)
+
+
+def _keeper(folder: Path, display: GateDisplay) -> Callable[[GateRun, Round], None]:
+    """Keeps rounds in `folder`; a disk that is full is warned of, once, and ends no run."""
+    writes = True
+
+    def keep(run: GateRun, found: Round) -> None:
+        nonlocal writes
+        if writes:
+            try:
+                keep_round(folder, run, found)
+            except StoreError as err:
+                writes = False
+                display.warned(f"{err}: rounds are not kept before the end")
+
+    return keep
 
 
 def _plain(value: Any) -> Any:
@@ -95,6 +116,8 @@ def _finish(run: GateRun, folder: Path | None, quiet: bool) -> ExitCode:
 def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
     """A new folder for the result, in which something can be written; gone if nothing was.
 
+    Where the run ends before its result is written, the rounds it has kept are pointed out.
+
     Raises:
         StoreError: the name is taken or none, the folder cannot be made or the disk is full.
     """
@@ -114,6 +137,9 @@ def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
         _try_to_write(folder)
         yield folder
     finally:
+        if (folder / ROUNDS).exists() and not (folder / NAME).exists():
+            kept = f"the rounds so far are kept; decide from them: attnbench gate --replay {folder}"
+            click.echo(kept, err=True)
         with contextlib.suppress(OSError):  # not empty: something was measured
             folder.rmdir()
             if new:

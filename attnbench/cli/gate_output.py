@@ -63,11 +63,12 @@ def write_all(folder: Path, run: GateRun, outcome: Outcome) -> None:
         StoreError: the folder cannot be written.
     """
     from attnbench.gate import junit, markdown
-    from attnbench.gate.stored import write_gate
+    from attnbench.gate.stored import drop_kept_rounds, write_gate
     from attnbench.report.gate import write_page
     from attnbench.store import write_whole
 
     file = write_gate(folder, run, outcome)
+    drop_kept_rounds(folder)
     write_whole(folder / XML, junit.render(run, outcome))
     text = markdown.render(run, outcome, file)
     write_whole(folder / MARKDOWN, text)

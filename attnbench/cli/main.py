@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +29,7 @@ from attnbench.errors import AttnbenchError
 from attnbench.version import __version__
 
 INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
+DEFECT = 70  # an error of ours; EX_SOFTWARE of sysexits.h, and no code that means a finding
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 
 
@@ -33,6 +37,9 @@ class _Commands(click.Group):
     """Ends every error as one line with its exit code: our own, and click's usage errors."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        for stream in (sys.stdout, sys.stderr):  # a file's name need not be UTF-8
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         with _one_line():
             return super().make_context(*args, **kwargs)
 
@@ -45,13 +52,31 @@ class _Commands(click.Group):
         except BrokenPipeError:  # `attnbench export RUN | head`
             _drop_output()
             ctx.exit(0)
-        except OSError as err:
-            if err.errno != errno.ENOSPC:
-                raise
-            _drop_output()
-            raise OneLineError(f"cannot write the output ({err.strerror})") from err
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
+        except Exception as err:
+            if isinstance(err, OSError) and err.errno == errno.ENOSPC:
+                _drop_output()
+                raise OneLineError(f"cannot write the output ({err.strerror})") from err
+            raise _defect(err) from err
+
+
+def _defect(err: Exception) -> click.ClickException:
+    """One line on an error that nobody foresaw; its traceback goes to a file."""
+    where = "no file for its traceback could be written"
+    with contextlib.suppress(OSError):
+        kept = tempfile.NamedTemporaryFile(
+            "w", prefix="attnbench-traceback-", suffix=".txt", encoding="utf-8",
+            errors="backslashreplace", delete=False,
+        )  # fmt: skip
+        with kept:
+            kept.write(f"attnbench {__version__}, arguments {sys.argv[1:]}\n")
+            kept.writelines(traceback.format_exception(err))
+        where = f"please report it with {kept.name}"
+    said = f"a defect of attnbench: {type(err).__name__}: {str(err):.200}; {where}"
+    return OneLineError(said, DEFECT)
 
 
 def _drop_output() -> None:

@@ -10,6 +10,7 @@ from attnbench.units import size
 # In fewer rounds chance could do it: of three alike processes one grows most with probability 1/3.
 LEAST_ROUNDS = 8  # (1/3)^8 = 0.015 %
 FLOOR_BYTES = 4 << 20  # heaps breathe by a little
+_ARMS = {"base", "candidate", "null"}
 
 
 def growing(rounds: Iterable[Round], cell: int) -> tuple[str, ...]:
@@ -20,9 +21,10 @@ def growing(rounds: Iterable[Round], cell: int) -> tuple[str, ...]:
     excess, calls = [], 0
     for found in rounds:
         grown = found.facts.get("grown", {}).get(str(cell), {})
-        if found.veto is None and {"base", "candidate", "null"} <= grown.keys():
+        turns = found.turns.get(cell, {})  # none in a round that was broken off
+        if found.veto is None and "candidate" in turns and _ARMS <= grown.keys():
             excess.append(grown["candidate"] - max(grown["base"], grown["null"]))
-            calls = sum(len(blocks) for blocks in found.turns[cell]["candidate"])
+            calls = sum(len(blocks) for blocks in turns["candidate"])
     if len(excess) < LEAST_ROUNDS or min(excess) < FLOOR_BYTES:
         return ()
     least = size(min(excess))

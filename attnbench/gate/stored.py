@@ -1,7 +1,11 @@
-"""`gate.json`: all raw data of a gate run in one file, one round a line; and reading it back."""
+"""`gate.json`: all raw data of a gate run in one file, one round a line; and reading it back.
+
+While a run goes on, its rounds are in `rounds.jsonl` as they come: what ends it loses none of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -13,11 +17,13 @@ from typing import Any
 from attnbench.errors import StoreError
 from attnbench.gate.outcome import SCHEMA, GateRun, Outcome, Row, Side
 from attnbench.gate.reading import DamagedError, run_of
+from attnbench.gate.round import Round
+from attnbench.jsontext import read_json
 from attnbench.registry import nearest
 from attnbench.store import INFO, write_whole
 from attnbench.version import __version__
 
-NAME = "gate.json"
+NAME, ROUNDS = "gate.json", "rounds.jsonl"
 KIND = "attnbench gate"
 
 
@@ -40,8 +46,33 @@ def write_gate(path: Path, run: GateRun, outcome: Outcome) -> Path:
     return file
 
 
+def keep_round(folder: Path, run: GateRun, found: Round) -> None:
+    """Append a round to the folder's `rounds.jsonl`, whose first line is the run as it began.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    file = folder / ROUNDS
+    try:
+        with file.open("a", encoding="utf-8") as out:
+            rows = [found.to_json()] if out.tell() else [raw(run), found.to_json()]
+            out.writelines(_dump(row) + "\n" for row in rows)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as err:
+        raise StoreError(f"cannot write {file} ({err.strerror})") from err
+
+
+def drop_kept_rounds(folder: Path) -> None:
+    """Remove `rounds.jsonl`, once all of it is in `gate.json`."""
+    with contextlib.suppress(OSError):
+        (folder / ROUNDS).unlink()
+
+
 def load_gate(path: Path, output: Path = Path("results")) -> GateRun:
     """Read a run: its file, its folder, its name in `output`, or `latest`.
+
+    Of a run that did not come to its end, the rounds that it kept.
 
     Raises:
         StoreError: there is no such run, or the file is damaged or not ours.
@@ -69,8 +100,9 @@ def find_gate(text: str, output: Path) -> Path:
     for path in candidates:
         if os.path.isfile(path):  # unlike Path.is_file, False where a name is too long
             return path
-        if os.path.isfile(path / NAME):
-            return path / NAME
+        for name in (NAME, ROUNDS):
+            if os.path.isfile(path / name):
+                return path / name
     for path in candidates:
         if os.path.isdir(path):
             raise StoreError(f"{path} is no gate run: it has no {NAME}")
@@ -102,10 +134,15 @@ def _created(file: Path) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        row = json.loads(file.read_bytes(), parse_constant=_no_number)
+        data = file.read_bytes()
+        if file.suffix == ".jsonl":
+            head, *rounds = map(_parsed, data.split(b"\n")[:-1])  # the last may be cut off
+            row = head | {"rounds": rounds}
+        else:
+            row = _parsed(data)
     except OSError as err:
         raise StoreError(f"{file} cannot be read ({err.strerror})") from err
-    except (ValueError, RecursionError) as err:
+    except (ValueError, TypeError) as err:
         said = f"{type(err).__name__}: {err}"
         raise StoreError(f"{file} is damaged, or was cut off: no JSON ({said})") from err
     if not isinstance(row, dict) or row.get("kind") != KIND:
@@ -115,6 +152,10 @@ def _read(file: Path) -> dict[str, Any]:
             f"{file} has schema {row.get('schema')!r:.20}; this version reads {SCHEMA}"
         )
     return row
+
+
+def _parsed(data: bytes) -> Any:
+    return read_json(data, parse_constant=_no_number)
 
 
 def _no_number(text: str) -> None:

@@ -31,19 +31,29 @@ class Sides:
 
 @dataclass(kw_only=True)
 class _Examined:
-    """One side: the names its files register, the machine, and a record for each cell."""
+    """One side: the names its files register, the machine, and a record for each cell.
 
+    `recovered` tells of the cells that failed at first and did not when they were tried again.
+    """
+
+    name: str
     names: list[str] = field(default_factory=list)
     catalogue: dict[str, Any] = field(default_factory=dict)
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
+    recovered: list[str] = field(default_factory=list)
     failure: str | None = None
+
+
+# What may strike a process from outside: a machine that is slow or out of memory, a kill.
+_MAY_PASS = ("oom", "timeout", "crashed", "error")
 
 
 def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings: Settings) -> Sides:
     """Check every cell on both sides, in processes of their own.
 
     The cells are those of the implementations that either side's files register; what one side
-    lacks is listed, too. A base that does not load leaves nothing to compare with.
+    lacks is listed, too. What fails on one side alone is tried once more, in a fresh process:
+    a single timeout or lost process proves nothing against a version of the code. A base that does not load leaves nothing to compare with.
 
     Raises:
         UsageError: the candidate's files do not load, or the sweep makes no sense.
@@ -55,15 +65,19 @@ def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings:
         for side, other in ((base, candidate), (candidate, base))
     }
     with LocalRunner(named["candidate"]) as mine, LocalRunner(named["base"]) as theirs:
-        ours = _load(mine)
+        ours = _load("candidate", mine)
         if ours.failure is not None:
             raise UsageError(f"the candidate cannot be measured: {ours.failure}")
-        before = _load(theirs) if base.files else _Examined()
+        before = _load("base", theirs) if base.files else _Examined(name="base")
         cells, misfits = _cells(sweeps, ours, before)
         fit = tuple(cell for cell in cells if cell.key not in misfits)
-        jobs = [partial(_examine, mine, ours, fit), partial(_examine, theirs, before, fit)]
-        _do(jobs, together=ours.catalogue["device"] == "cpu")  # nothing is timed: both at once
-        warnings = [*mine.warnings]
+        together = ours.catalogue["device"] == "cpu"  # nothing is timed: both at once
+        sides = ((mine, ours), (theirs, before))
+        _do([partial(_examine, runner, side, fit) for runner, side in sides], together=together)
+        again = _in_doubt(ours, before), _in_doubt(before, ours)
+        jobs = [partial(_examine, *side, cells) for side, cells in zip(sides, again, strict=True)]
+        _do(jobs, together=together)
+        warnings = [*mine.warnings, *ours.recovered, *before.recovered]
     if before.failure is not None:
         warnings.append(f"the base does not load: {before.failure}")
     return Sides(
@@ -80,12 +94,12 @@ def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings:
     )
 
 
-def _load(runner: LocalRunner) -> _Examined:
+def _load(name: str, runner: LocalRunner) -> _Examined:
     try:
         catalogue = runner.catalogue()
     except AttnbenchError as err:
-        return _Examined(failure=str(err))
-    return _Examined(names=list(runner.user_names), catalogue=catalogue)
+        return _Examined(name=name, failure=str(err))
+    return _Examined(name=name, names=list(runner.user_names), catalogue=catalogue)
 
 
 def _do(jobs: Sequence[Callable[[], None]], *, together: bool) -> None:
@@ -149,15 +163,33 @@ def _cells(
     return tuple(cells.values()), misfits
 
 
+def _in_doubt(side: _Examined, other: _Examined) -> tuple[Cell, ...]:
+    """The cells that failed on this side, for a reason that may pass, and not so on the other."""
+    return tuple(
+        record.cell
+        for key, record in side.records.items()
+        if record.status in _MAY_PASS
+        and (key not in other.records or other.records[key].status != record.status)
+    )
+
+
 def _examine(runner: LocalRunner, side: _Examined, cells: tuple[Cell, ...]) -> None:
     """Fill in the records of one side: those that need no process, and the others."""
-    if side.failure is not None or not side.names:
+    if side.failure is not None:
         return
     mine = [cell for cell in cells if cell.impl in side.names]
+    if not mine:
+        return
     cases = list({cell.case.case_id: cell.case for cell in mine}.values())
     reasons = runner.reasons(cases, sorted({cell.impl for cell in mine}))
     plan = make_plan(mine, reasons)
     for record in (*plan.decided, *runner.run(plan.groups)):
+        failed = side.records.get(record.cell.key)
+        if failed is not None and record.status == "ok":
+            side.recovered.append(
+                f"{record.cell.impl} ({record.cell.case.label()}) failed once on the {side.name},"
+                f" and not when it was tried again: {failed.status}: {failed.reason}"
+            )
         side.records[record.cell.key] = record
 
 

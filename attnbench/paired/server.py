@@ -18,7 +18,8 @@ from typing import IO, Any, Self
 from attnbench.errors import UsageError, WorkerError
 from attnbench.gate.outcome import Side
 from attnbench.gate.round import Arm
-from attnbench.process import Settings, ending, environment_of
+from attnbench.jsontext import read_json
+from attnbench.process import GARBLED, Settings, ending, environment_of
 
 _GRACE_S = 0.5
 CAN_FORK = sys.platform == "linux"  # elsewhere forking after importing a BLAS is not safe
@@ -138,7 +139,12 @@ class Processes:
             raise ArmError(arm, reason, cell) from None
         if line is None:
             raise ArmError(arm, self._death(arm), cell)
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer = read_json(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ArmError(arm, f"crashed: {GARBLED}", cell)
         return answer
 
     def _death(self, arm: Arm) -> str:

@@ -6,10 +6,11 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,8 +38,9 @@ class GateRequest:
     """What a gate run is asked for.
 
     `settings` say where and how (device, threads, seed, the timeout of a silent process); their
-    files come from the sides. `options` is kept for people. `injected` slows the candidate in
-    some cells, by number, by a share: for self-tests alone.
+    files come from the sides. `options` is kept for people. `keep` is given each round as soon as
+    it is measured, with the run as it began, before anything is decided from it. `injected` slows
+    the candidate in some cells, by number, by a share: for self-tests alone.
     """
 
     base: Side
@@ -48,6 +50,7 @@ class GateRequest:
     settings: Settings = field(default_factory=Settings)
     injected: Mapping[int, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    keep: Callable[[GateRun, Round], None] = lambda run, found: None
 
 
 class GateListener(Protocol):
@@ -88,7 +91,8 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
     with _bench(request, settings, sides) as bench:
         bench.digests |= before
         referee = Referee(comparable(run), request.rules, settings.seed)
-        rounds, over = _race(bench, referee, listener, begin + request.rules.budget_s)
+        deadline = begin + request.rules.budget_s
+        rounds, over = _race(bench, referee, listener, deadline, partial(request.keep, run))
     spent_s = {
         "checks_s": checked_s,
         "rounds_s": sum(found.spent_s for found in rounds),
@@ -145,7 +149,11 @@ def _bench(request: GateRequest, settings: Settings, sides: Sides) -> Iterator[B
 
 
 def _race(
-    bench: Bench, referee: Referee, listener: GateListener, deadline: float
+    bench: Bench,
+    referee: Referee,
+    listener: GateListener,
+    deadline: float,
+    keep: Callable[[Round], None],
 ) -> tuple[list[Round], bool]:
     """Rounds until nothing is open, and whether the time ended before."""
     rounds: list[Round] = []
@@ -159,6 +167,7 @@ def _race(
         vetoes += found.veto is not None
         last_s = found.spent_s
         rounds.append(found)
+        keep(found)
         referee.hear(found)
         listener.heard(found, len(rounds), _words(referee))
     return rounds, False

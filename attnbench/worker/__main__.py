@@ -145,7 +145,8 @@ def _event_writer() -> Event:
     os.dup2(2, 1)
 
     def emit(event: str, **fields: Any) -> None:
-        stream.write(json.dumps({"event": event, **fields}) + "\n")
+        # The first newline ends what someone else may have written.
+        stream.write("\n" + json.dumps({"event": event, **fields}) + "\n")
         stream.flush()
 
     return emit
