@@ -7,9 +7,10 @@ from typing import Any
 
 
 def read_json(text: str | bytes, **options: Any) -> Any:
-    """Parse JSON, with options of `json.loads`; halves of surrogate pairs, which no encoding can write, become U+FFFD.
+    """Parse JSON, with options of `json.loads`; lone halves of surrogate pairs become U+FFFD.
 
-    They come from messages of exceptions, and from names of files that are not UTF-8.
+    No encoding can write them. They come from messages of exceptions, and from names of files that
+    are not UTF-8.
 
     Raises:
         ValueError: it is no JSON, or nested too deeply.

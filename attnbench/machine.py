@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,37 +60,6 @@ def blas() -> str | None:
     ]
     named = re.search(r"BLAS_INFO=(\w+)", text)
     return ", ".join(found) or (named and named[1]) or None
-
-
-_threads: int | None = None
-
-
-def settle(threads: int | None = None) -> list[str]:
-    """Put back the settings of the process that change what is measured; return what had changed.
-
-    Someone's file or call may set them for itself; they would hold for everyone after it. Full
-    float32 products (no TF32), float32 as the default dtype, autograd on, no deterministic
-    algorithms, and as many threads as were asked for: `threads` where given, which is remembered,
-    else as remembered.
-    """
-    global _threads
-    _threads = threads or _threads or torch.get_num_threads()
-    precision = torch.set_float32_matmul_precision
-    deterministic = torch.are_deterministic_algorithms_enabled
-    settings: list[tuple[str, Callable[[], Any], Any, Callable[[Any], Any]]] = [
-        ("the number of threads", torch.get_num_threads, _threads, torch.set_num_threads),
-        ("the matmul precision", torch.get_float32_matmul_precision, "highest", precision),
-        ("the default dtype", torch.get_default_dtype, torch.float32, torch.set_default_dtype),
-        ("autograd's switch", torch.is_grad_enabled, True, torch.set_grad_enabled),
-        ("deterministic algorithms", deterministic, False, torch.use_deterministic_algorithms),
-    ]
-    changed = []
-    for name, now, wanted, put in settings:
-        if now() != wanted:
-            changed.append(name)
-            put(wanted)
-    torch.backends.cudnn.allow_tf32 = False
-    return changed
 
 
 def device_name(device: str) -> str:

@@ -22,7 +22,6 @@ from attnbench.beacon import Beacon
 from attnbench.errors import UsageError
 from attnbench.jsontext import read_json
 
-
 GARBLED = "something wrote to a descriptor that is not its own: an answer cannot be read"
 
 

@@ -80,7 +80,9 @@ class LocalRunner:
             keys = [(i, impl) for i, (_, impls) in enumerate(group.cases) for impl in impls]
             cases = [case for case, _ in group.cases]
             request = partial(self._measure_request, cases, [len(heat) for heat in group.heats])
-            for (index, impl), result in self._supervised(cases, request, Record.from_line).run(keys):
+            for (index, impl), result in self._supervised(cases, request, Record.from_line).run(
+                keys
+            ):
                 if isinstance(result, Death):
                     cell = Cell(case=cases[index], impl=impl)
                     result = Record(cell=cell, status=result.status, reason=result.reason)
@@ -224,4 +226,8 @@ class LocalRunner:
 
 def _check_result(result: Any) -> dict[str, Any]:
     """What a worker found out about one item of the battery, as it was written."""
-    return {"status": result["status"], "reason": result["reason"], "metrics": {**result["metrics"]}}
+    return {
+        "status": result["status"],
+        "reason": result["reason"],
+        "metrics": {**result["metrics"]},
+    }

@@ -152,7 +152,7 @@ def test_garbage_written_in_the_turn_of_another_costs_that_one_nothing(play):
 
 
 def test_garbage_at_no_cell_has_each_tried_alone(play):
-    results, asked = play(["garbage"], [(0, "a"), "done", (0, "b"), "done", (0, "a"), "done"])
+    results, _ = play(["garbage"], [(0, "a"), "done", (0, "b"), "done", (0, "a"), "done"])
     assert all(isinstance(result, str) for result in results.values())
 
 

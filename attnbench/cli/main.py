@@ -67,16 +67,14 @@ def _defect(err: Exception) -> click.ClickException:
     """One line on an error that nobody foresaw; its traceback goes to a file."""
     where = "no file for its traceback could be written"
     with contextlib.suppress(OSError):
-        kept = tempfile.NamedTemporaryFile(
-            "w", prefix="attnbench-traceback-", suffix=".txt", encoding="utf-8",
-            errors="backslashreplace", delete=False,
-        )  # fmt: skip
-        with kept:
-            kept.write(f"attnbench {__version__}, arguments {sys.argv[1:]}\n")
-            kept.writelines(traceback.format_exception(err))
-        where = f"please report it with {kept.name}"
-    said = f"a defect of attnbench: {type(err).__name__}: {str(err):.200}; {where}"
-    return OneLineError(said, DEFECT)
+        descriptor, file = tempfile.mkstemp(prefix="attnbench-traceback-", suffix=".txt")
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as out:
+            out.write(f"attnbench {__version__}, arguments {sys.argv[1:]}\n")
+            out.writelines(traceback.format_exception(err))
+        where = f"please report it with {file}"
+    return OneLineError(
+        f"a defect of attnbench: {type(err).__name__}: {str(err)[:200]}; {where}", DEFECT
+    )
 
 
 def _drop_output() -> None:

@@ -22,7 +22,7 @@ def growing(rounds: Iterable[Round], cell: int) -> tuple[str, ...]:
     for found in rounds:
         grown = found.facts.get("grown", {}).get(str(cell), {})
         turns = found.turns.get(cell, {})  # none in a round that was broken off
-        if found.veto is None and "candidate" in turns and _ARMS <= grown.keys():
+        if found.veto is None and "candidate" in turns and grown.keys() >= _ARMS:
             excess.append(grown["candidate"] - max(grown["base"], grown["null"]))
             calls = sum(len(blocks) for blocks in turns["candidate"])
     if len(excess) < LEAST_ROUNDS or min(excess) < FLOOR_BYTES:

@@ -42,15 +42,17 @@ def race(
     *,
     watch: Watch | None = None,
     before_turn: Callable[[str, str], None] = lambda name, stage: None,
+    after_turn: Callable[[str], None] = lambda name: None,
     finished: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Warm all contenders up, then time them round by round until the rule ends each.
 
     A contender that raises keeps its exception in `error` and leaves; the others go on.
-    `before_turn(name, stage)` is told whose turn it is, outside the timed block;
+    `before_turn(name, stage)` is told whose turn it is, `after_turn(name)` whose it was, both
+    outside of what is timed; what the latter raises ends the contender, too.
     `finished(name)` is called when one has left, between two rounds.
     """
-    _Race(contenders, clock, rule, watch or Watch(), before_turn, finished).run(seed)
+    _Race(contenders, clock, rule, watch or Watch(), before_turn, after_turn, finished).run(seed)
 
 
 @dataclass
@@ -60,6 +62,7 @@ class _Race:
     rule: StoppingRule
     watch: Watch
     before_turn: Callable[[str, str], None]
+    after_turn: Callable[[str], None]
     finished: Callable[[str], None]
 
     def run(self, seed: int) -> None:
@@ -137,8 +140,11 @@ class _Race:
         self.before_turn(name, stage)
         contender = self.racing[name]
         try:
-            with torch.set_grad_enabled(contender.grad):
-                turn(contender)
+            try:
+                with torch.set_grad_enabled(contender.grad):
+                    turn(contender)
+            finally:
+                self.after_turn(name)
         except Exception as err:  # whatever it raises costs this cell alone
             # Without its traceback, whose frames would keep the failed call's buffers alive.
             contender.error = err.with_traceback(None)

@@ -52,8 +52,9 @@ def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings:
     """Check every cell on both sides, in processes of their own.
 
     The cells are those of the implementations that either side's files register; what one side
-    lacks is listed, too. What fails on one side alone is tried once more, in a fresh process:
-    a single timeout or lost process proves nothing against a version of the code. A base that does not load leaves nothing to compare with.
+    lacks is listed, too. What fails on one side alone is tried once more, in a fresh process: a
+    single timeout or lost process proves nothing against a version of the code. A base that does
+    not load leaves nothing to compare with.
 
     Raises:
         UsageError: the candidate's files do not load, or the sweep makes no sense.

@@ -15,8 +15,9 @@ import signal
 import sys
 from typing import Any
 
-from attnbench.machine import limit_memory, settle
+from attnbench.machine import limit_memory
 from attnbench.side.arm import Arm
+from attnbench.state import remember, settle
 
 
 def main() -> None:
@@ -58,6 +59,7 @@ def _serve(config: dict[str, Any], index: int) -> None:
         os.dup2(config["arms"][index]["stderr"], stream)
     if config["device"] == "cpu":
         limit_memory()
+    remember(config["threads"])
     try:
         Arm(config, config["arms"][index]).serve()
     except BrokenPipeError:

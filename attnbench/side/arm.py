@@ -22,13 +22,13 @@ from attnbench.errors import UsageError
 from attnbench.gate.digest import digest
 from attnbench.inputs import Draw, Tensors
 from attnbench.loader import is_installed, load_side, refuse_foreign
-from attnbench.machine import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.collector import collector_off
 from attnbench.measure.nvml import GpuSensor, must_discard
 from attnbench.record import Cell
 from attnbench.side.plant import followed_by_sleep, slowed_block_us
-from attnbench.worker.trial import IncorrectError, classify
+from attnbench.state import beyond_repair, remember, restore_clocks, settle
+from attnbench.worker.trial import IncorrectError, UnsettledError, classify
 from attnbench.workloads import WORKLOADS, Bound
 
 _WARM_CALLS, _WARM_S = 3, 0.02
@@ -67,21 +67,25 @@ class Arm:
             self._answer(refused=str(err))
             return
         if self._config["cpu"] is not None:
+            settle()
             pin_all_threads(self._config["cpu"])
+            remember()
         self._answer(failures=failures, digests=digests_of_loaded(self._arm["root"]))
         for line in self._requests:
             request = json.loads(line)
             try:
-                self._answer(**self._served(request))
-            except BrokenPipeError:
-                raise
+                try:
+                    answer = self._served(request)
+                finally:
+                    _settle()
             except Exception as err:
                 status, reason = classify(err, request["do"])
-                self._answer(failed=f"{status}: {reason}")
-            settle()  # what it set for itself must not hold for the next cell
+                answer = {"failed": f"{status}: {reason}"}
+            self._answer(**answer)
 
     def _load(self) -> None:
         load_side(self._arm["files"], self._arm["root"], self._arm["other_root"])
+        restore_clocks()
         settle()
         device = self._config["device"]
         self._clock = clock_for(device, l2=self._config["l2"], timer=self._config["timer"])
@@ -102,7 +106,6 @@ class Arm:
             reading = self._sensor.read() if self._sensor is not None else None
             heat = must_discard(reading) if reading is not None else None
             return {"cpu_ns": time.process_time_ns(), "veto": heat}
-        _refuse_another_clock()
         if request["do"] == "verify":
             return self._verify(request["cell"], request["remembered"])
         return self._serve_turn(request)
@@ -120,10 +123,13 @@ class Arm:
         truth = self._truth(ready.cell, ready.tensors, seed)
         with torch.set_grad_enabled(ready.bound.grad):
             changed_us, again_us = self._changed_and_again_us(ready)
-            result = ready.bound.named(ready.bound.call())
-            verdict = judge(result, truth, ready.cell.case.dtype)
+            result = ready.bound.call()
+            _settle(grad=ready.bound.grad)
+            verdict = judge(ready.bound.named(result), truth, ready.cell.case.dtype)
             if verdict.reason:
-                raise IncorrectError(f"{verdict.reason} (after the timing, once its inputs changed)")
+                raise IncorrectError(
+                    f"{verdict.reason} (after the timing, once its inputs changed)"
+                )
             draws = 1
             while changed_us > remembered * again_us and draws < _VERIFY_DRAWS:
                 self._overwrite(ready, seed + draws)
@@ -167,11 +173,13 @@ class Arm:
             with torch.set_grad_enabled(cell.case.needs_grad):
                 bound = workload.bind(cell.case, impl, tensors)
             with torch.set_grad_enabled(bound.grad):
-                verdict = judge(bound.named(bound.call()), truth, cell.case.dtype)
+                result = bound.call()
+                _settle(grad=bound.grad)  # before the harness computes anything
+                verdict = judge(bound.named(result), truth, cell.case.dtype)
                 if verdict.reason:
                     return f"incorrect: {verdict.reason}"
                 _warm(bound.call)
-            _refuse_another_clock()
+            _settle()
         except Exception as err:
             status, reason = classify(err, "build and check")
             return f"{status}: {reason}"
@@ -232,15 +240,19 @@ class Arm:
         self._answers.flush()
 
 
-# As they were before any code of a side was loaded.
-_CLOCKS = {name: getattr(time, name) for name in ("perf_counter_ns", "perf_counter")}
+def _settle(*, grad: bool = True) -> None:
+    """Put back what a cell set for itself: it must not hold for the next one.
 
-
-def _refuse_another_clock() -> None:
-    for name, clock in _CLOCKS.items():
-        if getattr(time, name) is not clock:
-            setattr(time, name, clock)  # for the cells of others
-            raise IncorrectError(f"it replaces the clock, time.{name}")
+    Raises:
+        IncorrectError: it replaced a clock.
+        UnsettledError: something cannot be put back.
+    """
+    replaced = restore_clocks()
+    settle(grad=grad)
+    if lasting := beyond_repair():
+        raise UnsettledError(f"it changes {lasting} for the process, which cannot be put back")
+    if replaced:
+        raise IncorrectError(f"it replaces the clock, {', '.join(replaced)}")
 
 
 def pin_all_threads(cpu: int) -> None:

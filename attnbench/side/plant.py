@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
 import torch
 
-from attnbench.measure.clock import Clock
+from attnbench.measure.clock import Clock, now_ns
 
 Call = Callable[[], Any]
 _TRIAL_CYCLES, _TRIALS = 1_000_000, 5
@@ -25,13 +24,12 @@ def slowed_block_us(call: Call, calls: int, share: float, clock: Clock) -> float
     together = 1 if clock.l2 == "cold" else calls  # cold calls are timed one by one
 
     def block() -> None:
-        now = time.perf_counter_ns
-        begin = now()
+        begin = now_ns()
         for _ in repeat(None, together):
             call()
-        end = now()
+        end = now_ns()
         until = end + int((end - begin) * share)
-        while now() < until:
+        while now_ns() < until:
             pass
 
     return clock.block(block, calls // together).time_us / together

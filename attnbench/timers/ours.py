@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from attnbench.machine import settle
 from attnbench.measure.contender import Contender
 from attnbench.measure.engine import race
 from attnbench.measure.stopping import StoppingRule
+from attnbench.state import settle
 from attnbench.timers.job import Job, described
 from attnbench.worker.setup import Setup
 

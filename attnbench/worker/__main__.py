@@ -23,10 +23,11 @@ import torch
 from attnbench.beacon import NOBODY, Beacon
 from attnbench.case import Case
 from attnbench.ceilings import measure_ceilings
-from attnbench.errors import AttnbenchError
+from attnbench.errors import AttnbenchError, WorkerError
 from attnbench.loader import load_built_in, load_entry_points, load_file, load_side
-from attnbench.machine import limit_memory, settle
+from attnbench.machine import limit_memory
 from attnbench.record import Cell, Record
+from attnbench.state import beyond_repair, remember, restore_clocks, settle
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
 from attnbench.worker.diagnosis import diagnose
@@ -35,7 +36,7 @@ from attnbench.worker.setup import Setup
 from attnbench.worker.trial import classify, device_is_lost
 
 Event = Callable[..., None]
-_DEVICE_LOST = 70
+_LOST = 70
 
 
 def main() -> None:
@@ -44,15 +45,14 @@ def main() -> None:
     emit = _event_writer()
     requests = _request_queue()
     beacon = Beacon(Path(config["beacon"]))
-    settle(config.get("threads"))
     if config["device"] == "cpu" or not torch.cuda.is_available():
         limit_memory()
+    remember(config.get("threads"))
     try:
         warnings, names = _load(config)
     except AttnbenchError as err:
         emit("failed", message=str(err), exit_code=int(err.exit_code))
         return
-    settle()
     emit("ready", warnings=warnings, user_names=names)
     while True:
         request = requests.get()
@@ -68,12 +68,32 @@ def _load(config: dict[str, Any]) -> tuple[list[str], list[str]]:
     may be the other, in editable mode.
     """
     load_built_in()
+    settle()
     files, root = config["files"], config.get("root")
     if root is not None:
-        return [], load_side(files, root, config.get("other_root"))
-    warnings = load_entry_points()
+        names = load_side(files, root, config.get("other_root"))
+        return _put_back("what the files import"), names
+    warnings = load_entry_points() + _put_back("an installed package")
     replace = bool(config.get("replace"))
-    return warnings, [name for file in files for name in load_file(file, replace=replace)]
+    names = []
+    for file in files:
+        names += load_file(file, replace=replace)
+        warnings += _put_back(file)
+    return warnings, names
+
+
+def _put_back(who: str) -> list[str]:
+    """Put back what loading changed; return a warning that says so, if anything.
+
+    Raises:
+        WorkerError: something cannot be put back.
+    """
+    changed = restore_clocks() + settle()
+    if lasting := beyond_repair():
+        raise WorkerError(f"{who} changes {lasting} when it is loaded, which cannot be put back")
+    if not changed:
+        return []
+    return [f"{who} changes {', '.join(changed)} when it is loaded; that was put back"]
 
 
 def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
@@ -130,9 +150,9 @@ def _emit_record(emit: Event, first: int, index: int, record: Record) -> None:
 
 
 def _end_if_lost(status: str) -> None:
-    """After an error that broke the device for this process, leave the rest to a fresh one."""
-    if status == "crashed" and device_is_lost():
-        os._exit(_DEVICE_LOST)
+    """Leave the rest to a fresh process if the device is lost to this one, or a setting is."""
+    if (status == "crashed" and device_is_lost()) or beyond_repair():
+        os._exit(_LOST)
 
 
 def _tell(beacon: Beacon, first: int, case: int, impl: int, stage: str) -> None:

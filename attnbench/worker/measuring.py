@@ -12,11 +12,12 @@ from attnbench.beacon import NOBODY
 from attnbench.case import Case
 from attnbench.check import Truth
 from attnbench.inputs import Draw
-from attnbench.machine import free_bytes, settle
+from attnbench.machine import free_bytes
 from attnbench.measure.contender import Contender
 from attnbench.measure.engine import race
 from attnbench.measure.watch import Ledger
 from attnbench.record import Cell, Record
+from attnbench.state import settle
 from attnbench.worker.finishing import record_of, timed_record
 from attnbench.worker.setup import Setup
 from attnbench.worker.trial import Trial, classify
@@ -84,7 +85,6 @@ def _measure_together(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell
             emit(places[key][0], timed_record(racing.pop(key), contenders[key], setup, ledger))
 
     def before_turn(key: str, stage: str) -> None:
-        settle()  # what the one before set for itself must not hold for this one
         tell(*places[key], stage)
 
     race(
@@ -94,11 +94,13 @@ def _measure_together(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell
         setup.seed,
         watch=setup.watch,
         before_turn=before_turn,
+        after_turn=lambda key: racing[key].settle(),
         finished=finished,
     )
     for key in over:
         before_turn(key, "energy")
         emit(places[key][0], timed_record(racing.pop(key), contenders[key], setup, ledger))
+        settle()
 
 
 def _contender(trial: Trial) -> Contender:

@@ -16,18 +16,22 @@ from attnbench.case import Case
 from attnbench.check import Truth, Verdict, judge
 from attnbench.costs import OPAQUE_FORMULAS
 from attnbench.inputs import Tensors
-from attnbench.machine import settle
 from attnbench.measure.flops import count_flops
 from attnbench.measure.graph import CaptureError
 from attnbench.measure.profiled import call_kept, profile_call
 from attnbench.measure.saved import watch_saved
 from attnbench.record import Status
+from attnbench.state import beyond_repair, restore_clocks, settle
 from attnbench.worker.explaining import flops_note, predicted_miss, sdpa_backend
 from attnbench.workloads import WORKLOADS, Bound
 
 
 class IncorrectError(Exception):
     """The result is wrong; the message says by how much."""
+
+
+class UnsettledError(Exception):
+    """The process cannot be used any more; the message says for what."""
 
 
 @dataclass(kw_only=True)
@@ -44,6 +48,7 @@ class Trial:
     spent_s: dict[str, float] = field(default_factory=dict)
     status: Status | None = None
     reason: str | None = None
+    _meddled: dict[str, None] = field(default_factory=dict)  # in the order in which it was seen
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -55,11 +60,31 @@ class Trial:
         except Exception as err:
             self.fail(name, err)
         finally:
-            meddled = settle()  # what it set for itself must not hold for the others
-            if meddled:
-                self.metrics["meddles"] = ", ".join(meddled)
+            try:
+                self.settle()
+            except Exception as err:
+                self.fail(name, err)
             elapsed = time.perf_counter() - begin
             self.spent_s[name] = self.spent_s.get(name, 0.0) + elapsed
+
+    def settle(self, *, grad: bool = True) -> None:
+        """Put back what the implementation set for itself: it must not hold for the others.
+
+        What that was is noted. `grad` is whether autograd is on where this is called.
+
+        Raises:
+            IncorrectError: it replaced a clock, so that nothing it is timed by can be believed.
+            UnsettledError: something cannot be put back.
+        """
+        clocks, meddled = restore_clocks(), settle(grad=grad)
+        if meddled:
+            self._meddled |= dict.fromkeys(meddled)
+            self.metrics["meddles"] = ", ".join(self._meddled)
+        lasting = beyond_repair()
+        if lasting:
+            raise UnsettledError(f"it changes {lasting} for the process, which cannot be put back")
+        if clocks:
+            raise IncorrectError(f"it replaces the clock, {', '.join(clocks)}")
 
     def fail(self, stage: str, err: Exception) -> None:
         """Turn an exception into a status with a reason, and let go of what was built."""
@@ -110,6 +135,7 @@ class Trial:
             if self.case.device == "cuda":
                 torch.cuda.synchronize()
             self.last_call_s = time.perf_counter() - begin
+            self.settle(grad=bound.grad)  # before the harness computes anything
             return result
 
         if first and not self.impl.compiles:  # a profiler around a compilation breaks it

@@ -1,0 +1,380 @@
+"""What implementations share in a process, and may leave changed: watched, and put back.
+
+A file or a call may set something for itself, such as the default device, that would hold for
+every implementation after it. `remember` notes how things are before any such code runs;
+`settle`, called whenever some has run, puts them back. Settings that cannot be put back end the
+process: see `beyond_repair`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.backends import cuda, cudnn, mkldnn
+from torch.nn import functional
+from torch.utils import _config_module
+from torch.utils import _python_dispatch as dispatch
+
+try:
+    import resource
+except ImportError:  # not on this system: it has no such limits
+    resource = None  # type: ignore[assignment]
+
+
+class _Setting(NamedTuple):
+    """Something that can be read and put back.
+
+    `name` completes "it changes …"; what is `quiet` is put back, and not told of, since torch's
+    own compilers change it.
+    """
+
+    name: str
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+    quiet: bool = False
+
+
+def _attributes(name: str, owner: Any, *attributes: str) -> _Setting:
+    """Attributes of an object as one setting; this torch may lack some."""
+
+    def put(values: dict[str, Any]) -> None:
+        for attribute, value in values.items():
+            setattr(owner, attribute, value)
+
+    return _Setting(
+        name, lambda: {a: getattr(owner, a) for a in attributes if hasattr(owner, a)}, put
+    )
+
+
+def _functions(name: str, owner: Any, kept: Iterable[str]) -> _Setting:
+    """Which functions an owner has under these names."""
+    names = tuple(kept)
+
+    def put(values: tuple[Any, ...]) -> None:
+        for attribute, value in zip(names, values, strict=True):
+            if vars(owner).get(attribute) is not value:
+                setattr(owner, attribute, value)
+
+    return _Setting(name, lambda: tuple(map(vars(owner).get, names)), put)
+
+
+def _modes(name: str, length: Callable[[], int], pop: Callable[[], Any]) -> _Setting:
+    """How many modes are entered; those that nobody left are taken off."""
+
+    def put(wanted: int) -> None:
+        while length() > wanted:
+            pop()
+
+    return _Setting(name, length, put)
+
+
+def _cannot(wanted: Any) -> None:
+    """There is no way back from outside."""
+
+
+# Variables that torch's compilers set for themselves.
+_COMPILERS_OWN = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KMP_DUPLICATE_LIB_OK", "CUBLAS_")
+_COMPILERS_OWN_BYTES = tuple(map(os.fsencode, _COMPILERS_OWN))
+
+
+def _environment() -> dict[Any, Any]:
+    """All other variables: as bytes where they can be had, which takes a tenth of the time."""
+    raw = getattr(os.environ, "_data", None)
+    if raw is None or not all(isinstance(name, bytes) for name in raw):
+        return {k: text for k, text in os.environ.items() if not k.startswith(_COMPILERS_OWN)}
+    return {k: text for k, text in raw.items() if not k.startswith(_COMPILERS_OWN_BYTES)}
+
+
+def _put_environment(wanted: dict[Any, Any]) -> None:
+    for name in _environment().keys() - wanted.keys():
+        del os.environ[os.fsdecode(name)]
+    for name, text in wanted.items():
+        os.environ[os.fsdecode(name)] = os.fsdecode(text)
+
+
+_SIGNALS = [
+    number for name in ("INT", "TERM", "HUP", "ALRM", "USR1", "USR2", "CHLD", "PIPE", "SEGV", "FPE")
+    if (number := getattr(signal, f"SIG{name}", None)) is not None
+]  # fmt: skip
+
+
+def _put_handlers(wanted: tuple[Any, ...]) -> None:
+    for number, handler in zip(_SIGNALS, wanted, strict=True):
+        if handler is not None:  # None: not set by Python, and not to be had
+            signal.signal(number, handler)
+
+
+_AUTOCAST = ("cpu", "cuda")
+
+
+def _autocast() -> tuple[Any, ...]:
+    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _AUTOCAST)
+
+
+def _put_autocast(wanted: tuple[Any, ...]) -> None:
+    for device, (enabled, dtype) in zip(_AUTOCAST, wanted, strict=True):
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+_SDPA = ("flash", "mem_efficient", "math", "cudnn")
+
+
+def _sdpa() -> tuple[bool, ...]:
+    return tuple(getattr(cuda, f"{name}_sdp_enabled")() for name in _SDPA)
+
+
+def _put_sdpa(wanted: tuple[bool, ...]) -> None:
+    for name, enabled in zip(_SDPA, wanted, strict=True):
+        getattr(cuda, f"enable_{name}_sdp")(enabled)
+
+
+def _flushes_denormals() -> bool:
+    smallest = sys.float_info.min
+    return smallest / 2 == 0.0
+
+
+# What carries a precision of float32 products in torch 2.9 and later, beside the older switches.
+_PARTS = [getattr(of, kind, None) for of in (cudnn, mkldnn) for kind in ("conv", "rnn", "matmul")]
+_FLOAT32 = (torch.backends, cuda.matmul, cudnn, mkldnn, *filter(None, _PARTS))
+
+
+def _float32() -> tuple[Any, ...]:
+    return tuple(getattr(owner, "fp32_precision", None) for owner in _FLOAT32)
+
+
+def _put_float32(wanted: tuple[Any, ...]) -> None:
+    for owner, value in zip(_FLOAT32, wanted, strict=True):
+        if value is not None:
+            owner.fp32_precision = value
+
+
+_LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")] if resource else []
+
+
+def _limits() -> tuple[Any, ...]:
+    return tuple(resource.getrlimit(getattr(resource, name)) for name in _LIMITS)
+
+
+def _put_limits(wanted: tuple[Any, ...]) -> None:
+    for name, value in zip(_LIMITS, wanted, strict=True):
+        resource.setrlimit(getattr(resource, name), value)
+
+
+_REDUCED = (
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_accumulation",
+)
+_PRODUCTS = (
+    "matmul", "mm", "bmm", "baddbmm", "addmm", "einsum", "softmax", "exp", "where", "cat",
+    "empty", "zeros", "ones", "full", "randn", "tril", "triu",
+)  # fmt: skip
+_OF_F = [name for name, value in vars(functional).items() if callable(value)]
+
+# In the order in which they are put back: an older switch of torch's may fail beside a newer one.
+_WATCHED: list[_Setting] = [
+    _modes(
+        "torch's function modes",
+        torch._C._len_torch_function_stack,
+        torch._C._pop_torch_function_stack,
+    ),
+    _modes(
+        "torch's dispatch modes",
+        lambda: len(dispatch._get_current_dispatch_mode_stack()),
+        dispatch._pop_mode,
+    ),
+    _Setting("the precision of float32 products", _float32, _put_float32),
+    _attributes("the reduced precision of products", cuda.matmul, *_REDUCED),
+    _attributes("cuDNN's flags", cudnn, "enabled", "benchmark", "deterministic"),
+    _attributes("oneDNN's flags", mkldnn, "enabled", "deterministic"),
+    _Setting("SDPA's backends", _sdpa, _put_sdpa),
+    _Setting("autocast", _autocast, _put_autocast),
+    _Setting("inference mode", torch.is_inference_mode_enabled, _cannot),
+    _Setting(
+        "autograd's anomaly mode", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
+    ),
+    _Setting("the flushing of denormals", _flushes_denormals, torch.set_flush_denormal),
+    _functions("functions of torch", torch, _PRODUCTS),
+    _functions("functions of torch.nn.functional", functional, _OF_F),
+    _functions("time.sleep", time, ["sleep"]),
+    _Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, quiet=True),
+    _Setting("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
+    _Setting("the collector's thresholds", gc.get_threshold, lambda x: gc.set_threshold(*x)),
+    _Setting("the trace function", sys.gettrace, sys.settrace),
+    _Setting("the profile function", sys.getprofile, sys.setprofile),
+    _attributes("the standard streams", sys, "stdin", "stdout", "stderr"),
+    _Setting("the environment", _environment, _put_environment),
+    _Setting("the working directory", os.getcwd, os.chdir),
+    _Setting("signal handlers", lambda: tuple(map(signal.getsignal, _SIGNALS)), _put_handlers),
+    _Setting("the limits of the process", _limits, _put_limits),
+]
+if hasattr(os, "sched_getaffinity"):
+    _WATCHED += [
+        _Setting("its CPUs", lambda: os.sched_getaffinity(0), lambda x: os.sched_setaffinity(0, x)),
+        _Setting(
+            "its priority",
+            lambda: os.getpriority(os.PRIO_PROCESS, 0),
+            lambda x: os.setpriority(os.PRIO_PROCESS, 0, x),
+        ),
+        _Setting(
+            "an alarm",
+            lambda: signal.getitimer(signal.ITIMER_REAL),
+            lambda x: signal.setitimer(signal.ITIMER_REAL, *x),
+        ),
+    ]
+
+_threads: int | None = None
+_remembered: dict[str, Any] = {}
+_generators: tuple[Any, Any] | None = None
+_lasting: list[str] = []
+
+
+def remember(threads: int | None = None) -> None:
+    """Note how things are, for `settle` to put back: before anyone's code runs in a worker."""
+    global _generators
+    settle(threads)
+    _remembered.update((setting.name, _read(setting)) for setting in _WATCHED)
+    _generators = random.getstate(), torch.get_rng_state()
+
+
+def settle(threads: int | None = None, *, grad: bool = True) -> list[str]:
+    """Put back what must be the same for every implementation; return the names of what was not.
+
+    Full float32 products (no TF32), float32 as the default dtype, no default device, autograd on
+    unless `grad` says otherwise, no deterministic algorithms, and as many threads as were asked
+    for: `threads` where given, which is kept, else as kept. And whatever was remembered, as it
+    was; random numbers begin anew.
+    """
+    global _threads
+    _threads = threads or _threads or torch.get_num_threads()
+    known = [(setting, _remembered[setting.name]) for setting in _WATCHED if _remembered]
+    wanted = _fixed(_threads, grad) + known
+    changed = [(setting, value) for setting, value in wanted if _read(setting) != value]
+    for setting, value in changed:
+        with contextlib.suppress(Exception):  # it is looked at again
+            setting.put(value)
+    cudnn.allow_tf32 = False
+    _lasting.extend(setting.name for setting, value in changed if _read(setting) != value)
+    if _generators is not None:
+        random.setstate(_generators[0])
+        torch.set_rng_state(_generators[1])
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed_all(0)
+    told = [setting.name for setting, _ in changed if not setting.quiet]
+    return told + _settle_compilers()
+
+
+def _fixed(threads: int, grad: bool) -> list[tuple[_Setting, Any]]:
+    """Settings whose value is known, whatever the process was started with."""
+    precision = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    deterministic = torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
+    dtype = torch.get_default_dtype, torch.set_default_dtype
+    device = torch.get_default_device, lambda _: torch.set_default_device(None)
+    count = torch.get_num_threads, torch.set_num_threads
+    return [
+        (_Setting("the default device", *device), torch.device("cpu")),
+        (_Setting("the number of threads", *count), threads),
+        (_Setting("the matmul precision", *precision), "highest"),
+        (_Setting("the default dtype", *dtype), torch.float32),
+        (_Setting("autograd's switch", torch.is_grad_enabled, torch.set_grad_enabled), grad),
+        (_Setting("deterministic algorithms", *deterministic), False),
+    ]
+
+
+def _read(setting: _Setting) -> Any:
+    """What it is set to; an exception where that cannot be told, such as a folder that is gone."""
+    try:
+        return setting.get()
+    except Exception as err:
+        return err
+
+
+_COMPILERS = {
+    "torch._dynamo.config": "dynamo's flags",
+    "torch._inductor.config": "inductor's flags",
+    "torch._functorch.config": "functorch's flags",
+}
+_UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
+_flags: dict[str, tuple[bytes, dict[str, Any]]] = {}  # by module: hash and values
+
+
+def _settle_compilers() -> list[str]:
+    """Put back the flags of torch's compilers, once they are loaded: to what they were by default.
+
+    Importing them takes seconds, so they are not remembered before someone needs them.
+    """
+    changed = []
+    for module, name in _COMPILERS.items():
+        config: Any = sys.modules.get(module)
+        if config is None or not _remembered:
+            continue
+        if module not in _flags:
+            overridden = _unset(config)
+            changed += [name] if overridden else []
+        elif config.get_hash() != _flags[module][0]:
+            config.load_config(_flags[module][1])
+            changed.append(name)
+        else:
+            continue
+        _flags[module] = config.get_hash(), config.get_config_copy()
+    return changed
+
+
+def _unset(config: Any) -> bool:
+    """Give every flag its default; return whether one had another value.
+
+    Reads torch's private tables, since a flag's default is nowhere else; where they are not as
+    they were in torch 2.13, nothing is changed.
+    """
+    changed = False
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of flags that are on their way out
+        for flag, entry in config._config.items():
+            default = (
+                entry.default if entry.env_value_default is _UNSET else entry.env_value_default
+            )
+            plain = entry.alias is None and entry.justknob is None and default is not _UNSET
+            if plain and getattr(config, flag) != default:
+                setattr(config, flag, default)
+                changed = True
+    return changed
+
+
+def beyond_repair() -> str | None:
+    """What could not be put back, by name: nothing can be measured in this process any more."""
+    return ", ".join(dict.fromkeys(_lasting)) or None
+
+
+# The clocks that everything is timed by, as they were before anyone's code was loaded.
+_TIME = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns",
+         "process_time", "process_time_ns", "thread_time", "thread_time_ns")  # fmt: skip
+_CLOCKS = [
+    (f"{of}.{name}", owner, name, vars(owner)[name])
+    for of, owner, names in (
+        ("time", time, [name for name in _TIME if hasattr(time, name)]),
+        ("torch.cuda", torch.cuda, ["synchronize", "Event"]),
+        ("torch.cuda.Event", torch.cuda.Event, ["record", "synchronize", "elapsed_time"]),
+    )
+    for name in names
+]
+
+
+def restore_clocks() -> list[str]:
+    """Put back the functions that tell time; return the names of those that were replaced."""
+    replaced = []
+    for name, owner, attribute, function in _CLOCKS:
+        if vars(owner).get(attribute) is not function:
+            setattr(owner, attribute, function)
+            replaced.append(name)
+    return replaced
