@@ -17,6 +17,8 @@ ROOT = Path("/")
 
 _CPUS = "sys/devices/system/cpu"
 _CACHE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# What one involuntary switch of a process costs it: about a slice of Linux's scheduler.
+SLICE_US = 4000.0
 # Variables that change how many threads compute, where they sit, and how memory is handed out.
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH_", "MALLOC_", "LD_PRELOAD")
 

@@ -67,14 +67,65 @@ def judged(time: Time, law: str, **how: Any) -> Counter[str]:
     return Counter(verdict(fit) for fit in fit_many(many, draws=300))
 
 
-def test_disturbed_times_refute_nothing_and_say_where() -> None:
-    doubts = (None, "unsteady (busy-machine)", None, None, None)
+def test_times_disturbed_without_bound_refute_nothing_and_say_where() -> None:
+    doubts = (None, None, None, "unsteady (busy-machine)", None)
     assert verdict(fit_series(replayed(power(3), "n^2"))) == "refuted"
     fit = fit_series(replayed(power(3), "n^2", doubts=doubts))
     assert verdict(fit) == "inconclusive"
     assert fit.finding is not None
-    assert f"n = {FOUR_OCTAVES[1]:g} were disturbed" in fit.finding.reason
+    assert f"n = {FOUR_OCTAVES[3]:g} were disturbed" in fit.finding.reason
     assert verdict(fit_series(replayed(power(2), "n^2", doubts=doubts))) == "holds"
+
+
+ALL_DOUBTED = ("unsteady (busy-machine)",) * len(FOUR_OCTAVES)
+
+
+@pytest.mark.parametrize(
+    ("true", "law", "excess", "expected"),
+    [
+        (3, "n^2", 2.0, "refuted"),  # no disturbance by a factor of two makes n^3 of n^2
+        (3, "O(n^2)", 3.0, "refuted"),
+        (1, "n^2", 3.0, "refuted"),
+        (2, "n^3", 3.0, "refuted"),
+        (3, "n^2", 20.0, "inconclusive"),  # large sizes may have been that much slower
+        (3, "n^2", math.inf, "inconclusive"),
+        (2.3, "n^2", 1.5, "inconclusive"),  # a little off, and a little disturbed
+        (1.7, "n^2", 1.5, "inconclusive"),
+        (2.3, "n^2", 1.02, "refuted"),
+        (2, "n^2", 3.0, "holds"),
+    ],
+)
+def test_a_disturbance_that_is_bounded_changes_an_exponent_by_so_much_at_most(
+    true: float, law: str, excess: float, expected: str
+) -> None:
+    how: dict[str, Any] = {"doubts": ALL_DOUBTED, "excess": (excess,) * len(FOUR_OCTAVES)}
+    fit = fit_series(replayed(power(true), law, **how))
+    assert verdict(fit) == expected
+    assert fit.finding is not None
+    if expected == "refuted":
+        assert "disturbed or unsteady, which explains" in fit.finding.reason
+
+
+def test_only_what_disturbed_large_sizes_makes_a_kernel_look_steeper() -> None:
+    excess = (20.0, 20.0, 1.0, 1.0, 1.0)
+    steep = fit_series(replayed(power(3), "n^2", doubts=ALL_DOUBTED, excess=excess))
+    flat = fit_series(replayed(power(1), "n^2", doubts=ALL_DOUBTED, excess=excess))
+    assert (verdict(steep), verdict(flat)) == ("refuted", "inconclusive")
+
+
+def test_identical_truth_is_never_refuted_for_disturbances_within_their_bound() -> None:
+    """Each time of n^2 too long by up to its excess, at random or all at the large sizes."""
+    random = np.random.default_rng(1)
+    many = []
+    for seed in range(200):
+        clean = replayed(power(2), "n^2", seed=seed)
+        most = float(random.uniform(1, 8))
+        factors = random.uniform(1, most, 5) if seed % 2 else np.linspace(1, most, 5)
+        times = tuple(
+            tuple(t * f for t in ts) for ts, f in zip(clean.times_us, factors, strict=True)
+        )
+        many.append(replace(clean, times_us=times, doubts=ALL_DOUBTED, excess=(most,) * 5))
+    assert Counter(verdict(fit) for fit in fit_many(many, draws=200))["refuted"] == 0
 
 
 def test_a_jump_among_disturbed_times_is_not_taken_out_for_good() -> None:

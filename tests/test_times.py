@@ -297,3 +297,23 @@ class TestNotes:
         bad = Record(cell=CELL, status="oom", reason="no memory", metrics={"stolen_share": 0.5})
         assert notes.notes(bad) is None
         assert notes.unsteady(bad) is None
+
+
+# How much too long a time may be.
+
+
+@pytest.mark.parametrize(
+    ("values", "metrics", "factor"),
+    [
+        ([100.0] * 8, {}, 1.0),
+        ([100.0] * 4 + [200.0] * 5, {}, 4.0),  # the fastest may be off by as much again
+        ([100.0] * 8, {"interruptions_per_s": 125.0}, 2.0),  # half a slice of the time was lost
+        ([100.0] * 8, {"interruptions_per_s": 125.0, "load_1m": 1.5}, 1.5),
+        ([100.0] * 8, {"interruptions_per_s": 500.0, "load_1m": 3.0}, 3.0),
+        ([100.0] * 8, {"interruptions_per_s": 500.0}, math.inf),
+        ([100.0] * 8, {"stolen_share": 0.25, "throttled_share": 0.25}, 2.0),
+        ([100.0] * 8, {"stolen_share": 1.0}, math.inf),
+    ],
+)
+def test_what_was_taken_bounds_the_excess_of_a_time(values, metrics, factor):
+    assert times.excess(record(values, **metrics)) == pytest.approx(factor)

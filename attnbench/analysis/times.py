@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from attnbench.host import SLICE_US
 from attnbench.record import Record
 from attnbench.sample import Sample
 from attnbench.stats import (
@@ -84,6 +85,28 @@ def precision(record: Record) -> float | None:
     """Half the interval's width, relative to the reported time; None without an interval."""
     interval, middle = interval_us(record), time_us(record)
     return None if interval is None or not middle else (interval[1] - interval[0]) / 2 / middle
+
+
+def excess(record: Record) -> float:
+    """By which factor the reported time may be too long at most; infinite where nothing tells.
+
+    Other work only ever adds to a time. What it added to the reported time beyond the fastest
+    sample is known. What it added to the fastest, too, is bounded by the larger of two: as much
+    again; and what counters say was taken from the process on average: involuntary switches at a
+    slice each, and time that a hypervisor or a quota kept. Processes that share its CPU leave it
+    one part in as many as run on the machine, hence not less than 1 / load.
+    """
+    reported, metrics = time_us(record), record.metrics
+    if not reported:
+        return math.inf
+    fastest = min(sample.time_us for sample in record.kept)
+    lost = (metrics.get("interruptions_per_s") or 0.0) * SLICE_US * 1e-6
+    shared = 1 / (1 - lost) if lost < 1 else math.inf
+    if metrics.get("load_1m") is not None:
+        shared = min(shared, max(1.0, metrics["load_1m"]))
+    kept = (metrics.get("stolen_share") or 0.0) + (metrics.get("throttled_share") or 0.0)
+    taken = shared / (1 - kept) if kept < 1 else math.inf
+    return reported / fastest * max(reported / fastest, taken)
 
 
 def detectable(record: Record) -> float | None:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from attnbench import host
+from attnbench.host import SLICE_US
 
 try:
     import resource
 except ImportError:  # not on this system: nothing is counted
     resource = None  # type: ignore[assignment]
 
-# What one interruption costs: about a slice of Linux's scheduler. What a tick of steal is worth.
-SLICE_US = 4000.0
+# What a tick of steal is worth.
 TICK_US = 10_000.0
 # From this share of its planned length on, a block that lost so much says little.
 LOST_SHARE = 0.25

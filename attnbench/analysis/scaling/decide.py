@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from attnbench.analysis.scaling.remarks import power_text
@@ -30,7 +31,8 @@ class Evidence:
     that less than an octave lies beyond it. `lowest` and `highest` are the ends of the interval
     whichever change that the times allow were taken out; a refutation has to stand even so.
     `bend` is 1 where the slope surely rises with size, −1 where it falls. `disturbed` says which
-    of the times are not to be compared by.
+    of the times are not to be compared by; what disturbed them may have raised the exponent by
+    `lower` at most, or lowered it by `higher`.
     """
 
     exponent: Estimate | None
@@ -48,6 +50,8 @@ class Evidence:
     highest: float | None = None
     bend: int = 0
     disturbed: str | None = None
+    lower: float = math.inf
+    higher: float = math.inf
 
     @property
     def least(self) -> float:
@@ -89,13 +93,34 @@ def decide(evidence: Evidence) -> Decision:
 
 
 def _unless_disturbed(evidence: Evidence, found: Decision) -> Decision:
-    """Disturbed times refute nothing, and a jump among them may be the machine's own."""
+    """Disturbed times refute only what no such disturbance explains.
+
+    And a jump among them may be the machine's own.
+    """
     verdict, reason = found
     if not evidence.disturbed or verdict == "inconclusive":
         return found
     if verdict == "holds" and not evidence.jump:
         return found
+    explained = _explained(evidence)
+    if verdict == "refuted" and explained is not None:
+        return verdict, f"{reason}; {evidence.disturbed}, which explains {explained:.2g} at most"
     return "inconclusive", f"{evidence.disturbed}: measure again; {reason}"
+
+
+def _explained(evidence: Evidence) -> float | None:
+    """How far off disturbances may have put an exponent that is off the law in any case."""
+    if evidence.exponent is None:
+        return None
+    lowest, highest = _low(evidence.exponent), _high(evidence.exponent)
+    if evidence.lowest is not None:
+        lowest = min(lowest, evidence.lowest)
+    if evidence.highest is not None:
+        highest = max(highest, evidence.highest)
+    if lowest - evidence.lower > evidence.most:
+        return evidence.lower
+    off = not evidence.bound and highest + evidence.higher < evidence.least
+    return evidence.higher if off else None
 
 
 def _too_little(evidence: Evidence) -> Decision | None:

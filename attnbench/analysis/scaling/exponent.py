@@ -113,6 +113,7 @@ def _data(
         weight=weight,
         amplified=np.where(counts, middle / np.where(counts, middle - floor, 1.0), 0.0),
         switched=np.array([_switched(series) for series in many], dtype=bool),
+        excess=np.log([_excess(series) for series in many]),
     )
 
 
@@ -159,6 +160,13 @@ def _switched(series: Series) -> list[bool]:
     return [a != b and None not in (a, b) for a, b in pairwise(kernels)]
 
 
+def _excess(series: Series) -> list[float]:
+    """By which factor each time may be too long: by any where there is a doubt and no bound."""
+    doubts = series.doubts or (None,) * len(series.sizes)
+    known = series.excess or (math.inf,) * len(series.sizes)
+    return [factor if doubt else 1.0 for factor, doubt in zip(known, doubts, strict=True)]
+
+
 def _estimates(middle: Floats, low: Floats, high: Floats) -> list[tuple[Estimate, ...]]:
     rows = zip(middle.tolist(), low.tolist(), high.tolist(), strict=True)
     return [tuple(_estimate(*ends) for ends in zip(*row, strict=True)) for row in rows]
@@ -199,6 +207,7 @@ def _fitted(
         jump=jump and _jump_text(series, at, jump[1]), jump_last=bool(lines.jump_last[i]),
         lowest=float(lines.least[i]), highest=float(lines.most[i]),
         bend=int(lines.bend[i]), disturbed=_disturbed(series, left_out),
+        lower=float(lines.lower[i]), higher=float(lines.higher[i]),
     )  # fmt: skip
     return ExponentFit(
         series=series, time_us=times, left_out=left_out, floor_us=floor.us, exponent=whole,

@@ -29,7 +29,8 @@ class Series:
     `times_us` holds the replicates of each size: windows of one process, or the medians of
     several. `floor_us` are the replicates of the smallest problem there is a time for (n = 1), None
     where there is none. `law` is the declared law as it turns out in this workload, None where
-    none is declared. `same` says in words what the cells share.
+    none is declared. `excess` is by which factor each time may be too long where it has a doubt;
+    without it, by any. `same` says in words what the cells share.
     """
 
     impl: str
@@ -44,6 +45,7 @@ class Series:
     working_set_bytes: tuple[float | None, ...] = ()
     cache_bytes: float | None = None
     doubts: tuple[str | None, ...] = ()
+    excess: tuple[float, ...] = ()
     least_floor_us: float | None = None
     enqueue_us: tuple[float | None, ...] = ()
 

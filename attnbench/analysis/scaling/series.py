@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnbench.analysis import limits, notes
+from attnbench.analysis import limits, notes, times
 from attnbench.analysis.scaling.labels import same_text
 from attnbench.analysis.scaling.laws import Laws
 from attnbench.analysis.scaling.measured import Measured, describes, measured
@@ -191,6 +191,7 @@ def _group(
 ) -> Group:
     first = cells[0].record.cell
     metrics = [cell.record.metrics for cell in cells]
+    doubts = [_doubt(cell, of_cells) for cell in cells]
     series = Series(
         impl=first.impl,
         workload=first.case.workload,
@@ -203,7 +204,13 @@ def _group(
         kernels=tuple([known.get("kernel") for known in metrics]),
         working_set_bytes=tuple([_working_set(known) for known in metrics]),
         cache_bytes=ceilings.cache_bytes,
-        doubts=tuple([_doubt(cell, of_cells) for cell in cells]),
+        doubts=tuple(doubts),
+        excess=tuple(
+            [
+                times.excess(cell.record) if doubt and cell.times_us else 1.0
+                for cell, doubt in zip(cells, doubts, strict=True)
+            ]
+        ),
         least_floor_us=_least_floor(cells[0], ceilings.launch_us),
         enqueue_us=tuple([known.get("enqueue_us") for known in metrics]),
     )

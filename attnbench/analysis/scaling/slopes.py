@@ -31,7 +31,8 @@ class Data:
 
     `y_other` are the times less the most that an unmeasured floor may be, `y` where it is measured.
     `amplified` is by how much subtracting the floor magnifies relative errors. `switched` says
-    where the kernel's name changes before the next size.
+    where the kernel's name changes before the next size. `excess` is the logarithm of the factor
+    by which a time may be too long.
     """
 
     x: Floats
@@ -41,6 +42,7 @@ class Data:
     weight: Floats
     amplified: Floats
     switched: NDArray[np.bool_]
+    excess: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,8 @@ class Lines:
     `jump_log` the logarithm of its factor. `intercept` is that of the sizes beyond the jump.
     `octaves` is the range of the sizes that count, less the jump's. `least` and `most` are the ends
     of the exponent's interval whichever likely jump were taken out. `bend` is 1 where the slope
-    surely rises with size, −1 where it falls, else 0.
+    surely rises with size, −1 where it falls, else 0. `lower` and `higher` are by how much the
+    exponent may be off at most for what disturbed the times of large sizes, and of small ones.
     """
 
     whole: Line
@@ -73,6 +76,8 @@ class Lines:
     least: Floats
     most: Floats
     bend: Floats
+    lower: Floats
+    higher: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +132,17 @@ def fit(data: Data) -> Lines:
         least=np.fmin(whole.low, jump.least),
         most=np.fmax(whole.high, jump.most),
         bend=_bend(data, level, freedom),
+        lower=_most(chosen.coefficients, data.excess),
+        higher=_most(-chosen.coefficients, data.excess),
     )
+
+
+def _most(coefficients: Floats, excess: Floats) -> Floats:
+    """The most that the slope may change by if each time is shorter by its excess, or is not."""
+    raises = coefficients > 0  # an excess may be infinite
+    changes = np.multiply(coefficients, excess, where=raises, out=np.zeros_like(coefficients))
+    most: Floats = changes.sum(1)
+    return most
 
 
 def _half(data: Data, residual: Floats, freedom: Floats, spread: Floats) -> Floats:
