@@ -259,11 +259,12 @@ def settle(threads: int | None = None, *, grad: bool = True) -> list[str]:
     global _threads
     _threads = threads or _threads or torch.get_num_threads()
     known = [(setting, _remembered[setting.name]) for setting in _WATCHED if _remembered]
-    wanted = _fixed(_threads, grad) + known
-    changed = [(setting, value) for setting, value in wanted if _read(setting) != value]
-    for setting, value in changed:
-        with contextlib.suppress(Exception):  # it is looked at again
-            setting.put(value)
+    changed = []
+    for setting, value in _fixed(_threads, grad) + known:
+        if _read(setting) != value:
+            changed.append((setting, value))
+            with contextlib.suppress(Exception):  # it is looked at again
+                setting.put(value)
     cudnn.allow_tf32 = False
     _lasting.extend(setting.name for setting, value in changed if _read(setting) != value)
     if _generators is not None:

@@ -160,12 +160,17 @@ class _LocalKeys:
         return index, self._impls[index][self._impls[index].index(impl)]
 
     def at(self, sign: Sign) -> list[Key]:
-        """The keys that a sign points at: one cell, or all of a case, or none."""
-        if sign.case == NOBODY:
+        """The keys that a sign points at: one cell, or all of a case, or none.
+
+        None, too, where it points nowhere: who writes to descriptors of others may hit its file.
+        """
+        if not 0 <= sign.case < len(self._indices):
             return []
         index = self._indices[sign.case]
         impls = self._impls[index]
-        return [(index, impl) for impl in (impls if sign.impl == NOBODY else [impls[sign.impl]])]
+        if sign.impl != NOBODY:
+            impls = impls[sign.impl : sign.impl + 1] if sign.impl >= 0 else []
+        return [(index, impl) for impl in impls]
 
     def named(self, sign: Sign, cases: list[Case]) -> tuple[Case | None, str | None]:
         keys = self.at(sign)

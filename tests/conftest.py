@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,12 @@ from tests import synthetic
 
 Cli = Callable[..., Result]
 Refused = Callable[..., None]
+
+
+# A shell starts what it runs in the background with interrupts ignored, and so would every process
+# that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
@@ -101,19 +108,19 @@ def run_attnbench(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
 
-def run_script(script: str) -> subprocess.CompletedProcess[str]:
+def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in an interpreter that has imported nothing yet."""
     return subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, *arguments],
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -62,6 +62,8 @@ SHAPES = [
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["naive", "naive-heads", "sdpa", "sdpa-math", "chunked"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.usefixtures("one_thread")  # on some processors oneDNN gives each further thread of a
+# bfloat16 product L × D float32 numbers of its own, where there are as many products as threads
 def test_the_prediction_misses_by_two_percent_at_most(name, shape, dtype, mask, pass_):
     case = Case(pass_=pass_, dtype=dtype, mask=parse_mask(mask), **shape)
     metrics = probed(case, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -365,7 +366,13 @@ def test_a_small_comparison_from_end_to_end(
         seq_lens=(16,), threads=1, device="cpu", budget_s=3.0, runs=2, output=tmp_path, name="one"
     )
     told: list[str] = []
-    finished = compare(request, told.append)
+    finished = None
+    while finished is None:  # how long a process takes to start is the machine's affair
+        try:
+            finished = compare(request, told.append)
+        except UsageError:
+            assert request.budget_s < 100, "a budget that is too small is all that may be refused"
+            request = replace(request, budget_s=2 * request.budget_s)
     assert finished.own_runs == 2
     assert any(line.startswith("run 2 of 2") for line in told)
     assert sorted(path.name for path in finished.path.iterdir()) == [

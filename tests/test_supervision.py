@@ -168,3 +168,12 @@ def test_a_worker_that_gets_somewhere_may_be_lost_twice_at_no_cell(play):
     """As after an error that broke the device, of two implementations in turn."""
     results, _ = play([(0, "a"), "dies"], [(0, "b"), "dies"], [(0, "a"), "done"])
     assert all(isinstance(result, str) for result in results.values())
+
+
+@pytest.mark.parametrize("sign", [(7, 0), (0, 7), (-7, 0), (0, -7)])
+def test_a_sign_that_points_nowhere_blames_nobody(play, sign):
+    """Who writes to descriptors of others may hit the beacon's file."""
+    second = [(0, "a"), (0, "b"), (1, "a"), "done"]
+    results, asked = play([("at", *sign, "garbage"), "silent", "dies"], second)
+    assert asked[1] == KEYS
+    assert all(isinstance(result, str) for result in results.values())

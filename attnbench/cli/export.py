@@ -38,7 +38,7 @@ def export(run: str, output: Path, kind: str, to: Path | None) -> None:
         to_parquet(frame, to)
     else:
         try:
-            with to.open("w", encoding="utf-8") as file:
+            with to.open("w", encoding="utf-8", errors="replace") as file:
                 write(frame, file)
         except OSError as err:
             raise StoreError(f"cannot write {to} ({err.strerror}); choose another --to") from err

@@ -31,9 +31,11 @@ def write_report(run_path: Path) -> Path:
         plots = draw_all(tables, content.environment, run_path / PLOTS, content.crossovers)
         plots += roofline.draw_all(content.cells, run_path / PLOTS)
         grown = scaling.draw_all(content.scaling, run_path / PLOTS)
-        (run_path / MARKDOWN).write_text(markdown.render(content), encoding="utf-8")
+        (run_path / MARKDOWN).write_text(
+            markdown.render(content), encoding="utf-8", errors="replace"
+        )
         page = run_path / PAGE
-        page.write_text(html.render(content, plots, grown), encoding="utf-8")
+        page.write_text(html.render(content, plots, grown), encoding="utf-8", errors="replace")
     except OSError as err:
         raise StoreError(f"cannot write a report into {run_path} ({err.strerror})") from err
     return page

@@ -268,6 +268,8 @@ def classify(err: Exception, stage: str) -> tuple[Status, str]:
         return "incorrect", text
     if isinstance(err, CaptureError):  # measurable, but not in the way that was asked for
         return "unsupported", text
+    if isinstance(err, UnsettledError):
+        return "error", f"{stage}: {text}"
     if out_of_memory(err):
         return "oom", f"{stage}: {text or 'out of memory'}"
     return "error", f"{stage}: {type(err).__name__}: {text}"
