@@ -103,7 +103,7 @@ def test_a_disturbance_that_is_bounded_changes_an_exponent_by_so_much_at_most(
     assert verdict(fit) == expected
     assert fit.finding is not None
     if expected == "refuted":
-        assert "disturbed or unsteady, which explains" in fit.finding.reason
+        assert "disturbed or unsteady, which changes the exponent by" in fit.finding.reason
 
 
 def test_only_what_disturbed_large_sizes_makes_a_kernel_look_steeper() -> None:

@@ -104,22 +104,23 @@ def _unless_disturbed(evidence: Evidence, found: Decision) -> Decision:
         return found
     explained = _explained(evidence)
     if verdict == "refuted" and explained is not None:
-        return verdict, f"{reason}; {evidence.disturbed}, which explains {explained:.2g} at most"
+        at_most = f"which changes the exponent by {explained:.2g} at most"
+        return verdict, f"{reason}; {evidence.disturbed}, {at_most}"
     return "inconclusive", f"{evidence.disturbed}: measure again; {reason}"
 
 
 def _explained(evidence: Evidence) -> float | None:
-    """How far off disturbances may have put an exponent that is off the law in any case."""
-    if evidence.exponent is None:
+    """How far off disturbances may have put an exponent that is off the law in any case.
+
+    That it is off even if a jump were taken out is known by then. Both at once are not supposed:
+    the scatter that makes a jump likely is the disturbance's.
+    """
+    exponent = evidence.exponent
+    if exponent is None:
         return None
-    lowest, highest = _low(evidence.exponent), _high(evidence.exponent)
-    if evidence.lowest is not None:
-        lowest = min(lowest, evidence.lowest)
-    if evidence.highest is not None:
-        highest = max(highest, evidence.highest)
-    if lowest - evidence.lower > evidence.most:
+    if _low(exponent) - evidence.lower > evidence.most:
         return evidence.lower
-    off = not evidence.bound and highest + evidence.higher < evidence.least
+    off = not evidence.bound and _high(exponent) + evidence.higher < evidence.least
     return evidence.higher if off else None
 
 
