@@ -22,7 +22,7 @@ from attnbench.beacon import Beacon
 from attnbench.errors import UsageError
 from attnbench.jsontext import read_json
 
-GARBLED = "something wrote to a descriptor that is not its own: an answer cannot be read"
+GARBLED = "it writes to a file descriptor that it does not own: its worker's results are unreadable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +176,9 @@ class Worker:
         try:
             event = read_json(line)
         except ValueError as err:
-            raise GarbledError(GARBLED) from err
+            raise GarbledError from err
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-            raise GarbledError(GARBLED)
+            raise GarbledError
         return event
 
     def ended(self) -> int:

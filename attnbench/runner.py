@@ -80,9 +80,8 @@ class LocalRunner:
             keys = [(i, impl) for i, (_, impls) in enumerate(group.cases) for impl in impls]
             cases = [case for case, _ in group.cases]
             request = partial(self._measure_request, cases, [len(heat) for heat in group.heats])
-            for (index, impl), result in self._supervised(cases, request, Record.from_line).run(
-                keys
-            ):
+            supervised = self._supervised(cases, request, Record.from_line)
+            for (index, impl), result in supervised.run(keys):
                 if isinstance(result, Death):
                     cell = Cell(case=cases[index], impl=impl)
                     result = Record(cell=cell, status=result.status, reason=result.reason)
@@ -196,7 +195,10 @@ class LocalRunner:
         except TimeoutError as err:
             raise WorkerError(f"a worker said nothing for {_START_TIMEOUT_S:.0f} s") from err
         except GarbledError as err:
-            raise WorkerError(f"{err}; it is a file or `supports` of an implementation") from err
+            raise WorkerError(
+                "a worker's answer cannot be read: an implementation's file, or its `supports`,"
+                " writes to a file descriptor that it does not own"
+            ) from err
         if event is None:
             how = ending(worker.ended())
             words = worker.last_words()

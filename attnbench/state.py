@@ -294,17 +294,16 @@ def _fixed(threads: int, grad: bool) -> list[tuple[_Setting, Any]]:
 
 
 def _read(setting: _Setting) -> Any:
-    """What it is set to; an exception where that cannot be told, such as a folder that is gone."""
+    """What it is set to; the kind of error where that cannot be told (a folder that is gone)."""
     try:
         return setting.get()
     except Exception as err:
-        return err
+        return type(err)
 
 
 _COMPILERS = {
     "torch._dynamo.config": "dynamo's flags",
     "torch._inductor.config": "inductor's flags",
-    "torch._functorch.config": "functorch's flags",
 }
 _UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
 _flags: dict[str, tuple[bytes, dict[str, Any]]] = {}  # by module: hash and values

@@ -113,8 +113,8 @@ class Supervision:
         while True:
             try:
                 event = worker.event(_POLL_S)
-            except GarbledError as err:
-                yield nobody, _garbled(watch.read(), err)
+            except GarbledError:
+                yield nobody, _garbled(watch.read())
                 return
             except TimeoutError:
                 sign = watch.read()
@@ -131,7 +131,7 @@ class Supervision:
             try:
                 found = local.key(*event["key"]), self._read(event["result"])
             except (LookupError, TypeError, ValueError, AttnbenchError):
-                yield nobody, _garbled(watch.read(), GARBLED)
+                yield nobody, _garbled(watch.read())
                 return
             yield found
 
@@ -202,8 +202,8 @@ class _Watch:
         return f"{stage}: no sign of life for {self.timeout_s:g} s (--timeout)"
 
 
-def _garbled(sign: Sign, why: object) -> Death:
-    return Death("error", f"{sign.stage}: {why}", surely=False)
+def _garbled(sign: Sign) -> Death:
+    return Death("error", f"{sign.stage}: {GARBLED}", surely=False)
 
 
 def _death(returncode: int, sign: Sign, oom_kills: int | None) -> Death:

@@ -7,7 +7,7 @@ import pytest
 
 from attnbench.beacon import NOBODY, Beacon
 from attnbench.case import Case
-from attnbench.process import GarbledError
+from attnbench.process import GARBLED, GarbledError
 from attnbench.supervision import Death, Supervision
 
 CASES = [Case(seq_len=8), Case(seq_len=16)]
@@ -34,7 +34,7 @@ class ScriptedWorker:
             if step == "silent":
                 raise TimeoutError
             if step == "garbage":
-                raise GarbledError("it cannot be read")
+                raise GarbledError
             if step[0] == "at":
                 self.beacon.write(*step[1:])
                 continue
@@ -137,7 +137,7 @@ def test_garbage_costs_the_cell_that_writes_it_even_alone(play):
     first = [("at", 0, 1, "check"), "garbage"]
     results, asked = play(first, [("at", 0, 0, "check"), "garbage"], [(0, "a"), (1, "a"), "done"])
     assert asked == [KEYS, [(0, "b")], [(0, "a"), (1, "a")]]
-    assert (results[0, "b"].status, results[0, "b"].reason) == ("error", "check: it cannot be read")
+    assert (results[0, "b"].status, results[0, "b"].reason) == ("error", f"check: {GARBLED}")
     assert results[0, "a"] == "(0, 'a')"
 
 

@@ -79,7 +79,9 @@ def _measure_together(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell
     over: list[str] = []
 
     def finished(key: str) -> None:
-        if setup.energy:  # its loop would heat the GPU for those who are still being timed
+        if (
+            setup.energy and contenders[key].error is None
+        ):  # its loop would heat the GPU for those who are still being timed
             over.append(key)
         else:
             emit(places[key][0], timed_record(racing.pop(key), contenders[key], setup, ledger))
