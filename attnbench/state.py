@@ -82,8 +82,12 @@ def _cannot(wanted: Any) -> None:
     """There is no way back from outside."""
 
 
-# Variables that torch's compilers set for themselves.
-_COMPILERS_OWN = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KMP_DUPLICATE_LIB_OK", "CUBLAS_")
+_ENVIRONMENT, _FOLDER = "the environment", "the working directory"
+# Variables that torch and its compilers set for themselves.
+_COMPILERS_OWN = (
+    "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KMP_DUPLICATE_LIB_OK", "CUBLAS_",
+    "CUDA_MODULE_LOADING",
+)  # fmt: skip
 _COMPILERS_OWN_BYTES = tuple(map(os.fsencode, _COMPILERS_OWN))
 
 
@@ -159,6 +163,10 @@ def _put_float32(wanted: tuple[Any, ...]) -> None:
             owner.fp32_precision = value
 
 
+def _put_cudnn_tf32(allow: bool) -> None:
+    cudnn.allow_tf32 = allow
+
+
 _LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")] if resource else []
 
 
@@ -167,8 +175,9 @@ def _limits() -> tuple[Any, ...]:
 
 
 def _put_limits(wanted: tuple[Any, ...]) -> None:
-    for name, value in zip(_LIMITS, wanted, strict=True):
-        resource.setrlimit(getattr(resource, name), value)
+    for name, now, value in zip(_LIMITS, _limits(), wanted, strict=True):
+        if now != value:
+            resource.setrlimit(getattr(resource, name), value)
 
 
 _REDUCED = (
@@ -214,8 +223,8 @@ _WATCHED: list[_Setting] = [
     _Setting("the trace function", sys.gettrace, sys.settrace),
     _Setting("the profile function", sys.getprofile, sys.setprofile),
     _attributes("the standard streams", sys, "stdin", "stdout", "stderr"),
-    _Setting("the environment", _environment, _put_environment),
-    _Setting("the working directory", os.getcwd, os.chdir),
+    _Setting(_ENVIRONMENT, _environment, _put_environment),
+    _Setting(_FOLDER, os.getcwd, os.chdir),
     _Setting("signal handlers", lambda: tuple(map(signal.getsignal, _SIGNALS)), _put_handlers),
     _Setting("the limits of the process", _limits, _put_limits),
 ]
@@ -248,6 +257,16 @@ def remember(threads: int | None = None) -> None:
     _generators = random.getstate(), torch.get_rng_state()
 
 
+def adopt(*, folder: bool = False) -> None:
+    """Let stay what a file may set while it is loaded: new variables of the environment.
+
+    What is imported when it builds may need them. And, where the loader changed it, the `folder`.
+    """
+    _remembered[_ENVIRONMENT] = _environment() | _remembered[_ENVIRONMENT]
+    if folder:
+        _remembered[_FOLDER] = os.getcwd()
+
+
 def settle(threads: int | None = None, *, grad: bool = True) -> list[str]:
     """Put back what must be the same for every implementation; return the names of what was not.
 
@@ -261,12 +280,11 @@ def settle(threads: int | None = None, *, grad: bool = True) -> list[str]:
     known = [(setting, _remembered[setting.name]) for setting in _WATCHED if _remembered]
     changed = []
     for setting, value in _fixed(_threads, grad) + known:
-        if _read(setting) != value:
+        if _differs(setting, value):
             changed.append((setting, value))
             with contextlib.suppress(Exception):  # it is looked at again
                 setting.put(value)
-    cudnn.allow_tf32 = False
-    _lasting.extend(setting.name for setting, value in changed if _read(setting) != value)
+    _lasting.extend(setting.name for setting, value in changed if _differs(setting, value))
     if _generators is not None:
         random.setstate(_generators[0])
         torch.set_rng_state(_generators[1])
@@ -290,7 +308,15 @@ def _fixed(threads: int, grad: bool) -> list[tuple[_Setting, Any]]:
         (_Setting("the default dtype", *dtype), torch.float32),
         (_Setting("autograd's switch", torch.is_grad_enabled, torch.set_grad_enabled), grad),
         (_Setting("deterministic algorithms", *deterministic), False),
+        (_Setting("cuDNN's TF32", lambda: cudnn.allow_tf32, _put_cudnn_tf32, quiet=True), False),
     ]
+
+
+def _differs(setting: _Setting, value: Any) -> bool:
+    try:
+        return bool(_read(setting) != value)
+    except Exception:  # it was set to something that cannot be compared, such as an array
+        return True
 
 
 def _read(setting: _Setting) -> Any:

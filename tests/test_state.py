@@ -139,6 +139,7 @@ def half(q, k, v, *, causal, scale):
     raise RuntimeError("one half: \\ud800")
 
 torch.set_default_dtype(torch.float64)
+os.environ["MINE"] = "1"  # may stay: what is imported when something is built may need it
 """
 
 

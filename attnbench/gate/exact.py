@@ -159,9 +159,11 @@ def compare(base: Checked, candidate: Checked, growth: float) -> Exact:
     more than a page. What is unknown on one side is a note; unknown on both it is not mentioned.
     """
     found = [_row(row, base, candidate, growth) for row in _ROWS]
+    notes = [text for exact in found for text in exact.notes]
+    # Of a check that is ok, that it was so only when it was tried again.
+    notes += [side.reason for side in (base, candidate) if side.reason]
     return Exact(
-        failures=tuple(text for exact in found for text in exact.failures),
-        notes=tuple(text for exact in found for text in exact.notes),
+        failures=tuple(text for exact in found for text in exact.failures), notes=tuple(notes)
     )
 
 

@@ -36,7 +36,8 @@ class Checked:
     """What became of a cell before any pair was timed: its status on each side, and metrics.
 
     `status` is that of a record, or `absent`: the side has no such implementation. `metrics` are
-    those that repeat exactly: counted FLOPs, bytes, the kernels.
+    those that repeat exactly: counted FLOPs, bytes, the kernels. Where it is ok, `reason` says how
+    it failed before it was tried again, if it did.
     """
 
     status: str

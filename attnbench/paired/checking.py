@@ -33,14 +33,14 @@ class Sides:
 class _Examined:
     """One side: the names its files register, the machine, and a record for each cell.
 
-    `recovered` tells of the cells that failed at first and did not when they were tried again.
+    `recovered` says of cells that failed at first, and did not when they were tried again, how.
     """
 
     name: str
     names: list[str] = field(default_factory=list)
     catalogue: dict[str, Any] = field(default_factory=dict)
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
-    recovered: list[str] = field(default_factory=list)
+    recovered: dict[tuple[str, str], str] = field(default_factory=dict)
     failure: str | None = None
 
 
@@ -75,10 +75,9 @@ def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings:
         together = ours.catalogue["device"] == "cpu"  # nothing is timed: both at once
         sides = ((mine, ours), (theirs, before))
         _do([partial(_examine, runner, side, fit) for runner, side in sides], together=together)
-        again = _in_doubt(ours, before), _in_doubt(before, ours)
-        jobs = [partial(_examine, *side, cells) for side, cells in zip(sides, again, strict=True)]
-        _do(jobs, together=together)
-        warnings = [*mine.warnings, *ours.recovered, *before.recovered]
+        again = (mine, ours, _in_doubt(ours, before)), (theirs, before, _in_doubt(before, ours))
+        _do([partial(_examine, *job) for job in again], together=together)
+        warnings = [*mine.warnings]
     if before.failure is not None:
         warnings.append(f"the base does not load: {before.failure}")
     return Sides(
@@ -187,10 +186,8 @@ def _examine(runner: LocalRunner, side: _Examined, cells: tuple[Cell, ...]) -> N
     for record in (*plan.decided, *runner.run(plan.groups)):
         failed = side.records.get(record.cell.key)
         if failed is not None and record.status == "ok":
-            side.recovered.append(
-                f"{record.cell.impl} ({record.cell.case.label()}) failed once on the {side.name},"
-                f" and not when it was tried again: {failed.status}: {failed.reason}"
-            )
+            why = f"{failed.status}: {failed.reason}"
+            side.recovered[record.cell.key] = f"failed once on the {side.name} ({why})"
         side.records[record.cell.key] = record
 
 
@@ -199,4 +196,5 @@ def _checked(cell: Cell, side: _Examined, misfits: Mapping[tuple[str, str], str]
         return Checked(status="skipped", reason=misfits[cell.key])
     if side.failure is not None:
         return Checked(status="error", reason=side.failure)
-    return checked(side.records.get(cell.key))
+    found = checked(side.records.get(cell.key))
+    return replace(found, reason=side.recovered.get(cell.key, found.reason))

@@ -27,7 +27,7 @@ from attnbench.measure.collector import collector_off
 from attnbench.measure.nvml import GpuSensor, must_discard
 from attnbench.record import Cell
 from attnbench.side.plant import followed_by_sleep, slowed_block_us
-from attnbench.state import beyond_repair, remember, restore_clocks, settle
+from attnbench.state import adopt, beyond_repair, remember, restore_clocks, settle
 from attnbench.worker.trial import IncorrectError, UnsettledError, classify
 from attnbench.workloads import WORKLOADS, Bound
 
@@ -85,6 +85,7 @@ class Arm:
 
     def _load(self) -> None:
         load_side(self._arm["files"], self._arm["root"], self._arm["other_root"])
+        adopt(folder=True)
         restore_clocks()
         settle()
         device = self._config["device"]

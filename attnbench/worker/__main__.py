@@ -27,7 +27,7 @@ from attnbench.errors import AttnbenchError, WorkerError
 from attnbench.loader import load_built_in, load_entry_points, load_file, load_side
 from attnbench.machine import limit_memory
 from attnbench.record import Cell, Record
-from attnbench.state import beyond_repair, remember, restore_clocks, settle
+from attnbench.state import adopt, beyond_repair, remember, restore_clocks, settle
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
 from attnbench.worker.diagnosis import diagnose
@@ -72,7 +72,8 @@ def _load(config: dict[str, Any]) -> tuple[list[str], list[str]]:
     files, root = config["files"], config.get("root")
     if root is not None:
         names = load_side(files, root, config.get("other_root"))
-        return _put_back("what the files import"), names
+        adopt(folder=True)
+        return _put_back(", ".join(files)), names
     warnings = load_entry_points() + _put_back("an installed package")
     replace = bool(config.get("replace"))
     names = []
@@ -88,6 +89,7 @@ def _put_back(who: str) -> list[str]:
     Raises:
         WorkerError: something cannot be put back.
     """
+    adopt()
     changed = restore_clocks() + settle()
     if lasting := beyond_repair():
         raise WorkerError(f"{who} changes {lasting} when it is loaded, which cannot be put back")
@@ -101,7 +103,10 @@ def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
         emit("catalogue", catalogue=describe(request["device"]))
     elif request["do"] == "reasons":
         cases = [Case.from_json(row) for row in request["cases"]]
-        emit("reasons", reasons=reasons_against(cases, request["names"]))
+        reasons = reasons_against(cases, request["names"])
+        restore_clocks()  # `supports` is anyone's code, too
+        settle()
+        emit("reasons", reasons=reasons)
     elif request["do"] == "ceilings":
         emit("ceilings", ceilings=measure_ceilings(request["device"], request["dtypes"]))
     elif request["do"] == "diagnose":
