@@ -11,6 +11,8 @@ class ExitCode(IntEnum):
     USAGE = 2  # wrong usage, or not comparable
     INCONCLUSIVE = 3
     ENVIRONMENT = 4  # environment not to be trusted
+    DEFECT = 70  # an unexpected error in attnbench itself; EX_SOFTWARE of sysexits.h
+    INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 
 class AttnbenchError(Exception):

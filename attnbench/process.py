@@ -181,12 +181,13 @@ class Worker:
             raise GarbledError
         return event
 
-    def ended(self) -> int:
-        """The exit code of a worker that has closed its end of the pipe; it is not waited for."""
+    def ended(self) -> int | None:
+        """The exit code of a worker whose pipe is closed; None if it had to be killed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(_GRACE_S)
         self.kill()
-        return self.process.wait()
+        self.process.wait()
+        return None
 
     def settled(self) -> None:
         """Both sides have mapped the beacon: its file can go, and no kill can leave it behind."""

@@ -200,7 +200,8 @@ class LocalRunner:
                 " writes to a file descriptor that it does not own"
             ) from err
         if event is None:
-            how = ending(worker.ended())
+            code = worker.ended()
+            how = "it closed the pipe to us" if code is None else ending(code)
             words = worker.last_words()
             raise WorkerError(
                 f"a worker ended before it measured anything ({how})"

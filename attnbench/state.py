@@ -68,6 +68,15 @@ def _functions(name: str, owner: Any, kept: Iterable[str]) -> _Setting:
     return _Setting(name, lambda: tuple(map(vars(owner).get, names)), put)
 
 
+def _put_methods(wanted: dict[str, Any]) -> None:
+    now = dict(vars(torch.Tensor))
+    for name in now.keys() - wanted.keys():
+        delattr(torch.Tensor, name)
+    for name, value in wanted.items():
+        if now.get(name) is not value:
+            setattr(torch.Tensor, name, value)
+
+
 def _modes(name: str, length: Callable[[], int], pop: Callable[[], Any]) -> _Setting:
     """How many modes are entered; those that nobody left are taken off."""
 
@@ -216,6 +225,7 @@ _WATCHED: list[_Setting] = [
     _Setting("the flushing of denormals", _flushes_denormals, torch.set_flush_denormal),
     _functions("functions of torch", torch, _PRODUCTS),
     _functions("functions of torch.nn.functional", functional, _OF_F),
+    _Setting("methods of torch.Tensor", lambda: dict(vars(torch.Tensor)), _put_methods),
     _functions("time.sleep", time, ["sleep"]),
     _Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, quiet=True),
     _Setting("the switch interval", sys.getswitchinterval, sys.setswitchinterval),

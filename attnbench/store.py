@@ -218,7 +218,7 @@ def load_info(path: Path) -> dict[str, Any]:
         info = json.loads(file.read_text())
     except FileNotFoundError as err:
         raise StoreError(f"{path} is no run: it has no {INFO}") from err
-    except (OSError, ValueError) as err:
+    except (OSError, ValueError, RecursionError) as err:
         raise StoreError(f"{file} cannot be read ({type(err).__name__}: {err})") from err
     if not isinstance(info, dict) or "run_id" not in info:
         raise StoreError(f"{file} was not written by attnbench: it has no run_id")

@@ -36,12 +36,12 @@ class Supervision:
     """Cells (keys) to be worked off by workers, request after request until none is left.
 
     `worker()` gives a live worker, `discard()` ends it; `request(keys)` makes the request for
-    what is left; `watch(case, impl, stage)` is told what the worker is at. A worker that dies or
-    hangs costs the cell it was at. If it was at none, a fresh one tries the rest once more. One
-    whose events cannot be read is ended, too; the cell that it was at by then is tried again
-    alone, in a fresh one, and is to blame if that cannot be read either. `read(result)` raises
-    for what is no result. An implementation that ended `deaths_each` workers is not tried any
-    further, where that is given.
+    what is left; `read(result)` raises for what is no result; `watch(case, impl, stage)` is told
+    what the worker is at. A worker that dies or hangs costs the cell it was at. If it was at none,
+    a fresh one tries the rest once more. One whose events cannot be read, or that closed its pipe,
+    is ended, too; the cell that it was at by then is tried again alone, in a fresh one, and is to
+    blame if that fails as well. An implementation that ended `deaths_each` workers is not tried
+    any further, where that is given.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class Supervision:
                     return
                 continue
             if event is None:
+                watch.stop()
                 yield nobody, _death(worker.ended(), watch.read(), oom_kills)
                 return
             if event["event"] == "done":
@@ -139,7 +140,7 @@ class Supervision:
         """Which of the cells that are left a worker's end costs."""
         if death is None:
             return left
-        if at or not self._may_retry:
+        if at or not left or not self._may_retry:
             return at or left
         self._may_retry = False
         return []
@@ -186,9 +187,16 @@ class _Watch:
     beacon: Beacon
     timeout_s: float
     _last: Sign | None = None
+    _kept: Sign | None = None
     _since: float = field(default_factory=time.monotonic)
 
+    def stop(self) -> None:
+        """Keep the sign as it is now: the worker may go on for a while without its pipe."""
+        self._kept = self.read()
+
     def read(self) -> Sign:
+        if self._kept is not None:
+            return self._kept
         sign = self.beacon.read()
         if self._last is None or sign.step != self._last.step:
             self._last, self._since = sign, time.monotonic()
@@ -206,12 +214,19 @@ def _garbled(sign: Sign) -> Death:
     return Death("error", f"{sign.stage}: {GARBLED}", surely=False)
 
 
-def _death(returncode: int, sign: Sign, oom_kills: int | None) -> Death:
+def _death(returncode: int | None, sign: Sign, oom_kills: int | None) -> Death:
+    """What an end says; one by an exception of ours may be the doing of a cell before this one.
+
+    Python ends with 1 then, as where someone closed the pipe that a later result was for.
+    """
+    if returncode is None:
+        return Death("crashed", f"{sign.stage}: it closes the pipe of its worker", surely=False)
     now = _oom_kills()
     killed = returncode == -signal.SIGKILL
     if killed and oom_kills is not None and now is not None and now > oom_kills:
         return Death("oom", f"{sign.stage}: killed by the system for want of memory")
-    return Death("crashed", f"{sign.stage}: the process ended, {ending(returncode)}")
+    reason = f"{sign.stage}: the process ended, {ending(returncode)}"
+    return Death("crashed", reason, surely=returncode != 1)
 
 
 def _oom_kills() -> int | None:

@@ -41,7 +41,10 @@ class ScriptedWorker:
             return {"event": "result", "key": list(step), "result": f"{step}"}
         raise AssertionError("the script is over")
 
-    def ended(self) -> int:
+    def ended(self) -> int | None:
+        if self.request and self.beacon.read().stage == "closed":
+            self.beacon.write(1, 0, "samples")  # it goes on for a while
+            return None
         return -11
 
 
@@ -177,3 +180,15 @@ def test_a_sign_that_points_nowhere_blames_nobody(play, sign):
     results, asked = play([("at", *sign, "garbage"), "silent", "dies"], second)
     assert asked[1] == KEYS
     assert all(isinstance(result, str) for result in results.values())
+
+
+def test_a_worker_without_its_pipe_is_judged_by_where_it_was_when_it_closed(play):
+    results, asked = play(
+        [("at", 0, 1, "closed"), "dies"],
+        [("at", 0, 0, "closed"), "dies"],
+        [(0, "a"), (1, "a"), "done"],
+    )
+    assert asked[1] == [(0, "b")]
+    assert results[0, "b"].status == "crashed"
+    assert "closes the pipe" in results[0, "b"].reason
+    assert (results[0, "a"], results[1, "a"]) == ("(0, 'a')", "(1, 'a')")

@@ -307,10 +307,15 @@ class TestNotes:
     [
         ([100.0] * 8, {}, 1.0),
         ([100.0] * 4 + [200.0] * 5, {}, 4.0),  # the fastest may be off by as much again
-        ([100.0] * 8, {"interruptions_per_s": 125.0}, 2.0),  # half a slice of the time was lost
-        ([100.0] * 8, {"interruptions_per_s": 125.0, "load_1m": 1.5}, 1.5),
-        ([100.0] * 8, {"interruptions_per_s": 500.0, "load_1m": 3.0}, 3.0),
-        ([100.0] * 8, {"interruptions_per_s": 500.0}, math.inf),
+        ([100.0] * 8, {"cpu_share": 0.5}, 2.0),
+        ([100.0] * 8, {"cpu_share": 1.01}, 1.0),  # as measured with one more thread
+        ([100.0] * 8, {"cpu_share": 0.5, "interruptions_per_s": 500.0}, 2.0),
+        ([100.0] * 8, {"cpu_share": 0.5, "meddles": "the environment"}, math.inf),
+        # A slice each for two others: half of the time.
+        ([100.0] * 8, {"interruptions_per_s": 62.5, "load_1m": 3.0}, 2.0),
+        ([100.0] * 8, {"interruptions_per_s": 62.5, "load_1m": 0.4}, 4 / 3),
+        ([100.0] * 8, {"interruptions_per_s": 62.5}, math.inf),
+        ([100.0] * 8, {"interruptions_per_s": 500.0, "load_1m": 3.0}, math.inf),
         ([100.0] * 8, {"stolen_share": 0.25, "throttled_share": 0.25}, 2.0),
         ([100.0] * 8, {"stolen_share": 1.0}, math.inf),
     ],

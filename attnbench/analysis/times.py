@@ -88,25 +88,27 @@ def precision(record: Record) -> float | None:
 
 
 def excess(record: Record) -> float:
-    """By which factor the reported time may be too long at most; infinite where nothing tells.
+    """By which factor the reported time may be too long at most; infinite if unknown.
 
     Other work only ever adds to a time. What it added to the reported time beyond the fastest
-    sample is known. What it added to the fastest, too, is bounded by the larger of two: as much
-    again; and what counters say was taken from the process on average: involuntary switches at a
-    slice each, and time that a hypervisor or a quota kept. Processes that share its CPU leave it
-    one part in as many as run on the machine, hence not less than 1 / load.
+    sample is known. What it added to the fastest is bounded by the larger of two: as much again;
+    and what was taken from all samples on average, since the fastest met the least. That is wall
+    time over processor time (`cpu_share`, per thread), and what a hypervisor or a quota kept.
+    Records from before processor time was kept have involuntary switches, each of which costs a
+    slice for every other process that wants to run.
     """
     reported, metrics = time_us(record), record.metrics
-    if not reported:
+    if not reported or metrics.get("meddles"):  # no counter tells what such a call did to itself
         return math.inf
-    fastest = min(sample.time_us for sample in record.kept)
-    lost = (metrics.get("interruptions_per_s") or 0.0) * SLICE_US * 1e-6
-    shared = 1 / (1 - lost) if lost < 1 else math.inf
-    if metrics.get("load_1m") is not None:
-        shared = min(shared, max(1.0, metrics["load_1m"]))
+    beyond = reported / min(sample.time_us for sample in record.kept)
+    running = metrics.get("cpu_share")
+    if running is None:
+        others = max(1.0, (metrics.get("load_1m") or math.inf) - 1)
+        switches = metrics.get("interruptions_per_s") or 0.0
+        running = 1 - switches * SLICE_US * 1e-6 * others if switches else 1.0
     kept = (metrics.get("stolen_share") or 0.0) + (metrics.get("throttled_share") or 0.0)
-    taken = shared / (1 - kept) if kept < 1 else math.inf
-    return reported / fastest * max(reported / fastest, taken)
+    left = min(1.0, running) * (1 - kept)
+    return beyond * max(beyond, 1 / left) if left > 0 else math.inf
 
 
 def detectable(record: Record) -> float | None:

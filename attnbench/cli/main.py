@@ -25,11 +25,9 @@ from attnbench.cli.report import report
 from attnbench.cli.selftest import selftest
 from attnbench.cli.sweep import sweep
 from attnbench.cli.verify import verify
-from attnbench.errors import AttnbenchError
+from attnbench.errors import AttnbenchError, ExitCode
 from attnbench.version import __version__
 
-INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
-DEFECT = 70  # an error of ours; EX_SOFTWARE of sysexits.h, and no code that means a finding
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 
 
@@ -55,7 +53,7 @@ class _Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
+            ctx.exit(ExitCode.INTERRUPTED)
         except Exception as err:
             if isinstance(err, OSError) and err.errno == errno.ENOSPC:
                 _drop_output()
@@ -64,17 +62,16 @@ class _Commands(click.Group):
 
 
 def _defect(err: Exception) -> click.ClickException:
-    """One line on an error that nobody foresaw; its traceback goes to a file."""
+    """One line on an unexpected error; its traceback goes to a file."""
     where = "no file for its traceback could be written"
     with contextlib.suppress(OSError):
         descriptor, file = tempfile.mkstemp(prefix="attnbench-traceback-", suffix=".txt")
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as out:
             out.write(f"attnbench {__version__}, arguments {sys.argv[1:]}\n")
             out.writelines(traceback.format_exception(err))
-        where = f"please report it with {file}"
-    return OneLineError(
-        f"a defect of attnbench: {type(err).__name__}: {str(err)[:200]}; {where}", DEFECT
-    )
+        where = f"please report it, and attach {file}"
+    what = traceback.format_exception_only(err)[-1].strip()[:200]
+    return OneLineError(f"internal error: {what}; {where}", ExitCode.DEFECT)
 
 
 def _drop_output() -> None:

@@ -41,7 +41,7 @@ class _List(ParamType):
 class OneLineError(click.ClickException):
     """A problem the user can act on, as one line: the fact, the flag, the valid values."""
 
-    def __init__(self, message: str, exit_code: int = ExitCode.USAGE) -> None:
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(" ".join(message.split()))
         self.exit_code = int(exit_code)  # type: ignore[misc]  # click has one for the class
 

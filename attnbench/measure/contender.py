@@ -27,7 +27,8 @@ class Contender:
     `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was.
     `each_us` is the time of a call and `wall_us` that of all that goes with it (flushing, say),
     both from warming up: what they say decides about turns, never what was timed since. A turn
-    lasts about `turn_us`; `window` is the number of turns of which the fastest counts.
+    lasts about `turn_us`; `window` is the number of turns of which the fastest counts. `spent_s`
+    and `cpu_s` are the wall and the processor time of all turns.
     """
 
     call: Callable[[], Any]
@@ -44,6 +45,7 @@ class Contender:
     warm_s: float = 0.0
     compile_s: float = 0.0
     spent_s: float = 0.0
+    cpu_s: float = 0.0
     error: Exception | None = None
 
     @property

@@ -148,10 +148,11 @@ class _Race:
         except Exception as err:  # whatever it raises costs this cell alone
             # Without its traceback, whose frames would keep the failed call's buffers alive.
             contender.error = err.with_traceback(None)
+            err.__context__ = None
             self._leave(name)
 
     def _turn(self, contender: Contender, *, place: tuple[int, int]) -> None:
-        begin, compiled = time.perf_counter(), compile_activity()
+        begin, cpu, compiled = time.perf_counter(), time.process_time(), compile_activity()
         if self.clock.l2 == "warm" and contender.each_us < REWARM_BELOW_US:
             contender.call()
         blocks, disturbed = [], []
@@ -160,6 +161,7 @@ class _Race:
             blocks.append(self.clock.block(contender.call, contender.calls))
             disturbed.append(self.watch.interruptions() - switches)
         contender.spent_s += time.perf_counter() - begin
+        contender.cpu_s += time.process_time() - cpu
         contender.conditions.interrupted += sum(disturbed)
         reason = self._lost(contender, disturbed)
         if compile_activity() != compiled:

@@ -62,6 +62,8 @@ def _conditions(contender: Contender) -> dict[str, Any]:
     metrics: dict[str, Any] = {"kept_disturbed": seen.kept_disturbed, "window": contender.window}
     if contender.spent_s:
         metrics["interruptions_per_s"] = round(seen.interrupted / contender.spent_s, 1)
+        cpus = contender.cpu_s / contender.spent_s
+        metrics["cpu_share"] = round(cpus / torch.get_num_threads(), 4)
     return metrics
 
 

@@ -263,7 +263,10 @@ def _bytes_of(result: Any, inputs: Tensors) -> int:
 
 def classify(err: Exception, stage: str) -> tuple[Status, str]:
     """The status and the one-line reason of an exception raised in `stage`."""
-    text = " ".join(str(err).split())[:300]
+    try:
+        text = " ".join(str(err).split())[:300]
+    except Exception as worse:
+        text = f"(its text cannot be shown: {type(worse).__name__})"
     if isinstance(err, IncorrectError):
         return "incorrect", text
     if isinstance(err, CaptureError):  # measurable, but not in the way that was asked for
@@ -280,6 +283,6 @@ def out_of_memory(err: BaseException) -> bool:
     if isinstance(err, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(err, RuntimeError) and any(
-        text in str(err)
+        text in " ".join(map(str, err.args))
         for text in ("DefaultCPUAllocator", "out of memory", "can't allocate", "size calculation")
     )

@@ -113,7 +113,7 @@ def _data(
         weight=weight,
         amplified=np.where(counts, middle / np.where(counts, middle - floor, 1.0), 0.0),
         switched=np.array([_switched(series) for series in many], dtype=bool),
-        excess=np.log([_excess(series) for series in many]),
+        excess=_net_excess(many, middle, np.maximum(floor, most), counts),
     )
 
 
@@ -158,6 +158,21 @@ def _switched(series: Series) -> list[bool]:
     """Before each size but the first, whether the kernel's name has changed."""
     kernels = series.kernels or (None,) * len(series.sizes)
     return [a != b and None not in (a, b) for a, b in pairwise(kernels)]
+
+
+def _net_excess(
+    many: list[Series], middle: Floats, floor: Floats, counts: NDArray[np.bool_]
+) -> Floats:
+    """Logarithms of the factors by which times less their floor may be too long.
+
+    Subtracting a floor magnifies what disturbed a time that is near it, beyond any bound where the
+    undisturbed time may be the floor.
+    """
+    shorter = middle / np.array([_excess(series) for series in many]) - floor
+    possible = counts & (shorter > 0)
+    factor = np.where(possible, (middle - floor) / np.where(possible, shorter, 1.0), np.inf)
+    found: Floats = np.log(np.where(counts, factor, 1.0))
+    return found
 
 
 def _excess(series: Series) -> list[float]:
