@@ -12,6 +12,7 @@ class ExitCode(IntEnum):
     INCONCLUSIVE = 3
     ENVIRONMENT = 4  # environment not to be trusted
     DEFECT = 70  # an unexpected error in attnbench itself; EX_SOFTWARE of sysexits.h
+    NO_READER = 141  # as a shell reports a command that writes to a closed pipe
     INTERRUPTED = 130  # as a shell reports a command that Ctrl-C ended
 
 

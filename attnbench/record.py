@@ -217,7 +217,7 @@ def _joined(texts: list[str], processes: int) -> str:
 
 
 _CONDITIONS = (
-    "interruptions_per_s stolen_share throttled_share load_1m"
+    "interruptions_per_s cpu_share stolen_share throttled_share load_1m"
     " power_w temperature_c sm_mhz energy_j idle_power_w enqueue_us"
 )
 _MERGES: dict[str, Callable[[list[Any]], Any]] = dict.fromkeys(_CONDITIONS.split(), fmean)

@@ -135,8 +135,8 @@ def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
         ("if CALLS == 1: print('so long'); os._exit(7)", "crashed: exit code 7"),
         ("return torch.zeros_like(q_BHLD)", "incorrect: o is off by"),
         (STALE, "incorrect: o is off by"),
-        (MEMO, "incorrect: it returns a result that it kept: a call takes"),
-        (LATE_MEMO, "incorrect: it returns a result that it kept: a call takes"),
+        (MEMO, "incorrect: it returns a cached result: a call takes"),
+        (LATE_MEMO, "incorrect: it returns a cached result: a call takes"),
         ("time.perf_counter_ns = lambda: 0", "incorrect: it replaces the clock"),
     ],
 )

@@ -76,7 +76,7 @@ def _keeper(folder: Path, display: GateDisplay) -> Callable[[GateRun, Round], No
                 keep_round(folder, run, found)
             except StoreError as err:
                 writes = False
-                display.warned(f"{err}: rounds are not kept before the end")
+                display.warned(f"{err}: rounds are saved only at the end of the run")
 
     return keep
 

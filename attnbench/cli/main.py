@@ -31,6 +31,9 @@ from attnbench.version import __version__
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 
 
+_DATA = ("export", "list", "report")  # what they print may be cut short
+
+
 class _Commands(click.Group):
     """Ends every error as one line with its exit code: our own, and click's usage errors."""
 
@@ -49,7 +52,8 @@ class _Commands(click.Group):
                 return result
         except BrokenPipeError:  # `attnbench export RUN | head`
             _drop_output()
-            ctx.exit(0)
+            # Where the exit code is a verdict, none was given: as a shell reports SIGPIPE.
+            ctx.exit(ExitCode.OK if ctx.invoked_subcommand in _DATA else ExitCode.NO_READER)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:

@@ -198,7 +198,7 @@ def _verify(processes: Processes, cell: int, turns: Mapping[Arm, list[tuple[int,
     if candidate > REMEMBERED >= base and ratio("null") <= REMEMBERED:
         raise ArmError(
             "candidate",
-            "incorrect: it returns a result that it kept: a call takes"
+            "incorrect: it returns a cached result: a call takes"
             f" {candidate:.0f} times as long once its inputs have changed",
             cell,
         )

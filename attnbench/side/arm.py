@@ -250,7 +250,7 @@ def _settle(*, grad: bool = True) -> None:
     replaced = restore_clocks()
     settle(grad=grad)
     if lasting := beyond_repair():
-        raise UnsettledError(f"it changes {lasting} for the process, which cannot be put back")
+        raise UnsettledError(f"it changed {lasting}, which attnbench could not restore")
     if replaced:
         raise IncorrectError(f"it replaces the clock, {', '.join(replaced)}")
 

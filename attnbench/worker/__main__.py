@@ -92,10 +92,10 @@ def _put_back(who: str) -> list[str]:
     adopt()
     changed = restore_clocks() + settle()
     if lasting := beyond_repair():
-        raise WorkerError(f"{who} changes {lasting} when it is loaded, which cannot be put back")
+        raise WorkerError(f"loading {who} changed {lasting}, which attnbench could not restore")
     if not changed:
         return []
-    return [f"{who} changes {', '.join(changed)} when it is loaded; that was put back"]
+    return [f"loading {who} changed {', '.join(changed)}; restored"]
 
 
 def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:

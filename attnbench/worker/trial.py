@@ -82,7 +82,7 @@ class Trial:
             self.metrics["meddles"] = ", ".join(self._meddled)
         lasting = beyond_repair()
         if lasting:
-            raise UnsettledError(f"it changes {lasting} for the process, which cannot be put back")
+            raise UnsettledError(f"it changed {lasting}, which attnbench could not restore")
         if clocks:
             raise IncorrectError(f"it replaces the clock, {', '.join(clocks)}")
 

@@ -112,8 +112,8 @@ def _unless_disturbed(evidence: Evidence, found: Decision) -> Decision:
 def _explained(evidence: Evidence) -> float | None:
     """How far off disturbances may have put an exponent that is off the law in any case.
 
-    That it is off even if a jump were taken out is known by then. Both at once are not supposed:
-    the scatter that makes a jump likely is the disturbance's.
+    That it is off even if a jump were taken out is known by then. A jump and a disturbance are not
+    assumed together: the scatter that makes a jump likely is the disturbance's.
     """
     exponent = evidence.exponent
     if exponent is None:
