@@ -143,7 +143,5 @@ def install(monkeypatch: Any) -> FakeGpu:
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr("attnbench.measure.clock.Flush", lambda device: gpu.flush)
-    monkeypatch.setattr(
-        "attnbench.measure.clock.time.perf_counter_ns", lambda: round(gpu.host_us * 1000)
-    )
+    monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: round(gpu.host_us * 1000))
     return gpu

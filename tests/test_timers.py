@@ -118,7 +118,7 @@ def test_our_engine_leaves_every_turn_with_its_blocks_and_when_it_ended(tmp_path
     assert found.facts == {"l2": "warm"}
     for name in ("naive n=8", SPIN):
         row = found.cells[name]
-        assert len(row["times_us"]) == len(row["ended_s"]) >= 7
+        assert len(row["times_us"]) == len(row["ended_s"]) >= 1
         assert row["ended_s"] == sorted(row["ended_s"])
         assert [min(turn) for turn in row["turns_us"]] == row["times_us"]
         assert Raw.of(row | {"startup_s": 0.0}).times_us

@@ -131,8 +131,8 @@ def prepare_case(
         tensors = workload.tensors(case)
         trials = {n: Trial(impl=IMPLEMENTATIONS.get(n), case=case, tensors=tensors) for n in names}
         for name in list(trials):
-            tell(names.index(name), "sizes")
-            with trials[name].stage("sizes"):
+            tell(names.index(name), "check")
+            with trials[name].stage("check"):
                 _refuse_if_too_large(trials[name])
             _drop_if_ended(name, trials, emit)
         for number, first in ((1, True), (2, False)):
