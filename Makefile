@@ -26,7 +26,7 @@ gate: .venv/installed
 
 # Speed is measured here and never asserted in a test.
 benchmark: .venv/installed
-	$(BIN)/pytest benchmarks -o addopts= --benchmark-only --benchmark-columns=min,median,iqr,rounds
+	$(BIN)/pytest tests/benchmarks -o addopts= --benchmark-only --benchmark-columns=min,median,iqr,rounds
 
 # One GPU, no network: uses the python3 that is there and its torch, installs nothing, and leaves
 # at most eight files in OUT.

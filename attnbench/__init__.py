@@ -22,9 +22,9 @@ __all__ = ["__version__", "get", "load", "sweep"]
 def get(name: str, *, file: str | None = None) -> Callable[..., Any]:
     """An implementation as `f(q, k, v, *, causal=False, scale=None) -> o`; loads torch.
 
-    See `attnbench.direct.get` for shapes and errors.
+    See `attnbench.api.direct.get` for shapes and errors.
     """
-    from attnbench.direct import get as direct_get
+    from attnbench.api.direct import get as direct_get
 
     return direct_get(name, file=file)
 
@@ -36,7 +36,7 @@ def load(run: str | Path = "latest", *, output: str | Path = "results") -> pd.Da
         StoreError: there is no such run, or its records are damaged.
     """
     from attnbench.analysis.table import load as load_table
-    from attnbench.store import find_run, load_run
+    from attnbench.execution.store import find_run, load_run
 
     return load_table(load_run(find_run(str(run), Path(output))))
 
@@ -51,9 +51,9 @@ def sweep(
 ) -> pd.DataFrame:
     """Measure and return the run's table; the run is stored in `output` as on the command line.
 
-    `axes` are the fields of `attnbench.plan.Axes` (`seq_lens=(128, 256)`, `impls=("naive",)`,
-    `workload="decode"`, …), `settings` those of `attnbench.runner.Settings` (`device`, `threads`,
-    `precision`, `max_time_s`, …).
+    `axes` are the fields of `attnbench.planning.plan.Axes` (`seq_lens=(128, 256)`,
+    `impls=("naive",)`, `workload="decode"`, …), `settings` those of
+    `attnbench.execution.runner.Settings` (`device`, `threads`, `precision`, `max_time_s`, …).
 
     Raises:
         UsageError: an axis or a value that makes no sense; nothing was written.
@@ -61,20 +61,24 @@ def sweep(
     from dataclasses import fields
 
     from attnbench.errors import UsageError
-    from attnbench.plan import Axes
-    from attnbench.runner import Settings
-    from attnbench.session import Request, Silent
-    from attnbench.session import sweep as start
+    from attnbench.execution.runner import Settings
+    from attnbench.execution.session import Request, Silent
+    from attnbench.execution.session import sweep as start
+    from attnbench.planning.plan import Axes
 
     unknown = sorted(set(axes) - {field.name for field in fields(Axes)})
     if unknown:
-        raise UsageError(f"no axis is called {', '.join(unknown)}; see attnbench.plan.Axes")
+        raise UsageError(
+            f"no axis is called {', '.join(unknown)}; see attnbench.planning.plan.Axes"
+        )
     try:
         chosen = Settings(
             files=tuple(str(Path(file).resolve()) for file in files), **(settings or {})
         )
     except TypeError as err:
-        raise UsageError(f"no such setting ({err}); see attnbench.process.Settings") from err
+        raise UsageError(
+            f"no such setting ({err}); see attnbench.execution.process.Settings"
+        ) from err
     request = Request(
         sweeps=(Axes(**{key: _plain(key, value) for key, value in axes.items()}),),
         settings=chosen,

@@ -8,13 +8,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from attnbench.case import Case, Position, parse_mask
 from attnbench.claims import ledger
 from attnbench.claims.claim import CLAIMS
 from attnbench.claims.evidence import Evidence
-from attnbench.finding import Finding
-from attnbench.record import Cell, Record
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.schema.case import Case, Position, parse_mask
+from attnbench.schema.finding import Finding
+from attnbench.schema.record import Cell, Record
 from tests import synthetic
 
 assert ledger.SUBJECTS  # importing it is what registers the claims

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnbench.cli import main
-from attnbench.plan import Group
-from attnbench.record import Record
-from attnbench.runner import LocalRunner, Settings
+from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.planning.plan import Group
+from attnbench.schema.record import Record
 from tests import synthetic
 
 Cli = Callable[..., Result]
@@ -86,7 +86,7 @@ def one_thread() -> Iterator[None]:
     """The built-in implementations, and one thread: on small tensors more wait for each other."""
     import torch
 
-    from attnbench.loader import load_built_in
+    from attnbench.api.loader import load_built_in
 
     load_built_in()
     before = torch.get_num_threads()

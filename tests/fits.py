@@ -13,8 +13,8 @@ from attnbench.analysis.scaling.results import (
     Scaling,
     Series,
 )
-from attnbench.finding import Finding, Verdict
-from attnbench.law import parse
+from attnbench.schema.finding import Finding, Verdict
+from attnbench.theory.law import parse
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 

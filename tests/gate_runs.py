@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench.case import Case, parse_mask
-from attnbench.gate.outcome import Checked, GateRun, Side
-from attnbench.gate.referee import Order, Referee
-from attnbench.gate.round import Arm, Failure, Round, Turns
-from attnbench.gate.rules import Rules
-from attnbench.gate.verdict import comparable
-from attnbench.record import Cell
+from attnbench.gate.decide.outcome import Checked, GateRun, Side
+from attnbench.gate.decide.referee import Order, Referee
+from attnbench.gate.decide.round import Arm, Failure, Round, Turns
+from attnbench.gate.decide.rules import Rules
+from attnbench.gate.decide.verdict import comparable
+from attnbench.schema.case import Case, parse_mask
+from attnbench.schema.record import Cell
 from tests import synthetic
 
 CELLS = tuple(

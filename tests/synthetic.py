@@ -11,8 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from attnbench.case import Case, Pass, Position, parse_mask
-from attnbench.record import SCHEMA, Cell, Record, Sample
+from attnbench.schema.case import Case, Pass, Position, parse_mask
+from attnbench.schema.record import SCHEMA, Cell, Record, Sample
 
 CPU = {
     "device": "cpu",

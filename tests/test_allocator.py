@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench import allocator
 from attnbench.errors import UsageError
-from attnbench.process import Settings, Worker
+from attnbench.execution.process import Settings, Worker
+from attnbench.machine import allocator
 
 
 @pytest.fixture(autouse=True)

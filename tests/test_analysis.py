@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attnbench.analysis import limits
 from attnbench.analysis.axes import fixed, label, telling, varying
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.compare import compared, failures, rope_cost, spent
@@ -17,10 +16,11 @@ from attnbench.analysis.export import to_csv, to_json, to_parquet
 from attnbench.analysis.highlights import highlights
 from attnbench.analysis.summary import SUMMARY, summary_rows
 from attnbench.analysis.table import load
-from attnbench.case import Case, Position
 from attnbench.errors import StoreError
-from attnbench.record import Cell, Record, Sample
-from attnbench.store import Run, load_run
+from attnbench.execution.store import Run, load_run
+from attnbench.machine import limits
+from attnbench.schema.case import Case, Position
+from attnbench.schema.record import Cell, Record, Sample
 from tests import synthetic
 
 DESIGNED = """

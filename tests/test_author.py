@@ -181,7 +181,7 @@ def test_a_file_that_is_not_there_is_an_error_even_if_the_name_is_known() -> Non
 
 
 def test_a_broken_entry_point_only_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnbench import direct
+    from attnbench.api import direct
 
     monkeypatch.setattr(direct, "load_entry_points", lambda: ["entry point x (y): ImportError"])
     direct._loaded.cache_clear()

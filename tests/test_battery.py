@@ -3,11 +3,11 @@
 import pytest
 
 from attnbench.api import IMPLEMENTATIONS
-from attnbench.battery import battery
-from attnbench.case import Dtype
-from attnbench.loader import load_built_in
+from attnbench.api.loader import load_built_in
+from attnbench.planning.battery import battery
+from attnbench.schema.case import Dtype
 from attnbench.worker.catalogue import reasons_against
-from attnbench.workloads import WORKLOADS
+from attnbench.worker.workloads import WORKLOADS
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16", "float64")
 BUILT_IN = (

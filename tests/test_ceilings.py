@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from attnbench import ceilings
+from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.measure import ceilings
 from attnbench.measure.clock import L2, Block, Call, Timer
-from attnbench.runner import LocalRunner, Settings
 
 MIB = 2**20
 NAMES = {"matmul_tflops", "copy_gbps", "read_gbps", "launch_us", "cache_bytes"}

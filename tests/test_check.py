@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 
-from attnbench.case import Case, Position, parse_mask
-from attnbench.check import Size, Truth, attention_truth, judge, plain_attention
-from attnbench.inputs import Draw, attention_tensors, fill_attention, needle_pairs
+from attnbench.schema.case import Case, Position, parse_mask
+from attnbench.theory.traits import case_label
+from attnbench.worker.inputs import Draw, attention_tensors, fill_attention, needle_pairs
+from attnbench.worker.reference import Size, Truth, attention_truth, judge, plain_attention
 
 
 def drawn(case: Case, **draw) -> dict[str, torch.Tensor]:
@@ -49,14 +50,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=Case.label)
+@pytest.mark.parametrize("case", CASES, ids=case_label)
 def test_the_reference_equals_a_loop_over_the_definition(case):
     tensors = {name: x.double() for name, x in drawn(case).items()}
     o = plain_attention(case, tensors).values["o"]
     torch.testing.assert_close(o, loop_attention(case, *tensors.values()), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES, ids=Case.label)
+@pytest.mark.parametrize("case", CASES, ids=case_label)
 def test_the_reference_gradients_equal_finite_differences(case):
     case = Case.from_json(case.to_json() | {"pass": "both"})
     tensors = {name: x.detach().double() for name, x in drawn(case).items()}
@@ -89,7 +90,7 @@ def test_the_reference_does_not_depend_on_its_block_size(monkeypatch):
     case = Case(pass_="both", heads=2, seq_len=33, kv_len=20, head_dim=4, mask=parse_mask("causal"))
     tensors = {name: x.detach().double() for name, x in drawn(case).items()}
     whole = plain_attention(case, tensors).values
-    monkeypatch.setattr("attnbench.check._BLOCK_ELEMENTS", {"cpu": 7 * 2 * 20})
+    monkeypatch.setattr("attnbench.worker.reference._BLOCK_ELEMENTS", {"cpu": 7 * 2 * 20})
     for name, value in plain_attention(case, tensors).values.items():
         torch.testing.assert_close(value, whole[name], rtol=1e-13, atol=1e-13)
 
@@ -99,7 +100,7 @@ def test_the_reference_does_not_depend_on_its_block_size(monkeypatch):
 def test_rotated_scores_depend_on_the_distance_alone(name, dims):
     case = Case(heads=1, seq_len=1, head_dim=dims, position=Position(name=name))
     q, k = torch.randn(2, dims, dtype=torch.float64)
-    from attnbench.positions import turned
+    from attnbench.worker.positions import turned
 
     def score(m: int, n: int) -> float:
         turned_q = turned(q[None], case.position, torch.tensor([m]))

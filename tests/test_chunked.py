@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, Case, Implementation, dense_mask
-from attnbench.case import parse_mask
-from attnbench.loader import load_built_in
+from attnbench.api.loader import load_built_in
 from attnbench.measure.flops import count_flops
 from attnbench.measure.profiled import profile_call
+from attnbench.schema.case import parse_mask
 
 Tensors = tuple[torch.Tensor, ...]
 pytestmark = pytest.mark.usefixtures("one_thread")

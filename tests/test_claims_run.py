@@ -12,8 +12,8 @@ import pytest
 from attnbench.claims.claim import CLAIMS
 from attnbench.claims.evidence import Comparison, Evidence
 from attnbench.claims.ledger import exit_code, ledger
-from attnbench.record import Record
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.schema.record import Record
 from tests import synthetic
 from tests.claimed import (
     OF_RUN,

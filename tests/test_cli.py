@@ -17,10 +17,10 @@ import pandas as pd
 import pytest
 
 from attnbench.api import IMPLEMENTATIONS
+from attnbench.api.loader import load_built_in, load_file
 from attnbench.cli import main
 from attnbench.errors import UsageError
-from attnbench.loader import load_built_in, load_file
-from attnbench.store import RECORDS
+from attnbench.execution.store import RECORDS
 from tests import synthetic
 from tests.conftest import (
     COMMAND,
@@ -483,7 +483,10 @@ def test_a_full_disk_behind_standard_output_is_one_line(args: list[str]) -> None
 
 @pytest.mark.parametrize(
     ("args", "called"),
-    [(["check"], "attnbench.checks.run_checks"), (["sweep"], "attnbench.session.sweep")],
+    [
+        (["check"], "attnbench.execution.checks.run_checks"),
+        (["sweep"], "attnbench.execution.session.sweep"),
+    ],
 )
 def test_an_interrupt_at_any_moment_exits_with_130(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, args: list[str], called: str

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench import costs
-from attnbench.case import Case, Mask, parse_mask
+from attnbench.schema.case import Case, Mask, parse_mask
+from attnbench.theory import costs
 
 sizes = st.integers(1, 14)
 masks = st.sampled_from(["full", "causal", "window:1", "window:4", "window:40"]).map(parse_mask)

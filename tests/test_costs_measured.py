@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS
-from attnbench.case import Case, parse_mask, parse_position
-from attnbench.inputs import Draw
-from attnbench.loader import load_built_in
+from attnbench.api.loader import load_built_in
+from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.theory.traits import case_label
+from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial
-from attnbench.workloads import WORKLOADS
+from attnbench.worker.workloads import WORKLOADS
 
 load_built_in()
 
@@ -107,7 +108,7 @@ def test_few_queries_against_many_keys_are_predicted_too(queries):
         Case(workload="decode", seq_len=32, new_tokens=2, mask=parse_mask("causal"), cache="none"),
         Case(workload="decode", seq_len=32, mask=parse_mask("causal"), dtype="bfloat16"),
     ],
-    ids=Case.label,
+    ids=case_label,
 )
 def test_a_prediction_that_is_not_had_is_null_and_no_guess(case):
     metrics = probed(case, "naive")

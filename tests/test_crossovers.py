@@ -13,9 +13,9 @@ import pytest
 from attnbench.analysis.crossing import crossings
 from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.scaling.results import Estimate
-from attnbench.case import Case
-from attnbench.record import Cell, Record, Sample
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell, Record, Sample
 from tests import synthetic
 
 SIZES = (128, 256, 512, 1024, 2048, 4096)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS
-from attnbench.case import Case, Position, parse_mask
-from attnbench.check import judge
-from attnbench.inputs import Draw
-from attnbench.loader import load_built_in
-from attnbench.positions import POSITIONS, rotation, turned
-from attnbench.workloads import WORKLOADS
-from attnbench.workloads.caches import CACHES
+from attnbench.api.loader import load_built_in
+from attnbench.schema.case import Case, Position, parse_mask
+from attnbench.worker.inputs import Draw
+from attnbench.worker.positions import POSITIONS, rotation, turned
+from attnbench.worker.reference import judge
+from attnbench.worker.workloads import WORKLOADS
+from attnbench.worker.workloads.caches import CACHES
 
 load_built_in()
 
@@ -106,8 +106,8 @@ def test_flops_executed_by_a_step_tell_the_caches_apart():
     for cache in CACHES.names():
         case = dataclasses.replace(DECODE, cache=cache)
         decoder, _ = bound(case)
-        from attnbench.costs import OPAQUE_FORMULAS
         from attnbench.measure.flops import count_flops
+        from attnbench.theory.costs import OPAQUE_FORMULAS
 
         counted, source = count_flops(decoder.call, OPAQUE_FORMULAS)
         executed[cache] = WORKLOADS.get("decode").costs(case, naive)["flops_executed"] or 0

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import pytest
 
+from attnbench.api.loader import load_built_in
 from attnbench.cli.main import main
-from attnbench.loader import load_built_in
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -58,7 +58,7 @@ def test_every_picture_and_file_the_readme_points_at_is_there():
 
 def test_the_readmes_kernel_is_what_the_text_says_it_is(tmp_path):
     import attnbench
-    from attnbench.checks import run_checks
+    from attnbench.execution.checks import run_checks
 
     code = next(c for c in re.findall(r"```python\n(.*?)```", README, re.S) if '"mine"' in c)
     file = tmp_path / "my_kernel.py"

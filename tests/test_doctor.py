@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from attnbench import doctor
 from attnbench.errors import UsageError, WorkerError
-from attnbench.runner import LocalRunner
+from attnbench.execution import doctor
+from attnbench.execution.runner import LocalRunner
 from tests.conftest import Cli, Refused, run_script
 
 Diagnosis = dict[str, Any]
@@ -271,7 +271,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Diagnosis], None]:
         monkeypatch.setattr(LocalRunner, "catalogue", lambda runner: {})
         monkeypatch.setattr(LocalRunner, "diagnose", diagnose)
 
-    monkeypatch.setattr("attnbench.host.thread_env", dict)
+    monkeypatch.setattr("attnbench.machine.host.thread_env", dict)
     return use
 
 
@@ -301,7 +301,7 @@ def test_the_users_own_variables_are_judged_not_those_the_worker_was_given(
     cli: Cli, diagnosed, monkeypatch
 ):
     diagnosed(changed(**{"facts.thread_env": {"OMP_NUM_THREADS": "4"}}))
-    monkeypatch.setattr("attnbench.host.thread_env", lambda: {"OMP_NUM_THREADS": "16"})
+    monkeypatch.setattr("attnbench.machine.host.thread_env", lambda: {"OMP_NUM_THREADS": "16"})
     result = cli("doctor", "--threads", "4")
     assert "! OMP_NUM_THREADS=16, but 4 threads compute" in result.stdout
 
@@ -329,7 +329,7 @@ def test_a_device_or_worker_that_is_not_there_is_one_line(
 
 def test_help_and_the_judgement_load_no_torch_and_no_pandas():
     ran: subprocess.CompletedProcess[str] = run_script(
-        "import sys, attnbench.doctor, attnbench.cli\n"
+        "import sys, attnbench.execution.doctor, attnbench.cli\n"
         "print(sorted({'torch', 'pandas', 'numpy', 'matplotlib'} & set(sys.modules)))"
     )
     assert ran.stdout == "[]\n", ran.stderr
@@ -350,7 +350,7 @@ class Scripted:
 
 
 def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypatch):
-    from attnbench.runner import Settings
+    from attnbench.execution.runner import Settings
 
     worker = Scripted(
         {"event": "testing", "test": "clock"},

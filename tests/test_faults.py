@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from attnbench.case import Case
 from attnbench.errors import StoreError
-from attnbench.record import Record
-from attnbench.store import RECORDS, RunWriter, load_run
+from attnbench.execution.store import RECORDS, RunWriter, load_run
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
 from tests import synthetic
 from tests.conftest import COMMAND, TINY, Cli, Refused, environment, exported, run_attnbench
 

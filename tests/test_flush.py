@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnbench import host
+from attnbench.machine import host
 from attnbench.measure import flush as flushes
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from attnbench.case import Case
 from attnbench.errors import ExitCode, StoreError, UsageError
-from attnbench.gate.rules import Rules
-from attnbench.paired.baseline import (
+from attnbench.execution.runner import Settings
+from attnbench.execution.session import Request, Silent, sweep
+from attnbench.execution.store import INFO, load_run
+from attnbench.gate.decide.rules import Rules
+from attnbench.gate.run.baseline import (
     CAVEAT,
     BaselineRequest,
     compare_with_stored,
@@ -22,11 +24,9 @@ from attnbench.paired.baseline import (
     timed_verdict,
     times_ratio,
 )
-from attnbench.plan import Axes
-from attnbench.record import Record, Sample
-from attnbench.runner import Settings
-from attnbench.session import Request, Silent, sweep
-from attnbench.store import INFO, load_run
+from attnbench.planning.plan import Axes
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record, Sample
 from tests import synthetic
 
 RULES = Rules()

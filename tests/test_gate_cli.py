@@ -13,10 +13,10 @@ import pytest
 
 from attnbench.cli import gate_modes
 from attnbench.errors import StoreError, WorkerError
-from attnbench.gate.outcome import GateRun
-from attnbench.gate.stored import load_gate
-from attnbench.paired.session import GateListener, GateRequest
-from attnbench.plan import Axes
+from attnbench.gate.decide.outcome import GateRun
+from attnbench.gate.decide.stored import load_gate
+from attnbench.gate.run.session import GateListener, GateRequest
+from attnbench.planning.plan import Axes
 from tests import gate_runs, repositories
 from tests.conftest import Cli, Refused, run_script
 from tests.gate_runs import a_run

@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
-from attnbench.gate.exact import METRICS, Exact, compare, verdict_of
-from attnbench.gate.outcome import Checked
-from attnbench.record import STATUSES
+from attnbench.gate.decide.exact import METRICS, Exact, compare, verdict_of
+from attnbench.gate.decide.outcome import Checked
+from attnbench.schema.record import STATUSES
 
 MIB = 2**20
 BYTES = ("workspace", "prepared", "saved", "retained")
@@ -184,7 +184,7 @@ def test_the_reason_says_which_side_lacks_it():
 
 
 def test_every_pair_of_statuses_has_an_answer_in_the_vocabulary():
-    from attnbench.gate.rules import Verdict
+    from attnbench.gate.decide.rules import Verdict
 
     for base in (*STATUSES, None):
         for candidate in (*STATUSES, None):

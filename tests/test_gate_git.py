@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.paired.git import Changes, changes, default_base, is_shallow, repository, resolve
+from attnbench.gate.run.git import Changes, changes, default_base, is_shallow, repository, resolve
 from tests import repositories
 from tests.repositories import commit, git, kernel, write
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench.case import Case
-from attnbench.gate.referee import Order
-from attnbench.paired.turns import measure_round
-from attnbench.process import Settings
-from attnbench.record import Cell
+from attnbench.execution.process import Settings
+from attnbench.gate.decide.referee import Order
+from attnbench.gate.run.turns import measure_round
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell
 from tests.test_gate_rounds import a_bench
 
 pytestmark = [

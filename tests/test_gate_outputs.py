@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from attnbench.cli.gate_output import show, write_all
-from attnbench.gate import junit, markdown, texts
-from attnbench.gate.outcome import Checked, GateRun, Outcome
-from attnbench.gate.verdict import decide
+from attnbench.gate.decide.outcome import Checked, GateRun, Outcome
+from attnbench.gate.decide.verdict import decide
+from attnbench.report.gate import junit, markdown, texts
+from attnbench.theory.traits import case_label
 from tests import gate_runs
 
 KINDS = gate_runs.the_kinds()
@@ -131,7 +132,7 @@ def test_junit_has_a_case_a_cell_and_one_for_each_control(kind):
     root = ElementTree.fromstring(junit.render(run, outcome).encode())
     cases = {(c.get("classname"), c.get("name")): c for c in root.iter("testcase")}
     for row in outcome.rows:
-        case = cases[row.cell.impl, row.cell.case.label()]
+        case = cases[row.cell.impl, case_label(row.cell.case)]
         found = [e.tag for e in case if e.tag != "properties"]
         assert found == [e for e in [ELEMENTS[row.verdict]] if e]
     assert ("attnbench gate", "planted slowdown is found") in cases

@@ -8,10 +8,11 @@ import pytest
 from matplotlib import image
 
 from attnbench.errors import StoreError
-from attnbench.gate.round import Round
-from attnbench.gate.verdict import decide
-from attnbench.report import gate_figure, gate_strips
-from attnbench.report.gate import write_page
+from attnbench.gate.decide.round import Round
+from attnbench.gate.decide.verdict import decide
+from attnbench.report.gate import figure
+from attnbench.report.gate import strips as drawn_strips
+from attnbench.report.gate.page import write_page
 from tests import gate_runs
 from tests.conftest import Cli, Refused
 from tests.test_gate_outputs import strange
@@ -34,7 +35,7 @@ def made(folder: Path) -> Path:
 
 
 def strips(run, found=None):
-    return gate_strips.cells(run, found or decide(run))
+    return drawn_strips.cells(run, found or decide(run))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,17 +101,17 @@ def test_each_round_is_a_dot_hollow_full_or_vetoed():
 
 
 def test_controls_have_rows_of_their_own():
-    null, planted = gate_strips.controls(KINDS["clean"], decide(KINDS["clean"]))
+    null, planted = drawn_strips.controls(KINDS["clean"], decide(KINDS["clean"]))
     assert len(null.dots) == 8 * 9
     assert len(planted.dots) == 9
     assert planted.beside[2] == "found"
-    blind = gate_strips.controls(KINDS["blind"], decide(KINDS["blind"]))[1]
+    blind = drawn_strips.controls(KINDS["blind"], decide(KINDS["blind"]))[1]
     assert blind.beside[2] == "NOT found"
 
 
 def test_the_scale_shows_threshold_margin_and_every_interval():
     run = KINDS["inconclusive"]
-    scale = gate_strips.scale_of(run, strips(run))
+    scale = drawn_strips.scale_of(run, strips(run))
     assert scale.linear is None
     assert scale.low < -scale.margin < scale.threshold < scale.high
     for strip in strips(run):
@@ -119,7 +120,7 @@ def test_the_scale_shows_threshold_margin_and_every_interval():
 
 def test_a_cell_far_out_makes_the_scale_logarithmic_and_squeezes_no_other():
     run = KINDS["broken"]
-    scale = gate_strips.scale_of(run, strips(run))
+    scale = drawn_strips.scale_of(run, strips(run))
     assert scale.linear == pytest.approx(15)
     assert scale.high > 129
 
@@ -130,7 +131,7 @@ def test_a_stray_round_stands_at_the_edge_and_does_not_move_the_scale():
     slow = {**cell, "candidate": tuple(tuple(20 * ns for ns in t) for t in cell["candidate"])}
     stray: Round = replace(run.rounds[0], turns={**run.rounds[0].turns, 0: slow})
     other = replace(run, rounds=(stray, *run.rounds[1:]))
-    scale = gate_strips.scale_of(other, strips(other, decide(run)))
+    scale = drawn_strips.scale_of(other, strips(other, decide(run)))
     assert scale.high < 3 * scale.threshold
     beyond = [dot for strip in strips(other) for dot in strip.dots if dot.percent > scale.high]
     assert len(beyond) == 1
@@ -139,8 +140,8 @@ def test_a_stray_round_stands_at_the_edge_and_does_not_move_the_scale():
 @pytest.mark.parametrize("count", [1, 40, 130])
 def test_one_cell_or_very_many_are_drawn_legibly(count, tmp_path):
     run = gate_runs.a_run({0: 0.2}, cells=(gate_runs.many_cells(40) * 4)[:count])
-    drawn = gate_figure.draw_all(run, decide(run), tmp_path)
-    assert len(drawn) == -(-count // (gate_figure.MOST_ROWS - 3))
+    drawn = figure.draw_all(run, decide(run), tmp_path)
+    assert len(drawn) == -(-count // (figure.MOST_ROWS - 3))
     for plot in drawn:
         height, width, _ = image.imread(plot.png).shape
         assert width < 2000
@@ -150,7 +151,7 @@ def test_one_cell_or_very_many_are_drawn_legibly(count, tmp_path):
 def test_the_same_run_gives_the_same_figure(tmp_path):
     run = KINDS["regressed"]
     first, second = (
-        gate_figure.draw_all(run, decide(run), tmp_path / name)[0].svg.read_bytes() for name in "ab"
+        figure.draw_all(run, decide(run), tmp_path / name)[0].svg.read_bytes() for name in "ab"
     )
     assert first == second
 
@@ -164,7 +165,7 @@ def test_strange_texts_are_escaped_on_the_page(tmp_path):
 
 
 def test_report_draws_the_page_of_a_gate_again(cli: Cli, tmp_path: Path) -> None:
-    from attnbench.gate.stored import write_gate
+    from attnbench.gate.decide.stored import write_gate
 
     run = KINDS["regressed"]
     file = write_gate(tmp_path / "g", run, decide(run))

@@ -15,11 +15,11 @@ import pytest
 from scipy.stats import mannwhitneyu
 
 from attnbench.errors import ExitCode, UsageError
-from attnbench.gate.benchmark_files import files_of
-from attnbench.gate.pytest_benchmark import FileOutcome, as_text, compare_files
-from attnbench.gate.ranks import least_p, p_greater, shift_interval
-from attnbench.gate.replicates import judge
-from attnbench.gate.rules import Rules
+from attnbench.gate.decide.benchmark_files import files_of
+from attnbench.gate.decide.pytest_benchmark import FileOutcome, as_text, compare_files
+from attnbench.gate.decide.ranks import least_p, p_greater, shift_interval
+from attnbench.gate.decide.replicates import judge
+from attnbench.gate.decide.rules import Rules
 
 RULES = Rules()
 CPU = {"brand_raw": "EPYC", "count": 2, "arch": "X86_64", "hz_actual_friendly": "2.9 GHz"}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from attnbench.gate.referee import BASE_FAILURES, CANDIDATE_FAILURES, Order, Referee
-from attnbench.gate.round import Failure, Round
-from attnbench.gate.rules import Rules
+from attnbench.gate.decide.referee import BASE_FAILURES, CANDIDATE_FAILURES, Order, Referee
+from attnbench.gate.decide.round import Failure, Round
+from attnbench.gate.decide.rules import Rules
 
 RULES = Rules()
 US = 100_000  # ns a call of the base

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from attnbench.case import Case
 from attnbench.errors import UsageError
-from attnbench.gate.outcome import Side
-from attnbench.gate.referee import Order
-from attnbench.gate.rules import Rules
-from attnbench.paired import turns
-from attnbench.paired.server import Processes
-from attnbench.paired.turns import Bench, ChangedError, RoundError, measure_round
-from attnbench.process import Settings
-from attnbench.record import Cell
+from attnbench.execution.process import Settings
+from attnbench.gate.decide.outcome import Side
+from attnbench.gate.decide.referee import Order
+from attnbench.gate.decide.rules import Rules
+from attnbench.gate.run import turns
+from attnbench.gate.run.server import Processes
+from attnbench.gate.run.turns import Bench, ChangedError, RoundError, measure_round
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell
 
 CODE = """
     import os, time

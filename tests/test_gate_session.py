@@ -12,16 +12,16 @@ from typing import Literal
 import pytest
 
 from attnbench.errors import ExitCode, UsageError
-from attnbench.gate import texts
-from attnbench.gate.outcome import Side
-from attnbench.gate.rules import Rules
-from attnbench.gate.verdict import decide
-from attnbench.paired import checking, session
-from attnbench.paired.session import GateRequest, run_gate
-from attnbench.paired.turns import ChangedError
-from attnbench.plan import Axes
-from attnbench.process import Settings
-from attnbench.record import Cell
+from attnbench.execution.process import Settings
+from attnbench.gate.decide.outcome import Side
+from attnbench.gate.decide.rules import Rules
+from attnbench.gate.decide.verdict import decide
+from attnbench.gate.run import checking, session
+from attnbench.gate.run.session import GateRequest, run_gate
+from attnbench.gate.run.turns import ChangedError
+from attnbench.planning.plan import Axes
+from attnbench.report.gate import texts
+from attnbench.schema.record import Cell
 from tests.gate_runs import a_round
 
 HEADER = "import torch\nfrom attnbench.api import attention\n"

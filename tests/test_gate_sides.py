@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from attnbench.api import IMPLEMENTATIONS
+from attnbench.api.loader import load_built_in, load_file, load_side
 from attnbench.errors import UsageError
-from attnbench.loader import load_built_in, load_file, load_side
-from attnbench.process import Settings
-from attnbench.runner import LocalRunner
+from attnbench.execution.process import Settings
+from attnbench.execution.runner import LocalRunner
 from tests.repositories import kernel, write
 
 # An implementation whose description is what another file of its side says.

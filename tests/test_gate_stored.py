@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import StoreError
-from attnbench.gate.stored import NAME, find_gate, load_gate, write_gate
-from attnbench.gate.verdict import decide
+from attnbench.gate.decide.stored import NAME, find_gate, load_gate, write_gate
+from attnbench.gate.decide.verdict import decide
 from tests import gate_runs
 
 KINDS = gate_runs.the_kinds()

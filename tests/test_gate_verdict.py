@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from attnbench.errors import ExitCode, UsageError
-from attnbench.gate.outcome import Checked
-from attnbench.gate.round import Failure, Round
-from attnbench.gate.rules import Rules
-from attnbench.gate.verdict import decide
+from attnbench.gate.decide.outcome import Checked
+from attnbench.gate.decide.round import Failure, Round
+from attnbench.gate.decide.rules import Rules
+from attnbench.gate.decide.verdict import decide
 from tests.gate_runs import CELLS, a_run, changed
 
 WRONG = {"candidate": Checked(status="incorrect", reason="o is off by 0.3")}

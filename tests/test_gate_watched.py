@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from attnbench.base.lists import parse_duration, parse_share
 from attnbench.cli.axes import AXES as ROWS
 from attnbench.errors import UsageError
-from attnbench.lists import parse_duration, parse_share
-from attnbench.paired.watched import AXES, Watched, read_table, watched
-from attnbench.plan import Axes
+from attnbench.gate.run.watched import AXES, Watched, read_table, watched
+from attnbench.planning.plan import Axes
 
 SMALL = Axes(seq_lens=(128, 256, 512, 1024))
 ALONE = "[tool.attnbench.gate]\nfiles = 'a.py'\n"

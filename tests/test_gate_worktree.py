@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.paired.worktree import checked_out
+from attnbench.gate.run.worktree import checked_out
 from tests import repositories
 from tests.conftest import environment
 from tests.repositories import commit, git, worktrees, write

@@ -11,6 +11,7 @@ from attnbench.measure.flush import Flush
 from attnbench.measure.graph import CaptureError
 from attnbench.measure.nvml import GpuSensor
 from attnbench.measure.smclock import SmClock
+from attnbench.theory.traits import case_label
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -194,9 +195,9 @@ def test_memory_on_cuda_is_the_true_peak_whatever_ran_before():
 @pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math"])
 def test_a_forced_backend_runs_or_refuses(name):
     from attnbench.api import IMPLEMENTATIONS
-    from attnbench.case import Case
-    from attnbench.loader import load_built_in
+    from attnbench.api.loader import load_built_in
     from attnbench.measure.profiled import profile_call
+    from attnbench.schema.case import Case
 
     load_built_in()
     case = Case(device="cuda", dtype="bfloat16", seq_len=512)
@@ -213,12 +214,12 @@ def test_a_forced_backend_runs_or_refuses(name):
 @gpu
 @needs_gpu
 def test_every_built_in_is_right_on_cuda():
-    from attnbench.checks import run_checks
+    from attnbench.execution.checks import run_checks
 
     results = run_checks(
         names=None, files=(), device="cuda", dtypes=("float32", "bfloat16", "float16")
     )
-    failed = [f"{r.impl}: {r.item.case.label()}: {r.reason}" for r in results if r.failed]
+    failed = [f"{r.impl}: {case_label(r.item.case)}: {r.reason}" for r in results if r.failed]
     assert not failed, "\n".join(failed)
     assert any(result.status == "ok" for result in results)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import host
+from attnbench.machine import host
 
 CPU = "sys/devices/system/cpu"
 

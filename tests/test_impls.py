@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, Case, dense_mask
-from attnbench.case import parse_mask
-from attnbench.costs import OPAQUE_FORMULAS
-from attnbench.loader import BUILT_IN, load_built_in
+from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.measure.flops import count_flops
 from attnbench.measure.profiled import profile_call
+from attnbench.schema.case import parse_mask
+from attnbench.theory.costs import OPAQUE_FORMULAS
 
 EAGER = ("naive", "naive-heads", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-mask")
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -7,13 +7,22 @@ from typing import Any
 import pytest
 
 from attnbench.api import IMPLEMENTATIONS, attention, recurrent_builder
-from attnbench.case import Case, parse_mask
+from attnbench.api.loader import load_built_in
 from attnbench.errors import UsageError
-from attnbench.kinds import KINDS, OPTIONAL_AXES, law_of, memory_of, n_name, one_query
-from attnbench.law import parse
-from attnbench.loader import load_built_in
-from attnbench.plan import Axes, work
-from attnbench.workloads import WORKLOADS
+from attnbench.planning.plan import Axes, work
+from attnbench.schema.case import Case, parse_mask
+from attnbench.theory.law import parse
+from attnbench.theory.traits import (
+    KINDS,
+    OPTIONAL_AXES,
+    case_label,
+    impossible,
+    law_of,
+    memory_of,
+    n_name,
+    one_query,
+)
+from attnbench.worker.workloads import WORKLOADS
 
 CAUSAL = parse_mask("causal")
 
@@ -91,7 +100,7 @@ def test_the_context_is_called_so():
     ],
 )
 def test_what_a_workload_makes_no_sense_of_has_a_reason(fields, words):
-    assert words in (Case(**fields).impossible() or "")
+    assert words in (impossible(Case(**fields)) or "")
 
 
 def test_work_grows_with_what_surrounds_the_core():
@@ -146,9 +155,9 @@ def test_a_workload_that_there_is_not_is_refused_by_name():
 
 def test_a_label_of_what_has_no_heads_gives_its_width():
     network = Case(workload="recurrent", heads=1, head_dim=96, width=96, seq_len=8, mask=CAUSAL)
-    assert network.label() == "recurrent forward n=8 B=1 E=96 float32 causal"
+    assert case_label(network) == "recurrent forward n=8 B=1 E=96 float32 causal"
     grouped = Case(workload="layer", kv_heads=2, value_dim=8, width=96, seq_len=8)
-    assert grouped.label() == "layer forward n=8 B=1 H=4 G=2 D=64 V=8 E=96 float32"
+    assert case_label(grouped) == "layer forward n=8 B=1 H=4 G=2 D=64 V=8 E=96 float32"
 
 
 def declaring_bytes() -> list[str]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.errors import UsageError
-from attnbench.law import VARIABLES, Law, Term, parse
+from attnbench.theory.law import VARIABLES, Law, Term, parse
 
 POWERS = st.dictionaries(
     st.sampled_from(VARIABLES),

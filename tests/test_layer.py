@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
-from attnbench.case import Case, parse_mask, parse_position
-from attnbench.inputs import Draw
-from attnbench.positions import turned, turned_squares
+from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.worker.checking import check_item
+from attnbench.worker.inputs import Draw
+from attnbench.worker.positions import turned, turned_squares
 from attnbench.worker.trial import Trial
-from attnbench.workloads import WORKLOADS
-from attnbench.workloads import layer as layers
-from attnbench.workloads.projections import PROJECTIONS, Projection, parts_of
+from attnbench.worker.workloads import WORKLOADS
+from attnbench.worker.workloads import layer as layers
+from attnbench.worker.workloads.projections import PROJECTIONS, Projection, parts_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LAYER = WORKLOADS.get("layer")

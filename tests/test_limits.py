@@ -6,12 +6,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attnbench.analysis import limits
 from attnbench.analysis.roofline import launch_bound, place
 from attnbench.analysis.table import load
-from attnbench.case import Case
-from attnbench.record import Cell, Record, Sample
-from attnbench.store import Run, load_run
+from attnbench.execution.store import Run, load_run
+from attnbench.machine import limits
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell, Record, Sample
 from tests import synthetic
 
 MEASURED = {

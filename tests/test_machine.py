@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from attnbench import host, machine
+from attnbench.machine import facts, host
 
 
 @pytest.mark.parametrize("error", [PermissionError, OSError])
@@ -15,9 +15,9 @@ def test_a_refused_affinity_is_unknown_and_the_cores_are_those_of_the_machine(mo
         raise error(1, "Operation not permitted")
 
     monkeypatch.setattr("os.sched_getaffinity", refuse, raising=False)
-    facts = machine.environment("cpu")
-    assert (facts["cores"], facts["affinity"]) == (os.cpu_count(), None)
-    json.dumps(facts)
+    found = facts.environment("cpu")
+    assert (found["cores"], found["affinity"]) == (os.cpu_count(), None)
+    json.dumps(found)
 
 
 def test_caches_of_every_unit_are_in_bytes_and_are_those_of_a_cpu_in_the_affinity(
@@ -31,4 +31,4 @@ def test_caches_of_every_unit_are_in_bytes_and_are_those_of_a_cpu_in_the_affinit
                 (index / name).write_text(f"{text}\n")
     monkeypatch.setattr(host, "data_caches", functools.partial(host.data_caches, root=tmp_path))
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 5}, raising=False)
-    assert machine.environment("cpu")["caches"] == {"L1": 48 << 10, "L3": 96 << 20}
+    assert facts.environment("cpu")["caches"] == {"L1": 48 << 10, "L3": 96 << 20}

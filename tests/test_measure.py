@@ -235,7 +235,7 @@ def test_dispatched_matmuls_are_counted_in_every_form():
 
 
 def test_opaque_attention_is_priced_by_the_formula_it_is_given():
-    from attnbench.costs import OPAQUE_FORMULAS
+    from attnbench.theory.costs import OPAQUE_FORMULAS
 
     q, v = torch.randn(1, 2, 32, 16), torch.randn(1, 2, 32, 16)
 

@@ -22,10 +22,10 @@ from attnbench.analysis.scaling.model_parts import Parts
 from attnbench.analysis.scaling.model_terms import candidates, carriers, design, surplus
 from attnbench.analysis.scaling.model_verdict import _presence
 from attnbench.analysis.scaling.results import ModelFit
-from attnbench.case import Case, parse_mask
-from attnbench.law import parse
-from attnbench.record import Cell, Record, Sample
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.schema.case import Case, parse_mask
+from attnbench.schema.record import Cell, Record, Sample
+from attnbench.theory.law import parse
 
 Time = Callable[[Case], float]
 SIZES = (1, 128, 256, 512, 1024, 2048)

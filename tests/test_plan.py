@@ -2,13 +2,20 @@ from typing import Any
 
 import pytest
 
-from attnbench.case import Case, parse_mask, parse_position
+from attnbench.base.lists import parse_sizes
 from attnbench.errors import UnknownNameError, UsageError
-from attnbench.expansion import check_names, expand, implementations, misfit, with_overrides
-from attnbench.lists import parse_sizes
-from attnbench.plan import HEATS_PER_GROUP, Axes, grouped, make_plan
-from attnbench.presets import PRESETS
-from attnbench.record import Cell
+from attnbench.planning.expansion import (
+    check_names,
+    expand,
+    implementations,
+    misfit,
+    with_overrides,
+)
+from attnbench.planning.plan import HEATS_PER_GROUP, Axes, grouped, make_plan
+from attnbench.planning.presets import PRESETS
+from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.schema.record import Cell
+from attnbench.theory.traits import impossible
 
 CATALOGUE = {
     "implementations": [{"name": "naive"}, {"name": "sdpa"}],
@@ -173,7 +180,7 @@ def test_a_network_without_heads_is_one_case_for_each_width():
         assert [misfit(Axes(workload="recurrent", **axes), case) for case in cases] == [None] * len(
             cases
         )
-        assert not any(case.impossible() for case in cases)
+        assert not any(impossible(case) for case in cases)
         return [(case.width, case.heads, case.head_dim) for case in cases]
 
     assert networks(widths=(510, 256)) == [(510, 1, 510), (256, 1, 256)]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from attnbench.store import RECORDS, load_run
+from attnbench.execution.store import RECORDS, load_run
 from tests.conftest import TINY, Cli, exported, run_attnbench
 
 AXES = ("--seq-lens", "16,32", "--impls", "naive,sdpa", *TINY)

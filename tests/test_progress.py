@@ -1,10 +1,10 @@
 """What is printed while a sweep runs."""
 
-from attnbench import units
 from attnbench.analysis import times
-from attnbench.case import Case
+from attnbench.base import units
 from attnbench.cli import progress
-from attnbench.record import Cell, Record, Sample
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell, Record, Sample
 from tests.conftest import run_script
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
-from attnbench.case import Case, parse_mask
-from attnbench.inputs import Draw
+from attnbench.schema.case import Case, parse_mask
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.checking import check_item
+from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial
-from attnbench.workloads import WORKLOADS
-from attnbench.workloads.recurrent import gru_states
+from attnbench.worker.workloads import WORKLOADS
+from attnbench.worker.workloads.recurrent import gru_states
 
 PASSES = ("forward", "backward", "both")
 
@@ -159,7 +159,7 @@ def test_cores_of_attention_serve_no_recurrence_nor_a_network_attention():
 
 
 def test_a_network_is_not_called_as_attention():
-    from attnbench.direct import get
+    from attnbench.api.direct import get
     from attnbench.errors import UsageError
 
     q = torch.zeros(1, 2, 3, 4)

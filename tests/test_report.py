@@ -9,17 +9,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from attnbench import units
 from attnbench.analysis.compare import compared
-from attnbench.case import PASSES, Case
+from attnbench.base import units
+from attnbench.base.markup import table
 from attnbench.errors import StoreError
-from attnbench.markup import table
+from attnbench.execution.store import load_run
 from attnbench.report import scales, style, write_report
 from attnbench.report.charts import CHARTS
 from attnbench.report.labels import spread
 from attnbench.report.panels import value_axis
 from attnbench.report.sheets import PANELS_A_SHEET, sheets
-from attnbench.store import load_run
+from attnbench.schema.case import PASSES, Case
 from tests import synthetic
 
 GROWTH = ("exponents", "fit", "model", "exact")  # figures with tests of their own

@@ -9,12 +9,12 @@ import pytest
 from attnbench.analysis.axes import fixed, floor_size
 from attnbench.analysis.compare import compared, rope_cost
 from attnbench.analysis.scaling.labels import same_text
-from attnbench.case import Case
+from attnbench.execution.store import load_run
 from attnbench.report import beside
 from attnbench.report.charts import CHARTS, with_rate_interval
 from attnbench.report.sheets import sheets
 from attnbench.report.write import write_report
-from attnbench.store import load_run
+from attnbench.schema.case import Case
 from tests import synthetic
 
 

@@ -15,10 +15,10 @@ from matplotlib.text import Text
 from attnbench.analysis.compare import compared
 from attnbench.analysis.crossovers import crossovers
 from attnbench.analysis.scaling.results import Estimate, Scaling
-from attnbench.case import Case
 from attnbench.report import crossed, exact, forest, growth, scaling, shares, style
 from attnbench.report import fits as fit_plots
 from attnbench.report.write import write_report
+from attnbench.schema.case import Case
 from tests import fits, synthetic
 from tests.test_crossovers import passing, run_of, square
 from tests.test_report import Page

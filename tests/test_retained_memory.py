@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, attention_builder
-from attnbench.case import Case, parse_mask, parse_position
 from attnbench.measure.profiled import call_kept
-from attnbench.record import Record
+from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.schema.record import Record
 from attnbench.worker.measuring import prepare_case
 from attnbench.worker.trial import Trial
-from attnbench.workloads import WORKLOADS
+from attnbench.worker.workloads import WORKLOADS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 64

@@ -6,16 +6,16 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from attnbench import units
 from attnbench.analysis.compare import compared
-from attnbench.case import Case
+from attnbench.base import units
+from attnbench.execution.store import load_run
 from attnbench.report import roofline, style, write_report
 from attnbench.report.charts import CHARTS
 from attnbench.report.content import limit_rows
 from attnbench.report.panels import Frame
 from attnbench.report.roofline import Roof
 from attnbench.report.sheets import sheets
-from attnbench.store import load_run
+from attnbench.schema.case import Case
 from tests import synthetic
 
 MEASURED = {

@@ -17,8 +17,8 @@ from attnbench.analysis.scaling.decide import Evidence, decide
 from attnbench.analysis.scaling.exponent import fit_many, fit_series
 from attnbench.analysis.scaling.medians import Sets, drawn_medians, intervals
 from attnbench.analysis.scaling.results import Estimate, ExponentFit, Series
-from attnbench.law import parse
-from attnbench.stats import processes_interval
+from attnbench.base.stats import processes_interval
+from attnbench.theory.law import parse
 
 FOUR_OCTAVES = (128, 256, 512, 1024, 2048)
 FLOOR_US = 16.0

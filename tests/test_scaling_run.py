@@ -15,13 +15,13 @@ from attnbench.analysis.scaling.laws import Laws
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
 from attnbench.analysis.scaling.series import groups
 from attnbench.analysis.scaling.verdicts import scaling
-from attnbench.case import Case, Device, parse_mask
-from attnbench.finding import Finding
-from attnbench.plan import Axes
-from attnbench.record import Record
-from attnbench.runner import Settings
-from attnbench.session import Request, Silent, sweep
-from attnbench.store import Run, load_run
+from attnbench.execution.runner import Settings
+from attnbench.execution.session import Request, Silent, sweep
+from attnbench.execution.store import Run, load_run
+from attnbench.planning.plan import Axes
+from attnbench.schema.case import Case, Device, parse_mask
+from attnbench.schema.finding import Finding
+from attnbench.schema.record import Record
 from tests import synthetic
 
 SIZES = (128, 256, 512, 1024, 2048)

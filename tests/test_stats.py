@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from attnbench.stats import interval_rank, median, median_interval, ratio_interval
+from attnbench.base.stats import interval_rank, median, median_interval, ratio_interval
 
 
 def found(interval: tuple[float, float] | None) -> tuple[float, float]:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.case import Case
 from attnbench.errors import StoreError
-from attnbench.record import SCHEMA, Cell, Record, Sample
-from attnbench.store import RunWriter, find_run, load_run
+from attnbench.execution.store import RunWriter, find_run, load_run
+from attnbench.schema.case import Case
+from attnbench.schema.record import SCHEMA, Cell, Record, Sample
 
 
 def record(n: int = 64, impl: str = "naive") -> Record:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from attnbench.beacon import NOBODY, Beacon
-from attnbench.case import Case
-from attnbench.process import GARBLED, GarbledError
-from attnbench.supervision import Death, Supervision
+from attnbench.base.heartbeat import NOBODY, Beacon
+from attnbench.execution.process import GARBLED, GarbledError
+from attnbench.execution.supervision import Death, Supervision
+from attnbench.schema.case import Case
 
 CASES = [Case(seq_len=8), Case(seq_len=16)]
 KEYS = [(0, "a"), (0, "b"), (1, "a")]

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from attnbench.analysis import diagnostics, notes, times
-from attnbench.case import Case
-from attnbench.record import Cell, Record, Sample, merged
-from attnbench.stats import (
+from attnbench.base.stats import (
     fastest_of_windows,
     log_t_interval,
     median_interval,
     processes_interval,
     t_quantile,
 )
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell, Record, Sample, merged
 
 CELL = Cell(case=Case(seq_len=128), impl="naive")
 

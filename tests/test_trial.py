@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
-from attnbench.case import Case
 from attnbench.measure.clock import clock_for
 from attnbench.measure.graph import CaptureError
 from attnbench.measure.stopping import StoppingRule
 from attnbench.measure.warming import UnmeasurableError
 from attnbench.measure.watch import Watch
-from attnbench.record import Record
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
 from attnbench.worker.explaining import flops_note, predicted_miss, sdpa_backend
 from attnbench.worker.measuring import measure_heat
 from attnbench.worker.setup import Setup

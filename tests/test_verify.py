@@ -11,10 +11,10 @@ import pytest
 
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.errors import ExitCode
-from attnbench.finding import Finding, Verdict, exit_code
-from attnbench.presets import PRESETS
-from attnbench.store import load_info
-from attnbench.verify import PRESET_ON
+from attnbench.execution.store import load_info
+from attnbench.execution.verify import PRESET_ON
+from attnbench.planning.presets import PRESETS
+from attnbench.schema.finding import Finding, Verdict, exit_code
 from tests import synthetic
 from tests.conftest import Cli, Refused
 

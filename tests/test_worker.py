@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from attnbench.case import Case
 from attnbench.measure.graph import CaptureError
-from attnbench.record import Record
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
 from attnbench.worker import __main__ as worker
 
 FAILURES: dict[str, tuple[Exception, str, str]] = {

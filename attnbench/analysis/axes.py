@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.kinds import KINDS
-from attnbench.units import is_unknown
+from attnbench.base.units import is_unknown
+from attnbench.theory.traits import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)

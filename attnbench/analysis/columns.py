@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attnbench.analysis import limits, notes, roofline, times
-from attnbench.record import Record
-from attnbench.registry import Registry
-from attnbench.stats import median
-from attnbench.store import Run
+from attnbench.analysis import notes, roofline, times
+from attnbench.base.registry import Registry
+from attnbench.base.stats import median
+from attnbench.execution.store import Run
+from attnbench.machine import limits
+from attnbench.schema.record import Record
 
 Kind = Literal["int", "float", "text"]
 Value = int | float | str | None

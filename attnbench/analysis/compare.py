@@ -11,9 +11,9 @@ import pandas as pd
 from attnbench.analysis.axes import in_order
 from attnbench.analysis.table import load
 from attnbench.analysis.times import ratio
-from attnbench.case import Position
-from attnbench.record import Record
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.schema.case import Position
+from attnbench.schema.record import Record
 
 BASELINE = "naive"
 CellKey = tuple[str, str]

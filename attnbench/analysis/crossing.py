@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from attnbench import units
 from attnbench.analysis.scaling.results import Estimate
+from attnbench.base import units
 
 NEAR = 4.0  # sizes further apart than this factor say little of what lies between them
 

@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from attnbench import units
 from attnbench.analysis.axes import AXES, floor_size, label
 from attnbench.analysis.compare import BASELINE
 from attnbench.analysis.crossing import Crossing, crossings, lead, size_text
 from attnbench.analysis.scaling.results import Estimate
 from attnbench.analysis.times import Side, are_times, ratio_of, side
-from attnbench.case import Case
-from attnbench.record import Record
-from attnbench.store import Run
+from attnbench.base import units
+from attnbench.execution.store import Run
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
 
 By = Literal["impl", "cache", "projection"]
 Outcome = Literal["crosses", "none", "no difference"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean
 
-from attnbench.stats import median
+from attnbench.base.stats import median
 
 # Fewer values than these show nothing.
 ENOUGH = 20

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench import units
 from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.compare import BASELINE, WORST_FIRST
-from attnbench.kinds import KINDS
+from attnbench.base import units
+from attnbench.theory.traits import KINDS
 
 WIDE_INTERVAL = 0.2  # of the median; differences below it are lost in such a cell
 SLICE = ["workload", "device", "dtype", "pass"]

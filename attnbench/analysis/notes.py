@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from attnbench import units
 from attnbench.analysis import diagnostics, times
 from attnbench.analysis.roofline import launch_bound
-from attnbench.record import Record
-from attnbench.registry import Registry
-from attnbench.symptoms import STEAL_SHARE
+from attnbench.base import units
+from attnbench.base.registry import Registry
+from attnbench.machine.symptoms import STEAL_SHARE
+from attnbench.schema.record import Record
 
 # Each interruption costs about a slice of the scheduler, 4 ms: from here on a core was away half of
 # the time. Seen with two threads on two cores: 32 to 90 a second quiet, 170 to 250 beside a process

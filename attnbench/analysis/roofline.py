@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attnbench.analysis.limits import Ceilings, ceilings_of, peak_tflops, peaks_of
-from attnbench.case import Case
+from attnbench.machine.limits import Ceilings, ceilings_of, peak_tflops, peaks_of
+from attnbench.schema.case import Case
 
 Bound = Literal["compute", "memory", "launch"]
 HOST_BOUND = 0.95  # of the time, spent by the host on issuing the call: the device waits for it

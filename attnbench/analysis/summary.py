@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench import units
 from attnbench.analysis.axes import label, telling
-from attnbench.registry import Registry
+from attnbench.base import units
+from attnbench.base.registry import Registry
 
 Row = Mapping[Any, Any]
 

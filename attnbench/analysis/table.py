@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis.columns import COLUMNS, Column, Kind
-from attnbench.store import Run, load_run
+from attnbench.execution.store import Run, load_run
 
 _PANDAS_TYPES: dict[Kind, str] = {"int": "Int64", "float": "float64", "text": "str"}
 

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from attnbench.host import SLICE_US
-from attnbench.record import Record
-from attnbench.sample import Sample
-from attnbench.stats import (
+from attnbench.base.sample import Sample
+from attnbench.base.stats import (
     fastest_of_windows,
     median,
     median_interval,
@@ -18,6 +16,8 @@ from attnbench.stats import (
     quotient_interval,
     t_quantile,
 )
+from attnbench.machine.host import SLICE_US
+from attnbench.schema.record import Record
 
 Interval = tuple[float, float]
 _POWER = 0.8

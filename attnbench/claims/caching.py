@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnbench.case import Case
 from attnbench.claims.claim import CHAPTER, Answer, LackingError, identity, of_run
 from attnbench.claims.counts import alike, is_sum_of, split
 from attnbench.claims.evidence import Evidence
 from attnbench.claims.exact import Array, decide, draws, error, said
 from attnbench.claims.formulas import Tally, attention
+from attnbench.schema.case import Case
 
 LONG = 4  # widths: from here on two thirds of the FLOPs of a rerun are quadratic
 O_TOLERANCE = 0.15  # of an exponent, as for every other law

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnbench.finding import Figure, Finding, Verdict
-from attnbench.registry import Registry
+from attnbench.base.registry import Registry
+from attnbench.schema.finding import Figure, Finding, Verdict
 
 if TYPE_CHECKING:
     from attnbench.claims.evidence import Evidence

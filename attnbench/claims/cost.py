@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from attnbench.case import Case
 from attnbench.claims.claim import CHAPTER, Answer, identity
 from attnbench.claims.exact import draws, said
 from attnbench.claims.formulas import Tally, multi_head
-from attnbench.costs import core_flops, projection_flops
+from attnbench.schema.case import Case
+from attnbench.theory.costs import core_flops, projection_flops
 
 _HEADS = (1, 2, 4, 8)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnbench.case import Case
 from attnbench.claims.claim import Answer, LackingError
 from attnbench.claims.exact import said
-from attnbench.finding import Figure
-from attnbench.record import Record
+from attnbench.schema.case import Case
+from attnbench.schema.finding import Figure
+from attnbench.schema.record import Record
 
 ABSENT = 1e-6  # the share of a term that only rounding gave a coefficient
 EXACT = 1e-3  # counts are whole numbers; integer division by tokens leaves this at most

@@ -9,11 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.times import are_times, ratio
+from attnbench.base.units import ratio as ratio_text
 from attnbench.claims.claim import Answer, LackingError
-from attnbench.finding import WORST_FIRST, Figure, Finding, Verdict
-from attnbench.record import Record
-from attnbench.store import Run
-from attnbench.units import ratio as ratio_text
+from attnbench.execution.store import Run
+from attnbench.schema.finding import WORST_FIRST, Figure, Finding, Verdict
+from attnbench.schema.record import Record
+from attnbench.theory.traits import case_label
 
 if TYPE_CHECKING:
     from attnbench.analysis.scaling.results import Scaling
@@ -158,7 +159,7 @@ def _rest(record: Record, without: Mapping[str, Any]) -> tuple[Any, ...]:
 def _compared(above: Record, below: Record) -> Comparison:
     value, interval = ratio(above, below)
     low, high = interval or (None, None)
-    label = f"{above.cell.case.label()} {above.cell.impl}"
+    label = f"{case_label(above.cell.case)} {above.cell.impl}"
     return Comparison(label=label, value=value, low=low, high=high)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnbench.claims.claim import Answer
-from attnbench.finding import Figure
+from attnbench.schema.finding import Figure
 
 Array = NDArray[np.float64]
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from attnbench.case import Case
-from attnbench.claims.claim import (
-    BASICS,
-    CHAPTER,
-    PERSPECTIVES,
-    Answer,
-    LackingError,
-    of_run,
-)
+from attnbench.claims.claim import BASICS, CHAPTER, PERSPECTIVES, Answer, LackingError, of_run
 from attnbench.claims.counts import alike, is_sum_of, split
 from attnbench.claims.evidence import Evidence, Pairs, combined
 from attnbench.claims.exact import said
-from attnbench.record import Record
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
 
 # In half precision naive holds the scores twice in float32 beside the weights: five in all.
 MOST_BUFFERS = 5.5

@@ -20,8 +20,8 @@ from attnbench.claims import (
 from attnbench.claims.claim import CLAIMS, Claim
 from attnbench.claims.evidence import Evidence
 from attnbench.errors import ExitCode
-from attnbench.finding import Finding
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.schema.finding import Finding
 
 SUBJECTS = (cost, growth, caching, heads, softmax, masks, rotary, sinusoidal, recurrent, examples,
             unmeasured)  # fmt: skip

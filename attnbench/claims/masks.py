@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnbench.case import parse_mask
 from attnbench.claims.claim import BASICS, CHAPTER, Answer, identity
 from attnbench.claims.exact import Array, decide, draws, error, said
 from attnbench.claims.formulas import attention
-from attnbench.costs import admitted_pairs
+from attnbench.schema.case import parse_mask
+from attnbench.theory.costs import admitted_pairs
 
 
 def admitted(queries: int, keys: int) -> Array:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from attnbench.base.units import ratio
 from attnbench.claims.claim import SCRATCH, Answer, LackingError, identity, of_run
 from attnbench.claims.evidence import Evidence, Pairs
 from attnbench.claims.exact import Array, draws, said
 from attnbench.claims.formulas import attention
-from attnbench.finding import Figure, Verdict
-from attnbench.record import Record
-from attnbench.units import ratio
+from attnbench.schema.finding import Figure, Verdict
+from attnbench.schema.record import Record
 
 Step = Callable[[Array], Array]
 CLAIMED = 100.0

@@ -9,6 +9,7 @@ import click
 
 from attnbench.cli.options import NAMES, device_option, impl_files, seed_option
 from attnbench.errors import ExitCode
+from attnbench.theory.traits import case_label
 
 
 @click.command()
@@ -34,7 +35,7 @@ def check(**options: Any) -> None:
     in the same tensors, with planted needle keys. What an implementation cannot take is
     `unsupported`, with the reason.
     """
-    from attnbench.checks import run_checks
+    from attnbench.execution.checks import run_checks
 
     results = run_checks(
         names=options["impls"],
@@ -56,7 +57,7 @@ def check(**options: Any) -> None:
 
 
 def _worst(ratio: float) -> str:
-    from attnbench.units import digits
+    from attnbench.base.units import digits
 
     return digits(ratio) if ratio < 1000 else "> 1000"
 
@@ -67,7 +68,7 @@ def _printer(verbose: bool) -> Any:
             reason = f": {result.reason}" if result.reason else ""
             click.echo(
                 f"{result.status:11} {result.impl}: {result.item.name}:"
-                f" {result.item.case.label()}{reason}"
+                f" {case_label(result.item.case)}{reason}"
             )
 
     return seen

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from attnbench.cli.options import NAMES, output_option
-from attnbench.finding import SIGNS, VERDICTS
+from attnbench.schema.finding import SIGNS, VERDICTS
 
 if TYPE_CHECKING:
     from attnbench.claims.ledger import Ledger
-    from attnbench.store import Run
+    from attnbench.execution.store import Run
 
 _COLOURS = {0: "green", 1: "red", 3: "yellow"}
 
@@ -46,7 +46,7 @@ def claims(run: str | None, output: Path, only: tuple[str, ...] | None, as_json:
 
 def _run(name: str | None, output: Path) -> Run | None:
     """The named run; the latest where none is named, and none where there is no run."""
-    from attnbench.store import find_run, load_run, runs_in
+    from attnbench.execution.store import find_run, load_run, runs_in
 
     if name is None and not runs_in(output):
         return None

@@ -12,8 +12,8 @@ import click
 from attnbench.cli.options import device_option
 
 if TYPE_CHECKING:
-    from attnbench.doctor import Examination
-    from attnbench.symptoms import Finding
+    from attnbench.execution.doctor import Examination
+    from attnbench.machine.symptoms import Finding
 
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "fail": ("✗", "red")}
 _STAGES = {
@@ -40,7 +40,7 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
     must be seen between interleaved twins. Then the noise of this machine, and what to do about
     it. Exits 0 where it is fit to measure and 4 where not; a warning changes nothing.
     """
-    from attnbench.doctor import examine
+    from attnbench.execution.doctor import examine
 
     if as_json:
         import json
@@ -99,7 +99,7 @@ def _print_remedy(finding: Finding) -> None:
 
 
 def _machine(facts: dict[str, Any]) -> str:
-    from attnbench.host import ranges
+    from attnbench.machine.host import ranges
 
     parts = [
         facts["device_name"],

@@ -26,7 +26,7 @@ def export(run: str, output: Path, kind: str, to: Path | None) -> None:
     """Write RUN (a folder, a name, or `latest`) as one row a cell; unknown is null, never 0."""
     from attnbench.analysis.export import to_csv, to_json, to_parquet
     from attnbench.analysis.table import load
-    from attnbench.store import find_run, load_run
+    from attnbench.execution.store import find_run, load_run
 
     if kind == "parquet" and to is None:
         raise UsageError("parquet is binary; name a file with --to FILE")

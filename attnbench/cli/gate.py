@@ -25,13 +25,13 @@ _WHY = {
 
 
 def _share(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    from attnbench.lists import parse_share
+    from attnbench.base.lists import parse_share
 
     return None if text is None else parse_share(text, option.opts[0])
 
 
 def _duration(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    from attnbench.lists import parse_duration
+    from attnbench.base.lists import parse_duration
 
     return None if text is None else parse_duration(text, option.opts[0])
 

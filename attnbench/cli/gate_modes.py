@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from attnbench.base.files import check_name
 from attnbench.cli.axes import AXES
 from attnbench.cli.gate_output import show, write_all
 from attnbench.cli.gate_progress import GateDisplay
@@ -18,15 +19,14 @@ from attnbench.cli.gate_stored import against_baseline, between_files
 from attnbench.cli.options import given
 from attnbench.cli.summary import console
 from attnbench.errors import ExitCode, StoreError
-from attnbench.gate.outcome import GateRun
-from attnbench.gate.round import Round
-from attnbench.gate.stored import NAME, ROUNDS, keep_round, load_gate
-from attnbench.gate.verdict import decide
-from attnbench.paired.request import Comparison, comparison, device_of
-from attnbench.paired.session import run_gate
-from attnbench.paired.worktree import checked_out
-from attnbench.runner import Settings
-from attnbench.store import check_name
+from attnbench.execution.runner import Settings
+from attnbench.gate.decide.outcome import GateRun
+from attnbench.gate.decide.round import Round
+from attnbench.gate.decide.stored import NAME, ROUNDS, keep_round, load_gate
+from attnbench.gate.decide.verdict import decide
+from attnbench.gate.run.request import Comparison, comparison, device_of
+from attnbench.gate.run.session import run_gate
+from attnbench.gate.run.worktree import checked_out
 
 # What the table of pyproject.toml may hold beside the axes.
 _SETTINGS = (

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from attnbench.gate.outcome import GateRun, Outcome
+    from attnbench.gate.decide.outcome import GateRun, Outcome
 
 XML, MARKDOWN = "gate.xml", "gate.md"
 _STYLES = {
@@ -28,7 +28,7 @@ def show(run: GateRun, outcome: Outcome, console: Console, folder: Path | None =
 
     `folder` is where the files are, if there are any.
     """
-    from attnbench.gate import texts
+    from attnbench.report.gate import texts
 
     colour = {0: "green", 1: "red"}.get(int(outcome.exit_code), "yellow")
     common, _ = texts.labels(run.cells)
@@ -62,10 +62,10 @@ def write_all(folder: Path, run: GateRun, outcome: Outcome) -> None:
     Raises:
         StoreError: the folder cannot be written.
     """
-    from attnbench.gate import junit, markdown
-    from attnbench.gate.stored import drop_kept_rounds, write_gate
-    from attnbench.report.gate import write_page
-    from attnbench.store import write_whole
+    from attnbench.base.files import write_whole
+    from attnbench.gate.decide.stored import drop_kept_rounds, write_gate
+    from attnbench.report.gate import junit, markdown
+    from attnbench.report.gate.page import write_page
 
     file = write_gate(folder, run, outcome)
     drop_kept_rounds(folder)
@@ -79,7 +79,7 @@ def write_all(folder: Path, run: GateRun, outcome: Outcome) -> None:
 
 
 def _table(run: GateRun, outcome: Outcome) -> Table:
-    from attnbench.gate import texts
+    from attnbench.report.gate import texts
 
     _, names = texts.labels(run.cells)
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -96,15 +96,15 @@ def _table(run: GateRun, outcome: Outcome) -> Table:
 
 
 def _reasons(run: GateRun, outcome: Outcome) -> Iterator[Text]:
-    from attnbench.gate import texts
+    from attnbench.report.gate import texts
 
     for verdict, name, why in texts.reasons(run, outcome):
         yield Text.assemble((f"{texts.SIGNS[verdict]} {name}", _STYLES[verdict]), f": {why}")
 
 
 def _where(folder: Path | None) -> Iterator[Text]:
-    from attnbench.gate import texts
-    from attnbench.gate.stored import NAME
+    from attnbench.gate.decide.stored import NAME
+    from attnbench.report.gate import texts
 
     if folder is not None:
         yield Text(f"page:   {folder / 'gate.html'}")

@@ -8,12 +8,12 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from attnbench.gate.round import Round
-from attnbench.record import Cell
+from attnbench.gate.decide.round import Round
+from attnbench.schema.record import Cell
 
 
 class GateDisplay:
-    """A listener of `attnbench.paired.session`; everything goes to standard error."""
+    """A listener of `attnbench.gate.run.session`; everything goes to standard error."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet

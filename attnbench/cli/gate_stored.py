@@ -10,13 +10,13 @@ import click
 from attnbench.cli.progress import Display
 from attnbench.cli.summary import table
 from attnbench.errors import ExitCode
-from attnbench.gate import texts
-from attnbench.gate.benchmark_files import files_of
-from attnbench.gate.outcome import Outcome
-from attnbench.gate.pytest_benchmark import as_text, compare_files
-from attnbench.gate.rules import DEFAULT_THRESHOLD, Rules
-from attnbench.paired.baseline import BaselineRequest, compare_with_stored
-from attnbench.store import find_run, load_info
+from attnbench.execution.store import find_run, load_info
+from attnbench.gate.decide.benchmark_files import files_of
+from attnbench.gate.decide.outcome import Outcome
+from attnbench.gate.decide.pytest_benchmark import as_text, compare_files
+from attnbench.gate.decide.rules import DEFAULT_THRESHOLD, Rules
+from attnbench.gate.run.baseline import BaselineRequest, compare_with_stored
+from attnbench.report.gate import texts
 
 
 def against_baseline(options: dict[str, Any]) -> ExitCode:

@@ -22,7 +22,6 @@ from attnbench.cli.gate import gate
 from attnbench.cli.listing import list_
 from attnbench.cli.options import OneLineError
 from attnbench.cli.report import report
-from attnbench.cli.selftest import selftest
 from attnbench.cli.sweep import sweep
 from attnbench.cli.verify import verify
 from attnbench.errors import AttnbenchError, ExitCode
@@ -109,5 +108,5 @@ def main() -> None:
     """
 
 
-for command in (list_, check, sweep, report, verify, claims, gate, export, doctor, selftest):
+for command in (list_, check, sweep, report, verify, claims, gate, export, doctor):
     main.add_command(command)

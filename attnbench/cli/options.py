@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from attnbench.base.lists import parse_names, parse_numbers, parse_sizes
 from attnbench.errors import AttnbenchError, ExitCode
-from attnbench.lists import parse_names, parse_numbers, parse_sizes
 
 Command = Callable[..., Any]
 

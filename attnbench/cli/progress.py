@@ -11,17 +11,18 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from attnbench import units
-from attnbench.case import Case
-from attnbench.plan import Plan, grouped, work
-from attnbench.record import Record
+from attnbench.base import units
+from attnbench.planning.plan import Plan, grouped, work
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
+from attnbench.theory.traits import case_label
 
 # What a cell costs whatever its size, as multiply-adds: checks, probes and samples of a small one.
 _BASE_WORK = 1.5e9
 
 
 class Display:
-    """Shows how far a sweep is. A listener of `attnbench.session`."""
+    """Shows how far a sweep is. A listener of `attnbench.execution.session`."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.interrupted_hint: Path | None = None
@@ -67,7 +68,7 @@ class Display:
     def working(self, case: Case | None, impl: str | None, stage: str) -> None:
         """Show the cell and the stage the worker is at."""
         if self._progress is not None:
-            who = f"{impl or 'all'}: {case.label()} ({stage})" if case else stage
+            who = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
             self._progress.update(self._task, description=who, left=self._left())
 
     def recorded(self, record: Record) -> None:
@@ -128,20 +129,20 @@ def _line(record: Record) -> str:
 
     case = record.cell.case
     if record.status != "ok":
-        return f"{record.status:11} {record.cell.impl}: {case.label()}: {record.reason}"
+        return f"{record.status:11} {record.cell.impl}: {case_label(case)}: {record.reason}"
     reported_us = times.time_us(record)
     assert reported_us is not None, "what is ok has a time"
-    return f"{units.time(reported_us):>11} {record.cell.impl}: {case.label()}"
+    return f"{units.time(reported_us):>11} {record.cell.impl}: {case_label(case)}"
 
 
 def _print_plan(plan: Plan) -> None:
     for number, group in enumerate(plan.groups, start=1):
         click.echo(f"process {number}")
         for case, impls in group.cases:
-            click.echo(f"  {case.case_id}  {case.label()}: {', '.join(impls)}")
+            click.echo(f"  {case.case_id}  {case_label(case)}: {', '.join(impls)}")
     for record in plan.decided:
         click.echo(
-            f"{record.status}: {record.cell.impl}: {record.cell.case.label()}: {record.reason}"
+            f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}"
         )
     count = sum(len(list(group.cells())) for group in plan.groups)
     click.echo(f"{count} cells to measure, {len(plan.decided)} decided without running")

@@ -16,10 +16,10 @@ def report(run: str, output: Path) -> None:
 
     Of a gate run: its page gate.html, decided again from the raw data.
     """
-    from attnbench.gate.stored import folder_of_gate
+    from attnbench.execution.store import find_run
+    from attnbench.gate.decide.stored import folder_of_gate
     from attnbench.report import write_report
-    from attnbench.report.gate import redraw
-    from attnbench.store import find_run
+    from attnbench.report.gate.page import redraw
 
     gate = folder_of_gate(run, output)
     click.echo(redraw(gate) if gate else write_report(find_run(run, output)))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from attnbench.store import Run
+    from attnbench.execution.store import Run
 
 _SHOWN = 60
 
@@ -82,7 +82,7 @@ def _print_failures(rows: Any) -> None:
 
 
 def _print_spent(stages: list[tuple[str, float]], wall_s: float | None) -> None:
-    from attnbench.units import seconds
+    from attnbench.base.units import seconds
 
     if wall_s is not None:
         shares = ", ".join(f"{stage} {seconds(value)}" for stage, value in stages)

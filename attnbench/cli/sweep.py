@@ -106,9 +106,9 @@ def sweep(**options: Any) -> None:
     Exits 1 if a result was incorrect.
     """
     from attnbench.cli.progress import Display
-    from attnbench.session import resume as resume_run
-    from attnbench.session import sweep as start
-    from attnbench.store import find_run, load_run
+    from attnbench.execution.session import resume as resume_run
+    from attnbench.execution.session import sweep as start
+    from attnbench.execution.store import find_run, load_run
 
     quiet, dry_run = options.pop("quiet"), options.pop("dry_run")
     with Display(quiet=quiet) as display:
@@ -134,11 +134,11 @@ def sweep(**options: Any) -> None:
 
 
 def _request(options: dict[str, Any]) -> Any:
-    from attnbench.expansion import with_overrides
-    from attnbench.plan import Axes
-    from attnbench.presets import PRESETS
-    from attnbench.runner import Settings
-    from attnbench.session import Request
+    from attnbench.execution.runner import Settings
+    from attnbench.execution.session import Request
+    from attnbench.planning.expansion import with_overrides
+    from attnbench.planning.plan import Axes
+    from attnbench.planning.presets import PRESETS
 
     given = {name: options[name] for _, name, _, _ in AXES}
     given["workload"] = options["workload"]
@@ -178,7 +178,7 @@ def _request(options: dict[str, Any]) -> Any:
 
 def _refuse_unused(preset: str, workloads: list[str], given: dict[str, Any]) -> None:
     """Refuse an axis that none of a preset's workloads has: it would change nothing."""
-    from attnbench.kinds import KINDS
+    from attnbench.theory.traits import KINDS
 
     for flag, name, _, _ in AXES:
         if given[name] and all(name in KINDS.get(kind).foreign() for kind in workloads):
@@ -193,7 +193,7 @@ def _relevant(workload: str, given: dict[str, Any]) -> dict[str, Any]:
     """In a preset of several workloads, the axes of one apply to that one alone."""
     if given["workload"]:
         return given
-    from attnbench.kinds import KINDS
+    from attnbench.theory.traits import KINDS
 
     foreign = KINDS.get(workload).foreign()
     return {name: None if name in foreign else value for name, value in given.items()}

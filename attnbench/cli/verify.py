@@ -9,7 +9,7 @@ import click
 
 from attnbench.cli.options import NAMES, device_option, given, output_option, seed_option
 from attnbench.errors import UsageError
-from attnbench.finding import SIGNS, VERDICTS, WORST_FIRST, exit_code
+from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, exit_code
 
 if TYPE_CHECKING:
     from attnbench.analysis.scaling.results import Scaling
@@ -57,7 +57,7 @@ def verify(**options: Any) -> None:
     or --impl it is they that are measured, as cores alone: no layers, decoding or networks.
     """
     from attnbench.analysis.scaling.verdicts import scaling
-    from attnbench.store import find_run, load_run
+    from attnbench.execution.store import find_run, load_run
 
     _refuse(options)
     if options["measures"]:
@@ -88,7 +88,7 @@ def _refuse(options: dict[str, Any]) -> None:
 
 def _measured(options: dict[str, Any]) -> Path:
     from attnbench.cli.progress import Display
-    from attnbench.verify import Wish, measure
+    from attnbench.execution.verify import Wish, measure
 
     wish = Wish(
         device=options["device"],

@@ -1,1 +1,1 @@
-"""The gate's decisions: raw rounds of two sides to verdicts with an exit code. Starts nothing."""
+"""Is one version of the code slower than another? Rounds in `run`, verdicts in `decide`."""

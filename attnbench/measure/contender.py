@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attnbench.base.sample import Sample
+from attnbench.base.stats import fastest_of_windows
 from attnbench.measure.watch import Conditions
-from attnbench.sample import Sample
-from attnbench.stats import fastest_of_windows
 
 # A turn on CPU lasts this long at most, a few slices of a scheduler, so that some of its blocks are
 # likely to be left alone; where little time is asked for, as long as leaves the fewest samples.

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from attnbench.base.sample import Sample
 from attnbench.measure.clock import Block, Clock
 from attnbench.measure.collector import collector_off
 from attnbench.measure.compilation import compile_activity
@@ -24,7 +25,6 @@ from attnbench.measure.contender import TURN_US, Contender
 from attnbench.measure.stopping import FEWEST, StoppingRule
 from attnbench.measure.warming import UnmeasurableError, warm_up
 from attnbench.measure.watch import Watch
-from attnbench.sample import Sample
 
 # Between two turns the others have used the caches. One untimed call brings back what a block
 # finds there from its second call on; a call longer than this refills any cache by itself.

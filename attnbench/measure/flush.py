@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnbench import host
+from attnbench.machine import host
 
 _TIMES_THE_CACHE = 2.0
 _ASSUMED_CACHE_BYTES = 64 << 20  # where neither driver nor system tells

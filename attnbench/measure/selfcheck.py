@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from attnbench.base.stats import median, median_interval, ratio_interval
 from attnbench.measure.clock import Clock
 from attnbench.measure.contender import Contender
 from attnbench.measure.engine import race
 from attnbench.measure.stopping import StoppingRule, achieved
 from attnbench.measure.warming import WARM_SHARE
-from attnbench.stats import median, median_interval, ratio_interval
 
 Call = Callable[[], Any]
 Numbers = dict[str, float | int | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnbench.stats import median, median_interval
+from attnbench.base.stats import median, median_interval
 
 FEWEST = 3  # samples of a call that is too slow for more
 

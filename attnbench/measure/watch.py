@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from attnbench import host
-from attnbench.host import SLICE_US
+from attnbench.machine import host
+from attnbench.machine.host import SLICE_US
 
 try:
     import resource

@@ -8,9 +8,9 @@ from typing import Literal
 
 import pandas as pd
 
-from attnbench import units
 from attnbench.analysis.compare import BASELINE
-from attnbench.registry import Registry
+from attnbench.base import units
+from attnbench.base.registry import Registry
 from attnbench.report import scales
 from attnbench.report.beside import with_guests
 

@@ -8,17 +8,18 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench import units
-from attnbench.analysis import compare, limits
+from attnbench.analysis import compare
 from attnbench.analysis.axes import fixed, label, slices, telling, varying
 from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.highlights import highlights
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.analysis.scaling.verdicts import scaling
 from attnbench.analysis.summary import summary_rows
+from attnbench.base import units
+from attnbench.execution.store import Run
+from attnbench.machine import limits
 from attnbench.report.charts import with_rate_interval
 from attnbench.report.style import Look, looks
-from attnbench.store import Run
 
 INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
 MOST_ROWS = 1500  # in a page; a browser stays quick, and the export holds everything

@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnbench import units
 from attnbench.analysis.compare import BASELINE
 from attnbench.analysis.crossing import Crossing
 from attnbench.analysis.crossovers import Crossover
+from attnbench.base import units
 
 ByCase = Mapping[str, Sequence[Crossover]]
 NAMED_APART = 0.13  # of the width of a panel: texts of crossings that are nearer are staggered

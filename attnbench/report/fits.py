@@ -11,8 +11,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from attnbench import units
 from attnbench.analysis.scaling.results import ExponentFit
+from attnbench.base import units
 from attnbench.report import growth, plots, scales
 from attnbench.report.growth import Kind
 from attnbench.report.plots import Layout, Plot

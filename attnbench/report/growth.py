@@ -13,14 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attnbench import units
 from attnbench.analysis.compare import BASELINE
 from attnbench.analysis.scaling.results import Estimate
-from attnbench.finding import SIGNS, Verdict
-from attnbench.kinds import KINDS, n_name
+from attnbench.base import units
 from attnbench.report import plots
 from attnbench.report.plots import Layout, Plot
 from attnbench.report.style import Look
+from attnbench.schema.finding import SIGNS, Verdict
+from attnbench.theory.traits import KINDS, n_name
 
 MOST_PAGES = 1  # of one kind of figure for one workload and axis; the table has every verdict
 PANELS_A_PAGE = 6

@@ -9,9 +9,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from attnbench import units
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.summary import SUMMARY
+from attnbench.base import units
 from attnbench.report import scaling
 from attnbench.report.content import Content
 from attnbench.report.plots import Plot

@@ -14,12 +14,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from attnbench.analysis.crossovers import Crossover
-from attnbench.analysis.limits import peak_tflops
-from attnbench.kinds import n_name
+from attnbench.machine.limits import peak_tflops
 from attnbench.report import crossed, labels, panels, style
 from attnbench.report.charts import CHARTS, Chart
 from attnbench.report.sheets import Panel, Sheet, first_of_each, sheets
 from attnbench.report.style import Look
+from attnbench.theory.traits import n_name
 
 PEAK_FROM = 0.25  # a datasheet's peak is drawn if something reaches this share of it
 MOST_SHEETS = 4  # of a chart and a workload; more make a page of tens of megabytes, which tires

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attnbench import units
+from attnbench.base import units
 from attnbench.report import plots, scales, style
 from attnbench.report.charts import Chart
 from attnbench.report.labels import End, label_ends

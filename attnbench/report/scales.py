@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from attnbench import units
+from attnbench.base import units
 from attnbench.report.style import QUIET
 
 Text = Callable[[float], str]

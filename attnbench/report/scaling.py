@@ -9,12 +9,12 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from attnbench import units
 from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.scaling.results import Estimate, ExactFit, ModelFit, Scaling
-from attnbench.finding import VERDICTS, WORST_FIRST, Finding, Verdict
+from attnbench.base import units
 from attnbench.report import exact, fits, forest, growth, shares, style
 from attnbench.report.plots import Plot
+from attnbench.schema.finding import VERDICTS, WORST_FIRST, Finding, Verdict
 
 MOST_FINDINGS = 400  # in a page
 MOST_CROSSOVERS = 120

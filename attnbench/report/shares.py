@@ -11,10 +11,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from attnbench import units
 from attnbench.analysis.axes import floor_size
 from attnbench.analysis.crossing import size_text
 from attnbench.analysis.scaling.results import Estimate, ModelFit
+from attnbench.base import units
 from attnbench.report import growth, plots, scales
 from attnbench.report.growth import Kind
 from attnbench.report.labels import LINE_INCHES, spread

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 from attnbench.errors import StoreError
+from attnbench.execution.store import load_run
 from attnbench.report import html, markdown, roofline, scaling
 from attnbench.report.content import Content
 from attnbench.report.plots import draw_all
-from attnbench.store import load_run
 
 PAGE = "report.html"
 MARKDOWN = "report.md"

@@ -20,14 +20,14 @@ from typing import Any, TextIO
 
 import torch
 
-from attnbench.beacon import NOBODY, Beacon
-from attnbench.case import Case
-from attnbench.ceilings import measure_ceilings
+from attnbench.api.loader import load_built_in, load_entry_points, load_file, load_side
+from attnbench.base.heartbeat import NOBODY, Beacon
 from attnbench.errors import AttnbenchError, WorkerError
-from attnbench.loader import load_built_in, load_entry_points, load_file, load_side
-from attnbench.machine import limit_memory
-from attnbench.record import Cell, Record
-from attnbench.state import adopt, beyond_repair, remember, restore_clocks, settle
+from attnbench.machine.facts import limit_memory
+from attnbench.machine.state import adopt, beyond_repair, remember, restore_clocks, settle
+from attnbench.measure.ceilings import measure_ceilings
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell, Record
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
 from attnbench.worker.diagnosis import diagnose

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
-from attnbench.case import DEVICES, MASKS, Case, Device
-from attnbench.kinds import KINDS
-from attnbench.loader import BUILT_IN
-from attnbench.machine import environment, reason_against_device
-from attnbench.positions import POSITIONS
-from attnbench.workloads import WORKLOADS
-from attnbench.workloads.caches import CACHES
-from attnbench.workloads.projections import PROJECTIONS
+from attnbench.api.loader import BUILT_IN
+from attnbench.machine.facts import environment, reason_against_device
+from attnbench.schema.case import DEVICES, MASKS, Case, Device
+from attnbench.theory.traits import KINDS, impossible
+from attnbench.worker.positions import POSITIONS
+from attnbench.worker.workloads import WORKLOADS
+from attnbench.worker.workloads.caches import CACHES
+from attnbench.worker.workloads.projections import PROJECTIONS
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -42,8 +42,8 @@ def reasons_against(cases: list[Case], names: list[str]) -> dict[str, list[str |
 
 
 def _reason(case: Case, name: str) -> str | None:
-    if case.impossible():
-        return case.impossible()
+    if impossible(case):
+        return impossible(case)
     try:
         impl = IMPLEMENTATIONS.get(name)
         unfit = impl.reason_against_workload(case.workload)

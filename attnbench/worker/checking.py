@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.api import IMPLEMENTATIONS
-from attnbench.case import Case
-from attnbench.inputs import Draw
+from attnbench.schema.case import Case
+from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial, classify
-from attnbench.workloads import WORKLOADS
+from attnbench.worker.workloads import WORKLOADS
 
 
 def check_item(case: Case, name: str, options: dict[str, Any], seed: int) -> dict[str, Any]:

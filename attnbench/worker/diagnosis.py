@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from attnbench import host
-from attnbench.machine import environment
+from attnbench.machine import host
+from attnbench.machine.facts import environment
 from attnbench.measure import selfcheck
 from attnbench.measure.clock import clock_for
 from attnbench.measure.nvml import GpuSensor

@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from attnbench import allocator
 from attnbench.api import IMPLEMENTATIONS
-from attnbench.beacon import NOBODY
-from attnbench.case import Case
-from attnbench.check import Truth
-from attnbench.inputs import Draw
-from attnbench.machine import free_bytes
+from attnbench.base.heartbeat import NOBODY
+from attnbench.machine import allocator
+from attnbench.machine.facts import free_bytes
+from attnbench.machine.state import settle
 from attnbench.measure.contender import Contender
 from attnbench.measure.engine import race
 from attnbench.measure.watch import Ledger
-from attnbench.record import Cell, Record
-from attnbench.state import settle
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell, Record
 from attnbench.worker.finishing import record_of, timed_record
+from attnbench.worker.inputs import Draw
+from attnbench.worker.reference import Truth
 from attnbench.worker.setup import Setup
 from attnbench.worker.trial import Trial, classify
-from attnbench.workloads import WORKLOADS
+from attnbench.worker.workloads import WORKLOADS
 
 Entry = tuple[Case, list[str]]
 Emit = Callable[[int, Record], None]  # index of the case in the heat, its record

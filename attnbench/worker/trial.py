@@ -12,18 +12,18 @@ from typing import Any
 import torch
 
 from attnbench.api import Implementation
-from attnbench.case import Case
-from attnbench.check import Truth, Verdict, judge
-from attnbench.costs import OPAQUE_FORMULAS
-from attnbench.inputs import Tensors
+from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure.flops import count_flops
 from attnbench.measure.graph import CaptureError
 from attnbench.measure.profiled import call_kept, profile_call
 from attnbench.measure.saved import watch_saved
-from attnbench.record import Status
-from attnbench.state import beyond_repair, restore_clocks, settle
+from attnbench.schema.case import Case
+from attnbench.schema.record import Status
+from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker.explaining import flops_note, predicted_miss, sdpa_backend
-from attnbench.workloads import WORKLOADS, Bound
+from attnbench.worker.inputs import Tensors
+from attnbench.worker.reference import Truth, Verdict, judge
+from attnbench.worker.workloads import WORKLOADS, Bound
 
 
 class IncorrectError(Exception):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnbench.analysis.scaling.remarks import power_text
 from attnbench.analysis.scaling.results import Estimate
-from attnbench.finding import Verdict
+from attnbench.schema.finding import Verdict
 
 TOLERANCE = 0.15  # of the exponent: what the ends of its interval may lie beside the law
 TOP_TOLERANCE = 0.2  # of the slope of the top octave

@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from attnbench import units
 from attnbench.analysis.scaling.growth import Check, grown, top_power
 from attnbench.analysis.scaling.laws import Laws
 from attnbench.analysis.scaling.measured import Measured
 from attnbench.analysis.scaling.remarks import NOUNS, size_text
 from attnbench.analysis.scaling.results import ExactFit, Quantity
 from attnbench.analysis.scaling.series import Group
-from attnbench.case import Case
-from attnbench.finding import Finding, Verdict
-from attnbench.law import Law
+from attnbench.base import units
+from attnbench.schema.case import Case
+from attnbench.schema.finding import Finding, Verdict
+from attnbench.theory.law import Law
 
 MISS = 0.02  # of what is predicted
 ROUNDING_BYTES = 4096  # allocators hand out whole blocks: 64 bytes on CPU, 512 on CUDA

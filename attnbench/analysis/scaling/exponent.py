@@ -15,19 +15,13 @@ from attnbench.analysis.roofline import launch_bound
 from attnbench.analysis.scaling import slopes
 from attnbench.analysis.scaling.decide import Evidence, decide
 from attnbench.analysis.scaling.medians import Sets, drawn_medians, intervals
-from attnbench.analysis.scaling.remarks import (
-    BOUNDARIES,
-    NOUNS,
-    power_of,
-    remarks,
-    size_text,
-)
+from attnbench.analysis.scaling.remarks import BOUNDARIES, NOUNS, power_of, remarks, size_text
 from attnbench.analysis.scaling.results import Estimate, ExponentFit, Series
 from attnbench.analysis.scaling.scatter import Floats
 from attnbench.analysis.times import are_times
-from attnbench.finding import Figure, Finding
-from attnbench.stats import median
-from attnbench.units import time as time_text
+from attnbench.base.stats import median
+from attnbench.base.units import time as time_text
+from attnbench.schema.finding import Figure, Finding
 
 DRAWS = 1000
 # Which sizes count. At 3 times a measured floor what is left after subtracting it is known to

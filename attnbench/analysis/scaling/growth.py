@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, nnls
 
-from attnbench import units
 from attnbench.analysis.scaling.decide import TOLERANCE
 from attnbench.analysis.scaling.remarks import NOUNS, power_text
 from attnbench.analysis.scaling.results import Axis, Quantity
-from attnbench.case import Case
-from attnbench.finding import Verdict
-from attnbench.kinds import KINDS
-from attnbench.law import Law
+from attnbench.base import units
+from attnbench.schema.case import Case
+from attnbench.schema.finding import Verdict
+from attnbench.theory.law import Law
+from attnbench.theory.traits import KINDS
 
 MISS = 0.02  # of what the terms of a law have to reproduce
 LEAST_SHARE = 1e-3  # of a declared term at the size where it weighs most

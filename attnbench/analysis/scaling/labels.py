@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attnbench.analysis.scaling.results import Axis
-from attnbench.case import Case
-from attnbench.kinds import KINDS
+from attnbench.schema.case import Case
+from attnbench.theory.traits import KINDS
 
 _Parts = tuple[tuple[Callable[[Case], str], tuple[Axis, ...]], ...]
 # Each size that a label may give, with the axes along which it varies.

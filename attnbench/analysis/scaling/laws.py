@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnbench.case import Case
 from attnbench.errors import UsageError
-from attnbench.kinds import law_of, memory_of
-from attnbench.law import Law, parse
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.schema.case import Case
+from attnbench.theory.law import Law, parse
+from attnbench.theory.traits import law_of, memory_of
 
 
 class Laws:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.analysis import limits, times
-from attnbench.record import Record
-from attnbench.stats import median
-from attnbench.store import Run
+from attnbench.analysis import times
+from attnbench.base.stats import median
+from attnbench.execution.store import Run
+from attnbench.machine import limits
+from attnbench.schema.record import Record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from attnbench.stats import interval_rank
+from attnbench.base.stats import interval_rank
 
 Floats = NDArray[np.float64]
 _SEED = 20_260

@@ -23,8 +23,8 @@ from attnbench.analysis.scaling.model_fit import fit
 from attnbench.analysis.scaling.model_terms import Array, design
 from attnbench.analysis.scaling.model_verdict import judge
 from attnbench.analysis.scaling.results import ModelFit
-from attnbench.finding import Figure
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.schema.finding import Figure
 
 
 def models(run: Run, cells: list[Measured] | None = None) -> tuple[ModelFit, ...]:

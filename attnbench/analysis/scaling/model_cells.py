@@ -16,10 +16,10 @@ from attnbench.analysis.scaling.medians import Sets, intervals
 from attnbench.analysis.scaling.model_terms import TERMS, Array, Candidate, candidates, design
 from attnbench.analysis.scaling.results import Estimate
 from attnbench.analysis.times import over_processes
-from attnbench.case import Case
-from attnbench.kinds import KINDS
-from attnbench.law import Law
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.schema.case import Case
+from attnbench.theory.law import Law
+from attnbench.theory.traits import KINDS
 
 FEWEST_POINTS = 6
 FEWEST_SIZES = 2  # of n, and of d

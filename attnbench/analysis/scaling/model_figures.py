@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from attnbench import costs
 from attnbench.analysis.scaling.model_cells import Cells
 from attnbench.analysis.scaling.model_fit import Fit
 from attnbench.analysis.scaling.model_terms import TERMS, Array
 from attnbench.analysis.scaling.results import Estimate
-from attnbench.case import Case
-from attnbench.finding import Figure
+from attnbench.schema.case import Case
+from attnbench.schema.finding import Figure
+from attnbench.theory import costs
 
 _ENDS = (0.025, 0.975)
 # A causal mask admits half of the pairs. Any other band has no n at which it overtakes.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench.law import Law, Term, parse
+from attnbench.theory.law import Law, Term, parse
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]

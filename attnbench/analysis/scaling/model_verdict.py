@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnbench import units
 from attnbench.analysis.scaling.model_cells import Cells
 from attnbench.analysis.scaling.model_figures import shares
 from attnbench.analysis.scaling.model_fit import FEWEST_N, Fit
@@ -19,8 +18,9 @@ from attnbench.analysis.scaling.model_terms import (
     expected_shares,
     surplus,
 )
-from attnbench.finding import Figure, Finding, Verdict
-from attnbench.law import Law, Term
+from attnbench.base import units
+from attnbench.schema.finding import Figure, Finding, Verdict
+from attnbench.theory.law import Law, Term
 
 QUESTION = "terms of time"
 VISIBLE = 0.1  # from this part of the law's terms on, theory expects a term to show

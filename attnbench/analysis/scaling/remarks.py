@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from attnbench import units
 from attnbench.analysis.scaling.results import Axis, Series
-from attnbench.kinds import KINDS
-from attnbench.law import Law
+from attnbench.base import units
+from attnbench.theory.law import Law
+from attnbench.theory.traits import KINDS
 
 NOUNS: dict[Axis, str] = {
     "n": "n", "d": "d", "heads": "H", "heads at fixed width": "H", "batch": "B",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from attnbench.finding import Figure, Finding
-from attnbench.law import Law
+from attnbench.schema.finding import Figure, Finding
+from attnbench.theory.law import Law
 
 Axis = Literal["n", "d", "heads", "heads at fixed width", "batch"]
 Quantity = Literal["flops", "workspace"]

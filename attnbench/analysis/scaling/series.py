@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnbench.analysis import limits, notes, times
+from attnbench.analysis import notes, times
 from attnbench.analysis.scaling.labels import same_text
 from attnbench.analysis.scaling.laws import Laws
 from attnbench.analysis.scaling.measured import Measured, describes, measured
 from attnbench.analysis.scaling.results import Axis, Series
-from attnbench.case import Case
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.machine import limits
+from attnbench.schema.case import Case
 
 FLOOR_CONTEXT = 16  # a decode step after so few tokens is its floor
 LEAST_SIZES: dict[Axis, int] = {

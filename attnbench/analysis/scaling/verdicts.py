@@ -14,9 +14,9 @@ from attnbench.analysis.scaling.measured import measured
 from attnbench.analysis.scaling.model import models
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.analysis.scaling.series import NEVER_RAN, Group, groups
-from attnbench.finding import Finding
-from attnbench.record import Record
-from attnbench.store import Run
+from attnbench.execution.store import Run
+from attnbench.schema.finding import Finding
+from attnbench.schema.record import Record
 
 ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
 LEAST_DRAWS, MOST_DRAWN_SIZES = 200, 2_000_000  # a huge run gets fewer draws for each size

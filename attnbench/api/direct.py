@@ -1,0 +1,118 @@
+"""Implementations called as a person would, on plain tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+
+import torch
+
+from attnbench.api import IMPLEMENTATIONS, AttentionCall, Implementation
+from attnbench.api.loader import load_built_in, load_entry_points, load_file
+from attnbench.errors import UsageError
+from attnbench.schema.case import DTYPE_BYTES, Case, parse_mask
+from attnbench.theory.traits import impossible
+
+
+@lru_cache(maxsize=1)
+def _loaded() -> None:
+    load_built_in()
+    for failure in load_entry_points():
+        warnings.warn(failure, stacklevel=3)
+
+
+@cache
+def _load_once(file: Path) -> None:
+    load_file(str(file))
+
+
+def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
+    """The implementation called `name`, as `f(q, k, v, *, causal=False, scale=None)`.
+
+    q is (B, H, L, D), k is (B, G, S, D), v is (B, G, S, V), all of one dtype on one device; the
+    result is (B, H, L, V). Causal means bottom-right: query i sees keys 0 … i + S − L. `scale`
+    multiplies the scores, 1/√D unless given. What an implementation prepares is kept for the
+    next call with the same sizes. `file` loads a file of yours first.
+
+    Raises:
+        UnknownNameError: no such implementation; the message names the nearest.
+        UsageError: shapes that do not fit, or a case that the implementation cannot take.
+    """
+    _loaded()
+    if file is not None:
+        _load_once(Path(file).resolve())
+    implementation = IMPLEMENTATIONS.get(name)
+
+    @lru_cache(maxsize=32)
+    def built(case: Case, device: torch.device) -> AttentionCall:
+        return _built(implementation, case)
+
+    def call(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        case = _case(q, k, v, causal=causal, scale=scale)
+        # Which GPU is meant by "cuda" in a case is the current one: that of the tensors.
+        with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
+            return built(case, q.device)(q, k, v)
+
+    call.__name__, call.__doc__ = name, implementation.doc
+    return call
+
+
+def _built(implementation: Implementation, case: Case) -> AttentionCall:
+    unfit = implementation.reason_against_workload(case.workload)
+    reason = impossible(case) or unfit or implementation.reason_against(case)
+    if reason:
+        raise UsageError(f"{implementation.name} cannot take this: {reason}")
+    return implementation.build(case)
+
+
+def _case(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None
+) -> Case:
+    tensors = {"q": q, "k": k, "v": v}
+    if not all(isinstance(x, torch.Tensor) for x in tensors.values()):
+        raise UsageError("q, k and v must be torch tensors")
+    if any(x.dim() != 4 for x in tensors.values()):
+        raise UsageError("q, k and v must have four axes: (batch, heads, tokens, dims)")
+    fits = (
+        q.shape[0] == k.shape[0] == v.shape[0]
+        and k.shape[1:3] == v.shape[1:3]
+        and q.shape[3] == k.shape[3]
+    )
+    if not fits:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
+        raise UsageError(
+            f"shapes do not fit together: {shapes}; q (B,H,L,D), k (B,G,S,D), v (B,G,S,V)"
+        )
+    dtypes = [str(x.dtype).removeprefix("torch.") for x in tensors.values()]
+    if len(set(dtypes)) > 1 or dtypes[0] not in DTYPE_BYTES:
+        raise UsageError(
+            f"q, k and v must share one dtype of {', '.join(DTYPE_BYTES)}, not {', '.join(dtypes)}"
+        )
+    devices = [str(x.device) for x in tensors.values()]
+    if len(set(devices)) > 1:
+        raise UsageError(f"q, k and v must be on one device, not {', '.join(devices)}")
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
+    return Case(
+        pass_="both" if grad else "forward",
+        device=q.device.type,  # type: ignore[arg-type]
+        dtype=dtypes[0],  # type: ignore[arg-type]
+        batch=q.shape[0],
+        heads=q.shape[1],
+        kv_heads=k.shape[1],
+        seq_len=q.shape[2],
+        kv_len=k.shape[2],
+        head_dim=q.shape[3],
+        value_dim=v.shape[3],
+        mask=parse_mask("causal" if causal else "full"),
+        scale=scale,
+    )

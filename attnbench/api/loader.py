@@ -1,0 +1,200 @@
+"""Finds implementations: the built-in ones, installed entry points, and a user's own files."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+import sysconfig
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from attnbench.api import IMPLEMENTATIONS, Implementation
+from attnbench.errors import AttnbenchError, UsageError
+
+# The top-level folder impls/ is installed under this name (pyproject: package-dir), so that a
+# user's own package called `impls` never collides with it.
+BUILT_IN = "attnbench_impls"
+ENTRY_POINTS = "attnbench.impls"
+# Never foreign: what measures, even where it is installed from the very tree that is measured.
+_HARNESS = ("attnbench", BUILT_IN, "__main__", "__mp_main__")
+_INSTALLED = {"site-packages", "dist-packages"}  # the folders of packages in an environment
+# What users' files have registered: everything else is installed, and can be replaced.
+_OF_FILES: dict[str, Implementation] = {}
+
+
+def load_built_in() -> None:
+    """Import every built-in implementation file, once."""
+    package = _built_in_package()
+    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
+        importlib.import_module(f"{BUILT_IN}.{module.name}")
+
+
+def _built_in_package() -> ModuleType:
+    """The installed package, or the folder impls/ of a source tree that is not installed."""
+    if BUILT_IN in sys.modules or importlib.util.find_spec(BUILT_IN) is not None:
+        return importlib.import_module(BUILT_IN)
+    folder = Path(__file__).resolve().parents[2] / "impls"
+    spec = importlib.util.spec_from_file_location(
+        BUILT_IN, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None or not folder.is_dir():
+        raise UsageError("the built-in implementations are missing; install attnbench again")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[BUILT_IN] = package
+    spec.loader.exec_module(package)
+    return package
+
+
+def load_entry_points() -> list[str]:
+    """Import what installed packages offer; return one line for each that failed.
+
+    Someone else's broken package must not stop a sweep that does not ask for it.
+    """
+    failures = []
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: p.name):
+        try:
+            point.load()
+        except (Exception, SystemExit) as err:
+            failures.append(f"entry point {point.name} ({point.value}): {_line(err)}")
+    return failures
+
+
+def load_file(path: str, *, replace: bool = False) -> list[str]:
+    """Import a user's file and return the names it registered.
+
+    With `replace` they may be those of installed implementations, built-in or not, whose place
+    they take; a name that another of the user's files has registered is taken all the same.
+
+    Raises:
+        UsageError: the file is missing, does not import, registers nothing or a taken name.
+    """
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise UsageError(f"no file {path} (--impl)")
+    before = dict(IMPLEMENTATIONS.items())
+    installed = [name for name, item in before.items() if _OF_FILES.get(name) is not item]
+    try:
+        with IMPLEMENTATIONS.changed_as_one(replaceable=installed if replace else ()):
+            _import_file(file)
+    except AttnbenchError as err:
+        raise UsageError(f"{path} (--impl): {err}") from err
+    except (Exception, SystemExit) as err:
+        raise UsageError(f"{path} does not import (--impl): {_line(err)}") from err
+    registered = {
+        name: item for name, item in IMPLEMENTATIONS.items() if before.get(name) is not item
+    }
+    if not registered:
+        raise UsageError(
+            f"{path} registers no implementation (--impl); decorate a function with"
+            ' @attention("name") from attnbench.api'
+        )
+    _OF_FILES.update(registered)
+    return list(registered)
+
+
+def _import_file(file: Path) -> None:
+    # As `python file.py` does, so that the file can import its neighbours.
+    sys.path.insert(0, str(file.parent))
+    name = f"attnbench_user_{file.stem}"
+    if name in sys.modules:  # another file of that name, in another folder
+        name += f"_{len(sys.modules)}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise UsageError("it is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+def load_side(files: Iterable[str], root: str, other_root: str | None = None) -> list[str]:
+    """Import the files of one of two versions of a repository; return the names they register.
+
+    For a process that serves this side alone: what it imports is looked up below `root` and its
+    `src`, where it would otherwise come from `other_root`, too; it works in `root`, and leaves
+    no bytecode there. The names replace those of installed implementations.
+
+    Raises:
+        UsageError: as `load_file`; a file outside `root`, or that imports from `other_root`.
+    """
+    sys.dont_write_bytecode = True
+    here = Path(root).resolve()
+    other = Path(other_root).resolve() if other_root is not None else None
+    os.chdir(here)
+    _look_in(here, other)
+    names: list[str] = []
+    for file in files:
+        if not Path(file).resolve().is_relative_to(here):
+            raise UsageError(f"{file} (--impl) is not in {root}, the version to be loaded")
+        names += load_file(file, replace=True)
+        if other is not None:
+            refuse_foreign(file, here, other)
+    return names
+
+
+def _look_in(root: Path, other: Path | None) -> None:
+    """Import from `root` before anything else, and from its folders in place of `other`'s.
+
+    So a package that is installed in editable mode, from the working tree, is the base's own on
+    the side of the base.
+    """
+    entries = [str(folder) for folder in (root, root / "src") if folder.is_dir()]
+    for entry in sys.path:
+        folder = Path(entry).resolve()
+        foreign = other is not None and _belongs(folder, other, root)
+        entries.append(str(root / folder.relative_to(other)) if foreign and other else entry)
+    sys.path[:] = list(dict.fromkeys(entries))
+    importlib.invalidate_caches()
+
+
+def refuse_foreign(file: str, root: Path, other: Path) -> None:
+    """See that no module of this process comes from the other side; `file` is named if one does.
+
+    Harness and installed packages may lie there, as in a virtual environment in the repository.
+
+    Raises:
+        UsageError: one does: both sides would run the same code.
+    """
+    for name, module in list(sys.modules.items()):
+        source = getattr(module, "__file__", None)
+        if not isinstance(source, str) or name.partition(".")[0] in _HARNESS:
+            continue
+        if _belongs(_resolved(os.path.dirname(source)), other, root):
+            raise UsageError(
+                f"{file} imports {name} from the other side ({source}), so that both would run"
+                f" the same code; let it be found beside the file, in {root} or in {root / 'src'}"
+            )
+
+
+@cache  # thousands of modules lie in a few hundred folders
+def _belongs(folder: Path, other: Path, root: Path) -> bool:
+    """Whether a folder holds code of the other side, and is not of this one or installed."""
+    if not folder.is_relative_to(other) or folder.is_relative_to(root):
+        return False
+    return not _is_library(folder.relative_to(other), folder)
+
+
+def _is_library(inside: Path, folder: Path) -> bool:
+    standard = Path(sysconfig.get_path("stdlib")).resolve()
+    return bool(set(inside.parts) & _INSTALLED) or folder.is_relative_to(standard)
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a module's file is of the harness, an environment or the standard library."""
+    own = Path(__file__).resolve().parents[1]
+    return file.is_relative_to(own) or _is_library(file.parent, file.parent)
+
+
+@cache
+def _resolved(folder: str) -> Path:
+    return Path(folder).resolve()
+
+
+def _line(err: BaseException) -> str:
+    text = " ".join(str(err).split())
+    return f"{type(err).__name__}: {text}"[:300]

@@ -1,0 +1,1 @@
+"""Registry, statistics, units, lists, text: knows nothing of attention."""

@@ -1,0 +1,109 @@
+"""The battery run over implementations: which results are right, wrong or not to be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench.base.registry import unknown
+from attnbench.errors import UsageError
+from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.planning.battery import Item, battery
+from attnbench.schema.case import DTYPE_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """One implementation in one item: `ok`, `unsupported`, or how it failed."""
+
+    item: Item
+    impl: str
+    status: str
+    reason: str | None
+    metrics: dict[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        """True for everything but a right result and an honest refusal."""
+        return self.status not in ("ok", "unsupported")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "item": self.item.name,
+            "case": self.item.case.to_json(),
+            "impl": self.impl,
+            "status": self.status,
+            "reason": self.reason,
+            **self.metrics,
+        }
+
+
+def run_checks(
+    *,
+    names: tuple[str, ...] | None,
+    files: tuple[str, ...],
+    device: str,
+    dtypes: tuple[str, ...],
+    seed: int = 0,
+    full: bool = False,
+    seen: Callable[[Checked], None] | None = None,
+) -> list[Checked]:
+    """Check the named implementations; those of the user's files if any, else all, by default.
+
+    `seen` is told each result as it comes. Those that compile take the brief items alone unless
+    `full`: a compilation takes many seconds a case.
+
+    Raises:
+        UsageError: an unknown name or dtype, a file that does not load, a device not there.
+    """
+    for dtype in dtypes:
+        if dtype not in DTYPE_BYTES:
+            raise unknown("dtype", dtype, list(DTYPE_BYTES), "--dtypes")
+    with LocalRunner(Settings(device=device, files=files, seed=seed)) as runner:
+        catalogue = runner.catalogue()
+        rows = {row["name"]: row for row in catalogue["implementations"]}
+        chosen = list(names or runner.user_names or rows) + list(runner.user_names if names else [])
+        for name in chosen:
+            if name not in rows:
+                raise unknown("implementation", name, list(rows), "--impls")
+        items = battery(catalogue["device"], dtypes)  # type: ignore[arg-type]
+        compiles = {name for name in chosen if rows[name]["compiles"]}
+        pairs = [
+            (item, name)
+            for name in dict.fromkeys(chosen)
+            for item in items
+            if item.case.workload in rows[name]["workloads"]
+            and (full or item.brief or name not in compiles)
+        ]
+        if not pairs:
+            raise UsageError(
+                "nothing to check: implementations that compile are checked in float32"
+            )
+        return _run(runner, pairs, seen or (lambda result: None))
+
+
+def _run(
+    runner: LocalRunner, pairs: list[tuple[Item, str]], seen: Callable[[Checked], None]
+) -> list[Checked]:
+    cases = list({item.case.case_id: item.case for item, _ in pairs}.values())
+    reasons = runner.reasons(cases, list(dict.fromkeys(name for _, name in pairs)))
+    results: dict[int, Checked] = {}
+    wanted = []
+    for index, (item, name) in enumerate(pairs):
+        reason = reasons[item.case.case_id, name]
+        if reason:
+            results[index] = Checked(
+                item=item, impl=name, status="unsupported", reason=reason, metrics={}
+            )
+            seen(results[index])
+        else:
+            wanted.append(index)
+    jobs = [(pairs[i][0].case, pairs[i][1], pairs[i][0].draw) for i in wanted]
+    for number, result in runner.check(jobs):
+        item, name = pairs[wanted[number]]
+        checked = Checked(item=item, impl=name, **result)
+        results[wanted[number]] = checked
+        seen(checked)
+    return [results[index] for index in sorted(results)]

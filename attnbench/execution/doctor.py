@@ -1,0 +1,220 @@
+"""Whether this machine is fit to measure: facts and self-tests, turned into findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from attnbench.base import units
+from attnbench.errors import ExitCode
+from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.machine import host
+from attnbench.machine.limits import peak_tflops
+from attnbench.machine.symptoms import Finding, Level, symptoms
+
+RESOLUTION_US = 1.0  # a block of 1 ms, the shortest that is timed, is then 1000 ticks
+CALL_US = 1.0
+SPIN_ERROR = 0.01
+COLD_RATIO = 1.05
+SEEN = (1.03, 1.07)  # what the interval of a planted 1.05 must touch
+ALIKE = (0.99, 1.01)  # what the interval of the twins must touch
+NOISE_WARNING, NOISE_FAIL = 0.05, 0.20
+
+# Float32 FLOPs per cycle and core: two 512-bit units for multiply-add, 16 numbers each, as in the
+# widest x86 (AVX-512) and Arm (SVE of the A64FX) cores; none has more, matrix units aside, which
+# do not take full float32. Apple's do, so that macOS on Arm has no bound here.
+FLOPS_PER_CYCLE = 64
+_BOUNDED = {("Linux", "x86_64"), ("Linux", "aarch64"), ("Windows", "AMD64"), ("Darwin", "x86_64")}
+_FASTEST_MHZ = 5000.0  # where the highest frequency cannot be read
+
+_AGAIN = "close what else runs, then again: attnbench doctor"
+_NO_CLOCK = "no time from here is worth anything: use another machine, or report this"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What the worker found out (`diagnosis`, plain JSON), and what follows from it."""
+
+    diagnosis: dict[str, Any]
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> list[str]:
+        """The names of what makes this machine unfit to measure now."""
+        return [finding.name for finding in self.findings if finding.level == "fail"]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 where it is fit to measure, 4 where not; a warning changes nothing."""
+        return ExitCode.ENVIRONMENT if self.failed else ExitCode.OK
+
+    @property
+    def verdict(self) -> str:
+        """One line: fit or not, and how many warnings."""
+        count = sum(finding.level == "warning" for finding in self.findings)
+        warnings = f"{count or 'no'} warning{'' if count == 1 else 's'}"
+        if self.failed:
+            return f"not fit to measure: {', '.join(self.failed)} ({warnings} beside)"
+        return f"fit to measure ({warnings})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Facts, tests, findings and the verdict as plain JSON."""
+        rows = [asdict(finding) for finding in self.findings]
+        return self.diagnosis | {
+            "findings": rows,
+            "verdict": self.verdict,
+            "fit": not self.failed,
+            "exit_code": int(self.exit_code),
+        }
+
+
+def examine(
+    *, device: str, threads: int | None, tell: Callable[[str], None] = lambda test: None
+) -> Examination:
+    """Run the self-tests in a worker and judge what they say; takes about 20 s.
+
+    `tell` hears the name of each test before it runs.
+
+    Raises:
+        UsageError: the device is not there.
+        WorkerError: the worker ended, or hung.
+    """
+    with LocalRunner(Settings(device=device, threads=threads)) as runner:
+        runner.catalogue()  # fixes the device where it was `auto`
+        diagnosis = runner.diagnose(tell)
+    # The worker's own variables say what --threads made of them; these are what the user set.
+    diagnosis["facts"] |= {"thread_env": host.thread_env()}
+    return Examination(diagnosis=diagnosis, findings=judge(diagnosis))
+
+
+def judge(diagnosis: dict[str, Any]) -> tuple[Finding, ...]:
+    """The findings of a diagnosis: first all self-tests, then what is amiss with the machine."""
+    return (*_judge_tests(diagnosis), *symptoms(diagnosis))
+
+
+def _judge_tests(diagnosis: dict[str, Any]) -> Iterator[Finding]:
+    for name, rule in _RULES.items():
+        outcome = diagnosis["tests"][name]
+        if "raised" in outcome:
+            yield _test(name, "fail", f"could not run: {outcome['raised']}", None, _NO_CLOCK)
+        else:
+            yield from rule(outcome, diagnosis["facts"])
+
+
+def _test(name: str, level: Level, fact: str, limit: str | None, remedy: str) -> Finding:
+    told = None if level == "ok" else remedy
+    return Finding(kind="test", name=name, level=level, fact=fact, limit=limit, remedy=told)
+
+
+def _clock(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+    finest_us = seen["seen_us"]
+    fine = finest_us is not None and finest_us <= RESOLUTION_US and not seen["negative"]
+    fact = f"{units.time(finest_us)} (claimed: {units.time(seen['claimed_us'])})"
+    if seen["negative"]:
+        fact += f", {seen['negative']} readings below 0"
+    limit = f"≤ {units.time(RESOLUTION_US)}"
+    yield _test("clock resolution", "ok" if fine else "fail", fact, limit, _NO_CLOCK)
+    call_us = seen["call_us"]
+    yield _test(
+        "clock overhead",
+        "ok" if call_us <= CALL_US else "warning",
+        f"{units.time(call_us)} a call, {units.time(seen['block_us'])} a block",
+        f"≤ {units.time(CALL_US)} a call",
+        "calls shorter than 100 times this look slower than they are: take larger cases",
+    )
+
+
+def _spin(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+    right = abs(seen["error"]) <= SPIN_ERROR
+    yield _test(
+        "spin of known length",
+        "ok" if right else "fail",
+        f"{units.time(seen['known_us'])} read {seen['error']:+.2%} off".replace("%", " %"),
+        f"± {units.percent(SPIN_ERROR)}",
+        _NO_CLOCK,
+    )
+
+
+def _matmul(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+    rate, (bound, source) = seen["tflops"], matmul_bound(facts)
+    possible = rate is not None and (bound is None or rate <= bound)
+    fact = f"{units.flop_rate(rate)} at n = {seen['width']}"
+    limit = f"≤ {units.flop_rate(bound)}, {source}" if bound else source
+    remedy = "the time is too short to be true, or the work was not done: report this"
+    yield _test("matmul under the peak", "ok" if possible else "fail", fact, limit, remedy)
+
+
+def matmul_bound(facts: dict[str, Any]) -> tuple[float | None, str]:
+    """TFLOP/s that no float32 matmul can exceed here, and where that comes from; None if unknown.
+
+    On a known GPU its datasheet peak; on CPU cores × `FLOPS_PER_CYCLE` × the highest frequency.
+    """
+    if facts["device"] == "cuda":
+        return peak_tflops(facts, "float32"), "datasheet"
+    if (facts["system"], facts["architecture"]) not in _BOUNDED:
+        return None, "no bound known for this processor"
+    threads = facts["threads"]
+    cores = min(threads, len(facts["affinity"] or []) or facts["cpus"] or threads)
+    readable = max(facts["max_mhz"] or 0.0, facts["mhz"] or 0.0)
+    mhz = readable if facts["max_mhz"] else max(readable, _FASTEST_MHZ)
+    source = f"{cores} × {FLOPS_PER_CYCLE} FLOP/cycle × {mhz / 1000:.3g} GHz"
+    return cores * FLOPS_PER_CYCLE * mhz / 1e6, source
+
+
+def _cold(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+    apart = seen["low"] is not None and seen["low"] > COLD_RATIO
+    yield _test(
+        "cold told from warm",
+        "ok" if apart else "fail",
+        f"{units.time(seen['cold_us'])} and {units.time(seen['warm_us'])}:"
+        f" {units.ratio(seen['ratio'])} [{units.ratio_interval(seen['low'], seen['high'])}]",
+        f"interval above {COLD_RATIO}",
+        "times with --l2 cold may be those of a warm cache: do not quote them",
+    )
+
+
+def _planted(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+    slowed, twin = seen["slowed"], seen["twin"]
+    found = _touches(slowed, SEEN) and not slowed["low"] <= 1 <= slowed["high"]
+    limit = f"excludes 1, meets {SEEN[0]}–{SEEN[1]}"
+    level: Level = "ok" if found else "fail"
+    yield _test("planted 5 % seen", level, _interval(slowed), limit, _AGAIN)
+    alike = _touches(twin, ALIKE)
+    limit = f"meets {ALIKE[0]}–{ALIKE[1]}"
+    yield _test("twins not told apart", "ok" if alike else "fail", _interval(twin), limit, _AGAIN)
+
+
+def _touches(seen: dict[str, Any], band: tuple[float, float]) -> bool:
+    return seen["low"] is not None and bool(seen["low"] <= band[1] and seen["high"] >= band[0])
+
+
+def _interval(seen: dict[str, Any]) -> str:
+    if seen["low"] is None:
+        return f"no interval from {seen['rounds']} rounds"
+    low, high = (f"{seen[end]:.4f}" for end in ("low", "high"))
+    return f"ratio {seen['ratio']:.4f} [{low}–{high}], {seen['rounds']} rounds"
+
+
+def _noise(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+    for name, key in (("noise in 1 s", "short"), ("noise in 10 s", "long")):
+        width = seen[key]
+        level: Level = "ok" if width is not None and width <= NOISE_WARNING else "warning"
+        if key == "long" and (width is None or width > NOISE_FAIL):
+            level = "fail"
+        fact = "no interval" if width is None else f"median ± {100 * width:.2f} %"
+        limit = f"± {100 * NOISE_WARNING:.0f} %"
+        if key == "long":
+            fact += f", {seen['samples']} samples ({seen['discarded']} discarded)"
+            limit += f", fit up to {100 * NOISE_FAIL:.0f} %"
+        yield _test(name, level, fact, limit, _AGAIN)
+
+
+_RULES: dict[str, Callable[[dict[str, Any], dict[str, Any]], Iterator[Finding]]] = {
+    "clock": _clock,
+    "spin": _spin,
+    "matmul": _matmul,
+    "cold": _cold,
+    "planted": _planted,
+    "noise": _noise,
+}

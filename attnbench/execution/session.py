@@ -1,0 +1,251 @@
+"""One sweep from options to a finished run folder: plan, run, store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from attnbench.base.files import check_name
+from attnbench.base.registry import unknown
+from attnbench.errors import StoreError, UsageError
+from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.execution.store import Run, RunWriter, load_info, load_run, write_info
+from attnbench.planning.expansion import check_names, expand, implementations, misfit
+from attnbench.planning.plan import Axes, Plan, grouped, make_plan
+from attnbench.schema.case import Case
+from attnbench.schema.record import SCHEMA, Cell, Record
+from attnbench.version import __version__
+
+# A resumed run must be the same experiment: these facts of the environment have to agree.
+FINGERPRINT = (
+    "device", "device_name", "cores", "threads", "torch", "cuda", "matmul_precision",
+    "allocator", "affinity", "cpu_quota",
+)  # fmt: skip
+
+_Part = tuple[tuple[str, str], int]  # a cell's key, and the process it was measured in
+
+
+class Listener(Protocol):
+    """Who watches a sweep. All methods are called from the runner's side, never while timing."""
+
+    def planned(self, plan: Plan, path: Path | None) -> None:
+        """The plan is made; `path` is where records go, None for a dry run."""
+
+    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
+        """What the worker is at; called a few times a second."""
+
+    def recorded(self, record: Record) -> None:
+        """A record was stored."""
+
+    def warned(self, message: str) -> None:
+        """Something the user should know that stops nothing."""
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def planned(self, plan: Plan, path: Path | None) -> None:
+        """Nothing."""
+
+    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
+        """Nothing."""
+
+    def recorded(self, record: Record) -> None:
+        """Nothing."""
+
+    def warned(self, message: str) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `attnbench sweep` was asked for. `options` is what `run.json` keeps for people."""
+
+    sweeps: tuple[Axes, ...]
+    settings: Settings = field(default_factory=Settings)
+    output: Path = Path("results")
+    name: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    cells: tuple[Cell, ...] = ()  # beside those of the sweeps: the plan of a stored run
+
+
+def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Path | None:
+    """Plan and measure everything asked for; return the run's folder (None for a dry run).
+
+    Raises:
+        UsageError: nothing in the request makes sense; nothing was written.
+        StoreError: the run's folder cannot be made or written.
+    """
+    begin = time.perf_counter()
+    if request.name is not None:
+        check_name(request.name)
+    with LocalRunner(request.settings, listener.working) as runner:
+        catalogue = runner.catalogue()
+        for warning in runner.warnings:
+            listener.warned(warning)
+        check_names(request.sweeps, catalogue)
+        _check_clock(request.settings, catalogue["device"])
+        plan = _plan(request, catalogue, runner)
+        if dry_run:
+            listener.planned(plan, None)
+            return None
+        ceilings = runner.ceilings(sorted({cell.case.dtype for cell in plan.cells}))
+        info = {
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "attnbench": __version__,
+            "options": request.options,
+            "settings": asdict(request.settings),
+            "environment": catalogue["environment"] | {"ceilings": ceilings},
+            "implementations": catalogue["implementations"],
+            "plan": [cell.to_json() for cell in plan.cells],
+        }
+        with RunWriter.create(request.output, request.name, info) as writer:
+            listener.planned(plan, writer.path)
+            runner.close()  # it planned, and multiplied for the ceilings: cells get fresh processes
+            _measure(plan, runner, writer, listener, begin)
+            return writer.path
+
+
+def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
+    """Measure what a run planned and has no record of, as the run was set up.
+
+    Raises:
+        StoreError: the folder is no run, or its plan is damaged.
+        UsageError: this machine or installation is not the one that began the run.
+    """
+    begin = time.perf_counter()
+    run = load_run(path)
+    if run.info["schema"] != SCHEMA:
+        raise UsageError(
+            f"{path} was begun by a version that measured in another way (schema"
+            f" {run.info['schema']}, now {SCHEMA}; --resume); start a new run"
+        )
+    done = {(record.cell.key, record.process) for record in run.parts}
+    try:
+        cells = [Cell.from_json(row) for row in run.info["plan"]]
+        settings = Settings(**_settings_from_json(run.info["settings"]))
+        environment = dict(run.info["environment"])
+    except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
+        raise StoreError(
+            f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
+        ) from err
+    missing = _missing(run, cells, done, settings.processes)
+    plan = Plan(cells=(), groups=())
+    with LocalRunner(settings, listener.working) as runner:
+        if missing:
+            catalogue = runner.catalogue()
+            for warning in runner.warnings:
+                listener.warned(warning)
+            _same_experiment(environment, catalogue["environment"])
+            _all_known(missing, catalogue)
+            plan = _decide(missing, runner, settings.processes, done)
+        listener.planned(plan, None if dry_run else path)
+        if not dry_run:
+            with RunWriter.reopen(path) as writer:
+                runner.close()
+                _measure(plan, runner, writer, listener, begin)
+    return path
+
+
+def _missing(run: Run, cells: list[Cell], done: Container[_Part], processes: int) -> list[Cell]:
+    """The cells without a record in some process; one that failed in any has failed for good."""
+    over = {record.cell.key for record in run.parts if record.status != "ok"}
+    return [
+        cell
+        for cell in cells
+        if cell.key not in over
+        and any((cell.key, process) not in done for process in range(processes))
+    ]
+
+
+def _plan(request: Request, catalogue: dict[str, Any], runner: LocalRunner) -> Plan:
+    cells = list(request.cells)
+    misfits: dict[str, str | None] = {}
+    for axes in request.sweeps:
+        names = implementations(axes, catalogue, runner.user_names)
+        for case in expand(axes, catalogue["device"]):
+            misfits[case.case_id] = misfit(axes, case)
+            cells += [Cell(case=case, impl=name) for name in names]
+    plan = _decide(cells, runner, request.settings.processes, misfits=misfits)
+    if not plan.groups and all(record.status == "skipped" for record in plan.decided):
+        raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
+    return plan
+
+
+def _decide(
+    cells: list[Cell],
+    runner: LocalRunner,
+    processes: int,
+    done: Container[_Part] = (),
+    misfits: Mapping[str, str | None] | None = None,
+) -> Plan:
+    cases = list({cell.case.case_id: cell.case for cell in cells}.values())
+    used = sorted({cell.impl for cell in cells})
+    reasons = runner.reasons(cases, used)
+    return make_plan(cells, reasons, processes=processes, done=done, misfits=misfits)
+
+
+def _measure(
+    plan: Plan, runner: LocalRunner, writer: RunWriter, listener: Listener, begin: float
+) -> None:
+    for record in plan.decided:
+        writer.append(record)
+        listener.recorded(record)
+    spent: dict[str, float] = {}
+    failed: set[tuple[str, str]] = set()
+    for process, cells in enumerate(plan.passes):
+        groups = tuple(grouped(cell for cell in cells if cell.key not in failed))
+        for found in runner.run(groups):
+            record = replace(found, process=process)
+            writer.append(record)
+            listener.recorded(record)
+            if record.status != "ok":
+                failed.add(record.cell.key)  # it stays failed: no need to wait for it again
+            for stage, seconds in record.spent_s.items():
+                spent[stage] = spent.get(stage, 0.0) + seconds
+    spent |= {"start-up": runner.spent.start_up_s, "wall_s": time.perf_counter() - begin}
+    info = load_info(writer.path)
+    before = info.get("spent", {})
+    total = {name: round(before.get(name, 0.0) + seconds, 3) for name, seconds in spent.items()}
+    write_info(writer.path, info | {"spent": total})
+
+
+def _check_clock(settings: Settings, device: str) -> None:
+    """What only a GPU has is refused elsewhere, before anything is written."""
+    asked = {"--timer": settings.timer is not None, "--energy": settings.energy}
+    for flag in (flag for flag, given in asked.items() if given and device != "cuda"):
+        raise UsageError(f"{flag} needs a GPU (this run is on {device}); leave it out")
+
+
+def _settings_from_json(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"files": tuple(row["files"])}
+
+
+def differing(
+    before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str] = FINGERPRINT
+) -> list[str]:
+    """The facts of two environments that differ, one line each: `threads was 2, is 1`."""
+    return [
+        f"{name} was {before.get(name)}, is {now.get(name)}"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _same_experiment(before: dict[str, Any], now: dict[str, Any]) -> None:
+    lines = differing(before, now)
+    if lines:
+        raise UsageError(
+            f"this is not where the run began: {'; '.join(lines)} (--resume); start a new run"
+        )
+
+
+def _all_known(cells: Iterable[Cell], catalogue: dict[str, Any]) -> None:
+    known = [row["name"] for row in catalogue["implementations"]]
+    for name in dict.fromkeys(cell.impl for cell in cells):
+        if name not in known:
+            raise unknown("implementation", name, known, "--resume")

@@ -1,0 +1,222 @@
+"""Run folders: each record is appended, flushed and synced when it exists; a killed run loads."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from attnbench.base.files import check_name, lock, write_whole
+from attnbench.base.registry import nearest
+from attnbench.errors import AttnbenchError, StoreError
+from attnbench.schema.record import READABLE, SCHEMA, Record, merged
+
+INFO = "run.json"
+RECORDS = "records.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as loaded: its folder, `run.json`, and one record a cell.
+
+    `parts` are the records as written, one for each process that measured a cell (the latest
+    wins where one was written twice); `records` has them merged.
+    """
+
+    path: Path
+    info: dict[str, Any]
+    records: list[Record] = field(default_factory=list)
+    parts: list[Record] = field(default_factory=list)
+
+    @property
+    def run_id(self) -> str:
+        """The run's name, as recorded when it was made."""
+        return str(self.info["run_id"])
+
+
+class RunWriter:
+    """Appends records to one run folder. Use as a context manager, or call `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Unbuffered: what could not be written must not be tried again when the file is closed.
+        self._file = (path / RECORDS).open("ab", buffering=0)
+        lock(self._file.fileno(), path)
+
+    @classmethod
+    def create(cls, output: Path, name: str | None, info: dict[str, Any]) -> Self:
+        """Make the folder `output`/`name` (a time stamp unless given) and write `run.json`.
+
+        Raises:
+            StoreError: the name is taken or not a plain folder name, or nothing can be written.
+        """
+        if name is None:
+            name = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        path = output / check_name(name)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+        except FileExistsError as err:
+            raise _taken(path, name) from err
+        except OSError as err:
+            raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err
+        try:
+            write_info(path, {"schema": SCHEMA, "run_id": name} | info)
+        except StoreError:
+            path.rmdir()  # no run was made, and its name is free
+            raise
+        return cls(path)
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Continue a run: what a kill left of an unfinished last line is cut off first.
+
+        Raises:
+            StoreError: the records cannot be written.
+        """
+        records = path / RECORDS
+        try:
+            writer = cls(path)  # takes the lock before anything is cut
+            complete = records.read_bytes().rfind(b"\n") + 1
+            os.truncate(records, complete)
+            return writer
+        except OSError as err:
+            raise StoreError(f"cannot append to {records} ({err.strerror})") from err
+
+    def append(self, record: Record) -> None:
+        """Write one record so that it survives a kill or a power cut from here on.
+
+        Raises:
+            StoreError: the disk is full or the folder has gone.
+        """
+        line = memoryview(record.to_line().encode() + b"\n")
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError as err:
+            raise StoreError(
+                f"cannot append to {self.path / RECORDS} ({err.strerror}); the records so far"
+                f" are kept, continue with: attnbench sweep --resume {self.path}"
+            ) from err
+
+    def close(self) -> None:
+        """Close the records file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _taken(path: Path, name: str) -> StoreError:
+    if not path.exists() or path.parent.is_file():
+        return StoreError(f"cannot write {path}: {path.parent} is a file; choose --output DIR")
+    return StoreError(
+        f"a run named '{name}' exists in {path.parent}; choose another --name,"
+        f" or continue it with --resume {name}"
+    )
+
+
+def write_info(path: Path, info: dict[str, Any]) -> None:
+    """Write `run.json` in one step: a kill leaves the old one or the new one, never half.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    write_whole(path / INFO, json.dumps(info, indent=1))
+
+
+def load_run(path: Path) -> Run:
+    """Load a run folder; an unfinished last line, as a kill leaves it, is passed over.
+
+    Raises:
+        StoreError: no such run, or a file in it that is damaged or not ours.
+    """
+    info = load_info(path)
+    latest: dict[tuple[tuple[str, str], int], Record] = {}
+    for number, line in enumerate(_complete_lines(path / RECORDS), start=1):
+        try:
+            record = Record.from_line(line)
+        except AttnbenchError as err:
+            raise StoreError(f"{path / RECORDS}, line {number}: {err}") from err
+        key = record.cell.key, record.process
+        latest.pop(key, None)
+        latest[key] = record
+    cells: dict[tuple[str, str], list[Record]] = {}
+    for record in latest.values():
+        cells.setdefault(record.cell.key, []).append(record)
+    records = [merged(parts) for parts in cells.values()]
+    return Run(path=path, info=info, records=records, parts=list(latest.values()))
+
+
+def load_info(path: Path) -> dict[str, Any]:
+    """Read `run.json` alone.
+
+    Raises:
+        StoreError: the folder is no run, or the file is damaged or not ours.
+    """
+    file = path / INFO
+    try:
+        info = json.loads(file.read_text())
+    except FileNotFoundError as err:
+        raise StoreError(f"{path} is no run: it has no {INFO}") from err
+    except (OSError, ValueError, RecursionError) as err:
+        raise StoreError(f"{file} cannot be read ({type(err).__name__}: {err})") from err
+    if not isinstance(info, dict) or "run_id" not in info:
+        raise StoreError(f"{file} was not written by attnbench: it has no run_id")
+    if info.get("schema") not in READABLE:
+        raise StoreError(f"{file} has schema {info.get('schema')}; this version reads {SCHEMA}")
+    for name, kind in (("environment", dict), ("implementations", list)):
+        if not isinstance(info.get(name, kind()), kind):
+            raise StoreError(f"{file} is damaged: {name} is {type(info[name]).__name__}")
+    return info
+
+
+def _complete_lines(file: Path) -> list[str]:
+    if not file.exists():
+        return []
+    try:
+        text = file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as err:
+        raise StoreError(f"{file} cannot be read ({type(err).__name__})") from err
+    return text.split("\n")[:-1]
+
+
+def runs_in(output: Path) -> list[Path]:
+    """Run folders in `output`, the oldest first by their recorded creation time."""
+    found = []
+    for file in output.glob(f"*/{INFO}"):
+        try:
+            found.append((str(load_info(file.parent).get("created", "")), file.parent))
+        except StoreError:
+            continue  # a folder of someone else's is not a run; naming it says why
+    return [path for _, path in sorted(found)]
+
+
+def find_run(text: str, output: Path) -> Path:
+    """The folder of a run named by its folder, its name in `output`, or `latest`.
+
+    Raises:
+        StoreError: there is no such run; the message names the nearest, or how to make one.
+    """
+    if text == "latest":
+        runs = runs_in(output)
+        if not runs:
+            raise StoreError(f"no run in {output} yet; make one with: attnbench sweep")
+        return runs[-1]
+    candidates = (Path(text), output / text)
+    for candidate in candidates:
+        if os.path.exists(candidate / INFO):  # unlike Path.exists, False where a name is too long
+            return candidate
+    for candidate in candidates:
+        if os.path.isdir(candidate) and any(candidate.iterdir()):
+            raise StoreError(f"{candidate} is no run: it has no {INFO}")
+    names = [path.name for path in runs_in(output)]
+    known = ", ".join(names[-8:]) or "none; make one with: attnbench sweep"
+    raise StoreError(f"no run '{text}' in {output}{nearest(text, names)}; runs: {known}")

@@ -1,0 +1,236 @@
+"""What the gate asks of git: the repository, its refs, what is uncommitted.
+
+By the `git` executable and not by a library: it is there wherever a repository is worked on, and
+no library does all of what worktrees, shallow clones and a user's configuration need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnbench.base.registry import nearest
+from attnbench.errors import UsageError
+
+# Git sets these for its hooks, where they would point every command at one repository and index;
+# in `git commit --only` even at an index of that commit alone.
+_FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
+_SETTINGS = {
+    "LC_ALL": "C",  # messages are told apart by their words
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",  # `git status` must not write the index beside a user's own git
+}
+# A watching daemon that git started for a worktree would outlive it.
+_CONFIGURATION = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
+_UNSHALLOW = "fetch the rest: git fetch --unshallow (in GitHub's checkout action: fetch-depth: 0)"
+_DEFAULT_BRANCHES = ("origin/main", "origin/master", "main", "master")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The commit to compare with: its full id, the ref that led to it, and why it was chosen."""
+
+    commit: str
+    ref: str
+    words: str = "as asked for"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What a working tree has that its last commit has not: numbers of files."""
+
+    tracked: int = 0
+    untracked: int = 0
+
+    @property
+    def words(self) -> str:
+        """`2 changed and 1 untracked files`, or the empty string where there are none."""
+        parts = [
+            f"{count} {kind}"
+            for count, kind in ((self.tracked, "changed"), (self.untracked, "untracked"))
+            if count
+        ]
+        many = "s" * (self.tracked + self.untracked != 1)
+        return f"{' and '.join(parts)} file{many}" if parts else ""
+
+
+def repository(folder: Path) -> Path:
+    """The root of the working tree that `folder` lies in, resolved.
+
+    Raises:
+        UsageError: git is not installed, or there is no working tree.
+    """
+    found = run_git(folder, "rev-parse", "--show-toplevel")
+    if found.returncode == 0:
+        return Path(found.stdout.removesuffix("\n")).resolve()
+    if "not a git repository" in found.stderr:
+        raise UsageError(
+            f"{folder} is not in a git repository, where --base is looked up; change into one, or"
+            " make one: git init && git add . && git commit"
+        )
+    if "must be run in a work tree" in found.stderr:
+        raise UsageError(
+            f"{folder} is in a git repository without a working tree, which is what would be"
+            " compared with --base; run it in a clone"
+        )
+    raise UsageError(f"git cannot read the repository of {folder} (--base): {said(found)}")
+
+
+def resolve(root: Path, ref: str) -> str:
+    """The full id of the commit that `ref` names: a branch, a tag, an id, `HEAD~2`.
+
+    Raises:
+        UsageError: it names none; the message gives the nearest branch or tag.
+    """
+    commit = _commit(root, ref)
+    if commit is not None:
+        return commit
+    if _commit(root, "HEAD") is None:
+        raise UsageError("the repository has no commit yet to compare with (--base)")
+    if is_shallow(root):
+        raise UsageError(f"no commit '{ref}' (--base) in this shallow clone; {_UNSHALLOW}")
+    names = _lines(root, "for-each-ref", "--format=%(refname:short)")
+    remote = f"origin/{ref}"
+    hint = f", did you mean '{remote}'?" if remote in names else nearest(ref, names)
+    raise UsageError(
+        f"no commit '{ref}' (--base){hint}; take a branch, a tag, a commit or HEAD~1"
+        " (git branch -a lists branches)"
+    )
+
+
+def default_base(root: Path, changes: Changes) -> Base:
+    """The merge base of HEAD with the default branch.
+
+    On that branch itself it would be HEAD: with tracked changes that is the base, and the changes
+    are what is judged; without any the first parent is, since HEAD is the same as itself.
+
+    Raises:
+        UsageError: there is no default branch or no common commit; a shallow clone is named.
+    """
+    head = resolve(root, "HEAD")
+    branch = _default_branch(root)
+    found = run_git(root, "merge-base", "HEAD", branch)
+    if found.returncode:
+        raise UsageError(_without("no common commit of HEAD and " + branch, is_shallow(root)))
+    commit = found.stdout.strip()
+    if commit != head:
+        return Base(commit=commit, ref=branch, words=f"where HEAD left {branch}")
+    if changes.tracked:
+        return Base(
+            commit=head, ref="HEAD", words=f"the last commit, part of {branch}, without the changes"
+        )
+    parent = _commit(root, "HEAD~1")
+    if parent is None:
+        raise UsageError(_without("HEAD has no parent, and nothing is changed", is_shallow(root)))
+    return Base(
+        commit=parent,
+        ref="HEAD~1",
+        words=f"the parent of HEAD, which is part of {branch} and has no changes on top",
+    )
+
+
+def changes(root: Path, besides: Path | None = None) -> Changes:
+    """How many files are changed or untracked in the working tree; ignored ones do not count.
+
+    Nor do untracked ones in the folder `besides`, where results are written.
+
+    Raises:
+        UsageError: git cannot read the working tree.
+    """
+    found = run_git(root, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all")
+    if found.returncode:
+        raise UsageError(f"git cannot read the working tree of {root} (--base): {said(found)}")
+    entries = [entry for entry in found.stdout.split("\0") if entry]
+    if besides is not None:
+        entries = [
+            entry
+            for entry in entries
+            if not (entry[:2] == "??" and (root / entry[3:]).is_relative_to(besides))
+        ]
+    untracked = sum(entry.startswith("??") for entry in entries)
+    return Changes(tracked=len(entries) - untracked, untracked=untracked)
+
+
+def is_shallow(root: Path) -> bool:
+    """Whether older commits are missing, as in a clone with `--depth`."""
+    return _lines(root, "rev-parse", "--is-shallow-repository") == ["true"]
+
+
+def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git in `folder`, deaf to the terminal's Ctrl-C, which is the gate's to handle.
+
+    Raises:
+        UsageError: git is not installed, or cannot be started in `folder`.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    try:
+        process = subprocess.Popen(
+            ["git", *_CONFIGURATION, *arguments],
+            cwd=folder,
+            env=environment | _SETTINGS,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="surrogateescape",  # file names may be any bytes
+            start_new_session=True,
+        )
+    except FileNotFoundError as err:
+        missing = f"{folder} is not there" if not folder.is_dir() else "git is not on PATH"
+        raise UsageError(f"{missing}; --base needs git and a repository: install git") from err
+    except OSError as err:
+        raise UsageError(f"git cannot be run in {folder} (--base): {err.strerror}") from err
+    with process:
+        return _finished(process)
+
+
+def _finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for git; where that is interrupted, end it with all that it started, and see it end."""
+    try:
+        stdout, stderr = process.communicate()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def said(found: subprocess.CompletedProcess[str]) -> str:
+    """What git said last, as one line."""
+    lines = [line.strip() for line in found.stderr.splitlines() if line.strip()]
+    fatal = [line for line in lines if line.startswith(("fatal:", "error:"))]
+    return " ".join((fatal or lines or ["no reason given"])[-1].split())[:300]
+
+
+def _commit(root: Path, ref: str) -> str | None:
+    if not ref or ref.startswith("-") or "\0" in ref:
+        return None  # git would take it for an option
+    found = run_git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def _lines(root: Path, *arguments: str) -> list[str]:
+    return run_git(root, *arguments).stdout.splitlines()
+
+
+def _default_branch(root: Path) -> str:
+    """What `origin` says it is, else the first usual name that there is."""
+    named = _lines(root, "symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD")
+    for branch in (*named, *_DEFAULT_BRANCHES):
+        if _commit(root, branch) is not None:
+            return branch
+    raise UsageError(
+        _without(f"no default branch ({', '.join(_DEFAULT_BRANCHES)})", is_shallow(root))
+    )
+
+
+def _without(fact: str, shallow: bool) -> str:
+    """Why there is no default base, and what to do."""
+    if shallow:
+        return f"{fact}, in this shallow clone; {_UNSHALLOW}, or name a commit: --base REF"
+    return f"{fact}: there is no default base; name a commit: --base REF"

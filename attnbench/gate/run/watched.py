@@ -1,0 +1,255 @@
+"""What a gate watches: files, sweeps and promises, from flags and from pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from attnbench.base.lists import parse_duration, parse_names, parse_share, parse_sizes
+from attnbench.base.registry import unknown
+from attnbench.errors import UsageError
+from attnbench.gate.decide.rules import DEFAULT_THRESHOLD, Rules
+from attnbench.planning.expansion import with_overrides
+from attnbench.planning.plan import Axes
+from attnbench.theory.traits import KINDS
+
+PYPROJECT = "pyproject.toml"
+_TABLE = "[tool.attnbench.gate]"
+# Without a word on sizes: small ones, in which a slowdown costs least to find.
+_DEFAULT = Axes(seq_lens=(128, 256, 512, 1024))
+_OF_SIZES = (
+    "batch_sizes", "heads", "kv_heads", "seq_lens", "kv_lens", "head_dims", "value_dims",
+    "widths", "new_tokens",
+)  # fmt: skip
+AXES = tuple(axis.name for axis in fields(Axes))
+_DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What is watched, and with which promises.
+
+    `files` are relative to the root of the repository. None: `base` is the default one, and
+    `threshold` and `threads` follow from the device.
+    """
+
+    files: tuple[str, ...]
+    sweeps: tuple[Axes, ...]
+    base: str | None = None
+    threshold: float | None = None
+    budget_s: float = Rules.budget_s
+    growth: float = Rules.growth
+    threads: int | None = None
+    device: str = "auto"
+
+    def rules(self, device: str) -> Rules:
+        """The promises on a device: `cpu` or `cuda`."""
+        threshold = DEFAULT_THRESHOLD[device] if self.threshold is None else self.threshold
+        return Rules(threshold=threshold, budget_s=self.budget_s, growth=self.growth)
+
+    def threads_on(self, device: str) -> int | None:
+        """CPU threads: one, the steadiest, unless given; for a GPU as many as torch takes."""
+        return 1 if self.threads is None and device == "cpu" else self.threads
+
+
+def watched(root: Path, folder: Path, flags: Mapping[str, Any]) -> Watched:
+    """What to watch in the repository at `root`, by `flags` before the table of pyproject.toml.
+
+    `flags` hold fields of `Watched` and of `Axes` that were given, None or empty otherwise. Their
+    files are looked up in `folder`, where the command runs, and in `root`.
+
+    Raises:
+        UsageError: no file, one that is not there or lies elsewhere; a key or value of the table
+            that cannot be right, named with the valid ones.
+    """
+    table = read_table(root)
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
+    if "files" in given:
+        files = [_file(text, root, (folder, root)) for text in given["files"]]
+    else:
+        files = [found for text in table.get("files", ()) for found in _expanded(text, root)]
+    if not files:
+        raise UsageError(
+            "no file to watch: name one that has implementations, --impl path/in/repo.py, or list"
+            f' them in {PYPROJECT}: {_TABLE} files = ["path/in/repo.py"]'
+        )
+    chosen = {name: value for name, value in (table | given).items() if name in _SETTINGS}
+    found = Watched(
+        files=tuple(dict.fromkeys(files)), sweeps=_sweeps(table, _axes_of(given)), **chosen
+    )
+    found.rules("cpu")  # values that no rule can have are refused before anything is done
+    return found
+
+
+def read_table(root: Path) -> dict[str, Any]:
+    """The table `[tool.attnbench.gate]` of the repository, by field; empty where there is none.
+
+    Raises:
+        UsageError: the file or the table is damaged; a key or value that cannot be right.
+    """
+    try:
+        table: Any = tomllib.loads((root / PYPROJECT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as err:
+        raise UsageError(f"{root / PYPROJECT} cannot be read ({err})") from err
+    for name in ("tool", "attnbench", "gate"):
+        table = table.get(name, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"'{name}' in {PYPROJECT} is no table; {_TABLE} is one")
+    return _read(table, _READERS, _TABLE)
+
+
+def _read(
+    table: Mapping[str, Any], readers: Mapping[str, Callable[[Any, str], Any]], title: str
+) -> dict[str, Any]:
+    found = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in readers or "_" in key:
+            valid = [name.replace("_", "-") for name in readers]
+            raise unknown("key", key, valid, f"{PYPROJECT} {title}")
+        found[name] = readers[name](value, f"'{key}' in {PYPROJECT} {title}")
+    if "budget" in found:
+        found["budget_s"] = found.pop("budget")
+    return found
+
+
+def _listed(value: Any, where: str) -> str:
+    """A value as the command line has it: commas between what may be a list."""
+    parts = value if isinstance(value, list) else [value]
+    if not all(isinstance(part, str | int) and not isinstance(part, bool) for part in parts):
+        raise UsageError(
+            f"{where} takes a text as on the command line, a whole number or a list of them, not"
+            f" {value!r}"
+        )
+    return ",".join(str(part) for part in parts)
+
+
+def _sizes(value: Any, where: str) -> tuple[int, ...]:
+    return tuple(parse_sizes(_listed(value, where), where))
+
+
+def _names(value: Any, where: str) -> tuple[str, ...]:
+    return tuple(parse_names(_listed(value, where), where))
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{where} takes a text, not {value!r}")
+    return value
+
+
+def _count(value: Any, where: str) -> int:
+    sizes = _sizes(value, where)
+    if len(sizes) != 1:
+        raise UsageError(f"{where} takes one whole number, not {value!r}")
+    return sizes[0]
+
+
+def _device(value: Any, where: str) -> str:
+    if value not in _DEVICES:
+        raise UsageError(f"{where} takes {', '.join(_DEVICES)}, not {value!r}")
+    return str(value)
+
+
+def _amount(name: str, parse: Callable[[str, str], float], value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UsageError(f"{where} takes a text as on the command line, not {value!r}")
+    number = parse(str(value), where)
+    try:
+        values: dict[str, Any] = {name: number}
+        Rules(**values)
+    except UsageError as err:  # it names the flag, which was not given
+        said = str(err).split(" ", 1)[1]
+        raise UsageError(f"{where}: {said}") from err
+    return number
+
+
+def _rows(value: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise UsageError(f"{where} takes tables: [[tool.attnbench.gate.sweeps]]")
+    return [_read(row, _AXIS_READERS, "[[tool.attnbench.gate.sweeps]]") for row in value]
+
+
+_AXIS_READERS: dict[str, Callable[[Any, str], Any]] = {
+    axis: _text if axis == "workload" else _sizes if axis in _OF_SIZES else _names for axis in AXES
+}
+_SETTINGS = ("base", "threshold", "budget_s", "growth", "threads", "device")
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "files": _names,
+    "base": _text,
+    "threshold": partial(_amount, "threshold", parse_share),
+    "budget": partial(_amount, "budget_s", parse_duration),
+    "growth": partial(_amount, "growth", parse_share),
+    "threads": _count,
+    "device": _device,
+    **_AXIS_READERS,
+    "sweeps": _rows,
+}
+
+
+def _expanded(text: str, root: Path) -> list[str]:
+    """The files of an entry of the table. A pattern passes over names such as `__init__.py`."""
+    where = f"'files' in {PYPROJECT} {_TABLE}"
+    if not any(sign in text for sign in "*?["):
+        return [_file(text, root, (root,), where)]
+    try:
+        found = sorted(path for path in root.glob(text) if path.is_file() and path.suffix == ".py")
+    except (ValueError, NotImplementedError) as err:
+        raise UsageError(f"{where}: {text!r} is no pattern of paths in the repository") from err
+    files = [_file(str(path), root, (root,), where) for path in found if path.name[0] not in "_."]
+    if not files:
+        raise UsageError(f"{where}: no Python file in {root} fits {text!r}")
+    return files
+
+
+def _file(text: str, root: Path, folders: Iterable[Path], where: str = "--impl") -> str:
+    """The path of a file of the working tree, relative to its root."""
+    paths = (folder / text for folder in folders)
+    found = next((path for path in paths if os.path.isfile(path)), None)  # False if too long a name
+    if found is None:
+        raise UsageError(f"no file {text} in the working tree {root} ({where})")
+    path = found.resolve()
+    if not path.is_relative_to(root):
+        raise UsageError(
+            f"{path} lies outside the repository {root} ({where}), so that no base has it; name a"
+            " file in it"
+        )
+    return path.relative_to(root).as_posix()
+
+
+def _axes_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name in AXES}
+
+
+def _sweeps(table: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Axes, ...]:
+    """The sweeps of the table, or one; flags go before a sweep's own keys, these before shared.
+
+    A workload that was asked for leaves the sweeps of that workload alone.
+    """
+    shared = _axes_of(table)
+    usual = shared.get("workload", _DEFAULT.workload)
+    sweeps: list[Mapping[str, Any]] = table.get("sweeps") or [{}]
+    kinds = [row.get("workload", usual) for row in sweeps]
+    if "workload" in flags:
+        wanted = flags["workload"]
+        sweeps = [row for row, kind in zip(sweeps, kinds, strict=True) if kind == wanted] or [{}]
+        kinds = [wanted] * len(sweeps)
+    found = []
+    for row, kind in zip(sweeps, kinds, strict=True):
+        axes = {**_fitting(shared, kind, kinds), **row, **_fitting(flags, kind, kinds)}
+        found.append(with_overrides(_DEFAULT, axes | {"workload": kind}))
+    return tuple(found)
+
+
+def _fitting(axes: Mapping[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
+    """Axes that several sweeps share, without those that only the others of them have."""
+    foreign = KINDS.get(kind).foreign()
+    elsewhere = {name for name in axes if any(name in KINDS.get(other).axes for other in kinds)}
+    return {name: value for name, value in axes.items() if name not in foreign.keys() & elsewhere}

@@ -1,0 +1,160 @@
+"""A commit checked out beside the repository, in a folder that is gone afterwards in every case."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from attnbench.errors import UsageError
+from attnbench.gate.run.git import run_git, said
+
+# The process that made a folder stands in its name: one that was killed could not clean up. So does
+# where that number means anything: containers and other hosts may share the folder.
+_PREFIX = "attnbench-gate-"
+_NAMED = re.compile(rf"{_PREFIX}(\w+)-(\d+)-\w+")
+# A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
+_NO_LFS = tuple(
+    part
+    for setting in ("smudge=", "process=", "required=false")
+    for part in ("-c", f"filter.lfs.{setting}")
+)
+_ENDING = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)  # what CI sends to a job that is cancelled; what a terminal sends when it closes
+_DEAF = (signal.SIGINT, *_ENDING)
+
+
+@contextlib.contextmanager
+def checked_out(root: Path, commit: str) -> Iterator[Path]:
+    """The tree of `commit` in a fresh folder outside `root`, as a detached worktree.
+
+    Hooks do not run; submodules stay empty and files of git-lfs stay pointers. What is not in the
+    commit, such as extensions that were built in place, is not there. The worktree and its entry
+    in the repository are removed whatever happens: SIGTERM and SIGHUP end the process by
+    SystemExit meanwhile. Those of earlier processes that were killed are removed first.
+
+    Raises:
+        UsageError: git cannot make it: no space, no right to write, a damaged repository.
+    """
+    remove_stale(root)
+    folder = _temporary(root) / f"{own_prefix()}{secrets.token_hex(4)}"
+    with _signals(_ENDING, _end):
+        try:
+            _check_out(root, commit, folder)
+            yield folder
+        finally:
+            with _signals(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
+                remove(root, folder)
+
+
+def own_prefix() -> str:
+    """How the names of this process's temporary folders begin, for `remove_stale` to know them."""
+    return f"{_PREFIX}{_here()}-{os.getpid()}-"
+
+
+def _here() -> str:
+    """A short name of this host and of the namespace that its process numbers belong to."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux: numbers hold for the whole host
+        namespace = ""
+    return hashlib.sha256(f"{platform.node()} {namespace}".encode()).hexdigest()[:6]
+
+
+def _check_out(root: Path, commit: str, folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as err:
+        raise UsageError(f"cannot make {folder} ({err.strerror}); set TMPDIR") from err
+    made = run_git(root, *_NO_LFS, "worktree", "add", "--detach", str(folder), commit)
+    if made.returncode:
+        raise UsageError(f"git cannot check out {commit[:12]} (--base): {said(made)}")
+
+
+def remove(root: Path, folder: Path) -> None:
+    """Remove a worktree and its entry in the repository, or what is there of either.
+
+    Twice `--force`: git locks the entry of one that it is still making. A general `git worktree
+    prune` would also forget worktrees of the user's whose disk is not mounted.
+    """
+    take_away = ("worktree", "remove", "--force", "--force", str(folder))
+    run_git(root, *take_away)
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        run_git(root, *take_away)  # with the folder gone, git forgets the entry
+
+
+def remove_stale(root: Path) -> None:
+    """Remove what gates that were killed have left: of this repository, and of the user's."""
+    for folder in _entries(root):
+        if _left_behind(folder):
+            remove(root, folder)
+    for folder in _temporary(root).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if _left_behind(folder) and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _entries(root: Path) -> list[Path]:
+    listed = run_git(root, "worktree", "list", "--porcelain", "-z").stdout.split("\0")
+    if len(listed) == 1:  # git before 2.36 knows no -z here
+        listed = run_git(root, "worktree", "list", "--porcelain").stdout.splitlines()
+    return [Path(line.removeprefix("worktree ")) for line in listed if line[:9] == "worktree "]
+
+
+def _left_behind(folder: Path) -> bool:
+    found = _NAMED.fullmatch(folder.name)
+    if found is None or found[1] != _here():
+        return False
+    try:
+        os.kill(int(found[2]), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        return False  # someone else's process, alive
+    return False
+
+
+def _temporary(root: Path) -> Path:
+    """Where folders for a while go: never in the repository, whose files would surround it."""
+    folder = Path(tempfile.gettempdir()).resolve()
+    if folder.is_relative_to(root):
+        raise UsageError(
+            f"the folder for temporary files, {folder}, lies in the repository; set TMPDIR to one"
+            " outside"
+        )
+    return folder
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _signals(numbers: tuple[signal.Signals, ...], handler: Any) -> Iterator[None]:
+    """Handle signals in another way for a while. Only the main thread may; others leave them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+    # None was not set from Python and cannot be put back; what nohup ignores stays ignored.
+    ours = [number for number, old in before.items() if old not in (None, signal.SIG_IGN)]
+    try:
+        for number in ours:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])

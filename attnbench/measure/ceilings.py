@@ -1,0 +1,175 @@
+"""What this machine can do at most, measured: the ceilings that every time is held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from attnbench.machine.facts import free_bytes
+from attnbench.measure.clock import Clock, clock_for
+from attnbench.measure.flush import last_cache_bytes
+
+MIB = 2**20
+T = TypeVar("T")
+Name = TypeVar("Name", str, int)
+
+# The next width is tried while a product of this one is over sooner than WIDE_ENOUGH_US: then it
+# is too small to keep the device busy. Few processors multiply float16 fast, so it starts narrow.
+_WIDTHS = {"cpu": (1024, 2048, 4096), "cuda": (4096, 8192)}
+_NARROW: dict[tuple[str, str], tuple[int, ...]] = {("cpu", "float16"): (512, 1024, 2048, 4096)}
+WIDE_ENOUGH_US = 2000.0
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 40
+MATMUL_US = 60_000.0  # of each width
+STREAM_US = 250_000.0
+LAUNCH_US = 20_000.0
+AGREE = 0.05  # among the three least times, else other work may have slowed them all
+MOST_BUDGETS = 2.0  # spent where they do not agree
+# Calls are timed in blocks of this length: a GPU waits for the first call of a block, some µs.
+_BLOCK_US = {"cpu": 0.0, "cuda": 1000.0}
+LAUNCH_BLOCK_US = 500.0
+MOST_CALLS = 1000  # in a block
+
+_TILE = 4096  # elements of the random pattern that fills the buffers
+
+
+def measure_ceilings(
+    device: str, dtypes: Iterable[str], *, clock: Clock | None = None
+) -> dict[str, Any]:
+    """The device's ceilings as plain JSON; one that cannot be measured is null.
+
+    `matmul_tflops` by dtype; `copy_gbps` (bytes read plus written) and `read_gbps`, from buffers
+    several times the last cache; `launch_us`, the time of a call that does next to nothing;
+    `cache_bytes`, the last cache. Each rate is the best of several interleaved rounds: what else
+    the machine does can only lower it. Without `clock` it is the device's own, the cache warm.
+    """
+    clock = clock or clock_for(device, l2="warm")
+    cache_bytes = _known(partial(last_cache_bytes, device))
+    with torch.no_grad():
+        ceilings = {
+            "matmul_tflops": {dtype: _matmul_tflops(clock, device, dtype) for dtype in dtypes},
+            "copy_gbps": None,
+            "read_gbps": None,
+            "launch_us": _known(partial(_launch_us, clock, device)),
+            "cache_bytes": cache_bytes,
+        }
+        size = stream_bytes(cache_bytes, _known(partial(free_bytes, device)))
+        if size is not None:
+            ceilings |= _known(partial(_stream_gbps, clock, device, size)) or {}
+    if device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        _known(torch.cuda.empty_cache)  # what is measured next finds the memory free
+    return ceilings
+
+
+def stream_bytes(cache_bytes: int | None, free: int | None) -> int | None:
+    """Size of each of two buffers that stream from memory; None if none is far past the cache.
+
+    Four times the last cache, at least 64 MiB (256 where the cache is unknown), at most 1 GiB,
+    and both together at most a quarter of the free memory.
+    """
+    wanted = 256 * MIB if cache_bytes is None else max(64 * MIB, 4 * cache_bytes)
+    size = min(wanted, 1024 * MIB, wanted if free is None else free // 8)
+    size -= size % (4 * _TILE)
+    return size if size >= max(2 * (cache_bytes or 0), 16 * MIB) else None
+
+
+def _known(measure: Callable[[], T]) -> T | None:
+    """What `measure` returns; None where torch cannot do it or memory does not suffice."""
+    try:
+        return measure()
+    except (RuntimeError, MemoryError):
+        return None
+
+
+def _matmul_tflops(clock: Clock, device: str, dtype: str) -> float | None:
+    """The best rate of square matmuls, 2·width³ FLOPs each, in TFLOP/s."""
+    rates = []
+    for width in _NARROW.get((device, dtype), _WIDTHS[device]):
+        least = _known(partial(_matmul_us, clock, device, dtype, width)) or {}
+        rates += [2 * wide**3 / time_us / 1e6 for wide, time_us in least.items()]
+        if least.get(width, math.inf) >= WIDE_ENOUGH_US:
+            break
+    return max(rates, default=0.0) or None
+
+
+def _matmul_us(clock: Clock, device: str, dtype: str, width: int) -> dict[int, float]:
+    """Least times of products of this width, of half and of a quarter of it.
+
+    Short ones more often find a moment without other work, long ones lose less to it.
+    """
+    calls = {}
+    for wide in (width // 4, width // 2, width):
+        a = torch.randn(wide, wide, device=device).to(getattr(torch, dtype))
+        calls[wide] = partial(torch.mm, a, a, out=torch.empty_like(a))
+    return _least_us(clock, calls, MATMUL_US, _BLOCK_US[device])
+
+
+def _stream_gbps(clock: Clock, device: str, size: int) -> dict[str, float | None]:
+    """Rates of copying and of reading buffers of `size` bytes, in GB/s (10⁹ bytes).
+
+    Reading is the best of four reductions of float32 into memory that is there already: sum,
+    amax, 2-norm, and row sums. On two x86 cores all reach the memory's rate, in turn as other
+    work lets them; mv, the 1-norm and the maximum norm stay far below it.
+    """
+    # Pages that were never written may all be the same page of zeros, which a cache holds.
+    source = torch.rand(_TILE, device=device).repeat(size // (4 * _TILE))
+    target = torch.empty_like(source).copy_(source)
+    rows = source.view(-1, _TILE)
+    row_out, out = torch.empty(len(rows), device=device), torch.empty((), device=device)
+    reads: dict[str, Callable[[], Any]] = {
+        "sum": partial(torch.sum, source, 0, out=out),
+        "amax": partial(torch.amax, source, 0, out=out),
+        "norm": partial(torch.linalg.vector_norm, source, out=out),
+        "row sums": partial(torch.sum, rows, 1, out=row_out),
+    }
+    copy: dict[str, Callable[[], Any]] = {"copy": partial(target.copy_, source)}
+    least = _least_us(clock, copy | reads, STREAM_US, _BLOCK_US[device])
+    read_us = min(least[name] for name in reads)
+    return {
+        "copy_gbps": 2 * size / least["copy"] / 1e3 or None,
+        "read_gbps": size / read_us / 1e3 or None,
+    }
+
+
+def _launch_us(clock: Clock, device: str) -> float | None:
+    """Time of the cheapest op, one element added in place, called back to back, in µs.
+
+    On CUDA stream time per kernel: the device's time to start one, or the host's to issue it,
+    whichever is longer.
+    """
+    one = torch.zeros((), device=device)
+    time_us = _least_us(clock, {"": partial(one.add_, one)}, LAUNCH_US, LAUNCH_BLOCK_US)[""]
+    return None if math.isinf(time_us) else time_us
+
+
+def _least_us(
+    clock: Clock, calls: Mapping[Name, Callable[[], Any]], budget_us: float, block_us: float
+) -> dict[Name, float]:
+    """The least time of each call in µs, over interleaved rounds; infinite if none was seen.
+
+    Each turn lasts about `block_us`, at least one call. The rounds end when the budget is spent
+    and the least times agree, or some budgets later.
+    """
+    times: dict[Name, list[float]] = {name: [] for name in calls}
+    spent_us = 0.0
+    for done in range(1, MOST_ROUNDS + 1):
+        for name, call in calls.items():
+            least_us = min(times[name], default=math.inf)
+            each = min(MOST_CALLS, max(1, math.ceil(block_us / least_us)))
+            block = clock.block(call, each)
+            spent_us += block.e2e_us * each
+            if block.time_us > 0:  # else the clock stepped back, or saw nothing
+                times[name].append(block.time_us)
+        settled = spent_us >= budget_us and all(map(_agree, times.values()))
+        if done >= LEAST_ROUNDS and (settled or spent_us >= MOST_BUDGETS * budget_us):
+            break
+    return {name: min(found, default=math.inf) for name, found in times.items()}
+
+
+def _agree(times: list[float]) -> bool:
+    least = sorted(times)[:3]
+    return len(least) == 3 and least[-1] <= (1 + AGREE) * least[0]

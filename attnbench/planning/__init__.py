@@ -1,0 +1,1 @@
+"""From options and a catalogue to ordered groups of cells, with the reason for each skip."""

@@ -1,0 +1,127 @@
+"""The built-in battery of `attnbench check`: the cases in which attention kernels go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnbench.schema.case import Case, Device, Dtype, Position, parse_mask
+
+_CAUSAL, _WINDOW = parse_mask("causal"), parse_mask("window:8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One check: a name for people, the case, and how its inputs are drawn.
+
+    `brief` items are also run for implementations that compile, which takes many seconds a case.
+    """
+
+    name: str
+    case: Case
+    draw: dict[str, Any] = field(default_factory=dict)
+    brief: bool = False
+
+
+def battery(device: Device, dtypes: tuple[Dtype, ...]) -> list[Item]:
+    """Every item on `device`: the shapes and masks in each dtype, then what surrounds a core.
+
+    Layers, decoding and the recurrent network are checked in the first dtype alone.
+
+    `both` passes check the output and all three gradients; an implementation without a
+    backward is checked on its forward by the `forward` items.
+    """
+    items = [item for dtype in dtypes for item in _attention(device, dtype)]
+    for others in (_decode, _layer, _recurrent):
+        items += others(device, dtypes[0])
+    return items
+
+
+def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
+    base: dict[str, Any] = {"device": device, "dtype": dtype, "heads": 4, "head_dim": 32}
+    shapes: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("square", {"seq_len": 64}, {}),
+        ("causal", {"seq_len": 64, "mask": _CAUSAL}, {}),
+        ("odd lengths", {"seq_len": 37, "kv_len": 53, "batch": 2}, {}),
+        ("causal, L < S", {"seq_len": 37, "kv_len": 53, "mask": _CAUSAL}, {}),
+        ("causal, L > S: rows without keys", {"seq_len": 53, "kv_len": 37, "mask": _CAUSAL}, {}),
+        ("one token", {"seq_len": 1}, {}),
+        ("one query", {"seq_len": 1, "kv_len": 65, "mask": _CAUSAL}, {}),
+        ("grouped heads", {"seq_len": 48, "kv_heads": 2, "mask": _CAUSAL}, {}),
+        ("one key/value head", {"seq_len": 48, "kv_heads": 1}, {}),
+        ("wider values", {"seq_len": 48, "value_dim": 48, "mask": _CAUSAL}, {}),
+        ("narrower values", {"seq_len": 48, "value_dim": 16}, {}),
+        ("window", {"seq_len": 61, "mask": _WINDOW}, {}),
+        ("large logits", {"seq_len": 64, "mask": _CAUSAL}, {"query_amplitude": 30.0}),
+        ("strided inputs", {"seq_len": 50, "batch": 3}, {"strided": True}),
+        ("several blocks", {"seq_len": 1100, "heads": 2, "mask": _CAUSAL}, {}),
+        ("several blocks, unmasked", {"seq_len": 531, "head_dim": 128, "heads": 2}, {}),
+        ("few queries, many keys", {"seq_len": 3, "kv_len": 1025, "head_dim": 64}, {}),
+        ("long grouped heads", {"seq_len": 333, "kv_heads": 2, "head_dim": 80}, {}),
+        ("long window", {"seq_len": 400, "heads": 2, "mask": parse_mask("window:100")}, {}),
+        ("rope", {"seq_len": 33, "kv_len": 48, "position": Position(name="rope")}, {}),
+        (
+            "rope-interleaved, odd width",
+            {"seq_len": 48, "head_dim": 33, "position": Position(name="rope-interleaved")},
+            {},
+        ),
+    ]
+    brief = ("causal, L < S", "grouped heads")
+    for pass_ in ("forward", "both"):
+        for name, sizes, draw in shapes:
+            yield Item(
+                name=name,
+                case=Case(**(base | sizes), pass_=pass_),  # type: ignore[arg-type]
+                draw=draw,
+                brief=name in brief and dtype == "float32",
+            )
+
+
+def _decode(device: Device, dtype: Dtype) -> Iterator[Item]:
+    for cache in ("rerun", "none", "concat", "static"):
+        for position in ("none", "rope"):
+            case = Case(
+                workload="decode",
+                device=device,
+                dtype=dtype,
+                batch=2,
+                kv_heads=2,
+                seq_len=29,
+                head_dim=16,
+                mask=_CAUSAL,
+                position=Position(name=position),
+                width=48,
+                cache=cache,
+                new_tokens=4,
+            )
+            yield Item(name=f"decode, {cache}", case=case)
+
+
+def _layer(device: Device, dtype: Dtype) -> Iterator[Item]:
+    base: dict[str, Any] = {"device": device, "dtype": dtype, "workload": "layer", "batch": 2}
+    shapes: list[tuple[str, dict[str, Any]]] = [
+        ("both", {"pass_": "both", "seq_len": 40}),
+        ("causal, grouped heads", {"pass_": "both", "seq_len": 37, "kv_heads": 2, "mask": _CAUSAL}),
+        ("rope, wider values", {"seq_len": 33, "value_dim": 24, "position": Position(name="rope")}),
+    ]
+    for projection in ("fused", "separate", "per-head"):
+        for name, sizes in shapes:
+            case = Case(**(base | sizes), head_dim=16, width=48, projection=projection)
+            yield Item(name=f"layer, {projection}, {name}", case=case)
+
+
+def _recurrent(device: Device, dtype: Dtype) -> Iterator[Item]:
+    for pass_ in ("forward", "both"):
+        case = Case(
+            workload="recurrent",
+            pass_=pass_,  # type: ignore[arg-type]
+            device=device,
+            dtype=dtype,
+            batch=2,
+            seq_len=29,
+            head_dim=16,
+            mask=_CAUSAL,
+            width=48,
+        )
+        yield Item(name="recurrent", case=case)

@@ -1,0 +1,1 @@
+"""What a gate run found, on the terminal, as a page, Markdown and JUnit XML."""

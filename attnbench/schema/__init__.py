@@ -1,0 +1,1 @@
+"""Case, record, finding: frozen values, their JSON, ids and versions."""

@@ -1,0 +1,252 @@
+"""The case: one problem, frozen, with an id that does not change when axes are added."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+from attnbench.base.registry import Registry
+from attnbench.errors import UsageError
+
+Pass = Literal["forward", "backward", "both"]
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+
+PASSES: tuple[Pass, ...] = get_args(Pass)
+DEVICES: tuple[Device, ...] = get_args(Device)
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+# The columns a mask and a position are printed in are text: `name` or `name:parameter`.
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    name, colon, parameter = text.partition(":")
+    return name, parameter if colon else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """A band around the bottom-right diagonal: query i sees keys i+S-L-before … i+S-L+after.
+
+    `None` for a bound means no bound on that side. `text` is how it is written on the command
+    line. With L queries and S keys the last query sees the last key (bottom-right alignment).
+    """
+
+    text: str = "full"
+    before: int | None = None
+    after: int | None = None
+
+    def span(self, query: int, queries: int, keys: int) -> tuple[int, int]:
+        """Half-open range of keys that `query` sees; empty where first >= last."""
+        diagonal = query + keys - queries
+        first = 0 if self.before is None else max(0, diagonal - self.before)
+        last = keys if self.after is None else min(keys, diagonal + self.after + 1)
+        return first, max(first, last)
+
+    def admits_all(self, queries: int, keys: int) -> bool:
+        """True where every query sees every key, so that no mask is needed at all."""
+        lowest = self.after is None or keys - queries + self.after >= keys - 1
+        highest = self.before is None or keys - 1 <= self.before
+        return lowest and highest
+
+
+def _full(parameter: str | None) -> Mask:
+    _no_parameter("full", parameter)
+    return Mask(text="full")
+
+
+def _causal(parameter: str | None) -> Mask:
+    _no_parameter("causal", parameter)
+    return Mask(text="causal", after=0)
+
+
+def _window(parameter: str | None) -> Mask:
+    text = parameter or ""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 12 and int(text) >= 1):
+        raise UsageError("mask window needs a width of at least 1 (--masks window:256)")
+    # The query's own position counts as one of the `width` keys, as Mistral's sliding window.
+    return Mask(text=f"window:{int(text)}", before=int(text) - 1, after=0)
+
+
+def _no_parameter(name: str, parameter: str | None) -> None:
+    if parameter is not None:
+        raise UsageError(f"mask '{name}' takes no parameter (--masks {name})")
+
+
+MASKS: Registry[Any] = Registry("mask", "--masks")
+MASKS.add("full", _full)
+MASKS.add("causal", _causal)
+MASKS.add("window", _window)
+
+
+def parse_mask(text: str) -> Mask:
+    """Read `full`, `causal` or `window:W`.
+
+    Raises:
+        UsageError: unknown mask, or a parameter that is missing or out of range.
+    """
+    name, parameter = _split(text)
+    mask: Mask = MASKS.get(name)(parameter)
+    return mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """A position encoding by name, with its base where it has one (rotary: 10000)."""
+
+    name: str = "none"
+    base: float | None = None
+
+    @property
+    def text(self) -> str:
+        """As on the command line: `rope`, or `rope:500000` where the base was given."""
+        return self.name if self.base is None else f"{self.name}:{self.base:g}"
+
+
+def parse_position(text: str) -> Position:
+    """Read `none`, `rope`, `rope-interleaved`, or a name with a base such as `rope:500000`.
+
+    The name is checked against the catalogue, which knows what the installation can apply.
+
+    Raises:
+        UsageError: the base is not a number above 1.
+    """
+    name, parameter = _split(text)
+    if parameter is None:
+        return Position(name=name)
+    try:
+        base = float(parameter)
+    except ValueError:
+        base = math.nan
+    if not (1 < base < math.inf) or name == "none":
+        raise UsageError(f"position '{text}' needs a base above 1 (--positions rope:10000)")
+    return Position(name=name, base=base)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One problem: what is computed, on which device, at which sizes.
+
+    Sizes are counts, not bytes: `batch` B, `heads` H, `kv_heads` G, `seq_len` L, `kv_len` S,
+    `head_dim` D, `value_dim` V, `width` E. `kv_heads`, `kv_len` and `value_dim` equal `heads`,
+    `seq_len` and `head_dim` unless given. `scale` multiplies the scores; None means 1/√D.
+    For `decode`, `seq_len` is the context before the first of `new_tokens` generated tokens.
+
+    Raises:
+        UsageError: a size below 1, or an unknown pass, device or dtype. Sizes that do not fit
+            together are no error here: `traits.impossible` names the reason, which becomes a row.
+    """
+
+    workload: str = "attention"
+    pass_: Pass = "forward"
+    device: Device = "cpu"
+    dtype: Dtype = "float32"
+    batch: int = 1
+    heads: int = 4
+    kv_heads: int = 0  # 0 is replaced by `heads`; the same for the next two
+    seq_len: int = 512
+    kv_len: int = 0
+    head_dim: int = 64
+    value_dim: int = 0
+    mask: Mask = Mask()
+    position: Position = Position()
+    width: int | None = None
+    projection: str | None = None
+    cache: str | None = None
+    new_tokens: int | None = None
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, source in _FOLLOWS.items():
+            if getattr(self, name) == 0:
+                object.__setattr__(self, name, getattr(self, source))
+        _check_choice("pass", self.pass_, PASSES, "--passes")
+        _check_choice("device", self.device, DEVICES, "--device")
+        _check_choice("dtype", self.dtype, tuple(DTYPE_BYTES), "--dtypes")
+        for name, flag in _SIZE_FLAGS.items():
+            size = getattr(self, name)
+            if size is not None and (type(size) is not int or size < 1):
+                raise UsageError(f"{flag} must be whole numbers of at least 1, not {size!r}")
+
+    @property
+    def model_width(self) -> int:
+        """E: `width`, or H·D where that is not given."""
+        return self.width or self.heads * self.head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor on the scores: `scale`, or 1/√D."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element in the case's dtype."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def needs_grad(self) -> bool:
+        """True for the passes that differentiate."""
+        return self.pass_ != "forward"
+
+    @property
+    def unmasked(self) -> bool:
+        """True where the mask admits every pair: `full`, or causal with a single query."""
+        return self.mask.admits_all(self.seq_len, self.kv_len)
+
+    @property
+    def case_id(self) -> str:
+        """Twelve hex digits over the fields that differ from their default."""
+        text = json.dumps(self._differing(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def _differing(self) -> dict[str, Any]:
+        plain = self.to_json()
+        default = {f.name.rstrip("_"): f.default for f in fields(self)}
+        default |= {"mask": Mask().text, "position": Position().text}
+        default |= {name: plain[source] for name, source in _FOLLOWS.items()}
+        return {name: value for name, value in plain.items() if value != default[name]}
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field as plain JSON; `pass_` is written `pass`, mask and position as text."""
+        row = {f.name.rstrip("_"): getattr(self, f.name) for f in fields(self)}
+        return row | {"mask": self.mask.text, "position": self.position.text}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Self:
+        """Inverse of `to_json`; missing fields take their default.
+
+        Raises:
+            UsageError: unknown fields, or values that make no case.
+        """
+        values = {("pass_" if name == "pass" else name): value for name, value in row.items()}
+        strange = sorted(set(values) - {f.name for f in fields(cls)})
+        if strange:
+            raise UsageError(f"a case has no field {', '.join(strange)}")
+        if "mask" in values:
+            values["mask"] = parse_mask(values["mask"])
+        if "position" in values:
+            values["position"] = parse_position(values["position"])
+        return cls(**values)
+
+
+_FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
+
+_SIZE_FLAGS = {
+    "batch": "--batch-sizes",
+    "heads": "--heads",
+    "kv_heads": "--kv-heads",
+    "seq_len": "--seq-lens",
+    "kv_len": "--kv-lens",
+    "head_dim": "--head-dims",
+    "value_dim": "--value-dims",
+    "width": "--widths",
+    "new_tokens": "--new-tokens",
+}
+
+
+def _check_choice(kind: str, value: str, choices: tuple[str, ...], flag: str) -> None:
+    if value not in choices:
+        raise UsageError(f"unknown {kind} '{value}' ({flag}); one of {', '.join(choices)}")

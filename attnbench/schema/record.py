@@ -1,0 +1,225 @@
+"""The record: what became of a cell, one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, replace
+from statistics import fmean
+from typing import Any, Literal, Self, get_args
+
+from attnbench.base.jsontext import read_json
+from attnbench.base.sample import Sample
+from attnbench.errors import StoreError
+from attnbench.schema.case import Case
+
+# 2: samples may be discarded, and a cell may have a record for each of several processes.
+SCHEMA = 2
+READABLE = (1, 2)
+
+__all__ = ["READABLE", "SCHEMA", "STATUSES", "Cell", "Record", "Sample", "Status"]
+
+Status = Literal["ok", "unsupported", "incorrect", "oom", "timeout", "crashed", "error", "skipped"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One case × one implementation: what is planned, measured and recorded as one row."""
+
+    case: Case
+    impl: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What identifies the cell within a run."""
+        return self.case.case_id, self.impl
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {"case": self.case.to_json(), "impl": self.impl}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Self:
+        """Inverse of `to_json`."""
+        return cls(case=Case.from_json(row["case"]), impl=row["impl"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A status with its reason, the samples, and what the probes found.
+
+    `metrics` maps column names to what was predicted, counted or measured beside time;
+    `spent_s` maps a stage (build, check, probe, warm-up, samples) to its wall seconds.
+    `process` numbers the fresh process it comes from, where a cell is measured in several.
+
+    Raises:
+        ValueError: a status that contradicts the rest: ok without a sample that counts, anything
+            else with samples or without a reason.
+    """
+
+    cell: Cell
+    status: Status
+    reason: str | None = None
+    samples: tuple[Sample, ...] = ()
+    metrics: dict[str, Any] = field(default_factory=dict)
+    spent_s: dict[str, float] = field(default_factory=dict)
+    process: int = 0
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"unknown status {self.status!r}")
+        if self.status == "ok" and not self.kept:
+            raise ValueError(f"status ok, and none of {len(self.samples)} samples counts")
+        if self.status != "ok" and self.samples:
+            raise ValueError(f"status {self.status} with {len(self.samples)} samples")
+        if self.status != "ok" and not self.reason:
+            raise ValueError(f"status {self.status} without a reason")
+
+    @property
+    def kept(self) -> tuple[Sample, ...]:
+        """The samples that count: all but the discarded."""
+        return tuple([sample for sample in self.samples if sample.discarded is None])
+
+    def to_line(self) -> str:
+        """One line of JSON, without the newline. Samples are written as columns."""
+        row = {
+            "schema": SCHEMA,
+            "case_id": self.cell.case.case_id,
+            **self.cell.to_json(),
+            "status": self.status,
+            "reason": self.reason,
+            "process": self.process,
+            "samples": _columns(self.samples),
+            "metrics": self.metrics,
+            "spent_s": self.spent_s,
+        }
+        return json.dumps(row, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_line(cls, line: str) -> Self:
+        """Inverse of `to_line`.
+
+        Raises:
+            StoreError: the line is not a record of a schema this version reads.
+        """
+        try:
+            row = read_json(line)
+            if row["schema"] not in READABLE:
+                raise StoreError(f"records of schema {row['schema']}; this version reads {SCHEMA}")
+            names = [name for name in _SAMPLE_FIELDS if name in row["samples"]]
+            columns = [row["samples"][name] for name in names]
+            if "blocks_us" in names:
+                columns[names.index("blocks_us")] = [tuple(b) for b in row["samples"]["blocks_us"]]
+            samples = [
+                Sample(**dict(zip(names, values, strict=True)))
+                for values in zip(*columns, strict=True)
+            ]
+            _check_numbers(row["samples"], row["metrics"])
+            return cls(
+                cell=Cell.from_json(row),
+                status=row["status"],
+                reason=row["reason"],
+                samples=tuple(samples),
+                metrics=row["metrics"],
+                spent_s=row["spent_s"],
+                process=row.get("process", 0),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            raise StoreError(f"not an attnbench record ({type(err).__name__}: {err})") from err
+
+
+_SAMPLE_FIELDS = tuple(item.name for item in fields(Sample))
+_TIMES = ("time_us", "e2e_us", "blocks_us")
+_LARGEST = 2.0**63  # what a table of whole numbers can hold
+
+
+def _check_numbers(samples: dict[str, list[Any]], metrics: dict[str, Any]) -> None:
+    """Times are above 0, and no number is NaN, infinite or absurd: such a line was edited.
+
+    Raises:
+        ValueError: names the field and the value.
+    """
+    for name in _TIMES:
+        for value in samples.get(name, ()):
+            for time in value if isinstance(value, list) else (value,):
+                if not (_is_number(time) and 0 < time < _LARGEST):
+                    raise ValueError(f"{name} {time!r:.40} is no time")
+    for name, value in metrics.items():
+        counted = name.startswith(("flops_", "memory_", "bytes_")) and not name.endswith("_miss")
+        if isinstance(value, (int, float)) and not (
+            -_LARGEST < value < _LARGEST and (value >= 0 or not counted)
+        ):
+            raise ValueError(f"{name} {value!r:.40} is out of range")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _columns(samples: tuple[Sample, ...]) -> dict[str, list[Any]]:
+    """Samples by field; a field in which all have its default is left out."""
+    columns = {item.name: [getattr(s, item.name) for s in samples] for item in fields(Sample)}
+    defaults = {item.name: item.default for item in fields(Sample)}
+    return {
+        name: values
+        for name, values in columns.items()
+        if defaults[name] is MISSING or any(value != defaults[name] for value in values)
+    }
+
+
+def merged(records: list[Record]) -> Record:
+    """One record of a cell from those of its processes, in their order.
+
+    It is ok only if all are: an implementation that fails in one process of three fails. Memory
+    and counts are the same in every process, or the largest is what a user must reckon with; the
+    conditions are averaged; times spent add up. Texts that differ are joined, each with the number
+    of processes that say so.
+
+    Raises:
+        ValueError: there are none, or they are of different cells.
+    """
+    ordered = sorted(records, key=lambda record: record.process)
+    if not ordered or len({record.cell.key for record in ordered}) != 1:
+        raise ValueError(f"cannot merge {len(ordered)} records into one cell")
+    if len(ordered) == 1:
+        return ordered[0]
+    bad = next((record for record in ordered if record.status != "ok"), None)
+    spent_s: dict[str, float] = {}
+    for record in ordered:
+        for stage, seconds in record.spent_s.items():
+            spent_s[stage] = spent_s.get(stage, 0.0) + seconds
+    if bad is not None:
+        reason = f"in process {bad.process + 1} of {len(ordered)}: {bad.reason}"
+        return replace(bad, reason=reason, spent_s=spent_s, process=0)
+    samples = [replace(s, process=record.process) for record in ordered for s in record.samples]
+    metrics = {
+        name: _merged_metric(name, [record.metrics.get(name) for record in ordered])
+        for name in dict.fromkeys(name for record in ordered for name in record.metrics)
+    }
+    return replace(ordered[0], samples=tuple(samples), metrics=metrics, spent_s=spent_s)
+
+
+def _merged_metric(name: str, values: list[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    if known and all(isinstance(value, str) for value in known):
+        return _joined(known, len(values))
+    if not all(isinstance(value, (int, float)) for value in known) or not known:
+        return known[0] if known else None
+    return _MERGES.get(name, max)(known)
+
+
+def _joined(texts: list[str], processes: int) -> str:
+    """As `flash (2 of 3); math (1 of 3)`, in order of first appearance; unanimous as it is."""
+    if texts.count(texts[0]) == processes:
+        return texts[0]
+    return "; ".join(f"{t} ({texts.count(t)} of {processes})" for t in dict.fromkeys(texts))
+
+
+_CONDITIONS = (
+    "interruptions_per_s cpu_share stolen_share throttled_share load_1m"
+    " power_w temperature_c sm_mhz energy_j idle_power_w enqueue_us"
+)
+_MERGES: dict[str, Callable[[list[Any]], Any]] = dict.fromkeys(_CONDITIONS.split(), fmean)
+_MERGES["kept_disturbed"] = sum
+_MERGES["cpu_quota"] = min

@@ -1,0 +1,1 @@
+"""Laws, FLOPs, bytes, pairs of a mask, workload traits: from sizes alone."""

@@ -1,0 +1,209 @@
+"""Theory: pairs admitted by a mask, useful FLOPs, least bytes, and formulas for opaque ops."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attnbench.schema.case import Case, Mask
+
+
+def admitted_pairs(mask: Mask, queries: int, keys: int) -> int:
+    """Exact number P of (query, key) pairs that the mask admits, in closed form."""
+    above = (
+        queries * keys
+        if mask.after is None
+        else _clipped_sum(keys - queries + mask.after + 1, queries, keys)
+    )
+    below = 0 if mask.before is None else _clipped_sum(keys - queries - mask.before, queries, keys)
+    return above - below
+
+
+def _clipped_sum(start: int, count: int, limit: int) -> int:
+    """Sum over i < count of min(limit, max(0, start + i))."""
+    first = max(0, -start)  # first i with a positive term
+    last = min(count, max(first, limit - start))  # from here on the term is `limit`
+    rising = sum_of_range(start + first, start + last) if last > first else 0
+    return rising + (count - max(last, first) if first < count else 0) * limit
+
+
+def sum_of_range(first: int, last: int) -> int:
+    """Sum of the integers first … last − 1."""
+    return (last - first) * (first + last - 1) // 2
+
+
+def core_flops(case: Case, pairs: int, *, recompute: bool = True) -> int:
+    """FLOPs of the attention core over `pairs` (query, key) pairs a head, for the case's pass.
+
+    flash-attention's convention (its `benchmarks/benchmark_flash_attention.py`): forward
+    2·B·H·P·(D + V); backward 2·B·H·P·(3D + 2V), the recomputed scores included, or
+    2·B·H·P·(2D + 2V) without `recompute`. Softmax, scaling and position encoding are left out.
+    """
+    d, v = case.head_dim, case.value_dim
+    forward = d + v
+    backward = (3 if recompute else 2) * d + 2 * v
+    per_pair = {"forward": forward, "backward": backward, "both": forward + backward}[case.pass_]
+    return 2 * case.batch * case.heads * pairs * per_pair
+
+
+def why_core_flops(case: Case, flops: int) -> list[str]:
+    """In plain words, how `flops` of the attention core come to differ from the useful ones.
+
+    Found from the number alone, where it fits: the pairs multiplied are those of the mask, or the
+    full square, or something between, and the backward pass makes the scores again or not. Empty
+    where `flops` is the useful number, or fits none of these.
+    """
+    useful, square = (
+        admitted_pairs(case.mask, case.seq_len, case.kv_len),
+        case.seq_len * case.kv_len,
+    )
+    every = f"the full square of pairs, of which the mask admits {100 * useful / square:.3g} %"
+    kept = "no scores recomputed in the backward pass"
+    for pairs, recompute in itertools.product((useful, square), (True, False)):
+        if flops == core_flops(case, pairs, recompute=recompute):
+            return [every] * (pairs != useful) + [kept] * (not recompute)
+    pairs, rest = divmod(flops, core_flops(case, 1))
+    if rest or not useful < pairs < square:
+        return []
+    return [f"whole blocks where the mask cuts through: {pairs / useful:.3g} x the admitted pairs"]
+
+
+def output_bytes(case: Case) -> int:
+    """Bytes of what the case's pass gives: o, or dq, dk and dv, or all four."""
+    queries, keys = case.heads * case.seq_len, case.kv_heads * case.kv_len
+    o = queries * case.value_dim
+    gradients = queries * case.head_dim + keys * (case.head_dim + case.value_dim)
+    elements = {"forward": o, "backward": gradients, "both": o + gradients}[case.pass_]
+    return case.batch * elements * case.element_bytes
+
+
+def attention_flops_useful(case: Case) -> int:
+    """`flops_useful` of the attention workload: exactly the admitted pairs."""
+    return core_flops(case, admitted_pairs(case.mask, case.seq_len, case.kv_len))
+
+
+def projection_flops(case: Case, queries: int, keys: int) -> int:
+    """Forward FLOPs of a layer's projections: 2·B·(L·E·H·D + S·E·G·(D + V) + L·H·V·E).
+
+    q and the output are projected for `queries` tokens (L), k and v for `keys` tokens (S).
+    """
+    e, d, v = case.model_width, case.head_dim, case.value_dim
+    query_side = queries * e * case.heads * (d + v)
+    key_side = keys * e * case.kv_heads * (d + v)
+    return 2 * case.batch * (query_side + key_side)
+
+
+def decode_flops_useful(case: Case) -> int:
+    """`flops_useful` per token of cached decoding, averaged over the new tokens.
+
+    One query over every key so far, and the projections of the new token.
+    """
+    tokens = case.new_tokens or 1
+    pairs = _decode_pairs(case)
+    core = 2 * case.batch * case.heads * pairs * (case.head_dim + case.value_dim)
+    return (core + projection_flops(case, tokens, tokens)) // tokens
+
+
+def attention_bytes_min(case: Case) -> int:
+    """Least traffic in bytes: every input read once, every output written once.
+
+    Forward reads q, k, v and writes o. Backward reads q, k, v, o, do and writes dq, dk, dv.
+    """
+    query_rows = case.batch * case.heads * case.seq_len
+    key_rows = case.batch * case.kv_heads * case.kv_len
+    d, v = case.head_dim, case.value_dim
+    inputs = query_rows * d + key_rows * (d + v)
+    output = query_rows * v
+    elements = {
+        "forward": inputs + output,
+        "backward": 2 * inputs + 2 * output,
+        "both": 2 * inputs + 2 * output,
+    }[case.pass_]
+    return elements * case.element_bytes
+
+
+def _decode_pairs(case: Case) -> int:
+    """Keys seen by all new tokens together: token t sees what the mask admits of n + t + 1."""
+    lengths = range(case.seq_len + 1, case.seq_len + (case.new_tokens or 1) + 1)
+    return sum(admitted_pairs(case.mask, 1, keys) for keys in lengths)
+
+
+def decode_bytes_min(case: Case) -> int:
+    """Least traffic in bytes per token: the weights and the cache are read once a step."""
+    e, d, v = case.model_width, case.head_dim, case.value_dim
+    weights = e * (case.heads + case.kv_heads) * (d + v)
+    cached = _decode_pairs(case) // (case.new_tokens or 1)
+    cache = case.batch * case.kv_heads * cached * (d + v)
+    return (weights + cache + 2 * case.batch * e) * case.element_bytes
+
+
+# Of a product y = x·w: y; then dx = dy·w and dw = dyᵀ·x, each as many FLOPs again.
+PRODUCTS = {"forward": 1, "backward": 2, "both": 3}
+
+
+def layer_projection_flops(case: Case) -> int:
+    """FLOPs of a layer's projections for the case's pass: backward twice the forward ones."""
+    return PRODUCTS[case.pass_] * projection_flops(case, case.seq_len, case.seq_len)
+
+
+def layer_bytes_min(case: Case) -> int:
+    """Least traffic of a layer in bytes: every input read once, every output written once.
+
+    Forward reads x and the weights, E·(H + G)·(D + V) elements, and writes o. Backward reads
+    them and do, and writes a gradient of each; both writes o besides. What lies between (q, k,
+    v, the scores) counts nothing: it could be made again on the chip.
+    """
+    e, tokens = case.model_width, case.batch * case.seq_len
+    weights = e * (case.heads + case.kv_heads) * (case.head_dim + case.value_dim)
+    return _bytes_through(case, inputs=tokens * e + weights, output=tokens * e)
+
+
+def recurrent_flops_useful(case: Case) -> int:
+    """FLOPs of a GRU without biases: forward 12·B·n·E², two products of (3E, E) a token.
+
+    Backward is twice that. The products with the state before the first token, which is zero,
+    are counted as every other.
+    """
+    forward = 12 * case.batch * case.seq_len * case.model_width**2
+    return PRODUCTS[case.pass_] * forward
+
+
+def recurrent_bytes_min(case: Case) -> int:
+    """Least traffic of a GRU in bytes: x, do, o, the weights (6E² elements), their gradients.
+
+    One that keeps no weights on the chip reads half of them again for every token.
+    """
+    e, tokens = case.model_width, case.batch * case.seq_len
+    return _bytes_through(case, inputs=tokens * e + 6 * e * e, output=tokens * e)
+
+
+def _bytes_through(case: Case, *, inputs: int, output: int) -> int:
+    """Bytes of a pass that reads its inputs (and do) and writes o (and the inputs' gradients)."""
+    elements = {
+        "forward": inputs + output,
+        "backward": 2 * inputs + output,
+        "both": 2 * inputs + 2 * output,
+    }[case.pass_]
+    return elements * case.element_bytes
+
+
+def _fused_forward(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
+    """Full square, mask or not: torch's own convention for its CUDA flash op."""
+    batch, heads, queries, d = q
+    return 2 * batch * heads * queries * k[2] * (d + v[3])
+
+
+def _fused_backward(
+    _grad: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Five products a pair, the scores recomputed: torch's convention for its flash backward."""
+    batch, heads, queries, d = q
+    return 2 * batch * heads * queries * k[2] * (3 * d + 2 * v[3])
+
+
+# SDPA's CPU flash op counts 0 in torch 2.13 (pytorch #195460).
+OPAQUE_FORMULAS: dict[str, Callable[..., int]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": _fused_forward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _fused_backward,
+}

@@ -1,0 +1,220 @@
+"""What planning and analysis must know of the workloads, without torch: one row a workload.
+
+What a workload computes is a module in `workloads/`; both go by the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Literal
+
+from attnbench.base.registry import Registry
+from attnbench.schema.case import Case
+from attnbench.theory.law import Law, Term
+
+Unit = Literal["call", "token"]
+LawOf = Callable[[Law, Case], Law]
+
+# Axes that some workloads have and others have not, with the options that give them.
+OPTIONAL_AXES: dict[str, str] = {
+    "kv_lens": "--kv-lens",
+    "widths": "--widths",
+    "projections": "--projections",
+    "caches": "--caches",
+    "new_tokens": "--new-tokens",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One workload as planning and analysis see it.
+
+    `axes` are those of `OPTIONAL_AXES` that it has, `defaults` the fields of a case where they
+    are not given. `unit` is what a time or a FLOP count is of; `causal` says that its nature
+    hides the future, so that mask `full` is written `causal`; `heads` whether it has heads at
+    all. `time` and `memory` turn the law of a core into that of the workload; `work` is a rough
+    number of multiply-adds of a call, for ordering and for the time still to go.
+    """
+
+    doc: str
+    work: Callable[[Case], float]
+    unit: Unit = "call"
+    passes: tuple[str, ...] = ("forward", "backward", "both")
+    axes: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    causal: bool = False
+    heads: bool = True
+    n_name: str = "sequence length n"
+    time: LawOf = lambda core, case: core
+    memory: LawOf = lambda core, case: core
+
+    def foreign(self) -> dict[str, str]:
+        """The axes that it has not, with their options."""
+        return {name: flag for name, flag in OPTIONAL_AXES.items() if name not in self.axes}
+
+    def reason_against(self, case: Case) -> str | None:
+        """Why this workload makes no sense of the case, or None."""
+        limits = (
+            (
+                case.pass_ in self.passes,
+                f"has no {case.pass_} pass (--passes {','.join(self.passes)})",
+            ),
+            (
+                "kv_lens" in self.axes or case.kv_len == case.seq_len,
+                f"has no key/value length of its own, but S = {case.kv_len} (--kv-lens)",
+            ),
+            (
+                self.heads or case.kv_heads == case.heads,
+                f"has no heads to share {case.kv_heads} key/value heads (--kv-heads)",
+            ),
+            (
+                self.heads or case.value_dim == case.head_dim,
+                f"has no values of width {case.value_dim} (--value-dims)",
+            ),
+            (
+                self.heads or case.position.name == "none",
+                f"has no position encoding {case.position.text} (--positions none)",
+            ),
+            (
+                self.heads or case.mask.text in ("full", "causal"),
+                f"is causal; mask {case.mask.text} makes no sense (--masks causal)",
+            ),
+        )
+        return next((f"{case.workload} {reason}" for fine, reason in limits if not fine), None)
+
+
+def law_of(core: Law, case: Case) -> Law:
+    """How time (or FLOPs) grows in the case's workload around a core of law `core`."""
+    return KINDS.get(case.workload).time(core, case)
+
+
+def memory_of(core: Law, case: Case) -> Law:
+    """How the workspace grows in the case's workload around a core of memory law `core`."""
+    return KINDS.get(case.workload).memory(core, case)
+
+
+def n_name(workload: str) -> str:
+    """What n is called on an axis of a plot."""
+    return KINDS.get(workload).n_name
+
+
+def one_query(core: Law) -> Law:
+    """The law of a core that has one query instead of n: n²d becomes n d, n w d becomes w d.
+
+    A term in which n counts the keys alone, such as n or n d², stays.
+    """
+    terms = tuple(dict.fromkeys(_without_queries(term) for term in core.terms))
+    return replace(core, terms=terms)
+
+
+def _without_queries(term: Term) -> Term:
+    powers = dict(term.powers)
+    n = powers.get("n", Fraction(0))
+    if n >= 2 or (n == 1 and "w" in powers):
+        powers["n"] = n - 1
+    return Term.of(powers, dict(term.logs))
+
+
+# Caches that keep nothing between steps; the others hold keys and values of the context.
+_UNCACHED = ("rerun", "none")
+
+
+def _decode_time(core: Law, case: Case) -> Law:
+    """The law of a step: the projections of all tokens or of the new one beside the core."""
+    per_step = core if case.cache == "rerun" else one_query(core)
+    return per_step.plus("n d^2" if case.cache in _UNCACHED else "d^2")
+
+
+def _decode_memory(core: Law, case: Case) -> Law:
+    """The core's workspace beside the keys and values that a step makes, or the new token's."""
+    per_step = core if case.cache == "rerun" else one_query(core)
+    return per_step.plus("d" if case.cache == "static" else "n d")
+
+
+def _pairs_work(case: Case) -> float:
+    return float(case.batch * case.heads * case.seq_len * case.kv_len * case.head_dim)
+
+
+def _layer_work(case: Case) -> float:
+    per_token = 2 * case.model_width * case.heads * case.head_dim
+    return _pairs_work(case) + float(case.batch * case.seq_len * per_token)
+
+
+KINDS: Registry[Kind] = Registry("workload", "--workload")
+KINDS.add(
+    "attention",
+    Kind(doc="q, k, v given: O(n^2 d)", work=_pairs_work, axes=("kv_lens",)),
+)
+KINDS.add(
+    "layer",
+    Kind(
+        doc="x given: projections, attention, output projection: O(n d^2 + n^2 d)",
+        work=_layer_work,
+        axes=("widths", "projections"),
+        defaults={"projection": "fused"},
+        time=lambda core, case: core.plus("n d^2"),
+        memory=lambda core, case: core.plus("n d"),
+    ),
+)
+KINDS.add(
+    "decode",
+    Kind(
+        doc="tokens one at a time after a context of n: O(n) a step with a cache",
+        work=lambda case: _pairs_work(case) * (case.new_tokens or 1) / 4,
+        unit="token",
+        passes=("forward",),
+        axes=("widths", "caches", "new_tokens"),
+        defaults={"cache": "static", "new_tokens": 8},
+        causal=True,
+        n_name="context n",
+        time=_decode_time,
+        memory=_decode_memory,
+    ),
+)
+KINDS.add(
+    "recurrent",
+    Kind(
+        doc="x given: a recurrent network of width E, n steps one after another: O(n d^2)",
+        work=lambda case: 6.0 * case.batch * case.seq_len * case.model_width**2,
+        axes=("widths",),
+        causal=True,
+        heads=False,
+    ),
+)
+
+
+def impossible(case: Case) -> str | None:
+    """Why no implementation could make sense of this combination, or None."""
+    reason = KINDS.get(case.workload).reason_against(case)
+    if reason is None and case.heads % case.kv_heads:
+        return (
+            f"{case.kv_heads} key/value heads do not divide {case.heads} heads"
+            " (--kv-heads must divide --heads)"
+        )
+    return reason
+
+
+def case_label(case: Case) -> str:
+    """A short text for people: `attention forward n=512 H=4 D=64 float32 causal`."""
+    kind = KINDS.get(case.workload)
+    parts = [case.workload, case.pass_, f"n={case.seq_len}"]
+    if case.kv_len != case.seq_len and "kv_lens" in kind.axes:
+        parts.append(f"S={case.kv_len}")
+    parts += [f"B={case.batch}", *(_head_sizes(case) if kind.heads else ())]
+    if not kind.heads or case.model_width != case.heads * case.head_dim:
+        parts.append(f"E={case.model_width}")
+    parts.append(case.dtype)
+    parts += [t for t in (case.mask.text, case.position.text) if t not in ("full", "none")]
+    parts += [t for t in (case.projection, case.cache) if t]
+    return " ".join(parts)
+
+
+def _head_sizes(case: Case) -> Iterator[str]:
+    yield f"H={case.heads}"
+    if case.kv_heads != case.heads:
+        yield f"G={case.kv_heads}"
+    yield f"D={case.head_dim}"
+    if case.value_dim != case.head_dim:
+        yield f"V={case.value_dim}"

@@ -1,0 +1,149 @@
+"""Seeded input tensors: normal random numbers, never zeros, with needles where a check asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from attnbench.schema.case import Case, Mask
+from attnbench.worker.positions import turned, unturned
+
+Tensors = dict[str, torch.Tensor]
+
+# A key that must not be lost gets a logit this far above ln(keys): it then carries nearly all
+# of its query's weight, and dropping it moves the output by the size of v itself.
+_NEEDLE_LOGIT = 6.0
+_NEEDLES = 15
+_RIDGE = 0.05  # of weights whose rows have length 1, and so singular values between 0 and 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """How inputs are drawn: the seed, their amplitude, their layout, and whether to plant needles.
+
+    `strided` stores q, k, v as (B, L, H, D) and passes the transposed view, as projections do.
+    """
+
+    seed: int = 0
+    needles: bool = False
+    query_amplitude: float = 1.0
+    strided: bool = False
+
+
+def empty(case: Case, shape: tuple[int, ...], *, strided: bool = False) -> torch.Tensor:
+    """An uninitialised tensor of the case's dtype on its device."""
+    dtype = getattr(torch, case.dtype)
+    if not strided:
+        return torch.empty(shape, dtype=dtype, device=case.device)
+    batch, heads, tokens, dims = shape
+    x_BLHD = torch.empty((batch, tokens, heads, dims), dtype=dtype, device=case.device)
+    return x_BLHD.transpose(1, 2)
+
+
+def fill_normal(tensors: Iterable[torch.Tensor], seed: int) -> None:
+    """Overwrite each tensor in place with numbers from N(0, 1), the same for the same seed.
+
+    The numbers are drawn in float32 in the order of the axes, so that neither the layout nor
+    the dtype changes what is drawn.
+    """
+    generator: torch.Generator | None = None
+    for x in tensors:
+        if generator is None:
+            generator = torch.Generator(device=x.device).manual_seed(seed)
+        drawn = torch.randn(x.shape, generator=generator, device=x.device, dtype=torch.float32)
+        with torch.no_grad():
+            x.copy_(drawn)
+
+
+def attention_tensors(case: Case, *, strided: bool = False) -> Tensors:
+    """Uninitialised q_BHLD, k_BGSD, v_BGSV and, where the pass differentiates, do_BHLV."""
+    batch, d, v = case.batch, case.head_dim, case.value_dim
+    shapes = {
+        "q": (batch, case.heads, case.seq_len, d),
+        "k": (batch, case.kv_heads, case.kv_len, d),
+        "v": (batch, case.kv_heads, case.kv_len, v),
+    }
+    if case.needs_grad:
+        shapes["do"] = (batch, case.heads, case.seq_len, v)
+    tensors = {name: empty(case, shape, strided=strided) for name, shape in shapes.items()}
+    if case.needs_grad:
+        for name in "qkv":
+            tensors[name].requires_grad_()
+    return tensors
+
+
+def fill_attention(case: Case, tensors: Tensors, draw: Draw) -> None:
+    """Overwrite the attention inputs in place from `draw`."""
+    fill_normal(tensors.values(), draw.seed)
+    with torch.no_grad():
+        if draw.needles:
+            plant_needles(tensors["q"], tensors["k"], case, draw.seed)
+        tensors["q"].mul_(draw.query_amplitude)
+
+
+def needle_pairs(mask: Mask, queries: int, keys: int, seed: int) -> list[tuple[int, int]]:
+    """(query, key) pairs with distinct keys: span ends, block ends, random ones, hidden ones.
+
+    A hidden needle lies just outside the query's span: a mask that is off by one lets it in.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chosen: dict[int, int] = {}
+    for query in torch.randperm(queries, generator=generator)[: 4 * _NEEDLES].tolist():
+        first, last = mask.span(query, queries, keys)
+        if last <= first:
+            continue
+        any_key = first + int(torch.randint(last - first, (1,), generator=generator))
+        block_end = min(last - 1, max(first, any_key // 64 * 64 - 1))
+        hidden = last if last < keys else first - 1
+        key = (last - 1, first, any_key, block_end, hidden)[len(chosen) % 5]
+        if key >= 0 and key not in chosen.values():
+            chosen[query] = key
+        if len(chosen) == _NEEDLES:
+            break
+    return list(chosen.items())
+
+
+def hidden_states(
+    case: Case,
+    rows_BGMD: torch.Tensor,
+    wk: torch.Tensor,
+    places: torch.Tensor,
+    keys: torch.Tensor,
+) -> torch.Tensor:
+    """Hidden states (B, M, E) whose keys, at `keys`, align with the queries at `places`.
+
+    They solve wk·x = wanted by ridge regression: where wk has as many rows as columns, exact
+    solutions are huge along its weakest directions, and their values would hide all others. The
+    logits, which an exact solution would give ln(n) + 6, come out a quarter lower at most.
+    """
+    rows = turned(rows_BGMD.double(), case.position, places)
+    aligned = unturned(rows, case.position, keys)
+    size = aligned.square().sum(-1, keepdim=True).clamp_min(1e-3) * case.softmax_scale
+    logit = math.log(case.kv_len) + _NEEDLE_LOGIT
+    wanted_BMK = (aligned * logit / size).transpose(1, 2).flatten(2)
+    wide = wk.double()
+    gram_KK = wide @ wide.mT + _RIDGE * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
+    solved_BKM: torch.Tensor = torch.linalg.solve(gram_KK, wanted_BMK.mT)
+    return solved_BKM.mT @ wide
+
+
+def plant_needles(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, case: Case, seed: int) -> None:
+    """Turn a few keys towards one query each, so that a lost key cannot hide in rounding noise.
+
+    Key j becomes q_i · c / (scale · |q_i|²), so that its logit with query i is c = ln(S) + 6;
+    a position encoding is undone first, so that it is so after both were turned. Of the query
+    heads that share a key/value head, the first one's query is used.
+    """
+    pairs = needle_pairs(case.mask, case.seq_len, case.kv_len, seed)
+    if not pairs:
+        return
+    queries, keys = (torch.tensor(side, device=q_BHLD.device) for side in zip(*pairs, strict=True))
+    places = queries + (case.kv_len - case.seq_len)
+    rows_BGMD = q_BHLD[:, :: case.heads // case.kv_heads, queries].double()
+    square = rows_BGMD.square().sum(-1, keepdim=True).clamp_min(1e-3)
+    aligned = unturned(turned(rows_BGMD, case.position, places), case.position, keys)
+    logit = math.log(case.kv_len) + _NEEDLE_LOGIT
+    k_BGSD[:, :, keys] = (aligned * (logit / case.softmax_scale) / square).to(k_BGSD.dtype)

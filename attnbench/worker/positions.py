@@ -1,0 +1,154 @@
+"""Position encodings applied to q and k inside the timed call: rotary, in both pairings.
+
+Rotary position embedding (Su et al. 2021, arXiv:2104.09864): in each pair of dimensions, the
+vector at position m turns by the angle m·θ_i, θ_i = base^(−2i/D). Where D is odd the last
+dimension stays as it is, and D counts the rotated dimensions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from attnbench.base.registry import Registry
+from attnbench.schema.case import Case, Position
+
+DEFAULT_BASE = 10000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """One position encoding: which dimensions form pair i, and how the pairs are turned.
+
+    `pairs(D)` gives two index lists of equal length: the first and second members of each pair;
+    the reference rotates by them alone. `rotate(x, cos, sin)` is the fast form that is timed.
+    """
+
+    doc: str
+    pairs: Callable[[int], tuple[list[int], list[int]]]
+    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None
+
+
+def _no_pairs(_: int) -> tuple[list[int], list[int]]:
+    return [], []
+
+
+def _half_pairs(dims: int) -> tuple[list[int], list[int]]:
+    half = dims // 2
+    return list(range(half)), list(range(half, 2 * half))
+
+
+def _adjacent_pairs(dims: int) -> tuple[list[int], list[int]]:
+    half = dims // 2
+    return list(range(0, 2 * half, 2)), list(range(1, 2 * half, 2))
+
+
+def _rotate_half_split(x: torch.Tensor, cos_LP: torch.Tensor, sin_LP: torch.Tensor) -> torch.Tensor:
+    half = cos_LP.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    turned = (first * cos_LP - second * sin_LP, second * cos_LP + first * sin_LP)
+    return torch.cat((*turned, x[..., 2 * half :]), dim=-1)
+
+
+def _rotate_interleaved(
+    x: torch.Tensor, cos_LP: torch.Tensor, sin_LP: torch.Tensor
+) -> torch.Tensor:
+    even = 2 * cos_LP.shape[-1]
+    first, second = x[..., 0:even:2], x[..., 1:even:2]
+    turned = torch.stack(
+        (first * cos_LP - second * sin_LP, second * cos_LP + first * sin_LP), dim=-1
+    ).flatten(-2)
+    return turned if even == x.shape[-1] else torch.cat((turned, x[..., even:]), dim=-1)
+
+
+POSITIONS: Registry[Encoding] = Registry("position encoding", "--positions")
+POSITIONS.add("none", Encoding(doc="q and k as they are", pairs=_no_pairs, rotate=None))
+POSITIONS.add(
+    "rope",
+    Encoding(doc="rotary, halves paired as in Llama", pairs=_half_pairs, rotate=_rotate_half_split),
+)
+POSITIONS.add(
+    "rope-interleaved",
+    Encoding(
+        doc="rotary, neighbours paired as in RoFormer",
+        pairs=_adjacent_pairs,
+        rotate=_rotate_interleaved,
+    ),
+)
+
+
+def angles(position: Position, dims: int, places: torch.Tensor) -> torch.Tensor:
+    """Float64 angles (places, pairs): place × base^(−2i/D), D the rotated dimensions."""
+    count = len(POSITIONS.get(position.name).pairs(dims)[0])
+    i = torch.arange(count, dtype=torch.float64, device=places.device)
+    base = DEFAULT_BASE if position.base is None else position.base
+    return places.double().unsqueeze(-1) * base ** (-2 * i / max(1, 2 * count))
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Turns x (…, L, D) by prepared tables: `cos_LP` and `sin_LP` hold one row a place."""
+
+    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    cos_LP: torch.Tensor
+    sin_LP: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Turn x; one place a token."""
+        return self.rotate(x, self.cos_LP, self.sin_LP)
+
+    def window(self, first: int, count: int) -> Rotation:
+        """The rotation of `count` tokens from the `first` row on; shares the tables."""
+        rows = slice(first, first + count)
+        return Rotation(self.rotate, self.cos_LP[rows], self.sin_LP[rows])
+
+
+def rotation(case: Case, first_place: int, count: int) -> Rotation | None:
+    """The rotation of x (…, `count`, D) at places `first_place` …; None for `none`.
+
+    The tables are made here, in float64, and held in the case's dtype, so that only the turning
+    itself is timed.
+    """
+    rotate = POSITIONS.get(case.position.name).rotate
+    if rotate is None:
+        return None
+    places = torch.arange(first_place, first_place + count, device=case.device)
+    angle_LP = angles(case.position, case.head_dim, places)
+    dtype = getattr(torch, case.dtype)
+    return Rotation(rotate, angle_LP.cos().to(dtype), angle_LP.sin().to(dtype))
+
+
+def turned(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
+    """The reference form: each pair as a complex number times e^{i·angle}, in x's own dtype.
+
+    Works by the definition (`pairs`), not by the formula that is timed, and for low precision
+    rounds the tables to x's dtype as the timed form does.
+    """
+    first, second = POSITIONS.get(position.name).pairs(x.shape[-1])
+    if not first:
+        return x
+    angle_LP = angles(position, x.shape[-1], places)
+    cos_LP, sin_LP = angle_LP.cos().to(x.dtype), angle_LP.sin().to(x.dtype)
+    out = x.clone()
+    out[..., first] = x[..., first] * cos_LP - x[..., second] * sin_LP
+    out[..., second] = x[..., first] * sin_LP + x[..., second] * cos_LP
+    return out
+
+
+def turned_squares(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
+    """Squares of independent errors in the dimensions of x, after x was turned either way."""
+    first, second = POSITIONS.get(position.name).pairs(x.shape[-1])
+    if not first:
+        return x
+    cos_LP = angles(position, x.shape[-1], places).cos().square().to(x.dtype)
+    out = x.clone()
+    out[..., first] = x[..., first] * cos_LP + x[..., second] * (1 - cos_LP)
+    out[..., second] = x[..., first] * (1 - cos_LP) + x[..., second] * cos_LP
+    return out
+
+
+def unturned(gradient: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
+    """Gradient with respect to x of `turned`: a rotation's transpose turns the other way."""
+    return turned(gradient, position, -places)

@@ -1,0 +1,328 @@
+"""Is a result right? A float64 reference in blocks of queries, and errors judged by a yardstick.
+
+The rule is flash-attention's: the error against float64 may be at most 2 × (gradients 3 ×) that
+of the plain computation in the case's own dtype, the yardstick, plus a floor of a few
+eps × max|reference|; for gradients the floor scales with the terms of their sums instead. It is
+applied to the largest error and to the root mean square: the largest alone is blind in low
+precision, where a few large elements excuse a small error in every other one.
+
+A backward pass that recomputes the weights as exp(s − lse), as flash-attention does, rounds its
+exponent three times: the score again, the score that went into lse, and lse itself. Each changes a
+weight by about eps·|lse| where it is large; the plain computation subtracts the row's maximum from
+the same score and shows none of it (torch's CPU kernel at n = 531, D = 128: 98 % of dv's squared
+error lies on the keys of large scores). The terms are therefore weighted by 1 + 3·|lse|, and the
+output, whose scores are rounded once, by 1 + |lse|, with the eps of float32 at least, in which
+such statistics are kept: in half precision this adds next to nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from attnbench.api.masks import dense_mask
+from attnbench.schema.case import Case
+from attnbench.worker.inputs import Tensors
+from attnbench.worker.positions import turned, unturned
+
+OUTPUT_FACTOR = 2.0
+GRADIENT_FACTOR = 3.0
+FLOOR_EPS = 4.0
+ROUNDINGS = 3
+RMS_FLOOR_EPS = 1.0  # a mean needs no room for the unluckiest element
+
+# A block of scores in the reference holds about this many float64 elements: 64 MiB on CPU; on
+# a GPU 512 MiB, where small blocks would leave it waiting for the next launch.
+_BLOCK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """The largest magnitude in a tensor, and its root mean square."""
+
+    max: float
+    rms: float
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Size:
+        """Of any tensor; 0 and 0 for an empty one."""
+        if not x.numel():
+            return cls(max=0.0, rms=0.0)
+        largest = float(x.abs().max())
+        if not 0 < largest < math.inf:
+            return cls(max=largest, rms=largest)
+        # Scaled first, so that squares neither overflow nor vanish.
+        return cls(max=largest, rms=largest * float((x / largest).square().mean().sqrt()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """Float64 results by name (`o`, `dq`, `dk`, `dv`), and the error allowed for each."""
+
+    values: dict[str, torch.Tensor]
+    allowed: dict[str, Size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Errors of one result: the largest, the root mean square, and error ÷ allowed (passes ≤ 1).
+
+    `error_max` and `error_rmse` are the worst over the named tensors, in units of the tensors.
+    `reason` is None for a right result.
+    """
+
+    error_max: float | None = None
+    error_rmse: float | None = None
+    error_ratio: float | None = None
+    reason: str | None = None
+
+    def worse(self, other: Verdict) -> Verdict:
+        """The worse of two verdicts; one with a reason is always worse."""
+        if (self.reason is None) != (other.reason is None):
+            return self if self.reason else other
+        return max(self, other, key=lambda v: math.inf if v.error_ratio is None else v.error_ratio)
+
+
+@dataclass(kw_only=True)
+class PlainResult:
+    """What a plain computation gave; `terms` is what the floor of each error scales with.
+
+    Terms have the shapes of the values they belong to; a value without them scales with itself.
+    """
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    terms: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def plain_attention(
+    case: Case, tensors: Mapping[str, torch.Tensor], *, terms: bool = False
+) -> PlainResult:
+    """softmax(QKᵀ·scale)V and, where `do` is given, its gradients, in the dtype of the tensors.
+
+    Works in blocks of queries, so that the (L, S) matrix never exists; position encodings, masks
+    and grouped heads are applied by their definitions. Gradients accumulate in float32 at least.
+    A query without keys gives output 0 and gradient 0. `terms` are computed only if asked for:
+    the yardstick needs none.
+    """
+    q, k, v = (tensors[name].detach() for name in "qkv")
+    do = tensors.get("do")
+    query_places = torch.arange(case.seq_len, device=q.device) + (case.kv_len - case.seq_len)
+    key_places = torch.arange(case.kv_len, device=q.device)
+    q = _grouped(turned(q, case.position, query_places), case)
+    k = turned(k, case.position, key_places).unsqueeze(2)
+    v = v.unsqueeze(2)
+    o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
+    unsure = torch.zeros(*q.shape[:-1], 1, dtype=q.dtype, device=q.device)
+    sums = _GradientSums(case, q, k, v) if do is not None else None
+    for rows, hidden, blind in _blocks(case, q):
+        scores = (q[..., rows, :] * case.softmax_scale) @ k.mT
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
+        if terms:
+            unsure[..., rows, :] = scores.amax(-1, keepdim=True).abs()
+        weights = scores.softmax(-1)
+        if blind is not None:
+            weights.masked_fill_(blind, 0)
+        o[..., rows, :] = weights @ v
+        if sums is not None and do is not None:
+            lse = scores.logsumexp(-1, keepdim=True) if terms else None
+            sums.add(rows, weights, lse, _grouped(do, case)[..., rows, :])
+    result = PlainResult(values={"o": o.flatten(1, 2)})
+    if terms:
+        lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
+        result.terms["o"] = (o * (1 + statistics_share(case) * lse_bound)).flatten(1, 2)
+    if sums is not None:
+        dq, dk = sums.dq.flatten(1, 2), sums.dk.squeeze(2)
+        result.values["dq"] = unturned(dq, case.position, query_places)
+        result.values["dk"] = unturned(dk, case.position, key_places)
+        result.values["dv"] = sums.dv.squeeze(2)
+        result.terms |= sums.terms() if terms else {}
+    return result
+
+
+def statistics_share(case: Case) -> float:
+    """The eps of a softmax's statistics, float32 at least, over the eps of the case's dtype."""
+    dtype = getattr(torch, case.dtype)
+    statistics = torch.promote_types(dtype, torch.float32)
+    return torch.finfo(statistics).eps / torch.finfo(dtype).eps
+
+
+class _GradientSums:
+    """Gradients of one attention, summed over blocks of queries; heads are (B, G, H/G, …)."""
+
+    def __init__(self, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        self._recompute = ROUNDINGS * statistics_share(case)
+        self._scale = case.softmax_scale
+        self._q, self._k, self._v = q, k, v
+        wide = torch.promote_types(q.dtype, torch.float32)
+        self.dq = torch.zeros_like(q, dtype=wide)
+        self.dk = torch.zeros_like(k, dtype=wide)
+        self.dv = torch.zeros_like(v, dtype=wide)
+        self._dq_squares = torch.zeros_like(self.dq)
+        self._dk_squares = torch.zeros_like(self.dk)
+        self._dv_squares = torch.zeros_like(self.dv)
+
+    def add(
+        self, rows: slice, weights: torch.Tensor, lse: torch.Tensor | None, do: torch.Tensor
+    ) -> None:
+        """Add what the queries in `rows` contribute, (B, G, H/G, rows, …) each.
+
+        The terms are added up where `lse` is given.
+        """
+        q, scale = self._q[..., rows, :], self._scale
+        dweights = do @ self._v.mT
+        mean = (weights * dweights).sum(-1, keepdim=True)
+        dscores = weights * (dweights - mean)
+        self.dq[..., rows, :] = (dscores @ self._k) * scale
+        # The products sum over the query heads that share a key/value head, too.
+        self.dk += ((dscores * scale).mT @ q).sum(2, keepdim=True)
+        self.dv += (weights.mT @ do).sum(2, keepdim=True)
+        if lse is None:
+            return
+        # dscores is a difference that may cancel to nothing (at n = 1 it does): what rounding
+        # leaves behind scales with what was subtracted, so the floor does too.
+        unsure = weights * (1 + self._recompute * lse.abs())
+        uncancelled = unsure * (dweights.abs() + mean.abs()) * scale
+        self._dq_squares[..., rows, :] = uncancelled.square() @ self._k.square()
+        self._dk_squares += (uncancelled.square().mT @ q.square()).sum(2, keepdim=True)
+        self._dv_squares += (unsure.square().mT @ do.square()).sum(2, keepdim=True)
+
+    def terms(self) -> dict[str, torch.Tensor]:
+        """How large the summands of each gradient are: the root of the sum of their squares.
+
+        Rounding errors of many summands have no common sign and add up in that way.
+        """
+        return {
+            "dq": self._dq_squares.sqrt().flatten(1, 2),
+            "dk": self._dk_squares.sqrt().squeeze(2),
+            "dv": self._dv_squares.sqrt().squeeze(2),
+        }
+
+
+def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
+    batch, heads, tokens, dims = x_BHLD.shape
+    shape = (batch, case.kv_heads, heads // case.kv_heads, tokens, dims)
+    return x_BHLD.detach().reshape(shape)
+
+
+Block = tuple[slice, torch.Tensor | None, torch.Tensor | None]
+
+
+def _blocks(case: Case, q: torch.Tensor) -> Iterator[Block]:
+    """Rows of queries, the pairs hidden from them, and which of them see no key at all."""
+    count = max(1, _BLOCK_ELEMENTS[q.device.type] // (case.batch * case.heads * case.kv_len))
+    for first in range(0, case.seq_len, count):
+        rows = slice(first, min(case.seq_len, first + count))
+        if case.unmasked:
+            yield rows, None, None
+            continue
+        admitted = dense_mask(
+            case.mask,
+            case.seq_len,
+            case.kv_len,
+            str(q.device),
+            first_query=first,
+            count=rows.stop - first,
+        )
+        blind = ~admitted.any(-1, keepdim=True)
+        yield rows, ~admitted & ~blind, blind
+
+
+def attention_truth(case: Case, tensors: Tensors) -> Truth:
+    """Float64 results of the attention case on these inputs, with the error allowed for each."""
+    return truth_of(case, tensors, partial(plain_attention, case))
+
+
+class Plain(Protocol):
+    """A plain computation that can serve as the reference and as the yardstick."""
+
+    def __call__(self, tensors: dict[str, torch.Tensor], /, *, terms: bool) -> PlainResult:
+        """Compute in the dtype of the tensors; with `terms`, those of the errors' floor, too."""
+
+
+def truth_of(case: Case, tensors: Tensors, plain: Plain) -> Truth:
+    """Run `plain` in float64 for the values, and in the case's own dtype for what is allowed.
+
+    A float64 case has no finer reference. Its yardstick is the error of float32, scaled down by
+    the ratio of the two precisions: rounding errors of the same sums are proportional to eps.
+    """
+    reference = plain({name: x.detach().double() for name, x in tensors.items()}, terms=True)
+    dtype = getattr(torch, case.dtype)
+    coarse = torch.float32 if dtype == torch.float64 else dtype
+    coarsened = {name: x.detach().to(coarse) for name, x in tensors.items()}
+    yardstick = plain(coarsened, terms=False)
+    if case.pass_ == "backward":
+        del reference.values["o"]
+    eps, shrink = torch.finfo(dtype).eps, torch.finfo(dtype).eps / torch.finfo(coarse).eps
+    allowed = {
+        name: _allowed_error(name, reference, yardstick, eps, shrink) for name in reference.values
+    }
+    return Truth(values=reference.values, allowed=allowed)
+
+
+def _allowed_error(
+    name: str, reference: PlainResult, yardstick: PlainResult, eps: float, shrink: float
+) -> Size:
+    value = reference.values[name]
+    error = Size.of(yardstick.values[name].double() - value)
+    if not math.isfinite(error.max):
+        error = Size(max=0.0, rms=0.0)  # a yardstick that overflows excuses nobody
+    scale = Size.of(reference.terms.get(name, value))
+    factor = (GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR) * shrink
+    return Size(
+        max=factor * error.max + FLOOR_EPS * eps * scale.max,
+        rms=factor * error.rms + RMS_FLOOR_EPS * eps * scale.rms,
+    )
+
+
+def judge(outputs: Mapping[str, torch.Tensor], truth: Truth, dtype: str) -> Verdict:
+    """Compare named outputs with the truth. NaN never passes; shape, dtype and device count."""
+    worst = Verdict(error_max=0.0, error_rmse=0.0, error_ratio=0.0)
+    for name, value in truth.values.items():
+        worst = worst.worse(_judge_one(name, outputs.get(name), value, truth.allowed[name], dtype))
+    return worst
+
+
+def _judge_one(
+    name: str, output: object, value: torch.Tensor, allowed: Size, dtype: str
+) -> Verdict:
+    if not isinstance(output, torch.Tensor):
+        return Verdict(reason=f"{name} is {type(output).__name__}, not a tensor")
+    malformed = _reason_against_form(name, output, value, dtype)
+    if malformed:
+        return Verdict(reason=malformed)
+    error = Size.of(output.detach().double() - value)
+    # An allowed error of 0 (all inputs exactly representable) still admits an exact result.
+    parts = [("", error.max, allowed.max), (" in the root mean square", error.rms, allowed.rms)]
+    ratios = [got / most if most else (math.inf if got else 0.0) for _, got, most in parts]
+    ratio = max(ratios)
+    reason = None
+    if not ratio <= 1:
+        how, got, most = parts[ratios.index(ratio)]
+        reason = f"{name} is off by {got:.3g}{how} where {most:.3g} is allowed"
+    return Verdict(
+        error_max=error.max,
+        error_rmse=error.rms,
+        error_ratio=ratio if math.isfinite(ratio) else None,
+        reason=reason,
+    )
+
+
+def _reason_against_form(
+    name: str, output: torch.Tensor, value: torch.Tensor, dtype: str
+) -> str | None:
+    if output.shape != value.shape:
+        return f"{name} has shape {tuple(output.shape)}, expected {tuple(value.shape)}"
+    if output.dtype != getattr(torch, dtype):
+        return f"{name} is {output.dtype}, expected torch.{dtype}"
+    if output.device != value.device:
+        return f"{name} is on {output.device}, expected {value.device}"
+    if not bool(torch.isfinite(output).all()):
+        count = int((~torch.isfinite(output)).sum())
+        return f"{name} has {count} elements that are not finite"
+    return None

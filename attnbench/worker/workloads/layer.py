@@ -1,0 +1,241 @@
+"""Workload `layer`: x_BLE -> o_BLE, multi-head attention with its projections around any core."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch.nn.functional import linear
+
+from attnbench.api import Implementation
+from attnbench.schema.case import Case, Position
+from attnbench.theory import costs
+from attnbench.theory.traits import impossible
+from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, hidden_states, needle_pairs
+from attnbench.worker.positions import turned, turned_squares, unturned
+from attnbench.worker.reference import PlainResult, Truth, plain_attention, truth_of
+from attnbench.worker.workloads.attention import rotated_workspace, with_position
+from attnbench.worker.workloads.base import WORKLOADS, Bound
+from attnbench.worker.workloads.passes import Gradients, bind_pass
+from attnbench.worker.workloads.projections import PROJECTIONS, Projection, by_head, parts_of
+
+
+def projection_of(case: Case) -> Projection:
+    """The case's projection; `fused` where it names none."""
+    return PROJECTIONS.get(case.projection or "fused")
+
+
+def core_case(case: Case) -> Case:
+    """The attention case that the core sees; q and k come to it turned, hence no encoding."""
+    return dataclasses.replace(
+        case, workload="attention", position=Position(), width=None, projection=None
+    )
+
+
+class Layer:
+    """What is timed: projections, position encoding, core, heads merged, output projection."""
+
+    def __init__(self, case: Case, impl: Implementation) -> None:
+        turning = dataclasses.replace(core_case(case), position=case.position)
+        self._project = projection_of(case).heads(case)
+        self._core = with_position(impl.build(core_case(case)), turning)
+
+    def __call__(self, x_BLE: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        """The layer's output (B, L, E); `weights` are those of the projection, then wo."""
+        # Nothing but the core's arguments holds q, k and v, so that they are free once it is done.
+        o_BHLV = self._core(*self._project(x_BLE, weights[:-1]))
+        return linear(o_BHLV.transpose(1, 2).flatten(2), weights[-1])
+
+
+class LayerWorkload:
+    """x_BLE -> o_BLE: O(nd² + n²d)."""
+
+    def reason_against(self, case: Case, impl: Implementation) -> str | None:
+        """What makes no sense of the layer, or what the core says of its case."""
+        return impossible(case) or impl.reason_against(core_case(case))
+
+    def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
+        """x_BLE, the projection's weights and wo, (out features, in features) each, and do_BLE."""
+        e = case.model_width
+        shapes: dict[str, tuple[int, ...]] = {"x": (case.batch, case.seq_len, e)}
+        shapes |= {name: (rows, e) for name, rows in projection_of(case).rows(case).items()}
+        shapes["wo"] = (e, case.heads * case.value_dim)
+        tensors = {name: empty(case, shape) for name, shape in shapes.items()}
+        if case.needs_grad:
+            for x in tensors.values():
+                x.requires_grad_()
+            tensors["do"] = empty(case, shapes["x"])
+        return tensors
+
+    def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
+        """Normal hidden states; weights scaled by 1/√(in features), so that q, k, v are normal.
+
+        The canonical weights are drawn and then cut, so that all projections get the same.
+        """
+        names = list(projection_of(case).rows(case))
+        rows = sum(tensors[name].shape[0] for name in names)
+        wqkv = empty(case, (rows, case.model_width))
+        others = {name: x for name, x in tensors.items() if name not in names}
+        fill_normal([wqkv, *others.values()], draw.seed)
+        with torch.no_grad():
+            for weight in (wqkv, tensors["wo"]):
+                weight.mul_(weight.shape[1] ** -0.5)
+            if draw.needles:
+                plant_needle_tokens(case, tensors["x"], wqkv, draw.seed)
+            wqkv[: case.heads * case.head_dim].mul_(draw.query_amplitude)
+            for name, part in zip(names, _cut(wqkv, tensors, names), strict=True):
+                tensors[name].copy_(part)
+
+    def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
+        """The layer for the case's pass; gradients of x and of every weight."""
+        inputs = tuple(x for name, x in tensors.items() if name != "do")
+        return bind_pass(case.pass_, Layer(case, impl), inputs, tensors.get("do"), _canonical)
+
+    def truth(self, case: Case, tensors: Tensors) -> Truth:
+        """The float64 reference: `o`, and the gradients `dx`, `dwqkv` and `dwo`."""
+        return truth_of(case, tensors, partial(_plain_layer, case))
+
+    def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
+        """Projections and core; null where the core declares no formula."""
+        projections, core = costs.layer_projection_flops(case), core_case(case)
+        return {
+            "flops_useful": projections + costs.attention_flops_useful(core),
+            "flops_executed": projections + impl.flops(core) if impl.flops else None,
+            "bytes_min": costs.layer_bytes_min(case),
+            "memory_predicted_bytes": workspace(case, impl),
+        }
+
+    def why_flops(self, case: Case, flops: int) -> list[str]:
+        """What the core multiplies in vain; the projections waste nothing."""
+        return costs.why_core_flops(core_case(case), flops - costs.layer_projection_flops(case))
+
+
+def _cut(wqkv: torch.Tensor, tensors: Tensors, names: list[str]) -> tuple[torch.Tensor, ...]:
+    return torch.split(wqkv, [tensors[name].shape[0] for name in names])
+
+
+def _canonical(gradients: Gradients) -> dict[str, torch.Tensor]:
+    """Gradients by the names that all projections share."""
+    dx, *dweights, dwo = gradients
+    return {"dx": dx, "dwqkv": torch.cat(dweights), "dwo": dwo}
+
+
+def plant_needle_tokens(case: Case, x_BLE: torch.Tensor, wqkv: torch.Tensor, seed: int) -> None:
+    """Turn a few tokens, in place, so that each one's keys align with the queries of another.
+
+    The pairs are those of `needle_pairs`, less those whose query would be turned, too.
+    """
+    pairs = needle_pairs(case.mask, case.seq_len, case.kv_len, seed)
+    turned_tokens = {key for _, key in pairs}
+    pairs = [(query, key) for query, key in pairs if query not in turned_tokens]
+    if not pairs:
+        return
+    queries, keys = (torch.tensor(side, device=x_BLE.device) for side in zip(*pairs, strict=True))
+    (_, d), (groups, _), _ = parts_of(case)
+    wq, wk = wqkv[: case.heads * d], wqkv[case.heads * d : (case.heads + groups) * d]
+    rows_BGMD = by_head(x_BLE[:, queries] @ wq.mT, d)[:, :: case.heads // groups]
+    x_BLE[:, keys] = hidden_states(case, rows_BGMD, wk, queries, keys).to(x_BLE.dtype)
+
+
+def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
+    """The layer by its definition and, where `do` is given, its gradients; with their terms."""
+    x, wo = tensors["x"], tensors["wo"]
+    weights = [tensors[name] for name in projection_of(case).rows(case)]
+    parts, places = parts_of(case), torch.arange(case.seq_len, device=x.device)
+    widths = [heads * dims for heads, dims in parts]
+    projected = torch.split(x @ torch.cat(weights).mT, widths, dim=-1)
+    inputs = {
+        name: by_head(y, dims) for name, y, (_, dims) in zip("qkv", projected, parts, strict=True)
+    }
+    for name in "qk":
+        inputs[name] = turned(inputs[name], case.position, places)
+    if "do" in tensors:
+        inputs["do"] = by_head(tensors["do"] @ wo, case.value_dim)
+    core = plain_attention(core_case(case), inputs, terms=terms)
+    merged = _merged(core.values["o"])
+    result = PlainResult(values={"o": merged @ wo.mT})
+    if terms:
+        result.terms["o"] = (_merged(core.terms["o"]).square() @ wo.square().mT).sqrt()
+    if "do" in tensors:
+        result.values["dwo"] = _over_tokens(tensors["do"], merged)
+        _add_gradients(result, case, core, x, weights)
+    if "do" in tensors and terms:
+        squares = _over_tokens(tensors["do"].square(), _merged(core.terms["o"]).square())
+        result.terms["dwo"] = squares.sqrt()
+    return result
+
+
+def _add_gradients(
+    result: PlainResult, case: Case, core: PlainResult, x: torch.Tensor, weights: list[torch.Tensor]
+) -> None:
+    """Add dx and dwqkv from the gradients of a core that saw q and k turned, and their terms.
+
+    Each weight adds its part to dx in the dtype of x, as one after another they do in the layer.
+    """
+    places = torch.arange(case.seq_len, device=x.device)
+    for name in ("dq", "dk"):
+        core.values[name] = unturned(core.values[name], case.position, places)
+    dprojected = _side_by_side(core.values).to(x.dtype)
+    cut = torch.split(dprojected, [weight.shape[0] for weight in weights], dim=-1)
+    result.values["dx"] = sum(
+        (part @ weight for part, weight in zip(cut, weights, strict=True)), torch.zeros_like(x)
+    )
+    result.values["dwqkv"] = _over_tokens(dprojected, x)
+    if not core.terms:
+        return
+    squares = {name: core.terms[name].square() for name in ("dq", "dk", "dv")}
+    for name in ("dq", "dk"):
+        squares[name] = turned_squares(squares[name], case.position, places)
+    # What goes into these sums is as uncertain as the terms it was made of, and as its own size.
+    summands = dprojected.square() + _side_by_side(squares)
+    result.terms["dx"] = (summands @ torch.cat(weights).square()).sqrt()
+    result.terms["dwqkv"] = _over_tokens(summands, x.square()).sqrt()
+
+
+def _merged(x_BHLD: torch.Tensor) -> torch.Tensor:
+    return x_BHLD.transpose(1, 2).flatten(2)
+
+
+def _side_by_side(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([_merged(values[name]) for name in ("dq", "dk", "dv")], dim=-1)
+
+
+def _over_tokens(left_BLF: torch.Tensor, right_BLE: torch.Tensor) -> torch.Tensor:
+    """The sum over all tokens of the outer products: (F, E)."""
+    return left_BLF.flatten(0, 1).mT @ right_BLE.flatten(0, 1)
+
+
+def workspace(case: Case, impl: Implementation) -> int | None:
+    """Bytes that a forward call allocates beyond its output, at its worst moment.
+
+    While it projects it holds q, k and v, once more what it stacks; while it turns them, as
+    `rotated_workspace` says; in the core q, k and v (both turned and not), o, and what the core
+    takes; at the end o, its heads merged, and the layer's output.
+
+    None where sizes alone do not say it: for passes that differentiate, in which what autograd
+    keeps and frees lies between what the core's formula counts; for strided heads of several
+    batch items, which cannot be seen as one batch of matrices, so that torch copies them or not
+    as the core goes about it (of one item they need no copy); in half precision on CPU, where
+    oneDNN packs the operands of products; and where the merged heads weigh most, which some
+    cores need no copy for.
+    """
+    core = impl.workspace(core_case(case)) if impl.workspace else None
+    projection, element = projection_of(case), case.batch * case.seq_len * case.element_bytes
+    packed = case.device == "cpu" and case.element_bytes < 4
+    strided = projection.strided and case.batch > 1
+    if core is None or case.pass_ != "forward" or packed or strided:
+        return None
+    q, k, v = (element * heads * dims for heads, dims in parts_of(case))
+    o, output = element * case.heads * case.value_dim, element * case.model_width
+    projecting = q + k + v if projection.strided else max(2 * q, q + 2 * k, q + k + 2 * v)
+    turned_case = dataclasses.replace(core_case(case), position=case.position)
+    inside = rotated_workspace(turned_case, core)
+    assert inside is not None, "a forward pass is predicted"
+    most = max(projecting, q + k + v + o + inside)
+    merging = (o if min(case.heads, case.seq_len) == 1 else 2 * o) + output
+    return None if merging > most else most - output
+
+
+WORKLOADS.add("layer", LayerWorkload())

@@ -1,0 +1,115 @@
+"""Workload `recurrent`: x_BLE -> o_BLE by a gated recurrent network of the model's width.
+
+The baseline that attention is said to replace: its path from the first token to the last has
+n − 1 steps, none of which can begin before the one before has ended.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attnbench.api import Implementation
+from attnbench.schema.case import Case
+from attnbench.theory import costs
+from attnbench.theory.traits import impossible
+from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal
+from attnbench.worker.reference import PlainResult, Truth, truth_of
+from attnbench.worker.workloads.base import WORKLOADS, Bound
+from attnbench.worker.workloads.passes import Gradients, bind_pass
+
+
+class RecurrentWorkload:
+    """x_BLE -> the hidden states o_BLE of a GRU without biases: O(nd²), in n steps."""
+
+    def reason_against(self, case: Case, impl: Implementation) -> str | None:
+        """What makes no sense of it, or what the implementation says of the case."""
+        return impossible(case) or impl.reason_against(case)
+
+    def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
+        """x_BLE; w_ih and w_hh, (3E, E) each, gates r, z, n one under the other; and do_BLE.
+
+        The weights begin one block of memory that ends in two biases, 3E zeros each, as cuDNN
+        wants them even where a network has none: else it copies the weights in every call.
+        """
+        e = case.model_width
+        block = empty(case, (6 * e * e + 6 * e,)).zero_()
+        w_ih, w_hh = block[: 6 * e * e].view(2, 3 * e, e).unbind()
+        tensors = {"x": empty(case, (case.batch, case.seq_len, e))}
+        tensors |= {"w_ih": w_ih.detach(), "w_hh": w_hh.detach()}
+        if case.needs_grad:
+            for x in tensors.values():
+                x.requires_grad_()
+            tensors["do"] = empty(case, (case.batch, case.seq_len, e))
+        return tensors
+
+    def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
+        """Normal inputs; weights scaled by 1/√E, so that the gates' sums are normal."""
+        fill_normal(tensors.values(), draw.seed)
+        with torch.no_grad():
+            for name in ("w_ih", "w_hh"):
+                tensors[name].mul_(case.model_width**-0.5)
+
+    def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
+        """The network for the case's pass; gradients of x and of both weights."""
+        inputs = tensors["x"], tensors["w_ih"], tensors["w_hh"]
+        return bind_pass(case.pass_, impl.build(case), inputs, tensors.get("do"), _named)
+
+    def truth(self, case: Case, tensors: Tensors) -> Truth:
+        """The float64 reference, one token after another."""
+        return truth_of(case, tensors, _plain_network)
+
+    def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
+        """From sizes alone; null where the implementation declares no formula."""
+        return {
+            "flops_useful": costs.recurrent_flops_useful(case),
+            "flops_executed": impl.flops(case) if impl.flops else None,
+            "bytes_min": costs.recurrent_bytes_min(case),
+            "memory_predicted_bytes": impl.workspace(case) if impl.workspace else None,
+        }
+
+    def why_flops(self, case: Case, flops: int) -> list[str]:
+        """The one product that a backward pass can leave out."""
+        e = case.model_width
+        spared = costs.recurrent_flops_useful(case) - flops
+        if not case.needs_grad or spared != 6 * case.batch * e * e:
+            return []
+        return ["no gradient of the state before the first token"]
+
+
+def _named(gradients: Gradients) -> dict[str, torch.Tensor]:
+    return dict(zip(("dx", "dw_ih", "dw_hh"), gradients, strict=True))
+
+
+def gru_states(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> torch.Tensor:
+    """A GRU by its definition (Cho et al. 2014, arXiv:1406.1078), with the reset gate as in cuDNN.
+
+    r = σ(W_ir·x + W_hr·h), z = σ(W_iz·x + W_hz·h), c = tanh(W_ic·x + r·(W_hc·h)), and the new
+    state is (1 − z)·c + z·h. It begins with 0.
+    """
+    h_BE = torch.zeros_like(x_BLE[:, 0])
+    states = []
+    for x_BE in x_BLE.unbind(dim=1):
+        r_in, z_in, c_in = (x_BE @ w_ih.mT).chunk(3, dim=-1)
+        r_hidden, z_hidden, c_hidden = (h_BE @ w_hh.mT).chunk(3, dim=-1)
+        reset, update = torch.sigmoid(r_in + r_hidden), torch.sigmoid(z_in + z_hidden)
+        candidate = torch.tanh(c_in + reset * c_hidden)
+        h_BE = (1 - update) * candidate + update * h_BE
+        states.append(h_BE)
+    return torch.stack(states, dim=1)
+
+
+def _plain_network(tensors: Tensors, *, terms: bool) -> PlainResult:
+    """The states, and their gradients where `do` is given; floors of errors scale with values."""
+    del terms
+    inputs = [tensors[name].detach() for name in ("x", "w_ih", "w_hh")]
+    if "do" not in tensors:
+        return PlainResult(values={"o": gru_states(*inputs)})
+    with torch.enable_grad():
+        for x in inputs:
+            x.requires_grad_()
+        o = gru_states(*inputs)
+        gradients = torch.autograd.grad(o, inputs, tensors["do"])
+    return PlainResult(values={"o": o.detach()} | _named(gradients))
+
+
+WORKLOADS.add("recurrent", RecurrentWorkload())

@@ -1,6 +1,0 @@
-"""Workloads: what is computed around a core implementation. Each module registers one."""
-
-from attnbench.workloads import attention, decode, layer, recurrent
-from attnbench.workloads.base import WORKLOADS, Bound, Workload
-
-__all__ = ["WORKLOADS", "Bound", "Workload", "attention", "decode", "layer", "recurrent"]

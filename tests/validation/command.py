@@ -1,0 +1,205 @@
+"""`attnbench selftest`: what the suite says of itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from attnbench.cli.options import (
+    NAMES,
+    PERCENTS,
+    POSITIVE,
+    SIZES,
+    device_option,
+    output_option,
+    seed_option,
+)
+from attnbench.errors import ExitCode
+
+_INTERRUPTED = 130
+
+
+@click.group()
+def selftest() -> None:
+    """Hold attnbench's own measuring against what is known, and against other tools."""
+
+
+@selftest.command()
+@click.option("--impls", type=NAMES, help="Implementations by name [naive,sdpa].")
+@click.option("--seq-lens", type=SIZES, help="n [128,256,512,1024].")
+@click.option("--heads", type=SIZES, help="H [4].")
+@click.option("--head-dims", type=SIZES, help="D [64].")
+@click.option(
+    "--runs",
+    type=int,
+    default=10,
+    show_default=True,
+    help="Runs of each tool, each in fresh processes; at least 2.",
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    type=POSITIVE,
+    default=10.0,
+    show_default=True,
+    help="Seconds a run of a tool may take, start-up and warm-up counted.",
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1, max=1024), help="CPU threads [torch's default]."
+)
+@device_option
+@seed_option
+@output_option
+@click.option("--name", help="The folder's name, a new one [a time stamp].")
+def timer(**options: Any) -> None:
+    """Compare the spread of our times with that of other tools, at an equal budget.
+
+    attnbench (in one process and in three), pytest-benchmark, torch.utils.benchmark and, on a
+    GPU, triton's do_bench time the same cells in turns, in fresh processes. A tool that is not
+    installed is a row with the reason. Writes the raw samples, tables and a picture. Exits 3 if
+    fewer than 2 runs of attnbench succeeded; the figures decide nothing.
+    """
+    from tests.validation.timer.session import FEWEST_RUNS, Request, compare
+
+    given = {name: value for name, value in options.items() if value is not None}
+    finished = compare(Request(**given), _tell)
+    _print(finished)
+    if finished.interrupted:
+        raise SystemExit(_INTERRUPTED)
+    if finished.own_runs < FEWEST_RUNS:
+        raise SystemExit(ExitCode.INCONCLUSIVE)
+
+
+@selftest.command()
+@click.option(
+    "--draws",
+    type=click.IntRange(min=1, max=100_000),
+    default=200,
+    show_default=True,
+    help="Series drawn of each kernel over each range.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Of the noise.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of tables.")
+@output_option
+@click.option("--name", help="The folder's name, a new one [a time stamp].")
+def scaling(as_json: bool, **options: Any) -> None:
+    """Judge imagined kernels of known law, and count verdicts that are right, wrong or missing.
+
+    Powers of n from 1 to 3, with floors, steps, kernel switches and logarithms, over realistic
+    ranges and noise, each held to its own law and to wrong ones by the code that judges runs;
+    beside it the rule that others use. Nothing is timed. Writes tables. Exits 1 if more than 1 %
+    of the verdicts are wrong, or more than 10 % inconclusive over four octaves.
+    """
+    from tests.validation.scaling.session import Request, examine
+
+    finished = examine(Request(**options), _tell)
+    if as_json:
+        click.echo(json.dumps(finished.summary))
+    else:
+        _print_matrices(finished)
+    if not finished.met:
+        raise SystemExit(ExitCode.FINDING)
+
+
+@selftest.command()
+@click.option(
+    "--aa",
+    type=click.IntRange(min=0, max=10_000),
+    default=40,
+    show_default=True,
+    help="Live gate runs of identical sides there shall be in the end.",
+)
+@click.option(
+    "--inject",
+    type=PERCENTS,
+    default="10,5",
+    show_default=True,
+    help="Slowdowns in percent, each planted in one cell of runs of its own.",
+)
+@click.option(
+    "--each",
+    type=click.IntRange(min=0, max=10_000),
+    default=12,
+    show_default=True,
+    help="Live gate runs there shall be for each planted slowdown.",
+)
+@click.option(
+    "--at-most", type=click.IntRange(min=1), help="Live runs in this sitting [all that miss]."
+)
+@click.option("--report-only", is_flag=True, help="Run nothing; count what is there again.")
+@click.option(
+    "--resamples",
+    type=click.IntRange(min=0, max=1_000_000),
+    default=2000,
+    show_default=True,
+    help="Runs of each kind resampled from the live ones' rounds, once all of those are there.",
+)
+@click.option("--cases", is_flag=True, help="Put real changes through the gate, too: minutes each.")
+@output_option
+@click.option("--name", help="The folder, a new one or one to go on with [selftest-gate].")
+def gate(**options: Any) -> None:
+    """Hold the gate against sides that are known, and count false alarms and detections.
+
+    Identical sides must pass, and a slowdown planted in one of 8 cells must be found. Runs are
+    kept in one folder with all their times: the same command goes on where it stopped, a sitting
+    may be interrupted. Further runs are resampled from their rounds, and other tools' rules are
+    applied to the same times. A live run takes one to five minutes. Exits 1 if all runs are there
+    (or with --report-only) and a goal is missed.
+    """
+    from attnbench.cli.summary import table
+    from tests.validation.gate.session import PAGE, Request, examine
+    from tests.validation.gate.tables import tables
+
+    finished = examine(Request(**options), _tell)
+    for found in tables(finished.summary):
+        click.echo(f"\n{found.title}")
+        table(found.header, found.rows, right=found.header[1:])
+        if found.note:
+            click.echo(found.note)
+    click.echo(f"\ntables:  {finished.path / PAGE}")
+    if finished.interrupted:
+        raise SystemExit(_INTERRUPTED)
+    if finished.missed:
+        raise SystemExit(ExitCode.FINDING)
+
+
+def _print_matrices(finished: Any) -> None:
+    from attnbench.cli.summary import table
+    from tests.validation.scaling.session import PAGE
+    from tests.validation.scaling.tables import tables
+
+    notes = []
+    for found in tables(finished.summary):
+        click.echo(f"\n{found.title}")
+        table(found.header, found.rows, right=found.header[1:])
+        notes.append(found.note)
+    click.echo("")
+    for note in dict.fromkeys(notes):
+        click.echo(note)
+    click.echo(f"tables:  {finished.path / PAGE}")
+
+
+def _tell(message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _print(finished: Any) -> None:
+    from attnbench.cli.summary import table
+    from tests.validation.timer.session import PAGE
+    from tests.validation.timer.tables import sentences, tables
+
+    for found in tables(finished.summary):
+        click.echo(f"\n{found.title}")
+        table(found.header, found.rows, right=found.header[1:])
+    click.echo("")
+    for sentence in sentences(finished.summary):
+        click.echo(sentence)
+    click.echo(f"tables:  {finished.path / PAGE}")

@@ -1,0 +1,36 @@
+"""The folder that a self-test leaves: its name is free, and it is made only when needed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from attnbench.base.files import check_name
+from attnbench.errors import StoreError
+
+
+def free_folder(output: Path, name: str | None, prefix: str) -> Path:
+    """`output`/`name`, or a time stamp after `prefix`; nothing is made yet.
+
+    Raises:
+        StoreError: the name is taken or is no plain folder name.
+    """
+    path = output / check_name(name or datetime.now(UTC).strftime(f"{prefix}-%Y%m%d-%H%M%S"))
+    if path.exists():
+        raise StoreError(f"{path} exists already; choose another --name")
+    return path
+
+
+def make(path: Path) -> None:
+    """Make the folder, and the one that holds it.
+
+    Raises:
+        StoreError: it was made meanwhile, or cannot be.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+    except FileExistsError as err:
+        raise StoreError(f"{path} exists already; choose another --name") from err
+    except OSError as err:
+        raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err

@@ -1,0 +1,109 @@
+"""One live gate run on known sides: the built-in naive and sdpa against themselves."""
+
+from __future__ import annotations
+
+import importlib.util
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbench.errors import UsageError
+from attnbench.execution.process import Settings
+from attnbench.gate.decide.outcome import Side
+from attnbench.gate.decide.round import Round
+from attnbench.gate.decide.rules import Rules
+from attnbench.planning.plan import Axes
+from attnbench.schema.record import Cell
+from tests.validation.gate.pool import Live
+from tests.validation.gate.schedule import CELLS, Todo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from attnbench.gate.decide.outcome import GateRun
+    from attnbench.gate.run.session import GateListener, GateRequest
+
+    Measure = Callable[[GateRequest, GateListener], GateRun]
+
+IMPLS = ("naive", "sdpa")
+AXES = Axes(
+    batch_sizes=(1,), heads=(4,), seq_lens=(128, 256, 512, 1024), head_dims=(64,), impls=IMPLS
+)
+
+
+def settings(seed: int) -> Settings:
+    """One thread on the CPU: several would disturb each other on a machine of few cores."""
+    return Settings(device="cpu", threads=1, seed=seed)
+
+
+def side(name: str) -> Side:
+    """The built-in implementation files, as either side.
+
+    Raises:
+        UsageError: they are not where the package says.
+    """
+    found = importlib.util.find_spec("attnbench_impls")
+    near = Path(__file__).resolve().parents[3] / "impls"
+    folder = Path(next(iter(found.submodule_search_locations or []))) if found else near
+    files = tuple(str(folder / f"{impl}.py") for impl in IMPLS)
+    for file in files:
+        if not Path(file).is_file():
+            raise UsageError(f"the built-in implementation {file} is missing; reinstall attnbench")
+    return Side(name=name, root=str(folder), files=files)  # type: ignore[arg-type]
+
+
+def request(todo: Todo) -> GateRequest:
+    """What the gate is asked for in one run of the self-test."""
+    from attnbench.gate.run.session import GateRequest
+
+    kind, cell = todo.kind, todo.kind.cell(todo.number)
+    return GateRequest(
+        base=side("base"),
+        candidate=side("candidate"),
+        sweeps=(AXES,),
+        rules=Rules(threshold=kind.threshold),
+        settings=settings(kind.seed(todo.number)),
+        injected={} if cell is None else {cell: kind.share},
+        options={"selftest": kind.label, "number": todo.number},
+    )
+
+
+class Listener:
+    """Passes warnings on; what else happens in a run is told when it has ended."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def stage(self, words: str) -> None:
+        """Nothing: the run's line will say enough."""
+
+    def planned(self, cells: tuple[Cell, ...]) -> None:
+        """Check that the cells are those that the self-test rotates over.
+
+        Raises:
+            UsageError: there are others.
+        """
+        if len(cells) != CELLS:
+            raise UsageError(f"the gate watches {len(cells)} cells here, not {CELLS}")
+
+    def heard(self, found: Round, number: int, words: str) -> None:
+        """Nothing."""
+
+    def warned(self, message: str) -> None:
+        """Pass it on."""
+        self._tell(f"Warning: {message}")
+
+
+def measured(todo: Todo, measure: Measure, tell: Callable[[str], None]) -> Live:
+    """Make one gate run; what it decided is stored beside its raw data."""
+    from attnbench.gate.decide.verdict import decide
+
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    run = measure(request(todo), Listener(tell))
+    return Live(
+        kind=todo.kind,
+        number=todo.number,
+        created=created,
+        exit_code=int(decide(run).exit_code),
+        run=run,
+    )

@@ -1,0 +1,155 @@
+"""`attnbench selftest timer` from options to a finished folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attnbench.base.registry import unknown
+from attnbench.errors import StoreError, UsageError
+from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.schema.case import Case
+from attnbench.theory.traits import case_label
+from attnbench.version import __version__
+from tests.validation.folder import free_folder, make
+from tests.validation.timer.experiment import SAMPLES, Experiment
+from tests.validation.timer.launch import Launch
+from tests.validation.timer.summary import Figures, summarise
+from tests.validation.timer.tables import markdown
+
+SUMMARY, PAGE = "summary.json", "timer.md"
+SPIN, SPIN_US = "spin 1 ms", 1000.0
+FEWEST_RUNS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `attnbench selftest timer` was asked for; the defaults are the eight usual cells."""
+
+    impls: tuple[str, ...] = ("naive", "sdpa")
+    seq_lens: tuple[int, ...] = (128, 256, 512, 1024)
+    heads: tuple[int, ...] = (4,)
+    head_dims: tuple[int, ...] = (64,)
+    device: str = "auto"
+    threads: int | None = None
+    budget_s: float = 10.0
+    runs: int = 10
+    seed: int = 0
+    output: Path = Path("results")
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A comparison as it was made: its folder, its figures, and whether it was interrupted."""
+
+    path: Path
+    summary: Figures = field(repr=False)
+    interrupted: bool
+
+    @property
+    def own_runs(self) -> int:
+        """Runs of ours in one process that succeeded."""
+        rows = self.summary["rows"]
+        return next(int(row["runs"]) for row in rows if row["program"] == "attnbench")
+
+
+def compare(request: Request, tell: Callable[[str], None]) -> Finished:
+    """Make the comparison and write its folder; `tell` hears of the progress.
+
+    Raises:
+        UsageError: something in the request makes no sense; nothing was written.
+        StoreError: the folder is taken or cannot be written.
+    """
+    if request.runs < FEWEST_RUNS:
+        raise UsageError(f"--runs {request.runs} gives no spread; at least {FEWEST_RUNS}")
+    path = free_folder(request.output, request.name, "timer")
+    settings = Settings(device=request.device, threads=request.threads, seed=request.seed)
+    with LocalRunner(settings) as runner:
+        catalogue = runner.catalogue()
+        cells = _cells(request, catalogue, runner)
+    env = catalogue["environment"]
+    spin = None if catalogue["device"] == "cuda" else (SPIN, SPIN_US)
+    impls = {cell["name"]: cell["impl"] for cell in cells}
+    if spin:
+        cells.append({"name": spin[0], "spin_us": spin[1]})
+    launch = Launch(
+        device=catalogue["device"],
+        threads=env["threads"],
+        cells=cells,
+        timeout_s=3 * request.budget_s + 60,
+        user_threads=request.threads,
+    )
+    experiment = Experiment(
+        launch=launch, budget_s=request.budget_s, runs=request.runs, seed=request.seed, tell=tell
+    )
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    experiment.pilot()
+    make(path)
+    experiment.run(path / SAMPLES)
+    facts = {"created": created, "attnbench": __version__, "environment": env}
+    summary = facts | {"threads": env["threads"]} | summarise(experiment, spin)
+    _write(path, summary, impls)
+    return Finished(path=path, summary=summary, interrupted=experiment.interrupted)
+
+
+def _cells(
+    request: Request, catalogue: dict[str, Any], runner: LocalRunner
+) -> list[dict[str, Any]]:
+    """Every implementation at every size, by name.
+
+    Raises:
+        UsageError: an implementation is unknown, is not available here or cannot take a case.
+    """
+    known = {row["name"]: row for row in catalogue["implementations"]}
+    for impl in request.impls:
+        if impl not in known:
+            raise unknown("implementation", impl, list(known), "--impls")
+        if known[impl]["unavailable"]:
+            raise UsageError(f"{impl} (--impls) cannot run: {known[impl]['unavailable']}")
+    cases = [
+        Case(device=catalogue["device"], seq_len=n, heads=heads, head_dim=head_dim)
+        for heads in request.heads
+        for head_dim in request.head_dims
+        for n in request.seq_lens
+    ]
+    for (case_id, impl), reason in runner.reasons(cases, list(request.impls)).items():
+        if reason:
+            case = next(case for case in cases if case.case_id == case_id)
+            raise UsageError(f"{impl} (--impls) cannot take {case_label(case)}: {reason}")
+    return [
+        {"name": _name(request, impl, case), "impl": impl, "case": case.to_json()}
+        for impl in request.impls
+        for case in cases
+    ]
+
+
+def _name(request: Request, impl: str, case: Case) -> str:
+    parts = [impl, f"n={case.seq_len}"]
+    if len(request.heads) > 1:
+        parts.append(f"H={case.heads}")
+    if len(request.head_dims) > 1:
+        parts.append(f"D={case.head_dim}")
+    return " ".join(parts)
+
+
+def _write(path: Path, summary: Figures, impls: dict[str, str]) -> None:
+    """summary.json, timer.md and the picture.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    from tests.validation.timer.draw import draw  # here: matplotlib comes with it
+
+    try:
+        (path / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        title = f"attnbench selftest timer: {path.name}"
+        drawn = draw(summary, impls, path)
+        page = markdown(summary, title, picture=drawn[0].name if drawn else None)
+        (path / PAGE).write_text(page, encoding="utf-8")
+    except OSError as err:
+        raise StoreError(f"cannot write into {path} ({err.strerror})") from err
