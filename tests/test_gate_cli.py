@@ -294,26 +294,6 @@ def test_a_replay_decides_again_without_a_repository(
     assert (tmp_path / "o" / "s" / "gate.html").is_file()
 
 
-def test_a_stored_run_is_compared_with(
-    cli: Cli, imagined_worker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    sweep = ("sweep", "--impls", "naive,sdpa", "--device", "cpu", "--seq-lens", "128")
-    assert cli(*sweep, "--name", "old").exit_code == 0
-    result = cli("gate", "--baseline", "old", "--name", "new", "--threshold", "20%")
-    assert (result.exit_code, "2 ok" in result.stdout) == (0, True), result.output
-    assert (tmp_path / "results" / "new" / "records.jsonl").is_file()
-
-
-def test_files_of_pytest_benchmark_are_compared(cli: Cli, tmp_path: Path) -> None:
-    from tests.test_gate_pytest_benchmark import written
-
-    files = [str(written(tmp_path / f"{n}.json", n, {"test_x": 1.0})) for n in range(4)]
-    result = cli("gate", "--pytest-benchmark", ",".join(files[:2]), ",".join(files[2:]))
-    assert result.exit_code == 3
-    assert "bench.py::test_x" in result.stdout
-
-
 def test_help_loads_nothing_heavy() -> None:
     heavy = ("torch", "numpy", "scipy", "pandas", "matplotlib")
     script = (

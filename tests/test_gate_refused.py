@@ -53,13 +53,6 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "a replay of no text": ("--replay=", ["gate"]),
     "a replay of another commit": ("--replay r --base x", ["--replay", "stored", "remove --base"]),
     "a replay with another promise": ("--replay r --threshold 5%", ["remove --threshold"]),
-    "two ways at once": ("--replay r --baseline r", ["--replay and --baseline exclude"]),
-    "a baseline and a commit": ("--baseline r --base x", ["--baseline", "remove --base"]),
-    "a baseline of other sizes": ("--baseline r --seq-lens 8", ["remove --seq-lens"]),
-    "a baseline that is none": ("--baseline gone", ["no run 'gone'"]),
-    "files and threads": ("--pytest-benchmark a b --threads 2", ["measures nothing", "--threads"]),
-    "files that are not there": ("--pytest-benchmark a.json b.json", ["a.json"]),
-    "one file": ("--pytest-benchmark a.json", ["--pytest-benchmark", "2"]),
 }
 
 

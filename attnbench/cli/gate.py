@@ -10,18 +10,8 @@ from attnbench.cli.axes import axes_options
 from attnbench.cli.options import POSITIVE, Command, given, output_option, seed_option
 from attnbench.errors import AttnbenchError, UsageError
 
-# The ways of comparing besides a commit, with what may stand beside each.
-_ANYWHERE = ("advisory", "quiet")
-_BESIDE = {
-    "replay": ("output", "name"),
-    "baseline": ("output", "name", "files", "threshold", "growth"),
-    "pytest_benchmark": ("threshold",),
-}
-_WHY = {
-    "replay": "decides again from what is stored",
-    "baseline": "measures as the stored run was measured",
-    "pytest_benchmark": "reads files and measures nothing",
-}
+# The options that mean something beside --replay, which measures nothing.
+_WITH_REPLAY = ("replay", "output", "name", "advisory", "quiet")
 
 
 def _share(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
@@ -75,29 +65,16 @@ _PROMISES = (
         show_default=True,
         help="Seconds without a sign of life after which a process is given up.",
     ),
-)
-_INSTEAD = (
     click.option(
         "--replay",
         metavar="FILE",
         help="Decide again from the raw data of a gate.json, a folder, a name or `latest`.",
     ),
-    click.option(
-        "--baseline",
-        metavar="RUN",
-        help="Compare with a stored run of this machine in place of a commit: less sure.",
-    ),
-    click.option(
-        "--pytest-benchmark",
-        nargs=2,
-        metavar="BASE.json CANDIDATE.json",
-        help="Compare files of pytest-benchmark; of several runs a side as a1.json,a2.json.",
-    ),
 )
 
 
 def _options(command: Command) -> Command:
-    for option in reversed(_PROMISES + _INSTEAD):
+    for option in reversed(_PROMISES):
         command = option(command)
     return command
 
@@ -134,11 +111,14 @@ def gate(**options: Any) -> None:
     of runs. Exits 1 if a cell is incorrect, grown or slower, 3 if something stays open, 4 if the
     machine was not to be trusted, 2 if nothing could be compared, else 0.
     """
-    from attnbench.cli.gate_modes import MODES
+    from attnbench.cli.gate_modes import compare, replay
 
-    mode = _mode()
+    typed = given()
+    strange = [flag for name, flag in typed.items() if name not in _WITH_REPLAY]
+    if "replay" in typed and strange:
+        raise UsageError(f"--replay decides again from what is stored; remove {', '.join(strange)}")
     try:
-        code = MODES[mode](options)
+        code = (replay if "replay" in typed else compare)(options)
     except AttnbenchError as err:
         if not options["advisory"] or isinstance(err, UsageError):
             raise
@@ -148,20 +128,3 @@ def gate(**options: Any) -> None:
         click.echo(f"advisory: exit code {int(code)} was changed to 0 (--advisory)", err=True)
     elif code:
         raise SystemExit(int(code))
-
-
-def _mode() -> str:
-    """The way of comparing that was asked for; flags that mean nothing in it are refused."""
-    typed = given()
-    asked = [name for name in _BESIDE if name in typed]
-    if not asked:
-        return "base"
-    if len(asked) > 1:
-        flags = " and ".join(typed[name] for name in asked)
-        raise UsageError(f"{flags} exclude each other; give one of them")
-    mode = asked[0]
-    allowed = (mode, *_BESIDE[mode], *_ANYWHERE)
-    strange = [flag for name, flag in typed.items() if name not in allowed]
-    if strange:
-        raise UsageError(f"{typed[mode]} {_WHY[mode]}; remove {', '.join(strange)}")
-    return mode

@@ -15,7 +15,6 @@ from attnbench.base.files import check_name
 from attnbench.cli.axes import AXES
 from attnbench.cli.gate_output import show, write_all
 from attnbench.cli.gate_progress import GateDisplay
-from attnbench.cli.gate_stored import against_baseline, between_files
 from attnbench.cli.options import given
 from attnbench.cli.summary import console
 from attnbench.errors import ExitCode, StoreError
@@ -35,7 +34,7 @@ _SETTINGS = (
 _LEAST_SPACE = 4 << 20  # bytes, more than what a run of many cells and rounds leaves
 
 
-def _compare(options: dict[str, Any]) -> ExitCode:
+def compare(options: dict[str, Any]) -> ExitCode:
     """The working tree and a commit, measured in turns."""
     names = [name for _, name, _, _ in AXES] + list(_SETTINGS)
     asked = comparison(
@@ -85,7 +84,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _replay(options: dict[str, Any]) -> ExitCode:
+def replay(options: dict[str, Any]) -> ExitCode:
     """A stored run, decided again; files are written where a name or folder was given for them."""
     run = load_gate(Path(options["replay"]), options["output"])
     if options["name"] is None:
@@ -156,11 +155,3 @@ def _try_to_write(folder: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             trial.unlink()
-
-
-MODES: dict[str, Callable[[dict[str, Any]], ExitCode]] = {
-    "base": _compare,
-    "replay": _replay,
-    "baseline": against_baseline,
-    "pytest_benchmark": between_files,
-}

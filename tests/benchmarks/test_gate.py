@@ -7,14 +7,11 @@ milliseconds here are nothing. Resampling thousands of runs, as its self-test do
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from attnbench.gate.decide.exact import compare
 from attnbench.gate.decide.outcome import Checked, GateRun, Side
-from attnbench.gate.decide.pytest_benchmark import compare_files
-from attnbench.gate.decide.ranks import p_greater
 from attnbench.gate.decide.referee import Order, Referee
 from attnbench.gate.decide.round import Round
 from attnbench.gate.decide.rules import Rules
@@ -126,33 +123,3 @@ def test_the_loader_on_a_file_of_one_implementation(benchmark, tmp_path):
         return names
 
     assert benchmark(load) == ["loaded-for-benchmark"]
-
-
-@pytest.mark.benchmark(group="gate: files of pytest-benchmark")
-def test_comparing_eight_files_a_side_of_fifty_benchmarks(benchmark, tmp_path):
-    sides = ([], [])
-    for number in range(16):
-        sides[number % 2].append(_file(tmp_path / f"{number}.json", number))
-    outcome = benchmark(compare_files, *sides, Rules())
-    assert len(outcome.rows) == 50
-
-
-@pytest.mark.benchmark(group="gate: files of pytest-benchmark")
-def test_the_exact_rank_test_of_twenty_processes_a_side(benchmark):
-    above, below = [1 + 0.01 * i for i in range(20)], [1 + 0.013 * i for i in range(20)]
-    benchmark(p_greater, above, below)
-
-
-def _file(path: Path, number: int) -> Path:
-    rows = [
-        {"fullname": f"test_{i}", "options": {},
-         "stats": {"min": 1e-3 * (1 + 1e-3 * number), "median": 1e-3, "rounds": 5}}
-        for i in range(50)
-    ]  # fmt: skip
-    found = {
-        "machine_info": {},
-        "datetime": f"2026-01-01T10:{number:02}:00+00:00",
-        "benchmarks": rows,
-    }
-    path.write_text(json.dumps(found))
-    return path
