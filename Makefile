@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= results/gpu
 
-.PHONY: bench test lint gate benchmark gpu gpu-verify clean
+.PHONY: bench test lint gate benchmark validate gpu gpu-verify clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
@@ -27,6 +27,12 @@ gate: .venv/installed
 # Speed is measured here and never asserted in a test.
 benchmark: .venv/installed
 	$(BIN)/pytest tests/benchmarks -o addopts= --benchmark-only --benchmark-columns=min,median,iqr,rounds
+
+# Evidence for our own rules: how often times, verdicts on growth and the gate are wrong. The parts
+# are timer (minutes), scaling (minutes) and gate (hours, in sittings: it goes on where it stopped);
+# without PART the statistical tests. ARGS goes to the part: make validate PART=scaling ARGS=--help
+validate: .venv/installed
+	$(BIN)/python -m $(if $(PART),tests.validation $(PART) $(ARGS),pytest tests/validation $(ARGS))
 
 # One GPU, no network: uses the python3 that is there and its torch, installs nothing, and leaves
 # at most eight files in OUT.

@@ -20,7 +20,7 @@ from tests.repositories import commit, git, worktrees, write
 FOREVER = """
 import sys, time
 from pathlib import Path
-from attnbench.paired.worktree import checked_out
+from attnbench.gate.run.worktree import checked_out
 with checked_out(Path(sys.argv[1]), sys.argv[2]) as tree:
     print(tree, flush=True)
     time.sleep(60)

@@ -48,7 +48,7 @@ SCRIPT = """
 import gc, json, os, random, resource, signal, sys
 import torch
 import torch.nn.functional as F
-from attnbench.state import beyond_repair, remember, restore_clocks, settle
+from attnbench.machine.state import beyond_repair, remember, restore_clocks, settle
 
 for name, left in json.loads(sys.argv[1]).items():
     sys.stdout.flush()
@@ -89,7 +89,7 @@ def test_what_a_call_leaves_behind_is_put_back_and_named_each_time(
 
 def test_the_flags_of_a_compiler_are_put_back_though_it_was_loaded_late() -> None:
     ran = run_script("""
-from attnbench.state import remember, settle
+from attnbench.machine.state import remember, settle
 remember(1)
 import torch._inductor.config as config
 default = config.max_autotune

@@ -33,10 +33,11 @@ _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since
 _DATA = ("export", "list", "report")  # what they print may be cut short
 
 
-class _Commands(click.Group):
+class Commands(click.Group):
     """Ends every error as one line with its exit code: our own, and click's usage errors."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the arguments; a wrong one is one line."""
         for stream in (sys.stdout, sys.stderr):  # a file's name need not be UTF-8
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -44,6 +45,7 @@ class _Commands(click.Group):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; whatever it raises becomes one line and an exit code."""
         try:
             with _one_line():
                 result = super().invoke(ctx)
@@ -96,7 +98,7 @@ def _one_line() -> Iterator[None]:
 
 
 @click.group(
-    cls=_Commands,
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="attnbench")

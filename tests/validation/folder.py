@@ -1,4 +1,4 @@
-"""The folder that a self-test leaves: its name is free, and it is made only when needed."""
+"""The folder that a validation leaves: its name is free, and it is made only when needed."""
 
 from __future__ import annotations
 

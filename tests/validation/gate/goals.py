@@ -1,4 +1,4 @@
-"""What the gate must reach in its self-test, and whether it does."""
+"""What the gate must reach in its validation, and whether it does."""
 
 from __future__ import annotations
 

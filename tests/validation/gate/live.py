@@ -53,7 +53,7 @@ def side(name: str) -> Side:
 
 
 def request(todo: Todo) -> GateRequest:
-    """What the gate is asked for in one run of the self-test."""
+    """What the gate is asked for in one run of the validation."""
     from attnbench.gate.run.session import GateRequest
 
     kind, cell = todo.kind, todo.kind.cell(todo.number)
@@ -78,7 +78,7 @@ class Listener:
         """Nothing: the run's line will say enough."""
 
     def planned(self, cells: tuple[Cell, ...]) -> None:
-        """Check that the cells are those that the self-test rotates over.
+        """Check that the cells are those that the validation rotates over.
 
         Raises:
             UsageError: there are others.

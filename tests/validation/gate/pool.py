@@ -1,4 +1,4 @@
-"""The folder of a gate self-test: live runs with all raw times, appended when each has ended.
+"""The folder of a gate validation: live runs with all raw times, appended when each has ended.
 
 `live.jsonl.gz` is read by anything that reads gzip: each run is one line of JSON in a gzip member
 of its own, so that a kill can harm none but the last. A line is a `gate.json`, so that any run can
@@ -55,7 +55,7 @@ class Live:
         return float(self.run.spent["wall_s"])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON: a `gate.json`, with what the self-test knows of the run beside it."""
+        """Plain JSON: a `gate.json`, with what the validation knows of the run beside it."""
         run = self.run
         return {
             "selftest": {
@@ -103,7 +103,7 @@ class Pool:
         info = _read_info(path)
         if info is None:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise StoreError(f"{path} is no gate self-test (no {INFO}); choose another --name")
+                raise StoreError(f"{path} is no gate validation (no {INFO}); choose another --name")
             return cls(path, None, [])
         members, left = _members(path / RUNS)
         if left:
@@ -134,13 +134,13 @@ class Pool:
         """Make the folder if need be, lock it, and cut off what a kill left of a last run.
 
         Raises:
-            StoreError: it cannot be written, or another self-test writes there.
+            StoreError: it cannot be written, or another validation writes there.
         """
         file = self.path / RUNS
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            lock(self._descriptor, self.path, "self-test")
+            lock(self._descriptor, self.path, "validation")
             os.truncate(self._descriptor, file.stat().st_size - _members(file)[1])
             if self.info is None:
                 self.info = _write_info(self.path, environment)

@@ -1,4 +1,4 @@
-"""Which gate runs a self-test is made of: kinds, their numbers, and in what order they come."""
+"""Which gate runs a validation is made of: kinds, their numbers, and in what order they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`attnbench selftest gate` from options to a folder that grows from sitting to sitting."""
+"""`make validate PART=gate` from options to a folder that grows from sitting to sitting."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ENDINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What `attnbench selftest gate` was asked for.
+    """What `make validate PART=gate` was asked for.
 
     `aa` and `each` are how many live runs there shall be in the end, of identical sides and for
     each planted slowdown of `inject` (percent); `at_most` limits those of this sitting. Once all
@@ -134,7 +134,7 @@ def _write(path: Path, summary: dict[str, Any]) -> None:
     try:
         (path / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         drawn = draw(summary, path)
-        title = f"attnbench selftest gate: {path.name}"
+        title = f"make validate PART=gate: {path.name}"
         page = markdown(summary, title, picture=drawn[0].name if drawn else None)
         (path / PAGE).write_text(page, encoding="utf-8")
     except OSError as err:

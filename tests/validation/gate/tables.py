@@ -1,4 +1,4 @@
-"""The self-test of the gate as tables: for the terminal, and `gate.md`."""
+"""The validation of the gate as tables: for the terminal, and `gate.md`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`attnbench selftest scaling`: kernels of known law, and whether they are judged rightly."""
+"""`make validate PART=scaling`: kernels of known law, and whether they are judged rightly."""

@@ -1,4 +1,4 @@
-"""`attnbench selftest scaling` from options to a finished folder."""
+"""`make validate PART=scaling` from options to a finished folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUMMARY, PAGE = "summary.json", "scaling.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What `attnbench selftest scaling` was asked for."""
+    """What `make validate PART=scaling` was asked for."""
 
     draws: int = 200
     seed: int = 0
@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A self-test as it was made: its folder and its figures."""
+    """A validation as it was made: its folder and its figures."""
 
     path: Path
     summary: Figures = field(repr=False)
@@ -76,7 +76,7 @@ def _write(path: Path, summary: Figures) -> None:
     try:
         text = head.replace('"ROWS"', f"[\n{rows}\n ]")  # a line a row: a third of the size
         (path / SUMMARY).write_text(text + "\n", encoding="utf-8")
-        page = markdown(summary, f"attnbench selftest scaling: {path.name}")
+        page = markdown(summary, f"make validate PART=scaling: {path.name}")
         (path / PAGE).write_text(page, encoding="utf-8")
     except OSError as err:
         raise StoreError(f"cannot write into {path} ({err.strerror})") from err

@@ -1,4 +1,4 @@
-"""The figures of the gate's self-test: bounds, counts, resampled runs, other tools' rules."""
+"""The figures of the gate's validation: bounds, counts, resampled runs, other tools' rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`attnbench selftest`: what the suite says of itself."""
+"""Evidence for the rules of attnbench: `python -m tests.validation timer|scaling|gate`.
+
+`make validate PART=scaling` runs one part with its defaults. The parts keep what they found in a
+folder under results/; `gate` goes on where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 import click
 
+from attnbench.cli.main import Commands
 from attnbench.cli.options import (
     NAMES,
     PERCENTS,
@@ -18,15 +23,13 @@ from attnbench.cli.options import (
 )
 from attnbench.errors import ExitCode
 
-_INTERRUPTED = 130
 
-
-@click.group()
-def selftest() -> None:
+@click.group(cls=Commands)
+def main() -> None:
     """Hold attnbench's own measuring against what is known, and against other tools."""
 
 
-@selftest.command()
+@main.command()
 @click.option("--impls", type=NAMES, help="Implementations by name [naive,sdpa].")
 @click.option("--seq-lens", type=SIZES, help="n [128,256,512,1024].")
 @click.option("--heads", type=SIZES, help="H [4].")
@@ -67,12 +70,12 @@ def timer(**options: Any) -> None:
     finished = compare(Request(**given), _tell)
     _print(finished)
     if finished.interrupted:
-        raise SystemExit(_INTERRUPTED)
+        raise SystemExit(ExitCode.INTERRUPTED)
     if finished.own_runs < FEWEST_RUNS:
         raise SystemExit(ExitCode.INCONCLUSIVE)
 
 
-@selftest.command()
+@main.command()
 @click.option(
     "--draws",
     type=click.IntRange(min=1, max=100_000),
@@ -109,7 +112,7 @@ def scaling(as_json: bool, **options: Any) -> None:
         raise SystemExit(ExitCode.FINDING)
 
 
-@selftest.command()
+@main.command()
 @click.option(
     "--aa",
     type=click.IntRange(min=0, max=10_000),
@@ -166,7 +169,7 @@ def gate(**options: Any) -> None:
             click.echo(found.note)
     click.echo(f"\ntables:  {finished.path / PAGE}")
     if finished.interrupted:
-        raise SystemExit(_INTERRUPTED)
+        raise SystemExit(ExitCode.INTERRUPTED)
     if finished.missed:
         raise SystemExit(ExitCode.FINDING)
 
@@ -203,3 +206,7 @@ def _print(finished: Any) -> None:
     for sentence in sentences(finished.summary):
         click.echo(sentence)
     click.echo(f"tables:  {finished.path / PAGE}")
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m tests.validation")

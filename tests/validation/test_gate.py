@@ -1,4 +1,4 @@
-"""The self-test of the gate: which runs it makes, how it keeps them, the command. Nothing runs."""
+"""The validation of the gate: which runs it makes, how it keeps them, the command. Nothing runs."""
 
 from __future__ import annotations
 
@@ -179,13 +179,13 @@ def test_runs_of_another_machine_or_by_other_rules_do_not_join(tmp_path, monkeyp
 def test_a_folder_of_something_else_is_left_alone(tmp_path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "run.json").write_text("{}")
-    with pytest.raises(StoreError, match="is no gate self-test"):
+    with pytest.raises(StoreError, match="is no gate validation"):
         sat(tmp_path)
 
 
 def test_two_self_tests_do_not_write_to_one_folder_at_once(tmp_path) -> None:
     pool = Pool.open(tmp_path / "a", pytest.fail)
-    with pool.writing(ENVIRONMENT), pytest.raises(StoreError, match="another self-test"):
+    with pool.writing(ENVIRONMENT), pytest.raises(StoreError, match="another validation"):
         sat(tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_a_gate_that_fails_in_a_run_loses_no_other(tmp_path, monkeypatch) -> Non
 
 
 def test_the_command_accumulates_and_then_reports_without_running(cli, tmp_path) -> None:
-    asked = ("selftest", "gate", "--aa", 2, "--each", 1, "--resamples", 20, "--output", tmp_path)
+    asked = ("gate", "--aa", 2, "--each", 1, "--resamples", 20, "--output", tmp_path)
     first = cli(*asked, "--at-most", 3)
     assert first.exit_code == 0, first.output
     assert "1 more, about" not in first.stdout
@@ -233,14 +233,14 @@ def test_a_false_alarm_ends_a_whole_report_with_exit_1(cli, tmp_path, monkeypatc
         return a_run({5: 0.2}, rules=request.rules, seed=request.settings.seed)
 
     monkeypatch.setattr("attnbench.gate.run.session.run_gate", slower)
-    asked = ("selftest", "gate", "--aa", 1, "--each", 0, "--resamples", 0, "--output", tmp_path)
+    asked = ("gate", "--aa", 1, "--each", 0, "--resamples", 0, "--output", tmp_path)
     result = cli(*asked)
     assert result.exit_code == 1, result.output
     assert "MISSED" in result.stdout
 
 
 def test_nothing_to_report_and_bad_slowdowns_are_refused(cli, tmp_path, assert_refused) -> None:
-    asked = ("selftest", "gate", "--output", tmp_path)
+    asked = ("gate", "--output", tmp_path)
     assert_refused(cli(*asked, "--report-only"), "holds no runs", "--report-only")
     assert_refused(cli(*asked, "--inject", "ten"), "--inject", "'ten'")
     assert_refused(cli(*asked, "--inject", "0.2"), "--inject 0.2")

@@ -52,7 +52,7 @@ def test_each_change_is_one_commit_on_the_base_and_the_tree_is_clean(repository:
 
 RIGHT = """
 import sys, torch, attnbench
-from attnbench.loader import load_file
+from attnbench.api.loader import load_file
 from attnbench.api import IMPLEMENTATIONS
 
 def fresh(file):

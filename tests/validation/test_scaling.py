@@ -1,4 +1,4 @@
-"""The self-test of verdicts: kernels of known law, the usual rule, totals, goals, the command."""
+"""The validation of verdicts: kernels of known law, the usual rule, totals, goals, the command."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("brief")
 def test_the_command_prints_both_matrices_and_leaves_two_files(cli, tmp_path) -> None:
-    result = cli("selftest", "scaling", "--draws", 8, "--output", tmp_path, "--name", "a")
+    result = cli("scaling", "--draws", 8, "--output", tmp_path, "--name", "a")
     assert result.exit_code == 0, result.output
     for text in ("Verdicts, n = 128..8192", "The usual rule, n = 128..8192", "Totals", "met"):
         assert text in result.stdout
@@ -254,7 +254,7 @@ def test_json_goes_to_standard_output_and_a_missed_goal_is_exit_1(
         return ask(kernel, over, draws, seed, judge=lambda many: always("holds", many))
 
     monkeypatch.setattr(session, "ask", asked)
-    result = cli("selftest", "scaling", "--draws", 1, "--json", "--output", tmp_path, "--name", "b")
+    result = cli("scaling", "--draws", 1, "--json", "--output", tmp_path, "--name", "b")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["met"] is False
 
@@ -264,14 +264,14 @@ def test_a_taken_name_is_refused_before_anything_is_drawn(
 ) -> None:
     (tmp_path / "a").mkdir()
     monkeypatch.setattr(session, "ask", lambda *args: pytest.fail("drawn"))
-    result = cli("selftest", "scaling", "--output", tmp_path, "--name", "a")
+    result = cli("scaling", "--output", tmp_path, "--name", "a")
     assert_refused(result, "exists already", "--name")
 
 
 def test_its_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys; from attnbench.cli import main\n"
-        "try: main(['selftest', 'scaling', '--help'])\n"
+        "import sys; from tests.validation.__main__ import main\n"
+        "try: main(['scaling', '--help'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('torch', 'numpy', 'scipy', 'pandas') if m in sys.modules])"
     )
