@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnbench.cli import main
-from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.execution.runner import LocalRunner
+from attnbench.execution.settings import Settings
 from attnbench.planning.plan import Group
 from attnbench.schema.record import Record
 from tests import synthetic

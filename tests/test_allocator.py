@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.execution.process import Settings, Worker
+from attnbench.execution.process import Worker
+from attnbench.execution.settings import Settings
 from attnbench.machine import allocator
 
 

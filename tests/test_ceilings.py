@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.execution.runner import LocalRunner
+from attnbench.execution.settings import Settings
 from attnbench.measure import ceilings
 from attnbench.measure.clock import L2, Block, Call, Timer
 

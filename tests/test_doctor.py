@@ -350,7 +350,7 @@ class Scripted:
 
 
 def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypatch):
-    from attnbench.execution.runner import Settings
+    from attnbench.execution.settings import Settings
 
     worker = Scripted(
         {"event": "testing", "test": "clock"},

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.execution.process import Settings
+from attnbench.execution.settings import Settings
 from attnbench.gate.decide.outcome import Side
 from attnbench.gate.decide.referee import Order
 from attnbench.gate.decide.rules import Rules

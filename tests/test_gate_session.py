@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from attnbench.errors import ExitCode, UsageError
-from attnbench.execution.process import Settings
+from attnbench.execution.settings import Settings
 from attnbench.gate.decide.outcome import Side
 from attnbench.gate.decide.rules import Rules
 from attnbench.gate.decide.verdict import decide

@@ -1,9 +1,48 @@
-"""JSON from elsewhere, as text that can be written again."""
+"""JSON to typed values and back, whatever text is in it: messages of exceptions, names of files."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def encode(value: Any) -> bytes:
+    """Compact JSON of plain data, dataclasses and Structs; numbers that are not finite are null."""
+    try:
+        return msgspec.json.encode(value, enc_hook=_plain)
+    except UnicodeEncodeError:  # lone halves of surrogate pairs, which `decode` replaces
+        return json.dumps(msgspec.to_builtins(value, enc_hook=_plain)).encode()
+
+
+def _plain(value: Any) -> Any:
+    """Subclasses of Python's own types, such as torch's version, and NumPy's numbers."""
+    if isinstance(value, str):
+        return str(value)
+    if hasattr(value, "item"):
+        return value.item()
+    raise NotImplementedError(f"{type(value).__name__} is not JSON")
+
+
+def decode(text: str | bytes, kind: type[T]) -> T:
+    """Parse JSON as a value of `kind`, strictly; lone halves of surrogate pairs become U+FFFD.
+
+    Raises:
+        ValueError: it is not JSON, is nested too deeply, or a field is wrong, whose path it names.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, RecursionError):
+        return msgspec.convert(read_json(text, parse_constant=_refuse), kind)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def read_json(text: str | bytes, **options: Any) -> Any:
@@ -13,7 +52,7 @@ def read_json(text: str | bytes, **options: Any) -> Any:
     are not UTF-8.
 
     Raises:
-        ValueError: it is no JSON, or nested too deeply.
+        ValueError: it is not JSON, or nested too deeply.
     """
     if isinstance(text, bytes):
         text = text.decode()

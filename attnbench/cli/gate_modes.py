@@ -18,7 +18,7 @@ from attnbench.cli.gate_progress import GateDisplay
 from attnbench.cli.options import given
 from attnbench.cli.summary import console
 from attnbench.errors import ExitCode, StoreError
-from attnbench.execution.runner import Settings
+from attnbench.execution.settings import Settings
 from attnbench.gate.decide.outcome import GateRun
 from attnbench.gate.decide.round import Round
 from attnbench.gate.decide.stored import NAME, ROUNDS, keep_round, load_gate

@@ -15,7 +15,8 @@ from attnbench.cli.options import device_option, impl_files
 @click.option("--json", "as_json", is_flag=True, help="The whole catalogue as JSON.")
 def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
     """Show implementations with devices, passes, declared laws, and whether they run here."""
-    from attnbench.execution.runner import LocalRunner, Settings
+    from attnbench.execution.runner import LocalRunner
+    from attnbench.execution.settings import Settings
 
     with LocalRunner(Settings(device=device, files=files)) as runner:
         catalogue = runner.catalogue()

@@ -134,8 +134,8 @@ def sweep(**options: Any) -> None:
 
 
 def _request(options: dict[str, Any]) -> Any:
-    from attnbench.execution.runner import Settings
     from attnbench.execution.session import Request
+    from attnbench.execution.settings import Settings
     from attnbench.planning.expansion import with_overrides
     from attnbench.planning.plan import Axes
     from attnbench.planning.presets import PRESETS

@@ -1,120 +1,167 @@
-"""One worker process: started, talked to over pipes, and ended with all that it started."""
+"""Processes of ours: started, talked to in lines of JSON, and ended with all that they started."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
-import queue
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+import msgspec
 
 from attnbench.base.heartbeat import Beacon
-from attnbench.base.jsontext import read_json
-from attnbench.errors import UsageError
-from attnbench.machine.allocator import POLICIES, Policy, settings_for_workers
+from attnbench.base.jsontext import decode, encode
+from attnbench.execution.settings import Settings
+from attnbench.machine.allocator import settings_for_workers
+from attnbench.schema.messages import Ends, WorkerConfig
 
 GARBLED = "it writes to a file descriptor that it does not own: its worker's results are unreadable"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How workers run: where, with which files, for how long, and how they measure.
-
-    `processes` is how many fresh ones measure each cell; `energy` asks for joules a call, too.
-    With `replace` the files may take the names of installed implementations. With `root` they are
-    those of one of two versions of a repository, and import nothing from `other_root`.
-
-    Raises:
-        UsageError: a value that cannot be right, named by its flag.
-    """
-
-    device: str = "auto"
-    threads: int | None = None
-    files: tuple[str, ...] = ()
-    seed: int = 0
-    precision: float = 0.02
-    min_time_s: float = 0.1
-    max_time_s: float = 1.0
-    timeout_s: float = 300.0
-    processes: int = 1
-    l2: str | None = None  # cold or warm; None: cold on a GPU, warm on a CPU
-    timer: str | None = None  # events or graph, on a GPU
-    energy: bool = False
-    allocator: Policy = "settled"  # how glibc hands memory out, on a CPU
-    replace: bool = False
-    root: str | None = None
-    other_root: str | None = None
-
-    def __post_init__(self) -> None:
-        for flag, name, (expected, fits) in _EXPECTED:
-            value = getattr(self, name)
-            if not fits(value):
-                raise UsageError(f"{flag} {value!r} is not {expected}")
-        if self.min_time_s > self.max_time_s:
-            raise UsageError(
-                f"--min-time {self.min_time_s:g} is above --max-time {self.max_time_s:g}"
-            )
-
-
-_Rule = tuple[str, Callable[[Any], bool]]  # what is expected, and whether a value is that
-
-
-def _one_of(*names: str | None) -> _Rule:
-    return " or ".join(name for name in names if name), lambda value: value in names
-
-
-def _whole(low: int, high: int | None = None, *, optional: bool = False) -> _Rule:
-    def fits(value: Any) -> bool:
-        whole = isinstance(value, int) and low <= value and (high is None or value <= high)
-        return whole or (optional and value is None)
-
-    return f"a whole number from {low}" + (" on" if high is None else f" to {high}"), fits
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-_POSITIVE: _Rule = "a number above 0", lambda value: _finite(value) and value > 0
-_NOT_NEGATIVE: _Rule = "a number from 0 on", lambda value: _finite(value) and value >= 0
-# Flag, field, what it must be.
-_EXPECTED: tuple[tuple[str, str, _Rule], ...] = (
-    ("--device", "device", _one_of("auto", "cpu", "cuda")),
-    ("--threads", "threads", _whole(1, optional=True)),
-    ("--seed", "seed", _whole(0, 2**32 - 1)),
-    ("--precision", "precision", _POSITIVE),
-    ("--min-time", "min_time_s", _NOT_NEGATIVE),
-    ("--max-time", "max_time_s", _POSITIVE),
-    ("--timeout", "timeout_s", _POSITIVE),
-    ("--processes", "processes", _whole(1)),
-    ("--l2", "l2", _one_of("cold", "warm", None)),
-    ("--timer", "timer", _one_of("events", "graph", None)),
-    ("--allocator", "allocator", _one_of(*POLICIES)),
-)
-
-
-class GarbledError(Exception):
-    """Someone other than the harness wrote to the pipe that the worker's events come through."""
-
-
 _LONGEST_LINE = 1 << 26  # bytes, far more than any record takes
 _GRACE_S = 5.0  # for a process that ends to do so
 
+T = TypeVar("T")
+
+
+class GarbledError(Exception):
+    """Someone other than the harness wrote to the pipe that a process answers through."""
+
+
+class Line:
+    """A conversation with one process: requests down one pipe, answers up another.
+
+    Each is a line of JSON; empty lines are passed over. What the process writes to standard error
+    is kept. `ends` are the descriptors of its side, which `Child` hands over.
+    """
+
+    def __init__(self) -> None:
+        with contextlib.ExitStack() as begun:  # nothing is left behind if a step fails
+            self._stderr = begun.enter_context(tempfile.TemporaryFile())
+            their_read, self._write = os.pipe()
+            begun.callback(os.close, self._write)
+            self._theirs = [their_read]
+            begun.callback(self.hand_over)
+            self._read, their_write = os.pipe()
+            begun.callback(os.close, self._read)
+            self._theirs.append(their_write)
+            self.ends = Ends(their_read, their_write, self._stderr.fileno())
+            self._held = begun.pop_all()
+        self._kept = bytearray()
+
+    def hand_over(self) -> None:
+        """Close the other side's pipe ends here: a process that was started has its own."""
+        while self._theirs:
+            os.close(self._theirs.pop())
+
+    def send(self, message: Any) -> None:
+        """Write one line; a process that is gone is noticed when its answers end."""
+        rest = memoryview(encode(message) + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            while rest:
+                rest = rest[os.write(self._write, rest) :]
+
+    def receive(self, kind: type[T], timeout_s: float = math.inf) -> T | None:
+        """The next answer; None once the other side is closed: half a line of a death is dropped.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            GarbledError: a line is no such answer.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not (line := self._next(deadline)).strip():
+            if not line:
+                return None
+        try:
+            return decode(line, kind)
+        except ValueError as err:
+            raise GarbledError from err
+
+    def _next(self, deadline: float) -> bytes:
+        """One line with its newline; empty at the end."""
+        searched = 0
+        while (end := self._kept.find(b"\n", searched)) < 0:
+            searched = len(self._kept)
+            if searched > _LONGEST_LINE:
+                raise GarbledError
+            if not self._ready(deadline):
+                raise TimeoutError
+            more = os.read(self._read, 1 << 20)
+            if not more:
+                return b""
+            self._kept += more
+        line = bytes(self._kept[: end + 1])
+        del self._kept[: end + 1]
+        return line
+
+    def _ready(self, deadline: float) -> bool:
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        left_s = deadline - time.monotonic()
+        return bool(poll.poll(None if math.isinf(left_s) else max(0.0, 1000 * left_s)))
+
+    def last_words(self) -> str:
+        """The last line on standard error, such as the exception that ended the process."""
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").split("\n")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+    def close(self) -> None:
+        """Close everything, once: a process that waits for requests ends by itself."""
+        self._held.close()
+
+
+class Child:
+    """`python -m MODULE CONFIG`, which leads a session of its own.
+
+    It talks through `lines`, one or, where it forks, one for each process; what it prints goes to
+    the first one's standard error.
+    """
+
+    def __init__(
+        self, module: str, config: msgspec.Struct, settings: Settings, lines: Sequence[Line]
+    ) -> None:
+        ends = [line.ends for line in lines]
+        try:
+            self.process = subprocess.Popen(
+                # -P: a file called torch.py in the user's folder must not become torch.
+                [sys.executable, "-P", "-m", module, encode(config).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=ends[0].stderr,
+                stderr=ends[0].stderr,
+                pass_fds=[fd for end in ends for fd in (end.read, end.write, end.stderr)],
+                env=environment_of(settings),
+                start_new_session=True,  # an interrupt is for this process to handle
+            )
+        finally:
+            for line in lines:
+                line.hand_over()
+
+    def ended(self, within_s: float = _GRACE_S) -> int | None:
+        """The exit code of one whose pipes are closed; None if it had to be killed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(within_s)
+        self.kill()
+        return None
+
+    def kill(self) -> None:
+        """End the process now, and whatever it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
 
 class Worker:
-    """One worker process and the lines it writes. Use as a context manager."""
+    """One worker process, its line and its heartbeat. Use as a context manager."""
 
     def __init__(self, settings: Settings, device: str) -> None:
-        with contextlib.ExitStack() as begun:  # nothing is left behind if the last step fails
+        with contextlib.ExitStack() as begun:
             self._folder = tempfile.TemporaryDirectory(
                 prefix="attnbench-", ignore_cleanup_errors=True
             )
@@ -122,42 +169,26 @@ class Worker:
             path = Path(self._folder.name) / "beacon"
             self.beacon = Beacon(path)
             begun.callback(self.beacon.close)
-            config = {
-                "device": device,
-                "threads": settings.threads,
-                "files": list(settings.files),
-                "beacon": str(path),
-                "replace": settings.replace,
-                "root": settings.root,
-                "other_root": settings.other_root,
-            }
-            self._stderr = begun.enter_context(tempfile.TemporaryFile())
-            self.process = subprocess.Popen(
-                # -P: a file called torch.py in the user's folder must not become torch.
-                [sys.executable, "-P", "-m", "attnbench.worker", json.dumps(config)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env=environment_of(settings),
-                start_new_session=True,  # an interrupt is the runner's to handle
+            self.line = Line()
+            begun.callback(self.line.close)
+            config = WorkerConfig(
+                ends=self.line.ends,
+                device=device,
+                heartbeat=str(path),
+                threads=settings.threads,
+                files=settings.files,
+                replace=settings.replace,
+                root=settings.root,
+                other_root=settings.other_root,
             )
+            child = Child("attnbench.worker", config, settings, [self.line])
+            begun.callback(child.kill)
+            self.ended, self.last_words = child.ended, self.line.last_words
             self._held = begun.pop_all()
-        self._lines: queue.Queue[bytes | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        while line := self.process.stdout.readline(_LONGEST_LINE):
-            if line.endswith(b"\n") or len(line) == _LONGEST_LINE:
-                self._lines.put(line)  # a death in mid-write leaves half an event, which is dropped
-        self._lines.put(None)
 
     def send(self, request: dict[str, Any]) -> None:
-        """Write one request; a worker that is gone is noticed when its events end."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
+        """Write one request."""
+        self.line.send(request)
 
     def event(self, timeout_s: float) -> dict[str, Any] | None:
         """The next event; None once the worker has ended.
@@ -166,53 +197,19 @@ class Worker:
             TimeoutError: nothing came in time.
             GarbledError: a line is no event.
         """
-        try:
-            while (line := self._lines.get(timeout=timeout_s)) == b"\n":
-                pass  # each event begins with one
-        except queue.Empty as err:
-            raise TimeoutError from err
-        if line is None:
-            return None
-        try:
-            event = read_json(line)
-        except ValueError as err:
-            raise GarbledError from err
-        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        event = self.line.receive(dict[str, Any], timeout_s)
+        if event is not None and not isinstance(event.get("event"), str):
             raise GarbledError
         return event
 
-    def ended(self) -> int | None:
-        """The exit code of a worker whose pipe is closed; None if it had to be killed."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(_GRACE_S)
-        self.kill()
-        self.process.wait()
-        return None
-
     def settled(self) -> None:
-        """Both sides have mapped the beacon: its file can go, and no kill can leave it behind."""
+        """Both sides have mapped the heartbeat: its file can go, and no kill can leave it."""
         self._folder.cleanup()
-
-    def last_words(self) -> str:
-        """The last line on standard error, such as the exception that ended the process."""
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").split("\n")
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
-
-    def kill(self) -> None:
-        """End the process now, and whatever it started: it leads a session of its own."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
-        self.process.wait()
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
         self._held.close()
 
 

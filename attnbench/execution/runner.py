@@ -10,13 +10,12 @@ from functools import partial
 from typing import Any, Self
 
 from attnbench.errors import ExitCode, UsageError, WorkerError
-from attnbench.execution.process import GarbledError, Settings, Worker, ending
+from attnbench.execution.process import GarbledError, Worker, ending
+from attnbench.execution.settings import Settings
 from attnbench.execution.supervision import Death, Key, Supervision
 from attnbench.planning.plan import Group
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
-
-__all__ = ["LocalRunner", "Settings", "Spent"]
 
 _START_TIMEOUT_S = 120.0
 _DEATHS_EACH = 3  # crashes after which a check says no more of an implementation

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from attnbench.base.files import check_name
 from attnbench.base.registry import unknown
 from attnbench.errors import StoreError, UsageError
-from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.execution.runner import LocalRunner
+from attnbench.execution.settings import Settings
 from attnbench.execution.store import Run, RunWriter, load_info, load_run, write_info
 from attnbench.planning.expansion import check_names, expand, implementations, misfit
 from attnbench.planning.plan import Axes, Plan, grouped, make_plan

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.execution.runner import LocalRunner
 from attnbench.execution.session import Listener, Request, sweep
+from attnbench.execution.settings import Settings
 from attnbench.planning.plan import Axes
 from attnbench.planning.presets import PRESETS, Preset
 

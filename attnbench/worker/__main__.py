@@ -1,14 +1,13 @@
 """The worker process: reads requests from standard input, writes events, ends with its runner.
 
-Usage: python -m attnbench.worker CONFIG, where CONFIG is JSON: the device, threads, the user's
-files, the beacon's path. Each line on standard input is a request; each event is one line of JSON
-on the original standard output. Whatever implementations print goes to standard error.
+Usage: python -m attnbench.worker CONFIG, where CONFIG is a `WorkerConfig` as JSON. Requests and
+events are lines of JSON on the pipes that it names. Whatever implementations print goes to
+standard error.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import queue
 import sys
@@ -16,17 +15,19 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from attnbench.api.loader import load_built_in, load_entry_points, load_file, load_side
 from attnbench.base.heartbeat import NOBODY, Beacon
+from attnbench.base.jsontext import decode, encode
 from attnbench.errors import AttnbenchError, WorkerError
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import adopt, beyond_repair, remember, restore_clocks, settle
 from attnbench.measure.ceilings import measure_ceilings
 from attnbench.schema.case import Case
+from attnbench.schema.messages import WorkerConfig
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
@@ -41,13 +42,16 @@ _LOST = 70
 
 def main() -> None:
     """Serve requests until standard input ends."""
-    config = json.loads(sys.argv[1])
-    emit = _event_writer()
-    requests = _request_queue()
-    beacon = Beacon(Path(config["beacon"]))
-    if config["device"] == "cpu" or not torch.cuda.is_available():
+    config = decode(sys.argv[1], WorkerConfig)
+    for descriptor in (config.ends.read, config.ends.write):
+        os.set_inheritable(descriptor, False)
+    os.close(config.ends.stderr)  # it is standard error already
+    emit = _event_writer(config.ends.write)
+    requests = _request_queue(config.ends.read)
+    beacon = Beacon(Path(config.heartbeat))
+    if config.device == "cpu" or not torch.cuda.is_available():
         limit_memory()
-    remember(config.get("threads"))
+    remember(config.threads)
     try:
         warnings, names = _load(config)
     except AttnbenchError as err:
@@ -61,7 +65,7 @@ def main() -> None:
         emit("done")
 
 
-def _load(config: dict[str, Any]) -> tuple[list[str], list[str]]:
+def _load(config: WorkerConfig) -> tuple[list[str], list[str]]:
     """Import implementations; return warnings, and the names of the user's own.
 
     Of two versions of a repository only that one is loaded: what is installed by entry points
@@ -69,16 +73,14 @@ def _load(config: dict[str, Any]) -> tuple[list[str], list[str]]:
     """
     load_built_in()
     settle()
-    files, root = config["files"], config.get("root")
-    if root is not None:
-        names = load_side(files, root, config.get("other_root"))
+    if config.root is not None:
+        names = load_side(config.files, config.root, config.other_root)
         adopt(folder=True)
-        return _put_back(", ".join(files)), names
+        return _put_back(", ".join(config.files)), names
     warnings = load_entry_points() + _put_back("an installed package")
-    replace = bool(config.get("replace"))
     names = []
-    for file in files:
-        names += load_file(file, replace=replace)
+    for file in config.files:
+        names += load_file(file, replace=config.replace)
         warnings += _put_back(file)
     return warnings, names
 
@@ -164,29 +166,26 @@ def _tell(beacon: Beacon, first: int, case: int, impl: int, stage: str) -> None:
     beacon.write(first + case, impl, stage)
 
 
-def _event_writer() -> Event:
-    """Keep the original standard output for events; what anyone prints goes to stderr."""
-    stream: TextIO = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def _event_writer(descriptor: int) -> Event:
+    stream = os.fdopen(descriptor, "wb", buffering=0)
 
     def emit(event: str, **fields: Any) -> None:
         # The first newline ends what someone else may have written.
-        stream.write("\n" + json.dumps({"event": event, **fields}) + "\n")
-        stream.flush()
+        rest = memoryview(b"\n" + encode({"event": event, **fields}) + b"\n")
+        while rest:
+            rest = rest[stream.write(rest) :]
 
     return emit
 
 
-def _request_queue() -> queue.Queue[dict[str, Any]]:
+def _request_queue(descriptor: int) -> queue.Queue[dict[str, Any]]:
     """Requests as they arrive. When the runner closes the pipe, or dies, this process ends."""
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
-    pipe = os.fdopen(os.dup(0))
-    # A user's file that reads standard input, or closes it by exit(), must not reach the pipe.
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def read() -> None:
-        for line in pipe:
-            requests.put(json.loads(line))
+        with os.fdopen(descriptor, "rb") as pipe:
+            for line in pipe:
+                requests.put(decode(line, dict[str, Any]))
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from attnbench.errors import AttnbenchError, UsageError
-from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
+from attnbench.execution.settings import Settings
 from attnbench.gate.decide.exact import checked
 from attnbench.gate.decide.outcome import Checked, Side
 from attnbench.planning.expansion import check_names, expand, misfit

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
+from attnbench.execution.settings import Settings
 from attnbench.gate.decide.outcome import Side
 from attnbench.gate.run import git
 from attnbench.gate.run.session import GateRequest

@@ -17,7 +17,8 @@ from typing import IO, Any, Self
 
 from attnbench.base.jsontext import read_json
 from attnbench.errors import UsageError, WorkerError
-from attnbench.execution.process import GARBLED, Settings, ending, environment_of
+from attnbench.execution.process import GARBLED, ending, environment_of
+from attnbench.execution.settings import Settings
 from attnbench.gate.decide.outcome import Side
 from attnbench.gate.decide.round import Arm
 

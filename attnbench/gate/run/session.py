@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from attnbench.base.digest import digest
 from attnbench.errors import UsageError, WorkerError
-from attnbench.execution.process import Settings
+from attnbench.execution.settings import Settings
 from attnbench.gate.decide.outcome import GateRun, Side
 from attnbench.gate.decide.referee import Order, Referee
 from attnbench.gate.decide.round import Round

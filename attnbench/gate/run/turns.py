@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnbench.execution.process import Settings
+from attnbench.execution.settings import Settings
 from attnbench.gate.decide.outcome import Side
 from attnbench.gate.decide.referee import Order
 from attnbench.gate.decide.round import Arm, Failure, Round

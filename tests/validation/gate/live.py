@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.errors import UsageError
-from attnbench.execution.process import Settings
+from attnbench.execution.settings import Settings
 from attnbench.gate.decide.outcome import Side
 from attnbench.gate.decide.round import Round
 from attnbench.gate.decide.rules import Rules

@@ -11,7 +11,8 @@ from typing import Any
 
 from attnbench.base.registry import unknown
 from attnbench.errors import StoreError, UsageError
-from attnbench.execution.runner import LocalRunner, Settings
+from attnbench.execution.runner import LocalRunner
+from attnbench.execution.settings import Settings
 from attnbench.schema.case import Case
 from attnbench.theory.traits import case_label
 from attnbench.version import __version__
