@@ -9,13 +9,19 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attnbench.analysis.axes import fixed, label, telling, varying
+from attnbench.analysis.axes import fixed, label, label_axes, varying
 from attnbench.analysis.columns import COLUMNS
-from attnbench.analysis.compare import compared, failures, rope_cost, spent
-from attnbench.analysis.export import to_csv, to_json, to_parquet
-from attnbench.analysis.highlights import highlights
-from attnbench.analysis.summary import SUMMARY, summary_rows
-from attnbench.analysis.table import load
+from attnbench.analysis.highlights import SUMMARY, highlights, summary_rows
+from attnbench.analysis.table import (
+    compared,
+    failures,
+    load,
+    rope_cost,
+    spent,
+    to_csv,
+    to_json,
+    to_parquet,
+)
 from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
 from attnbench.machine import limits
@@ -206,7 +212,7 @@ def test_wall_time_adds_up_and_a_killed_run_tells_what_its_records_know(tmp_path
 
 def test_labels_name_only_what_varies_in_a_workload(runs):
     frame = load(runs / "quick")
-    names = telling(frame)
+    names = label_axes(frame)
     assert "width" in varying(frame)
     assert "width" not in names["decode"]
     assert names["attention"] == ["workload", "position", "heads", "batch", "seq_len"]

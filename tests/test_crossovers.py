@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.crossing import crossings
-from attnbench.analysis.crossovers import Crossover, crossovers
+from attnbench.analysis.crossovers import Crossover, crossings, crossovers
 from attnbench.analysis.scaling.results import Estimate
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
@@ -109,9 +108,10 @@ def test_the_faster_throughout_is_named_with_its_factor_at_the_end():
 
 def test_sizes_where_nothing_is_shown_are_not_called_faster():
     rows = ratios((0.9, 1.02, 1.1), (0.9, 1.01, 1.1), (1.2, 1.25, 1.3))
+    by_n = dict(zip((128, 256, 512), rows, strict=True))
     found = Crossover(
-        by="impl", first="naive", second="mine", case=Case(), impl=None, sizes=(128, 256, 512),
-        ratios=tuple(rows), crossings=tuple(crossings((128, 256, 512), rows, NAMES)),
+        by="impl", first="naive", second="mine", case=Case(), impl=None, sizes=tuple(by_n),
+        ratios=tuple(rows), crossings=tuple(crossings(by_n, NAMES)),
     )  # fmt: skip
     assert found.level == (128, 256)
     assert found.text == (
@@ -128,31 +128,31 @@ def test_sizes_where_nothing_is_shown_are_not_called_faster():
     ],
 )
 def test_an_interval_is_open_where_the_band_holds_1_at_an_end_already(rows, ends):
-    (crossing,) = crossings((128, 256, 512), ratios(*rows), NAMES)
+    (crossing,) = crossings(dict(zip((128, 256, 512), ratios(*rows), strict=True)), NAMES)
     assert (crossing.open_below, crossing.open_above) == ends
     assert ("below 128" in crossing.interval, "above 512" in crossing.interval) == ends
 
 
 def test_every_crossing_of_several_is_listed_in_order():
     rows = [(0.5, 0.5, 0.5), (2, 2, 2), (0.5, 0.5, 0.5), (2, 2, 2)]
-    found = list(crossings((64, 256, 1024, 4096), ratios(*rows), NAMES))
+    found = list(crossings(dict(zip((64, 256, 1024, 4096), ratios(*rows), strict=True)), NAMES))
     assert [c.n for c in found] == pytest.approx([128, 512, 2048])
     assert [c.faster_above for c in found] == ["mine", "naive", "mine"]
 
 
 def test_wobbles_inside_the_band_are_one_crossing_and_a_return_is_none():
     wobble = ratios((0.5, 0.5, 0.5), (0.9, 1.02, 1.1), (0.9, 0.98, 1.1), (2, 2, 2))
-    (crossing,) = crossings((64, 128, 256, 512), wobble, NAMES)
+    (crossing,) = crossings(dict(zip((64, 128, 256, 512), wobble, strict=True)), NAMES)
     assert crossing.low is not None
     assert crossing.high is not None
     assert crossing.low < 128 < crossing.n < 256 < crossing.high
     touched = ratios((0.5, 0.5, 0.5), (0.9, 1.02, 1.1), (0.5, 0.5, 0.5))
-    assert list(crossings((64, 128, 256), touched, NAMES)) == []
+    assert list(crossings(dict(zip((64, 128, 256), touched, strict=True)), NAMES)) == []
 
 
 def test_a_ratio_of_exactly_1_at_a_size_is_a_crossing_there():
     rows = ratios((0.5, 0.5, 0.5), (1, 1, 1), (2, 2, 2))
-    (crossing,) = crossings((64, 128, 256), rows, NAMES)
+    (crossing,) = crossings(dict(zip((64, 128, 256), rows, strict=True)), NAMES)
     assert (crossing.low, crossing.n, crossing.high) == pytest.approx((128, 128, 128))
 
 
@@ -161,7 +161,7 @@ def test_an_interval_is_wider_where_the_ratio_is_seen_to_bend():
     bent = ratios((0.49, 0.49, 0.49), (0.5, 0.5, 0.5), (2, 2, 2), (2.1, 2.1, 2.1))
     widths = []
     for rows in (straight, bent):
-        (crossing,) = crossings((64, 128, 256, 512), rows, NAMES)
+        (crossing,) = crossings(dict(zip((64, 128, 256, 512), rows, strict=True)), NAMES)
         assert crossing.low is not None
         assert crossing.high is not None
         widths.append(crossing.high / crossing.low)
@@ -170,8 +170,8 @@ def test_an_interval_is_wider_where_the_ratio_is_seen_to_bend():
 
 def test_a_crossing_between_sizes_far_apart_may_lie_anywhere_between_them():
     near = ratios((0.5, 0.5, 0.5), (2, 2, 2))
-    (far,) = crossings((1, 128), near, NAMES)
-    (close,) = crossings((32, 128), near, NAMES)
+    (far,) = crossings(dict(zip((1, 128), near, strict=True)), NAMES)
+    (close,) = crossings(dict(zip((32, 128), near, strict=True)), NAMES)
     assert (far.low, far.high) == pytest.approx((1, 128))
     assert (far.open_below, far.open_above) == (False, False)
     assert (close.low, close.high) == pytest.approx((64, 64))

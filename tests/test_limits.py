@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attnbench.analysis.roofline import launch_bound, place
+from attnbench.analysis.roofline import cell_limits, launch_bound
 from attnbench.analysis.table import load
 from attnbench.execution.store import Run, load_run
 from attnbench.machine import limits
@@ -103,7 +103,7 @@ def test_a_ceiling_that_is_unknown_leaves_what_needs_it_unknown_and_no_more(lost
 def test_kernels_of_a_decode_are_shared_by_its_tokens():
     case = synthetic.decode_case(128, "static")  # 8 tokens a call, times are per token
     assert case.new_tokens == 8
-    found = place(case, WORK | {"kernel_count": 40}, 100.0, CPU)
+    found = cell_limits(case, WORK | {"kernel_count": 40}, 100.0, CPU)
     assert found.launch_us == 5.0
     assert row_of(CPU, case, kernel_count=79)["bound"] == "compute"  # 9.9 µs of launches, 10 µs
     assert row_of(CPU, case, kernel_count=81)["bound"] == "launch"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from attnbench.analysis.compare import compared
+from attnbench.analysis.table import compared
 from attnbench.base import units
 from attnbench.base.markup import table
 from attnbench.errors import StoreError

@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attnbench.analysis.axes import fixed, floor_size
-from attnbench.analysis.compare import compared, rope_cost
+from attnbench.analysis.axes import fixed, overhead_size
 from attnbench.analysis.scaling.labels import same_text
+from attnbench.analysis.table import compared, rope_cost
 from attnbench.execution.store import load_run
 from attnbench.report import beside
 from attnbench.report.charts import CHARTS, with_rate_interval
@@ -73,7 +73,7 @@ def test_projections_are_drawn_only_where_there_are_several(tmp_path):
     ],
 )  # fmt: skip
 def test_a_size_for_the_floor_is_one_far_below_all_others(lengths, floor):
-    assert floor_size(lengths) == floor
+    assert overhead_size(lengths) == floor
 
 
 def test_a_chart_says_that_it_leaves_out_the_floor(tmp_path):

@@ -12,9 +12,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from attnbench.analysis.compare import compared
 from attnbench.analysis.crossovers import crossovers
 from attnbench.analysis.scaling.results import Estimate, Scaling
+from attnbench.analysis.table import compared
 from attnbench.report import crossed, exact, forest, growth, scaling, shares, style
 from attnbench.report import fits as fit_plots
 from attnbench.report.write import write_report

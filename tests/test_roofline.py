@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from attnbench.analysis.compare import compared
+from attnbench.analysis.table import compared
 from attnbench.base import units
 from attnbench.execution.store import load_run
 from attnbench.report import roofline, style, write_report

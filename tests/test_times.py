@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnbench.analysis import diagnostics, notes, times
+from attnbench.analysis import notes, times
 from attnbench.base.stats import (
     fastest_of_windows,
     log_t_interval,
@@ -203,9 +203,9 @@ class TestDiagnostics:
         alarms = {"drift": 0, "two speeds": 0, "dependence": 0}
         for _ in range(200):
             values = [draw() for _ in range(60)]
-            alarms["drift"] += diagnostics.drift(values) is not None
-            alarms["two speeds"] += diagnostics.two_speeds(values) is not None
-            alarms["dependence"] += diagnostics.dependence(values) is not None
+            alarms["drift"] += notes.drift(values) is not None
+            alarms["two speeds"] += notes.two_speeds(values) is not None
+            alarms["dependence"] += notes.dependence(values) is not None
         assert alarms["drift"] <= 1
         assert alarms["dependence"] <= 1
         assert alarms["two speeds"] <= 2
@@ -213,42 +213,42 @@ class TestDiagnostics:
     def test_a_drift_is_seen_with_its_size(self):
         rng = random.Random(5)
         values = [v * (1 + 0.1 * i / 60) for i, v in enumerate(noise(rng, 60))]
-        assert diagnostics.drift(values) == pytest.approx(0.067, abs=0.02)
-        assert diagnostics.drift(values[::-1]) == pytest.approx(-0.062, abs=0.02)
+        assert notes.drift(values) == pytest.approx(0.067, abs=0.02)
+        assert notes.drift(values[::-1]) == pytest.approx(-0.062, abs=0.02)
 
     def test_a_trend_too_small_to_matter_is_not_reported(self):
         rng = random.Random(6)
         values = [v * (1 + 0.01 * i / 300) for i, v in enumerate(noise(rng, 300, 0.001))]
-        assert diagnostics.drift(values) is None
+        assert notes.drift(values) is None
 
     def test_two_speeds_are_seen_with_their_share(self):
         rng = random.Random(7)
         values = noise(rng, 45) + [1.2 * v for v in noise(rng, 15)]
         rng.shuffle(values)
-        fast, slow, share = diagnostics.two_speeds(values) or (0, 0, 0)
+        fast, slow, share = notes.two_speeds(values) or (0, 0, 0)
         assert (fast, slow) == pytest.approx((100.0, 120.0), rel=0.01)
         assert share == pytest.approx(0.25)
 
     def test_a_few_outliers_are_no_second_speed(self):
         rng = random.Random(8)
-        assert diagnostics.two_speeds(noise(rng, 57) + [200.0] * 3) is None
+        assert notes.two_speeds(noise(rng, 57) + [200.0] * 3) is None
 
     def test_dependence_is_seen_and_the_interval_is_said_to_be_too_narrow(self):
         rng, values, state = random.Random(9), [], 0.0
         for _ in range(80):
             state = 0.8 * state + rng.gauss(0, 1)
             values.append(100 + state)
-        r = diagnostics.dependence(values)
+        r = notes.dependence(values)
         assert r == pytest.approx(0.8, abs=0.15)
-        assert diagnostics.widening(0.8) == pytest.approx(3.0)
-        assert diagnostics.widening(1.0) == math.inf
+        assert notes.widening(0.8) == pytest.approx(3.0)
+        assert notes.widening(1.0) == math.inf
 
     @pytest.mark.parametrize("n", [0, 1, 2, 9])
     def test_too_few_samples_show_nothing(self, n):
         values = [float(i) for i in range(1, n + 1)]
-        assert diagnostics.drift(values) is None
-        assert diagnostics.two_speeds(values) is None
-        assert diagnostics.dependence(values) is None
+        assert notes.drift(values) is None
+        assert notes.two_speeds(values) is None
+        assert notes.dependence(values) is None
 
 
 class TestNotes:
@@ -257,10 +257,10 @@ class TestNotes:
         assert notes.notes(cell) is None
         assert notes.unsteady(cell) is None
 
-    def test_turns_taken_again_are_said_and_are_nothing_serious(self):
+    def test_repeated_samples_are_noted_and_are_not_serious(self):
         why = "interrupted by other work (2 times)"
         cell = record([100.0] * 20, discarded={3: why, 7: why}, kept_disturbed=0)
-        assert notes.notes(cell) == "2 turns do not count: other work interrupted every block"
+        assert notes.notes(cell) == "2 samples do not count: other work interrupted every batch"
         assert notes.unsteady(cell) is None
 
     def test_interrupted_samples_that_had_to_be_kept_are_serious(self):

@@ -16,8 +16,8 @@ from attnbench.theory.traits import KINDS
 class Axis:
     """A column that belongs to the case.
 
-    `follows` is the axis it equals unless given, `plain` the value that is sorted first; one that
-    is `silent` goes without saying.
+    `follows` is the axis it equals unless given. `plain` is the value that is sorted first; where
+    the axis is `silent`, labels leave it out.
     """
 
     column: str
@@ -27,7 +27,7 @@ class Axis:
     silent: bool = False
 
     def text(self, value: Any) -> str:
-        """Return `n=128`, `causal`, or nothing for what is unknown or goes without saying."""
+        """Return `n=128`, `causal`, or nothing for an unknown or silent value."""
         if is_unknown(value) or (self.silent and value == self.plain):
             return ""
         return f"{self.symbol}={value}" if self.symbol else str(value)
@@ -60,14 +60,17 @@ AXES: dict[str, Axis] = {
 
 def varying(frame: pd.DataFrame) -> list[str]:
     """Axes with more than one value in `frame`; a follower only where it leaves its leader."""
-    return [name for name, axis in AXES.items() if _varies(frame, axis)]
+    own = [name for name in AXES if not _follows(frame, name)]
+    return [name for name in own if frame[name].nunique(dropna=False) > 1]
 
 
-def telling(frame: pd.DataFrame) -> dict[str, list[str]]:
-    """For each workload the axes that a label of its cases needs.
+def _follows(frame: pd.DataFrame, name: str) -> bool:
+    leader = AXES[name].follows
+    return leader is not None and frame[name].equals(frame[leader])
 
-    Those that vary among its own rows: that a layer has a width tells no two layers apart.
-    """
+
+def label_axes(frame: pd.DataFrame) -> dict[str, list[str]]:
+    """For each workload the axes that a label of its cases needs: those that vary in its rows."""
     several = frame["workload"].nunique() > 1
     return {
         str(workload): [*(["workload"] if several else []), *varying(rows)] or ["seq_len"]
@@ -75,30 +78,19 @@ def telling(frame: pd.DataFrame) -> dict[str, list[str]]:
     }
 
 
-def _varies(frame: pd.DataFrame, axis: Axis) -> bool:
-    values = frame[axis.column]
-    if axis.follows is not None and values.equals(frame[axis.follows]):
-        return False
-    return values.nunique(dropna=False) > 1
-
-
-_OF_HEADS = {"head_dim", "value_dim", "heads", "kv_heads"}  # no word on them where there are none
+_OF_HEADS = {"head_dim", "value_dim", "heads", "kv_heads"}  # left out where there are no heads
 
 
 def fixed(frame: pd.DataFrame) -> str:
     """What all rows have in common: `attention, cpu, float32, forward, full, D=64`."""
     if frame.empty:
         return ""
-    changing = set(varying(frame))
+    left_out = set(varying(frame))
     if not any(KINDS.get(str(name)).heads for name in frame["workload"].unique()):
-        changing |= _OF_HEADS
+        left_out |= _OF_HEADS
     first = frame.iloc[0]
-    texts = [
-        axis.text(first[name])
-        for name, axis in AXES.items()
-        if name not in changing and not (axis.follows and frame[name].equals(frame[axis.follows]))
-    ]
-    return ", ".join(text for text in texts if text)
+    names = [name for name in AXES if name not in left_out and not _follows(frame, name)]
+    return ", ".join(filter(None, (AXES[name].text(first[name]) for name in names)))
 
 
 def label(row: pd.Series[Any] | Mapping[Any, Any], names: list[str]) -> str:
@@ -111,18 +103,18 @@ def label(row: pd.Series[Any] | Mapping[Any, Any], names: list[str]) -> str:
     return " ".join(text for text in texts if text)
 
 
-_FLOOR_SIZES, _FLOOR_GAP = 16, 16  # a length up to this, and so far below the next
+_OVERHEAD_SIZES, _OVERHEAD_GAP = 16, 16  # a length up to this, and so far below the next
 
 
-def floor_size(lengths: Iterable[int], least: int = 3) -> int | None:
-    """The length that is there for the floor alone: small, and far below all others.
+def overhead_size(lengths: Iterable[int], least: int = 3) -> int | None:
+    """The length that was measured for the overhead alone: small, and far below all others.
 
     None where there are fewer than `least` lengths.
     """
     ordered = sorted(set(lengths))
-    if len(ordered) < least or ordered[0] > _FLOOR_SIZES or ordered[1] < _FLOOR_GAP * ordered[0]:
+    if len(ordered) < least or ordered[0] > _OVERHEAD_SIZES:
         return None
-    return ordered[0]
+    return ordered[0] if ordered[1] >= _OVERHEAD_GAP * ordered[0] else None
 
 
 def in_order(frame: pd.DataFrame) -> pd.DataFrame:

@@ -2,34 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, Literal
 
-from attnbench.analysis.axes import AXES, floor_size, label
-from attnbench.analysis.compare import BASELINE
-from attnbench.analysis.crossing import Crossing, crossings, lead, size_text
+from attnbench.analysis.axes import AXES, label, overhead_size
 from attnbench.analysis.scaling.results import Estimate
-from attnbench.analysis.times import Side, are_times, ratio_of, side
+from attnbench.analysis.table import BASELINE
+from attnbench.analysis.times import CellTimes, are_times, cell_times, ratio_of
 from attnbench.base import units
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 
+NEAR = 4.0  # sizes further apart than this factor say little of what lies between them
+_STEPS = 4  # parts of a gap in which its band is followed
+
 By = Literal["impl", "cache", "projection"]
-Outcome = Literal["crosses", "none", "no difference"]
+CrossoverOutcome = Literal["crosses", "none", "no difference"]
+_Band = tuple[float, float, float]  # log n, and the ends of the ratio's logarithm there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """One change of the lead: `faster_below` is ahead below `n`, `faster_above` above it.
+
+    `low` and `high` are the ends of the n at which the ratio's interval holds 1, None where the
+    times have no interval. An end is open where that is so at the smallest or largest size
+    already: then the end is that size, and the crossing may lie beyond it.
+    """
+
+    n: float
+    low: float | None = None
+    high: float | None = None
+    open_below: bool = False
+    open_above: bool = False
+    faster_below: str
+    faster_above: str
+
+    @property
+    def interval(self) -> str:
+        """As `512 … 1,024`, `below 128 … 300`, or `–`."""
+        if self.low is None or self.high is None:
+            return units.UNKNOWN
+        ends = ("below " * self.open_below, "above " * self.open_above)
+        return f"{ends[0]}{size_text(self.low)} … {ends[1]}{size_text(self.high)}"
+
+    @property
+    def text(self) -> str:
+        """One clause: who overtakes whom, and where."""
+        between = "no interval" if self.low is None else f"95 % interval {self.interval}"
+        where = f"at n ≈ {size_text(self.n)} ({between})"
+        return f"{self.faster_above} overtakes {self.faster_below} {where}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crossover:
-    """Two ways to do the same, held against each other along n.
+    """Two ways to do the same, compared along n.
 
     `first` and `second` are implementations, or caches or projections of one (`by` says which).
     `ratios` are the time of the first / that of the second at `sizes` (n, or the context):
     above 1 the second is faster. `case` is one of their cases, at the largest size, and `impl`
-    the implementation that both share where `by` is no implementation. `left_out` gives sizes
-    at which both have a record but not both a time above 0.
+    the implementation that both share unless they differ by it. `left_out` gives sizes at which
+    both have a record but not both a time above 0.
     """
 
     by: By
@@ -50,7 +87,7 @@ class Crossover:
         return shared if self.impl is None else f"{self.impl}, {shared}"
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CrossoverOutcome:
         """Whether the lead changes, does not, or is never shown at all."""
         if self.crossings:
             return "crosses"
@@ -69,18 +106,15 @@ class Crossover:
             return f"no difference shown {between}"
         if self.crossings:
             return "; ".join(crossing.text for crossing in self.crossings)
-        return f"none {between}: {self._leader()}"
-
-    def _leader(self) -> str:
-        n, ratio = next(
-            (n, r) for n, r in zip(self.sizes[::-1], self.ratios[::-1], strict=True) if lead(r)
-        )
+        rows = zip(self.sizes[::-1], self.ratios[::-1], strict=True)
+        n, ratio = next((n, ratio) for n, ratio in rows if lead(ratio))
         second = lead(ratio) > 0
         name, times = (self.second, ratio.value) if second else (self.first, 1 / ratio.value)
-        by = f"{units.digits(times)} times at {size_text(n)}"
-        if self.level:
-            return f"{name} is faster, {by}, level at {_sizes(self.level)}"
-        return f"{name} is faster throughout, {by}"
+        at = f"{units.digits(times)} times at {size_text(n)}"
+        if not self.level:
+            return f"none {between}: {name} is faster throughout, {at}"
+        level = ", ".join(map(size_text, self.level))
+        return f"none {between}: {name} is faster, {at}, level at {level}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, with the outcome and its text."""
@@ -88,33 +122,25 @@ class Crossover:
         return kept | {"same": self.same, "outcome": self.outcome, "text": self.text}
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """One cell of a way: its case, and its side of a ratio; None without a usable time."""
-
-    case: Case
-    side: Side | None
+_Ways = dict[str, dict[int, tuple[Case, CellTimes | None]]]  # cells by name and n
 
 
 def crossovers(run: Run) -> tuple[Crossover, ...]:
-    """Hold all pairs against each other that share two sizes or more, everything else being equal.
+    """Compare all pairs that share two sizes or more, everything else being equal.
 
     Pairs are those of implementations on the same cases, of caches of one implementation, and of
     projections of one; the number of keys follows n or stays. Every pair is looked at, so that
     the effort grows with the square of how many share their cases. Between two sizes the
     logarithm of the ratio is interpolated along log n, and so are the ends of its interval
-    (`times.ratio_of`), wider between the sizes by what a curve may bend there; where the sizes
-    are more than a factor of `crossing.NEAR` apart, a crossing's interval is the whole gap.
+    (`times.ratio_of`), wider between the sizes by what a curve may deviate there; where the sizes
+    are more than a factor of `NEAR` apart, a crossing's interval is the whole gap.
     """
     found = []
     for by, impl, ways in _slices(run.records):
-        for first, second in combinations(sorted(ways, key=lambda n: (n != BASELINE, n)), 2):
-            crossover = _between(by, impl, (first, second), (ways[first], ways[second]))
+        for names in combinations(sorted(ways, key=lambda name: (name != BASELINE, name)), 2):
+            crossover = _between(by, impl, names, ways)
             found += [crossover] if crossover else []
     return tuple(found)
-
-
-_Ways = dict[str, dict[int, _Timed]]
 
 
 def _slices(records: Sequence[Record]) -> Iterator[tuple[By, str | None, _Ways]]:
@@ -125,7 +151,8 @@ def _slices(records: Sequence[Record]) -> Iterator[tuple[By, str | None, _Ways]]
         row = case.to_json()
         n, keys = row.pop("seq_len"), row.pop("kv_len")
         row["kv_len"] = None if keys == n else keys
-        timed = _Timed(case, _side(record))
+        observed = [sample.time_us for sample in record.kept]
+        timed = case, cell_times(record) if observed and are_times(observed) else None
         same = slices["impl"].setdefault((None, *row.values()), {})
         same.setdefault(impl, {})[n] = timed
         for by in ("cache", "projection"):
@@ -137,35 +164,146 @@ def _slices(records: Sequence[Record]) -> Iterator[tuple[By, str | None, _Ways]]
             yield by, key[0], ways
 
 
-def _side(record: Record) -> Side | None:
-    times = [sample.time_us for sample in record.kept]
-    return side(record) if times and are_times(times) else None
-
-
-def _between(
-    by: By, impl: str | None, names: tuple[str, str], cells: tuple[dict[int, _Timed], ...]
-) -> Crossover | None:
-    first, second = cells
+def _between(by: By, impl: str | None, names: tuple[str, str], ways: _Ways) -> Crossover | None:
+    first, second = ways[names[0]], ways[names[1]]
     shared = sorted(first.keys() & second.keys())
-    floor = floor_size(shared, least=2)  # nothing is known of the wide gap between it and the rest
-    shared = [n for n in shared if n != floor]
-    sizes, ratios = [], []
+    overhead = overhead_size(shared, least=2)  # nothing is known of the gap up to the next size
+    ratios = {}
     for n in shared:
-        above, below = first[n].side, second[n].side
-        if above and below:
+        above, below = first[n][1], second[n][1]
+        if above and below and n != overhead:
             value, interval = ratio_of(above, below)
-            sizes.append(n)
             low, high = interval or (None, None)
-            ratios.append(Estimate(value=value, low=low, high=high))
-    if len(sizes) < 2:
+            ratios[n] = Estimate(value=value, low=low, high=high)
+    if len(ratios) < 2:
         return None
-    left_out = tuple(n for n in shared if n not in set(sizes))
     return Crossover(
-        by=by, first=names[0], second=names[1], case=first[sizes[-1]].case, impl=impl,
-        sizes=tuple(sizes), ratios=tuple(ratios), left_out=left_out,
-        crossings=tuple(crossings(sizes, ratios, names)),
+        by=by, first=names[0], second=names[1], case=first[max(ratios)][0], impl=impl,
+        sizes=tuple(ratios), ratios=tuple(ratios.values()),
+        left_out=tuple(n for n in shared if n not in ratios and n != overhead),
+        crossings=tuple(crossings(ratios, names)),
     )  # fmt: skip
 
 
-def _sizes(sizes: Sequence[int]) -> str:
-    return ", ".join(map(size_text, sizes))
+def crossings(ratios: Mapping[int, Estimate], names: tuple[str, str]) -> Iterator[Crossing]:
+    """Every change of the lead that the intervals show; where there are none, that the values do.
+
+    `ratios` by n, ascending. Their interpolated band holds 1 over some stretches of n. Over each of
+    them the lead is not known: it has changed if it is another one after the stretch than before
+    it. Where the ratio itself passes 1 several times in a stretch, the middle one is the crossing.
+    A stretch that reaches the smallest or largest size is open there, and the ratio at that size
+    says who leads; if it is the whole range, nothing is shown.
+    """
+    xs = [math.log(n) for n in ratios]
+    values = list(ratios.values())
+    roots = _roots(xs, [math.log(ratio.value) for ratio in values])
+    banded = all(ratio.low is not None for ratio in values)
+    if not roots or (banded and not any(lead(ratio) for ratio in values)):
+        return
+    for low, high in _stretches(xs, values) if banded else [(x, x) for x, _ in roots]:
+        inside = [(x, sign) for x, sign in roots if low <= x <= high]
+        if len(inside) % 2 == 0 or (banded and (low, high) == (xs[0], xs[-1])):
+            continue
+        below, above = names if inside[0][1] > 0 else names[::-1]
+        ends = _widened(xs, low, high) if banded else None
+        yield Crossing(
+            n=math.exp(inside[len(inside) // 2][0]),
+            low=math.exp(ends[0]) if ends else None, high=math.exp(ends[1]) if ends else None,
+            open_below=banded and low <= xs[0], open_above=banded and high >= xs[-1],
+            faster_below=below, faster_above=above,
+        )  # fmt: skip
+
+
+def lead(ratio: Estimate) -> int:
+    """1 where the second is faster, -1 where the first is, 0 where the interval does not say."""
+    low, high = ratio.low, ratio.high
+    low, high = (ratio.value if low is None else low), (ratio.value if high is None else high)
+    return 1 if min(low, ratio.value) > 1 else -1 if max(high, ratio.value) < 1 else 0
+
+
+def _roots(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, int]]:
+    """Where the line through the points changes sign, and the sign that it then has."""
+    found = []
+    nonzero = [(x, y) for x, y in zip(xs, ys, strict=True) if y]
+    for (x0, y0), (x1, y1) in pairwise(nonzero):
+        if (y0 > 0) != (y1 > 0):
+            zeros = [x for x in xs if x0 < x < x1]
+            at = sum(zeros) / len(zeros) if zeros else _zero(x0, y0, x1, y1)
+            found.append((at, 1 if y1 > 0 else -1))
+    return found
+
+
+def _zero(x0: float, y0: float, x1: float, y1: float) -> float:
+    return x0 + (x1 - x0) * y0 / (y0 - y1)
+
+
+def _stretches(xs: Sequence[float], ratios: Sequence[Estimate]) -> list[tuple[float, float]]:
+    """Where the interpolated band holds 1, from left to right; ends that touch are joined."""
+    ends = [(min(r.low or r.value, r.value), max(r.high or r.value, r.value)) for r in ratios]
+    band = [(x, math.log(low), math.log(high)) for x, (low, high) in zip(xs, ends, strict=True)]
+    deviations = _deviations(xs, [math.log(ratio.value) for ratio in ratios])
+    found: list[tuple[float, float]] = []
+    for (x0, low0, high0), (x1, low1, high1) in pairwise(_widened_band(band, deviations)):
+        below = _not_above(x0, low0, x1, low1)
+        above = _not_above(x0, -high0, x1, -high1)
+        if below and above and max(below[0], above[0]) <= min(below[1], above[1]):
+            start, end = max(below[0], above[0]), min(below[1], above[1])
+            joins = bool(found) and found[-1][1] == start == x0
+            found[-1 if joins else len(found) :] = [(found[-1][0] if joins else start, end)]
+    return found
+
+
+def _deviations(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
+    """For each gap between points, how far a curve through them may leave the straight line.
+
+    h²/8 · |f''|, as of any linear interpolation, with f'' from the three points around either end
+    of the gap, whichever is larger; 0 where there are only two points.
+    """
+    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True))]
+    seconds = [
+        abs(after - before) / ((xs[i + 2] - xs[i]) / 2)
+        for i, (before, after) in enumerate(pairwise(slopes))
+    ]
+    return [
+        (xs[i + 1] - xs[i]) ** 2 / 8 * max(seconds[max(0, i - 1) : i + 1], default=0.0)
+        for i in range(len(slopes))
+    ]
+
+
+def _widened_band(band: Sequence[_Band], deviations: Sequence[float]) -> Iterator[_Band]:
+    """The band with points between those given, wider there by what the curve may deviate."""
+    for (x0, low0, high0), (x1, low1, high1), most in zip(band, band[1:], deviations, strict=False):
+        decided = min(low0, low1) - most > 0 or max(high0, high1) + most < 0
+        for step in range(1 if decided else _STEPS):
+            t = step / _STEPS
+            more = 4 * t * (1 - t) * most
+            low, high = low0 + t * (low1 - low0), high0 + t * (high1 - high0)
+            yield x0 + t * (x1 - x0), low - more, high + more
+    yield band[-1]
+
+
+def _not_above(x0: float, y0: float, x1: float, y1: float) -> tuple[float, float] | None:
+    """The part of [x0, x1] where the line through two points is 0 or less."""
+    if y0 > 0 and y1 > 0:
+        return None
+    if y0 <= 0 and y1 <= 0:
+        return x0, x1
+    zero = min(max(_zero(x0, y0, x1, y1), x0), x1)
+    return (x0, zero) if y0 <= 0 else (zero, x1)
+
+
+def _widened(xs: Sequence[float], low: float, high: float) -> tuple[float, float]:
+    """A stretch that ends within a wide gap between sizes, up to the ends of that gap."""
+    for left, right in pairwise(xs):
+        if right - left > math.log(NEAR) * (1 + 1e-9):
+            low = left if left < low < right else low
+            high = right if left < high < right else high
+    return low, high
+
+
+def size_text(n: float) -> str:
+    """A size with three digits, more where it is a whole number: `128`, `1,024`, `0.85`."""
+    if n >= 100:
+        exact = abs(n - round(n)) < 1e-9 * n
+        return units.count(round(n) if exact else round(float(units.digits(n))))
+    return f"{float(units.digits(n)):g}"

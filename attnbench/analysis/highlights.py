@@ -1,14 +1,17 @@
-"""A run in a few sentences, each computed from its table."""
+"""A run for people: a few sentences, and the table's most useful columns as text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from attnbench.analysis.axes import label, slices, varying
-from attnbench.analysis.compare import BASELINE, WORST_FIRST
+from attnbench.analysis.axes import label, label_axes, slices, varying
+from attnbench.analysis.table import BASELINE, WORST_FIRST
 from attnbench.base import units
+from attnbench.base.registry import Registry
 from attnbench.theory.traits import KINDS
 
 WIDE_INTERVAL = 0.2  # of the median; differences below it are lost in such a cell
@@ -190,3 +193,95 @@ def interval_sentence(frame: pd.DataFrame) -> str:
         "Intervals replicate samples within one process; another process of the same code may"
         " differ by a few percent more."
     )
+
+
+# The summary table: one row a column.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryColumn:
+    """One column for people: its header, how to read it, and the text of a row."""
+
+    header: str
+    meaning: str
+    text: Callable[[Mapping[Any, Any]], str]
+
+
+SUMMARY: Registry[SummaryColumn] = Registry("summary column")
+
+
+def _column(name: str, header: str, meaning: str, text: Callable[[Mapping[Any, Any]], str]) -> None:
+    SUMMARY.add(name, SummaryColumn(header=header, meaning=meaning, text=text))
+
+
+_column("impl", "implementation", "sorted fastest first within a case", lambda row: row["impl"])
+_column(
+    "time",
+    "time",
+    "median per call (decode: per token); host time on a CPU, of each sample's fastest batch;"
+    " stream time on a GPU",
+    lambda row: units.time(row["time_us_median"]),
+)
+_column(
+    "interval",
+    "95 % interval",
+    "of that time: over fresh processes where there are several (--processes), else within one"
+    " process, from order statistics; – below 6 samples",
+    lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]),
+)
+_column(
+    "speed",
+    "speed vs naive",
+    "naive's time / this time on the same case; above 1 is faster",
+    lambda row: units.ratio(row["speed"]),
+)
+_column(
+    "speed_interval",
+    "its interval",
+    "at least 95 %, from the intervals of both medians",
+    lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]),
+)
+_column(
+    "rate",
+    "useful rate",
+    "useful FLOPs (admitted pairs only, flash-attention's convention) / median time",
+    lambda row: units.flop_rate(row["tflops"]),
+)
+_column(
+    "workspace",
+    "workspace",
+    "highest allocation during the call, without inputs, prepared memory and outputs",
+    lambda row: units.size(row["memory_workspace_bytes"]),
+)
+_column(
+    "error",
+    "error / allowed",
+    "error against float64 over the allowed error; right at 1 or below",
+    lambda row: units.digits(row["error_ratio"], 2),
+)
+_column(
+    "status",
+    "status",
+    "ok, or what became of the cell; suspect: the time cannot be right; unsteady: see notes",
+    lambda row: (
+        "suspect"
+        if not units.is_unknown(row["suspect"])
+        else str(row["status"])
+        if units.is_unknown(row["unsteady"])
+        else "unsteady"
+    ),
+)
+
+
+def summary_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
+    """Return one dict of texts a row, in `frame`'s order: `case` and then the SUMMARY columns.
+
+    `frame` is that of `table.compared`. `case` names only the axes that vary
+    among the cases of its workload.
+    """
+    names = label_axes(frame)
+    return [
+        {"case": label(row, names[row["workload"]])}
+        | {name: column.text(row) for name, column in SUMMARY.items()}
+        for row in frame.to_dict("records")
+    ]

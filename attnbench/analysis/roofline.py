@@ -14,19 +14,24 @@ HOST_BOUND = 0.95  # of the time, spent by the host on issuing the call: the dev
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class CellLimits:
     """One cell against its machine, all per unit (a call; a token for decode); None is unknown.
 
     The model is the roofline of Williams, Waterman and Patterson (CACM 2009) with a third limit,
-    that every kernel must be started.
+    that every kernel must be started. `flops_executed` are the useful ones where an implementation
+    does not declare them. `compute_us`, `memory_us` and `launch_us` are the least times of the
+    executed FLOPs at the rate of a large matmul, of the least traffic at that of a large read, and
+    of starting the kernels one after another.
     """
 
     time_us: float | None
-    flops_useful: int | None
-    flops_executed: int | None  # the useful ones where an implementation does not say
+    flops_executed: int | None
     bytes_min: int | None
-    kernels: float | None
     enqueue_us: float | None
+    arithmetic_intensity: float | None
+    compute_us: float | None
+    memory_us: float | None
+    launch_us: float | None
     peak_tflops_measured: float | None
     peak_tflops_datasheet: float | None
     memory_gbps_datasheet: float | None
@@ -46,27 +51,6 @@ class Place:
     def launch_us_measured(self) -> float | None:
         """Time of the cheapest op."""
         return self.ceilings.launch_us
-
-    @property
-    def arithmetic_intensity(self) -> float | None:
-        """Useful FLOPs for each byte of the least traffic."""
-        return _ratio(self.flops_useful, self.bytes_min)
-
-    @property
-    def compute_us(self) -> float | None:
-        """Least time of the executed FLOPs, at the rate of a large matmul."""
-        return _ratio(self.flops_executed, self.peak_tflops_measured, per=1e-6)
-
-    @property
-    def memory_us(self) -> float | None:
-        """Least time of the least traffic, at the rate of a large read."""
-        return _ratio(self.bytes_min, self.ceilings.read_gbps, per=1e-3)
-
-    @property
-    def launch_us(self) -> float | None:
-        """Least time of starting the kernels one after another."""
-        kernels, each_us = self.kernels, self.ceilings.launch_us
-        return None if kernels is None or each_us is None else kernels * each_us
 
     @property
     def fraction_of_compute_peak(self) -> float | None:
@@ -95,22 +79,29 @@ class Place:
         return max(times, key=lambda name: times[name])
 
 
-def place(
+def cell_limits(
     case: Case, metrics: Mapping[str, Any], time_us: float | None, environment: Mapping[str, Any]
-) -> Place:
-    """Hold one cell against the machine of `environment`; one of another device is unknown."""
+) -> CellLimits:
+    """Compare one cell with the machine of `environment`; all is unknown on another device."""
     here = environment if environment.get("device", case.device) == case.device else {}
     ceilings, known = ceilings_of(here), peaks_of(here.get("device_name"))
     useful, executed = metrics.get("flops_useful"), metrics.get("flops_executed")
+    executed = useful if executed is None else executed
+    traffic, peak = metrics.get("bytes_min"), ceilings.matmul_tflops.get(case.dtype)
     kernels = metrics.get("kernel_count")  # of one call, which makes all the tokens of a decode
-    return Place(
+    launch_us = ceilings.launch_us
+    return CellLimits(
         time_us=time_us,
-        flops_useful=useful,
-        flops_executed=useful if executed is None else executed,
-        bytes_min=metrics.get("bytes_min"),
-        kernels=None if kernels is None else kernels / (case.new_tokens or 1),
+        flops_executed=executed,
+        bytes_min=traffic,
         enqueue_us=metrics.get("enqueue_us"),
-        peak_tflops_measured=ceilings.matmul_tflops.get(case.dtype),
+        arithmetic_intensity=_ratio(useful, traffic),
+        compute_us=_ratio(executed, peak, per=1e-6),
+        memory_us=_ratio(traffic, ceilings.read_gbps, per=1e-3),
+        launch_us=None
+        if kernels is None or launch_us is None
+        else kernels / (case.new_tokens or 1) * launch_us,
+        peak_tflops_measured=peak,
         peak_tflops_datasheet=peak_tflops(here, case.dtype),
         memory_gbps_datasheet=1e3 * known[1].memory_tbps if known else None,
         ceilings=ceilings,

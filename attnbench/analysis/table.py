@@ -1,16 +1,27 @@
-"""The records table: one row a cell, as a DataFrame."""
+"""The records table, one row a cell: loading, comparing within a run, and exporting it."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pandas as pd
 
-from attnbench.analysis.columns import COLUMNS, Column, Kind
+from attnbench.analysis.axes import in_order
+from attnbench.analysis.columns import COLUMNS, Column, ColumnKind
+from attnbench.analysis.times import ratio
+from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
+from attnbench.schema.case import Position
+from attnbench.schema.record import Record
 
-_PANDAS_TYPES: dict[Kind, str] = {"int": "Int64", "float": "float64", "text": "str"}
+BASELINE = "naive"
+WORST_FIRST = ("incorrect", "crashed", "error", "oom", "timeout", "unsupported", "skipped")
+Ratio = tuple[float | None, float | None, float | None]  # value, low, high
+
+_PANDAS_TYPES: dict[ColumnKind, str] = {"int": "Int64", "float": "float64", "text": "str"}
 
 
 def load(run: Run | Path | str) -> pd.DataFrame:
@@ -20,7 +31,7 @@ def load(run: Run | Path | str) -> pd.DataFrame:
     elsewhere), never 0. Integers are `Int64`, so that they stay integers beside a null.
 
     Raises:
-        StoreError: the folder is no run, or it is damaged.
+        StoreError: the folder holds no run, or a damaged one.
     """
     loaded = run if isinstance(run, Run) else load_run(Path(run))
     return pd.DataFrame({name: _series(item, loaded) for name, item in COLUMNS.items()})
@@ -31,7 +42,7 @@ def _series(column: Column, run: Run) -> pd.Series[Any]:
     return pd.Series(values, dtype=_PANDAS_TYPES[column.kind])  # type: ignore[call-overload]
 
 
-def _plain(value: Any, kind: Kind) -> int | float | str | None:
+def _plain(value: Any, kind: ColumnKind) -> int | float | str | None:
     """Fit a value into its column: whole numbers as int, lists of names as one text."""
     if value is None:
         return None
@@ -40,3 +51,115 @@ def _plain(value: Any, kind: Kind) -> int | float | str | None:
     if kind == "float":
         return float(value)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# Comparisons within one run.
+
+
+def time_ratio(above: Record | None, below: Record | None) -> Ratio:
+    """Median time of `above` / that of `below` with its 95 % interval; None where not known."""
+    if above is None or below is None or not (above.samples and below.samples):
+        return None, None, None
+    if above is below:
+        return 1.0, None, None  # by definition; an interval would suggest otherwise
+    value, interval = ratio(above, below)
+    return value, *(interval or (None, None))
+
+
+def compared(run: Run) -> pd.DataFrame:
+    """The records table, sorted by case and best first, with three more columns.
+
+    `speed`, `speed_low`, `speed_high`: how many times as fast as `naive` on the same case, with
+    the interval of `attnbench.analysis.times.ratio`. Cells without a time come last in their case.
+    """
+    cells = {record.cell.key: record for record in run.records}
+    ratios = [time_ratio(cells.get((key[0], BASELINE)), cells[key]) for key in cells]
+    frame = _with_ratios(load(run), "speed", ratios)
+    return in_order(frame.sort_values("time_us_median", kind="stable", na_position="last"))
+
+
+def rope_cost(run: Run) -> pd.DataFrame:
+    """Time with a position encoding / time without it: same case and implementation otherwise.
+
+    The records table's rows of the encoded cells, with `cost`, `cost_low` and `cost_high`; only
+    pairs of which both halves were measured.
+    """
+    cells = {record.cell.key: record for record in run.records}
+
+    def without_encoding(record: Record) -> Record | None:
+        case = record.cell.case
+        if case.position == Position():
+            return None
+        return cells.get((replace(case, position=Position()).case_id, record.cell.impl))
+
+    ratios = [time_ratio(record, without_encoding(record)) for record in run.records]
+    frame = _with_ratios(load(run), "cost", ratios)
+    return in_order(frame[frame["cost"].notna()])
+
+
+def _with_ratios(frame: pd.DataFrame, name: str, ratios: list[Ratio]) -> pd.DataFrame:
+    names = [name, f"{name}_low", f"{name}_high"]
+    frame[names] = pd.DataFrame(ratios, columns=names, dtype="float64")
+    return frame
+
+
+def failures(frame: pd.DataFrame) -> pd.DataFrame:
+    """Cells without a result, gathered by implementation, status and reason.
+
+    Columns `impl`, `status`, `reason`, `cells` (how many), and `smallest_n`, `largest_n`. What is
+    wrong (incorrect, crashed, error) comes before what is merely absent.
+    """
+    bad = frame[frame["status"] != "ok"]
+    if bad.empty:
+        columns = ["impl", "status", "reason", "cells", "smallest_n", "largest_n"]
+        return pd.DataFrame(columns=columns)
+    gathered = bad.groupby(["status", "impl", "reason"], sort=False, dropna=False).agg(
+        cells=("seq_len", "size"), smallest_n=("seq_len", "min"), largest_n=("seq_len", "max")
+    )
+    rows = gathered.reset_index()
+    order = rows["status"].map({status: i for i, status in enumerate(WORST_FIRST)})
+    return rows.iloc[order.argsort(kind="stable")].reset_index(drop=True)
+
+
+def spent(run: Run) -> list[tuple[str, float]]:
+    """Where the wall time went: (stage, seconds), and last what no stage accounts for.
+
+    From run.json; for a run that was killed, the sum over its records.
+    """
+    stages: dict[str, float] = dict(run.info.get("spent") or {})
+    wall_s = stages.pop("wall_s", None)
+    if not stages:
+        for record in run.records:
+            for stage, seconds in record.spent_s.items():
+                stages[stage] = stages.get(stage, 0.0) + seconds
+    found = [(stage, float(seconds)) for stage, seconds in stages.items()]
+    rest = 0.0 if wall_s is None else wall_s - sum(seconds for _, seconds in found)
+    return [*found, ("elsewhere", rest)] if rest > 0.005 else found
+
+
+# For other programs.
+
+
+def to_csv(frame: pd.DataFrame, stream: TextIO) -> None:
+    """Write a header and one line a row; null is empty, integers are integers."""
+    frame.to_csv(stream, index=False, lineterminator="\n")
+
+
+def to_json(frame: pd.DataFrame, stream: TextIO) -> None:
+    """Write a list with one object a row, one row a line; null is null."""
+    columns = [series.astype(object).where(series.notna(), None) for _, series in frame.items()]
+    rows = (dict(zip(frame.columns, row, strict=True)) for row in zip(*columns, strict=True))
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
+    stream.write("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def to_parquet(frame: pd.DataFrame, path: Path) -> None:
+    """Write a Parquet file; integers are int64 with real nulls.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    try:
+        frame.to_parquet(path, index=False)
+    except OSError as err:
+        raise StoreError(f"cannot write {path} ({err.strerror or err})") from err

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from attnbench.base.sample import Sample
 from attnbench.base.stats import (
     fastest_of_windows,
     median,
@@ -17,7 +16,7 @@ from attnbench.base.stats import (
     t_quantile,
 )
 from attnbench.machine.host import SLICE_US
-from attnbench.schema.record import Record
+from attnbench.schema.record import Record, Sample
 
 Interval = tuple[float, float]
 _POWER = 0.8
@@ -43,9 +42,8 @@ def are_times(values: Sequence[float]) -> bool:
 def observations_us(record: Record) -> list[float]:
     """What the median and its interval are taken of, in µs per call (decode: per token).
 
-    From one process the fastest sample of each window (the sample itself where that is one turn);
-    from several the processes' medians of that: the fresh process is what repeats, not the sample
-    within it.
+    From one process the fastest sample of each window; from several the processes' medians of
+    that: the fresh process is the replicate, not the sample within it.
     """
     processes = [_times(record, samples) for samples in by_process(record)]
     return processes[0] if len(processes) == 1 else [median(times) for times in processes]
@@ -98,7 +96,7 @@ def excess(record: Record) -> float:
     slice for every other process that wants to run.
     """
     reported, metrics = time_us(record), record.metrics
-    if not reported or metrics.get("meddles"):  # no counter tells what such a call did to itself
+    if not reported or metrics.get("meddles"):  # no counter says what such a call did to itself
         return math.inf
     beyond = reported / min(sample.time_us for sample in record.kept)
     running = metrics.get("cpu_share")
@@ -133,8 +131,8 @@ def detectable(record: Record) -> float | None:
 
 
 @dataclass(frozen=True)
-class Side:
-    """What a ratio needs of one record, computed once where it is held against many.
+class CellTimes:
+    """What a ratio needs of one record, computed once where it is compared with many.
 
     `interval_us` holds with 97.5 %: two such intervals hold together with 95 %. `processes_us`
     has the median of each fresh process.
@@ -145,26 +143,26 @@ class Side:
     processes_us: Mapping[int, float]
 
 
-def side(record: Record) -> Side:
-    """One side of a ratio; the record must have samples."""
+def cell_times(record: Record) -> CellTimes:
+    """What a ratio needs of a record, which must have samples."""
     parts = {part[0].process: _times(record, part) for part in by_process(record)}
     medians = {process: median(found) for process, found in parts.items()}
     observed = list(medians.values()) if len(parts) > 1 else next(iter(parts.values()))
-    return Side(median(observed), median_interval(observed, 1 - 0.05 / 2), medians)
+    return CellTimes(median(observed), median_interval(observed, 1 - 0.05 / 2), medians)
 
 
 def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
     """Reported time of `above` / that of `below`, with an interval of at least 95 %, or None.
 
     Within one process from the intervals of both medians. Over several, process by process: in
-    each the two took turns, unless the run was cut between them, so that what slowed one slowed
-    the other.
+    each the two were interleaved, unless the run was interrupted between them, so that what slowed
+    one slowed the other.
     """
-    return ratio_of(side(above), side(below))
+    return ratio_of(cell_times(above), cell_times(below))
 
 
-def ratio_of(above: Side, below: Side) -> tuple[float, Interval | None]:
-    """As `ratio`, of two sides."""
+def ratio_of(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None]:
+    """As `ratio`, of what was computed once for each."""
     value = above.median_us / below.median_us
     if min(len(above.processes_us), len(below.processes_us)) < 2:
         return value, quotient_interval(above.interval_us, below.interval_us)

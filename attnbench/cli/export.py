@@ -24,8 +24,7 @@ from attnbench.errors import StoreError, UsageError
 @click.option("--to", type=click.Path(path_type=Path), help="A file [standard output].")
 def export(run: str, output: Path, kind: str, to: Path | None) -> None:
     """Write RUN (a folder, a name, or `latest`) as one row a cell; unknown is null, never 0."""
-    from attnbench.analysis.export import to_csv, to_json, to_parquet
-    from attnbench.analysis.table import load
+    from attnbench.analysis.table import load, to_csv, to_json, to_parquet
     from attnbench.execution.store import find_run, load_run
 
     if kind == "parquet" and to is None:

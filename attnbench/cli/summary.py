@@ -38,8 +38,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[
 
 def print_summary(run: Run) -> None:
     """The rows best first, what failed, where the time went, and the next command."""
-    from attnbench.analysis.compare import compared, failures, spent
-    from attnbench.analysis.summary import SUMMARY, summary_rows
+    from attnbench.analysis.highlights import SUMMARY, summary_rows
+    from attnbench.analysis.table import compared, failures, spent
 
     path, frame = run.path, compared(run)
     measured = frame[frame["status"] == "ok"]

@@ -109,7 +109,7 @@ def _print(found: Scaling, path: Path, *, every: bool) -> None:
 
     from attnbench.cli.summary import table
 
-    told = found.findings if every else found.telling
+    told = found.findings if every else found.notable
     rows = sorted(told, key=lambda finding: WORST_FIRST.index(finding.verdict))
     header = ("", "verdict", "whom", "question", "law", "why")
     if rows:

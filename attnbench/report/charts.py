@@ -8,7 +8,7 @@ from typing import Literal
 
 import pandas as pd
 
-from attnbench.analysis.compare import BASELINE
+from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.base.registry import Registry
 from attnbench.report import scales

@@ -8,13 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.analysis import compare
-from attnbench.analysis.axes import fixed, label, slices, telling, varying
+from attnbench.analysis import table
+from attnbench.analysis.axes import fixed, label, label_axes, slices, varying
 from attnbench.analysis.crossovers import Crossover, crossovers
-from attnbench.analysis.highlights import highlights
+from attnbench.analysis.highlights import highlights, summary_rows
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.analysis.scaling.verdicts import scaling
-from attnbench.analysis.summary import summary_rows
 from attnbench.base import units
 from attnbench.execution.store import Run
 from attnbench.machine import limits
@@ -54,9 +53,9 @@ class Content:
     @classmethod
     def of(cls, run: Run) -> Content:
         """Compute the tables of a run."""
-        cells = with_rate_interval(compare.compared(run))
+        cells = with_rate_interval(table.compared(run))
         return cls(
-            run=run, cells=cells, costs=compare.rope_cost(run), scaling=scaling(run),
+            run=run, cells=cells, costs=table.rope_cost(run), scaling=scaling(run),
             crossovers=crossovers(run),
         )  # fmt: skip
 
@@ -88,7 +87,7 @@ class Content:
         if self.cells.empty:
             return [], 0
         colours = looks(sorted(self.cells["impl"].unique()))
-        names = telling(self.cells)
+        names = label_axes(self.cells)
         parts: list[Part] = []
         shown = 0
         for row, rows in self._slices(names):
@@ -120,19 +119,19 @@ class Content:
                 "n": _range(row["smallest_n"], row["largest_n"]),
                 "reason": str(row["reason"]),
             }
-            for row in compare.failures(self.cells).to_dict("records")
+            for row in table.failures(self.cells).to_dict("records")
         ]
 
     def suspects(self) -> list[str]:
         """Each suspect cell with its reason."""
-        names = telling(self.cells)
+        names = label_axes(self.cells)
         rows = self.cells[self.cells["suspect"].notna()].head(50)
         named = [(row, label(row, names[row["workload"]])) for row in rows.to_dict("records")]
         return [f"{row['impl']} {where}: {row['suspect']}" for row, where in named]
 
     def spent(self) -> list[dict[str, Any]]:
         """Stages of the run with their share of the wall time."""
-        stages = compare.spent(self.run)
+        stages = table.spent(self.run)
         total = sum(seconds for _, seconds in stages)
         return [
             {

@@ -10,9 +10,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnbench.analysis.compare import BASELINE
-from attnbench.analysis.crossing import Crossing
-from attnbench.analysis.crossovers import Crossover
+from attnbench.analysis.crossovers import Crossing, Crossover
+from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 
 ByCase = Mapping[str, Sequence[Crossover]]

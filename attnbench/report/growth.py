@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attnbench.analysis.compare import BASELINE
 from attnbench.analysis.scaling.results import Estimate
+from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.report import plots
 from attnbench.report.plots import Layout, Plot

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from attnbench.analysis.columns import COLUMNS
-from attnbench.analysis.summary import SUMMARY
+from attnbench.analysis.highlights import SUMMARY
 from attnbench.base import units
 from attnbench.report import scaling
 from attnbench.report.content import Content

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from attnbench.analysis.axes import label, slices, varying
-from attnbench.analysis.highlights import SLICE, hardest_case
-from attnbench.analysis.summary import SUMMARY, summary_rows
+from attnbench.analysis.highlights import SLICE, SUMMARY, hardest_case, summary_rows
 from attnbench.base.markup import escape, table
 from attnbench.report import scaling
 from attnbench.report.content import Content

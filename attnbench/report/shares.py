@@ -11,8 +11,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from attnbench.analysis.axes import floor_size
-from attnbench.analysis.crossing import size_text
+from attnbench.analysis.axes import overhead_size
+from attnbench.analysis.crossovers import size_text
 from attnbench.analysis.scaling.results import Estimate, ModelFit
 from attnbench.base import units
 from attnbench.report import growth, plots, scales
@@ -90,7 +90,7 @@ def draw_all(models: Sequence[ModelFit], looks: Mapping[str, Look], folder: Path
 
 def _without_floor(model: ModelFit) -> ModelFit:
     """The model without the one size along n that was measured for the floor, as in the charts."""
-    floor = floor_size([round(n) for n in model.along_n])
+    floor = overhead_size([round(n) for n in model.along_n])
     if floor is None:
         return model
     along = [i for i, n in enumerate(model.along_n) if n > floor]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from attnbench.analysis.axes import fixed, floor_size, label, slices, varying
+from attnbench.analysis.axes import fixed, label, overhead_size, slices, varying
 
 SHEET_AXES = ["workload", "device", "dtype", "pass"]
 PANELS_A_SHEET = 6
@@ -84,7 +84,7 @@ def _without_floor(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
     It would take most of an axis on which nothing else stands; the fits show it.
     """
-    floor = floor_size([int(n) for n in rows["seq_len"].unique()])
+    floor = overhead_size([int(n) for n in rows["seq_len"].unique()])
     if floor is None:
         return rows, ""
     return rows[rows["seq_len"] > floor], f" (n={floor}, for the floor, is not drawn)"

@@ -154,7 +154,7 @@ class Scaling:
         return (*(finding for finding in found if finding is not None), *self.problems)
 
     @property
-    def telling(self) -> tuple[Finding, ...]:
+    def notable(self) -> tuple[Finding, ...]:
         """The findings without FLOPs and workspace that are what they should be."""
         plain = {id(f.finding) for f in self.exact if f.finding and f.finding.verdict == "holds"}
         return tuple(finding for finding in self.findings if id(finding) not in plain)
