@@ -8,7 +8,7 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, Case, Implementation, dense_mask
 from attnbench.api.loader import load_built_in
-from attnbench.measure.flops import count_flops
+from attnbench.measure.counted import count_flops
 from attnbench.measure.profiled import profile_call
 from attnbench.schema.case import parse_mask
 

@@ -7,11 +7,15 @@ import pytest
 
 from attnbench.measure import engine
 from attnbench.measure.clock import Block
-from attnbench.measure.compilation import compile_activity
-from attnbench.measure.contender import Contender
 from attnbench.measure.engine import STEPPED_BACK, race
-from attnbench.measure.stopping import StoppingRule
-from attnbench.measure.warming import MOST_CALLS, UnmeasurableError, warm_up
+from attnbench.measure.sampling import (
+    MOST_CALLS,
+    Contender,
+    StoppingRule,
+    UnmeasurableError,
+    compile_activity,
+    warm_up,
+)
 from attnbench.measure.watch import Ledger, Watch
 
 
@@ -343,7 +347,7 @@ def test_whoever_leaves_is_released_by_the_clock(machine):
 def test_warming_up_goes_on_while_something_compiles(machine, monkeypatch):
     """A compiler at work in a window: the windows start again, and its time is told apart."""
     activity = iter([0, 1, 2, 3] + [3] * 100)
-    monkeypatch.setattr("attnbench.measure.warming.compile_activity", lambda: next(activity))
+    monkeypatch.setattr("attnbench.measure.sampling.compile_activity", lambda: next(activity))
     racer = Contender(call=lambda: 4000.0)
     rule = StoppingRule(max_time_s=0.02)
     warm_up(racer, clock=machine, rule=rule)
@@ -368,7 +372,7 @@ def test_tritons_compilations_are_counted_and_a_listener_of_someone_else_is_left
     import sys
     import types
 
-    from attnbench.measure.compilation import listen_to_triton
+    from attnbench.measure.sampling import listen_to_triton
 
     knobs = types.SimpleNamespace(compilation=types.SimpleNamespace(listener=None))
     monkeypatch.setitem(sys.modules, "triton.knobs", knobs)

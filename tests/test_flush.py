@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnbench.machine import host
-from attnbench.measure import flush as flushes
+from attnbench.measure import clock as flushes
 
 
 def test_the_flush_covers_the_last_cache_of_this_machine_and_reads_all_of_it():

@@ -5,9 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from attnbench.measure.clock import CudaClock, GraphClock
+from attnbench.measure.clock import CudaClock, Flush, GraphClock
 from attnbench.measure.energy import measure_energy
-from attnbench.measure.flush import Flush
 from attnbench.measure.graph import CaptureError
 from attnbench.measure.nvml import GpuSensor
 from attnbench.measure.smclock import SmClock

@@ -12,7 +12,7 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, Case, dense_mask
 from attnbench.api.loader import BUILT_IN, load_built_in
-from attnbench.measure.flops import count_flops
+from attnbench.measure.counted import count_flops
 from attnbench.measure.profiled import profile_call
 from attnbench.schema.case import parse_mask
 from attnbench.theory.costs import OPAQUE_FORMULAS

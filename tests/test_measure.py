@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from attnbench.measure.clock import Block, HostClock
-from attnbench.measure.contender import Contender
+from attnbench.measure.counted import count_flops
 from attnbench.measure.engine import race
-from attnbench.measure.flops import count_flops
 from attnbench.measure.profiled import _cpu_bytes, profile_call
-from attnbench.measure.stopping import StoppingRule, achieved
+from attnbench.measure.sampling import Contender, StoppingRule, achieved
 from attnbench.measure.watch import Watch
 
 

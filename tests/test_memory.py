@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
 from attnbench.measure import profiled
+from attnbench.measure.counted import watch_saved
 from attnbench.measure.profiled import make_matmul_workspaces, profile_call
-from attnbench.measure.saved import watch_saved
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.worker.inputs import Draw
 from attnbench.worker.measuring import prepare_case

@@ -13,7 +13,7 @@ import torch
 
 from attnbench.measure import selfcheck
 from attnbench.measure.clock import Block
-from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.sampling import StoppingRule
 from attnbench.worker import diagnosis
 
 FEW = StoppingRule(precision=float("inf"), min_time_s=0.0, max_time_s=60.0, min_samples=40)

@@ -11,8 +11,7 @@ import torch
 from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
 from attnbench.measure.clock import clock_for
 from attnbench.measure.graph import CaptureError
-from attnbench.measure.stopping import StoppingRule
-from attnbench.measure.warming import UnmeasurableError
+from attnbench.measure.sampling import StoppingRule, UnmeasurableError
 from attnbench.measure.watch import Watch
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record

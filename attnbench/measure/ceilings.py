@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from attnbench.machine.facts import free_bytes
-from attnbench.measure.clock import Clock, clock_for
-from attnbench.measure.flush import last_cache_bytes
+from attnbench.measure.clock import Clock, clock_for, last_cache_bytes
 
 MIB = 2**20
 T = TypeVar("T")

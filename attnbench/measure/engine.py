@@ -19,12 +19,16 @@ import torch
 
 from attnbench.base.sample import Sample
 from attnbench.measure.clock import Block, Clock
-from attnbench.measure.collector import collector_off
-from attnbench.measure.compilation import compile_activity
-from attnbench.measure.contender import TURN_US, Contender
-from attnbench.measure.stopping import FEWEST, StoppingRule
-from attnbench.measure.warming import UnmeasurableError, warm_up
-from attnbench.measure.watch import Watch
+from attnbench.measure.sampling import (
+    FEWEST,
+    TURN_US,
+    Contender,
+    StoppingRule,
+    UnmeasurableError,
+    compile_activity,
+    warm_up,
+)
+from attnbench.measure.watch import Watch, collector_off
 
 # Between two turns the others have used the caches. One untimed call brings back what a block
 # finds there from its second call on; a call longer than this refills any cache by itself.

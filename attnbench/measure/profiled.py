@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from attnbench.measure.collector import collector_off
+from attnbench.measure.watch import collector_off
 
 # Ops that move no data: they allocate, or describe the same memory with other strides.
 _BOOKKEEPING = frozenset(

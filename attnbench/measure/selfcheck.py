@@ -15,10 +15,8 @@ import torch
 
 from attnbench.base.stats import median, median_interval, ratio_interval
 from attnbench.measure.clock import Clock
-from attnbench.measure.contender import Contender
 from attnbench.measure.engine import race
-from attnbench.measure.stopping import StoppingRule, achieved
-from attnbench.measure.warming import WARM_SHARE
+from attnbench.measure.sampling import WARM_SHARE, Contender, StoppingRule, achieved
 
 Call = Callable[[], Any]
 Numbers = dict[str, float | int | None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -117,3 +119,15 @@ class Ledger:
 
 def _share(before: float | None, now: float | None, scale: float) -> float | None:
     return None if before is None or now is None else round(max(0.0, now - before) * scale, 6)
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """No collection inside: it would take time, and free memory that others had allocated."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

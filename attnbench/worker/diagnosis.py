@@ -15,7 +15,7 @@ from attnbench.machine.facts import environment
 from attnbench.measure import selfcheck
 from attnbench.measure.clock import clock_for
 from attnbench.measure.nvml import GpuSensor
-from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import interruptions
 
 # 500 rounds, so that 5 % stand out on a busy machine, too; or 1.6 s for each of the three.

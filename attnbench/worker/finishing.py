@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from attnbench.base.stats import median
-from attnbench.measure.contender import Contender
 from attnbench.measure.energy import measure_energy
 from attnbench.measure.nvml import power_state
+from attnbench.measure.sampling import Contender
 from attnbench.measure.watch import Ledger
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.setup import Setup

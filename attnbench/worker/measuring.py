@@ -11,8 +11,8 @@ from attnbench.base.heartbeat import NOBODY
 from attnbench.machine import allocator
 from attnbench.machine.facts import free_bytes
 from attnbench.machine.state import settle
-from attnbench.measure.contender import Contender
 from attnbench.measure.engine import race
+from attnbench.measure.sampling import Contender
 from attnbench.measure.watch import Ledger
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record

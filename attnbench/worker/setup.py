@@ -10,7 +10,7 @@ import torch
 
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.nvml import GpuSensor, must_discard
-from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import Watch
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.selfcheck import Spin
-from attnbench.measure.stopping import StoppingRule
 from attnbench.schema.case import Case
 from tests.validation.timer.launch import Launch, Share, run_process
 from tests.validation.timer.programs import PROGRAMS

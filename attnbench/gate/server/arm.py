@@ -23,8 +23,8 @@ from attnbench.errors import UsageError
 from attnbench.gate.server.plant import followed_by_sleep, slowed_block_us
 from attnbench.machine.state import adopt, beyond_repair, remember, restore_clocks, settle
 from attnbench.measure.clock import Clock, clock_for
-from attnbench.measure.collector import collector_off
 from attnbench.measure.nvml import GpuSensor, must_discard
+from attnbench.measure.watch import collector_off
 from attnbench.schema.record import Cell
 from attnbench.worker.inputs import Draw, Tensors
 from attnbench.worker.reference import Size, Truth, judge

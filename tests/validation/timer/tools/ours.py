@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from attnbench.machine.state import settle
-from attnbench.measure.contender import Contender
 from attnbench.measure.engine import race
-from attnbench.measure.stopping import StoppingRule
+from attnbench.measure.sampling import Contender, StoppingRule
 from attnbench.worker.setup import Setup
 from tests.validation.timer.tools.job import Job, described
 

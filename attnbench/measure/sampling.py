@@ -1,0 +1,235 @@
+"""One callable while it is measured: its warm-up, its samples, and when they are enough."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnbench.base.sample import Sample
+from attnbench.base.stats import fastest_of_windows, median, median_interval
+from attnbench.measure.clock import Clock
+from attnbench.measure.watch import Conditions
+
+# A turn on CPU lasts this long at most, a few slices of a scheduler, so that some of its blocks are
+# likely to be left alone; where little time is asked for, as long as leaves the fewest samples.
+TURN_US = 20_000.0
+MOST_BLOCKS = 20
+# Turns and rounds that do not count: at most this share of those that do, and a few more. What is
+# disturbed beyond that is kept, and said.
+REDO_SHARE = 0.5
+REDO_MORE = 2
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """A callable in the race: what it does, how it is called, and what was observed of it.
+
+    `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was.
+    `each_us` is the time of a call and `wall_us` that of all that goes with it (flushing, say),
+    both from warming up: what they say decides about turns, never what was timed since. A turn
+    lasts about `turn_us`; `window` is the number of turns of which the fastest counts. `spent_s`
+    and `cpu_s` are the wall and the processor time of all turns.
+    """
+
+    call: Callable[[], Any]
+    grad: bool = False
+    units: int = 1
+    last_call_s: float = 0.0
+    calls: int = 1
+    each_us: float = 0.0
+    wall_us: float = 0.0
+    turn_us: float = TURN_US
+    window: int = 1
+    samples: list[Sample] = field(default_factory=list)
+    conditions: Conditions = field(default_factory=Conditions)
+    warm_s: float = 0.0
+    compile_s: float = 0.0
+    spent_s: float = 0.0
+    cpu_s: float = 0.0
+    error: Exception | None = None
+
+    @property
+    def times_us(self) -> list[float]:
+        """Microseconds per unit of the samples that count, in the order of the rounds."""
+        return [sample.time_us for sample in self.samples if sample.discarded is None]
+
+    @property
+    def planned_us(self) -> float:
+        """How long a block should take with all that goes with it."""
+        return self.calls * self.wall_us
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in a turn on CPU."""
+        if not self.wall_us:
+            return 1
+        return max(1, min(MOST_BLOCKS, round(self.turn_us / self.planned_us)))
+
+    @property
+    def fastest_us(self) -> list[float]:
+        """What the reported time is the median of: the fastest turn of each window."""
+        return fastest_of_windows(self.times_us, self.window)
+
+    def may_redo(self) -> bool:
+        """False once too many samples were discarded: the next ones are kept whatever happens."""
+        kept = len(self.times_us)
+        return len(self.samples) - kept < REDO_SHARE * kept + REDO_MORE
+
+    def discard(self, first: int, reason: str) -> None:
+        """Mark the samples from number `first` on; those marked already keep their reason."""
+        for index in range(first, len(self.samples)):
+            if self.samples[index].discarded is None:
+                self.samples[index] = replace(self.samples[index], discarded=reason)
+
+
+FEWEST = 3  # samples of a call that is too slow for more
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppingRule:
+    """Stop when the interval of the median is narrow enough, or when the budget is spent.
+
+    `precision` is the half-width of the 95 % interval relative to the median; `min_time_s` and
+    `max_time_s` bound the time in samples. A slow call still gets `min_samples`, the fewest that
+    give intervals of the median (6) and of a ratio of two (7), unless that takes more than
+    `patience` times the budget: then three.
+    """
+
+    precision: float = 0.02
+    min_time_s: float = 0.1
+    max_time_s: float = 1.0
+    min_samples: int = 7
+    patience: float = 20.0
+
+    def done(self, times_us: list[float], spent_s: float) -> bool:
+        """Decide from the samples that count so far and the seconds spent on all."""
+        if self.out_of_patience(spent_s) and len(times_us) >= FEWEST:
+            return True
+        if len(times_us) < self.min_samples or spent_s < self.min_time_s:
+            return False
+        return spent_s >= self.max_time_s or achieved(times_us) <= self.precision
+
+    def out_of_patience(self, spent_s: float) -> bool:
+        """True when so much time was spent that nothing more is waited for."""
+        return spent_s >= self.max_time_s * self.patience
+
+
+def achieved(times_us: list[float]) -> float:
+    """Half-width of the interval relative to the median; infinite where there is none."""
+    interval = median_interval(times_us)
+    middle = median(times_us)
+    if interval is None or middle <= 0:
+        return float("inf")
+    return (interval[1] - interval[0]) / 2 / middle
+
+
+_triton_compilations = 0
+
+
+def compile_activity() -> int:
+    """A number that grows whenever torch.compile or Triton compiles or tunes in this process.
+
+    Looks only at what is loaded already: who compiles nothing pays nothing. Torch's counters
+    (`torch._dynamo.utils.counters`) grow with every graph captured and every Inductor pass;
+    Triton's listener is called for every kernel compiled, by an autotuner, too.
+    """
+    counted = _triton_compilations
+    with contextlib.suppress(Exception):  # private tables: absent or changed, they say nothing
+        for table in _loaded("torch._dynamo.utils").counters.values():
+            counted += sum(table.values())
+    return counted
+
+
+def listen_to_triton() -> None:
+    """Count Triton's compilations from here on, where it is loaded and nobody listens yet."""
+    with contextlib.suppress(Exception):
+        knobs = _loaded("triton.knobs").compilation
+        if getattr(knobs, "listener", None) is None:
+            knobs.listener = _count
+
+
+def _count(*_: Any, **__: Any) -> None:
+    global _triton_compilations
+    _triton_compilations += 1
+
+
+def _loaded(name: str) -> Any:
+    return sys.modules[name]
+
+
+# A block lasts at least this long, and this many times what the clock can tell.
+MIN_BLOCK_US = 1000.0
+MIN_TICKS = 1000
+# More calls than these are not tried to make a block long enough.
+MOST_CALLS = 1 << 20
+WARM_SHARE = 0.25
+_AGREE = 0.05
+_WINDOWS = 3
+
+
+class UnmeasurableError(Exception):
+    """A call that cannot be timed: too fast for the clock, or never left alone long enough."""
+
+
+def warm_up(contender: Contender, *, clock: Clock, rule: StoppingRule) -> None:
+    """Call until three windows in a row agree and no compiler has been at work in them.
+
+    Without compilation that takes a quarter of the budget at most; while something compiles, all
+    of it. Sets the calls of a block, the length of a call, and the time of windows that compiled.
+    A call that has just been made and would take a quarter of the budget is not made again.
+
+    Raises:
+        UnmeasurableError: the clock sees no time pass in 2^20 calls.
+    """
+    floor_us = MIN_TICKS * clock.resolution_us
+    if clock.l2 == "warm":  # cold calls are timed one by one, each behind a flush of milliseconds
+        floor_us = max(MIN_BLOCK_US, floor_us)
+    if contender.last_call_s * 1e6 >= max(WARM_SHARE * rule.max_time_s * 1e6, floor_us):
+        contender.each_us = contender.wall_us = contender.last_call_s * 1e6
+        return
+    listen_to_triton()
+    begin, calls, activity = time.perf_counter(), 1, compile_activity()
+    windows: deque[tuple[float, float]] = deque(maxlen=_WINDOWS)
+    while True:
+        started = time.perf_counter()
+        each_us = clock.block(contender.call, calls).time_us
+        now, seen = time.perf_counter(), compile_activity()
+        if seen != activity:
+            contender.compile_s += now - started
+            activity = seen
+            windows.clear()
+        long_enough = calls * each_us >= floor_us
+        if long_enough:
+            windows.append((each_us, max(each_us, (now - started) * 1e6 / calls)))
+        elif calls >= MOST_CALLS:
+            raise UnmeasurableError(f"faster than the clock can see: {calls} calls take no time")
+        contender.warm_s = now - begin
+        share = WARM_SHARE if contender.compile_s == 0 else 1.0
+        if _agree(windows) or (contender.warm_s >= share * rule.max_time_s and windows):
+            break
+        if not long_enough:
+            calls = _more(calls, floor_us, each_us)
+    # The fastest window: in a slow one others were at work, and blocks would come out too short.
+    contender.each_us, contender.wall_us = min(windows)
+    contender.calls = max(1, math.ceil(floor_us / contender.each_us))
+
+
+def _more(calls: int, floor_us: float, each_us: float) -> int:
+    """More calls for the next window: as many as make it long enough, by what was just seen.
+
+    Where the clock saw nothing, or stepped back, twice as many: a slow call made a million times
+    would take the rest of the day.
+    """
+    wanted = math.ceil(floor_us / each_us) if each_us > 0 else 0
+    return min(MOST_CALLS, max(2 * calls, wanted))
+
+
+def _agree(windows: deque[tuple[float, float]]) -> bool:
+    times = [each_us for each_us, _ in windows]
+    return len(times) == _WINDOWS and max(times) <= (1 + _AGREE) * min(times)
