@@ -61,7 +61,7 @@ def sweep(
     from dataclasses import fields
 
     from attnbench.errors import UsageError
-    from attnbench.execution.session import Request, Silent
+    from attnbench.execution.session import Silent, SweepRequest
     from attnbench.execution.session import sweep as start
     from attnbench.execution.settings import Settings
     from attnbench.planning.plan import Axes
@@ -79,7 +79,7 @@ def sweep(
         raise UsageError(
             f"no such setting ({err}); see attnbench.execution.settings.Settings"
         ) from err
-    request = Request(
+    request = SweepRequest(
         sweeps=(Axes(**{key: _plain(key, value) for key, value in axes.items()}),),
         settings=chosen,
         output=Path(output),

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from attnbench.cli import main
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.settings import Settings
-from attnbench.planning.plan import Group
+from attnbench.planning.plan import Job
 from attnbench.schema.record import Record
 from tests import synthetic
 
@@ -73,9 +73,9 @@ def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: dict[st
         assert request["do"] == "reasons"
         return {"reasons": {name: [None] * len(request["cases"]) for name in request["names"]}}
 
-    def run(runner: LocalRunner, groups: tuple[Group, ...]) -> Iterator[Record]:
-        for group in groups:
-            for cell in group.cells():
+    def run(runner: LocalRunner, jobs: Iterable[Job]) -> Iterator[Record]:
+        for job in jobs:
+            for cell in job.cells():
                 yield synthetic.ok(cell.case, cell.impl)
 
     monkeypatch.setattr(LocalRunner, "_ask", answer)

@@ -15,13 +15,13 @@ from attnbench.report.gate import junit, markdown, texts
 from attnbench.theory.traits import case_label
 from tests import gate_runs
 
-KINDS = gate_runs.the_kinds()
+TRAITS = gate_runs.the_kinds()
 STRANGE = "a\x00\x1b[31m|`<b>&\"'\ud800\ufffe]]>\n*x*"
 
 
 def strange() -> tuple[GateRun, Outcome]:
     """A run with what no name should hold, wherever a text comes from outside."""
-    run = KINDS["broken"]
+    run = TRAITS["broken"]
     failed = Checked(status="error", reason=STRANGE, metrics={"kernel": STRANGE})
     cells = (replace(run.cells[0], impl=f"{STRANGE}$x"), *run.cells[1:])
     run = replace(
@@ -68,15 +68,15 @@ def test_labels_say_what_differs_and_stay_apart():
 
 
 def test_the_worst_comes_first_and_of_equals_the_slowest():
-    rows = [row for _, row in texts.worst_first(decide(KINDS["broken"]).rows)]
+    rows = [row for _, row in texts.worst_first(decide(TRAITS["broken"]).rows)]
     assert [row.verdict for row in rows][:4] == ["incorrect"] * 2 + ["regressed"] * 2
     assert (rows[2].ratio or 0) > (rows[3].ratio or 0)
     assert rows[4].verdict == "not comparable"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAITS)
 def test_the_terminal_shows_every_cell_its_verdict_and_the_conclusion(kind, capsys):
-    run, outcome = KINDS[kind], decide(KINDS[kind])
+    run, outcome = TRAITS[kind], decide(TRAITS[kind])
     out = printed(run, outcome, capsys)
     for cell, row in zip(texts.labels(run.cells)[1], outcome.rows, strict=True):
         assert re.search(rf"^. +{cell} .*{row.verdict} *$", out, re.MULTILINE), cell
@@ -84,15 +84,15 @@ def test_the_terminal_shows_every_cell_its_verdict_and_the_conclusion(kind, caps
     assert "attnbench gate --replay results/g/gate.json" in out
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAITS)
 def test_eighty_columns_are_enough(kind, capsys):
-    out = printed(KINDS[kind], decide(KINDS[kind]), capsys)
+    out = printed(TRAITS[kind], decide(TRAITS[kind]), capsys)
     assert max(map(len, out.splitlines())) <= 80
     assert "…\n" not in out
 
 
 def test_all_that_is_not_ok_has_its_reason(capsys):
-    out = printed(KINDS["broken"], decide(KINDS["broken"]), capsys, width=200)
+    out = printed(TRAITS["broken"], decide(TRAITS["broken"]), capsys, width=200)
     assert "✗ naive n=128: wrong result: o is off by 0.31 at [0, 1, 5, 7]" in out
     assert "✗ sdpa n=1024: workspace grew from 2.0 MiB to 4.0 MiB" in out
     assert "note: kernels: +aten::clone" in out
@@ -101,17 +101,17 @@ def test_all_that_is_not_ok_has_its_reason(capsys):
 
 
 def test_controls_say_what_they_showed(capsys):
-    blind = printed(KINDS["blind"], decide(KINDS["blind"]), capsys, width=200)
+    blind = printed(TRAITS["blind"], decide(TRAITS["blind"]), capsys, width=200)
     assert "planted slowdown of 10 % was NOT found" in blind
     assert "? not passed: blind" in blind
-    untrusted = printed(KINDS["untrusted"], decide(KINDS["untrusted"]), capsys, width=200)
+    untrusted = printed(TRAITS["untrusted"], decide(TRAITS["untrusted"]), capsys, width=200)
     assert re.search(r"base against itself: \+\d\.\d %; not to be trusted", untrusted)
-    none = printed(KINDS["nothing"], decide(KINDS["nothing"]), capsys, width=200)
+    none = printed(TRAITS["nothing"], decide(TRAITS["nothing"]), capsys, width=200)
     assert "none, since no time was compared" in none
 
 
 def test_sides_name_ref_commit_and_uncommitted_changes():
-    run = KINDS["clean"]
+    run = TRAITS["clean"]
     assert texts.sides(run) == [
         "base: main (3f2a91c0d1)",
         "candidate: the working tree at 9b01c2d3e4, with uncommitted changes",
@@ -126,9 +126,9 @@ ELEMENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAITS)
 def test_junit_has_a_case_a_cell_and_one_for_each_control(kind):
-    run, outcome = KINDS[kind], decide(KINDS[kind])
+    run, outcome = TRAITS[kind], decide(TRAITS[kind])
     root = ElementTree.fromstring(junit.render(run, outcome).encode())
     cases = {(c.get("classname"), c.get("name")): c for c in root.iter("testcase")}
     for row in outcome.rows:
@@ -139,10 +139,10 @@ def test_junit_has_a_case_a_cell_and_one_for_each_control(kind):
     assert ("attnbench gate", "base against itself") in cases
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAITS)
 def test_junit_looks_like_a_pass_exactly_if_the_run_passed(kind):
-    outcome = decide(KINDS[kind])
-    root = ElementTree.fromstring(junit.render(KINDS[kind], outcome).encode())
+    outcome = decide(TRAITS[kind])
+    root = ElementTree.fromstring(junit.render(TRAITS[kind], outcome).encode())
     suite = root.find("testsuite")
     assert suite is not None
     bad = int(suite.get("failures", "")) + int(suite.get("errors", ""))
@@ -153,7 +153,7 @@ def test_junit_looks_like_a_pass_exactly_if_the_run_passed(kind):
 
 
 def test_junit_gives_ratio_and_interval_as_properties():
-    run, outcome = KINDS["regressed"], decide(KINDS["regressed"])
+    run, outcome = TRAITS["regressed"], decide(TRAITS["regressed"])
     root = ElementTree.fromstring(junit.render(run, outcome).encode())
     case = next(c for c in root.iter("testcase") if c.find("failure") is not None)
     known = {p.get("name"): p.get("value") for p in case.iter("property")}
@@ -176,9 +176,9 @@ def test_strange_texts_break_no_output(tmp_path, capsys):
     assert "\x1b[31m" not in out
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAITS)
 def test_markdown_begins_with_the_verdict_and_has_a_row_a_cell(kind):
-    run, outcome = KINDS[kind], decide(KINDS[kind])
+    run, outcome = TRAITS[kind], decide(TRAITS[kind])
     text = markdown.render(run, outcome, Path("results/my run/gate.json"))
     assert text.startswith(f"## attnbench gate: {texts.TITLES[outcome.exit_code]}")
     assert len(re.findall(r"^\| (?:naive|sdpa) n=", text, re.MULTILINE)) == len(run.cells)
@@ -196,7 +196,7 @@ def test_all_files_are_written_and_the_summary_of_the_job_is_appended_to(tmp_pat
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv(markdown.SUMMARY, str(summary))
-    run = KINDS["clean"]
+    run = TRAITS["clean"]
     write_all(tmp_path / "g", run, decide(run))
     names = {path.name for path in (tmp_path / "g").iterdir()}
     assert names == {"gate.json", "gate.xml", "gate.md", "gate.html", "plots"}
@@ -205,7 +205,7 @@ def test_all_files_are_written_and_the_summary_of_the_job_is_appended_to(tmp_pat
 
 def test_a_summary_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(markdown.SUMMARY, str(tmp_path / "no" / "summary.md"))
-    run = KINDS["nothing"]
+    run = TRAITS["nothing"]
     write_all(tmp_path / "g", run, decide(run))
     captured = capsys.readouterr()
     assert re.fullmatch(

@@ -13,8 +13,8 @@ from attnbench.planning.plan import Axes, work
 from attnbench.schema.case import Case, parse_mask
 from attnbench.theory.law import parse
 from attnbench.theory.traits import (
-    KINDS,
     OPTIONAL_AXES,
+    TRAITS,
     case_label,
     impossible,
     law_of,
@@ -32,9 +32,9 @@ def decode(cache: str) -> Case:
 
 
 def test_every_workload_has_one_row_for_planning():
-    assert set(KINDS.names()) == set(WORKLOADS.names())
+    assert set(TRAITS.names()) == set(WORKLOADS.names())
     assert set(OPTIONAL_AXES) <= set(Axes.__dataclass_fields__)
-    for kind in dict(KINDS.items()).values():
+    for kind in dict(TRAITS.items()).values():
         assert set(kind.axes) <= set(OPTIONAL_AXES)
         assert set(kind.defaults) <= set(Case.__dataclass_fields__)
 

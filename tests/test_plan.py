@@ -11,7 +11,7 @@ from attnbench.planning.expansion import (
     misfit,
     with_overrides,
 )
-from attnbench.planning.plan import HEATS_PER_GROUP, Axes, grouped, make_plan
+from attnbench.planning.plan import GROUPS_PER_JOB, Axes, jobs_of, make_plan
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.record import Cell
@@ -80,7 +80,7 @@ def test_nothing_planned_vanishes():
     asked = cells(good, odd)
     plan = make_plan(asked, {(good.case_id, "sdpa"): "no such kernel"})
     decided = {record.cell.key: record for record in plan.decided}
-    measured = [cell for group in plan.groups for cell in group.cells()]
+    measured = [cell for job in plan.jobs for cell in job.cells()]
     assert {cell.key for cell in asked} == set(decided) | {cell.key for cell in measured}
     assert decided[good.case_id, "sdpa"].status == "unsupported"
     assert decided[odd.case_id, "naive"].status == "skipped"
@@ -94,19 +94,19 @@ def test_what_will_be_compared_takes_turns():
         for cache in ("rerun", "static")
     ]
     other = Case(seq_len=128)
-    groups = list(grouped(cells(plain, other, turned, *caches)))
-    heats = {tuple(case for case, _ in heat) for group in groups for heat in group.heats}
-    assert heats == {(plain, turned), (other,), tuple(caches)}
+    jobs = list(jobs_of(cells(plain, other, turned, *caches)))
+    groups = {tuple(case for case, _ in group) for job in jobs for group in job.groups}
+    assert groups == {(plain, turned), (other,), tuple(caches)}
 
 
 def test_implementations_of_one_case_share_a_process_and_kinds_do_not():
-    cases = [Case(seq_len=8 * i) for i in range(1, 2 * HEATS_PER_GROUP)]
+    cases = [Case(seq_len=8 * i) for i in range(1, 2 * GROUPS_PER_JOB)]
     cases += [Case(seq_len=8, dtype="bfloat16")]
-    groups = list(grouped(cells(*cases)))
-    assert all(impls == ("naive", "sdpa") for group in groups for _, impls in group.cases)
-    assert all(len({case.dtype for case, _ in group.cases}) == 1 for group in groups)
-    assert all(len(group.heats) <= HEATS_PER_GROUP for group in groups)
-    assert sum(len(group.cases) for group in groups) == len(cases)
+    jobs = list(jobs_of(cells(*cases)))
+    assert all(impls == ("naive", "sdpa") for job in jobs for _, impls in job.cases)
+    assert all(len({case.dtype for case, _ in job.cases}) == 1 for job in jobs)
+    assert all(len(job.groups) <= GROUPS_PER_JOB for job in jobs)
+    assert sum(len(job.cases) for job in jobs) == len(cases)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_width_that_does_not_divide_is_a_skipped_row_with_the_reason(axes, rea
     plan = make_plan(cells(case), {}, misfits={case.case_id: misfit(axes, case)})
     assert [record.status for record in plan.decided] == ["skipped", "skipped"]
     assert reason in (plan.decided[0].reason or "")
-    assert not plan.groups
+    assert not plan.jobs
 
 
 def test_a_width_that_divides_and_one_given_with_all_the_rest_are_no_misfits():
@@ -194,7 +194,7 @@ def test_a_layer_has_a_projection_and_attention_has_none():
     (attention,) = expand(Axes(), "cpu")
     assert (layer.projection, attention.projection) == ("fused", None)
     both = expand(Axes(workload="layer", projections=("fused", "per-head")), "cpu")
-    assert len({heat for group in grouped(cells(*both)) for heat in group.heats}) == 1
+    assert len({group for job in jobs_of(cells(*both)) for group in job.groups}) == 1
 
 
 def test_a_sweep_takes_whom_its_workload_is_served_by_and_whoever_is_asked_for_by_name():

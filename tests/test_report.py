@@ -11,7 +11,7 @@ import pytest
 
 from attnbench.analysis.table import compared
 from attnbench.base import units
-from attnbench.base.markup import table
+from attnbench.base.units import table
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
 from attnbench.report import scales, style, write_report

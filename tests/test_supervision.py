@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.base.heartbeat import NOBODY, Beacon
+from attnbench.base.heartbeat import NOBODY, Heartbeat
 from attnbench.execution.process import GARBLED, GarbledError
 from attnbench.execution.supervision import Death, Supervision
 from attnbench.schema.case import Case
@@ -18,7 +18,7 @@ class ScriptedWorker:
     """Plays a list of steps: a sign to leave, a result to report, an end."""
 
     def __init__(self, folder: Path, script: list[Any]) -> None:
-        self.beacon = Beacon(folder / f"beacon-{id(self)}")
+        self.heartbeat = Heartbeat(folder / f"heartbeat-{id(self)}")
         self._script = iter(script)
         self.request: list[Any] = []
 
@@ -36,14 +36,14 @@ class ScriptedWorker:
             if step == "garbage":
                 raise GarbledError
             if step[0] == "at":
-                self.beacon.write(*step[1:])
+                self.heartbeat.write(*step[1:])
                 continue
             return {"event": "result", "key": list(step), "result": f"{step}"}
         raise AssertionError("the script is over")
 
     def ended(self) -> int | None:
-        if self.request and self.beacon.read().stage == "closed":
-            self.beacon.write(1, 0, "samples")  # it goes on for a while
+        if self.request and self.heartbeat.read().stage == "closed":
+            self.heartbeat.write(1, 0, "samples")  # it goes on for a while
             return None
         return -11
 
@@ -175,7 +175,7 @@ def test_a_worker_that_gets_somewhere_may_be_lost_twice_at_no_cell(play):
 
 @pytest.mark.parametrize("sign", [(7, 0), (0, 7), (-7, 0), (0, -7)])
 def test_a_sign_that_points_nowhere_blames_nobody(play, sign):
-    """Who writes to descriptors of others may hit the beacon's file."""
+    """Who writes to descriptors of others may hit the heartbeat's file."""
     second = [(0, "a"), (0, "b"), (1, "a"), "done"]
     results, asked = play([("at", *sign, "garbage"), "silent", "dies"], second)
     assert asked[1] == KEYS

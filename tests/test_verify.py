@@ -11,8 +11,8 @@ import pytest
 
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.errors import ExitCode
+from attnbench.execution.session import PRESET_ON
 from attnbench.execution.store import load_info
-from attnbench.execution.verify import PRESET_ON
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.finding import Finding, Verdict, exit_code
 from tests import synthetic

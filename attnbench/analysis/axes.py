@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.base.units import is_unknown
-from attnbench.theory.traits import KINDS
+from attnbench.theory.traits import TRAITS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def fixed(frame: pd.DataFrame) -> str:
     if frame.empty:
         return ""
     left_out = set(varying(frame))
-    if not any(KINDS.get(str(name)).heads for name in frame["workload"].unique()):
+    if not any(TRAITS.get(str(name)).heads for name in frame["workload"].unique()):
         left_out |= _OF_HEADS
     first = frame.iloc[0]
     names = [name for name in AXES if name not in left_out and not _follows(frame, name)]

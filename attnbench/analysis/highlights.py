@@ -12,7 +12,7 @@ from attnbench.analysis.axes import label, label_axes, slices, varying
 from attnbench.analysis.table import BASELINE, WORST_FIRST
 from attnbench.base import units
 from attnbench.base.registry import Registry
-from attnbench.theory.traits import KINDS
+from attnbench.theory.traits import TRAITS
 
 WIDE_INTERVAL = 0.2  # of the median; differences below it are lost in such a cell
 SLICE = ["workload", "device", "dtype", "pass"]
@@ -102,7 +102,7 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
 
 
 def _per_token(row: pd.Series[Any]) -> bool:
-    return KINDS.get(str(row["workload"])).unit == "token"
+    return TRAITS.get(str(row["workload"])).unit == "token"
 
 
 def cache_sentence(rows: pd.DataFrame) -> str:

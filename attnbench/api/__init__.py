@@ -28,7 +28,7 @@ from attnbench.errors import UsageError
 from attnbench.schema.case import Case, Mask, Position
 from attnbench.theory.costs import core_flops, output_bytes
 from attnbench.theory.law import parse
-from attnbench.theory.traits import KINDS
+from attnbench.theory.traits import TRAITS
 
 __all__ = [
     "Case",
@@ -199,10 +199,10 @@ def _add(name: str, build: Any, described: Any, capabilities: dict[str, Any]) ->
                 f" {type(value).__name__}; expected {_EXPECTED[field_name]}"
             )
     for workload in capabilities.get("workloads") or ():
-        if workload not in KINDS:
+        if workload not in TRAITS:
             raise UsageError(
                 f"implementation '{name}' declares workloads with {workload!r}, which is none;"
-                f" known: {', '.join(KINDS.names())}"
+                f" known: {', '.join(TRAITS.names())}"
             )
     defaults = {
         "doc": inspect.getdoc(described) or "",

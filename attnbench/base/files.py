@@ -1,10 +1,12 @@
-"""Files that a kill leaves whole: written in one step, locked for one writer, plainly named."""
+"""Files and folders that a kill leaves whole: made or written in one step, for one writer."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 from attnbench.errors import StoreError
@@ -22,6 +24,32 @@ def check_name(name: str) -> str:
             " not 'latest' (--name)"
         )
     return name
+
+
+def make_folder(output: Path, name: str | None, prefix: str = "", instead: str = "") -> Path:
+    """Make and return `output`/`name`; the name is a time stamp after `prefix` unless given.
+
+    Raises:
+        StoreError: the name is taken (`instead` says what else to do) or is not a plain folder
+            name, or nothing can be written.
+    """
+    if name is None:
+        name = prefix + datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    path = output / check_name(name)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+    except OSError as err:
+        if isinstance(err, FileExistsError) and output.is_dir():
+            taken = f"a run named '{name}' exists in {output}; choose another --name{instead}"
+            raise StoreError(taken) from err
+        raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err
+    return path
+
+
+def digest(file: Path) -> str:
+    """The first 16 hexadecimal digits of SHA-256 of the file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def lock(descriptor: int, path: Path, who: str = "sweep") -> None:

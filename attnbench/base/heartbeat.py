@@ -25,7 +25,7 @@ class Sign:
     stage: str
 
 
-class Beacon:
+class Heartbeat:
     """One mapped file, written by the worker and read by the runner."""
 
     def __init__(self, path: Path) -> None:

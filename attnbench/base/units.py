@@ -1,7 +1,12 @@
-"""How numbers are written for people: the only module that formats them. Unknown is "–"."""
+"""How numbers and tables are written for people: the only module that formats them.
+
+Unknown is "–".
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -153,3 +158,16 @@ def moment(iso: str | None) -> str:
         return iso
     zone = when.tzname() or ""
     return f"{when:%Y-%m-%d %H:%M} {zone}".strip()
+
+
+def escape(text: str) -> str:
+    """Make a text safe inside a table cell: no pipe, no line break, no HTML, no emphasis."""
+    flat = re.sub(r"\s+", " ", text).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([|`*_\[\]\\])", r"\\\1", flat)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
+    """Return a GitHub table; columns after the first `text_columns` are aligned right."""
+    rule = ["---" if i < text_columns else "---:" for i in range(len(header))]
+    lines = [list(map(escape, header)), rule, *([escape(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from attnbench.base.files import check_name
+from attnbench.base.files import make_folder
 from attnbench.cli.axes import AXES
 from attnbench.cli.gate_output import show, write_all
 from attnbench.cli.gate_progress import GateDisplay
@@ -120,18 +119,8 @@ def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
     Raises:
         StoreError: the name is taken or none, the folder cannot be made or the disk is full.
     """
-    if name is None:
-        name = datetime.now(UTC).strftime("gate-%Y%m%d-%H%M%S-%f")[:-3]
-    folder, new = output / check_name(name), not output.exists()
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-    except FileExistsError as err:
-        taken = f"a run named '{name}' exists in {output}; choose another --name"
-        blocked = f"{output} is a file; choose --output DIR"
-        raise StoreError(taken if output.is_dir() else blocked) from err
-    except OSError as err:
-        raise StoreError(f"cannot write {folder} ({err.strerror}); choose --output DIR") from err
+    new = not output.exists()
+    folder = make_folder(output, name, "gate-")
     try:
         _try_to_write(folder)
         yield folder

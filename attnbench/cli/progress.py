@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from attnbench.base import units
-from attnbench.planning.plan import Plan, grouped, work
+from attnbench.planning.plan import Plan, jobs_of, work
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.theory.traits import case_label
@@ -117,7 +117,7 @@ def _cells(plan: Plan) -> str:
 
 
 def _processes(plan: Plan) -> int:
-    return sum(len(list(grouped(cells))) for cells in plan.passes)
+    return sum(len(list(jobs_of(cells))) for cells in plan.passes)
 
 
 def _cell_work(case: Case) -> float:
@@ -136,13 +136,13 @@ def _line(record: Record) -> str:
 
 
 def _print_plan(plan: Plan) -> None:
-    for number, group in enumerate(plan.groups, start=1):
+    for number, job in enumerate(plan.jobs, start=1):
         click.echo(f"process {number}")
-        for case, impls in group.cases:
+        for case, impls in job.cases:
             click.echo(f"  {case.case_id}  {case_label(case)}: {', '.join(impls)}")
     for record in plan.decided:
         click.echo(
             f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}"
         )
-    count = sum(len(list(group.cells())) for group in plan.groups)
+    count = sum(len(list(job.cells())) for job in plan.jobs)
     click.echo(f"{count} cells to measure, {len(plan.decided)} decided without running")

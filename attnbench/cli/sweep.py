@@ -134,7 +134,7 @@ def sweep(**options: Any) -> None:
 
 
 def _request(options: dict[str, Any]) -> Any:
-    from attnbench.execution.session import Request
+    from attnbench.execution.session import SweepRequest
     from attnbench.execution.settings import Settings
     from attnbench.planning.expansion import with_overrides
     from attnbench.planning.plan import Axes
@@ -150,7 +150,7 @@ def _request(options: dict[str, Any]) -> Any:
         base = tuple(axes for axes in base if axes.workload == options["workload"]) or base[:1]
     min_time = options["min_time"] or (preset.min_time_s if preset else 0.1)
     max_time = options["max_time"] or (preset.max_time_s if preset else 1.0)
-    return Request(
+    return SweepRequest(
         sweeps=tuple(
             with_overrides(axes, _relevant(axes.workload, given) if preset else given)
             for axes in base
@@ -178,10 +178,10 @@ def _request(options: dict[str, Any]) -> Any:
 
 def _refuse_unused(preset: str, workloads: list[str], given: dict[str, Any]) -> None:
     """Refuse an axis that none of a preset's workloads has: it would change nothing."""
-    from attnbench.theory.traits import KINDS
+    from attnbench.theory.traits import TRAITS
 
     for flag, name, _, _ in AXES:
-        if given[name] and all(name in KINDS.get(kind).foreign() for kind in workloads):
+        if given[name] and all(name in TRAITS.get(kind).foreign() for kind in workloads):
             having = ", ".join(dict.fromkeys(workloads))
             raise UsageError(
                 f"{flag} changes nothing in --preset {preset}, which measures {having}; leave it"
@@ -193,9 +193,9 @@ def _relevant(workload: str, given: dict[str, Any]) -> dict[str, Any]:
     """In a preset of several workloads, the axes of one apply to that one alone."""
     if given["workload"]:
         return given
-    from attnbench.theory.traits import KINDS
+    from attnbench.theory.traits import TRAITS
 
-    foreign = KINDS.get(workload).foreign()
+    foreign = TRAITS.get(workload).foreign()
     return {name: None if name in foreign else value for name, value in given.items()}
 
 

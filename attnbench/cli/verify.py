@@ -88,19 +88,23 @@ def _refuse(options: dict[str, Any]) -> None:
 
 def _measured(options: dict[str, Any]) -> Path:
     from attnbench.cli.progress import Display
-    from attnbench.execution.verify import Wish, measure
+    from attnbench.execution.session import sweep_for_verdicts
+    from attnbench.execution.settings import Settings
 
-    wish = Wish(
+    settings = Settings(
         device=options["device"],
-        impls=options["impls"],
         files=tuple(str(Path(file).resolve()) for file in options["files"]),
         threads=options["threads"],
         seed=options["seed"],
-        output=options["output"],
-        name=options["name"],
     )
     with Display(quiet=options["quiet"]) as display:
-        return measure(wish, display)
+        return sweep_for_verdicts(
+            settings,
+            display,
+            impls=options["impls"] or (),
+            output=options["output"],
+            name=options["name"],
+        )
 
 
 def _print(found: Scaling, path: Path, *, every: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from attnbench.base.heartbeat import Beacon
+from attnbench.base.heartbeat import Heartbeat
 from attnbench.base.jsontext import decode, encode
 from attnbench.execution.settings import Settings
 from attnbench.machine.allocator import settings_for_workers
@@ -166,9 +166,9 @@ class Worker:
                 prefix="attnbench-", ignore_cleanup_errors=True
             )
             begun.callback(self._folder.cleanup)
-            path = Path(self._folder.name) / "beacon"
-            self.beacon = Beacon(path)
-            begun.callback(self.beacon.close)
+            path = Path(self._folder.name) / "heartbeat"
+            self.heartbeat = Heartbeat(path)
+            begun.callback(self.heartbeat.close)
             self.line = Line()
             begun.callback(self.line.close)
             config = WorkerConfig(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -13,7 +13,7 @@ from attnbench.errors import ExitCode, UsageError, WorkerError
 from attnbench.execution.process import GarbledError, Worker, ending
 from attnbench.execution.settings import Settings
 from attnbench.execution.supervision import Death, Key, Supervision
-from attnbench.planning.plan import Group
+from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
 
@@ -73,12 +73,12 @@ class LocalRunner:
             for case, reason in zip(cases, answer[name], strict=True)
         }
 
-    def run(self, groups: tuple[Group, ...] | list[Group]) -> Iterator[Record]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
         """Measure the groups and yield a record for every cell, whatever becomes of it."""
-        for group in groups:
-            keys = [(i, impl) for i, (_, impls) in enumerate(group.cases) for impl in impls]
-            cases = [case for case, _ in group.cases]
-            request = partial(self._measure_request, cases, [len(heat) for heat in group.heats])
+        for job in jobs:
+            keys = [(i, impl) for i, (_, impls) in enumerate(job.cases) for impl in impls]
+            cases = [case for case, _ in job.cases]
+            request = partial(self._measure_request, cases, [len(group) for group in job.groups])
             supervised = self._supervised(cases, request, Record.from_line)
             for (index, impl), result in supervised.run(keys):
                 if isinstance(result, Death):

@@ -16,7 +16,8 @@ from attnbench.execution.runner import LocalRunner
 from attnbench.execution.settings import Settings
 from attnbench.execution.store import Run, RunWriter, load_info, load_run, write_info
 from attnbench.planning.expansion import check_names, expand, implementations, misfit
-from attnbench.planning.plan import Axes, Plan, grouped, make_plan
+from attnbench.planning.plan import Axes, Plan, jobs_of, make_plan
+from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case
 from attnbench.schema.record import SCHEMA, Cell, Record
 from attnbench.version import __version__
@@ -63,7 +64,7 @@ class Silent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class SweepRequest:
     """What `attnbench sweep` was asked for. `options` is what `run.json` keeps for people."""
 
     sweeps: tuple[Axes, ...]
@@ -74,7 +75,7 @@ class Request:
     cells: tuple[Cell, ...] = ()  # beside those of the sweeps: the plan of a stored run
 
 
-def sweep(request: Request, listener: Listener, *, dry_run: bool = False) -> Path | None:
+def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -> Path | None:
     """Plan and measure everything asked for; return the run's folder (None for a dry run).
 
     Raises:
@@ -135,7 +136,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
             f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
         ) from err
     missing = _missing(run, cells, done, settings.processes)
-    plan = Plan(cells=(), groups=())
+    plan = Plan(cells=(), jobs=())
     with LocalRunner(settings, listener.working) as runner:
         if missing:
             catalogue = runner.catalogue()
@@ -163,7 +164,7 @@ def _missing(run: Run, cells: list[Cell], done: Container[_Part], processes: int
     ]
 
 
-def _plan(request: Request, catalogue: dict[str, Any], runner: LocalRunner) -> Plan:
+def _plan(request: SweepRequest, catalogue: dict[str, Any], runner: LocalRunner) -> Plan:
     cells = list(request.cells)
     misfits: dict[str, str | None] = {}
     for axes in request.sweeps:
@@ -172,7 +173,7 @@ def _plan(request: Request, catalogue: dict[str, Any], runner: LocalRunner) -> P
             misfits[case.case_id] = misfit(axes, case)
             cells += [Cell(case=case, impl=name) for name in names]
     plan = _decide(cells, runner, request.settings.processes, misfits=misfits)
-    if not plan.groups and all(record.status == "skipped" for record in plan.decided):
+    if not plan.jobs and all(record.status == "skipped" for record in plan.decided):
         raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
     return plan
 
@@ -199,8 +200,8 @@ def _measure(
     spent: dict[str, float] = {}
     failed: set[tuple[str, str]] = set()
     for process, cells in enumerate(plan.passes):
-        groups = tuple(grouped(cell for cell in cells if cell.key not in failed))
-        for found in runner.run(groups):
+        jobs = tuple(jobs_of(cell for cell in cells if cell.key not in failed))
+        for found in runner.run(jobs):
             record = replace(found, process=process)
             writer.append(record)
             listener.recorded(record)
@@ -250,3 +251,48 @@ def _all_known(cells: Iterable[Cell], catalogue: dict[str, Any]) -> None:
     for name in dict.fromkeys(cell.impl for cell in cells):
         if name not in known:
             raise unknown("implementation", name, known, "--resume")
+
+
+PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}
+
+
+def sweep_for_verdicts(
+    settings: Settings,
+    listener: Listener,
+    *,
+    impls: tuple[str, ...] = (),
+    output: Path = Path("results"),
+    name: str | None = None,
+) -> Path:
+    """Run the sweep that verdicts on growth need on this device; return the run's folder.
+
+    The verdicts themselves are `analysis.scaling`'s, and are the same for any run. `settings` say
+    device, threads (None: as the preset has it), files and seed. With `impls` or files it is they
+    that are measured, in the sweeps of core implementations alone: no layers, decoding or networks.
+
+    Raises:
+        UsageError: an unknown name, a file that does not load, a device that is not there.
+    """
+    with LocalRunner(settings) as runner:
+        device = runner.catalogue()["device"]
+        named = tuple(dict.fromkeys((*impls, *runner.user_names)))
+    preset = PRESETS.get(PRESET_ON[device])
+    cores = (axes for axes in preset.sweeps if axes.workload == "attention")
+    request = SweepRequest(
+        sweeps=tuple(replace(axes, impls=named) for axes in cores) if named else preset.sweeps,
+        settings=replace(
+            settings,
+            device=device,
+            threads=settings.threads or preset.threads,
+            allocator=preset.allocator,
+            min_time_s=preset.min_time_s,
+            max_time_s=preset.max_time_s,
+        ),
+        output=output,
+        name=name,
+        options={"preset": PRESET_ON[device], "command": "verify"}
+        | ({"impls": named} if named else {}),
+    )
+    path = sweep(request, listener)
+    assert path is not None, "no dry run was asked for"
+    return path

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from attnbench.base.files import check_name, lock, write_whole
+from attnbench.base.files import lock, make_folder, write_whole
 from attnbench.base.registry import nearest
 from attnbench.errors import AttnbenchError, StoreError
 from attnbench.schema.record import READABLE, SCHEMA, Record, merged
@@ -53,18 +52,9 @@ class RunWriter:
         Raises:
             StoreError: the name is taken or not a plain folder name, or nothing can be written.
         """
-        if name is None:
-            name = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
-        path = output / check_name(name)
+        path = make_folder(output, name, instead=f", or continue it with --resume {name}")
         try:
-            output.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
-        except FileExistsError as err:
-            raise _taken(path, name) from err
-        except OSError as err:
-            raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err
-        try:
-            write_info(path, {"schema": SCHEMA, "run_id": name} | info)
+            write_info(path, {"schema": SCHEMA, "run_id": path.name} | info)
         except StoreError:
             path.rmdir()  # no run was made, and its name is free
             raise
@@ -112,15 +102,6 @@ class RunWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _taken(path: Path, name: str) -> StoreError:
-    if not path.exists() or path.parent.is_file():
-        return StoreError(f"cannot write {path}: {path.parent} is a file; choose --output DIR")
-    return StoreError(
-        f"a run named '{name}' exists in {path.parent}; choose another --name,"
-        f" or continue it with --resume {name}"
-    )
 
 
 def write_info(path: Path, info: dict[str, Any]) -> None:

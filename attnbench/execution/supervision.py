@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnbench.base.heartbeat import NOBODY, Beacon, Sign
+from attnbench.base.heartbeat import NOBODY, Heartbeat, Sign
 from attnbench.errors import AttnbenchError
 from attnbench.execution.process import GARBLED, GarbledError, Worker, ending
 from attnbench.schema.case import Case
@@ -71,7 +71,7 @@ class Supervision:
             asked = alone[:1] or list(open_keys)
             worker = self._worker()
             local = _LocalKeys(asked)
-            watch = _Watch(worker.beacon, self._timeout_s)
+            watch = _Watch(worker.heartbeat, self._timeout_s)
             worker.send(self._request(asked))
             death: Death | None = None
             for key, result in self._results(worker, local, watch):
@@ -182,9 +182,9 @@ class _LocalKeys:
 
 @dataclass
 class _Watch:
-    """Notices a beacon that has not moved for too long."""
+    """Notices a heartbeat that has not moved for too long."""
 
-    beacon: Beacon
+    heartbeat: Heartbeat
     timeout_s: float
     _last: Sign | None = None
     _kept: Sign | None = None
@@ -197,7 +197,7 @@ class _Watch:
     def read(self) -> Sign:
         if self._kept is not None:
             return self._kept
-        sign = self.beacon.read()
+        sign = self.heartbeat.read()
         if self._last is None or sign.step != self._last.step:
             self._last, self._since = sign, time.monotonic()
         return sign

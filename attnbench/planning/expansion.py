@@ -11,7 +11,7 @@ from attnbench.base.registry import unknown
 from attnbench.errors import UsageError
 from attnbench.planning.plan import Axes
 from attnbench.schema.case import Case, Device, parse_mask, parse_position
-from attnbench.theory.traits import KINDS
+from attnbench.theory.traits import TRAITS
 
 
 def expand(axes: Axes, device: Device) -> Iterator[Case]:
@@ -21,7 +21,7 @@ def expand(axes: Axes, device: Device) -> Iterator[Case]:
     wide as it is, so that no two of its cases are the same network. One that is causal by nature
     has no mask `full`.
     """
-    kind, follower = KINDS.get(axes.workload), _follows(axes)
+    kind, follower = TRAITS.get(axes.workload), _follows(axes)
     choices: dict[str, tuple[Any, ...]] = {
         "pass_": axes.passes,
         "dtype": axes.dtypes,
@@ -85,7 +85,7 @@ def _sized(chosen: dict[str, Any]) -> dict[str, int]:
 
 def misfit(axes: Axes, case: Case) -> str | None:
     """Why this case of `axes` is not what was asked for: a width that does not divide."""
-    if not KINDS.get(axes.workload).heads:
+    if not TRAITS.get(axes.workload).heads:
         return None
     known, flag = {
         "head_dim": (case.heads, "heads (--heads)"),
@@ -113,9 +113,9 @@ def check_names(sweeps: Iterable[Axes], catalogue: dict[str, Any]) -> None:
         _known("projection", "--projections", axes.projections or [], projections)
         positions = [parse_position(text).name for text in axes.positions]
         _known("position encoding", "--positions", positions, catalogue["positions"])
-        for name, flag in KINDS.get(axes.workload).foreign().items():
+        for name, flag in TRAITS.get(axes.workload).foreign().items():
             if getattr(axes, name):
-                having = [w for w, kind in KINDS.items() if name in kind.axes]
+                having = [w for w, kind in TRAITS.items() if name in kind.axes]
                 raise UsageError(
                     f"{flag} does not apply to --workload {axes.workload}; it does to"
                     f" {', '.join(having)}"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from attnbench.schema.case import Case, Position
 from attnbench.schema.record import Cell, Record
-from attnbench.theory.traits import KINDS, impossible
+from attnbench.theory.traits import TRAITS, impossible
 
-# A process serves this many heats, so that its start-up (seconds) is shared but no cell lives
+# A process serves this many groups, so that its start-up (seconds) is shared but no cell lives
 # in a process with a long past.
-HEATS_PER_GROUP = 10
+GROUPS_PER_JOB = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +47,19 @@ Entry = tuple[Case, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """Cells that share a process, heat by heat; all cells of a heat take turns.
+class Job:
+    """Cells that share a process, group by group; all cells of a group take turns.
 
-    A heat holds what will be compared with each other: every implementation of a case, and the
+    A group holds what will be compared with each other: every implementation of a case, and the
     cases that differ in nothing but the position encoding, the projection or the cache.
     """
 
-    heats: tuple[tuple[Entry, ...], ...]
+    groups: tuple[tuple[Entry, ...], ...]
 
     @property
     def cases(self) -> tuple[Entry, ...]:
         """Every case with its implementations, in order."""
-        return tuple(itertools.chain.from_iterable(self.heats))
+        return tuple(itertools.chain.from_iterable(self.groups))
 
     def cells(self) -> Iterator[Cell]:
         """Every cell of the group, in order."""
@@ -77,7 +77,7 @@ class Plan:
     """
 
     cells: tuple[Cell, ...]
-    groups: tuple[Group, ...]
+    jobs: tuple[Job, ...]
     decided: tuple[Record, ...] = field(default=())
     passes: tuple[tuple[Cell, ...], ...] = field(default=())
 
@@ -109,7 +109,7 @@ def make_plan(
             wanted.append(cell)
     return Plan(
         cells=tuple(unique.values()),
-        groups=tuple(grouped(wanted)),
+        jobs=tuple(jobs_of(wanted)),
         decided=tuple(decided),
         passes=tuple(
             tuple(cell for cell in wanted if (cell.key, process) not in done)
@@ -118,26 +118,26 @@ def make_plan(
     )
 
 
-def grouped(cells: Iterable[Cell]) -> Iterator[Group]:
+def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
     """Heats of one workload, pass and dtype share processes, the small ones first in each."""
     by_case: dict[str, tuple[Case, list[str]]] = {}
     for cell in cells:
         by_case.setdefault(cell.case.case_id, (cell.case, []))[1].append(cell.impl)
-    heats: dict[str, list[Entry]] = {}
+    groups: dict[str, list[Entry]] = {}
     for case, impls in by_case.values():
         alike = replace(case, position=Position(), projection=None, cache=None)
-        heats.setdefault(alike.case_id, []).append((case, tuple(impls)))
+        groups.setdefault(alike.case_id, []).append((case, tuple(impls)))
     kinds: dict[tuple[str, str, str], list[tuple[Entry, ...]]] = {}
-    for heat in heats.values():
-        case = heat[0][0]
-        kinds.setdefault((case.workload, case.pass_, case.dtype), []).append(tuple(heat))
+    for group in groups.values():
+        case = group[0][0]
+        kinds.setdefault((case.workload, case.pass_, case.dtype), []).append(tuple(group))
     for kind in kinds.values():
-        kind.sort(key=lambda heat: work(heat[0][0]))
-        count = -(-len(kind) // HEATS_PER_GROUP)
+        kind.sort(key=lambda group: work(group[0][0]))
+        count = -(-len(kind) // GROUPS_PER_JOB)
         for first in range(count):  # dealt out in turn: each process gets small and large ones
-            yield Group(heats=tuple(kind[first::count]))
+            yield Job(groups=tuple(kind[first::count]))
 
 
 def work(case: Case) -> float:
     """Rough number of multiply-adds of a case: for ordering and for the time still to go."""
-    return KINDS.get(case.workload).work(case)
+    return TRAITS.get(case.workload).work(case)

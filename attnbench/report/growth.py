@@ -20,7 +20,7 @@ from attnbench.report import plots
 from attnbench.report.plots import Layout, Plot
 from attnbench.report.style import Look
 from attnbench.schema.finding import SIGNS, Verdict
-from attnbench.theory.traits import KINDS, n_name
+from attnbench.theory.traits import TRAITS, n_name
 
 MOST_PAGES = 1  # of one kind of figure for one workload and axis; the table has every verdict
 PANELS_A_PAGE = 6
@@ -71,7 +71,7 @@ def interval(estimate: Estimate | None, count: int = 2) -> str:
 def axis_name(axis: str, workload: str) -> str:
     """What stands below an axis along which a series runs."""
     if axis == "n":
-        return n_name(workload) if workload in KINDS.names() else "sequence length n"
+        return n_name(workload) if workload in TRAITS.names() else "sequence length n"
     if axis == "heads at fixed width":
         return "heads H at fixed width"
     return "model width E" if axis == "d" and workload != "attention" else AXIS_NAMES[axis]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.highlights import SLICE, SUMMARY, hardest_case, summary_rows
-from attnbench.base.markup import escape, table
+from attnbench.base.units import escape, table
 from attnbench.report import scaling
 from attnbench.report.content import Content
 

@@ -28,7 +28,7 @@ OPTIONAL_AXES: dict[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class Traits:
     """One workload as planning and analysis see it.
 
     `axes` are those of `OPTIONAL_AXES` that it has, `defaults` the fields of a case where they
@@ -87,17 +87,17 @@ class Kind:
 
 def law_of(core: Law, case: Case) -> Law:
     """How time (or FLOPs) grows in the case's workload around a core of law `core`."""
-    return KINDS.get(case.workload).time(core, case)
+    return TRAITS.get(case.workload).time(core, case)
 
 
 def memory_of(core: Law, case: Case) -> Law:
     """How the workspace grows in the case's workload around a core of memory law `core`."""
-    return KINDS.get(case.workload).memory(core, case)
+    return TRAITS.get(case.workload).memory(core, case)
 
 
 def n_name(workload: str) -> str:
     """What n is called on an axis of a plot."""
-    return KINDS.get(workload).n_name
+    return TRAITS.get(workload).n_name
 
 
 def one_query(core: Law) -> Law:
@@ -142,14 +142,14 @@ def _layer_work(case: Case) -> float:
     return _pairs_work(case) + float(case.batch * case.seq_len * per_token)
 
 
-KINDS: Registry[Kind] = Registry("workload", "--workload")
-KINDS.add(
+TRAITS: Registry[Traits] = Registry("workload", "--workload")
+TRAITS.add(
     "attention",
-    Kind(doc="q, k, v given: O(n^2 d)", work=_pairs_work, axes=("kv_lens",)),
+    Traits(doc="q, k, v given: O(n^2 d)", work=_pairs_work, axes=("kv_lens",)),
 )
-KINDS.add(
+TRAITS.add(
     "layer",
-    Kind(
+    Traits(
         doc="x given: projections, attention, output projection: O(n d^2 + n^2 d)",
         work=_layer_work,
         axes=("widths", "projections"),
@@ -158,9 +158,9 @@ KINDS.add(
         memory=lambda core, case: core.plus("n d"),
     ),
 )
-KINDS.add(
+TRAITS.add(
     "decode",
-    Kind(
+    Traits(
         doc="tokens one at a time after a context of n: O(n) a step with a cache",
         work=lambda case: _pairs_work(case) * (case.new_tokens or 1) / 4,
         unit="token",
@@ -173,9 +173,9 @@ KINDS.add(
         memory=_decode_memory,
     ),
 )
-KINDS.add(
+TRAITS.add(
     "recurrent",
-    Kind(
+    Traits(
         doc="x given: a recurrent network of width E, n steps one after another: O(n d^2)",
         work=lambda case: 6.0 * case.batch * case.seq_len * case.model_width**2,
         axes=("widths",),
@@ -187,7 +187,7 @@ KINDS.add(
 
 def impossible(case: Case) -> str | None:
     """Why no implementation could make sense of this combination, or None."""
-    reason = KINDS.get(case.workload).reason_against(case)
+    reason = TRAITS.get(case.workload).reason_against(case)
     if reason is None and case.heads % case.kv_heads:
         return (
             f"{case.kv_heads} key/value heads do not divide {case.heads} heads"
@@ -198,12 +198,12 @@ def impossible(case: Case) -> str | None:
 
 def case_label(case: Case) -> str:
     """A short text for people: `attention forward n=512 H=4 D=64 float32 causal`."""
-    kind = KINDS.get(case.workload)
+    traits = TRAITS.get(case.workload)
     parts = [case.workload, case.pass_, f"n={case.seq_len}"]
-    if case.kv_len != case.seq_len and "kv_lens" in kind.axes:
+    if case.kv_len != case.seq_len and "kv_lens" in traits.axes:
         parts.append(f"S={case.kv_len}")
-    parts += [f"B={case.batch}", *(_head_sizes(case) if kind.heads else ())]
-    if not kind.heads or case.model_width != case.heads * case.head_dim:
+    parts += [f"B={case.batch}", *(_head_sizes(case) if traits.heads else ())]
+    if not traits.heads or case.model_width != case.heads * case.head_dim:
         parts.append(f"E={case.model_width}")
     parts.append(case.dtype)
     parts += [t for t in (case.mask.text, case.position.text) if t not in ("full", "none")]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from attnbench.api.loader import load_built_in, load_entry_points, load_file, load_side
-from attnbench.base.heartbeat import NOBODY, Beacon
+from attnbench.base.heartbeat import NOBODY, Heartbeat
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import AttnbenchError, WorkerError
 from attnbench.machine.facts import limit_memory
@@ -48,7 +48,7 @@ def main() -> None:
     os.close(config.ends.stderr)  # it is standard error already
     emit = _event_writer(config.ends.write)
     requests = _request_queue(config.ends.read)
-    beacon = Beacon(Path(config.heartbeat))
+    heartbeat = Heartbeat(Path(config.heartbeat))
     if config.device == "cpu" or not torch.cuda.is_available():
         limit_memory()
     remember(config.threads)
@@ -60,8 +60,8 @@ def main() -> None:
     emit("ready", warnings=warnings, user_names=names)
     while True:
         request = requests.get()
-        _serve(request, beacon, emit)
-        beacon.write(NOBODY, NOBODY, "idle")
+        _serve(request, heartbeat, emit)
+        heartbeat.write(NOBODY, NOBODY, "idle")
         emit("done")
 
 
@@ -100,7 +100,7 @@ def _put_back(who: str) -> list[str]:
     return [f"loading {who} changed {', '.join(changed)}; restored"]
 
 
-def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
+def _serve(request: dict[str, Any], heartbeat: Heartbeat, emit: Event) -> None:
     if request["do"] == "describe":
         emit("catalogue", catalogue=describe(request["device"]))
     elif request["do"] == "reasons":
@@ -115,17 +115,17 @@ def _serve(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
         diagnosis = diagnose(request["device"], lambda test: emit("testing", test=test))
         emit("diagnosis", diagnosis=diagnosis)
     elif request["do"] == "measure":
-        _measure(request, beacon, emit)
+        _measure(request, heartbeat, emit)
     elif request["do"] == "check":
         for index, row in enumerate(request["items"]):
             case = Case.from_json(row["case"])
-            beacon.write(index, 0, "check")
+            heartbeat.write(index, 0, "check")
             result = check_item(case, row["impl"], row["draw"], request["seed"])
             emit("result", key=[index, row["impl"]], result=result)
             _end_if_lost(result["status"])
 
 
-def _measure(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
+def _measure(request: dict[str, Any], heartbeat: Heartbeat, emit: Event) -> None:
     heats = [
         [(Case.from_json(row["case"]), row["impls"]) for row in heat] for heat in request["heats"]
     ]
@@ -146,7 +146,7 @@ def _measure(request: dict[str, Any], beacon: Beacon, emit: Event) -> None:
                 heat,
                 setup,
                 emit=partial(_emit_record, emit, first),
-                tell=partial(_tell, beacon, first),
+                tell=partial(_tell, heartbeat, first),
             )
             first += len(heat)
 
@@ -162,8 +162,8 @@ def _end_if_lost(status: str) -> None:
         os._exit(_LOST)
 
 
-def _tell(beacon: Beacon, first: int, case: int, impl: int, stage: str) -> None:
-    beacon.write(first + case, impl, stage)
+def _tell(heartbeat: Heartbeat, first: int, case: int, impl: int, stage: str) -> None:
+    heartbeat.write(first + case, impl, stage)
 
 
 def _event_writer(descriptor: int) -> Event:

@@ -10,7 +10,7 @@ from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.api.loader import BUILT_IN
 from attnbench.machine.facts import environment, reason_against_device
 from attnbench.schema.case import DEVICES, MASKS, Case, Device
-from attnbench.theory.traits import KINDS, impossible
+from attnbench.theory.traits import TRAITS, impossible
 from attnbench.worker.positions import POSITIONS
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads.caches import CACHES
@@ -28,7 +28,7 @@ def describe(device: str) -> dict[str, Any]:
         "devices": reasons,
         "environment": environment(device) if usable else None,
         "implementations": [_row(name, device) for name in IMPLEMENTATIONS.names()],
-        "workloads": {name: kind.doc for name, kind in KINDS.items() if name in WORKLOADS},
+        "workloads": {name: kind.doc for name, kind in TRAITS.items() if name in WORKLOADS},
         "positions": {name: item.doc for name, item in POSITIONS.items()},
         "projections": {name: item.doc for name, item in PROJECTIONS.items()},
         "caches": {name: item.doc for name, item in CACHES.items()},

@@ -19,18 +19,3 @@ def free_folder(output: Path, name: str | None, prefix: str) -> Path:
     if path.exists():
         raise StoreError(f"{path} exists already; choose another --name")
     return path
-
-
-def make(path: Path) -> None:
-    """Make the folder, and the one that holds it.
-
-    Raises:
-        StoreError: it was made meanwhile, or cannot be.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir()
-    except FileExistsError as err:
-        raise StoreError(f"{path} exists already; choose another --name") from err
-    except OSError as err:
-        raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err

@@ -15,7 +15,7 @@ from attnbench.base import units
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Verdict
 from attnbench.theory.law import Law
-from attnbench.theory.traits import KINDS
+from attnbench.theory.traits import TRAITS
 
 MISS = 0.02  # of what the terms of a law have to reproduce
 LEAST_SHARE = 1e-3  # of a declared term at the size where it weighs most
@@ -100,7 +100,7 @@ def _powers(
     law: Law, axis: Axis, quantity: Quantity, case: Case
 ) -> tuple[float, float, bool] | None:
     """The least and the largest power that the law's terms give the axis, and if they bound it."""
-    wide = "widths" in KINDS.get(case.workload).axes
+    wide = "widths" in TRAITS.get(case.workload).axes
     bound = law.bound or (quantity == "workspace" and axis not in ("n", "d"))
     if axis in ("n", "d"):
         powers = [float(term.degree(axis)) for term in law.terms]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from attnbench.analysis.scaling.results import Axis
 from attnbench.schema.case import Case
-from attnbench.theory.traits import KINDS
+from attnbench.theory.traits import TRAITS
 
 _Parts = tuple[tuple[Callable[[Case], str], tuple[Axis, ...]], ...]
 # Each size that a label may give, with the axes along which it varies.
@@ -37,7 +37,7 @@ def kind_words(case: Case) -> list[str]:
 
 def same_text(case: Case, axis: Axis) -> str:
     """As `attention forward B=1 H=2 D=64 float32`: all but what varies along the axis."""
-    parts = _PARTS if KINDS.get(case.workload).heads else _WITHOUT_HEADS
+    parts = _PARTS if TRAITS.get(case.workload).heads else _WITHOUT_HEADS
     sizes = [text(case) for text, varies in parts if axis not in varies]
     if axis == "heads at fixed width":
         sizes.append(f"H·D={case.heads * case.head_dim}")

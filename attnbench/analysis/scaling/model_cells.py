@@ -19,7 +19,7 @@ from attnbench.analysis.times import over_processes
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
 from attnbench.theory.law import Law
-from attnbench.theory.traits import KINDS
+from attnbench.theory.traits import TRAITS
 
 FEWEST_POINTS = 6
 FEWEST_SIZES = 2  # of n, and of d
@@ -110,7 +110,7 @@ def groups(run: Run, cells: list[Measured] | None = None) -> list[Cells]:
 
 
 def _plain(case: Case) -> bool:
-    return case.kv_len == case.seq_len or "kv_lens" not in KINDS.get(case.workload).axes
+    return case.kv_len == case.seq_len or "kv_lens" not in TRAITS.get(case.workload).axes
 
 
 def _ratios(case: Case) -> tuple[float, ...]:

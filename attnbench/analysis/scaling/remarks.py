@@ -9,7 +9,7 @@ from itertools import pairwise
 from attnbench.analysis.scaling.results import Axis, Series
 from attnbench.base import units
 from attnbench.theory.law import Law
-from attnbench.theory.traits import KINDS
+from attnbench.theory.traits import TRAITS
 
 NOUNS: dict[Axis, str] = {
     "n": "n", "d": "d", "heads": "H", "heads at fixed width": "H", "batch": "B",
@@ -43,7 +43,7 @@ def power_of(series: Series, used: Sequence[float]) -> tuple[float | None, bool,
 
 
 def _of_heads(law: Law, workload: str) -> float:
-    wide = workload in KINDS and "widths" in KINDS.get(workload).axes
+    wide = workload in TRAITS and "widths" in TRAITS.get(workload).axes
     return float(law.degree("d")) if wide else 1.0
 
 

@@ -184,7 +184,7 @@ def _examine(runner: LocalRunner, side: _Examined, cells: tuple[Cell, ...]) -> N
     cases = list({cell.case.case_id: cell.case for cell in mine}.values())
     reasons = runner.reasons(cases, sorted({cell.impl for cell in mine}))
     plan = make_plan(mine, reasons)
-    for record in (*plan.decided, *runner.run(plan.groups)):
+    for record in (*plan.decided, *runner.run(plan.jobs)):
         failed = side.records.get(record.cell.key)
         if failed is not None and record.status == "ok":
             why = f"{failed.status}: {failed.reason}"

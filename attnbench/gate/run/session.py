@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from attnbench.base.digest import digest
+from attnbench.base.files import digest
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.settings import Settings
 from attnbench.gate.decide.outcome import GateRun, Side

@@ -16,7 +16,7 @@ from attnbench.errors import UsageError
 from attnbench.gate.decide.rules import DEFAULT_THRESHOLD, Rules
 from attnbench.planning.expansion import with_overrides
 from attnbench.planning.plan import Axes
-from attnbench.theory.traits import KINDS
+from attnbench.theory.traits import TRAITS
 
 PYPROJECT = "pyproject.toml"
 _TABLE = "[tool.attnbench.gate]"
@@ -250,6 +250,6 @@ def _sweeps(table: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Axes, .
 
 def _fitting(axes: Mapping[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
     """Axes that several sweeps share, without those that only the others of them have."""
-    foreign = KINDS.get(kind).foreign()
-    elsewhere = {name for name in axes if any(name in KINDS.get(other).axes for other in kinds)}
+    foreign = TRAITS.get(kind).foreign()
+    elsewhere = {name for name in axes if any(name in TRAITS.get(other).axes for other in kinds)}
     return {name: value for name, value in axes.items() if name not in foreign.keys() & elsewhere}

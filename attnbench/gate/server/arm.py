@@ -18,7 +18,7 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import is_installed, load_side, refuse_foreign
-from attnbench.base.digest import digest
+from attnbench.base.files import digest
 from attnbench.errors import UsageError
 from attnbench.gate.server.plant import followed_by_sleep, slowed_block_us
 from attnbench.machine.state import adopt, beyond_repair, remember, restore_clocks, settle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from attnbench.base.markup import escape, table
+from attnbench.base.units import escape, table
 from attnbench.gate.decide.outcome import GateRun, Outcome
 from attnbench.report.gate import texts
 

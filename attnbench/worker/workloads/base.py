@@ -34,7 +34,7 @@ class Bound:
 class Workload(Protocol):
     """One workload. All sizes come from the case; costs are for its pass.
 
-    What planning must know of it is its row in `attnbench.theory.traits.KINDS`, by the same
+    What planning must know of it is its row in `attnbench.theory.traits.TRAITS`, by the same
     name.
     """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from attnbench.base import units
-from attnbench.base.markup import escape
-from attnbench.base.markup import table as grid
+from attnbench.base.units import escape
+from attnbench.base.units import table as grid
 from tests.validation.timer.tables import Table
 
 Figures = dict[str, Any]

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from attnbench.base.files import make_folder
 from attnbench.errors import StoreError
 from attnbench.version import __version__
-from tests.validation.folder import free_folder, make
+from tests.validation.folder import free_folder
 from tests.validation.scaling.kernels import KERNELS, RANGES
 from tests.validation.scaling.summary import Figures, summarise
 from tests.validation.scaling.tables import markdown
@@ -60,7 +61,7 @@ def examine(request: Request, tell: Callable[[str], None]) -> Finished:
     facts: Figures = {"created": created, "attnbench": __version__}
     facts |= {"draws": request.draws, "seed": request.seed}
     summary = facts | summarise(answers, picks)
-    make(path)
+    make_folder(path.parent, path.name)
     _write(path, summary)
     return Finished(path=path, summary=summary)
 

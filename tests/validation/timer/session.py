@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from attnbench.base.files import make_folder
 from attnbench.base.registry import unknown
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution.runner import LocalRunner
@@ -16,7 +17,7 @@ from attnbench.execution.settings import Settings
 from attnbench.schema.case import Case
 from attnbench.theory.traits import case_label
 from attnbench.version import __version__
-from tests.validation.folder import free_folder, make
+from tests.validation.folder import free_folder
 from tests.validation.timer.experiment import SAMPLES, Experiment
 from tests.validation.timer.launch import Launch
 from tests.validation.timer.summary import Figures, summarise
@@ -90,7 +91,7 @@ def compare(request: Request, tell: Callable[[str], None]) -> Finished:
     )
     created = datetime.now(UTC).isoformat(timespec="seconds")
     experiment.pilot()
-    make(path)
+    make_folder(path.parent, path.name)
     experiment.run(path / SAMPLES)
     facts = {"created": created, "attnbench": __version__, "environment": env}
     summary = facts | {"threads": env["threads"]} | summarise(experiment, spin)

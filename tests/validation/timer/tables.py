@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.base import units
-from attnbench.base.markup import escape
-from attnbench.base.markup import table as grid
+from attnbench.base.units import escape
+from attnbench.base.units import table as grid
 
 Figures = dict[str, Any]
 
