@@ -1,8 +1,8 @@
-"""What is amiss with a machine, in hyperfine's manner: the fact, its number, the remedy."""
+"""What a machine lacks to be fit to measure, as hyperfine says it: fact, number, remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +10,6 @@ from attnbench.base import units
 
 Level = Literal["ok", "warning", "fail"]
 Facts = dict[str, Any]
-Symptom = tuple[str, str]  # the fact with its number, and the remedy
 
 LOAD_SHARE = 0.25  # of the machine's CPUs
 STEAL_SHARE = 0.01
@@ -42,176 +41,122 @@ def symptoms(diagnosis: dict[str, Any]) -> Iterator[Finding]:
     `diagnosis` holds `facts` (of the machine), `meanwhile` (of the time of the self-tests) and
     `gpu` (None on CPU), as `attnbench.worker.diagnosis` writes them.
     """
-    known = diagnosis["facts"] | diagnosis["meanwhile"] | {"gpu": diagnosis["gpu"]}
-    for name, rule in _RULES.items():
-        symptom = rule(known)
-        if symptom is not None:
-            fact, remedy = symptom
+    known = diagnosis["facts"] | diagnosis["meanwhile"]
+    for name, fact, remedy in (*_of_the_cpu(known), *_of_the_gpu(diagnosis["gpu"])):
+        if fact:
             yield Finding(kind="machine", name=name, level="warning", fact=fact, remedy=remedy)
 
 
-def _load(facts: Facts) -> Symptom | None:
-    load, cpus = facts["load_1m"], facts["cpus"]
-    if load is None or not cpus or load <= LOAD_SHARE * cpus:
-        return None
-    return f"load {load:.2f} on {_cpus(cpus)}", "close what else runs: it takes cores in turns"
-
-
-def _governor(facts: Facts) -> Symptom | None:
-    if facts["governor"] in (None, "performance"):
-        return None
-    return (
-        f"CPU frequency governor: {facts['governor']}",
+def _of_the_cpu(facts: Facts) -> Iterator[tuple[str, str | None, str]]:
+    """Each possible symptom: its name, the fact with its number if there is one, the remedy."""
+    threads, here = facts["threads"], len(facts["affinity"] or [])
+    cpus, load, quota, steal = (facts[x] for x in ("cpus", "load_1m", "cpu_quota", "steal_share"))
+    yield (
+        "load",
+        f"load {load:.2f} on {_count(cpus, 'CPU')}"
+        if load is not None and cpus and load > LOAD_SHARE * cpus
+        else None,
+        "close what else runs: it takes cores in turns",
+    )
+    yield (
+        "governor",
+        f"CPU frequency governor: {facts['governor']}"
+        if facts["governor"] not in (None, "performance")
+        else None,
         "fix the frequency: sudo cpupower frequency-set -g performance",
     )
-
-
-def _quota(facts: Facts) -> Symptom | None:
-    quota, threads = facts["cpu_quota"], facts["threads"]
-    if quota is None or quota >= threads:
-        return None
-    return (
-        f"a CPU quota of {quota:.3g} for {_threads(threads)}",
-        f"--threads {max(1, int(quota))}, or give the container {_cpus(threads)}",
+    limited = quota is not None and quota < threads
+    yield (
+        "CPU quota",
+        f"a CPU quota of {quota:.3g} for {_count(threads, 'thread')}" if limited else None,
+        f"--threads {max(1, int(quota or 1))}, or give the container {_count(threads, 'CPU')}",
     )
-
-
-def _throttled(facts: Facts) -> Symptom | None:
-    if not facts["throttled_us"]:
-        return None
-    return (
-        f"the CPU quota withheld {units.time(facts['throttled_us'])} during the self-tests",
+    withheld = facts["throttled_us"]
+    yield (
+        "throttling",
+        f"the CPU quota withheld {units.time(withheld)} during the self-tests"
+        if withheld
+        else None,
         "fewer --threads, or a larger quota for the container",
     )
-
-
-def _threads_fit(facts: Facts) -> Symptom | None:
-    threads, here = facts["threads"], len(facts["affinity"] or [])
-    if not here or threads <= here:
-        return None
-    return f"{_threads(threads)} on {_cpus(here)} of this process", f"--threads {here}"
-
-
-def _smt(facts: Facts) -> Symptom | None:
-    threads, here = facts["threads"], len(facts["affinity"] or [])
-    if not facts["smt"] or not here or threads <= max(1, here // 2):
-        return None
-    return (
-        f"{_threads(threads)} on {_cpus(here)} that share cores by two (SMT)",
+    crowded = here and threads > here
+    yield (
+        "threads",
+        f"{_count(threads, 'thread')} on {_count(here, 'CPU')} of this process"
+        if crowded
+        else None,
+        f"--threads {here}",
+    )
+    paired = facts["smt"] and here and threads > max(1, here // 2)
+    yield (
+        "SMT",
+        f"{_count(threads, 'thread')} on {_count(here, 'CPU')} that share cores by two (SMT)"
+        if paired
+        else None,
         f"--threads {max(1, here // 2)}, one a core",
     )
-
-
-def _steal(facts: Facts) -> Symptom | None:
-    share = facts["steal_share"]
-    if share is None or share <= STEAL_SHARE:
-        return None
-    return (
-        f"the hypervisor gave {units.percent(share)} of the CPUs' time to others",
+    yield (
+        "steal",
+        f"the hypervisor gave {units.percent(steal)} of the CPUs' time to others"
+        if steal is not None and steal > STEAL_SHARE
+        else None,
         "measure longer (--max-time), in several processes (--processes), or on a quiet machine",
     )
-
-
-def _virtual(facts: Facts) -> Symptom | None:
-    if not facts["hypervisor"]:
-        return None
-    return (
-        "a virtual machine: neighbours may share its cores and caches",
+    yield (
+        "virtual machine",
+        "a virtual machine: neighbours may share its cores and caches"
+        if facts["hypervisor"]
+        else None,
         "judge by interleaved ratios, not by times from different moments",
     )
-
-
-def _swap(facts: Facts) -> Symptom | None:
-    if not facts["swap_used_bytes"]:
-        return None
-    return (
-        f"{units.size(facts['swap_used_bytes'])} of memory are swapped out",
+    swapped = facts["swap_used_bytes"]
+    yield (
+        "swap",
+        f"{units.size(swapped)} of memory are swapped out" if swapped else None,
         "free memory, then: sudo swapoff -a && sudo swapon -a",
     )
-
-
-def _thp(facts: Facts) -> Symptom | None:
-    if facts["thp"] != "always":
-        return None
-    return (
-        "transparent huge pages: always, so that luck decides which buffers get them",
+    yield (
+        "huge pages",
+        "transparent huge pages: always, so that luck decides which buffers get them"
+        if facts["thp"] == "always"
+        else None,
         "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
     )
-
-
-def _battery(facts: Facts) -> Symptom | None:
-    return ("running on battery", "plug it in") if facts["on_battery"] else None
-
-
-def _variables(facts: Facts) -> Symptom | None:
-    threads, variables = facts["threads"], facts["thread_env"]
-    others = [
-        f"{name}={variables[name]}"
-        for name in _COUNTS
-        if name in variables and variables[name].strip() != str(threads)
-    ]
-    if not others:
-        return None
-    names = " ".join(text.partition("=")[0] for text in others)
-    return f"{', '.join(others)}, but {_threads(threads)} compute", f"unset {names}"
-
-
-def _nvml(facts: Facts) -> Symptom | None:
-    if not facts["gpu"] or not facts["gpu"]["problem"]:
-        return None
-    return facts["gpu"]["problem"], "without it clocks, heat and energy go unseen"
-
-
-def _throttle(facts: Facts) -> Symptom | None:
-    reasons = set((facts["gpu"] and facts["gpu"]["throttle"]) or ()) - _HARMLESS
-    if not reasons:
-        return None
-    return (
-        f"the GPU's clock is held down: {', '.join(sorted(reasons))}",
-        "see to its cooling and power limit: nvidia-smi -q -d PERFORMANCE",
+    yield "battery", "running on battery" if facts["on_battery"] else None, "plug it in"
+    set_here = facts["thread_env"]
+    others = [x for x in _COUNTS if x in set_here and set_here[x].strip() != str(threads)]
+    yield (
+        "thread variables",
+        f"{', '.join(f'{x}={set_here[x]}' for x in others)},"
+        f" but {_count(threads, 'thread')} compute"
+        if others
+        else None,
+        f"unset {' '.join(others)}",
     )
 
 
-def _hot(facts: Facts) -> Symptom | None:
-    degrees = facts["gpu"] and facts["gpu"]["temperature_c"]
-    if degrees is None or degrees < HOT_C:
-        return None
-    return f"the GPU is at {degrees:.0f} °C", "let it cool: it slows itself down from about here on"
-
-
-def _shared(facts: Facts) -> Symptom | None:
-    count = facts["gpu"] and facts["gpu"]["other_processes"]
-    if not count:
-        return None
-    return (
-        f"{count} other process{'' if count == 1 else 'es'} on the GPU",
+def _of_the_gpu(gpu: Facts | None) -> Iterator[tuple[str, str | None, str]]:
+    if not gpu:
+        return
+    yield "NVML", gpu["problem"], "without it clocks, heat and energy go unseen"
+    reasons = set(gpu["throttle"] or ()) - _HARMLESS
+    yield (
+        "GPU clock",
+        f"the GPU's clock is held down: {', '.join(sorted(reasons))}" if reasons else None,
+        "see to its cooling and power limit: nvidia-smi -q -d PERFORMANCE",
+    )
+    degrees, others = gpu["temperature_c"], gpu["other_processes"]
+    yield (
+        "GPU temperature",
+        f"the GPU is at {degrees:.0f} °C" if degrees is not None and degrees >= HOT_C else None,
+        "let it cool: it slows itself down from about here on",
+    )
+    yield (
+        "GPU shared",
+        f"{others} other process{'' if others == 1 else 'es'} on the GPU" if others else None,
         "end them, or take another GPU: CUDA_VISIBLE_DEVICES; see nvidia-smi",
     )
 
 
-def _cpus(count: int) -> str:
-    return f"{count} CPU{'' if count == 1 else 's'}"
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'' if count == 1 else 's'}"
-
-
-_RULES: dict[str, Callable[[Facts], Symptom | None]] = {
-    "load": _load,
-    "governor": _governor,
-    "CPU quota": _quota,
-    "throttling": _throttled,
-    "threads": _threads_fit,
-    "SMT": _smt,
-    "steal": _steal,
-    "virtual machine": _virtual,
-    "swap": _swap,
-    "huge pages": _thp,
-    "battery": _battery,
-    "thread variables": _variables,
-    "NVML": _nvml,
-    "GPU clock": _throttle,
-    "GPU temperature": _hot,
-    "GPU shared": _shared,
-}
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

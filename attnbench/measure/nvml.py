@@ -64,69 +64,34 @@ def _within(low: float, high: float, scale: float = 1.0) -> Callable[[Any], floa
     return convert
 
 
-class _Query:
-    """One question to NVML: asked by the first of its functions that answers, until it gives up."""
-
-    def __init__(
-        self, name: str, functions: tuple[str, ...], args: tuple[int, ...], convert: Any
-    ) -> None:
-        self.name = name
-        self._functions = functions
-        self._args = args
-        self._convert = convert
-        self._failures = 0
-        self.problem: str | None = None
-
-    def ask(self, nvml: Any, device: Any) -> Any:
-        """The converted answer, or None."""
-        if self._failures >= _GIVE_UP_AFTER:
-            return None
-        reasons = []
-        for function in self._functions:
-            try:
-                answer = self._convert(getattr(nvml, function)(device, *self._args))
-            except Exception as err:  # NVMLError, or whatever else such a library raises
-                reasons.append(_text(err))
-                continue
-            self._failures, self.problem = 0, None
-            return answer
-        self._failures += 1
-        self.problem = reasons[0]
-        return None
-
-
-def _queries() -> list[_Query]:
-    """The rows of a reading, by its fields, and the energy counter; the newer name stands first."""
-    return [
-        _Query("sm_mhz", ("nvmlDeviceGetClockInfo",), (_SM_CLOCK,), _within(0, 10_000)),
-        _Query("power_w", ("nvmlDeviceGetPowerUsage",), (), _within(0, 10_000, scale=1e-3)),
-        _Query(
-            "temperature_c",
-            ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
-            (_CORE_SENSOR,),
-            _within(-50, 200),
-        ),
-        _Query(
-            "throttle",
-            (
-                "nvmlDeviceGetCurrentClocksEventReasons",
-                "nvmlDeviceGetCurrentClocksThrottleReasons",
-            ),
-            (),
-            _throttle,
-        ),
-        _Query("energy_mj", ("nvmlDeviceGetTotalEnergyConsumption",), (), int),
-    ]
+# What is asked, by field of a reading (and the energy counter): functions of NVML, the newer name
+# first, with what follows the device; and how the answer is converted.
+_QUERIES: dict[str, tuple[tuple[str, ...], tuple[int, ...], Callable[[Any], Any]]] = {
+    "sm_mhz": (("nvmlDeviceGetClockInfo",), (_SM_CLOCK,), _within(0, 10_000)),
+    "power_w": (("nvmlDeviceGetPowerUsage",), (), _within(0, 10_000, scale=1e-3)),
+    "temperature_c": (
+        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
+        (_CORE_SENSOR,),
+        _within(-50, 200),
+    ),
+    "throttle": (
+        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+        (),
+        _throttle,
+    ),
+    "energy_mj": (("nvmlDeviceGetTotalEnergyConsumption",), (), int),
+}
 
 
 class GpuSensor:
-    """NVML's view of one GPU; asking it never raises."""
+    """NVML's view of one GPU; asking it never raises. What fails three times is asked no more."""
 
     def __init__(self, nvml: Any, device: Any, problem: str | None = None) -> None:
         self._nvml = nvml
         self._device = device
         self._problem = problem
-        self._queries = {query.name: query for query in _queries()}
+        self._failures = dict.fromkeys(_QUERIES, 0)  # in a row
+        self._missing: dict[str, str] = {}  # by query, why
 
     @classmethod
     def open(cls, index: int = 0) -> GpuSensor:
@@ -150,14 +115,14 @@ class GpuSensor:
         """In one line what could not be read at the last try, and why; None where all could."""
         if self._problem is not None:
             return self._problem
-        missing = [f"{q.name} ({q.problem})" for q in self._queries.values() if q.problem]
+        missing = [f"{name} ({why})" for name, why in self._missing.items()]
         return f"NVML: no {', no '.join(missing)}" if missing else None
 
     def read(self) -> GpuReading | None:
         """A reading now, or None where there is no sensor."""
         if self._device is None:
             return None
-        values = {name: self._ask(name) for name in self._queries if name != "energy_mj"}
+        values = {name: self._ask(name) for name in _QUERIES if name != "energy_mj"}
         return GpuReading(**values)
 
     def energy_mj(self) -> int | None:
@@ -166,7 +131,22 @@ class GpuSensor:
         return answer
 
     def _ask(self, name: str) -> Any:
-        return None if self._device is None else self._queries[name].ask(self._nvml, self._device)
+        if self._device is None or self._failures[name] >= _GIVE_UP_AFTER:
+            return None
+        functions, arguments, convert = _QUERIES[name]
+        reasons = []
+        for function in functions:
+            try:
+                answer = convert(getattr(self._nvml, function)(self._device, *arguments))
+            except Exception as err:  # NVMLError, or whatever else such a library raises
+                reasons.append(_text(err))
+                continue
+            self._failures[name] = 0
+            self._missing.pop(name, None)
+            return answer
+        self._failures[name] += 1
+        self._missing[name] = reasons[0]
+        return None
 
     def close(self) -> None:
         """Let NVML go; later readings are None."""
