@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -18,6 +19,8 @@ from attnbench.cli import main
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.settings import Settings
 from attnbench.planning.plan import Job
+from attnbench.schema import messages
+from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Record
 from tests import synthetic
 
@@ -52,26 +55,29 @@ def assert_refused() -> Refused:
 
 
 @pytest.fixture(scope="session")
-def recorded_catalogue() -> dict[str, Any]:
+def recorded_catalogue() -> Catalogue:
     """What a real worker says of this installation, on a machine without a GPU."""
     with LocalRunner(Settings(device="cpu")) as runner:
         catalogue = runner.catalogue()
-    catalogue["devices"]["cuda"] = "no CUDA device here (recorded); use --device cpu"
+    catalogue.devices["cuda"] = "no CUDA device here (recorded); use --device cpu"
     return catalogue
 
 
 @pytest.fixture
-def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: dict[str, Any]) -> None:
+def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalogue) -> None:
     """No process is started: the catalogue is a recorded one, and every cell is `ok` at once."""
 
-    def answer(runner: LocalRunner, request: dict[str, Any]) -> dict[str, Any]:
-        if request["do"] == "describe":
-            device = "cpu" if request["device"] == "auto" else request["device"]
-            return {"catalogue": recorded_catalogue | {"device": device}}
-        if request["do"] == "ceilings":
-            return {"ceilings": {"matmul_tflops": dict.fromkeys(request["dtypes"], 0.1)}}
-        assert request["do"] == "reasons"
-        return {"reasons": {name: [None] * len(request["cases"]) for name in request["names"]}}
+    def answer(runner: LocalRunner, request: messages.Request, kind: Any) -> Any:
+        match request:
+            case messages.Describe(device):
+                device = "cpu" if device == "auto" else device
+                changes: Any = {"device": device}
+                return messages.Described(msgspec.structs.replace(recorded_catalogue, **changes))
+            case messages.MeasureCeilings(_, dtypes):
+                return messages.Ceilings({"matmul_tflops": dict.fromkeys(dtypes, 0.1)})
+            case messages.AskReasons(cases, names):
+                return messages.Reasons({name: (None,) * len(cases) for name in names})
+        raise AssertionError(request)
 
     def run(runner: LocalRunner, jobs: Iterable[Job]) -> Iterator[Record]:
         for job in jobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.execution.process import Worker
+from attnbench.execution.runner import LocalRunner
 from attnbench.execution.settings import Settings
 from attnbench.machine import allocator
 
@@ -47,9 +47,5 @@ def test_an_unknown_policy_is_refused_by_its_flag() -> None:
 
 
 def test_a_worker_that_keeps_its_memory_says_so_itself() -> None:
-    with Worker(Settings(device="cpu", allocator="keep"), "cpu") as worker:
-        assert worker.event(120.0)["event"] == "ready"  # type: ignore[index]
-        worker.send({"do": "describe", "device": "cpu"})
-        answer = worker.event(120.0)
-        assert answer is not None
-        assert answer["catalogue"]["environment"]["allocator"] == "keep"
+    with LocalRunner(Settings(device="cpu", allocator="keep")) as runner:
+        assert runner.catalogue().environment["allocator"] == "keep"

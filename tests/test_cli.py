@@ -10,9 +10,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
+import msgspec
 import pandas as pd
 import pytest
 
@@ -21,6 +21,7 @@ from attnbench.api.loader import load_built_in, load_file
 from attnbench.cli import main
 from attnbench.errors import UsageError
 from attnbench.execution.store import RECORDS
+from attnbench.schema.messages import Catalogue
 from tests import synthetic
 from tests.conftest import (
     COMMAND,
@@ -525,18 +526,18 @@ sys.exit(f"loaded {heavy}" if heavy else 0)
 
 @pytest.mark.usefixtures("imagined_worker")
 def test_list_shows_every_implementation_workload_cache_and_position(
-    cli: Cli, recorded_catalogue: dict[str, Any]
+    cli: Cli, recorded_catalogue: Catalogue
 ) -> None:
     shown = cli("list").stdout
-    for row in recorded_catalogue["implementations"]:
-        assert row["name"] in shown
+    for info in recorded_catalogue.implementations:
+        assert info.name in shown
     for kind in ("workloads", "caches", "positions"):
-        assert all(name in shown for name in recorded_catalogue[kind])
+        assert all(name in shown for name in getattr(recorded_catalogue, kind))
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_list_as_json_is_the_catalogue(cli: Cli, recorded_catalogue: dict[str, Any]) -> None:
-    assert json.loads(cli("list", "--json").stdout) == recorded_catalogue
+def test_list_as_json_is_the_catalogue(cli: Cli, recorded_catalogue: Catalogue) -> None:
+    assert msgspec.json.decode(cli("list", "--json").stdout, type=Catalogue) == recorded_catalogue
 
 
 @pytest.mark.parametrize("python", [shutil.which("false") or "", "/no/such/python"])

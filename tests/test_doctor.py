@@ -13,6 +13,7 @@ import pytest
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution import doctor
 from attnbench.execution.runner import LocalRunner
+from attnbench.schema import messages
 from tests.conftest import Cli, Refused, run_script
 
 Diagnosis = dict[str, Any]
@@ -263,9 +264,9 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Diagnosis], None]:
     """No worker is started: the runner has this diagnosis."""
 
     def use(diagnosis: Diagnosis) -> None:
-        def diagnose(runner: LocalRunner, tell: Callable[[str], None]) -> Diagnosis:
+        def diagnose(runner: LocalRunner, began: Callable[[str], None]) -> Diagnosis:
             for name in diagnosis["tests"]:
-                tell(name)
+                began(name)
             return copy.deepcopy(diagnosis)
 
         monkeypatch.setattr(LocalRunner, "catalogue", lambda runner: {})
@@ -338,14 +339,14 @@ def test_help_and_the_judgement_load_no_torch_and_no_pandas():
 class Scripted:
     """A worker that has its events ready."""
 
-    def __init__(self, *events: dict[str, Any]) -> None:
+    def __init__(self, *events: messages.Event) -> None:
         self._events = list(events)
-        self.sent: list[dict[str, Any]] = []
+        self.sent: list[messages.Request] = []
 
-    def send(self, request: dict[str, Any]) -> None:
+    def send(self, request: messages.Request) -> None:
         self.sent.append(request)
 
-    def event(self, timeout_s: float) -> dict[str, Any] | None:
+    def event(self, timeout_s: float) -> messages.Event | None:
         return self._events.pop(0)
 
 
@@ -353,15 +354,15 @@ def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypat
     from attnbench.execution.settings import Settings
 
     worker = Scripted(
-        {"event": "testing", "test": "clock"},
-        {"event": "testing", "test": "spin"},
-        {"event": "diagnosis", "diagnosis": FIT},
-        {"event": "done"},
+        messages.Testing("clock"),
+        messages.Testing("spin"),
+        messages.Diagnosis(FIT),
+        messages.Done(),
     )
     runner = LocalRunner(Settings(device="cpu"))
     monkeypatch.setattr(runner, "_worker", lambda: worker)
     told: list[str] = []
     assert runner.diagnose(told.append) == FIT
     assert told == ["clock", "spin"]
-    assert worker.sent == [{"do": "diagnose", "device": "cpu"}]
+    assert worker.sent == [messages.Diagnose("cpu")]
     assert worker._events == []

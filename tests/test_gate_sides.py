@@ -175,7 +175,7 @@ def test_a_worker_loads_one_side_alone(base: Path, working: Path) -> None:
         device="cpu", files=(str(base / "one.py"),), root=str(base), other_root=str(working)
     )
     with LocalRunner(settings) as runner:
-        rows = {row["name"]: row for row in runner.catalogue()["implementations"]}
+        rows = {info.name: info for info in runner.catalogue().implementations}
         assert runner.user_names == ["naive"]
-    assert rows["naive"]["file"] == str(base / "one.py")
+    assert rows["naive"].file == str(base / "one.py")
     assert "sdpa" in rows

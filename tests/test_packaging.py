@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from attnbench.schema.messages import Catalogue
 from tests import synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,13 +116,13 @@ def listed(python: Python, cwd: Path) -> tuple[dict[str, Any], str]:
 
 
 def test_every_implementation_is_found_also_beside_a_package_impls_of_the_users(
-    python: Python, installed: Path, tmp_path: Path, recorded_catalogue: dict[str, Any]
+    python: Python, installed: Path, tmp_path: Path, recorded_catalogue: Catalogue
 ) -> None:
     (tmp_path / "impls").mkdir()
     (tmp_path / "impls" / "__init__.py").write_text("raise RuntimeError('not for attnbench')")
     catalogue, _ = listed(python, tmp_path)
     names = [row["name"] for row in catalogue["implementations"]]
-    assert names == [row["name"] for row in recorded_catalogue["implementations"]]
+    assert names == [info.name for info in recorded_catalogue.implementations]
     for row in catalogue["implementations"]:
         assert row["file"].startswith("impls/")  # as in the repository, wherever it is installed
 

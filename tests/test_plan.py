@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +18,13 @@ from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.record import Cell
 from attnbench.theory.traits import impossible
 
-CATALOGUE = {
-    "implementations": [{"name": "naive"}, {"name": "sdpa"}],
-    "workloads": {"attention": "", "layer": "", "decode": "", "recurrent": ""},
-    "projections": {"fused": "", "separate": ""},
-    "caches": {"static": "", "concat": ""},
-    "positions": {"none": "", "rope": ""},
-}
+CATALOGUE: Any = SimpleNamespace(
+    implementations=[SimpleNamespace(name="naive"), SimpleNamespace(name="sdpa")],
+    workloads=("attention", "layer", "decode", "recurrent"),
+    projections=("fused", "separate"),
+    caches=("static", "concat"),
+    positions=("none", "rope"),
+)
 
 
 @pytest.mark.parametrize(
@@ -198,12 +199,9 @@ def test_a_layer_has_a_projection_and_attention_has_none():
 
 
 def test_a_sweep_takes_whom_its_workload_is_served_by_and_whoever_is_asked_for_by_name():
-    rows = [
-        {"name": "naive", "workloads": ["attention", "layer"]},
-        {"name": "gru", "workloads": ["recurrent"]},
-        {"name": "mine", "workloads": ["attention"]},
-    ]
-    catalogue = {"implementations": rows}
+    serves = {"naive": ["attention", "layer"], "gru": ["recurrent"], "mine": ["attention"]}
+    rows = [SimpleNamespace(name=name, workloads=served) for name, served in serves.items()]
+    catalogue: Any = SimpleNamespace(implementations=rows)
     assert implementations(Axes(), catalogue) == ["naive", "mine"]
     assert implementations(Axes(workload="recurrent"), catalogue) == ["gru"]
     assert implementations(Axes(workload="recurrent", impls=("naive",)), catalogue) == ["naive"]

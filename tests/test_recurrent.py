@@ -151,9 +151,9 @@ def test_cudnn_is_right_and_takes_the_weights_as_they_lie(pass_, dtype):
 
 def test_cores_of_attention_serve_no_recurrence_nor_a_network_attention():
     case = case_of()
-    assert reasons_against([case], ["naive"])["naive"] == [
-        "serves attention, layer, decode, not recurrent"
-    ]
+    assert reasons_against([case], ["naive"])["naive"] == (
+        "serves attention, layer, decode, not recurrent",
+    )
     others = [replace(case, workload=name, cache=None) for name in ("attention", "layer", "decode")]
     assert all(reasons_against(others, ["gru"])["gru"])
 

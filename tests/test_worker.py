@@ -7,7 +7,7 @@ import pytest
 
 from attnbench.measure.graph import CaptureError
 from attnbench.schema.case import Case
-from attnbench.schema.record import Record
+from attnbench.schema.messages import Measure
 from attnbench.worker import __main__ as worker
 
 FAILURES: dict[str, tuple[Exception, str, str]] = {
@@ -17,7 +17,7 @@ FAILURES: dict[str, tuple[Exception, str, str]] = {
 }
 
 
-class NoBeacon:
+class NoHeartbeat:
     def write(self, *place: object) -> None:
         pass
 
@@ -29,7 +29,7 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
 ):
     class BrokenSetup:
         @classmethod
-        def of(cls, request: dict[str, Any], device: str) -> "BrokenSetup":
+        def of(cls, request: Measure, device: str) -> "BrokenSetup":
             if place == "of":
                 raise err
             return cls()
@@ -39,17 +39,16 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
 
     monkeypatch.setattr(worker, "Setup", BrokenSetup)
     cases = [Case(seq_len=length) for length in (8, 16, 32)]
-    rows = [{"case": case.to_json(), "impls": ["a", "b"]} for case in cases]
-    emitted: list[dict[str, Any]] = []
+    cells = tuple((case, ("a", "b")) for case in cases)
+    emitted: list[Any] = []
     worker._serve(
-        {"do": "measure", "heats": [rows[:2], rows[2:]]},
-        NoBeacon(),  # type: ignore[arg-type]
-        lambda event, **fields: emitted.append(fields),
+        Measure(groups=(cells[:2], cells[2:]), seed=0, precision=1, min_time_s=0, max_time_s=1),
+        NoHeartbeat(),  # type: ignore[arg-type]
+        emitted.append,
     )
     keys = [(index, impl) for index in range(3) for impl in "ab"]
-    assert [tuple(fields["key"]) for fields in emitted] == keys
-    for (index, impl), fields in zip(keys, emitted, strict=True):
-        record = Record.from_line(fields["result"])
-        assert (record.cell.case, record.cell.impl) == (cases[index], impl)
-        assert record.status == status
-        assert str(record.reason).startswith(reason)
+    assert [event.key for event in emitted] == keys
+    for (index, _), event in zip(keys, emitted, strict=True):
+        assert event.record.cell.case == cases[index]
+        assert event.record.status == status
+        assert event.record.reason.startswith(reason)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from attnbench.cli.options import device_option, impl_files
+
+if TYPE_CHECKING:
+    from attnbench.schema.messages import Catalogue
 
 
 @click.command("list")
@@ -15,6 +19,8 @@ from attnbench.cli.options import device_option, impl_files
 @click.option("--json", "as_json", is_flag=True, help="The whole catalogue as JSON.")
 def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
     """Show implementations with devices, passes, declared laws, and whether they run here."""
+    import msgspec
+
     from attnbench.execution.runner import LocalRunner
     from attnbench.execution.settings import Settings
 
@@ -23,16 +29,14 @@ def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
         for warning in runner.warnings:
             click.echo(f"Warning: {warning}", err=True)
     if as_json:
-        click.echo(json.dumps(catalogue, indent=1))
+        click.echo(json.dumps(msgspec.to_builtins(catalogue), indent=1))
         return
     _print(catalogue)
 
 
-def _print(catalogue: dict[str, object]) -> None:
+def _print(catalogue: Catalogue) -> None:
     from attnbench.cli.summary import table
 
-    rows = catalogue["implementations"]
-    assert isinstance(rows, list)
     table(
         (
             "implementation",
@@ -47,26 +51,24 @@ def _print(catalogue: dict[str, object]) -> None:
         ),
         [
             (
-                row["name"],
-                ", ".join(row["workloads"]),
-                row["time"] or "–",
-                row["memory"] or "–",
-                ", ".join(row["devices"]),
-                _passes(row["passes"]),
-                ", ".join(row["masks"]),
-                "no: " + row["unavailable"] if row["unavailable"] else "yes",
-                row["doc"],
+                row.name,
+                ", ".join(row.workloads),
+                row.time or "–",
+                row.memory or "–",
+                ", ".join(row.devices),
+                _passes(row.passes),
+                ", ".join(row.masks),
+                "no: " + row.unavailable if row.unavailable else "yes",
+                row.doc,
             )
-            for row in rows
+            for row in catalogue.implementations
         ],
     )
     for kind in ("workloads", "projections", "caches", "positions"):
-        entries = catalogue[kind]
-        assert isinstance(entries, dict)
         click.echo(f"\n{kind}")
-        for name, doc in entries.items():
+        for name, doc in getattr(catalogue, kind).items():
             click.echo(f"  {name:17} {doc}")
 
 
-def _passes(passes: list[str]) -> str:
+def _passes(passes: tuple[str, ...]) -> str:
     return "all" if len(passes) == 3 else ", ".join(passes)

@@ -12,10 +12,11 @@ from attnbench.execution.runner import LocalRunner
 from attnbench.execution.settings import Settings
 from attnbench.planning.battery import Item, battery
 from attnbench.schema.case import DTYPE_BYTES
+from attnbench.schema.messages import CheckItem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class CheckResult:
     """One implementation in one item: `ok`, `unsupported`, or how it failed."""
 
     item: Item
@@ -49,8 +50,8 @@ def run_checks(
     dtypes: tuple[str, ...],
     seed: int = 0,
     full: bool = False,
-    seen: Callable[[Checked], None] | None = None,
-) -> list[Checked]:
+    seen: Callable[[CheckResult], None] | None = None,
+) -> list[CheckResult]:
     """Check the named implementations; those of the user's files if any, else all, by default.
 
     `seen` is told each result as it comes. Those that compile take the brief items alone unless
@@ -64,18 +65,18 @@ def run_checks(
             raise unknown("dtype", dtype, list(DTYPE_BYTES), "--dtypes")
     with LocalRunner(Settings(device=device, files=files, seed=seed)) as runner:
         catalogue = runner.catalogue()
-        rows = {row["name"]: row for row in catalogue["implementations"]}
+        rows = {info.name: info for info in catalogue.implementations}
         chosen = list(names or runner.user_names or rows) + list(runner.user_names if names else [])
         for name in chosen:
             if name not in rows:
                 raise unknown("implementation", name, list(rows), "--impls")
-        items = battery(catalogue["device"], dtypes)  # type: ignore[arg-type]
-        compiles = {name for name in chosen if rows[name]["compiles"]}
+        items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
+        compiles = {name for name in chosen if rows[name].compiles}
         pairs = [
             (item, name)
             for name in dict.fromkeys(chosen)
             for item in items
-            if item.case.workload in rows[name]["workloads"]
+            if item.case.workload in rows[name].workloads
             and (full or item.brief or name not in compiles)
         ]
         if not pairs:
@@ -86,25 +87,30 @@ def run_checks(
 
 
 def _run(
-    runner: LocalRunner, pairs: list[tuple[Item, str]], seen: Callable[[Checked], None]
-) -> list[Checked]:
+    runner: LocalRunner, pairs: list[tuple[Item, str]], seen: Callable[[CheckResult], None]
+) -> list[CheckResult]:
     cases = list({item.case.case_id: item.case for item, _ in pairs}.values())
     reasons = runner.reasons(cases, list(dict.fromkeys(name for _, name in pairs)))
-    results: dict[int, Checked] = {}
+    results: dict[int, CheckResult] = {}
     wanted = []
     for index, (item, name) in enumerate(pairs):
         reason = reasons[item.case.case_id, name]
         if reason:
-            results[index] = Checked(
+            results[index] = CheckResult(
                 item=item, impl=name, status="unsupported", reason=reason, metrics={}
             )
             seen(results[index])
         else:
             wanted.append(index)
-    jobs = [(pairs[i][0].case, pairs[i][1], pairs[i][0].draw) for i in wanted]
-    for number, result in runner.check(jobs):
-        item, name = pairs[wanted[number]]
-        checked = Checked(item=item, impl=name, **result)
+    asked = [CheckItem(pairs[i][0].case, pairs[i][1], pairs[i][0].draw) for i in wanted]
+    for number, found in runner.check(asked):
+        checked = CheckResult(
+            item=pairs[wanted[number]][0],
+            impl=found.impl,
+            status=found.status,
+            reason=found.reason,
+            metrics=found.metrics,
+        )
         results[wanted[number]] = checked
         seen(checked)
     return [results[index] for index in sorted(results)]

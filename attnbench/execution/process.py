@@ -19,9 +19,10 @@ import msgspec
 
 from attnbench.base.heartbeat import Heartbeat
 from attnbench.base.jsontext import decode, encode
+from attnbench.errors import AttnbenchError
 from attnbench.execution.settings import Settings
 from attnbench.machine.allocator import settings_for_workers
-from attnbench.schema.messages import Ends, WorkerConfig
+from attnbench.schema.messages import Ends, Event, Request, WorkerConfig
 
 GARBLED = "it writes to a file descriptor that it does not own: its worker's results are unreadable"
 _LONGEST_LINE = 1 << 26  # bytes, far more than any record takes
@@ -80,7 +81,7 @@ class Line:
                 return None
         try:
             return decode(line, kind)
-        except ValueError as err:
+        except (ValueError, AttnbenchError) as err:
             raise GarbledError from err
 
     def _next(self, deadline: float) -> bytes:
@@ -186,20 +187,13 @@ class Worker:
             self.ended, self.last_words = child.ended, self.line.last_words
             self._held = begun.pop_all()
 
-    def send(self, request: dict[str, Any]) -> None:
+    def send(self, request: Request) -> None:
         """Write one request."""
         self.line.send(request)
 
-    def event(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next event; None once the worker has ended.
-
-        Raises:
-            TimeoutError: nothing came in time.
-            GarbledError: a line is no event.
-        """
-        event = self.line.receive(dict[str, Any], timeout_s)
-        if event is not None and not isinstance(event.get("event"), str):
-            raise GarbledError
+    def event(self, timeout_s: float) -> Event | None:
+        """The next event; None once the worker has ended. Raises as `Line.receive`."""
+        event: Event | None = self.line.receive(Event, timeout_s)  # type: ignore[arg-type]
         return event
 
     def settled(self) -> None:

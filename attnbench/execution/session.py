@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from attnbench.base.files import check_name
 from attnbench.base.registry import unknown
 from attnbench.errors import StoreError, UsageError
@@ -19,6 +21,7 @@ from attnbench.planning.expansion import check_names, expand, implementations, m
 from attnbench.planning.plan import Axes, Plan, jobs_of, make_plan
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case
+from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import SCHEMA, Cell, Record
 from attnbench.version import __version__
 
@@ -90,7 +93,7 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         for warning in runner.warnings:
             listener.warned(warning)
         check_names(request.sweeps, catalogue)
-        _check_clock(request.settings, catalogue["device"])
+        _check_clock(request.settings, catalogue.device)
         plan = _plan(request, catalogue, runner)
         if dry_run:
             listener.planned(plan, None)
@@ -101,8 +104,8 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             "attnbench": __version__,
             "options": request.options,
             "settings": asdict(request.settings),
-            "environment": catalogue["environment"] | {"ceilings": ceilings},
-            "implementations": catalogue["implementations"],
+            "environment": catalogue.environment | {"ceilings": ceilings},
+            "implementations": msgspec.to_builtins(catalogue.implementations),
             "plan": [cell.to_json() for cell in plan.cells],
         }
         with RunWriter.create(request.output, request.name, info) as writer:
@@ -142,7 +145,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
             catalogue = runner.catalogue()
             for warning in runner.warnings:
                 listener.warned(warning)
-            _same_experiment(environment, catalogue["environment"])
+            _same_experiment(environment, catalogue.environment)
             _all_known(missing, catalogue)
             plan = _decide(missing, runner, settings.processes, done)
         listener.planned(plan, None if dry_run else path)
@@ -164,12 +167,12 @@ def _missing(run: Run, cells: list[Cell], done: Container[_Part], processes: int
     ]
 
 
-def _plan(request: SweepRequest, catalogue: dict[str, Any], runner: LocalRunner) -> Plan:
+def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> Plan:
     cells = list(request.cells)
     misfits: dict[str, str | None] = {}
     for axes in request.sweeps:
         names = implementations(axes, catalogue, runner.user_names)
-        for case in expand(axes, catalogue["device"]):
+        for case in expand(axes, catalogue.device):
             misfits[case.case_id] = misfit(axes, case)
             cells += [Cell(case=case, impl=name) for name in names]
     plan = _decide(cells, runner, request.settings.processes, misfits=misfits)
@@ -246,8 +249,8 @@ def _same_experiment(before: dict[str, Any], now: dict[str, Any]) -> None:
         )
 
 
-def _all_known(cells: Iterable[Cell], catalogue: dict[str, Any]) -> None:
-    known = [row["name"] for row in catalogue["implementations"]]
+def _all_known(cells: Iterable[Cell], catalogue: Catalogue) -> None:
+    known = [info.name for info in catalogue.implementations]
     for name in dict.fromkeys(cell.impl for cell in cells):
         if name not in known:
             raise unknown("implementation", name, known, "--resume")
@@ -274,7 +277,7 @@ def sweep_for_verdicts(
         UsageError: an unknown name, a file that does not load, a device that is not there.
     """
     with LocalRunner(settings) as runner:
-        device = runner.catalogue()["device"]
+        device = runner.catalogue().device
         named = tuple(dict.fromkeys((*impls, *runner.user_names)))
     preset = PRESETS.get(PRESET_ON[device])
     cores = (axes for axes in preset.sweeps if axes.workload == "attention")

@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from attnbench.base.heartbeat import NOBODY, Heartbeat, Sign
-from attnbench.errors import AttnbenchError
 from attnbench.execution.process import GARBLED, GarbledError, Worker, ending
 from attnbench.schema.case import Case
+from attnbench.schema.messages import Check, Done, Measure, Result
 from attnbench.schema.record import Status
 
 Key = tuple[int, str]  # index of a case or item in the caller's list, implementation
@@ -36,7 +35,7 @@ class Supervision:
     """Cells (keys) to be worked off by workers, request after request until none is left.
 
     `worker()` gives a live worker, `discard()` ends it; `request(keys)` makes the request for
-    what is left; `read(result)` raises for what is no result; `watch(case, impl, stage)` is told
+    what is left; `watch(case, impl, stage)` is called with
     what the worker is at. A worker that dies or hangs costs the cell it was at. If it was at none,
     a fresh one tries the rest once more. One whose events cannot be read, or that closed its pipe,
     is ended, too; the cell that it was at by then is tried again alone, in a fresh one, and is to
@@ -50,19 +49,18 @@ class Supervision:
         *,
         worker: Callable[[], Worker],
         discard: Callable[[], None],
-        request: Callable[[list[Key]], dict[str, Any]],
-        read: Callable[[Any], Any],
+        request: Callable[[list[Key]], Measure | Check],
         watch: Callable[[Case | None, str | None, str], None],
         timeout_s: float,
         deaths_each: int | None = None,
     ) -> None:
         self._cases, self._timeout_s = cases, timeout_s
         self._worker, self._discard = worker, discard
-        self._request, self._read, self._told = request, read, watch
+        self._request, self._told = request, watch
         self._may_retry = True
         self._deaths_each, self._deaths = deaths_each, Counter[str]()
 
-    def run(self, keys: list[Key]) -> Iterator[tuple[Key, Any]]:
+    def run(self, keys: list[Key]) -> Iterator[tuple[Key, Result | Death]]:
         """Yield a result or a Death for every key, each once."""
         open_keys = dict.fromkeys(keys)
         alone: list[Key] = []  # to be tried by themselves
@@ -106,7 +104,7 @@ class Supervision:
 
     def _results(
         self, worker: Worker, local: _LocalKeys, watch: _Watch
-    ) -> Iterator[tuple[Key, Any]]:
+    ) -> Iterator[tuple[Key, Result | Death]]:
         """Results as they come; a Death, under any key, if the worker ends before it is done."""
         oom_kills = _oom_kills()
         nobody: Key = (NOBODY, "")
@@ -127,14 +125,13 @@ class Supervision:
                 watch.stop()
                 yield nobody, _death(worker.ended(), watch.read(), oom_kills)
                 return
-            if event["event"] == "done":
+            if isinstance(event, Done):
                 return
-            try:
-                found = local.key(*event["key"]), self._read(event["result"])
-            except (LookupError, TypeError, ValueError, AttnbenchError):
+            key = local.key(event.key) if isinstance(event, Result) else None
+            if key is None or not isinstance(event, Result):
                 yield nobody, _garbled(watch.read())
                 return
-            yield found
+            yield key, event
 
     def _blamed(self, death: Death | None, at: list[Key], left: list[Key]) -> list[Key]:
         """Which of the cells that are left a worker's end costs."""
@@ -155,10 +152,12 @@ class _LocalKeys:
             self._impls.setdefault(index, []).append(impl)
         self._indices = list(self._impls)
 
-    def key(self, local: int, impl: str) -> Key:
-        """The caller's key; LookupError, TypeError or ValueError where there is none."""
-        index = self._indices[local]
-        return index, self._impls[index][self._impls[index].index(impl)]
+    def key(self, local: Key) -> Key | None:
+        """The caller's key; None where the request had no such cell."""
+        place, impl = local
+        if not 0 <= place < len(self._indices) or impl not in self._impls[self._indices[place]]:
+            return None
+        return self._indices[place], impl
 
     def at(self, sign: Sign) -> list[Key]:
         """The keys that a sign points at: one cell, or all of a case, or none.

@@ -11,6 +11,7 @@ from attnbench.base.registry import unknown
 from attnbench.errors import UsageError
 from attnbench.planning.plan import Axes
 from attnbench.schema.case import Case, Device, parse_mask, parse_position
+from attnbench.schema.messages import Catalogue
 from attnbench.theory.traits import TRAITS
 
 
@@ -97,22 +98,22 @@ def misfit(axes: Axes, case: Case) -> str | None:
     return f"width {case.width} (--widths) is no multiple of {known} {flag}"
 
 
-def check_names(sweeps: Iterable[Axes], catalogue: dict[str, Any]) -> None:
-    """Every name in the sweeps is one that the catalogue knows.
+def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[str] = ()) -> None:
+    """Every name in the sweeps is one that the catalogue knows, or an implementation of `others`.
 
     Raises:
         UnknownNameError: one is not; the message gives the nearest.
         UsageError: the options contradict each other, or nothing is left to run.
     """
-    known = [row["name"] for row in catalogue["implementations"]]
+    known = [*(info.name for info in catalogue.implementations), *others]
     for axes in sweeps:
-        _known("workload", "--workload", [axes.workload], catalogue["workloads"])
+        _known("workload", "--workload", [axes.workload], catalogue.workloads)
         _known("implementation", "--impls", axes.impls or [], known)
-        _known("cache", "--caches", axes.caches or [], catalogue["caches"])
-        projections = catalogue["projections"]
+        _known("cache", "--caches", axes.caches or [], catalogue.caches)
+        projections = catalogue.projections
         _known("projection", "--projections", axes.projections or [], projections)
         positions = [parse_position(text).name for text in axes.positions]
-        _known("position encoding", "--positions", positions, catalogue["positions"])
+        _known("position encoding", "--positions", positions, catalogue.positions)
         for name, flag in TRAITS.get(axes.workload).foreign().items():
             if getattr(axes, name):
                 having = [w for w, kind in TRAITS.items() if name in kind.axes]
@@ -122,13 +123,12 @@ def check_names(sweeps: Iterable[Axes], catalogue: dict[str, Any]) -> None:
                 )
 
 
-def implementations(axes: Axes, catalogue: dict[str, Any], own: Iterable[str] = ()) -> list[str]:
+def implementations(axes: Axes, catalogue: Catalogue, own: Iterable[str] = ()) -> list[str]:
     """Whom a sweep measures: those asked for, else all that serve its workload.
 
     The user's `own` are beside those asked for.
     """
-    rows = catalogue["implementations"]
-    serving = [row["name"] for row in rows if axes.workload in row["workloads"]]
+    serving = [info.name for info in catalogue.implementations if axes.workload in info.workloads]
     names = serving if axes.impls is None else list(axes.impls)
     return names + [name for name in own if name not in names]
 

@@ -1,8 +1,13 @@
-"""What crosses between processes: frozen typed values, one line of JSON each."""
+"""What crosses between a runner and its workers: frozen typed values, one line of JSON each."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+
+from attnbench.schema.case import Case, Device
+from attnbench.schema.record import Record, Status
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -27,3 +32,192 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     replace: bool = False
     root: str | None = None
     other_root: str | None = None
+
+
+class ImplementationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan must know of an implementation; `unavailable` says why it cannot run here."""
+
+    name: str
+    doc: str
+    file: str
+    time: str | None
+    memory: str | None
+    flops_law: str | None
+    workloads: tuple[str, ...]
+    devices: tuple[str, ...]
+    passes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    masks: tuple[str, ...]
+    gqa: bool
+    value_dims: bool
+    compiles: bool
+    unavailable: str | None
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is, by name with a line of doc, and the machine.
+
+    `devices` maps each to why it cannot be used, or None; `environment` is empty where `device`
+    cannot.
+    """
+
+    device: Device
+    devices: dict[str, str | None]
+    environment: dict[str, Any]
+    implementations: tuple[ImplementationInfo, ...]
+    workloads: dict[str, str]
+    positions: dict[str, str]
+    projections: dict[str, str]
+    caches: dict[str, str]
+    masks: tuple[str, ...]
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    """A request or an event; its class is its tag."""
+
+
+class Describe(_Message, frozen=True):
+    """Ask for the catalogue; `auto` is a GPU if there is one."""
+
+    device: str
+
+
+class AskReasons(_Message, frozen=True):
+    """Ask why each implementation cannot take each case."""
+
+    cases: tuple[Case, ...]
+    names: tuple[str, ...]
+
+
+class MeasureCeilings(_Message, frozen=True):
+    """Ask what the device can do at most."""
+
+    device: str
+    dtypes: tuple[str, ...]
+
+
+class Diagnose(_Message, frozen=True):
+    """Ask for the self-tests of measuring."""
+
+    device: str
+
+
+class Measure(_Message, frozen=True, kw_only=True):
+    """Ask for a record of every cell of these groups: cases with their implementations."""
+
+    groups: tuple[tuple[tuple[Case, tuple[str, ...]], ...], ...]
+    seed: int
+    precision: float
+    min_time_s: float
+    max_time_s: float
+    l2: str | None = None
+    timer: str | None = None
+    energy: bool = False
+
+
+class CheckItem(msgspec.Struct, frozen=True):
+    """One check of the battery; `draw` says how inputs are drawn where not as usual."""
+
+    case: Case
+    impl: str
+    draw: dict[str, Any] = {}
+
+
+class Check(_Message, frozen=True):
+    """Ask which results are right."""
+
+    items: tuple[CheckItem, ...]
+    seed: int
+
+
+Request = Describe | AskReasons | MeasureCeilings | Diagnose | Measure | Check
+
+
+class Ready(_Message, frozen=True):
+    """The worker has loaded everything; `user_names` are registered by the user's files."""
+
+    warnings: tuple[str, ...]
+    user_names: tuple[str, ...]
+
+
+class Failed(_Message, frozen=True):
+    """The worker cannot serve; `usage` says that the user's files or options are to blame."""
+
+    message: str
+    usage: bool
+
+
+class Described(_Message, frozen=True):
+    """Answers `Describe`."""
+
+    catalogue: Catalogue
+
+
+class Reasons(_Message, frozen=True):
+    """Answers `AskReasons`: for each implementation, case by case, why not, or None."""
+
+    reasons: dict[str, tuple[str | None, ...]]
+
+
+class Ceilings(_Message, frozen=True):
+    """Answers `MeasureCeilings`; see `measure.ceilings`."""
+
+    ceilings: dict[str, Any]
+
+
+class Testing(_Message, frozen=True):
+    """A self-test begins."""
+
+    test: str
+
+
+class Diagnosis(_Message, frozen=True):
+    """Answers `Diagnose`; see `worker.diagnosis`."""
+
+    diagnosis: dict[str, Any]
+
+
+class CellMeasured(_Message, frozen=True):
+    """A cell of the case of this index in the request is done."""
+
+    index: int
+    record: Record
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Index and implementation."""
+        return self.index, self.record.cell.impl
+
+
+class ItemChecked(_Message, frozen=True):
+    """An item of this index in the request is checked."""
+
+    index: int
+    impl: str
+    status: Status
+    reason: str | None = None
+    metrics: dict[str, Any] = {}
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Index and implementation."""
+        return self.index, self.impl
+
+
+class Done(_Message, frozen=True):
+    """The request is served."""
+
+
+Result = CellMeasured | ItemChecked
+Event = (
+    Ready
+    | Failed
+    | Described
+    | Reasons
+    | Ceilings
+    | Testing
+    | Diagnosis
+    | CellMeasured
+    | ItemChecked
+    | Done
+)

@@ -15,19 +15,37 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from attnbench.api.loader import load_built_in, load_entry_points, load_file, load_side
 from attnbench.base.heartbeat import NOBODY, Heartbeat
 from attnbench.base.jsontext import decode, encode
-from attnbench.errors import AttnbenchError, WorkerError
+from attnbench.errors import AttnbenchError, ExitCode, WorkerError
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import adopt, beyond_repair, remember, restore_clocks, settle
 from attnbench.measure.ceilings import measure_ceilings
-from attnbench.schema.case import Case
-from attnbench.schema.messages import WorkerConfig
+from attnbench.schema.messages import (
+    AskReasons,
+    Ceilings,
+    CellMeasured,
+    Check,
+    Describe,
+    Described,
+    Diagnose,
+    Diagnosis,
+    Done,
+    Event,
+    Failed,
+    ItemChecked,
+    Measure,
+    MeasureCeilings,
+    Ready,
+    Reasons,
+    Request,
+    Testing,
+    WorkerConfig,
+)  # fmt: skip
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import check_item
@@ -36,7 +54,7 @@ from attnbench.worker.measuring import measure_heat
 from attnbench.worker.setup import Setup
 from attnbench.worker.trial import classify, device_is_lost
 
-Event = Callable[..., None]
+Emit = Callable[[Event], None]
 _LOST = 70
 
 
@@ -55,14 +73,13 @@ def main() -> None:
     try:
         warnings, names = _load(config)
     except AttnbenchError as err:
-        emit("failed", message=str(err), exit_code=int(err.exit_code))
+        emit(Failed(str(err), err.exit_code == ExitCode.USAGE))
         return
-    emit("ready", warnings=warnings, user_names=names)
+    emit(Ready(tuple(warnings), tuple(names)))
     while True:
-        request = requests.get()
-        _serve(request, heartbeat, emit)
+        _serve(requests.get(), heartbeat, emit)
         heartbeat.write(NOBODY, NOBODY, "idle")
-        emit("done")
+        emit(Done())
 
 
 def _load(config: WorkerConfig) -> tuple[list[str], list[str]]:
@@ -100,59 +117,54 @@ def _put_back(who: str) -> list[str]:
     return [f"loading {who} changed {', '.join(changed)}; restored"]
 
 
-def _serve(request: dict[str, Any], heartbeat: Heartbeat, emit: Event) -> None:
-    if request["do"] == "describe":
-        emit("catalogue", catalogue=describe(request["device"]))
-    elif request["do"] == "reasons":
-        cases = [Case.from_json(row) for row in request["cases"]]
-        reasons = reasons_against(cases, request["names"])
-        restore_clocks()  # `supports` is anyone's code, too
-        settle()
-        emit("reasons", reasons=reasons)
-    elif request["do"] == "ceilings":
-        emit("ceilings", ceilings=measure_ceilings(request["device"], request["dtypes"]))
-    elif request["do"] == "diagnose":
-        diagnosis = diagnose(request["device"], lambda test: emit("testing", test=test))
-        emit("diagnosis", diagnosis=diagnosis)
-    elif request["do"] == "measure":
-        _measure(request, heartbeat, emit)
-    elif request["do"] == "check":
-        for index, row in enumerate(request["items"]):
-            case = Case.from_json(row["case"])
-            heartbeat.write(index, 0, "check")
-            result = check_item(case, row["impl"], row["draw"], request["seed"])
-            emit("result", key=[index, row["impl"]], result=result)
-            _end_if_lost(result["status"])
+def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
+    match request:
+        case Describe(device):
+            emit(Described(describe(device)))
+        case AskReasons(cases, names):
+            reasons = reasons_against(cases, names)
+            restore_clocks()  # `supports` is anyone's code, too
+            settle()
+            emit(Reasons(reasons))
+        case MeasureCeilings(device, dtypes):
+            emit(Ceilings(measure_ceilings(device, list(dtypes))))
+        case Diagnose(device):
+            emit(Diagnosis(diagnose(device, lambda test: emit(Testing(test)))))
+        case Measure():
+            _measure(request, heartbeat, emit)
+        case Check(items, seed):
+            for index, item in enumerate(items):
+                heartbeat.write(index, 0, "check")
+                found = check_item(item.case, item.impl, item.draw, seed)
+                emit(ItemChecked(index, item.impl, **found))
+                _end_if_lost(found["status"])
 
 
-def _measure(request: dict[str, Any], heartbeat: Heartbeat, emit: Event) -> None:
-    heats = [
-        [(Case.from_json(row["case"]), row["impls"]) for row in heat] for heat in request["heats"]
-    ]
+def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
     first = 0
     try:
-        setup = Setup.of(request, heats[0][0][0].device)
+        setup = Setup.of(request, request.groups[0][0][0].device)
         stream = setup.stream()
     except Exception as err:  # no memory for the flush, no graphs in this torch: no cell's fault
         status, reason = classify(err, "set-up")
-        for index, (case, impls) in enumerate(itertools.chain.from_iterable(heats)):
+        for index, (case, impls) in enumerate(itertools.chain.from_iterable(request.groups)):
             for impl in impls:
                 cell = Cell(case=case, impl=impl)
                 _emit_record(emit, 0, index, Record(cell=cell, status=status, reason=reason))
         return
     with stream:
-        for heat in heats:
+        for group in request.groups:
             measure_heat(
-                heat,
+                [(case, list(impls)) for case, impls in group],
                 setup,
                 emit=partial(_emit_record, emit, first),
                 tell=partial(_tell, heartbeat, first),
             )
-            first += len(heat)
+            first += len(group)
 
 
-def _emit_record(emit: Event, first: int, index: int, record: Record) -> None:
-    emit("result", key=[first + index, record.cell.impl], result=record.to_line())
+def _emit_record(emit: Emit, first: int, index: int, record: Record) -> None:
+    emit(CellMeasured(first + index, record))
     _end_if_lost(record.status)
 
 
@@ -166,26 +178,26 @@ def _tell(heartbeat: Heartbeat, first: int, case: int, impl: int, stage: str) ->
     heartbeat.write(first + case, impl, stage)
 
 
-def _event_writer(descriptor: int) -> Event:
+def _event_writer(descriptor: int) -> Emit:
     stream = os.fdopen(descriptor, "wb", buffering=0)
 
-    def emit(event: str, **fields: Any) -> None:
+    def emit(event: Event) -> None:
         # The first newline ends what someone else may have written.
-        rest = memoryview(b"\n" + encode({"event": event, **fields}) + b"\n")
+        rest = memoryview(b"\n" + encode(event) + b"\n")
         while rest:
             rest = rest[stream.write(rest) :]
 
     return emit
 
 
-def _request_queue(descriptor: int) -> queue.Queue[dict[str, Any]]:
+def _request_queue(descriptor: int) -> queue.Queue[Request]:
     """Requests as they arrive. When the runner closes the pipe, or dies, this process ends."""
-    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    requests: queue.Queue[Request] = queue.Queue()
 
     def read() -> None:
         with os.fdopen(descriptor, "rb") as pipe:
             for line in pipe:
-                requests.put(decode(line, dict[str, Any]))
+                requests.put(decode(line, Request))  # type: ignore[arg-type]
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.api.loader import BUILT_IN
 from attnbench.machine.facts import environment, reason_against_device
 from attnbench.schema.case import DEVICES, MASKS, Case, Device
+from attnbench.schema.messages import Catalogue, ImplementationInfo
 from attnbench.theory.traits import TRAITS, impossible
 from attnbench.worker.positions import POSITIONS
 from attnbench.worker.workloads import WORKLOADS
@@ -17,28 +18,30 @@ from attnbench.worker.workloads.caches import CACHES
 from attnbench.worker.workloads.projections import PROJECTIONS
 
 
-def describe(device: str) -> dict[str, Any]:
+def describe(device: str) -> Catalogue:
     """The catalogue: names with what they take, and the machine. `auto` takes a GPU if any."""
     reasons: dict[str, str | None] = {d: reason_against_device(d) for d in DEVICES}
     if device == "auto":
         device = "cuda" if reasons["cuda"] is None else "cpu"
     usable = reasons.get(device) is None
-    return {
-        "device": device,
-        "devices": reasons,
-        "environment": environment(device) if usable else None,
-        "implementations": [_row(name, device) for name in IMPLEMENTATIONS.names()],
-        "workloads": {name: kind.doc for name, kind in TRAITS.items() if name in WORKLOADS},
-        "positions": {name: item.doc for name, item in POSITIONS.items()},
-        "projections": {name: item.doc for name, item in PROJECTIONS.items()},
-        "caches": {name: item.doc for name, item in CACHES.items()},
-        "masks": MASKS.names(),
-    }
+    return Catalogue(
+        device=device,  # type: ignore[arg-type]
+        devices=reasons,
+        environment=environment(device) if usable else {},
+        implementations=tuple(_row(name, device) for name in IMPLEMENTATIONS.names()),
+        workloads={name: traits.doc for name, traits in TRAITS.items() if name in WORKLOADS},
+        positions={name: item.doc for name, item in POSITIONS.items()},
+        projections={name: item.doc for name, item in PROJECTIONS.items()},
+        caches={name: item.doc for name, item in CACHES.items()},
+        masks=tuple(MASKS.names()),
+    )
 
 
-def reasons_against(cases: list[Case], names: list[str]) -> dict[str, list[str | None]]:
+def reasons_against(
+    cases: Sequence[Case], names: Sequence[str]
+) -> dict[str, tuple[str | None, ...]]:
     """For each implementation, case by case, why it cannot run, or null."""
-    return {name: [_reason(case, name) for case in cases] for name in names}
+    return {name: tuple(_reason(case, name) for case in cases) for name in names}
 
 
 def _reason(case: Case, name: str) -> str | None:
@@ -59,25 +62,25 @@ def _shown(file: str) -> str:
     return f"impls/{Path(file).name}" if Path(file).parent in folders else file
 
 
-def _row(name: str, device: str) -> dict[str, Any]:
+def _row(name: str, device: str) -> ImplementationInfo:
     impl: Implementation = IMPLEMENTATIONS.get(name)
     first = next((kind for kind in WORKLOADS.names() if kind in impl.workloads), "attention")
     on: Device = "cuda" if device == "cuda" else "cpu"
     probe = Case(workload=first, device=on, seq_len=16)
-    return {
-        "name": name,
-        "doc": impl.doc.partition("\n")[0],
-        "file": _shown(impl.file),
-        "time": impl.time,
-        "memory": impl.memory,
-        "flops_law": impl.flops_law,
-        "workloads": list(impl.workloads),
-        "devices": list(impl.devices),
-        "passes": list(impl.passes),
-        "dtypes": list(impl.dtypes),
-        "masks": list(impl.masks),
-        "gqa": impl.gqa,
-        "value_dims": impl.value_dims,
-        "compiles": impl.compiles,
-        "unavailable": _reason(probe, name),
-    }
+    return ImplementationInfo(
+        name=name,
+        doc=impl.doc.partition("\n")[0],
+        file=_shown(impl.file),
+        time=impl.time,
+        memory=impl.memory,
+        flops_law=impl.flops_law,
+        workloads=tuple(impl.workloads),
+        devices=tuple(impl.devices),
+        passes=tuple(impl.passes),
+        dtypes=tuple(impl.dtypes),
+        masks=tuple(impl.masks),
+        gqa=impl.gqa,
+        value_dims=impl.value_dims,
+        compiles=impl.compiles,
+        unavailable=_reason(probe, name),
+    )

@@ -12,6 +12,7 @@ from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.nvml import GpuSensor, must_discard
 from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import Watch
+from attnbench.schema.messages import Measure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,23 +31,27 @@ class Setup:
     energy: bool = False
 
     @classmethod
-    def of(cls, request: dict[str, Any], device: str) -> Setup:
+    def of(cls, request: Measure, device: str) -> Setup:
         """Open clock and sensor for a request of the runner.
 
         Raises:
             ValueError: the clock does not exist on the device.
             CaptureError: this torch cannot time what is inside a CUDA graph.
         """
-        clock = clock_for(device, l2=request.get("l2"), timer=request.get("timer"))
+        clock = clock_for(device, l2=request.l2, timer=request.timer)
         sensor = GpuSensor.open() if device == "cuda" else None
         return cls(
             device=device,
-            rule=StoppingRule(**request["rule"]),
+            rule=StoppingRule(
+                precision=request.precision,
+                min_time_s=request.min_time_s,
+                max_time_s=request.max_time_s,
+            ),
             clock=clock,
             watch=Watch(sensor=sensor, must_discard=must_discard) if sensor else Watch(),
-            seed=request["seed"],
+            seed=request.seed,
             sensor=sensor,
-            energy=bool(request.get("energy")),
+            energy=request.energy,
         )
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:

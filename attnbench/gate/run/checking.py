@@ -16,6 +16,7 @@ from attnbench.gate.decide.exact import checked
 from attnbench.gate.decide.outcome import Checked, Side
 from attnbench.planning.expansion import check_names, expand, misfit
 from attnbench.planning.plan import Axes, make_plan
+from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import impossible
 
@@ -39,7 +40,7 @@ class _Examined:
 
     name: str
     names: list[str] = field(default_factory=list)
-    catalogue: dict[str, Any] = field(default_factory=dict)
+    catalogue: Catalogue | None = None
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
     recovered: dict[tuple[str, str], str] = field(default_factory=dict)
     failure: str | None = None
@@ -68,12 +69,12 @@ def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings:
     }
     with LocalRunner(named["candidate"]) as mine, LocalRunner(named["base"]) as theirs:
         ours = _load("candidate", mine)
-        if ours.failure is not None:
+        if ours.catalogue is None:
             raise UsageError(f"the candidate cannot be measured: {ours.failure}")
         before = _load("base", theirs) if base.files else _Examined(name="base")
-        cells, misfits = _cells(sweeps, ours, before)
+        cells, misfits = _cells(sweeps, ours.catalogue, ours, before)
         fit = tuple(cell for cell in cells if cell.key not in misfits)
-        together = ours.catalogue["device"] == "cpu"  # nothing is timed: both at once
+        together = ours.catalogue.device == "cpu"  # nothing is timed: both at once
         sides = ((mine, ours), (theirs, before))
         _do([partial(_examine, runner, side, fit) for runner, side in sides], together=together)
         again = (mine, ours, _in_doubt(ours, before)), (theirs, before, _in_doubt(before, ours))
@@ -90,7 +91,7 @@ def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings:
             }
             for number, cell in enumerate(cells)
         },
-        environment=ours.catalogue["environment"],
+        environment=ours.catalogue.environment,
         warnings=tuple(warnings),
     )
 
@@ -131,23 +132,20 @@ def _do(jobs: Sequence[Callable[[], None]], *, together: bool) -> None:
 
 
 def _cells(
-    sweeps: tuple[Axes, ...], ours: _Examined, before: _Examined
+    sweeps: tuple[Axes, ...], catalogue: Catalogue, ours: _Examined, before: _Examined
 ) -> tuple[tuple[Cell, ...], dict[tuple[str, str], str]]:
     """Each case with each implementation of either side that the sweep asks for.
 
     And the keys of those that make no sense, with the reason.
     """
     own = list(dict.fromkeys([*ours.names, *before.names]))
-    known = {row["name"] for row in ours.catalogue["implementations"]}
-    rows = [{"name": name} for name in own if name not in known]
-    catalogue = ours.catalogue | {"implementations": ours.catalogue["implementations"] + rows}
-    check_names(sweeps, catalogue)
+    check_names(sweeps, catalogue, own)
     cells: dict[tuple[str, str], Cell] = {}
     misfits: dict[tuple[str, str], str] = {}
     foreign: list[str] = []
     for axes in sweeps:
         foreign += [name for name in axes.impls or () if name not in own]
-        for case in expand(axes, ours.catalogue["device"]):
+        for case in expand(axes, catalogue.device):
             unfit = impossible(case) or misfit(axes, case)
             for name in axes.impls or own:
                 cell = Cell(case=case, impl=name)

@@ -84,4 +84,4 @@ def device_of(asked: str) -> str:
     if asked != "auto":
         return asked
     with LocalRunner(Settings()) as runner:
-        return str(runner.catalogue()["device"])
+        return runner.catalogue().device

@@ -165,8 +165,7 @@ def surroundings() -> dict[str, Any]:
     from attnbench.execution.runner import LocalRunner
 
     with LocalRunner(settings(0)) as runner:
-        found: dict[str, Any] = runner.catalogue()["environment"]
-    return found
+        return runner.catalogue().environment
 
 
 def make(pool: Pool, todo: list[Todo], measure: Measure, tell: Tell) -> None:

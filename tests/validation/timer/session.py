@@ -15,6 +15,7 @@ from attnbench.errors import StoreError, UsageError
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.settings import Settings
 from attnbench.schema.case import Case
+from attnbench.schema.messages import Catalogue
 from attnbench.theory.traits import case_label
 from attnbench.version import __version__
 from tests.validation.folder import free_folder
@@ -74,13 +75,13 @@ def compare(request: Request, tell: Callable[[str], None]) -> Finished:
     with LocalRunner(settings) as runner:
         catalogue = runner.catalogue()
         cells = _cells(request, catalogue, runner)
-    env = catalogue["environment"]
-    spin = None if catalogue["device"] == "cuda" else (SPIN, SPIN_US)
+    env = catalogue.environment
+    spin = None if catalogue.device == "cuda" else (SPIN, SPIN_US)
     impls = {cell["name"]: cell["impl"] for cell in cells}
     if spin:
         cells.append({"name": spin[0], "spin_us": spin[1]})
     launch = Launch(
-        device=catalogue["device"],
+        device=catalogue.device,
         threads=env["threads"],
         cells=cells,
         timeout_s=3 * request.budget_s + 60,
@@ -99,22 +100,20 @@ def compare(request: Request, tell: Callable[[str], None]) -> Finished:
     return Finished(path=path, summary=summary, interrupted=experiment.interrupted)
 
 
-def _cells(
-    request: Request, catalogue: dict[str, Any], runner: LocalRunner
-) -> list[dict[str, Any]]:
+def _cells(request: Request, catalogue: Catalogue, runner: LocalRunner) -> list[dict[str, Any]]:
     """Every implementation at every size, by name.
 
     Raises:
         UsageError: an implementation is unknown, is not available here or cannot take a case.
     """
-    known = {row["name"]: row for row in catalogue["implementations"]}
+    known = {info.name: info for info in catalogue.implementations}
     for impl in request.impls:
         if impl not in known:
             raise unknown("implementation", impl, list(known), "--impls")
-        if known[impl]["unavailable"]:
-            raise UsageError(f"{impl} (--impls) cannot run: {known[impl]['unavailable']}")
+        if known[impl].unavailable:
+            raise UsageError(f"{impl} (--impls) cannot run: {known[impl].unavailable}")
     cases = [
-        Case(device=catalogue["device"], seq_len=n, heads=heads, head_dim=head_dim)
+        Case(device=catalogue.device, seq_len=n, heads=heads, head_dim=head_dim)
         for heads in request.heads
         for head_dim in request.head_dims
         for n in request.seq_lens

@@ -14,6 +14,7 @@ from typing import Any
 from attnbench.machine.state import settle
 from attnbench.measure.engine import race
 from attnbench.measure.sampling import Contender, StoppingRule
+from attnbench.schema.messages import Measure
 from attnbench.worker.setup import Setup
 from tests.validation.timer.tools.job import Job, described
 
@@ -79,8 +80,10 @@ def measure(job: Job) -> Setup:
     calls = job.prepare()
     settle()
     each_s = max(_LEAST_S, job.left_s() / len(calls))
-    limits = {"precision": 1e-9, "min_time_s": each_s, "max_time_s": each_s}
-    setup = Setup.of({"rule": limits, "seed": job.seed}, job.device)
+    request = Measure(
+        groups=(), seed=job.seed, precision=1e-9, min_time_s=each_s, max_time_s=each_s
+    )
+    setup = Setup.of(request, job.device)
     account = Account(list(calls), job.left_s, time.monotonic)
     rule = ShareRule(**asdict(setup.rule), share_s=lambda: account.share_s, left_s=job.left_s)
     contenders = {name: Contender(call=call) for name, call in calls.items()}
