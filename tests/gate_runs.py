@@ -7,10 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench.gate.decide.outcome import Checked, GateRun, Side
-from attnbench.gate.decide.referee import Order, Referee
-from attnbench.gate.decide.round import Arm, Failure, Round, Turns
-from attnbench.gate.decide.rules import Rules
+from msgspec import structs
+
+from attnbench.gate.decide.data import (
+    Checked,
+    ExactMetrics,
+    Failure,
+    GateRun,
+    Round,
+    Rules,
+    Samples,
+    Variant,
+    Version,
+    VersionName,
+)
+from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import comparable
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Cell
@@ -21,7 +32,7 @@ CELLS = tuple(
     for impl in ("naive", "sdpa")
     for n in (128, 256, 512, 1024)
 )
-METRICS: dict[str, Any] = {
+METRICS: ExactMetrics = {
     "flops_counted": 33_554_432,
     "flops_counted_source": "dispatched",
     "memory_workspace_bytes": 2_097_152,
@@ -30,33 +41,34 @@ METRICS: dict[str, Any] = {
     "kernel_count": 3,
 }
 OK = Checked(status="ok", metrics=METRICS)
-BASE = Side(
+BASE = Version(
     name="base", root="/tmp/base", files=("/tmp/base/fast.py",), ref="main",
     commit="3f2a91c0d1e5b7a8c9d0e1f2a3b4c5d6e7f8a9b0",
 )  # fmt: skip
-CANDIDATE = Side(
+SEGFAULT = Failure(variant="candidate", code="crashed", reason="killed by signal 11 (SIGSEGV)")
+CANDIDATE = Version(
     name="candidate", root="/home/me/repo", files=("/home/me/repo/fast.py",),
     commit="9b01c2d3e4f5a6b7c8d9e0f1a2b3c4d5e6f7a8b9", dirty=True,
 )  # fmt: skip
 
 
 def checks(
-    cells: Sequence[Cell], other: Mapping[int, Mapping[str, Checked]] | None = None
-) -> dict[int, dict[str, Checked]]:
+    cells: Sequence[Cell], other: Mapping[int, Any] | None = None
+) -> dict[int, dict[VersionName, Checked]]:
     """All right on both sides, but for the cells in `other`."""
     return {
-        number: {"base": OK, "candidate": OK} | dict((other or {}).get(number, {}))
+        number: {"base": OK, "candidate": OK, **(other or {}).get(number, {})}
         for number in range(len(cells))
     }
 
 
-def changed(**metrics: Any) -> dict[str, Checked]:
+def changed(**metrics: Any) -> dict[VersionName, Checked]:
     """The checks of a cell whose metrics differ on the candidate's side."""
-    return {"candidate": replace(OK, metrics=METRICS | metrics)}
+    return {"candidate": replace(OK, metrics={**METRICS, **metrics})}  # type: ignore[typeddict-item]
 
 
 def a_round(
-    order: Order,
+    order: RoundPlan,
     slower: Mapping[int, float],
     rng: random.Random,
     *,
@@ -66,25 +78,25 @@ def a_round(
     failing: Mapping[int, Failure] | None = None,
 ) -> Round:
     """One round as `order` wants it. `slower` holds shares by cell, 0.1 for 10 % slower."""
-    turns: dict[int, Turns] = {}
+    samples: dict[int, dict[Variant, Samples]] = {}
     failures = {c: f for c, f in (failing or {}).items() if c in order.cells}
     wanted = [cell for cell in order.cells if cell not in failures]
-    for cell in dict.fromkeys([*wanted, *([] if order.planted is None else [order.planted])]):
+    for cell in dict.fromkeys([*wanted, *([] if order.slowed is None else [order.slowed])]):
         base_ns = 40_000 * 3 ** (cell % 4) * rng.lognormvariate(0, 0.05)
-        factors: dict[Arm, float] = {"base": 1.0}
+        factors: dict[Variant, float] = {"base": 1.0}
         if cell in wanted:
             factors |= {"candidate": 1 + slower.get(cell, 0.0), "null": 1 + null_bias}
-        if cell == order.planted:
+        if cell == order.slowed:
             factors["planted"] = 1 + threshold
-        turns[cell] = {arm: _turns(base_ns * f, rng, noise) for arm, f in factors.items()}
+        samples[cell] = {of: _samples(base_ns * f, rng, noise) for of, f in factors.items()}
     return Round(
-        stage=order.stage, turns=turns, failures=failures, spent_s=1.5,
-        facts={"stolen_share": round(rng.uniform(0, 0.002), 5)},
+        stage=order.stage, samples=samples, failures=failures, spent_s=1.5,
+        facts={"stolen": round(rng.uniform(0, 0.002), 5)},
     )  # fmt: skip
 
 
-def _turns(fastest_ns: float, rng: random.Random, noise: float) -> tuple[tuple[int, ...], ...]:
-    """Two turns of four blocks; what one arm of one round has in common strays by `noise`."""
+def _samples(fastest_ns: float, rng: random.Random, noise: float) -> Samples:
+    """Two samples of four batches; what a process of a round has in common strays by `noise`."""
     ns = fastest_ns * rng.lognormvariate(0, noise / 2**0.5)
     return tuple(tuple(round(ns * (1 + rng.expovariate(60))) for _ in range(4)) for _ in range(2))
 
@@ -96,14 +108,14 @@ def a_run(
     rules: Rules | None = None,
     noise: float = 0.01,
     seed: int = 0,
-    other_checks: Mapping[int, Mapping[str, Checked]] | None = None,
+    other_checks: Mapping[int, Any] | None = None,
     planted: float | None = None,
     null_bias: float = 0.0,
     vetoed: Iterable[int] = (),
     failing: Mapping[int, Failure] | None = None,
     most_rounds: int = 500,
 ) -> GateRun:
-    """A run as the referee would have it go on, until all is decided or `most_rounds` are over.
+    """A run as the decision would have it go on, until all is decided or `most_rounds` are over.
 
     `planted` is the slowdown of the control (the threshold unless given); rounds numbered in
     `vetoed` (from 0) count for nothing.
@@ -115,17 +127,17 @@ def a_run(
         options={"base": "main", "seed": seed}, created="2026-11-21T01:02:03+00:00",
         spent={"checks_s": 12.5},
     )  # fmt: skip
-    referee, rng = Referee(comparable(run), rules, seed), random.Random(seed)
+    decision, rng = SequentialDecision(comparable(run), rules, seed), random.Random(seed)
     rounds: list[Round] = []
-    while (order := referee.wanted()) is not None and len(rounds) < most_rounds:
+    while (order := decision.next_round()) is not None and len(rounds) < most_rounds:
         found = a_round(
             order, slower or {}, rng, noise=noise, null_bias=null_bias, failing=failing,
             threshold=rules.threshold if planted is None else planted,
         )  # fmt: skip
         if len(rounds) in set(vetoed):
-            found = replace(found, veto="another process used 1.3 CPUs")
+            found = structs.replace(found, veto="another process used 1.3 CPUs")
         rounds.append(found)
-        referee.hear(found)
+        decision.add(found)
     rounds_s = sum(found.spent_s for found in rounds)
     spent = {"checks_s": 12.5, "rounds_s": rounds_s, "wall_s": 13.1 + rounds_s}
     return replace(run, rounds=tuple(rounds), spent=spent, over_budget=order is not None)
@@ -154,7 +166,7 @@ def the_kinds() -> dict[str, GateRun]:
         "broken": a_run(
             {6: 1.3}, seed=2,
             other_checks={0: {"candidate": wrong}, 1: {"base": absent}, 7: grown},
-            failing={2: Failure(arm="candidate", reason="died of signal 11 (SIGSEGV)")},
+            failing={2: SEGFAULT},
         ),
         "inconclusive": a_run({3: 0.06}, seed=3, noise=0.06, rules=Rules(looks=(8, 12))),
         "blind": a_run(planted=0.0, seed=4),

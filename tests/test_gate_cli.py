@@ -13,7 +13,7 @@ import pytest
 
 from attnbench.cli import gate_modes
 from attnbench.errors import StoreError, WorkerError
-from attnbench.gate.decide.outcome import GateRun
+from attnbench.gate.decide.data import GateRun
 from attnbench.gate.decide.stored import load_gate
 from attnbench.gate.run.session import GateListener, GateRequest
 from attnbench.planning.plan import Axes

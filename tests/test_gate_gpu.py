@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnbench.execution.settings import Settings
-from attnbench.gate.decide.referee import Order
+from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.run.turns import measure_round
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
@@ -28,13 +28,13 @@ def test_all_arms_take_their_turns_on_the_gpu(tmp_path):
         settings=Settings(device="cuda", timeout_s=120.0),
         cpus=None,
     )
-    found = measure_round(bench, Order(stage="screen", cells=(0, 1), planted=1), 0)
+    found = measure_round(bench, RoundPlan(stage="screen", cells=(0, 1), slowed=1), 0)
     assert not found.failures
-    assert set(found.turns[0]) == {"base", "candidate", "null"}
-    assert set(found.turns[1]) == {"base", "candidate", "null", "planted"}
+    assert set(found.samples[0]) == {"base", "candidate", "null"}
+    assert set(found.samples[1]) == {"base", "candidate", "null", "planted"}
     assert all(
         ns > 0
-        for arms in found.turns.values()
+        for arms in found.samples.values()
         for turns in arms.values()
         for blocks in turns
         for ns in blocks

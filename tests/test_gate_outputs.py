@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from attnbench.cli.gate_output import show, write_all
-from attnbench.gate.decide.outcome import Checked, GateRun, Outcome
+from attnbench.gate.decide.data import Checked, GateRun, Outcome
 from attnbench.gate.decide.verdict import decide
 from attnbench.report.gate import junit, markdown, texts
 from attnbench.theory.traits import case_label
@@ -97,7 +97,7 @@ def test_all_that_is_not_ok_has_its_reason(capsys):
     assert "✗ sdpa n=1024: workspace grew from 2.0 MiB to 4.0 MiB" in out
     assert "note: kernels: +aten::clone" in out
     assert "– naive n=256: new: the base has no such implementation" in out
-    assert "✗ naive n=512: failed in 5 rounds: died of signal 11" in out
+    assert "✗ naive n=512: failed in 5 rounds: crashed: killed by signal 11" in out
 
 
 def test_controls_say_what_they_showed(capsys):

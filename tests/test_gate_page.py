@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from matplotlib import image
+from msgspec import structs
 
 from attnbench.errors import StoreError
-from attnbench.gate.decide.round import Round
+from attnbench.gate.decide.data import Round
 from attnbench.gate.decide.verdict import decide
 from attnbench.report.gate import figure
 from attnbench.report.gate import strips as drawn_strips
@@ -72,7 +73,7 @@ def test_a_page_shows_what_repeats_exactly_side_by_side(pages):
 
 def test_vetoed_rounds_and_failures_are_listed_with_their_reasons(pages):
     assert "round 4: vetoed: another process used 1.3 CPUs" in pages["regressed"].text
-    assert "naive n=512: candidate: died of signal 11 (SIGSEGV)" in pages["broken"].text
+    assert "naive n=512: candidate: crashed: killed by signal 11 (SIGSEGV)" in pages["broken"].text
 
 
 def test_a_run_without_times_has_no_figure(pages):
@@ -127,9 +128,9 @@ def test_a_cell_far_out_makes_the_scale_logarithmic_and_squeezes_no_other():
 
 def test_a_stray_round_stands_at_the_edge_and_does_not_move_the_scale():
     run = KINDS["clean"]
-    cell = run.rounds[0].turns[0]
+    cell = run.rounds[0].samples[0]
     slow = {**cell, "candidate": tuple(tuple(20 * ns for ns in t) for t in cell["candidate"])}
-    stray: Round = replace(run.rounds[0], turns={**run.rounds[0].turns, 0: slow})
+    stray: Round = structs.replace(run.rounds[0], samples={**run.rounds[0].samples, 0: slow})
     other = replace(run, rounds=(stray, *run.rounds[1:]))
     scale = drawn_strips.scale_of(other, strips(other, decide(run)))
     assert scale.high < 3 * scale.threshold

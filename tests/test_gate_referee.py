@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from attnbench.gate.decide.referee import BASE_FAILURES, CANDIDATE_FAILURES, Order, Referee
-from attnbench.gate.decide.round import Failure, Round
-from attnbench.gate.decide.rules import Rules
+from attnbench.gate.decide.data import Failure, Round, Rules
+from attnbench.gate.decide.sequential import (
+    BASE_FAILURES,
+    CANDIDATE_FAILURES,
+    RoundPlan,
+    SequentialDecision,
+)
 
 RULES = Rules()
 US = 100_000  # ns a call of the base
@@ -24,24 +28,24 @@ def a_round(order, slower=None, *, noise=0.0, chance=None, null=0.0, veto=None, 
     def block(share):
         return ((round(US * (1 + share) * math.exp(chance.gauss(0, noise))),),)
 
-    turns: dict[int, Any] = {}
+    samples: dict[int, Any] = {}
     for cell in order.cells:
         change = (slower or {}).get(cell, 0.0)
-        turns[cell] = {"base": block(0), "candidate": block(change), "null": block(null)}
-    if order.planted is not None:
-        arms = turns.setdefault(order.planted, {"base": block(0)})
+        samples[cell] = {"base": block(0), "candidate": block(change), "null": block(null)}
+    if order.slowed is not None:
+        arms = samples.setdefault(order.slowed, {"base": block(0)})
         arms["planted"] = block(0.0 if blind else RULES.threshold)
-    return Round(stage=order.stage, turns=turns, veto=veto)
+    return Round(stage=order.stage, samples=samples, veto=veto)
 
 
 def play(slower=None, *, cells=4, rules=RULES, seed=1, most=200, **how):
     """A whole run with these true slowdowns; the referee after its last round."""
-    referee, chance = Referee(range(cells), rules, seed), random.Random(seed)
+    referee, chance = SequentialDecision(range(cells), rules, seed), random.Random(seed)
     for _ in range(most):
-        order = referee.wanted()
+        order = referee.next_round()
         if order is None:
             return referee
-        referee.hear(a_round(order, slower, chance=chance, **how))
+        referee.add(a_round(order, slower, chance=chance, **how))
     raise AssertionError("it never ends")
 
 
@@ -63,14 +67,14 @@ def test_a_slowdown_of_the_threshold_is_confirmed_on_fresh_rounds():
 
 
 def test_the_screen_alone_never_says_regressed():
-    referee = Referee(range(2), RULES)
+    referee = SequentialDecision(range(2), RULES)
     for _ in range(RULES.screen_rounds):
-        order = referee.wanted()
+        order = referee.next_round()
         assert order is not None
         assert order.stage == "screen"
-        referee.hear(a_round(order, {0: 0.5}))
+        referee.add(a_round(order, {0: 0.5}))
     assert 0 not in referee.decided
-    order = referee.wanted()
+    order = referee.next_round()
     assert order is not None
     assert (order.stage, order.cells) == ("confirm", (0,))
 
@@ -98,28 +102,28 @@ def test_an_improvement_among_other_suspects_waits_for_a_look_that_can_show_it()
 
 def test_a_call_that_is_slow_now_and_then_does_not_pass_by_its_fastest_blocks():
     """Every second block of the candidate takes twice as long: the fastest ones hide it."""
-    referee = Referee([0], RULES)
-    while (order := referee.wanted()) is not None:
+    referee = SequentialDecision([0], RULES)
+    while (order := referee.next_round()) is not None:
         found = a_round(order)
-        arms = dict(found.turns[0])
+        arms = dict(found.samples[0])
         if "candidate" in arms:
             arms["candidate"] = ((US, 2 * US), (2 * US, US))
-        referee.hear(replace(found, turns={0: arms}))
+        referee.add(structs.replace(found, samples={0: arms}))
     assert referee.decided[0].verdict == "inconclusive"
     assert referee.decided[0].reason.startswith("slow now and then")
     assert "slower by 50 %" in referee.decided[0].reason
 
 
 def test_a_suspect_that_was_unlucky_is_cleared_by_fresh_rounds():
-    referee, calm = Referee(range(2), RULES), random.Random(3)
+    referee, calm = SequentialDecision(range(2), RULES), random.Random(3)
     for number in range(RULES.screen_rounds):
-        order = referee.wanted()
+        order = referee.next_round()
         assert order is not None
         unlucky = {0: 0.3} if number < 5 else {}
-        referee.hear(a_round(order, unlucky, chance=calm))
+        referee.add(a_round(order, unlucky, chance=calm))
     assert referee.suspects == (0,)
-    while (order := referee.wanted()) is not None:
-        referee.hear(a_round(order, chance=calm))
+    while (order := referee.next_round()) is not None:
+        referee.add(a_round(order, chance=calm))
     assert (referee.decided[0].verdict, referee.decided[0].stage) == ("ok", "confirm")
 
 
@@ -138,10 +142,10 @@ def test_false_alarms_stay_at_the_level_where_every_cell_lies_on_the_margin():
 
 def on_the_margin(seed, cells=8):
     """A run in which every candidate is a coin: half a percent beyond the margin, or below."""
-    referee, chance = Referee(range(cells), RULES, seed), random.Random(seed)
-    while (order := referee.wanted()) is not None:
+    referee, chance = SequentialDecision(range(cells), RULES, seed), random.Random(seed)
+    while (order := referee.next_round()) is not None:
         coins = {cell: RULES.margin + chance.choice((-0.005, 0.005)) for cell in order.cells}
-        referee.hear(a_round(order, coins))
+        referee.add(a_round(order, coins))
     return referee
 
 
@@ -166,13 +170,13 @@ def test_a_planted_slowdown_that_is_not_found_makes_the_run_blind():
 
 
 def test_the_planted_slowdown_visits_every_cell():
-    referee, visited = Referee(range(4), RULES, 5), []
+    referee, visited = SequentialDecision(range(4), RULES, 5), []
     for _ in range(RULES.screen_rounds):
-        order = referee.wanted()
+        order = referee.next_round()
         assert order is not None
-        assert order.planted is not None
-        visited.append(order.planted)
-        referee.hear(a_round(order))
+        assert order.slowed is not None
+        visited.append(order.slowed)
+        referee.add(a_round(order))
     assert sorted(visited) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
@@ -187,7 +191,7 @@ def test_a_null_arm_that_differs_widens_the_margin_and_cannot_narrow_it():
 def test_a_cell_whose_base_differs_from_itself_by_the_threshold_is_never_decided():
     referee = play({0: 0.3}, cells=1, noise=0.001, null=0.12)
     assert referee.decided[0].verdict == "inconclusive"
-    assert referee.decided[0].reason == "base against itself differs by 12 % in it"
+    assert referee.decided[0].reason == "its A/A control differs by 12 %"
     assert referee.controls().untrusted
 
 
@@ -198,11 +202,11 @@ def test_an_advantage_of_one_side_in_all_cells_is_noticed_below_the_threshold():
 
 
 def test_vetoed_rounds_count_for_nothing():
-    referee = Referee(range(2), RULES)
+    referee = SequentialDecision(range(2), RULES)
     for _ in range(30):
-        order = referee.wanted()
+        order = referee.next_round()
         assert order is not None
-        referee.hear(a_round(order, {0: 0.5}, veto="other processes kept 2 CPUs busy"))
+        referee.add(a_round(order, {0: 0.5}, veto="other processes kept 2 CPUs busy"))
     assert referee.suspects is None
     assert referee.controls().rounds == 0
 
@@ -216,75 +220,79 @@ def test_vetoed_rounds_count_for_nothing():
     ],
 )
 def test_a_cell_that_always_fails_in_an_arm_is_given_up_and_the_rest_goes_on(arm, times, verdict):
-    referee = Referee(range(2), RULES)
+    referee = SequentialDecision(range(2), RULES)
     for _ in range(times):
         assert 1 not in referee.decided
-        order = referee.wanted()
+        order = referee.next_round()
         assert order is not None
-        why = Failure(arm=arm, reason="crashed: killed by signal 11 (SIGSEGV)")
-        referee.hear(Round(stage=order.stage, turns={}, failures={1: why}))
+        why = Failure(variant=arm, code="crashed", reason="killed by signal 11 (SIGSEGV)")
+        referee.add(Round(stage=order.stage, samples={}, failures={1: why}))
     assert referee.decided[1].verdict == verdict
     assert "SIGSEGV" in referee.decided[1].reason
-    while (order := referee.wanted()) is not None:
-        assert 1 not in (*order.cells, order.planted)
-        referee.hear(a_round(order))
+    while (order := referee.next_round()) is not None:
+        assert 1 not in (*order.cells, order.slowed)
+        referee.add(a_round(order))
     assert referee.decided[0].verdict == "ok"
 
 
 def test_what_strikes_any_process_at_random_is_hardly_ever_held_against_the_candidate():
     blamed, chance = 0, random.Random(0)
     for _ in range(1000):
-        referee = Referee([0], RULES)
+        referee = SequentialDecision([0], RULES)
         while 0 not in referee.decided:
-            why = Failure(arm=chance.choice(("base", "candidate", "null")), reason="oom: full")
-            referee.hear(Round(stage="screen", turns={}, failures={0: why}))
+            why = Failure(
+                variant=chance.choice(("base", "candidate", "null")), code="oom", reason="full"
+            )
+            referee.add(Round(stage="screen", samples={}, failures={0: why}))
         blamed += referee.decided[0].verdict == "incorrect"
     assert blamed <= 13  # (1/3)^5: 4 expected
 
 
 @pytest.mark.parametrize("after", [0, 3, RULES.screen_rounds])
 def test_one_wrong_result_is_enough_even_of_a_cell_that_had_passed(after):
-    referee = Referee(range(2), RULES)
+    referee = SequentialDecision(range(2), RULES)
     for number in range(after):
-        order = referee.wanted()
+        order = referee.next_round()
         assert order is not None
-        referee.hear(a_round(order, blind=number == 0))
-    order = referee.wanted()
+        referee.add(a_round(order, blind=number == 0))
+    order = referee.next_round()
     assert order is not None
-    why = Failure(arm="candidate", reason="incorrect: o is off by 9 where 1e-06 is allowed")
-    referee.hear(Round(stage=order.stage, turns={}, failures={1: why}))
+    why = Failure(variant="candidate", code="incorrect", reason="o is off by 9")
+    referee.add(Round(stage=order.stage, samples={}, failures={1: why}))
     assert referee.decided[1].verdict == "incorrect"
     assert referee.decided[1].reason.startswith("o is off by 9")
 
 
 def test_a_round_that_broke_off_is_measured_again():
-    referee = Referee(range(2), RULES)
+    referee = SequentialDecision(range(2), RULES)
     for number in range(RULES.screen_rounds + 1):
-        order = referee.wanted()
+        order = referee.next_round()
         assert order is not None
         assert order.stage == "screen"
         broken = Round(
-            stage="screen", turns={}, failures={0: Failure(arm="base", reason="crashed")}
+            stage="screen",
+            samples={},
+            failures={0: Failure(variant="base", code="crashed", reason="")},
         )
-        referee.hear(broken if number == 3 else a_round(order))
+        referee.add(broken if number == 3 else a_round(order))
     assert [d.verdict for d in referee.decided.values()] == ["ok", "ok"]
     assert {len(d.logs) for d in referee.decided.values()} == {RULES.screen_rounds}
 
 
 def test_nothing_to_compare_asks_for_nothing():
-    assert Referee([], RULES).wanted() is None
+    assert SequentialDecision([], RULES).next_round() is None
 
 
 def test_confirmation_alone_continues_the_control_where_no_cell_is_open():
-    referee = Referee(range(2), RULES)
+    referee = SequentialDecision(range(2), RULES)
     for number in range(RULES.screen_rounds):
-        order = referee.wanted()
+        order = referee.next_round()
         assert order is not None
-        referee.hear(a_round(order, blind=number == 0))
-    order = referee.wanted()
+        referee.add(a_round(order, blind=number == 0))
+    order = referee.next_round()
     assert order is not None
-    assert order == Order(stage="confirm", cells=(), planted=order.planted)
-    assert order.planted is not None
-    while (order := referee.wanted()) is not None:
-        referee.hear(a_round(order))
+    assert order == RoundPlan(stage="confirm", cells=(), slowed=order.slowed)
+    assert order.slowed is not None
+    while (order := referee.next_round()) is not None:
+        referee.add(a_round(order))
     assert referee.controls().found

@@ -19,9 +19,8 @@ import pytest
 
 from attnbench.errors import UsageError
 from attnbench.execution.settings import Settings
-from attnbench.gate.decide.outcome import Side
-from attnbench.gate.decide.referee import Order
-from attnbench.gate.decide.rules import Rules
+from attnbench.gate.decide.data import Rules, Version
+from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.run import turns
 from attnbench.gate.run.server import Processes
 from attnbench.gate.run.turns import Bench, ChangedError, RoundError, measure_round
@@ -81,15 +80,15 @@ HICCUP = """
     KEPT.append(q_BHLD._version)
     if len(set(KEPT)) == 2 and KEPT.count(KEPT[-1]) == 1:
         time.sleep(0.1)"""
-ORDER = Order(stage="screen", cells=(0, 1), planted=1)
+ORDER = RoundPlan(stage="screen", cells=(0, 1), slowed=1)
 
 
-def a_side(folder: Path, name, trouble: str = "pass") -> Side:
+def a_side(folder: Path, name, trouble: str = "pass") -> Version:
     root = folder / name
     root.mkdir()
     file = root / "mine.py"
     file.write_text(textwrap.dedent(CODE).format(trouble=trouble))
-    return Side(name=name, root=str(root), files=(str(file),))
+    return Version(name=name, root=str(root), files=(str(file),))
 
 
 def a_bench(folder: Path, trouble: str = "pass", timeout_s: float = 60.0) -> Bench:
@@ -111,19 +110,19 @@ def a_bench(folder: Path, trouble: str = "pass", timeout_s: float = 60.0) -> Ben
 def test_all_arms_take_as_many_turns_of_as_many_blocks(tmp_path):
     found = measure_round(a_bench(tmp_path), ORDER, 0)
     assert not found.failures
-    assert set(found.turns) == {0, 1}
-    assert set(found.turns[0]) == {"base", "candidate", "null"}
-    assert set(found.turns[1]) == {"base", "candidate", "null", "planted"}
-    for arms in found.turns.values():
+    assert set(found.samples) == {0, 1}
+    assert set(found.samples[0]) == {"base", "candidate", "null"}
+    assert set(found.samples[1]) == {"base", "candidate", "null", "planted"}
+    for arms in found.samples.values():
         assert len({(len(turns), len(turns[0])) for turns in arms.values()}) == 1
         assert all(ns > 0 for turns in arms.values() for blocks in turns for ns in blocks)
-    assert found.planted == 1
+    assert found.slowed == 1
     assert found.facts["cpu"] == min(os.sched_getaffinity(0))
 
 
 def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
-    found = measure_round(a_bench(tmp_path), Order(stage="confirm", cells=(), planted=0), 0)
-    assert {cell: set(arms) for cell, arms in found.turns.items()} == {0: {"base", "planted"}}
+    found = measure_round(a_bench(tmp_path), RoundPlan(stage="confirm", cells=(), slowed=0), 0)
+    assert {cell: set(arms) for cell, arms in found.samples.items()} == {0: {"base", "planted"}}
 
 
 @pytest.mark.parametrize(
@@ -142,16 +141,16 @@ def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
 )
 def test_what_fails_costs_its_cell_and_says_in_which_arm(tmp_path, trouble, reason):
     found = measure_round(a_bench(tmp_path, trouble), ORDER, 0)
-    assert not found.turns
+    assert not found.samples
     assert list(found.failures) == [0]
-    assert found.failures[0].arm == "candidate"
-    assert found.failures[0].reason.startswith(reason)
+    assert found.failures[0].variant == "candidate"
+    assert str(found.failures[0]).startswith(reason)
 
 
 def test_one_slow_call_after_its_inputs_changed_proves_nothing(tmp_path):
     found = measure_round(a_bench(tmp_path, HICCUP), ORDER, 0)
     assert not found.failures
-    assert set(found.turns) == {0, 1}
+    assert set(found.samples) == {0, 1}
 
 
 def test_what_the_base_does_as_well_against_itself_is_not_held_against_the_candidate(
@@ -182,7 +181,7 @@ def test_a_line_that_is_no_answer_costs_its_cell(tmp_path):
             except OSError: pass"""
     found = measure_round(a_bench(tmp_path, garbage), ORDER, 0)
     assert list(found.failures) == [0]
-    assert found.failures[0].arm == "candidate"
+    assert found.failures[0].variant == "candidate"
     assert "descriptor" in found.failures[0].reason
 
 
@@ -196,7 +195,7 @@ def test_a_turn_that_takes_longer_than_all_expectation_is_given_up(tmp_path, mon
     monkeypatch.setattr(turns, "PATIENCE_S", 2.0)
     bench = a_bench(tmp_path, "if CALLS > 6: time.sleep(3600)")
     found = measure_round(bench, ORDER, 0)
-    assert re.fullmatch(r"timeout: no answer for 2(\.\d+)? s", found.failures[0].reason)
+    assert re.fullmatch(r"timeout: no answer for 2(\.\d+)? s", str(found.failures[0]))
 
 
 def test_a_failure_outside_of_any_cell_blames_none(tmp_path):

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import pytest
 
-from attnbench.gate.decide.rules import Rules
-from attnbench.gate.decide.sequential import boundaries, enough, rejects
+from attnbench.gate.decide.data import Rules
+from attnbench.gate.decide.sign_test import boundaries, enough, rejects
 
 
 def rejected_share(looks: tuple[int, ...], level: float) -> Fraction:

@@ -13,8 +13,7 @@ import pytest
 
 from attnbench.errors import ExitCode, UsageError
 from attnbench.execution.settings import Settings
-from attnbench.gate.decide.outcome import Side
-from attnbench.gate.decide.rules import Rules
+from attnbench.gate.decide.data import Rules, Version
 from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run import checking, session
 from attnbench.gate.run.session import GateRequest, run_gate
@@ -51,7 +50,7 @@ def code(**kinds: str) -> str:
 
 
 def a_request(folder: Path, base: str | None, candidate: str, **more) -> GateRequest:
-    sides: dict[str, Side] = {}
+    sides: dict[str, Version] = {}
     both: tuple[tuple[Literal["base", "candidate"], str | None], ...]
     both = ("base", base), ("candidate", candidate)
     for name, text in both:
@@ -61,7 +60,7 @@ def a_request(folder: Path, base: str | None, candidate: str, **more) -> GateReq
         if text is not None:
             file.write_text(text)
         files = () if text is None else (str(file),)
-        sides[name] = Side(name=name, root=str(root), files=files)
+        sides[name] = Version(name=name, root=str(root), files=files)
     axes = Axes(seq_lens=(16,), heads=(1,), head_dims=(8,))
     return GateRequest(
         base=sides["base"],
@@ -278,7 +277,7 @@ def test_a_run_with_real_rounds_comes_to_verdicts(tmp_path):
     request = a_request(tmp_path, code(mine=RIGHT), code(mine=RIGHT), rules=rules)
     run = run_gate(request, Notes())
     assert not any(found.failures for found in run.rounds)
-    assert {arm for found in run.rounds for arms in found.turns.values() for arm in arms} == {
+    assert {arm for found in run.rounds for arms in found.samples.values() for arm in arms} == {
         "base", "candidate", "null", "planted",
     }  # fmt: skip
     assert len(decide(run).rows) == 1

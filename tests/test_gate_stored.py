@@ -1,4 +1,4 @@
-"""gate.json: what is written is what is read, and what cannot be is refused in one line."""
+"""gate.json: what is written is what is read, and what cannot be is refused by its path."""
 
 import errno
 import json
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import StoreError
-from attnbench.gate.decide.stored import NAME, find_gate, load_gate, write_gate
+from attnbench.gate.decide.data import Failure
+from attnbench.gate.decide.stored import NAME, ROUNDS, find_gate, keep_round, load_gate, write_gate
 from attnbench.gate.decide.verdict import decide
 from tests import gate_runs
 
@@ -25,10 +26,19 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_survives_its_file_and_is_decided_alike(kind, tmp_path):
     run = KINDS[kind]
-    file = write_gate(tmp_path, run, decide(run))
-    again = load_gate(file)
+    again = load_gate(write_gate(tmp_path, run, decide(run)))
     assert again == run
     assert decide(again) == decide(run)
+
+
+def test_rounds_that_were_kept_are_a_run_and_half_a_line_is_passed_over(tmp_path):
+    run = KINDS["broken"]
+    begun = replace(run, rounds=())
+    for found in run.rounds:
+        keep_round(tmp_path, begun, found)
+    with (tmp_path / ROUNDS).open("a") as file:
+        file.write('{"stage": "scr')
+    assert load_gate(tmp_path) == run
 
 
 def test_a_round_a_cell_and_a_verdict_stand_on_a_line_of_their_own(written):
@@ -45,6 +55,32 @@ def test_verdicts_are_written_for_readers_and_never_trusted(written):
     row["decided"] = {"exit_code": 0, "words": "all is well"}
     written.write_text(json.dumps(row))
     assert decide(load_gate(written)).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("stored", "code", "reason"),
+    [
+        ({"reason": "incorrect: o is off: by 9"}, "incorrect", "o is off: by 9"),
+        ({"reason": "timeout: no answer for 3 s"}, "timeout", "no answer for 3 s"),
+        ({"reason": "unheard of"}, "error", "unheard of"),
+        ({"reason": "oom: of old", "code": "crashed"}, "crashed", "oom: of old"),
+    ],
+)
+def test_the_code_of_a_failure_is_read_from_files_of_the_first_versions(
+    stored, code, reason, written
+):
+    row = json.loads(written.read_text())
+    row["rounds"][0]["failures"] = {"2": {"arm": "null", **stored}}
+    written.write_text(json.dumps(row))
+    expected = Failure(variant="null", code=code, reason=reason)
+    assert load_gate(written).rounds[0].failures == {2: expected}
+
+
+def test_keys_are_those_of_the_first_versions(written):
+    row = json.loads(written.read_text())
+    failed = next(found for found in row["rounds"] if found["failures"])
+    assert list(failed) == ["stage", "turns", "failures", "veto", "facts", "spent_s"]
+    assert list(failed["failures"]["2"]) == ["arm", "code", "reason"]
 
 
 def test_a_run_is_found_by_file_folder_name_and_as_the_latest(tmp_path):
@@ -75,25 +111,26 @@ def test_what_is_no_run_is_one_line(name, tmp_path):
     assert "gate" in str(refused.value)
 
 
-def test_what_is_not_finite_is_written_as_unknown_and_other_things_as_text(tmp_path):
-    run = replace(KINDS["nothing"], environment={"load": float("nan"), "at": Path("x")})
-    again = load_gate(write_gate(tmp_path, run, decide(run)))
-    assert again.environment == {"load": None, "at": "x"}
+def test_texts_that_are_no_unicode_and_numbers_that_are_not_finite_can_be_written(tmp_path):
+    for value, read in (("\ud800", "�"), (float("nan"), None)):
+        run = replace(KINDS["nothing"], environment={"x": value})
+        assert load_gate(write_gate(tmp_path, run, decide(run))).environment == {"x": read}
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "no JSON"),
+        (b"", "not JSON"),
         (b'{"kind": "attnbench gate", "sch', "cut off"),
-        (b"\xff\xfe", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not written by attnbench gate"),
+        (b'{"a": ' * 100_000, "JSON"),
         (b"[]", "not written by attnbench gate"),
         (b'{"benchmarks": []}', "not written by attnbench gate"),
         (b'{"kind": "attnbench gate", "schema": 2}', "has schema 2; this version reads 1"),
         (b'{"kind": "attnbench gate", "schema": true}', "has schema True"),
-        (b'{"kind": "attnbench gate", "schema": 1}', "it has no cells"),
-        (b'{"kind": "attnbench gate", "schema": 1, "x": NaN}', "NaN is no number"),
+        (b'{"kind": "attnbench gate", "schema": 1}', "missing required field"),
+        (b'{"kind": "attnbench gate", "schema": 1, "x": NaN}', "JSON"),
     ],
 )
 def test_a_file_that_is_cut_foreign_or_newer_names_itself_and_why(content, says, tmp_path):
@@ -104,63 +141,58 @@ def test_a_file_that_is_cut_foreign_or_newer_names_itself_and_why(content, says,
     assert says in str(refused.value)
 
 
-def _first_turns(row):
-    return row["rounds"][0]["turns"]["3"]
-
-
+SLOWED = {"base": [[9]], "planted": [[9]]}
+# Where a value is put, and what the message must say. The turns of a cell are in `turns`.
 DAMAGE = {
-    "a time below 0": (lambda row: _first_turns(row)["base"][0].__setitem__(0, -5), "took [-5] ns"),
-    "a time of 0": (lambda row: _first_turns(row)["base"][0].__setitem__(0, 0), "took [0] ns"),
-    "true as a time": (lambda row: _first_turns(row)["base"][0].__setitem__(0, True), "[True]"),
-    "a text as a time": (lambda row: _first_turns(row)["base"][0].__setitem__(0, "7"), "['7']"),
-    "a broken time": (lambda row: _first_turns(row)["base"][0].__setitem__(0, 1.5), "[1.5]"),
-    "a time beyond all": (lambda row: _first_turns(row)["base"][0].__setitem__(0, 10**30), "ns"),
-    "no blocks": (lambda row: _first_turns(row).__setitem__("base", [[]]), "no blocks"),
-    "no turns": (lambda row: _first_turns(row).__setitem__("base", []), "no turns"),
-    "an arm of ours": (lambda row: _first_turns(row).__setitem__("b", [[1]]), "unknown arm 'b'"),
-    "a ninth cell": (lambda row: row["rounds"][0]["turns"].update({"8": {}}), "no cell '8'"),
-    "a cell below 0": (lambda row: row["rounds"][0]["turns"].update({"-1": {}}), "no cell '-1'"),
-    "a cell twice": (lambda row: row["rounds"][0]["turns"].update({"03": {}}), "no cell '03'"),
-    "a stage": (lambda row: row["rounds"][1].update(stage="end"), "round 2: unknown stage"),
-    "a veto": (lambda row: row["rounds"][1].update(veto=True), "veto"),
-    "spent": (lambda row: row["rounds"][1].update(spent_s=-1), "spent_s"),
-    "no failures": (lambda row: row["rounds"][1].pop("failures"), "it lacks 'failures'"),
-    "a round": (lambda row: row["rounds"].append(None), "round"),
-    "rounds": (lambda row: row.update(rounds={}), "rounds is dict, not list"),
-    "a cell": (lambda row: row["cells"][0]["case"].update(seq_len=-1), "cell 0"),
-    "an implementation": (lambda row: row["cells"][0].update(impl=3), "implementation"),
-    "a threshold": (lambda row: row["rules"].update(threshold=-1), "threshold"),
-    "a level": (lambda row: row["rules"].update(alpha=2), "alpha"),
-    "looks": (lambda row: row["rules"].update(looks=[8, 4]), "looks"),
-    "no looks": (lambda row: row["rules"].update(looks=[]), "looks"),
-    "a rule": (lambda row: row["rules"].update(luck=1), "luck"),
-    "a side": (lambda row: row["base"].update(name="candidate"), "base: its name"),
-    "dirt": (lambda row: row["base"].update(dirty=1), "dirty"),
-    "no checks": (lambda row: row["checks"].pop("0"), "cell 0 has none"),
-    "a status": (lambda row: row["checks"]["0"]["base"].update(status="fine"), "status"),
-    "bytes": (
-        lambda row: row["checks"]["2"]["base"]["metrics"].update(memory_workspace_bytes=-1),
-        "memory_workspace_bytes",
+    "a time below 0": ("turns.base", [[-5]], "turns[...]"),
+    "true as a time": ("turns.base", [[True]], "turns[...]"),
+    "a text as a time": ("turns.base", [["7"]], "turns[...]"),
+    "a broken time": ("turns.base", [[1.5]], "turns[...]"),
+    "a time beyond all": ("turns.base", [[10**30]], "turns[...]"),
+    "no batches": ("turns.base", [[]], "turns[...]"),
+    "no samples": ("turns.base", [], "turns[...]"),
+    "a variant of ours": ("turns.b", [[1]], "key"),
+    "a second slowed cell": ("rounds.0.turns", {"3": SLOWED, "4": SLOWED}, "one cell is slowed"),
+    "a slowed cell alone": ("rounds.0.turns", {"3": {"planted": [[9]]}}, "beside its base"),
+    "a ninth cell": ("rounds.0.turns.8", {}, "no cell 8 - at `$.rounds[0]`"),
+    "a cell below 0": ("rounds.0.turns.-1", {}, "$.rounds[0].turns"),
+    "a cell twice": ("rounds.0.turns.03", {}, "$.rounds[0].turns"),
+    "a stage": ("rounds.1.stage", "end", "$.rounds[1].stage"),
+    "a veto": ("rounds.1.veto", True, "$.rounds[1].veto"),
+    "spent": ("rounds.1.spent_s", -1, "$.rounds[1].spent_s"),
+    "no failures": ("rounds.1.failures", None, "$.rounds[1].failures"),
+    "a failure's code": (
+        "rounds.1.failures.0", {"arm": "base", "reason": "", "code": "bad"}, "failures[...].code",
     ),
-    "a seed": (lambda row: row["options"].update(seed="x"), "seed"),
-    "a budget": (lambda row: row["spent"].update(checks_s=-3), "checks_s"),
-    "two slowed cells": (
-        lambda row: [arms.update(planted=[[9]]) for arms in row["rounds"][0]["turns"].values()],
-        "cells are slowed",
-    ),
-    "a slowed cell alone": (
-        lambda row: row["rounds"].append(
-            {**row["rounds"][0], "turns": {"3": {"planted": [[9]]}}}
-        ),
-        "without its base",
-    ),
+    "grown by texts": ("rounds.1.facts", {"grown": {"0": {"base": "x"}}}, "$.rounds[1].facts"),
+    "a round": ("rounds.2", None, "$.rounds[2]"),
+    "rounds": ("rounds", {}, "$.rounds"),
+    "a cell": ("cells.0.case.seq_len", -1, "$.cells[0]"),
+    "an implementation": ("cells.0.impl", 3, "$.cells[0].impl"),
+    "a threshold": ("rules.threshold", -1, "threshold"),
+    "a level": ("rules.alpha", 2, "$.rules.alpha"),
+    "looks": ("rules.looks", [8, 4], "looks must ascend"),
+    "no looks": ("rules.looks", [], "$.rules.looks"),
+    "a version": ("base.name", "other", "$.base.name"),
+    "dirt": ("base.dirty", 1, "$.base.dirty"),
+    "no checks": ("checks", {}, "cell 0"),
+    "a check of one version": ("checks.0", {"base": {"status": "ok"}}, "cell 0"),
+    "a status": ("checks.0.base.status", "fine", "status"),
+    "bytes": ("checks.2.base.metrics.memory_workspace_bytes", -1, "memory_workspace_bytes"),
+    "a kernel": ("checks.2.base.metrics.kernel", 3, "kernel"),
+    "a seed": ("options.seed", "x", "$.options.seed"),
+    "a budget": ("spent.checks_s", -3, "$.spent"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE)
-def test_numbers_and_names_that_cannot_be_are_refused_by_their_place(damage, says, written):
+@pytest.mark.parametrize(("place", "value", "says"), DAMAGE.values(), ids=DAMAGE)
+def test_values_that_cannot_be_are_refused_by_their_path(place, value, says, written):
     row = json.loads(written.read_text())
-    damage(row)
+    at = row
+    *path, last = place.replace("turns.b", "rounds.0.turns.3.b").split(".")
+    for name in path:
+        at = at[int(name)] if isinstance(at, list) else at[name]
+    at[int(last) if isinstance(at, list) else last] = value
     written.write_text(json.dumps(row))
     with pytest.raises(StoreError) as refused:
         load_gate(written)

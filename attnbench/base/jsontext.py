@@ -38,7 +38,8 @@ def decode(text: str | bytes, kind: type[T]) -> T:
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, RecursionError):
-        return msgspec.convert(read_json(text, parse_constant=_refuse), kind)
+        found = read_json(text, parse_constant=_refuse)
+        return msgspec.convert(found, kind, str_keys=True)
 
 
 def _refuse(constant: str) -> Any:

@@ -18,8 +18,7 @@ from attnbench.cli.options import given
 from attnbench.cli.summary import console
 from attnbench.errors import ExitCode, StoreError
 from attnbench.execution.settings import Settings
-from attnbench.gate.decide.outcome import GateRun
-from attnbench.gate.decide.round import Round
+from attnbench.gate.decide.data import GateRun, Round
 from attnbench.gate.decide.stored import NAME, ROUNDS, keep_round, load_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run.request import Comparison, comparison, device_of

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from attnbench.gate.decide.outcome import GateRun, Outcome
+    from attnbench.gate.decide.data import GateRun, Outcome
 
 XML, MARKDOWN = "gate.xml", "gate.md"
 _STYLES = {

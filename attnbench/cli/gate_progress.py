@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from attnbench.gate.decide.round import Round
+from attnbench.gate.decide.data import Round
 from attnbench.schema.record import Cell
 
 

@@ -1,20 +1,18 @@
 """Speed of what the gate does beside measuring: `make benchmark`. Nothing asserts on a time.
 
-The referee is asked between rounds and decides again after each; a round takes seconds, so that
+The decision is asked between rounds and decides again after each; a round takes seconds, so that
 milliseconds here are nothing. Resampling thousands of runs, as its self-test does, is not.
 """
 
-import json
 import random
 from dataclasses import replace
 
 import pytest
 
+from attnbench.base.jsontext import decode, encode
+from attnbench.gate.decide.data import Checked, GateRun, Round, Rules, Version
 from attnbench.gate.decide.exact import compare
-from attnbench.gate.decide.outcome import Checked, GateRun, Side
-from attnbench.gate.decide.referee import Order, Referee
-from attnbench.gate.decide.round import Round
-from attnbench.gate.decide.rules import Rules
+from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.stored import load_gate, write_gate
 from attnbench.gate.decide.verdict import comparable, decide
 from attnbench.schema.case import Case
@@ -23,7 +21,7 @@ from attnbench.schema.record import Cell
 CELLS = tuple(
     Cell(case=Case(seq_len=n), impl=i) for i in ("naive", "sdpa") for n in (128, 256, 512, 1024)
 )
-SIDES = {name: Side(name=name, root="/tmp", files=()) for name in ("base", "candidate")}
+SIDES = {name: Version(name=name, root="/tmp", files=()) for name in ("base", "candidate")}
 METRICS = {"flops_counted": 1 << 25, "memory_workspace_bytes": 1 << 21, "kernel": "aten::bmm"}
 OK = Checked(status="ok", metrics=METRICS)
 
@@ -35,23 +33,27 @@ def full_run() -> GateRun:
         rules=Rules(), **SIDES, cells=CELLS, rounds=(), environment={},
         checks={number: {"base": OK, "candidate": OK} for number in range(len(CELLS))},
     )  # fmt: skip
-    referee, chance, rounds = Referee(range(len(CELLS)), run.rules), random.Random(1), []
-    while (order := referee.wanted()) is not None:
+    decision, chance, rounds = (
+        SequentialDecision(range(len(CELLS)), run.rules),
+        random.Random(1),
+        [],
+    )
+    while (order := decision.next_round()) is not None:
         rounds.append(_round(order, chance))
-        referee.hear(rounds[-1])
+        decision.add(rounds[-1])
     return replace(run, rounds=tuple(rounds))
 
 
-def _round(order: Order, chance: random.Random) -> Round:
-    turns = {}
-    for cell in dict.fromkeys([*order.cells, *([] if order.planted is None else [order.planted])]):
+def _round(order: RoundPlan, chance: random.Random) -> Round:
+    samples = {}
+    for cell in dict.fromkeys([*order.cells, *([] if order.slowed is None else [order.slowed])]):
         slower = {"base": 1.0, "candidate": 1.05 if cell in (0, 5) else 1.0, "null": 1.0}
-        slower |= {"planted": 1.1} if cell == order.planted else {}
-        turns[cell] = {arm: _turns(factor, chance) for arm, factor in slower.items()}
-    return Round(stage=order.stage, turns=turns, spent_s=1.0)
+        slower |= {"planted": 1.1} if cell == order.slowed else {}
+        samples[cell] = {of: _samples(factor, chance) for of, factor in slower.items()}
+    return Round(stage=order.stage, samples=samples, spent_s=1.0)
 
 
-def _turns(factor: float, chance: random.Random) -> tuple[tuple[int, ...], ...]:
+def _samples(factor: float, chance: random.Random) -> tuple[tuple[int, ...], ...]:
     ns = 100_000 * factor * chance.lognormvariate(0, 0.03)
     return tuple(tuple(round(ns * (1 + chance.random())) for _ in range(4)) for _ in range(8))
 
@@ -64,17 +66,17 @@ def test_deciding_a_whole_run(benchmark, full_run):
 
 
 @pytest.mark.benchmark(group="gate: a whole run of 8 cells")
-def test_the_referee_asked_and_told_round_by_round(benchmark, full_run):
+def test_deciding_round_by_round(benchmark, full_run):
     benchmark.extra_info["rounds"] = len(full_run.rounds)
 
-    def race() -> Referee:
-        referee = Referee(comparable(full_run), full_run.rules)
+    def rounds() -> SequentialDecision:
+        decision = SequentialDecision(comparable(full_run), full_run.rules)
         for found in full_run.rounds:
-            referee.wanted()
-            referee.hear(found)
-        return referee
+            decision.next_round()
+            decision.add(found)
+        return decision
 
-    assert benchmark(race).controls().rounds
+    assert benchmark(rounds).controls().rounds
 
 
 @pytest.mark.benchmark(group="gate: a whole run of 8 cells")
@@ -88,14 +90,14 @@ def test_replaying_a_stored_run(benchmark, full_run, tmp_path):
 @pytest.mark.benchmark(group="gate: one round")
 def test_the_log_ratios_of_a_round(benchmark, full_run):
     first = full_run.rounds[0]
-    benchmark.extra_info["cells"] = len(first.turns)
-    benchmark(lambda: [first.log_ratio(cell, "candidate") for cell in first.turns])
+    benchmark.extra_info["cells"] = len(first.samples)
+    benchmark(lambda: [first.log_ratio(cell, "candidate") for cell in first.samples])
 
 
 @pytest.mark.benchmark(group="gate: one round")
 def test_a_round_to_json_and_back(benchmark, full_run):
     first = full_run.rounds[0]
-    benchmark(lambda: Round.from_json(json.loads(json.dumps(first.to_json()))))
+    benchmark(lambda: decode(encode(first), Round))
 
 
 @pytest.mark.benchmark(group="gate: one cell")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from attnbench.errors import StoreError, UsageError
-from attnbench.gate.decide.outcome import GateRun
+from attnbench.gate.decide.data import GateRun
 from attnbench.gate.decide.stored import load_gate
 from tests import synthetic
 from tests.gate_runs import a_run

@@ -1,185 +1,130 @@
-"""What repeats exactly needs no statistics: two checks of a cell, metric by metric."""
+"""What repeats exactly needs no statistics: statuses, FLOPs and memory of both versions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from attnbench.base.units import brief_percent, count, digits, size
-from attnbench.gate.decide.outcome import Checked
-from attnbench.gate.decide.rules import Verdict
+from attnbench.gate.decide.data import Checked, ExactMetrics, Round, Verdict
 from attnbench.schema.record import Record
 
 # Fewer bytes never fail: a page is less than any buffer that grows with n takes at the sizes worth
 # watching, and more than the numbers and row statistics that come and go with a rewrite.
-FLOOR_BYTES = 4096
+LEAST_BYTES = 4096
 # Errors are rounding: another order of summation moves them a little, and is no news.
 ERROR_GROWTH = 0.1
+METRICS = tuple(ExactMetrics.__annotations__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact:
+class Differences:
     """How two checks of a cell differ: `failures` are held against the candidate, `notes` not."""
 
     failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Both:
-    """One metric's values, both known."""
-
-    base: Any
-    candidate: Any
-
-
-_NOTHING = Exact()
-
-
-def _sentence(words: str, both: _Both, text: Callable[[Any], str], way: str) -> str:
-    shown = text(both.base), text(both.candidate)
-    if shown[0] == shown[1]:  # rounding hides the difference
-        shown = count(both.base), count(both.candidate)
-    change = f" ({_signed(both.candidate / both.base - 1)})" if both.base else ""
-    return f"{words} {way} from {shown[0]} to {shown[1]}{change}"
-
-
-def _signed(share: float) -> str:
-    return ("+" if share > 0 else "") + brief_percent(share)
+_NONE = Differences()
 
 
 def _amount(
-    words: str, text: Callable[[Any], str], floor: int, both: _Both, growth: float, alike: bool
-) -> Exact:
-    """More than `growth` and more than `floor`: a failure. Less, or within: a note."""
-    change = both.candidate - both.base
-    if abs(change) <= floor:
-        return _NOTHING
-    if change < 0:
-        return Exact(notes=(_sentence(words, both, text, "shrank"),))
-    grew = _sentence(words, both, text, "grew")
-    allowed = f", allowed: +{brief_percent(growth)}"
-    if not alike:
-        return Exact(notes=(f"{grew}, counted in another way: not compared",))
-    if change <= growth * both.base:
-        return Exact(notes=(grew + allowed,))
-    return Exact(failures=(grew + allowed,))
+    text: Callable[[Any], str],
+    least: int,
+    words: str,
+    base: int,
+    candidate: int,
+    growth: float | None,
+) -> Differences:
+    """More than `growth` and more than `least`: a failure. Less, or within: a note.
 
-
-def _changed(words: str, both: _Both, growth: float, alike: bool) -> Exact:
-    if both.base == both.candidate:
-        return _NOTHING
-    return Exact(notes=(f"{words}: {both.candidate}, was {both.base}",))
-
-
-def _kernels(words: str, both: _Both, growth: float, alike: bool) -> Exact:
-    """Which names are new and which have gone: the order says little, the list is long."""
-    before, now = both.base.split("; "), both.candidate.split("; ")
-    new = [f"+{name}" for name in now if name not in before]
-    gone = [f"−{name}" for name in before if name not in now]
-    return Exact(notes=(f"{words}: {', '.join(new + gone)}",)) if new or gone else _NOTHING
-
-
-def _error(words: str, both: _Both, growth: float, alike: bool) -> Exact:
-    if both.candidate <= both.base * (1 + ERROR_GROWTH):
-        return _NOTHING
-    shown = f"from {digits(both.base)} to {digits(both.candidate)} of what is allowed"
-    return Exact(notes=(f"{words} grew {shown}",))
-
-
-# (both, growth, alike) -> what is to be said of a metric known on both sides.
-_Judge = Callable[[_Both, float, bool], Exact]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One row of the comparison.
-
-    `words` name it in sentences. `judge` says what a difference means. Where `same_way` names a
-    metric that differs between the sides, the two were not counted alike, and nothing fails.
-    `missing` stands for unknown where that is an answer, too, such as no SDPA at all.
+    Without `growth` the two were not counted alike, and nothing fails.
     """
-
-    name: str
-    words: str
-    judge: _Judge
-    same_way: str | None = None
-    missing: str | None = None
-
-
-def _bytes(name: str, words: str) -> Metric:
-    return Metric(name=name, words=words, judge=partial(_amount, words, size, FLOOR_BYTES))
-
-
-_ROWS = (
-    Metric(
-        name="flops_counted",
-        words="counted FLOPs",
-        judge=partial(_amount, "counted FLOPs", count, 0),
-        # Formulas of opaque ops price work that a hand-written backward pass need not do.
-        same_way="flops_counted_source",
-    ),
-    _bytes("memory_workspace_bytes", "workspace"),
-    _bytes("memory_prepared_bytes", "memory prepared before the call"),
-    _bytes("memory_saved_bytes", "memory saved for the backward pass"),
-    _bytes("memory_retained_bytes", "memory held on to after the call"),
-    Metric(name="kernel", words="kernels", judge=partial(_kernels, "kernels"), missing="none"),
-    Metric(
-        name="kernel_count",
-        words="number of kernels",
-        judge=partial(_changed, "number of kernels"),
-    ),
-    Metric(
-        name="sdpa_backend",
-        words="backend of SDPA",
-        judge=partial(_changed, "backend of SDPA"),
-        missing="none",
-    ),
-    Metric(
-        name="meddles",
-        words="settings it changes",
-        judge=partial(_changed, "settings of the process it changes"),
-        missing="none",
-    ),
-    Metric(name="error_ratio", words="error", judge=partial(_error, "error")),
-)
-
-# What `Checked.metrics` keeps of a record's metrics.
-METRICS: tuple[str, ...] = tuple(
-    name for row in _ROWS for name in (row.name, row.same_way) if name is not None
-)
+    if abs(candidate - base) <= least:
+        return _NONE
+    shown = text(base), text(candidate)
+    if shown[0] == shown[1]:  # rounding hides the difference
+        shown = count(base), count(candidate)
+    share = candidate / base - 1 if base else None
+    change = "" if share is None else f" ({'+' * (share > 0)}{brief_percent(share)})"
+    way = "shrank" if candidate < base else "grew"
+    sentence = f"{words} {way} from {shown[0]} to {shown[1]}{change}"
+    if candidate < base:
+        return Differences(notes=(sentence,))
+    if growth is None:
+        return Differences(notes=(f"{sentence}, counted in another way: not compared",))
+    sentence += f", allowed: +{brief_percent(growth)}"
+    if candidate - base <= growth * base:
+        return Differences(notes=(sentence,))
+    return Differences(failures=(sentence,))
 
 
-def compare(base: Checked, candidate: Checked, growth: float) -> Exact:
+def _changed(words: str, base: Any, candidate: Any, growth: float | None) -> Differences:
+    return _NONE if base == candidate else Differences(notes=(f"{words}: {candidate}, was {base}",))
+
+
+def _kernels(words: str, base: str, candidate: str, growth: float | None) -> Differences:
+    """Which names are new and which have gone: the order says little, the list is long."""
+    before, now = base.split("; "), candidate.split("; ")
+    changes = [f"+{name}" for name in now if name not in before]
+    changes += [f"−{name}" for name in before if name not in now]
+    return Differences(notes=(f"{words}: {', '.join(changes)}",)) if changes else _NONE
+
+
+def _error(words: str, base: float, candidate: float, growth: float | None) -> Differences:
+    if candidate <= base * (1 + ERROR_GROWTH):
+        return _NONE
+    shown = f"from {digits(base)} to {digits(candidate)} of what is allowed"
+    return Differences(notes=(f"{words} grew {shown}",))
+
+
+_bytes = partial(_amount, size, LEAST_BYTES)
+# Each metric: its words in sentences, what a difference means, and what stands for unknown where
+# that is an answer, too, such as no SDPA at all.
+_Judge = Callable[[str, Any, Any, float | None], Differences]
+_ROWS: dict[str, tuple[str, _Judge, str | None]] = {
+    "flops_counted": ("counted FLOPs", partial(_amount, count, 0), None),
+    "memory_workspace_bytes": ("workspace", _bytes, None),
+    "memory_prepared_bytes": ("memory prepared before the call", _bytes, None),
+    "memory_saved_bytes": ("memory saved for the backward pass", _bytes, None),
+    "memory_retained_bytes": ("memory held on to after the call", _bytes, None),
+    "kernel": ("kernels", _kernels, "none"),
+    "kernel_count": ("number of kernels", _changed, None),
+    "sdpa_backend": ("backend of SDPA", _changed, "none"),
+    "meddles": ("settings of the process it changes", _changed, "none"),
+    "error_ratio": ("error", _error, None),
+}
+
+
+def compare(base: Checked, candidate: Checked, growth: float) -> Differences:
     """What differs between two checks of a cell that are both ok.
 
     FLOPs fail when they grow by more than the share `growth`, bytes when by more than that and
-    more than a page. What is unknown on one side is a note; unknown on both it is not mentioned.
+    more than a page. What is unknown in one version is a note; unknown in both it is not mentioned.
     """
-    found = [_row(row, base, candidate, growth) for row in _ROWS]
-    notes = [text for exact in found for text in exact.notes]
+    found = [_row(name, base.metrics, candidate.metrics, growth) for name in _ROWS]
+    notes = [text for differences in found for text in differences.notes]
     # Of a check that is ok, that it was so only when it was tried again.
-    notes += [side.reason for side in (base, candidate) if side.reason]
-    return Exact(
-        failures=tuple(text for exact in found for text in exact.failures), notes=tuple(notes)
-    )
+    notes += [checked.reason for checked in (base, candidate) if checked.reason]
+    failures = tuple(text for differences in found for text in differences.failures)
+    return Differences(failures=failures, notes=tuple(notes))
 
 
-def _row(row: Metric, base: Checked, candidate: Checked, growth: float) -> Exact:
-    sides = {"base": base.metrics.get(row.name), "candidate": candidate.metrics.get(row.name)}
-    known = {side: value for side, value in sides.items() if value is not None}
-    if not known:
-        return _NOTHING
-    if len(known) == 1 and row.missing is None:
-        (side,) = known
-        return Exact(notes=(f"{row.words}: known of the {side} alone, not compared",))
-    both = _Both(known.get("base", row.missing), known.get("candidate", row.missing))
-    alike = row.same_way is None or (
-        base.metrics.get(row.same_way) == candidate.metrics.get(row.same_way)
-    )
-    return row.judge(both, growth, alike)
+def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, growth: float) -> Differences:
+    words, judge, unknown = _ROWS[name]
+    values: list[Any] = [base.get(name), candidate.get(name)]
+    if values == [None, None]:
+        return _NONE
+    if None in values and unknown is None:
+        known = "base" if values[1] is None else "candidate"
+        return Differences(notes=(f"{words}: known of the {known} alone, not compared",))
+    source = "flops_counted_source"
+    # Formulas of opaque ops price work that a hand-written backward pass need not do.
+    alike = name != "flops_counted" or base.get(source) == candidate.get(source)
+    old, new = (unknown if value is None else value for value in values)
+    return judge(words, old, new, growth if alike else None)
 
 
 ABSENT = Checked(status="absent", reason="there is no such implementation")
@@ -189,7 +134,7 @@ def checked(record: Record | None) -> Checked:
     """What the gate keeps of a record; absent where there is none."""
     if record is None:
         return ABSENT
-    metrics = {name: record.metrics[name] for name in METRICS if name in record.metrics}
+    metrics: Any = {name: record.metrics[name] for name in METRICS if name in record.metrics}
     return Checked(status=record.status, reason=record.reason, metrics=metrics)
 
 
@@ -214,19 +159,18 @@ _CANDIDATE_WORDS = {
 }
 
 
-def verdict_of(base: Checked | None, candidate: Checked | None) -> tuple[Verdict, str] | None:
+def verdict_of(base: Checked, candidate: Checked) -> tuple[Verdict, str] | None:
     """The verdict, with its reason, where the checks alone decide; None where both are ok.
 
     `incorrect` where the candidate is wrong, or fails where the base did not; `not comparable`
-    where one side has no right result to compare with.
+    where one version has no right result to compare with.
     """
-    base, candidate = base or ABSENT, candidate or ABSENT
     if base.status == candidate.status == "ok":
         return None
     if base.status in _AGAINST.get(candidate.status, ()):
         words = _CANDIDATE_WORDS.get(candidate.status, candidate.status)
         also = " (the base's is wrong, too)" if base.status == "incorrect" else ""
-        return "incorrect", f"{_told(words, candidate)}{also}"
+        return "incorrect", f"{_with_reason(words, candidate)}{also}"
     return "not comparable", _why_not(base, candidate)
 
 
@@ -235,11 +179,41 @@ def _why_not(base: Checked, candidate: Checked) -> str:
         return "removed: the candidate has no such implementation"
     if base.status == "absent":
         new = "new: the base has no such implementation"
-        return new if candidate.status == "ok" else f"{new}; {_told(candidate.status, candidate)}"
+        if candidate.status == "ok":
+            return new
+        return f"{new}; {_with_reason(candidate.status, candidate)}"
     if candidate.status == "ok":
-        return f"the base has no right result: {_told(base.status, base)}"
-    return f"{_told(base.status, base)} (on the base; {candidate.status} on the candidate, too)"
+        return f"the base has no right result: {_with_reason(base.status, base)}"
+    also = f" (on the base; {candidate.status} on the candidate, too)"
+    return _with_reason(base.status, base) + also
 
 
-def _told(words: str, side: Checked) -> str:
+def _with_reason(words: str, side: Checked) -> str:
     return f"{words}: {side.reason}" if side.reason else words
+
+
+# In fewer rounds chance could do it: of three alike processes one grows most with probability 1/3.
+LEAST_ROUNDS = 8  # (1/3)^8 = 0.015 %
+LEAST_GROWTH_BYTES = 4 << 20  # heaps breathe by a little
+
+
+def growing(rounds: Iterable[Round], cell: int) -> tuple[str, ...]:
+    """A sentence if the candidate's process grew, in every round, by more than both of the base's.
+
+    By `LEAST_GROWTH_BYTES` at least, while this cell was timed, whoever allocates: as seen in the
+    processes. Nothing where that is not known.
+    """
+    excess, calls = [], 0
+    for found in rounds:
+        grown = found.facts.get("grown", {}).get(str(cell), {})
+        samples = found.samples.get(cell, {})  # none in a round that was broken off
+        known = "candidate" in samples and grown.keys() >= {"base", "candidate", "null"}
+        if known and found.veto is None:
+            excess.append(grown["candidate"] - max(grown["base"], grown["null"]))
+            calls = sum(map(len, samples["candidate"]))
+    if len(excess) < LEAST_ROUNDS or min(excess) < LEAST_GROWTH_BYTES:
+        return ()
+    return (
+        f"its process grows by {size(min(excess))} and more in {calls} batches of calls, in each of"
+        f" {len(excess)} rounds; the base's does not",
+    )

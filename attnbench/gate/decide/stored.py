@@ -6,25 +6,147 @@ While a run goes on, its rounds are in `rounds.jsonl` as they come: what ends it
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, structs
+
 from attnbench.base.files import write_whole
-from attnbench.base.jsontext import read_json
+from attnbench.base.jsontext import decode, encode
 from attnbench.base.registry import nearest
-from attnbench.errors import StoreError
-from attnbench.gate.decide.outcome import SCHEMA, GateRun, Outcome, Row, Side
-from attnbench.gate.decide.reading import DamagedError, run_of
-from attnbench.gate.decide.round import Round
+from attnbench.errors import StoreError, UsageError
+from attnbench.gate.decide.data import (
+    Amount,
+    CellNumber,
+    Checked,
+    Failure,
+    GateRun,
+    Outcome,
+    Round,
+    Rules,
+    Version,
+    VersionName,
+)
+from attnbench.schema.case import Case
+from attnbench.schema.record import STATUSES, Cell, Status
 from attnbench.version import __version__
 
 NAME, ROUNDS = "gate.json", "rounds.jsonl"
-KIND = "attnbench gate"
+KIND, SCHEMA = "attnbench gate", 1
+
+
+class _Head(Struct):
+    """What tells a file of ours."""
+
+    kind: Any = None
+    schema: Any = None
+    created: Any = None
+
+
+class _StoredFailure(Failure, frozen=True, kw_only=True):
+    code: Status | UnsetType = UNSET  # type: ignore[assignment]
+
+    def failure(self) -> Failure:
+        """With its code, which the first versions wrote at the beginning of the reason."""
+        code, reason = self.code, self.reason
+        if code is UNSET:
+            start, _, rest = reason.partition(": ")
+            known = next((status for status in STATUSES if status == start), None)
+            code, reason = (known, rest) if known else ("error", reason)
+        return Failure(variant=self.variant, code=code, reason=reason)
+
+
+class _StoredRound(Round, frozen=True, kw_only=True):
+    failures: Mapping[CellNumber, _StoredFailure]
+
+
+class _StoredCell(Struct):
+    case: dict[str, Any]
+    impl: str
+
+
+class _StoredRun(Struct, kw_only=True):
+    """The raw data of a run; but for its rounds they are the first line of `rounds.jsonl`."""
+
+    rules: Rules
+    base: Version
+    candidate: Version
+    cells: list[_StoredCell]
+    checks: dict[CellNumber, dict[VersionName, Checked]]
+    rounds: list[_StoredRound]
+    environment: dict[str, Any]
+    options: dict[str, Any]
+    created: str
+    spent: dict[str, Amount]
+    over_budget: bool
+
+
+def raw(run: GateRun) -> dict[str, Any]:
+    """All of a run but what was decided from it, as it is written; `run_of` is its inverse."""
+    head = (
+        "created", "rules", "base", "candidate", "options", "spent", "over_budget", "environment",
+    )  # fmt: skip
+    return {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "attnbench": __version__,
+        **{name: getattr(run, name) for name in head},
+        "cells": [cell.to_json() for cell in run.cells],
+        "checks": run.checks,
+        "rounds": list(run.rounds),
+    }
+
+
+def run_of(text: bytes, kept_rounds: list[bytes] | None = None) -> GateRun:
+    """A gate run from the JSON of its file; with rounds that are kept elsewhere, a line each.
+
+    Raises:
+        ValueError, UsageError: something is missing, of a wrong type or out of bounds; and where.
+    """
+    stored = decode(text, _StoredRun)
+    if not isinstance(stored.options.get("seed", 0), int):
+        raise ValueError("Expected `int` - at `$.options.seed`")
+    count = len(stored.cells)
+    for number in range(count):
+        if len(stored.checks.get(number, ())) < 2:
+            raise ValueError(f"cell {number} lacks a version - at `$.checks`")
+    rounds = stored.rounds
+    if kept_rounds is not None:
+        rounds = [decode(line, _StoredRound) for line in kept_rounds]
+    return GateRun(
+        rules=stored.rules,
+        base=stored.base,
+        candidate=stored.candidate,
+        cells=tuple(_cell(cell, number) for number, cell in enumerate(stored.cells)),
+        checks=stored.checks,
+        rounds=tuple(_round(found, number, count) for number, found in enumerate(rounds)),
+        environment=stored.environment,
+        options=stored.options,
+        created=stored.created,
+        spent=stored.spent,
+        over_budget=stored.over_budget,
+    )
+
+
+def _cell(stored: _StoredCell, number: int) -> Cell:
+    try:
+        return Cell(case=Case.from_json(stored.case), impl=stored.impl)
+    except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
+        raise ValueError(f"{type(err).__name__}: {err} - at `$.cells[{number}]`") from err
+
+
+def _round(stored: _StoredRound, number: int, cells: int) -> Round:
+    slowed = [cell for cell, of in stored.samples.items() if "planted" in of]
+    if strange := [cell for cell in (*stored.samples, *stored.failures) if cell >= cells]:
+        raise ValueError(f"there is no cell {strange[0]} - at `$.rounds[{number}]`")
+    if len(slowed) > 1 or any("base" not in stored.samples[cell] for cell in slowed):
+        what = "one cell is slowed at most, beside its base"
+        raise ValueError(f"{what} - at `$.rounds[{number}].turns`")
+    failures = {cell: failure.failure() for cell, failure in stored.failures.items()}
+    return Round(**(structs.asdict(stored) | {"failures": failures}))
 
 
 def write_gate(path: Path, run: GateRun, outcome: Outcome) -> Path:
@@ -37,13 +159,35 @@ def write_gate(path: Path, run: GateRun, outcome: Outcome) -> Path:
         StoreError: it cannot be written; no half file is left.
     """
     file = path if path.suffix == ".json" and not os.path.isdir(path) else path / NAME
-    text = _text(_head(run), _lists(run, outcome))
+    rows = [{"cell": number, **_without_cell(row)} for number, row in enumerate(outcome.rows)]
+    decided = {
+        "exit_code": int(outcome.exit_code),
+        "words": outcome.words,
+        "controls": outcome.controls,
+        "rows": rows,
+    }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise StoreError(f"cannot write {file} ({err.strerror}); choose another folder") from err
-    write_whole(file, text)
+    write_whole(file, _lines(raw(run) | {"decided": decided}) + "\n")
     return file
+
+
+def _without_cell(row: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(row).items() if name != "cell"}
+
+
+def _lines(value: Any) -> str:
+    """JSON with an entry of these parts a line."""
+    if isinstance(value, list):
+        return "[\n" + ",\n".join(encode(item).decode() for item in value) + "\n]"
+    whole = ("cells", "checks", "rounds", "decided", "rows")
+    parts = (
+        f'"{name}": {_lines(part) if name in whole else encode(part).decode()}'
+        for name, part in value.items()
+    )
+    return "{\n" + ",\n".join(parts) + "\n}"
 
 
 def keep_round(folder: Path, run: GateRun, found: Round) -> None:
@@ -54,9 +198,10 @@ def keep_round(folder: Path, run: GateRun, found: Round) -> None:
     """
     file = folder / ROUNDS
     try:
-        with file.open("a", encoding="utf-8") as out:
-            rows = [found.to_json()] if out.tell() else [raw(run), found.to_json()]
-            out.writelines(_dump(row) + "\n" for row in rows)
+        with file.open("ab") as out:
+            if not out.tell():
+                out.write(encode(raw(run)) + b"\n")
+            out.write(encode(found) + b"\n")
             out.flush()
             os.fsync(out.fileno())
     except OSError as err:
@@ -78,11 +223,37 @@ def load_gate(path: Path, output: Path = Path("results")) -> GateRun:
         StoreError: there is no such run, or the file is damaged or not ours.
     """
     file = find_gate(str(path), output)
-    row = _read(file)
+    text, rounds = _read(file)
+    head = _head(text, file)
+    if head.kind != KIND:
+        raise StoreError(f"{file} was not written by attnbench gate")
+    if type(head.schema) is not int or head.schema != SCHEMA:
+        raise StoreError(f"{file} has schema {head.schema!r:.20}; this version reads {SCHEMA}")
     try:
-        return run_of(row)
-    except DamagedError as err:
-        raise StoreError(f"{file} is damaged: {err}") from err
+        return run_of(text, rounds)
+    except (ValueError, UsageError) as err:
+        raise StoreError(f"{file} is damaged: {' '.join(str(err).split()):.300}") from err
+
+
+def _read(file: Path) -> tuple[bytes, list[bytes] | None]:
+    """The run, and the rounds that stand in lines of their own."""
+    try:
+        data = file.read_bytes()
+    except OSError as err:
+        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
+    if file.suffix != ".jsonl":
+        return data, None
+    head, *rounds = data.split(b"\n")[:-1] or [b""]  # the last line may be cut off
+    return head, rounds
+
+
+def _head(text: bytes, file: Path) -> _Head:
+    try:
+        return decode(text, _Head)
+    except msgspec.ValidationError:  # it is not an object
+        return _Head()
+    except ValueError as err:
+        raise StoreError(f"{file} is damaged, or was cut off: it is not JSON ({err})") from err
 
 
 def find_gate(text: str, output: Path) -> Path:
@@ -91,24 +262,29 @@ def find_gate(text: str, output: Path) -> Path:
     Raises:
         StoreError: there is no such run; the message names the nearest, or how to make one.
     """
-    known = _known(output)
+    known = sorted(output.glob(f"*/{NAME}"))
     if text == "latest":
         if not known:
             raise StoreError(f"no gate run in {output} yet; make one with: attnbench gate")
         return max(known, key=_created)
     candidates = (Path(text), output / text)
     for path in candidates:
-        if os.path.isfile(path):  # unlike Path.is_file, False where a name is too long
-            return path
-        for name in (NAME, ROUNDS):
-            if os.path.isfile(path / name):
-                return path / name
+        for file in (path, path / NAME, path / ROUNDS):
+            if os.path.isfile(file):  # unlike Path.is_file, False where a name is too long
+                return file
     for path in candidates:
         if os.path.isdir(path):
-            raise StoreError(f"{path} is no gate run: it has no {NAME}")
+            raise StoreError(f"{path} is not a gate run: it has no {NAME}")
     names = [file.parent.name for file in known]
     listed = ", ".join(names[-8:]) or "none; make one with: attnbench gate"
     raise StoreError(f"no gate run '{text}'{nearest(text, names)}; gate runs in {output}: {listed}")
+
+
+def _created(file: Path) -> str:
+    try:
+        return str(_head(_read(file)[0], file).created)
+    except StoreError:
+        return ""
 
 
 def folder_of_gate(text: str, output: Path) -> Path | None:
@@ -119,135 +295,3 @@ def folder_of_gate(text: str, output: Path) -> Path | None:
     if found is None or os.path.exists(found / "run.json") or not os.path.exists(found / NAME):
         return None
     return found
-
-
-def _known(output: Path) -> list[Path]:
-    return sorted(output.glob(f"*/{NAME}"))
-
-
-def _created(file: Path) -> str:
-    try:
-        return str(_read(file).get("created", ""))
-    except StoreError:
-        return ""
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        data = file.read_bytes()
-        if file.suffix == ".jsonl":
-            head, *rounds = map(_parsed, data.split(b"\n")[:-1])  # the last may be cut off
-            row = head | {"rounds": rounds}
-        else:
-            row = _parsed(data)
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
-    except (ValueError, TypeError) as err:
-        said = f"{type(err).__name__}: {err}"
-        raise StoreError(f"{file} is damaged, or was cut off: no JSON ({said})") from err
-    if not isinstance(row, dict) or row.get("kind") != KIND:
-        raise StoreError(f"{file} was not written by attnbench gate")
-    if type(row.get("schema")) is not int or row["schema"] != SCHEMA:
-        raise StoreError(
-            f"{file} has schema {row.get('schema')!r:.20}; this version reads {SCHEMA}"
-        )
-    return row
-
-
-def _parsed(data: bytes) -> Any:
-    return read_json(data, parse_constant=_no_number)
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number")
-
-
-def _head(run: GateRun) -> dict[str, Any]:
-    return {
-        "kind": KIND,
-        "schema": SCHEMA,
-        "attnbench": __version__,
-        "created": run.created,
-        "rules": run.rules.to_json(),
-        "base": _side(run.base),
-        "candidate": _side(run.candidate),
-        "options": dict(run.options),
-        "spent": dict(run.spent),
-        "over_budget": run.over_budget,
-        "environment": dict(run.environment),
-    }
-
-
-def _side(side: Side) -> dict[str, Any]:
-    return asdict(side) | {"files": list(side.files)}
-
-
-def raw(run: GateRun) -> dict[str, Any]:
-    """All of a run but what was decided from it, as JSON; `run_of` is its inverse."""
-    return _head(run) | _data(run)
-
-
-def _data(run: GateRun) -> dict[str, Any]:
-    return {
-        "cells": [cell.to_json() for cell in run.cells],
-        "checks": {
-            str(cell): {side: asdict(found) for side, found in both.items()}
-            for cell, both in run.checks.items()
-        },
-        "rounds": [found.to_json() for found in run.rounds],
-    }
-
-
-def _lists(run: GateRun, outcome: Outcome) -> dict[str, Any]:
-    """What is written one entry a line: the raw data, then what was decided from them."""
-    decided = {
-        "exit_code": int(outcome.exit_code),
-        "words": outcome.words,
-        "controls": asdict(outcome.controls),
-        "rows": [_row(number, row) for number, row in enumerate(outcome.rows)],
-    }
-    return _data(run) | {"decided": decided}
-
-
-def _row(number: int, row: Row) -> dict[str, Any]:
-    return {"cell": number} | {k: v for k, v in vars(row).items() if k != "cell"}
-
-
-def _text(head: Mapping[str, Any], lists: Mapping[str, Any]) -> str:
-    parts = [f"{json.dumps(name)}: {_dump(value)}" for name, value in head.items()]
-    parts += [f"{json.dumps(name)}: {_listed(value)}" for name, value in lists.items()]
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def _listed(value: list[Any] | dict[str, Any]) -> str:
-    if isinstance(value, list):
-        return _block("[]", (_dump(item) for item in value))
-    named = (
-        f"{json.dumps(name)}: {_listed(item) if name == 'rows' else _dump(item)}"
-        for name, item in value.items()
-    )
-    return _block("{}", named)
-
-
-def _block(ends: str, lines: Iterable[str]) -> str:
-    return f"{ends[0]}\n" + ",\n".join(lines) + f"\n{ends[1]}"
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False, default=_other)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold: no number that is not finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value
-
-
-def _other(value: Any) -> Any:
-    """Numbers of numpy as numbers; paths and other things as text."""
-    return _plain(value.item()) if hasattr(value, "item") else str(value)

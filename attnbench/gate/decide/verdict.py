@@ -8,68 +8,64 @@ from dataclasses import replace
 from attnbench.base.stats import median, median_interval
 from attnbench.base.units import brief_percent
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.exact import Exact, compare, verdict_of
-from attnbench.gate.decide.leaks import growing
-from attnbench.gate.decide.outcome import Controls, GateRun, Outcome, Row
-from attnbench.gate.decide.referee import Referee, hear_all
-from attnbench.gate.decide.rules import Verdict, counted
+from attnbench.gate.decide.data import (
+    Controls,
+    GateRun,
+    Outcome,
+    Row,
+    Verdict,
+    VersionName,
+    counted,
+)
+from attnbench.gate.decide.exact import compare, growing, verdict_of
+from attnbench.gate.decide.sequential import SequentialDecision, decide_times
 
 
 def comparable(run: GateRun) -> tuple[int, ...]:
-    """The cells that are right on both sides: those whose time may be compared."""
+    """The cells that are right in both versions: those whose time may be compared."""
     return tuple(
         number
         for number in range(len(run.cells))
-        if verdict_of(run.checks[number].get("base"), run.checks[number].get("candidate")) is None
+        if verdict_of(run.checks[number]["base"], run.checks[number]["candidate"]) is None
     )
-
-
-def seed_of(run: GateRun) -> int:
-    """The seed that the order of the run's controls was drawn with."""
-    return int(run.options.get("seed") or 0)
 
 
 def decide(run: GateRun) -> Outcome:
     """Every verdict, from the raw data alone, and how the process must end."""
-    referee = hear_all(run.rounds, comparable(run), run.rules, seed_of(run))
-    exact = {number: _exact(run, number) for number in referee.cells}
-    rows = tuple(_row(run, number, referee, exact.get(number)) for number in range(len(run.cells)))
-    controls = referee.controls()
-    grown = any(found.failures for found in exact.values())
-    exit_code, words = _conclusion(run, rows, grown, controls)
-    return Outcome(rows=rows, controls=controls, exit_code=exit_code, words=words)
+    seed = int(run.options.get("seed") or 0)
+    times = decide_times(run.rounds, comparable(run), run.rules, seed)
+    rows, grown = [], False
+    for number, cell in enumerate(run.cells):
+        base, candidate = run.checks[number]["base"], run.checks[number]["candidate"]
+        checked = verdict_of(base, candidate)
+        if checked is not None:  # the checks alone decide
+            absent = base.status == "absent", candidate.status == "absent"
+            only_in: dict[tuple[bool, bool], VersionName]
+            only_in = {(True, False): "candidate", (False, True): "base"}
+            verdict, reason = checked
+            rows.append(Row(cell=cell, verdict=verdict, reason=reason, only_in=only_in.get(absent)))
+            continue
+        differences = compare(base, candidate, run.rules.growth)
+        failures = differences.failures + growing(run.rounds, number)
+        row = replace(_timed(run, number, times), notes=differences.notes)
+        if failures:
+            grown = True
+            reasons = (row.reason, *failures) if row.verdict == "regressed" else failures
+            verdict = "incorrect" if row.verdict == "incorrect" else "regressed"
+            row = replace(row, verdict=verdict, reason="; ".join(reasons))
+        rows.append(row)
+    controls = times.controls()
+    exit_code, words = _conclusion(run, tuple(rows), grown, controls)
+    return Outcome(rows=tuple(rows), controls=controls, exit_code=exit_code, words=words)
 
 
-def _exact(run: GateRun, number: int) -> Exact:
-    """What repeats exactly, of a cell that is right on both sides."""
-    found = compare(run.checks[number]["base"], run.checks[number]["candidate"], run.rules.growth)
-    return replace(found, failures=found.failures + growing(run.rounds, number))
-
-
-def _row(run: GateRun, number: int, referee: Referee, exact: Exact | None) -> Row:
-    """The verdict on one cell; `exact` is None where its checks alone decide."""
-    if exact is None:
-        checks = run.checks[number]
-        decided = verdict_of(checks.get("base"), checks.get("candidate"))
-        assert decided is not None, "what is comparable was compared"
-        return Row(cell=run.cells[number], verdict=decided[0], reason=decided[1])
-    row = _timed(run, number, referee, exact.notes)
-    if not exact.failures:
-        return row
-    grown = "; ".join(exact.failures)
-    if row.verdict == "regressed":
-        grown = f"{row.reason}; {grown}"
-    verdict: Verdict = "incorrect" if row.verdict == "incorrect" else "regressed"
-    return replace(row, verdict=verdict, reason=grown)
-
-
-def _timed(run: GateRun, number: int, referee: Referee, notes: tuple[str, ...]) -> Row:
-    decision = referee.decided.get(number)
-    stage, logs = referee.observations(number)
+def _timed(run: GateRun, number: int, times: SequentialDecision) -> Row:
+    decision = times.decided.get(number)
+    stage, logs = times.observations(number)
     if decision is None:
         why = "the time budget ended" if run.over_budget else "the run was cut short"
         verdict: Verdict = "inconclusive"
-        reason, wins = f"{why} {referee.open().get(number, '')}".rstrip(), None
+        reason, wins = f"{why} {times.progress().get(number, '')}".rstrip(), None
     else:
         verdict, reason, wins = decision.verdict, decision.reason, decision.wins
     interval = median_interval(logs)
@@ -83,7 +79,6 @@ def _timed(run: GateRun, number: int, referee: Referee, notes: tuple[str, ...]) 
         high=None if interval is None else math.exp(interval[1]),
         wins=wins,
         rounds=len(logs),
-        notes=notes,
     )
 
 
@@ -106,33 +101,24 @@ def _conclusion(
         return ExitCode.USAGE, "nothing is comparable"
     if "inconclusive" in of:
         return ExitCode.INCONCLUSIVE, counted(of, ("inconclusive",))
-    if controls.found is not True:
-        return ExitCode.INCONCLUSIVE, _blind(run, controls)
-    words = counted(of, ("ok", "improved", "not comparable"))
     threshold = brief_percent(run.rules.threshold)
+    if controls.found is not True:
+        control, wins = f"the positive control of {threshold}", f"{controls.wins} of"
+        if run.over_budget:
+            words = f"the time budget ended before {control} was found: {wins}"
+            return ExitCode.INCONCLUSIVE, f"{words} {controls.rounds} rounds"
+        words = f"blind: {control} was seen in only {wins} {controls.rounds} rounds"
+        return ExitCode.INCONCLUSIVE, f"{words}, so that passing says nothing"
+    words = counted(of, ("ok", "improved", "not comparable"))
     return ExitCode.OK, f"no regression of {threshold} or more: {words}{_caution(run, rows)}"
 
 
 def _caution(run: GateRun, rows: tuple[Row, ...]) -> str:
     """What a reader of a green line must know: what is no longer there; a disturbed machine."""
-    gone = dict.fromkeys(row.cell.impl for row in rows if row.reason.startswith("removed"))
-    disturbed = sum("not_vetoed" in found.facts for found in run.rounds)
-    counted = sum(found.veto is None for found in run.rounds)
-    return (f"; removed: {', '.join(gone)}" if gone else "") + (
-        f"; the machine was disturbed in {disturbed} of the {counted} rounds that count"
-        if disturbed
-        else ""
-    )
-
-
-def _blind(run: GateRun, controls: Controls) -> str:
-    planted = f"a planted slowdown of {brief_percent(run.rules.threshold)}"
-    if run.over_budget:
-        return (
-            f"the time budget ended before {planted} was found: {controls.wins} of"
-            f" {controls.rounds} rounds"
-        )
-    return (
-        f"blind: {planted} was seen in only {controls.wins} of {controls.rounds} rounds, so that"
-        " passing says nothing"
-    )
+    words = ""
+    if removed := dict.fromkeys(row.cell.impl for row in rows if row.only_in == "base"):
+        words += f"; removed: {', '.join(removed)}"
+    if disturbed := sum("not_vetoed" in found.facts for found in run.rounds):
+        rounds = sum(found.veto is None for found in run.rounds)
+        words += f"; the machine was disturbed in {disturbed} of the {rounds} rounds that count"
+    return words

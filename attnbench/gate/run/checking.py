@@ -12,8 +12,8 @@ from typing import Any
 from attnbench.errors import AttnbenchError, UsageError
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.settings import Settings
+from attnbench.gate.decide.data import Checked, Version, VersionName
 from attnbench.gate.decide.exact import checked
-from attnbench.gate.decide.outcome import Checked, Side
 from attnbench.planning.expansion import check_names, expand, misfit
 from attnbench.planning.plan import Axes, make_plan
 from attnbench.schema.messages import Catalogue
@@ -26,7 +26,7 @@ class Sides:
     """What is known of both sides before any pair is timed."""
 
     cells: tuple[Cell, ...]
-    checks: Mapping[int, Mapping[str, Checked]]
+    checks: Mapping[int, Mapping[VersionName, Checked]]
     environment: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
 
@@ -50,7 +50,9 @@ class _Examined:
 _MAY_PASS = ("oom", "timeout", "crashed", "error")
 
 
-def check_sides(base: Side, candidate: Side, sweeps: tuple[Axes, ...], settings: Settings) -> Sides:
+def check_sides(
+    base: Version, candidate: Version, sweeps: tuple[Axes, ...], settings: Settings
+) -> Sides:
     """Check every cell on both sides, in processes of their own.
 
     The cells are those of the implementations that either side's files register; what one side

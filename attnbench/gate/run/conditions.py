@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from attnbench.gate.decide.round import Arm
+from attnbench.gate.decide.data import Variant
 from attnbench.machine import host
 
-_ARMS: tuple[Arm, ...] = ("base", "candidate", "null")
+_ARMS: tuple[Variant, ...] = ("base", "candidate", "null")
 _TICK_S = 0.01
 # Shares of the round's wall time beyond which it is measured again.
 MOST_STOLEN = 0.10  # of one CPU, by the hypervisor
@@ -21,7 +21,7 @@ MOST_WITHHELD = 0.10  # by a CPU quota
 class Asked(Protocol):
     """Who can be asked for the conditions of an arm's process."""
 
-    def ask(self, arm: Arm, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, arm: Variant, request: dict[str, Any]) -> dict[str, Any]:
         """The answer of an arm."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.settings import Settings
-from attnbench.gate.decide.outcome import Side
+from attnbench.gate.decide.data import Version
 from attnbench.gate.run import git
 from attnbench.gate.run.session import GateRequest
 from attnbench.gate.run.watched import Watched, watched
@@ -34,14 +34,14 @@ class Comparison:
         missing = self.missing(tree)
         here = [file for file in self.watched.files if file not in missing]
         return GateRequest(
-            base=Side(
+            base=Version(
                 name="base",
                 root=str(tree),
                 files=tuple(str(tree / file) for file in here),
                 ref=self.base.ref,
                 commit=self.base.commit,
             ),
-            candidate=Side(
+            candidate=Version(
                 name="candidate",
                 root=str(self.root),
                 files=tuple(str(self.root / file) for file in self.watched.files),

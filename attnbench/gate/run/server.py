@@ -19,8 +19,7 @@ from attnbench.base.jsontext import read_json
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.process import GARBLED, ending, environment_of
 from attnbench.execution.settings import Settings
-from attnbench.gate.decide.outcome import Side
-from attnbench.gate.decide.round import Arm
+from attnbench.gate.decide.data import Variant, Version
 
 _GRACE_S = 0.5
 CAN_FORK = sys.platform == "linux"  # elsewhere forking after importing a BLAS is not safe
@@ -29,7 +28,7 @@ CAN_FORK = sys.platform == "linux"  # elsewhere forking after importing a BLAS i
 class ArmError(Exception):
     """An arm failed, died or kept silent; `arm` is which, `cell` what it was at, if anything."""
 
-    def __init__(self, arm: Arm, reason: str, cell: int | None = None) -> None:
+    def __init__(self, arm: Variant, reason: str, cell: int | None = None) -> None:
         super().__init__(reason)
         self.arm, self.reason, self.cell = arm, reason, cell
 
@@ -43,12 +42,15 @@ class Processes:
     """
 
     def __init__(
-        self, sides: Sequence[tuple[Arm, Side, Side]], config: dict[str, Any], settings: Settings
+        self,
+        sides: Sequence[tuple[Variant, Version, Version]],
+        config: dict[str, Any],
+        settings: Settings,
     ) -> None:
         self._timeout_s = settings.timeout_s
-        self._pipes: dict[Arm, _Pipe] = {}
+        self._pipes: dict[Variant, _Pipe] = {}
         self._servers: list[subprocess.Popen[bytes]] = []
-        self._stderr: dict[Arm, IO[bytes]] = {}
+        self._stderr: dict[Variant, IO[bytes]] = {}
         groups = [list(sides)] if CAN_FORK else [[row] for row in sides]
         try:
             for group in groups:
@@ -62,7 +64,7 @@ class Processes:
 
     def _start(
         self,
-        group: list[tuple[Arm, Side, Side]],
+        group: list[tuple[Variant, Version, Version]],
         config: dict[str, Any],
         settings: Settings,
     ) -> None:
@@ -101,7 +103,7 @@ class Processes:
             for descriptor in theirs:
                 os.close(descriptor)
 
-    def hello(self, arm: Arm) -> dict[str, Any]:
+    def hello(self, arm: Variant) -> dict[str, Any]:
         """What an arm says once it holds its cells ready; it names each before it builds it.
 
         Raises:
@@ -115,7 +117,9 @@ class Processes:
             raise UsageError(answer["refused"])
         return answer
 
-    def ask(self, arm: Arm, request: dict[str, Any], within_s: float = math.inf) -> dict[str, Any]:
+    def ask(
+        self, arm: Variant, request: dict[str, Any], within_s: float = math.inf
+    ) -> dict[str, Any]:
         """Let an arm do something, and wait for its answer.
 
         Raises:
@@ -131,7 +135,7 @@ class Processes:
             raise ArmError(arm, answer["failed"], cell)
         return answer
 
-    def _answer(self, arm: Arm, cell: int | None, within_s: float = math.inf) -> dict[str, Any]:
+    def _answer(self, arm: Variant, cell: int | None, within_s: float = math.inf) -> dict[str, Any]:
         patience_s = min(within_s, self._timeout_s)
         try:
             line = self._pipes[arm].line(patience_s)
@@ -149,7 +153,7 @@ class Processes:
             raise ArmError(arm, f"crashed: {GARBLED}", cell)
         return answer
 
-    def _death(self, arm: Arm) -> str:
+    def _death(self, arm: Variant) -> str:
         """How an arm's process ended, as its server reports it, and its last words."""
         self._pipes[arm].close()
         how = "it ended"
@@ -165,7 +169,7 @@ class Processes:
         words = self._last_words(arm)
         return f"crashed: {how}" + (f": {words}" if words else "")
 
-    def _last_words(self, arm: Arm) -> str:
+    def _last_words(self, arm: Variant) -> str:
         self._stderr[arm].seek(0)
         lines = self._stderr[arm].read().decode(errors="replace").split("\n")
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

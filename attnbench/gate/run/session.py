@@ -1,4 +1,4 @@
-"""One gate run: both sides checked, then timed in rounds until the referee asks no more."""
+"""One gate run: both sides checked, then timed in rounds until the decision asks no more."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from attnbench.base.files import digest
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.settings import Settings
-from attnbench.gate.decide.outcome import GateRun, Side
-from attnbench.gate.decide.referee import Order, Referee
-from attnbench.gate.decide.round import Round
-from attnbench.gate.decide.rules import Rules
+from attnbench.gate.decide.data import GateRun, Round, RoundFacts, Rules, Version
+from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import comparable
 from attnbench.gate.run.checking import Sides, check_sides
 from attnbench.gate.run.turns import Bench, ChangedError, RoundError, measure_round
@@ -43,8 +43,8 @@ class GateRequest:
     the candidate in some cells, by number, by a share: for self-tests alone.
     """
 
-    base: Side
-    candidate: Side
+    base: Version
+    candidate: Version
     sweeps: tuple[Axes, ...]
     rules: Rules = field(default_factory=Rules)
     settings: Settings = field(default_factory=Settings)
@@ -90,9 +90,9 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
     listener.stage("timing in turns")
     with _bench(request, settings, sides) as bench:
         bench.digests |= before
-        referee = Referee(comparable(run), request.rules, settings.seed)
+        decision = SequentialDecision(comparable(run), request.rules, settings.seed)
         deadline = begin + request.rules.budget_s
-        rounds, over = _race(bench, referee, listener, deadline, partial(request.keep, run))
+        rounds, over = _race(bench, decision, listener, deadline, partial(request.keep, run))
     spent_s = {
         "checks_s": checked_s,
         "rounds_s": sum(found.spent_s for found in rounds),
@@ -150,7 +150,7 @@ def _bench(request: GateRequest, settings: Settings, sides: Sides) -> Iterator[B
 
 def _race(
     bench: Bench,
-    referee: Referee,
+    decision: SequentialDecision,
     listener: GateListener,
     deadline: float,
     keep: Callable[[Round], None],
@@ -158,22 +158,23 @@ def _race(
     """Rounds until nothing is open, and whether the time ended before."""
     rounds: list[Round] = []
     vetoes, last_s = 0, 0.0
-    while (order := referee.wanted()) is not None:
+    while (order := decision.next_round()) is not None:
         if time.perf_counter() + last_s > deadline:
             return rounds, True
         found = _measured(bench, order, len(rounds))
         if found.veto is not None and vetoes >= MOST_VETOES:
-            found = replace(found, veto=None, facts={**found.facts, "not_vetoed": found.veto})
+            facts = RoundFacts(**found.facts, not_vetoed=found.veto)
+            found = structs.replace(found, veto=None, facts=facts)
         vetoes += found.veto is not None
         last_s = found.spent_s
         rounds.append(found)
         keep(found)
-        referee.hear(found)
-        listener.heard(found, len(rounds), _words(referee))
+        decision.add(found)
+        listener.heard(found, len(rounds), _words(decision))
     return rounds, False
 
 
-def _measured(bench: Bench, order: Order, number: int, tries: int = 2) -> Round:
+def _measured(bench: Bench, order: RoundPlan, number: int, tries: int = 2) -> Round:
     try:
         return measure_round(bench, order, number)
     except RoundError as err:
@@ -187,10 +188,10 @@ def _measured(bench: Bench, order: Order, number: int, tries: int = 2) -> Round:
         ) from err
 
 
-def _words(referee: Referee) -> str:
-    if referee.suspects is None:
-        return f"screening {len(referee.cells)} cells"
-    still = len(referee.open())
+def _words(decision: SequentialDecision) -> str:
+    if decision.suspects is None:
+        return f"screening {len(decision.cells)} cells"
+    still = len(decision.progress())
     if not still:
         return "every cell is decided"
     return f"confirming {still} suspect{'s' * (still > 1)}"

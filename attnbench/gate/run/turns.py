@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.execution.settings import Settings
-from attnbench.gate.decide.outcome import Side
-from attnbench.gate.decide.referee import Order
-from attnbench.gate.decide.round import Arm, Failure, Round
-from attnbench.gate.decide.rules import Rules
+from attnbench.gate.decide.data import Failure, Round, Rules, Variant, Version
+from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.run.conditions import Conditions, Sky
 from attnbench.gate.run.server import ArmError, Processes
 from attnbench.schema.record import Cell
@@ -39,8 +37,8 @@ class Bench:
     `digests` what the files of each side held when they were first loaded.
     """
 
-    base: Side
-    candidate: Side
+    base: Version
+    candidate: Version
     cells: tuple[Cell, ...]
     rules: Rules
     settings: Settings
@@ -67,7 +65,7 @@ class ChangedError(Exception):
     """The files of a side are not what they were in the round before."""
 
 
-def measure_round(bench: Bench, order: Order, number: int) -> Round:
+def measure_round(bench: Bench, order: RoundPlan, number: int) -> Round:
     """Measure one round in fresh processes; what fails in it is part of the round.
 
     Raises:
@@ -78,15 +76,15 @@ def measure_round(bench: Bench, order: Order, number: int) -> Round:
     """
     begin = time.perf_counter()
     cpu = bench.cpus[number % len(bench.cpus)] if bench.cpus else None
-    visited = dict.fromkeys((*order.cells, *([] if order.planted is None else [order.planted])))
-    sides: list[tuple[Arm, Side, Side]] = [
+    visited = dict.fromkeys((*order.cells, *([] if order.slowed is None else [order.slowed])))
+    sides: list[tuple[Variant, Version, Version]] = [
         ("base", bench.base, bench.candidate),
         ("candidate", bench.candidate, bench.base),
         ("null", bench.base, bench.candidate),
     ]
     bench.chance.shuffle(sides)  # who is forked first has other memory
     with Processes(sides, _config(bench, visited, cpu), bench.settings) as processes:
-        turns: dict[int, dict[Arm, list[tuple[int, ...]]]] = {}
+        turns: dict[int, dict[Variant, list[tuple[int, ...]]]] = {}
         grown: dict[str, dict[str, int]] = {}
         failures: dict[int, Failure] = {}
         conditions: Conditions | None = None
@@ -104,17 +102,22 @@ def measure_round(bench: Bench, order: Order, number: int) -> Round:
         except ArmError as err:
             if err.cell is None:
                 raise RoundError(f"{err.arm}: {err.reason}") from err
-            failures[err.cell] = Failure(arm=err.arm, reason=err.reason)
+            failures[err.cell] = _failure(err.arm, err.reason)
     if failures:  # broken off: what it timed counts for nothing
         turns, grown = {}, {}
     return Round(
         stage=order.stage,
-        turns={c: _frozen(arms) for c, arms in turns.items()},
+        samples={c: _frozen(arms) for c, arms in turns.items()},
         failures=failures,
         veto=conditions.veto if conditions else None,
-        facts={"cpu": cpu, "grown": grown} | dict(conditions.facts) if conditions else {},
+        facts={"cpu": cpu, "grown": grown, **conditions.facts} if conditions else {},  # type: ignore
         spent_s=time.perf_counter() - begin,
     )
+
+
+def _failure(arm: Variant, text: str) -> Failure:
+    code, _, reason = text.partition(": ")
+    return Failure(variant=arm, code=code, reason=reason)  # type: ignore[arg-type]
 
 
 def _config(bench: Bench, cells: Mapping[int, Any], cpu: int | None) -> dict[str, Any]:
@@ -131,7 +134,7 @@ def _config(bench: Bench, cells: Mapping[int, Any], cpu: int | None) -> dict[str
     }
 
 
-def _hellos(bench: Bench, processes: Processes, arms: list[Arm]) -> dict[int, Failure]:
+def _hellos(bench: Bench, processes: Processes, arms: list[Variant]) -> dict[int, Failure]:
     """Wait until all arms are ready; return the cells that some arm cannot time.
 
     What fails in base and candidate alike is not the candidate's fault: the base is named.
@@ -145,24 +148,24 @@ def _hellos(bench: Bench, processes: Processes, arms: list[Arm]) -> dict[int, Fa
                 raise ChangedError(side)
         for cell, reason in hello["failures"].items():
             if int(cell) not in failures or arm != "candidate":
-                failures[int(cell)] = Failure(arm=arm, reason=reason)
+                failures[int(cell)] = _failure(arm, reason)
     return failures
 
 
 def _visit(
-    bench: Bench, processes: Processes, order: Order, cell: int
-) -> tuple[dict[Arm, list[tuple[int, ...]]], dict[str, int]]:
+    bench: Bench, processes: Processes, order: RoundPlan, cell: int
+) -> tuple[dict[Variant, list[tuple[int, ...]]], dict[str, int]]:
     """Every arm's turns in one cell: in a random order and back, as often as time allows.
 
     And by how many bytes each process has grown between its first turn and its last.
     """
-    arms: list[Arm] = ["base", "candidate", "null"] if cell in order.cells else ["base"]
-    if cell == order.planted:
+    arms: list[Variant] = ["base", "candidate", "null"] if cell in order.cells else ["base"]
+    if cell == order.slowed:
         arms.append("planted")
     each_us = _each_us(bench, processes, cell)
     calls, blocks, visits = _amounts(each_us)
     patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * blocks)
-    turns: dict[Arm, list[tuple[int, ...]]] = {arm: [] for arm in arms}
+    turns: dict[Variant, list[tuple[int, ...]]] = {arm: [] for arm in arms}
     resident: dict[str, list[int]] = {}
     for _ in range(visits):
         bench.chance.shuffle(arms)
@@ -171,7 +174,7 @@ def _visit(
             share = bench.rules.threshold if arm == "planted" else None
             if arm == "candidate":
                 share = bench.injected.get(cell)
-            process: Arm = "null" if arm == "planted" else arm
+            process: Variant = "null" if arm == "planted" else arm
             answer = processes.ask(process, request | {"planted": share}, patience_s)
             if min(answer["ns"]) <= 0:
                 raise ArmError(arm, "error: its clock stood still or stepped back", cell)
@@ -181,14 +184,16 @@ def _visit(
     return turns, {arm: seen[-1] - seen[0] for arm, seen in resident.items()}
 
 
-def _verify(processes: Processes, cell: int, turns: Mapping[Arm, list[tuple[int, ...]]]) -> None:
+def _verify(
+    processes: Processes, cell: int, turns: Mapping[Variant, list[tuple[int, ...]]]
+) -> None:
     """See that what was timed is still right on both sides, and not remembered by the candidate.
 
     Raises:
         ArmError: it is not.
     """
 
-    def ratio(arm: Arm) -> float:
+    def ratio(arm: Variant) -> float:
         fastest_us = min(min(blocks) for blocks in turns[arm]) / 1000
         request = {"do": "verify", "cell": cell, "fastest_us": fastest_us, "remembered": REMEMBERED}
         return float(processes.ask(arm, request)["changed_ratio"])
@@ -220,5 +225,7 @@ def _amounts(each_us: float) -> tuple[int, int, int]:
     return calls, blocks, visits
 
 
-def _frozen(arms: Mapping[Arm, list[tuple[int, ...]]]) -> dict[Arm, tuple[tuple[int, ...], ...]]:
+def _frozen(
+    arms: Mapping[Variant, list[tuple[int, ...]]],
+) -> dict[Variant, tuple[tuple[int, ...], ...]]:
     return {arm: tuple(turns) for arm, turns in arms.items()}

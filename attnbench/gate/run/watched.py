@@ -13,7 +13,7 @@ from typing import Any
 from attnbench.base.lists import parse_duration, parse_names, parse_share, parse_sizes
 from attnbench.base.registry import unknown
 from attnbench.errors import UsageError
-from attnbench.gate.decide.rules import DEFAULT_THRESHOLD, Rules
+from attnbench.gate.decide.data import DEFAULT_THRESHOLD, Rules
 from attnbench.planning.expansion import with_overrides
 from attnbench.planning.plan import Axes
 from attnbench.theory.traits import TRAITS

@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Any
 
-from attnbench.gate.server.arm import Arm
+from attnbench.gate.server.arm import Variant
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import remember, settle
 
@@ -61,7 +61,7 @@ def _serve(config: dict[str, Any], index: int) -> None:
         limit_memory()
     remember(config["threads"])
     try:
-        Arm(config, config["arms"][index]).serve()
+        Variant(config, config["arms"][index]).serve()
     except BrokenPipeError:
         pass  # the run was given up
     except BaseException:

@@ -45,7 +45,7 @@ class Ready:
     tensors: Tensors
 
 
-class Arm:
+class Variant:
     """Answers requests for turns, one line of JSON each, until its pipe is closed."""
 
     def __init__(self, config: dict[str, Any], arm: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from attnbench.gate.decide.outcome import GateRun, Outcome
+from attnbench.gate.decide.data import GateRun, Outcome
 from attnbench.report import growth, plots, style
 from attnbench.report.gate import strips as dots
 from attnbench.report.gate import texts

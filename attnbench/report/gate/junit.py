@@ -8,8 +8,7 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.outcome import GateRun, Outcome, Row
-from attnbench.gate.decide.rules import Verdict
+from attnbench.gate.decide.data import GateRun, Outcome, Row, Verdict
 from attnbench.report.gate import texts
 from attnbench.theory.traits import case_label
 

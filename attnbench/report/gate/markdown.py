@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from attnbench.base.units import escape, table
-from attnbench.gate.decide.outcome import GateRun, Outcome
+from attnbench.gate.decide.data import GateRun, Outcome
 from attnbench.report.gate import texts
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the variable that names the file

@@ -8,8 +8,7 @@ from typing import Any
 from attnbench.base import units
 from attnbench.base.files import write_whole
 from attnbench.errors import StoreError
-from attnbench.gate.decide.outcome import Checked, GateRun, Outcome
-from attnbench.gate.decide.rules import Verdict
+from attnbench.gate.decide.data import Checked, GateRun, Outcome, Verdict
 from attnbench.gate.decide.stored import NAME, load_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.report import html

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from attnbench.base import units
-from attnbench.gate.decide.outcome import GateRun, Outcome, Row
-from attnbench.gate.decide.round import Arm, Round
-from attnbench.gate.decide.rules import Verdict
+from attnbench.gate.decide.data import GateRun, Outcome, Round, Row, Variant, Verdict
 from attnbench.report import style
 from attnbench.report.gate import texts
 from attnbench.report.style import Look
@@ -86,7 +84,7 @@ def _cell(run: GateRun, number: int, row: Row, label: str, look: Look) -> Strip:
     )  # fmt: skip
 
 
-def _dots(rounds: Iterable[Round], cell: int, arm: Arm) -> Iterable[Dot]:
+def _dots(rounds: Iterable[Round], cell: int, arm: Variant) -> Iterable[Dot]:
     for found in rounds:
         log = found.log_ratio(cell, arm)
         if log is not None:

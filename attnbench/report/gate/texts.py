@@ -10,8 +10,16 @@ from pathlib import Path
 
 from attnbench.base import units
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.outcome import GateRun, Outcome, Row, Side
-from attnbench.gate.decide.rules import VERDICTS, Rules, Verdict, counted
+from attnbench.gate.decide.data import (
+    VERDICTS,
+    GateRun,
+    Outcome,
+    Row,
+    Rules,
+    Verdict,
+    Version,
+    counted,
+)
 from attnbench.schema.record import Cell
 from attnbench.theory.traits import case_label
 
@@ -158,7 +166,7 @@ def code(run: GateRun) -> list[str]:
     return ["every file that was loaded holds the same code on both sides"]
 
 
-def _side(side: Side) -> str:
+def _side(side: Version) -> str:
     commit = (side.commit or "")[:10]
     ref = side.ref or ("the working tree" if commit else f"the files in {side.root}")
     at = f" ({commit})" if commit and not (side.commit or "").startswith(ref) else ""
@@ -258,7 +266,7 @@ def failures(run: GateRun) -> list[tuple[int, str, str]]:
     """Round, cell, and why the cell has no time in it."""
     _, names = labels(run.cells)
     return [
-        (number, names[cell], flat(f"{failure.arm}: {failure.reason}"))
+        (number, names[cell], flat(f"{failure.variant}: {failure}"))
         for number, found in enumerate(run.rounds, start=1)
         for cell, failure in found.failures.items()
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from attnbench.gate.decide.rules import DEFAULT_THRESHOLD
+from attnbench.gate.decide.data import DEFAULT_THRESHOLD
 
 Figures = dict[str, Any]
 LIVE_ALIKE, LIVE_SLOWED = 40, 12  # live runs that a goal is judged on, at least

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.errors import UsageError
 from attnbench.execution.settings import Settings
-from attnbench.gate.decide.outcome import Side
-from attnbench.gate.decide.round import Round
-from attnbench.gate.decide.rules import Rules
+from attnbench.gate.decide.data import Round, Rules, Version
 from attnbench.planning.plan import Axes
 from attnbench.schema.record import Cell
 from tests.validation.gate.pool import Live
@@ -20,7 +18,7 @@ from tests.validation.gate.schedule import CELLS, Todo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from attnbench.gate.decide.outcome import GateRun
+    from attnbench.gate.decide.data import GateRun
     from attnbench.gate.run.session import GateListener, GateRequest
 
     Measure = Callable[[GateRequest, GateListener], GateRun]
@@ -36,7 +34,7 @@ def settings(seed: int) -> Settings:
     return Settings(device="cpu", threads=1, seed=seed)
 
 
-def side(name: str) -> Side:
+def side(name: str) -> Version:
     """The built-in implementation files, as either side.
 
     Raises:
@@ -49,7 +47,7 @@ def side(name: str) -> Side:
     for file in files:
         if not Path(file).is_file():
             raise UsageError(f"the built-in implementation {file} is missing; reinstall attnbench")
-    return Side(name=name, root=str(folder), files=files)  # type: ignore[arg-type]
+    return Version(name=name, root=str(folder), files=files)  # type: ignore[arg-type]
 
 
 def request(todo: Todo) -> GateRequest:

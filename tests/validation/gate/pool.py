@@ -13,16 +13,15 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from attnbench.base.files import lock
-from attnbench.errors import StoreError
-from attnbench.gate.decide.outcome import SCHEMA, GateRun, Side
-from attnbench.gate.decide.reading import DamagedError, run_of
-from attnbench.gate.decide.rules import Rules
-from attnbench.gate.decide.stored import raw
+from attnbench.base.jsontext import encode
+from attnbench.errors import StoreError, UsageError
+from attnbench.gate.decide.data import GateRun, Rules, Version
+from attnbench.gate.decide.stored import SCHEMA, raw, run_of
 from tests.validation.gate.schedule import Kind
 
 INFO, RUNS = "selftest.json", "live.jsonl.gz"
@@ -68,19 +67,19 @@ class Live:
         } | raw(replace(run, base=_placeless(run.base), candidate=_placeless(run.candidate)))
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Self:
-        """Inverse of `to_json`; raises DamagedError, KeyError or TypeError for anything else."""
-        own = row["selftest"]
+    def from_line(cls, line: bytes) -> Self:
+        """Inverse of `to_json`, from its text; KeyError, TypeError or ValueError for others."""
+        own = json.loads(line)["selftest"]
         return cls(
             kind=Kind(share=own["share"]),
             number=own["number"],
             created=own["created"],
             exit_code=own["exit_code"],
-            run=run_of(row),
+            run=run_of(line),
         )
 
 
-def _placeless(side: Side) -> Side:
+def _placeless(side: Version) -> Version:
     """A side without the place of this installation, which says nothing elsewhere."""
     files = tuple(Path(file).name for file in side.files)
     return replace(side, root=Path(side.root).name, files=files)
@@ -159,8 +158,7 @@ class Pool:
             StoreError: the disk is full.
         """
         assert self._descriptor is not None, "append only within writing()"
-        text = json.dumps(live.to_json(), separators=(",", ":"), ensure_ascii=False)
-        view = memoryview(gzip.compress(text.encode() + b"\n", 9, mtime=0))
+        view = memoryview(gzip.compress(encode(live.to_json()) + b"\n", 9, mtime=0))
         try:
             while view:
                 view = view[os.write(self._descriptor, view) :]
@@ -174,7 +172,7 @@ class Pool:
 
 def identity(environment: Mapping[str, Any]) -> dict[str, Any]:
     """What runs must share to be counted together: the machine, and how the gate decides."""
-    rules = Rules().to_json()
+    rules = asdict(Rules()) | {"looks": list(Rules().looks)}
     del rules["threshold"], rules["budget_s"]  # each kind has a threshold of its own
     return {name: environment.get(name) for name in MACHINE} | {"schema": SCHEMA} | rules
 
@@ -201,8 +199,8 @@ def _write_info(path: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
 
 def _live(line: bytes, file: Path) -> Live:
     try:
-        return Live.from_json(json.loads(line))
-    except (DamagedError, KeyError, TypeError, ValueError) as err:
+        return Live.from_line(line)
+    except (KeyError, TypeError, ValueError, UsageError) as err:
         raise StoreError(f"{file} is damaged ({type(err).__name__}: {err})") from err
 
 

@@ -1,6 +1,6 @@
 """Gate runs resampled from the rounds of live ones: many more of them, though of the same hours.
 
-A resampled run is decided by the same referee. Each of its rounds is a whole one of a live run of
+A resampled run is decided by the same decision. Each of its rounds is a whole one of a live run of
 identical sides, drawn with replacement, so that what cells of a round have in common stays. A
 slowdown in it is a real one, with base and null arm of the round it was measured in: of a slowed
 candidate, or of a control that was slowed as much, with that round's candidate as the null arm.
@@ -14,37 +14,34 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from attnbench.base.stats import median
-from attnbench.gate.decide.outcome import Checked, GateRun
-from attnbench.gate.decide.referee import Order, Referee
-from attnbench.gate.decide.round import Arm, Round, Stage
+from attnbench.gate.decide.data import Checked, GateRun, Round, Samples, Stage, Variant, VersionName
+from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import decide
 from tests.validation.gate.pool import Live
 from tests.validation.gate.schedule import CELLS, Kind
 from tests.validation.gate.tally import Judged
 
 _FEWEST = 5  # rounds and, in each cell, slowed controls to draw from
-Logs = Mapping[Arm, float]  # ln(arm / base) in one cell and round
+Logs = Mapping[Variant, float]  # ln(arm / base) in one cell and round
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawn(Round):
+class Drawn(Round, frozen=True, kw_only=True):
     """A round made of observations of others: it has ratios, but no times of its own."""
 
-    turns: Mapping[int, Mapping[Arm, tuple[tuple[int, ...], ...]]] = field(default_factory=dict)
+    samples: Mapping[int, Mapping[Variant, Samples]] = {}
     logs: Mapping[int, Logs]
 
-    def log_ratio(self, cell: int, above: Arm, below: Arm = "base") -> float | None:
-        """As that of a round with times, but against base alone."""
-        assert below == "base", "observations are kept against base alone"
+    def log_ratio(self, cell: int, above: Variant) -> float | None:
+        """As that of a round with times."""
         return self.logs.get(cell, {}).get(above)
 
     @property
-    def planted(self) -> int | None:
-        """The cell whose control was slowed in this round, if any."""
+    def slowed(self) -> int | None:
+        """The cell of the positive control in this round, if any."""
         return next((cell for cell, logs in self.logs.items() if "planted" in logs), None)
 
 
@@ -129,7 +126,7 @@ def _slowed(live: Live, found: Round) -> Iterator[tuple[tuple[int, float], Logs]
     """
     if live.cell is not None and len(logs := _logs(found, live.cell, ("candidate", "null"))) == 2:
         yield (live.cell, live.kind.share), logs
-    cell = found.planted
+    cell = found.slowed
     if cell is not None and cell != live.cell:
         logs = _logs(found, cell, ("planted", "candidate"))
         if len(logs) == 2:
@@ -137,7 +134,7 @@ def _slowed(live: Live, found: Round) -> Iterator[tuple[tuple[int, float], Logs]
             yield (cell, live.run.rules.threshold), swapped
 
 
-def _logs(found: Round, cell: int, arms: tuple[Arm, ...]) -> dict[Arm, float]:
+def _logs(found: Round, cell: int, arms: tuple[Variant, ...]) -> dict[Variant, float]:
     ratios = {arm: found.log_ratio(cell, arm) for arm in arms}
     return {arm: ratio for arm, ratio in ratios.items() if ratio is not None}
 
@@ -151,16 +148,16 @@ def _one(kind: Kind, stock: Stock, number: int, seed: int) -> Judged:
     chance = random.Random(f"{seed} {kind.share} {number}")
     cell = kind.cell(number)
     rules = replace(stock.like.rules, threshold=kind.threshold)
-    referee = Referee(range(CELLS), rules, number)
+    decision = SequentialDecision(range(CELLS), rules, number)
     rounds: list[Drawn] = []
     spent_s, over = stock.start_s, False
-    while (order := referee.wanted()) is not None:
+    while (order := decision.next_round()) is not None:
         if spent_s + stock.seconds[order.stage] > rules.budget_s:
             over = True
             break
         spent_s += stock.seconds[order.stage]
         rounds.append(_drawn(order, kind, cell, stock, chance))
-        referee.hear(rounds[-1])
+        decision.add(rounds[-1])
     run = replace(
         stock.like, rules=rules, rounds=tuple(rounds), options={"seed": number},
         checks=_FINE, over_budget=over,
@@ -171,17 +168,20 @@ def _one(kind: Kind, stock: Stock, number: int, seed: int) -> Judged:
     )  # fmt: skip
 
 
-_FINE = {c: {s: Checked(status="ok") for s in ("base", "candidate")} for c in range(CELLS)}
+_NAMES: tuple[VersionName, ...] = ("base", "candidate")
+_FINE: dict[int, dict[VersionName, Checked]] = {
+    c: {s: Checked(status="ok") for s in _NAMES} for c in range(CELLS)
+}
 
 
 def _drawn(
-    order: Order, kind: Kind, slowed: int | None, stock: Stock, chance: random.Random
+    order: RoundPlan, kind: Kind, slowed: int | None, stock: Stock, chance: random.Random
 ) -> Drawn:
     whole = chance.choice(stock.rounds)
     logs = {cell: dict(whole[cell]) for cell in order.cells}
     if slowed in logs:
         logs[slowed] = dict(chance.choice(stock.slowed[slowed, kind.threshold]))
-    if order.planted is not None:
-        control = chance.choice(stock.slowed[order.planted, kind.threshold])
-        logs.setdefault(order.planted, {})["planted"] = control["candidate"]
+    if order.slowed is not None:
+        control = chance.choice(stock.slowed[order.slowed, kind.threshold])
+        logs.setdefault(order.slowed, {})["planted"] = control["candidate"]
     return Drawn(stage=order.stage, logs=logs)

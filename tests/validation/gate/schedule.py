@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attnbench.errors import UsageError
-from attnbench.gate.decide.rules import DEFAULT_THRESHOLD
+from attnbench.gate.decide.data import DEFAULT_THRESHOLD
 
 CELLS = 8
 _LEAST, _MOST = 1.0, 100.0  # percent that can be planted

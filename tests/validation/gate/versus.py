@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from attnbench.gate.decide.round import Arm, Round
+from attnbench.gate.decide.data import Round, Variant
 from tests.validation.gate.peers import PEERS, Peer, Times
 from tests.validation.gate.pool import Live
 from tests.validation.gate.schedule import CELLS
@@ -117,16 +117,16 @@ def _partners(rounds: list[_Timed], seed: int | None) -> Iterator[tuple[_Timed, 
             yield chance.choice(others), after
 
 
-def _has(timed: _Timed, cell: int, arm: Arm) -> bool:
-    return arm in timed.found.turns.get(cell, {})
+def _has(timed: _Timed, cell: int, arm: Variant) -> bool:
+    return arm in timed.found.samples.get(cell, {})
 
 
-def _pair(before: _Timed, after: _Timed, cell: int, arm: Arm) -> _Pair:
+def _pair(before: _Timed, after: _Timed, cell: int, arm: Variant) -> _Pair:
     return _Pair(cell, _times(before, cell, "base"), _times(after, cell, arm))
 
 
-def _times(timed: _Timed, cell: int, arm: Arm) -> Times:
-    return np.array([ns for blocks in timed.found.turns[cell][arm] for ns in blocks], dtype=float)
+def _times(timed: _Timed, cell: int, arm: Variant) -> Times:
+    return np.array([ns for blocks in timed.found.samples[cell][arm] for ns in blocks], dtype=float)
 
 
 def _some(pairs: list[T], seed: int) -> list[T]:

@@ -1,0 +1,279 @@
+"""A gate run as data: what it promises and what it measured; and what was decided from that."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean
+from typing import Annotated, Any, Literal, TypedDict, get_args
+
+from msgspec import Meta, Struct
+
+from attnbench.errors import ExitCode, UsageError
+from attnbench.schema.record import Cell, Status
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Amount = Annotated[float, Meta(ge=0, le=2.0**63)]
+Probability = Annotated[float, Meta(gt=0, lt=1)]
+Rounds = Annotated[int, Meta(ge=1, le=10_000)]
+
+# The slowdown to be found unless --threshold says otherwise: a shared CPU is noisier than a GPU.
+DEFAULT_THRESHOLD = {"cpu": 0.10, "cuda": 0.05}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The promise of one gate run. All shares: 0.1 is 10 %.
+
+    `threshold`: a slowdown of this size is found. Its third is the `margin`: what is smaller is
+    never reported as a regression. `alpha`: how often a run of identical versions may report one,
+    given independent rounds and a bias within the margin. `beta`: how often a cell that is
+    slower by the threshold may pass the screen, and how often its confirmation. `growth`: how
+    far counted FLOPs and memory may grow. `screen_rounds`: rounds of all cells; `looks`: after
+    how many rounds of its confirmation a cell is decided, at most, each time anew. `budget_s`:
+    wall time after which no round begins.
+
+    Raises:
+        UsageError: a value that cannot be right, named by its flag.
+    """
+
+    threshold: float = 0.10
+    alpha: Probability = 0.01
+    beta: Probability = 0.01
+    growth: float = 0.01
+    screen_rounds: Rounds = 8
+    looks: Annotated[tuple[Rounds, ...], Meta(min_length=1)] = (8, 12, 16, 24, 32, 48)
+    budget_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.threshold) and 0.001 <= self.threshold <= 1):
+            raise UsageError(f"--threshold {self.threshold:.4g} is not a share from 0.1% to 100%")
+        if not (math.isfinite(self.growth) and 0 <= self.growth <= 1):
+            raise UsageError(f"--growth {self.growth:.4g} is not a share from 0% to 100%")
+        if not (math.isfinite(self.budget_s) and self.budget_s >= 1):
+            raise UsageError(f"--budget {self.budget_s:g} s is not a time of at least 1 s")
+        if any(later <= earlier for earlier, later in pairwise(self.looks)):
+            raise ValueError(f"looks must ascend, not {self.looks}")
+
+    @property
+    def margin(self) -> float:
+        """A slowdown below it is no regression, however surely it is there."""
+        return self.threshold / 3
+
+
+VersionName = Literal["base", "candidate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """One of the two versions of the code.
+
+    `root` is the folder it lies in, `files` the implementation files there (absolute), `ref` what
+    was asked for (None: the working tree as it is), `commit` its full id, `dirty` whether
+    uncommitted changes came on top of it.
+    """
+
+    name: VersionName
+    root: str
+    files: tuple[str, ...]
+    ref: str | None = None
+    commit: str | None = None
+    dirty: bool = False
+
+
+class ExactMetrics(TypedDict, total=False):
+    """The metrics of a record that repeat exactly; None is unknown."""
+
+    flops_counted: Count | None
+    flops_counted_source: str | None
+    memory_workspace_bytes: Count | None
+    memory_prepared_bytes: Count | None
+    memory_saved_bytes: Count | None
+    memory_retained_bytes: Count | None
+    kernel: str | None
+    kernel_count: Count | None
+    sdpa_backend: str | None
+    meddles: str | None
+    error_ratio: Amount | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What became of a cell of one version before anything was timed.
+
+    `status` is that of a record, or `absent`: the version has no such implementation. Where it is
+    ok, `reason` says how it failed before it was tried again, if it did.
+    """
+
+    status: Status | Literal["absent"]
+    reason: str | None = None
+    metrics: ExactMetrics = field(default_factory=ExactMetrics)
+
+
+Stage = Literal["screen", "confirm"]
+# What is timed in a round. `null`, the A/A control, is the base once more in a process of its own,
+# in which nothing may be found; `planted`, the positive control, is that process slowed by the
+# threshold, which must be found.
+Variant = Literal["base", "candidate", "null", "planted"]
+# The samples of a variant in the order they were taken; of each its batches, in ns a call.
+Batch = Annotated[int, Meta(gt=0, le=2**63 - 1)]
+Sample = Annotated[tuple[Batch, ...], Meta(min_length=1)]
+Samples = Annotated[tuple[Sample, ...], Meta(min_length=1)]
+CellNumber = Annotated[int, Meta(ge=0)]
+
+
+class Failure(Struct, frozen=True, kw_only=True, rename={"variant": "arm"}):
+    """Why a cell has no time in a round, and in which variant's process that was."""
+
+    variant: Variant
+    code: Status
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.reason}"
+
+
+class RoundFacts(TypedDict, total=False):
+    """What else is known of a round.
+
+    The `cpu` it was pinned to; by how many bytes each process has grown while a cell was timed;
+    shares of the round's wall time that others took; the veto that was passed over.
+    """
+
+    cpu: int | None
+    grown: Mapping[str, Mapping[str, int]]
+    stolen: float
+    foreign: float
+    withheld: float
+    not_vetoed: str
+
+
+class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns"}):
+    """The raw data of one round. Cells are numbered as the run lists them.
+
+    `failures` are of the cells that have no samples. `veto` says why the round counts for nothing:
+    a reason from counters of the system, never from its times. `spent_s` is the wall time.
+    """
+
+    stage: Stage
+    samples: Mapping[CellNumber, Mapping[Variant, Samples]]
+    failures: Mapping[CellNumber, Failure] = {}
+    veto: str | None = None
+    facts: RoundFacts = {}
+    spent_s: Amount = 0.0
+
+    def log_ratio(self, cell: int, above: Variant) -> float | None:
+        """ln(fastest batch of `above` / fastest batch of the base) in a cell; None if not timed.
+
+        The round's one observation. Other work on the machine only ever adds to a time; of short
+        batches spread over the round's samples the fastest has met the least of it.
+        """
+        of = self.samples.get(cell, {})
+        if above not in of or "base" not in of:
+            return None
+        return math.log(min(map(min, of[above])) / min(map(min, of["base"])))
+
+    def mean_log_ratio(self, cell: int, above: Variant) -> float | None:
+        """ln(mean over all batches of `above` / that of the base) in a cell; None if not timed.
+
+        It shows what the fastest batch hides: a call that is slow now and then. Nothing is called
+        a regression by it, since all that goes on beside it is in it, too.
+        """
+        of = self.samples.get(cell, {})
+        if above not in of or "base" not in of:
+            return None
+        mean, base = (fmean(ns for sample in of[v] for ns in sample) for v in (above, "base"))
+        return math.log(mean / base)
+
+    @property
+    def slowed(self) -> int | None:
+        """The cell of the positive control in this round, if any."""
+        return next((cell for cell, of in self.samples.items() if "planted" in of), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRun:
+    """Everything a verdict rests on: `gate.json`.
+
+    `checks` holds by cell number and version what `Checked` says. `spent` maps parts of the run to
+    wall seconds. `over_budget` says that time ran out before all was decided.
+    """
+
+    rules: Rules
+    base: Version
+    candidate: Version
+    cells: tuple[Cell, ...]
+    checks: Mapping[int, Mapping[VersionName, Checked]]
+    rounds: tuple[Round, ...]
+    environment: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    created: str = ""
+    spent: Mapping[str, float] = field(default_factory=dict)
+    over_budget: bool = False
+
+
+Verdict = Literal["incorrect", "regressed", "inconclusive", "not comparable", "improved", "ok"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the worst first
+
+
+def counted(verdicts: Iterable[Verdict], among: Iterable[Verdict] = VERDICTS) -> str:
+    """How often each verdict `among` these came: `1 regressed, 7 ok`."""
+    of = Counter(verdicts)
+    return ", ".join(f"{of[verdict]} {verdict}" for verdict in among if of[verdict])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The verdict on one cell.
+
+    `ratio` is candidate / base (above 1: slower), the median over rounds, with its 95 % interval
+    [low, high] over rounds; from the rounds of `stage` alone. `wins` of `rounds` lay beyond the
+    margin (regressed and suspects), or below the threshold (cleared). `only_in` names the version
+    that alone has the implementation. `notes` annotate: what changed without being held against
+    the candidate.
+    """
+
+    cell: Cell
+    verdict: Verdict
+    reason: str
+    stage: Stage | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    wins: int | None = None
+    rounds: int = 0
+    only_in: VersionName | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controls:
+    """What the controls of the run showed.
+
+    `found` is whether the positive control was (None: no time was compared), in `wins` of
+    `rounds`; `planted_ratio` the median it was seen with. `null_ratio` is the median of the A/A
+    control over all rounds and cells; `untrusted` why the run cannot be trusted.
+    """
+
+    found: bool | None = None
+    wins: int = 0
+    rounds: int = 0
+    planted_ratio: float | None = None
+    null_ratio: float | None = None
+    untrusted: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """All verdicts of a run, in the order of its cells, and how the process must end.
+
+    `words` is one sentence that says why.
+    """
+
+    rows: tuple[Row, ...]
+    controls: Controls
+    exit_code: ExitCode
+    words: str

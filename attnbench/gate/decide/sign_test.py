@@ -1,0 +1,70 @@
+"""Exact sign tests that may look at the data several times as it grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+
+
+@lru_cache(maxsize=256)
+def boundaries(looks: tuple[int, ...], level: float) -> tuple[int | None, ...]:
+    """How many wins it takes at each look to reject; None where no number would do.
+
+    `looks` are the numbers of rounds after which one looks, ascending. A win falls to each round
+    with a probability of 1/2 at most under the null hypothesis, independently of the others: then
+    all looks together reject with a probability of at most `level`, whatever the distribution of
+    the times. The probability is counted in whole numbers of paths, so nothing is approximated.
+
+    What may be spent up to a look of n rounds is level · sqrt(n / last look): early looks get
+    enough to decide clear cases. Source: group sequential designs with the power family of error
+    spending, Kim & DeMets, "Design and analysis of group sequential tests based on the type I
+    error spending rate function", Biometrika 74 (1987).
+
+    Raises:
+        ValueError: looks that do not ascend from 1 on, or a level outside (0, 1).
+    """
+    if not looks or looks[0] < 1 or any(b <= a for a, b in pairwise(looks)):
+        raise ValueError(f"looks must ascend from 1 on, not {looks}")
+    if not 0 < level < 1:
+        raise ValueError(f"a level lies between 0 and 1, not {level}")
+    paths, spent, done = [1], Fraction(0), 0  # paths[w]: ways to w wins that crossed nothing yet
+    needed: list[int | None] = []
+    for look in looks:
+        paths = _after(paths, look - done)
+        done = look
+        allowed = Fraction(level * math.sqrt(look / looks[-1])) - spent
+        wins, ways = look + 1, 0
+        while wins > 0 and Fraction(ways + paths[wins - 1], 2**look) <= allowed:
+            wins -= 1
+            ways += paths[wins]
+        needed.append(wins if wins <= look else None)
+        spent += Fraction(ways, 2**look)
+        paths = paths[:wins] + [0] * (look + 1 - wins)
+    return tuple(needed)
+
+
+def rejects(wins: int, rounds: int, looks: Sequence[int], level: float) -> bool:
+    """Whether `wins` of `rounds` reject; False between looks."""
+    if rounds not in looks:
+        return False
+    needed = boundaries(tuple(looks), level)[list(looks).index(rounds)]
+    return needed is not None and wins >= needed
+
+
+def enough(rounds: int, level: float) -> int | None:
+    """How many wins of `rounds` reject at `level` with a single look; None if none does."""
+    return boundaries((rounds,), level)[0] if rounds else None
+
+
+def _after(paths: list[int], steps: int) -> list[int]:
+    """The numbers of paths to each number of wins after `steps` more rounds."""
+    for _ in range(steps):
+        longer = [0] * (len(paths) + 1)
+        for wins, ways in enumerate(paths):
+            longer[wins] += ways
+            longer[wins + 1] += ways
+        paths = longer
+    return paths
