@@ -39,7 +39,7 @@ def series(impl: str = "naive", **values: Any) -> Series:
     times = tuple((16.0 + 2e-3 * float(n) ** 2,) * 3 for n in sizes)
     plain: dict[str, Any] = {
         "workload": "attention", "axis": "n", "same": "attention forward float32 H=2 D=64",
-        "times_us": times, "floor_us": (16.0,), "law": parse("n^2 d"),
+        "times_us": times, "overhead_us": (16.0,), "law": parse("n^2 d"),
     }  # fmt: skip
     return Series(impl=impl, sizes=sizes, **(plain | values))
 
@@ -51,7 +51,7 @@ def exponent_fit(impl: str = "naive", verdict: Verdict = "holds", **values: Any)
     plain: dict[str, Any] = {
         "time_us": tuple(estimate(times[0]) for times in given.times_us),
         "left_out": ("below 20 × the floor",) * left_out + (None,) * (len(given.sizes) - left_out),
-        "floor_us": 16.0, "exponent": estimate(2.0), "top": estimate(1.98),
+        "overhead_us": 16.0, "exponent": estimate(2.0), "top": estimate(1.98),
         "intercept": math.log(2e-3), "declared": 2.0, "bound": False,
         "finding": finding(verdict, subject=f"{impl}, {given.same}"),
     }  # fmt: skip

@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from attnbench.analysis.scaling.medians import Sets
-from attnbench.analysis.scaling.model import models
-from attnbench.analysis.scaling.model_cells import Cells, groups
-from attnbench.analysis.scaling.model_figures import predicted
-from attnbench.analysis.scaling.model_fit import fit
-from attnbench.analysis.scaling.model_parts import Parts
-from attnbench.analysis.scaling.model_terms import candidates, carriers, design, surplus
-from attnbench.analysis.scaling.model_verdict import _presence
+from attnbench.analysis.scaling.cells import Replicates
+from attnbench.analysis.scaling.model import models, predicted, presence
+from attnbench.analysis.scaling.model_fit import Subsets, fit
+from attnbench.analysis.scaling.model_terms import (
+    ModelCells,
+    candidates,
+    carriers,
+    design,
+    model_cells,
+    surplus,
+)
 from attnbench.analysis.scaling.results import ModelFit
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case, parse_mask
@@ -161,7 +164,7 @@ def test_the_parts_hold_the_solution_of_scipys_nnls(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = rng.random((20, 5)) @ np.diag([1.0, 10.0, 1e3, 1e-3, 5.0])
     targets = rows @ rng.standard_normal((5, 3)) + rng.standard_normal((20, 3))
-    parts = Parts(rows)
+    parts = Subsets(rows)
     found, misfit = parts.solve(targets)
     for draw in range(3):
         expected, norm = nnls(rows, targets[:, draw])
@@ -195,7 +198,7 @@ def test_a_model_is_no_surer_of_a_cell_than_it_was_of_the_largest_n() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_terms_chosen_predict_the_largest_n_as_well_as_all_terms_do(seed: int) -> None:
-    (cells,) = groups(run(layers(), layer_us, seed=seed, noise=0.04))
+    (cells,) = model_cells(run(layers(), layer_us, seed=seed, noise=0.04))
     relative = cells.design / cells.times_us[:, None]
     held = cells.sizes["n"] == 2048
     scale = relative.max(axis=0)
@@ -215,7 +218,7 @@ def test_the_choice_is_not_the_one_that_fits_the_small_sizes_best() -> None:
         else measured(case, core_us(case), rng, 0.003)
         for case in cores()
     ]
-    (cells,) = groups(run_of(records))
+    (cells,) = model_cells(run_of(records))
     relative = cells.design / cells.times_us[:, None]
     small = cells.sizes["n"] < 2048
     scale = relative.max(axis=0)
@@ -227,13 +230,13 @@ def test_the_choice_is_not_the_one_that_fits_the_small_sizes_best() -> None:
 def test_the_band_contains_what_was_held_out() -> None:
     inside: list[bool] = []
     for seed in range(10):
-        (cells,) = groups(run(cores(), core_us, seed=seed, noise=0.02))
+        (cells,) = model_cells(run(cores(), core_us, seed=seed, noise=0.02))
         known = cells.sizes["n"] < 2048
         ((_, replicates),) = cells.replicates_us.alike.values()
-        part = Cells(
+        part = ModelCells(
             impl="mine", cases=cells.cases, between=False, law=None, terms=cells.terms,
             sizes={name: values[known] for name, values in cells.sizes.items()},
-            replicates_us=Sets([tuple(times) for times in replicates[known].tolist()]),
+            replicates_us=Replicates([tuple(times) for times in replicates[known].tolist()]),
             times_us=cells.times_us[known], interval_us=cells.interval_us[:, known],
         )  # fmt: skip
         bands = predicted(fit(part), design(cells.terms, cells.sizes)[~known])
@@ -501,16 +504,14 @@ def test_suspect_times_are_left_out_as_they_are_of_the_series() -> None:
 def test_a_term_that_certainly_takes_next_to_nothing_is_not_there(
     low: float, high: float, law: str, expected: str
 ) -> None:
-    (cells,) = groups(run(layers(), layer_us))
+    (cells,) = model_cells(run(layers(), layer_us))
     points = len(cells.cases)
     draws = np.tile(np.linspace(low, high, 400), (points, 1))
     if low == 0:
         draws[:, :100] = 0.0
     term = parse(law).terms[0]
-    answer = _presence(
-        cells, parse(law), term, draws, np.full(points, 0.5), np.ones(points, dtype=bool)
-    )
-    assert answer.verdict == expected, answer.reason
+    expected_share, visible = np.full(points, 0.5), np.ones(points, dtype=bool)
+    assert presence(cells, parse(law), term, draws, expected_share, visible)[0] == expected
 
 
 def test_failed_cells_make_no_model() -> None:

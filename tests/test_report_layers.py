@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from attnbench.analysis.axes import fixed, overhead_size
-from attnbench.analysis.scaling.labels import same_text
+from attnbench.analysis.scaling.cells import same_text
 from attnbench.analysis.table import compared, rope_cost
 from attnbench.execution.store import load_run
 from attnbench.report import beside

@@ -147,7 +147,7 @@ ODD: dict[str, Scaling] = {
     "no law, no finding, no floor": Scaling(
         exponents=(
             fits.exponent_fit(
-                series=fits.series(law=None, floor_us=None), floor_us=0.0, declared=None,
+                series=fits.series(law=None, overhead_us=None), overhead_us=0.0, declared=None,
                 finding=None,
             ),
         ),
@@ -157,7 +157,7 @@ ODD: dict[str, Scaling] = {
     "an exponent that knows nothing": Scaling(
         exponents=(fits.exponent_fit(exponent=Estimate(value=2.0, low=-80.0, high=90.0)),)
     ),
-    "a jump": Scaling(exponents=(fits.exponent_fit(jump=(512.0, 1.4)),)),
+    "a jump": Scaling(exponents=(fits.exponent_fit(changepoint=(512.0, 1.4)),)),
     "unknown terms": Scaling(models=(fits.model_fit(terms=("n^5", "n^6", "n^7", "n^8", "floor")),)),
     "overtaking out of sight": Scaling(
         models=(fits.model_fit(overtakes_n=fits.estimate(9e5), overtakes_theory=3.0),)
@@ -198,7 +198,7 @@ def test_a_fit_shows_floor_exponent_verdict_and_why_sizes_do_not_count(tmp_path,
     ((stem, figure),) = unwritten
     assert stem == "fit-attention-n"
     found = " ".join(texts(figure)).replace("\n", " ")
-    for part in ("floor 16.0 µs", "n^2.00 (1.96 … 2.04)", "below 20 × the floor", "✓ holds"):
+    for part in ("overhead 16.0 µs", "n^2.00 (1.96 … 2.04)", "below 20 × the floor", "✓ holds"):
         assert part in found
 
 
@@ -208,7 +208,7 @@ def test_the_fitted_line_passes_through_the_points_on_both_sides_of_a_jump(tmp_p
     fit = fits.exponent_fit(
         time_us=tuple(fits.estimate(t) for t in times), left_out=(None,) * 7,
         intercept=math.log(2e-3 * factor),
-        jump=(512.0, factor),
+        changepoint=(512.0, factor),
     )  # fmt: skip
     fit_plots.draw_all([fit], style.looks(["naive"]), tmp_path)
     lines = [line for line in unwritten[0][1].axes[0].lines if line.get_linewidth() == 1.4]

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.analysis.scaling.decide import Evidence, decide
-from attnbench.analysis.scaling.exponent import fit_many, fit_series
-from attnbench.analysis.scaling.medians import Sets, drawn_medians, intervals
+from attnbench.analysis.scaling.cells import Replicates
+from attnbench.analysis.scaling.decide import ExponentEvidence, decide
+from attnbench.analysis.scaling.exponents import fit_many, fit_series
 from attnbench.analysis.scaling.results import Estimate, ExponentFit, Series
 from attnbench.base.stats import processes_interval
 from attnbench.theory.law import parse
 
 FOUR_OCTAVES = (128, 256, 512, 1024, 2048)
-FLOOR_US = 16.0
+OVERHEAD_US = 16.0
 Time = Callable[[float], float]
 
 
@@ -31,7 +31,7 @@ def replayed(
     sizes: Sequence[float] = FOUR_OCTAVES,
     *,
     scatter: float = 0.01,
-    floor_us: float | None = FLOOR_US,
+    overhead_us: float | None = OVERHEAD_US,
     seed: int = 0,
     **fields: Any,
 ) -> Series:
@@ -46,8 +46,8 @@ def replayed(
     values: dict[str, Any] = {
         "impl": "it", "workload": "attention", "axis": "n", "same": "attention forward",
         "sizes": tuple(map(float, sizes)),
-        "times_us": tuple(times((floor_us or 0) + scale * time(n)) for n in sizes),
-        "floor_us": None if floor_us is None else times(floor_us),
+        "times_us": tuple(times((overhead_us or 0) + scale * time(n)) for n in sizes),
+        "overhead_us": None if overhead_us is None else times(overhead_us),
         "law": law and parse(law),
     }  # fmt: skip
     return Series(**(values | fields))
@@ -166,9 +166,9 @@ def test_less_than_an_upper_bound_holds() -> None:
 def test_an_overhead_is_subtracted_and_not_fitted() -> None:
     """The floor equals the cost at 2048: the plain slope over the range would be 1.3."""
     sizes = [2.0**k for k in range(7, 17)]
-    fit = fit_series(replayed(power(2), sizes=sizes, floor_us=300 * 16**2))
+    fit = fit_series(replayed(power(2), sizes=sizes, overhead_us=300 * 16**2))
     assert [n for n, why in zip(sizes, fit.left_out, strict=True) if why is None] == sizes[5:]
-    assert "3 × the measured floor" in str(fit.left_out[0])
+    assert "3 × the measured overhead" in str(fit.left_out[0])
     assert fit.exponent is not None
     assert fit.exponent.value == pytest.approx(2, abs=0.06)
     assert verdict(fit) == "holds"
@@ -176,28 +176,30 @@ def test_an_overhead_is_subtracted_and_not_fitted() -> None:
 
 def test_an_overhead_that_covers_the_range_is_never_taken_for_a_flat_law() -> None:
     for law in ("O(n)", "1", "n^2"):
-        fit = fit_series(replayed(power(2), law, floor_us=300 * 16**2))
+        fit = fit_series(replayed(power(2), law, overhead_us=300 * 16**2))
         assert verdict(fit) == "inconclusive"
         assert fit.finding is not None
         assert "too short" in fit.finding.reason
-        assert "floor" in fit.finding.reason
+        assert "overhead" in fit.finding.reason
 
 
 def test_without_any_floor_a_flat_series_does_not_hold_either() -> None:
-    series = replace(replayed(power(2), "O(n)", floor_us=300 * 16**2), floor_us=None)
+    series = replace(replayed(power(2), "O(n)", overhead_us=300 * 16**2), overhead_us=None)
     assert verdict(fit_series(series)) == "inconclusive"
-    assert verdict(fit_series(replace(series, least_floor_us=4e4))) == "inconclusive"
+    assert verdict(fit_series(replace(series, least_overhead_us=4e4))) == "inconclusive"
 
 
 def test_where_the_floor_is_not_known_the_interval_takes_in_what_it_may_be() -> None:
     known = fit_series(replayed(power(2), scatter=0.002))
-    unknown = fit_series(replayed(power(2), scatter=0.002, floor_us=None, least_floor_us=14.0))
+    unknown = fit_series(
+        replayed(power(2), scatter=0.002, overhead_us=None, least_overhead_us=14.0)
+    )
     assert known.exponent is not None
     assert unknown.exponent is not None
     assert known.exponent.high is not None
     assert unknown.exponent.high is not None
     assert unknown.exponent.high > known.exponent.high + 0.05
-    assert unknown.floor_us == 0
+    assert unknown.overhead_us == 0
 
 
 def test_a_step_of_five_percent_does_not_matter() -> None:
@@ -219,9 +221,9 @@ def test_a_kernel_switch_changes_the_constant_and_not_the_verdict(
     assert found["holds"] >= 36
     assert judged(switched, "n", scatter=0.01)["refuted"] >= 30
     fit = fit_series(replayed(switched))
-    assert fit.jump is not None
-    assert fit.jump[0] == after
-    assert fit.jump[1] == pytest.approx(factor, rel=0.1)
+    assert fit.changepoint is not None
+    assert fit.changepoint[0] == after
+    assert fit.changepoint[1] == pytest.approx(factor, rel=0.1)
     assert fit.octaves == pytest.approx(3)
 
 
@@ -239,7 +241,9 @@ def test_a_refutation_stands_whichever_jump_is_taken_out() -> None:
     times = [300.0, 300 * 4, 300 * 4 * 8]
     series = replayed(power(2), sizes=(128, 256, 512))
     exact = replace(
-        series, times_us=tuple((t + FLOOR_US,) * 7 for t in times), floor_us=(FLOOR_US,) * 7
+        series,
+        times_us=tuple((t + OVERHEAD_US,) * 7 for t in times),
+        overhead_us=(OVERHEAD_US,) * 7,
     )
     assert verdict(fit_series(exact)) == "inconclusive"
 
@@ -253,14 +257,14 @@ def test_terms_of_lower_order_are_still_rising_towards_the_law() -> None:
 
 @pytest.mark.parametrize("lower", [lambda n: 120 * n, lambda n: 500 * n, lambda n: 3e4 * n**0.5])
 def test_a_bend_is_not_taken_for_a_jump(lower: Time) -> None:
-    assert fit_series(replayed(lambda n: n**2 + lower(n), scatter=0.003)).jump is None
+    assert fit_series(replayed(lambda n: n**2 + lower(n), scatter=0.003)).changepoint is None
 
 
 def test_a_floor_that_was_not_measured_is_not_taken_for_a_jump() -> None:
-    series = replayed(lambda n: n**2 + 8000, scatter=0.003, floor_us=None, least_floor_us=1.0)
-    assert fit_series(series).jump is None
+    series = replayed(lambda n: n**2 + 8000, scatter=0.003, overhead_us=None, least_overhead_us=1.0)
+    assert fit_series(series).changepoint is None
     switched = replace(series, kernels=("a", "b", "b", "b", "b"))
-    assert fit_series(switched).jump is not None, "unless the kernel changes just there"
+    assert fit_series(switched).changepoint is not None, "unless the kernel changes just there"
 
 
 @pytest.mark.parametrize("law", ["n log n", "n^2 log n"])
@@ -349,7 +353,7 @@ def test_noisy_replicates_widen_the_interval() -> None:
         series = replayed(power(2), scatter=0.0)
         factors = np.exp(np.linspace(-width, width, 7))
         times = tuple(tuple(300.0 * (n / 128) ** 2 * factors) for n in series.sizes)
-        fit = fit_series(replace(series, times_us=times, floor_us=None, least_floor_us=1e-3))
+        fit = fit_series(replace(series, times_us=times, overhead_us=None, least_overhead_us=1e-3))
         assert fit.exponent is not None
         return fit.exponent
 
@@ -365,7 +369,7 @@ def test_noisy_replicates_widen_the_interval() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0.5, 1e6), min_size=1, max_size=11))
 def test_intervals_of_medians_are_those_of_the_table(values: list[float]) -> None:
-    middle, low, high = intervals(Sets([tuple(values)]))
+    middle, low, high = Replicates([tuple(values)]).intervals()
     assert middle[0] == pytest.approx(np.median(values))
     expected = processes_interval(values)
     if expected is None:
@@ -376,17 +380,17 @@ def test_intervals_of_medians_are_those_of_the_table(values: list[float]) -> Non
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_a_set_with_one_replicate_that_is_no_time_has_no_median(bad: float) -> None:
-    sets = Sets([(1.0, 2.0, bad), (1.0, 2.0, 3.0), (bad,)])
-    middle, _, _ = intervals(sets)
+    sets = Replicates([(1.0, 2.0, bad), (1.0, 2.0, 3.0), (bad,)])
+    middle, _, _ = sets.intervals()
     assert middle.tolist() == pytest.approx([math.nan, 2.0, math.nan], nan_ok=True)
-    drawn = np.isnan(drawn_medians(sets, 10, 3)).all(axis=1)
+    drawn = np.isnan(sets.drawn_medians(10, 3)).all(axis=1)
     assert drawn.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 def test_drawn_medians_are_those_of_resampled_sets(count: int) -> None:
     values = tuple(np.random.default_rng(count).lognormal(0, 1, count))
-    drawn = drawn_medians(Sets([values, values]), 20_000, 2)
+    drawn = Replicates([values, values]).drawn_medians(20_000, 2)
     resampled = np.median(
         np.random.default_rng(0).choice(values, (20_000, count), replace=True), axis=1
     )
@@ -409,7 +413,7 @@ def test_the_same_series_gives_the_same_figures_alone_or_among_others() -> None:
 @settings(max_examples=30, deadline=None)
 @given(p=st.floats(0.3, 3.2), factor=st.floats(0.01, 100), unit=st.floats(0.1, 50))
 def test_exponents_do_not_hang_on_units(p: float, factor: float, unit: float) -> None:
-    series = replayed(power(p), scatter=0.01, floor_us=None)
+    series = replayed(power(p), scatter=0.01, overhead_us=None)
     scaled = replace(
         series,
         sizes=tuple(unit * n for n in series.sizes),
@@ -421,24 +425,21 @@ def test_exponents_do_not_hang_on_units(p: float, factor: float, unit: float) ->
         assert other.exponent.value == pytest.approx(one.exponent.value, abs=1e-6)
 
 
-# Remarks.
+# What lies between sizes.
 
 
-def test_a_cache_boundary_and_a_kernel_change_are_remarks_and_cut_nothing() -> None:
-    fit = fit_series(
-        replayed(
-            power(2),
-            working_set_bytes=(1e6, 4e6, 16e6, 64e6, 256e6),
-            cache_bytes=32e6,
-            kernels=("a", "a", "a", "b", "b"),
-            doubts=(None, None, "unsteady (drift)", None, None),
-        )
-    )
-    said = " / ".join(fit.remarks)
-    assert "passes the last cache (30.5 MiB) between n = 512 and 1024" in said
-    assert "the kernels change between n = 512 and 1024" in said
-    assert "n = 512: unsteady (drift)" in said
-    assert set(fit.left_out) == {None}
+def test_cache_and_kernel_boundaries_stand_beside_what_does_not_hold_and_cut_nothing() -> None:
+    passed: dict[str, Any] = {
+        "working_set_bytes": (1e6, 4e6, 16e6, 64e6, 256e6), "cache_bytes": 32e6,
+        "kernels": ("a", "a", "a", "b", "b"),
+    }  # fmt: skip
+    wrong, right = (fit_series(replayed(power(2), law, **passed)) for law in ("n^3", "n^2"))
+    assert set(wrong.left_out) == {None}
+    assert wrong.finding is not None
+    assert right.finding is not None
+    assert "passes the last cache (30.5 MiB) between n = 512 and 1024" in wrong.finding.reason
+    assert "the kernels change between n = 512 and 1024" in wrong.finding.reason
+    assert "kernels" not in right.finding.reason
 
 
 def test_launch_bound_sizes_do_not_count() -> None:
@@ -464,7 +465,7 @@ NO_TIMES: dict[str, tuple[tuple[float, ...], ...]] = {
 @pytest.mark.parametrize("floor", [None, (), (0.0,), (math.nan,), (16.0,)])
 def test_times_that_are_none_are_inconclusive(times: Any, floor: Any) -> None:
     for law in ("n^2", "O(n^3)", "1"):
-        fit = fit_series(replace(replayed(power(2), law), times_us=times, floor_us=floor))
+        fit = fit_series(replace(replayed(power(2), law), times_us=times, overhead_us=floor))
         assert verdict(fit) == "inconclusive"
         assert [why for why in fit.left_out if why], "each has a reason"
 
@@ -490,17 +491,17 @@ FIGURES = st.floats(-1, 5) | st.none()
 @given(
     value=st.floats(-1, 5), half=st.floats(0, 2), top=st.floats(-1, 5), top_half=st.floats(0, 2),
     octaves=st.floats(0, 8), sizes=st.integers(0, 9), p=st.sampled_from([0.0, 1.0, 1.5, 2.0]),
-    bound=st.booleans(), logs=st.none() | st.floats(0.1, 1), jump_last=st.booleans(),
+    bound=st.booleans(), logs=st.none() | st.floats(0.1, 1), change_in_top=st.booleans(),
 )  # fmt: skip
 def test_the_rule_is_the_one_written_down(
     value: float, half: float, top: float, top_half: float, octaves: float, sizes: int, p: float,
-    bound: bool, logs: float | None, jump_last: bool,
+    bound: bool, logs: float | None, change_in_top: bool,
 ) -> None:  # fmt: skip
-    evidence = Evidence(
+    evidence = ExponentEvidence(
         exponent=Estimate(value=value, low=value - half, high=value + half),
         top=Estimate(value=top, low=top - top_half, high=top + top_half),
-        octaves=octaves, sizes=sizes, power=p, bound=bound, logs=logs, jump_last=jump_last,
-        jump="the time jumps" if jump_last else None,
+        octaves=octaves, sizes=sizes, power=p, bound=bound, logs=logs, change_in_top=change_in_top,
+        changepoint="the time changes" if change_in_top else None,
     )  # fmt: skip
     found, reason = decide(evidence)
     assert reason

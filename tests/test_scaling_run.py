@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.scaling.laws import Laws
+from attnbench.analysis.scaling.cells import Laws
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
-from attnbench.analysis.scaling.series import groups
+from attnbench.analysis.scaling.series import all_series
 from attnbench.analysis.scaling.verdicts import scaling
 from attnbench.execution.session import Silent, SweepRequest, sweep
 from attnbench.execution.settings import Settings
@@ -47,7 +47,7 @@ def run_of(records: list[Record], **laws: dict[str, Any]) -> Run:
 
 
 def series_of(run: Run) -> list[Series]:
-    return [group.series for group in groups(run, Laws(run))]
+    return [group.series for group in all_series(run, Laws(run))]
 
 
 def along(found: Scaling, quantity: str, axis: str = "n") -> ExactFit:
@@ -68,9 +68,9 @@ def test_cells_that_differ_in_n_alone_are_a_series_with_its_floor() -> None:
     records += [cell(Case(seq_len=n, heads=2, dtype="float64"), "naive") for n in SIZES]
     first, second = series_of(run_of(records))
     assert first.sizes == tuple(map(float, SIZES)), "the floor is no size"
-    assert first.floor_us is not None
-    assert second.floor_us is None, "another dtype is another floor"
-    assert second.least_floor_us == pytest.approx(5 * 0.5)
+    assert first.overhead_us is not None
+    assert second.overhead_us is None, "another dtype is another floor"
+    assert second.least_overhead_us == pytest.approx(5 * 0.5)
     assert "H=2" in first.same
     assert "n=" not in first.same
     assert str(first.law) == "n^2 d"
@@ -80,11 +80,11 @@ def test_one_query_of_many_keys_is_no_floor() -> None:
     records = [cell(Case(seq_len=n), "naive") for n in SIZES]
     many_keys = cell(Case(seq_len=1, kv_len=65536), "naive", lambda case: 400.0)
     (series,) = series_of(run_of([many_keys, *records]))
-    assert series.floor_us is None
+    assert series.overhead_us is None
     small = cell(Case(seq_len=1), "naive")
     (series,) = series_of(run_of([many_keys, small, *records]))
-    assert series.floor_us is not None
-    assert max(series.floor_us) < 20
+    assert series.overhead_us is not None
+    assert max(series.overhead_us) < 20
 
 
 def test_one_token_of_a_wider_layer_is_no_floor() -> None:
@@ -100,8 +100,8 @@ def test_one_token_of_a_wider_layer_is_no_floor() -> None:
     records = [layer(n, 512) for n in SIZES]
     (wider,) = [s for s in series_of(run_of([layer(1, 1024), *records])) if s.axis == "n"]
     (narrower,) = [s for s in series_of(run_of([layer(1, 256), *records])) if s.axis == "n"]
-    assert wider.floor_us is None
-    assert narrower.floor_us is not None
+    assert wider.overhead_us is None
+    assert narrower.overhead_us is not None
 
 
 def test_each_axis_varies_alone_and_what_follows_it_follows() -> None:
@@ -148,7 +148,7 @@ def test_decoding_is_judged_by_its_own_law_for_each_cache() -> None:
     ]
     laws = {s.same.split()[-2]: str(s.law) for s in series_of(run_of(records))}
     assert laws == {"rerun": "n d^2 + n^2 d", "static": "d^2 + n d"}
-    assert all(s.floor_us for s in series_of(run_of(records))), "8 tokens are a floor"
+    assert all(s.overhead_us for s in series_of(run_of(records))), "8 tokens are a floor"
 
 
 def test_under_a_window_a_law_is_an_upper_bound() -> None:

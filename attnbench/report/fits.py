@@ -21,7 +21,7 @@ from attnbench.report.style import QUIET, Look
 FIT = Kind(
     name="fit",
     title="Fitted exponents",
-    reading="Median times with 95 % intervals, and floor + c · size^p fitted to the sizes that"
+    reading="Median times with 95 % intervals, and overhead + c · size^p fitted to the sizes that"
     " count; the band has the slopes of the exponent's interval. Sizes on grey, with hollow"
     " markers, do not count, for the reason written there; the line is dashed beyond those that"
     " do.",
@@ -61,7 +61,7 @@ def _span(fit: ExponentFit) -> float:
 
 def _limits(fits: Sequence[ExponentFit]) -> tuple[float, float]:
     ends = [(e.value, e.low or e.value, e.high or e.value) for fit in fits for e in fit.time_us]
-    values = [*(v for row in ends for v in row), *(fit.floor_us for fit in fits)]
+    values = [*(v for row in ends for v in row), *(fit.overhead_us for fit in fits)]
     low, high = scales.bounds([v for v in values if v > 0 and math.isfinite(v)])
     return low / 2.0, high * 1.3
 
@@ -73,8 +73,8 @@ def _draw(
     scales.length_axis(ax, [round(size) for size in sizes])
     scales.log_axis(ax, "y", limits, 10, scales.round_time)
     _draw_left_out(ax, sizes, fit.left_out, places.width)
-    if fit.floor_us > 0:
-        _draw_floor(ax, fit.floor_us)
+    if fit.overhead_us > 0:
+        _draw_overhead(ax, fit.overhead_us)
     _draw_cache(ax, fit)
     if fit.exponent is not None and fit.intercept is not None:
         _draw_curve(ax, fit, look.colour)
@@ -106,19 +106,19 @@ def _draw_points(ax: Axes, fit: ExponentFit, look: Look) -> None:
 def _draw_curve(ax: Axes, fit: ExponentFit, colour: str) -> None:
     """The fitted line, solid over what counts, with the band of its slope's interval.
 
-    A jump between two sizes breaks the line: the intercept is that of the sizes beyond.
+    A changepoint between two sizes breaks the line: the intercept is that of the sizes beyond.
     """
     x_low, x_high = ax.get_xlim()
-    if fit.jump is None:
+    if fit.changepoint is None:
         _draw_piece(ax, fit, colour, (x_low, x_high), 0.0)
         return
-    size, factor = fit.jump
+    size, factor = fit.changepoint
     after = min((float(s) for s in fit.series.sizes if s > size), default=x_high)
     middle = math.sqrt(size * after)
     _draw_piece(ax, fit, colour, (x_low, middle), -math.log(factor))
     _draw_piece(ax, fit, colour, (middle, x_high), 0.0)
     ax.annotate(
-        f"jump {factor:.2g} ×", (middle, 0.02), xycoords=("data", "axes fraction"), va="bottom",
+        f"change {factor:.2g} ×", (middle, 0.02), xycoords=("data", "axes fraction"), va="bottom",
         ha="center", rotation=90, fontsize=6.5, color="#555555",
     )  # fmt: skip
 
@@ -159,14 +159,15 @@ def _curve(
     assert fit.exponent is not None
     assert fit.intercept is not None
     level = fit.intercept + shift + (fit.exponent.value - slope) * middle
-    return [fit.floor_us + math.exp(min(700.0, level + slope * math.log(x))) for x in xs]
+    return [fit.overhead_us + math.exp(min(700.0, level + slope * math.log(x))) for x in xs]
 
 
-def _draw_floor(ax: Axes, floor_us: float) -> None:
-    ax.axhline(floor_us, color=QUIET, linewidth=0.9, linestyle=":", zorder=1.5)
+def _draw_overhead(ax: Axes, overhead_us: float) -> None:
+    ax.axhline(overhead_us, color=QUIET, linewidth=0.9, linestyle=":", zorder=1.5)
     ax.annotate(
-        f"floor {units.time(floor_us)}", (0.01, floor_us), xycoords=("axes fraction", "data"),
-        xytext=(0, -2), textcoords="offset points", color="#555555", fontsize=7, zorder=4, va="top",
+        f"overhead {units.time(overhead_us)}", (0.01, overhead_us),
+        xycoords=("axes fraction", "data"), xytext=(0, -2), textcoords="offset points",
+        color="#555555", fontsize=7, zorder=4, va="top",
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attnbench.analysis.scaling.exponent import fit_many
+from attnbench.analysis.scaling.exponents import fit_many
 from attnbench.analysis.scaling.results import ExponentFit, Series
 from attnbench.base.stats import median
 from attnbench.schema.finding import Finding, Verdict

@@ -3,91 +3,112 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.scaling.growth import Check, grown, top_power
-from attnbench.analysis.scaling.laws import Laws
-from attnbench.analysis.scaling.measured import Measured
-from attnbench.analysis.scaling.remarks import NOUNS, size_text
-from attnbench.analysis.scaling.results import ExactFit, Quantity
-from attnbench.analysis.scaling.series import Group
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, nnls
+
+from attnbench.analysis.scaling.cells import Laws, Measured
+from attnbench.analysis.scaling.decide import LEAST_SIZES, TOLERANCE, Decision
+from attnbench.analysis.scaling.results import (
+    NOUNS,
+    Axis,
+    ExactFit,
+    Quantity,
+    plain_size,
+    power_text,
+)
+from attnbench.analysis.scaling.series import SeriesCells
 from attnbench.base import units
 from attnbench.schema.case import Case
-from attnbench.schema.finding import Finding, Verdict
+from attnbench.schema.finding import WORST_FIRST, Finding, Verdict
 from attnbench.theory.law import Law
+from attnbench.theory.traits import TRAITS
 
-MISS = 0.02  # of what is predicted
+MISS = 0.02  # of what is predicted, and of what the terms of a law have to reproduce
 ROUNDING_BYTES = 4096  # allocators hand out whole blocks: 64 bytes on CPU, 512 on CUDA
+LEAST_SHARE = 1e-3  # of a declared term at the size where it weighs most
+LEADING_SHARE = 0.1  # of the declared term at the largest size, where others still weigh more
+NNLS_STEPS = 10_000  # scipy raises where it is not done by then; its default is 3 a column
+_Known = tuple[float, float]  # a size and what was measured there
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One quantity: where it is found, its tolerance, how it is written, and whose law it has."""
+class _Exact:
+    """One quantity: its metrics, its tolerance, how it is written, and which law it has."""
 
+    noun: str
     measured: str
     predicted: str
     rounding: float
     miss: float
     text: Callable[[float], str]
     law: Callable[[Laws, str, Case], Law | None]
-    noun: str
+
+    def agrees(self, measured: float, predicted: float) -> bool:
+        """Whether the miss is within the tolerance."""
+        return abs(measured - predicted) <= max(self.miss * predicted, self.rounding)
 
 
-QUANTITIES: dict[Quantity, _Row] = {
-    "flops": _Row(
+QUANTITIES: dict[Quantity, _Exact] = {
+    "flops": _Exact(
+        noun="FLOPs",
         measured="flops_counted",
         predicted="flops_executed",
         rounding=0.0,
         miss=0.0,
         text=lambda value: units.count(round(value)),
         law=Laws.flops,
-        noun="FLOPs",
     ),
-    "workspace": _Row(
+    "workspace": _Exact(
+        noun="workspace",
         measured="memory_workspace_bytes",
         predicted="memory_predicted_bytes",
         rounding=ROUNDING_BYTES,
         miss=MISS,
         text=units.size,
         law=Laws.memory,
-        noun="workspace",
     ),
 }
 
 
-def exact_fits(groups: Iterable[Group], laws: Laws) -> list[ExactFit]:
+def exact_fits(groups: Iterable[SeriesCells], laws: Laws) -> list[ExactFit]:
     """FLOPs and workspace of every series in which any was counted."""
-    found = []
-    for group in groups:
-        for quantity, row in QUANTITIES.items():
-            fit = _exact(group, quantity, row, laws)
-            if fit is not None:
-                found.append(fit)
-    return found
+    fits = (_exact(g, name, row, laws) for g in groups for name, row in QUANTITIES.items())
+    return [fit for fit in fits if fit is not None]
 
 
-def _exact(group: Group, quantity: Quantity, row: _Row, laws: Laws) -> ExactFit | None:
+def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> ExactFit | None:
     series = group.series
-    measured = tuple(_number(cell, row.measured) for cell in group.cells)
+    measured = tuple([_number(cell, row.measured) for cell in group.cells])
     if all(value is None for value in measured):
         return None
-    predicted = tuple(_number(cell, row.predicted) for cell in group.cells)
+    predicted = tuple([_number(cell, row.predicted) for cell in group.cells])
     law = row.law(laws, series.impl, group.case)
     known = [(s, m) for s, m in zip(series.sizes, measured, strict=True) if m is not None]
+    both = [
+        (s, m, p)
+        for s, m, p in zip(series.sizes, measured, predicted, strict=True)
+        if m is not None and p is not None
+    ]
     growth = top_power(known)
-    against_formula = _formula(group, row, measured, predicted)
-    against_law = None if law is None else grown(law, series.axis, quantity, known, group.case)
+    checks = [_formula(group, row, both)] if both else []
+    grown = _grown(law, series.axis, quantity, known, group.case) if law else None
+    checks += [grown] if grown else []
     finding = None
-    if against_formula or against_law:
-        verdict, reason = _both(against_formula, against_law)
+    if checks:  # refuted if either is, inconclusive if neither holds
         finding = Finding(
             subject=series.subject,
             question=f"{row.noun} in {series.axis}",
             law=str(law) if law else "the formula",
-            verdict=verdict,
-            reason=reason,
-            figures={"largest_miss": _largest_miss(measured, predicted), "growth": growth},
+            verdict=min((verdict for verdict, _ in checks), key=WORST_FIRST.index),
+            reason="; ".join(reason for _, reason in checks),
+            figures={
+                "largest_miss": max((_miss(m, p) for _, m, p in both), default=None),
+                "growth": growth,
+            },
         )
     return ExactFit(
         impl=series.impl, workload=series.workload, quantity=quantity, axis=series.axis,
@@ -101,55 +122,6 @@ def _number(cell: Measured, name: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and 0 <= value < math.inf else None
 
 
-def _both(*checks: Check) -> tuple[Verdict, str]:
-    """Refuted if either is, inconclusive if neither holds."""
-    done = [check for check in checks if check is not None]
-    order: tuple[Verdict, ...] = ("refuted", "holds", "inconclusive")
-    verdict = next(v for v in order if any(found == v for found, _ in done))
-    return verdict, "; ".join(reason for _, reason in done)
-
-
-def _formula(
-    group: Group,
-    row: _Row,
-    measured: tuple[float | None, ...],
-    predicted: tuple[float | None, ...],
-) -> Check:
-    pairs = [
-        (size, is_, should)
-        for size, is_, should in zip(group.series.sizes, measured, predicted, strict=True)
-        if is_ is not None and should is not None
-    ]
-    if not pairs:
-        return None
-    wrong = [pair for pair in pairs if not _agrees(pair[1], pair[2], row)]
-    if wrong:
-        size, is_, should = max(wrong, key=lambda pair: _miss(pair[1], pair[2]))
-        at = f"{NOUNS[group.series.axis]} = {size_text(size)}"
-        said = f"{row.noun} at {at}: {row.text(is_)} where its formula says {row.text(should)}"
-        if _priced(group, row):
-            return "inconclusive", f"{said}{_priced(group, row)}"
-        return "refuted", said
-    largest = max(_miss(is_, should) for _, is_, should in pairs)
-    sizes = "1 size" if len(pairs) == 1 else f"all {len(pairs)} sizes"
-    exact = (
-        "exactly as the formula"
-        if largest == 0
-        else f"within {units.percent(largest)} of the formula"
-    )
-    return "holds", f"{row.noun} {exact} at {sizes}{_priced(group, row)}"
-
-
-def _priced(group: Group, row: _Row) -> str:
-    """Said where the count is itself a formula, of one op whatever it skips: it refutes nothing."""
-    sources = {cell.record.metrics.get(f"{row.measured}_source") for cell in group.cells}
-    return ", where the count is the price of an opaque op" if "formula" in sources else ""
-
-
-def _agrees(measured: float, predicted: float, row: _Row) -> bool:
-    return abs(measured - predicted) <= max(row.miss * predicted, row.rounding)
-
-
 def _miss(measured: float, predicted: float) -> float:
     """Relative to what is predicted."""
     if measured == predicted:
@@ -157,8 +129,165 @@ def _miss(measured: float, predicted: float) -> float:
     return abs(measured / predicted - 1) if predicted else math.inf
 
 
-def _largest_miss(
-    measured: tuple[float | None, ...], predicted: tuple[float | None, ...]
-) -> float | None:
-    pairs = zip(measured, predicted, strict=True)
-    return max((_miss(m, p) for m, p in pairs if m is not None and p is not None), default=None)
+def _formula(
+    group: SeriesCells, row: _Exact, both: Sequence[tuple[float, float, float]]
+) -> Decision:
+    """Whether what was measured is what the formula predicts, at each size."""
+    # Where the count is itself a formula, of one op whatever it skips, it refutes nothing.
+    sources = {cell.record.metrics.get(f"{row.measured}_source") for cell in group.cells}
+    opaque = ", where the count is the price of an opaque op" if "formula" in sources else ""
+    wrong = [(s, m, p) for s, m, p in both if not row.agrees(m, p)]
+    if wrong:
+        size, counted, formula = max(wrong, key=lambda found: _miss(*found[1:]))
+        at = f"{NOUNS[group.series.axis]} = {plain_size(size)}"
+        reason = f"{row.noun} at {at}: {row.text(counted)} where its formula says"
+        verdict: Verdict = "inconclusive" if opaque else "refuted"
+        return verdict, f"{reason} {row.text(formula)}{opaque}"
+    largest = max(_miss(m, p) for _, m, p in both)
+    sizes = "1 size" if len(both) == 1 else f"all {len(both)} sizes"
+    within = f"within {units.percent(largest)} of" if largest else "exactly as"
+    return "holds", f"{row.noun} {within} the formula at {sizes}{opaque}"
+
+
+def _grown(
+    law: Law, axis: Axis, quantity: Quantity, known: Sequence[_Known], case: Case
+) -> Decision | None:
+    """Whether exact values grow along the axis as the law says; None where it says nothing.
+
+    The exponent is that of the last three sizes, a constant aside, which has to lie within 0.15 of
+    the law's. A bound is refuted only if every octave is too steep, or the last sizes are a sum of
+    powers that is: buffers that depend on the block size take a step now and then. FLOPs of
+    several terms must be a sum of just these. Workspace is the largest of several moments, so that
+    of several terms the largest bounds it and the smallest is the least it grows by; it need not
+    grow with heads or batch, which may be served one after another, nor with a d that its law does
+    not name.
+    """
+    powers = _law_powers(law, axis, quantity, case)
+    if not powers:
+        return None
+    least, most, noun = min(powers), max(powers), NOUNS[axis]
+    bound = law.bound or (quantity == "workspace" and axis not in ("n", "d"))
+    if len({size for size, _ in known}) < LEAST_SIZES:
+        return "inconclusive", f"{len(known)} sizes show no growth, three do"
+    if least != most and not bound and quantity == "flops":
+        return _sum_of_terms(law, axis, known)
+    growth = increments_power(known)
+    found = f"grows as {noun}^{growth:.2f}"
+
+    def declared(power: float) -> str:
+        return str(law) if axis in ("n", "d") else power_text(noun, power)
+
+    if growth > most + TOLERANCE:
+        if not bound or _keeps_growing(known, most + TOLERANCE):
+            return "refuted", f"{found}, faster than {declared(most)}"
+        step = top_power(known) or 0.0
+        if step <= most + TOLERANCE:
+            return "holds", f"the largest octave grows as {noun}^{step:.2f}"
+        return "inconclusive", f"one step of {noun}^{step:.2f} at the end: measure larger sizes"
+    if not bound and growth < least - TOLERANCE:
+        if _leads(least, known[-LEAST_SIZES:]):
+            return "holds", f"{found} so far: {noun}^{least:g} beside terms of lower order"
+        return "refuted", f"{found}, more slowly than {declared(least)}"
+    return "holds", f"{found}, as {declared(most)}"
+
+
+def _law_powers(law: Law, axis: Axis, quantity: Quantity, case: Case) -> list[float]:
+    """The powers that the law's terms give the axis; none where the law says nothing of it."""
+    if axis in ("n", "d"):
+        powers = [float(term.degree(axis)) for term in law.terms]
+        return powers if axis == "n" or quantity == "flops" or any(powers) else []
+    if axis == "batch":
+        return [1.0]
+    if "widths" in TRAITS.get(case.workload).axes:
+        return []  # d is the width there, which heads may or may not widen
+    return [1.0] if axis == "heads" else [1.0 - float(term.degree("d")) for term in law.terms]
+
+
+def _leads(power: float, known: Sequence[_Known]) -> bool:
+    """Whether the values are size^power beside whole powers below it.
+
+    Those of the last sizes alone, since workspace is the largest of several moments, and small
+    sizes may have another one.
+    """
+    powers = [power, *(float(lower) for lower in range(math.ceil(power)))]
+    shares = _shares([[size**p for size, _ in known] for p in powers], known)
+    reproduced = float(np.abs(shares.sum(axis=1) - 1).max()) <= MISS
+    return reproduced and bool(shares[-1, 0] >= LEADING_SHARE)
+
+
+def _keeps_growing(known: Sequence[_Known], limit: float) -> bool:
+    """Whether every octave is too steep, or the last sizes are a sum of powers that is.
+
+    Buffers that depend on a block size take steps, at times two in a row: in log-log they curve as
+    no sum of powers does.
+    """
+    octaves = [top_power(known[:end]) or 0.0 for end in range(2, len(known) + 1)]
+    first = math.floor(limit) + 1
+    # One size more than there are coefficients: as many can be made to fit anything.
+    return min(octaves) > limit or any(
+        len(known) >= power + 2 and _leads(power, known[-power - 2 :])
+        for power in (first, first + 1)
+    )
+
+
+def _sum_of_terms(law: Law, axis: Axis, known: Sequence[_Known]) -> Decision:
+    """Non-negative least squares on relative error, over the law's terms and a constant."""
+    variable = "n" if axis == "n" else "d"
+    terms = law.along(variable).terms
+    others = dict.fromkeys(("n", "d", "w"), 1.0)
+    columns = [[term.value(others | {variable: size}) for size, _ in known] for term in terms]
+    shares = _shares([*columns, [1.0] * len(known)], known)
+    miss = float(np.abs(shares.sum(axis=1) - 1).max())
+    if miss > MISS:
+        return "refuted", f"no sum of the terms of {law}: off by {units.percent(miss)}"
+    idle = [str(t) for t, s in zip(terms, shares.T, strict=False) if s.max() < LEAST_SHARE]
+    if idle:
+        return "refuted", f"nothing grows as {' or '.join(idle)}, which {law} has"
+    return "holds", f"a sum of the terms of {law}, within {units.percent(miss)}"
+
+
+def _shares(columns: list[list[float]], known: Sequence[_Known]) -> NDArray[np.float64]:
+    """Sizes × columns: what each contributes, relative to the value; none is negative."""
+    values = np.array([max(value, 1.0) for _, value in known])
+    design = np.array(columns).T / values[:, None]
+    scale = design.max(axis=0)
+    coefficients, _ = nnls(design / scale, np.ones(len(known)), maxiter=NNLS_STEPS)
+    shares: NDArray[np.float64] = (design / scale) * coefficients
+    return shares
+
+
+def top_power(known: Sequence[_Known]) -> float | None:
+    """The power of the largest octave: log of the ratio over log of the sizes' ratio."""
+    if len(known) < 2:
+        return None
+    (small, low), (large, high) = known[-2:]
+    if small == large or low <= 0 or high <= 0:
+        return 0.0 if low == high else None
+    return math.log(high / low) / math.log(large / small)
+
+
+def increments_power(known: Sequence[_Known]) -> float:
+    """The p of constant + coefficient · size^p through the last three sizes; 0 if none grows.
+
+    Where the sizes are x, r x and r² x, the increments have the ratio r^p.
+    """
+    (x0, y0), (x1, y1), (x2, y2) = known[-3:]
+    if y2 <= y1:
+        return 0.0
+    if y1 <= y0:
+        return top_power(known) or 0.0  # it only began to grow
+    if not x0 < x1 < x2:
+        return 0.0
+    ratio, first, second = (y2 - y1) / (y1 - y0), math.log(x1 / x0), math.log(x2 / x1)
+    if math.isclose(first, second):
+        return max(0.0, math.log(ratio) / first)
+
+    def off(power: float) -> float:
+        if abs(power) < 1e-9:
+            return ratio - second / first
+        return ratio - float((x2**power - x1**power) / (x1**power - x0**power))
+
+    low, high = -8.0, 8.0
+    if off(low) * off(high) > 0:
+        return high if off(high) > 0 else 0.0
+    return max(0.0, float(brentq(off, low, high)))

@@ -1,30 +1,45 @@
-"""Models of several terms: what a call's time is made of, where n and d vary together."""
+"""Models of several terms: what a call's time is made of, and the verdict on the declared law."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from attnbench.analysis.scaling.measured import Measured
-from attnbench.analysis.scaling.model_cells import Cells, groups
-from attnbench.analysis.scaling.model_figures import (
-    as_figures,
-    heads_cost,
-    overtakes_n,
-    overtakes_theory,
-    predicted,
-    rates,
-    share_name,
-    shares,
-    shares_at_largest,
+from attnbench.analysis.scaling.cells import Floats, Measured
+from attnbench.analysis.scaling.decide import Decision
+from attnbench.analysis.scaling.model_fit import FEWEST_N, FittedModel, fit
+from attnbench.analysis.scaling.model_terms import (
+    OVERHEAD,
+    TERMS,
+    Bools,
+    ModelCells,
+    carriers,
+    design,
+    expected_shares,
+    model_cells,
+    surplus,
 )
-from attnbench.analysis.scaling.model_fit import fit
-from attnbench.analysis.scaling.model_terms import Array, design
-from attnbench.analysis.scaling.model_verdict import judge
-from attnbench.analysis.scaling.results import ModelFit
+from attnbench.analysis.scaling.results import Estimate, ModelFit, as_figures
+from attnbench.base import units
 from attnbench.execution.store import Run
-from attnbench.schema.finding import Figure
+from attnbench.schema.finding import Figure, Finding, Verdict
+from attnbench.theory import costs
+from attnbench.theory.law import Law, Term
+
+_ENDS = (0.025, 0.975)
+# A causal mask admits half of the pairs. Any other band has no n at which it overtakes.
+_PAIRS_OF_SQUARE = {"full": 1.0, "causal": 0.5}
+# The projections' FLOPs of a pass, in those of the forward pass: their backward is two products.
+_PROJECTIONS = {"forward": 1.0, "backward": 2.0, "both": 3.0}
+VISIBLE = 0.1  # from this part of the law's terms on, theory expects a term to show
+ABSENT = 0.02  # a term that should show and certainly takes less is not there
+SURPLUS = 0.1  # what terms of a higher order than the law may take at most
+MISSED = 0.2  # a model that misses the held-out n by more describes nothing
+SCATTERED = 0.3  # nor one from which cells lie further (root mean square)
+_MOST_OVERHEAD = 0.5  # where the overhead takes more, no other term need show
 
 
 def models(run: Run, cells: list[Measured] | None = None) -> tuple[ModelFit, ...]:
@@ -34,29 +49,33 @@ def models(run: Run, cells: list[Measured] | None = None) -> tuple[ModelFit, ...
     there is no model. Times that are not numbers above 0, and suspect ones, are left out. `cells`
     are those of the run where they are known already.
     """
-    return tuple(_model(alike) for alike in groups(run, cells))
+    return tuple(_model(alike) for alike in model_cells(run, cells))
 
 
-def _model(cells: Cells) -> ModelFit:
+def _model(cells: ModelCells) -> ModelFit:
     found = fit(cells)
     kept = np.flatnonzero(found.coefficients > 0).tolist()
     names = tuple(cells.terms[i].name for i in kept)
     along = _along(cells)
     rows = design(cells.terms, along)
-    parts, _ = shares(cells, found, rows)
-    at_largest = shares_at_largest(cells, found)
-    crossing, theory = overtakes_n(cells, found), overtakes_theory(cells)
-    told: dict[str, Any] = {
+    parts, _ = shares(found, rows)
+    at = cells.at_largest
+    values, draws = shares(found, cells.design[at : at + 1])
+    at_largest = {
+        term.name: _estimate(float(values[0, i]), draws[0, i]) for i, term in enumerate(cells.terms)
+    }
+    crossing, theory, rates = _overtaking(cells, found)
+    known: dict[str, Figure] = {
         "held_out": found.held_out,
         "spread": found.spread,
         "overtakes_n_theory": theory,
         **as_figures("overtakes_n", crossing),
-        **rates(cells, found),
-        **heads_cost(cells, found),
+        **rates,
+        **_heads_cost(cells, found),
     }
-    for name, share in at_largest.items():
-        told |= as_figures(share_name(name), share)
-    figures: dict[str, Figure] = {k: v for k, v in told.items() if v is not None}
+    for name, share in at_largest.items():  # as share_H_n2
+        known |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
+    figures = {name: value for name, value in known.items() if value is not None}
     return ModelFit(
         impl=cells.impl,
         workload=cells.cases[0].workload,
@@ -74,14 +93,221 @@ def _model(cells: Cells) -> ModelFit:
         overtakes_n=crossing,
         overtakes_theory=theory,
         figures=figures,
-        finding=judge(cells, found, figures),
+        finding=_judge(cells, found, figures),
     )
 
 
-def _along(cells: Cells) -> dict[str, Array]:
+def _along(cells: ModelCells) -> dict[str, Floats]:
     """Every n of the cells, with all else as at the largest."""
     at = cells.at_largest
     n = np.unique(cells.sizes["n"])
     fixed = {name: np.full_like(n, values[at]) for name, values in cells.sizes.items()}
     window = cells.cases[at].mask.before
     return fixed | {"n": n, "w": n if window is None else np.minimum(n, window + 1.0)}
+
+
+def _estimate(value: float, draws: Floats) -> Estimate:
+    """A figure with the 95 % interval of its draws; an end that is not finite is not known."""
+    low, high = np.quantile(draws, _ENDS, method="nearest")
+    ends = [min(low, value), max(high, value)]
+    known = [float(end) if np.isfinite(end) else None for end in ends]
+    return Estimate(value=value, low=known[0], high=known[1])
+
+
+def shares(fit: FittedModel, rows: Floats) -> tuple[Floats, Floats]:
+    """Each term's part of the modelled time at each row: m × p, and m × p × draws."""
+    parts = rows * fit.coefficients
+    many = rows[:, :, None] * fit.draws[None, :, :]
+    return parts / parts.sum(axis=1, keepdims=True), many / many.sum(axis=1, keepdims=True)
+
+
+def predicted(fit: FittedModel, rows: Floats) -> tuple[Estimate, ...]:
+    """The model's time with a band for one cell: of the fit, and of a cell about the model."""
+    values, covariance = rows @ fit.coefficients, np.cov(fit.draws, ddof=0)
+    own = np.sqrt(np.maximum(np.einsum("mp,pq,mq->m", rows, covariance, rows), 0.0)) / values
+    half = 1.96 * np.hypot(own, fit.spread)
+    return tuple(
+        Estimate(value=value, low=value / factor, high=value * factor)
+        for value, factor in zip(values.tolist(), np.exp(half).tolist(), strict=True)
+    )
+
+
+def _overtaking(
+    cells: ModelCells, fit: FittedModel
+) -> tuple[Estimate | None, float | None, dict[str, Figure]]:
+    """Where a layer's quadratic terms overtake its projections: the n by the model, that by theory.
+
+    By the model: terms linear in n against those in n², at the width and the heads of the largest
+    cell. By theory: where the FLOPs of attention equal those of the projections, E·(1 + G/H)
+    forward, full; twice that for causal, × 0.8 for the backward pass, × 6/7 for both. None under
+    other masks and for other workloads. The figures are the FLOP rates of both, by the model, at
+    the largest cell; `rate_ratio` is attention's / the projections', by which the two n differ.
+    """
+    at = cells.at_largest
+    case = cells.cases[at]
+    pairs_of_square = _PAIRS_OF_SQUARE.get(case.mask.text)
+    if not TERMS[case.workload].overtakes or pairs_of_square is None:
+        return None, None, {}
+    wide = replace(case, width=case.model_width)
+    # FLOPs of the projections a token, and of attention a token squared, in the case's pass.
+    projections = costs.projection_flops(wide, 1, 1) * _PROJECTIONS[case.pass_]
+    attention = costs.core_flops(case, 1) * pairs_of_square
+    row, n = cells.design[at], float(cells.sizes["n"][at])
+    powers = np.array([int(term.term.degree("n")) for term in cells.terms])
+
+    def times_us(coefficients: Floats) -> tuple[Any, Any]:
+        parts = coefficients.T * row
+        return parts[..., powers == 1].sum(axis=-1), parts[..., powers == 2].sum(axis=-1)
+
+    linear_us, square_us = map(float, times_us(fit.coefficients))
+    theory = projections / attention
+    if not linear_us or not square_us:
+        return None, theory, {}
+    rates = projections * n / linear_us, attention * n**2 / square_us
+    with np.errstate(divide="ignore", invalid="ignore"):
+        draws = np.divide(*times_us(fit.draws)) * n
+    crossing = _estimate(linear_us / square_us * n, np.nan_to_num(draws, nan=np.inf, posinf=np.inf))
+    return (
+        crossing,
+        theory,
+        {
+            "projections_gflops": rates[0] / 1e3,
+            "attention_gflops": rates[1] / 1e3,
+            "rate_ratio": rates[1] / rates[0],
+        },
+    )
+
+
+def _heads_cost(cells: ModelCells, fit: FittedModel) -> dict[str, Figure]:
+    """By how much many heads cost more than few of the same total width, measured and modelled.
+
+    At the largest n at which the run has that, between the fewest and the most heads; {} where it
+    has not.
+    """
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for index, case in enumerate(cells.cases):
+        key = (case.seq_len, case.heads * case.head_dim, case.batch)
+        found.setdefault(key, []).append(index)
+    several = {key: rows for key, rows in found.items() if len(rows) > 1}
+    if not several:
+        return {}
+    key = max(several, key=lambda k: (k[0], len(several[k]), k[1], -k[2]))
+    by_heads = sorted(several[key], key=lambda index: cells.cases[index].heads)
+    few, many = by_heads[0], by_heads[-1]
+    rows = cells.design[[few, many]]
+    modelled, draws = rows @ fit.coefficients, rows @ fit.draws
+    cost = _estimate(float(modelled[1] / modelled[0]), draws[1] / draws[0])
+    return {
+        "heads_few": cells.cases[few].heads,
+        "heads_many": cells.cases[many].heads,
+        "heads_n": cells.cases[few].seq_len,
+        "heads_width": key[1],
+        "heads_cost_measured": float(cells.times_us[many] / cells.times_us[few]),
+        **as_figures("heads_cost_model", cost),
+    }
+
+
+# The verdict: the law's terms are there, and none of a higher order is.
+
+
+def _judge(cells: ModelCells, fit: FittedModel, figures: Mapping[str, Figure]) -> Finding | None:
+    """The verdict on the declared law; None where none is declared, or one of a single term.
+
+    Refuted where a term that theory makes visible certainly takes less than 2 % of the time
+    (a law written O(…) need not reach its terms), or where terms of a higher order than the law
+    certainly take more than 10 %. Inconclusive where the sizes cannot tell.
+    """
+    law = cells.law
+    if law is None or len(law.terms) < 2:
+        return None
+    decisions = list(_obstacles(cells, fit, law)) or list(_decisions(cells, fit, law))
+    verdicts: tuple[Verdict, ...] = ("refuted", "inconclusive", "holds")
+    verdict = min((verdict for verdict, _ in decisions), key=verdicts.index)
+    return Finding(
+        subject=f"{cells.impl}, {cells.same}",
+        question="terms of time",
+        law=str(law),
+        verdict=verdict,
+        reason="; ".join(reason for found, reason in decisions if found == verdict),
+        figures=figures,
+    )
+
+
+def _obstacles(cells: ModelCells, fit: FittedModel, law: Law) -> Iterator[Decision]:
+    """Why the model cannot answer."""
+    n = cells.sizes["n"]
+    sizes = len(np.unique(n))
+    reasons = []
+    if sizes < FEWEST_N:
+        few = "sizes of n are too few to predict one from the others"
+        reasons.append(f"{sizes} {few} ({FEWEST_N})")
+    if fit.held_out is not None and fit.held_out > MISSED:
+        missed = f"the model misses it by {units.percent(fit.held_out)}"
+        reasons.append(f"fitted without n = {int(n.max())}, {missed}")
+    if fit.spread > SCATTERED:
+        reasons.append(f"cells lie {units.percent(fit.spread)} from the model")
+    if law.has_logs:
+        reasons.append("a logarithm is no term of the model")
+    owners = carriers(law, cells.terms).values()
+    for first, second in fit.twins:
+        if not any(first in group and second in group for group in owners):
+            names = f"{cells.terms[first].name} and {cells.terms[second].name}"
+            reasons.append(f"the sizes measured cannot tell {names} apart")
+    return (("inconclusive", reason) for reason in reasons)
+
+
+def _decisions(cells: ModelCells, fit: FittedModel, law: Law) -> Iterator[Decision]:
+    _, many = shares(fit, cells.design)
+    expected = expected_shares(law, cells.sizes)
+    overhead = [term.name for term in cells.terms].index(OVERHEAD)
+    small = np.median(many[:, overhead], axis=1) <= _MOST_OVERHEAD
+    for term, owned in carriers(law, cells.terms).items():
+        if term.powers:  # the overhead of a call is always there
+            visible = (expected[term] >= VISIBLE) & small
+            yield presence(cells, law, term, many[:, owned].sum(axis=1), expected[term], visible)
+    yield _surplus(cells, law, many)
+
+
+def presence(
+    cells: ModelCells, law: Law, term: Term, draws: Floats, expected: Floats, visible: Bools
+) -> Decision:
+    """Is a term of the law there? `draws` is its share, m × draws, `visible` where it must show."""
+    if not visible.any():
+        return "inconclusive", f"at no size measured would {term} show beside the rest"
+    places = np.flatnonzero(visible)
+    low, high = np.quantile(draws[places], _ENDS, axis=1)
+    clearest = int(low.argmax()) if low.max() > 0 else int(high.argmax())
+    at = int(places[clearest])
+    part = _part(low[clearest], high[clearest])
+    found = f"{term} takes {part} of the time at {_place(cells, at)}"
+    if high.max() >= ABSENT:
+        if low[clearest] > 0:
+            return "holds", found
+        return "inconclusive", f"{found}: it may not be there"
+    if law.bound:
+        return "holds", f"{term} does not show, which O(…) allows"
+    return "refuted", f"{found}, where the law makes it {units.percent(float(expected[at]))}"
+
+
+def _surplus(cells: ModelCells, law: Law, many: Floats) -> Decision:
+    """Do terms of a higher order than the law take time? `many` are shares, m × p × draws."""
+    extra = surplus(law, cells.terms)
+    if not extra:
+        return "holds", "no term of a higher order is among those tried"
+    low, high = np.quantile(many[:, extra].sum(axis=1), _ENDS, axis=1)
+    at = int(low.argmax()) if low.max() > SURPLUS else int(high.argmax())
+    if high[at] <= SURPLUS:
+        return "holds", f"terms above the law take {units.percent(float(high[at]))} at most"
+    largest = cells.terms[extra[int(many[at, extra].mean(axis=1).argmax())]].name
+    part = f"take {_part(low[at], high[at])} of the time at {_place(cells, at)}"
+    verdict: Verdict = "refuted" if low[at] > SURPLUS else "inconclusive"
+    return verdict, f"terms above the law ({largest}) {part}"
+
+
+def _part(low: float, high: float) -> str:
+    return f"{units.percent(float(low))} to {units.percent(float(high))}"
+
+
+def _place(cells: ModelCells, index: int) -> str:
+    point = cells.points[index]
+    return f"n = {point['n']:g}, d = {point['d']:g}"

@@ -1,21 +1,37 @@
-"""The terms that a model of time may be made of: rows by workload, and what a law says of each."""
+"""What a model of time is fitted to: the terms that it may be made of, and the cells of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnbench.analysis.scaling.cells import (
+    Floats,
+    Laws,
+    Measured,
+    Replicates,
+    kind_words,
+    measured,
+)
+from attnbench.analysis.scaling.results import Estimate
+from attnbench.analysis.times import over_processes
+from attnbench.execution.store import Run
+from attnbench.schema.case import Case
 from attnbench.theory.law import Law, Term, parse
+from attnbench.theory.traits import TRAITS
 
-Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Band = Literal["any", "full", "window"]
 
-FLOOR = "floor"
+OVERHEAD = "floor"  # the name under which runs and claims know the overhead of a call
+FEWEST_POINTS = 6
+FEWEST_SIZES = 2  # of n, and of d
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +52,18 @@ class Candidate:
         return parse(self.law).terms[0]
 
 
-def _floor() -> Candidate:
-    return Candidate(name=FLOOR, law="1", per=())
+_OVERHEAD = Candidate(name=OVERHEAD, law="1", per=())
+_EACH_HEAD = ("batch", "heads")  # of attention, where d is the head dim
+_WIDTH = ("batch",)  # where d is the model width, in which the heads are contained
 
 
 def _of(per: tuple[str, ...], *laws: str, band: Band = "any") -> tuple[Candidate, ...]:
     return tuple(Candidate(name=law, law=law, per=per, band=band) for law in laws)
 
 
-def _per_head(*laws: str, band: Band = "any") -> tuple[Candidate, ...]:
+def _per_head(law: str, band: Band = "any") -> Candidate:
     """What each head pays once more, whatever its dim: softmax, traffic of the scores."""
-    per = ("batch", "heads")
-    return tuple(Candidate(name=f"H {law}", law=law, per=per, band=band) for law in laws)
-
-
-_EACH_HEAD = ("batch", "heads")  # of attention, where d is the head dim
-_WIDTH = ("batch",)  # where d is the model width, in which the heads are contained
+    return Candidate(name=f"H {law}", law=law, per=_EACH_HEAD, band=band)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +85,12 @@ TERMS: dict[str, Terms] = {
     "attention": Terms(
         d="head_dim",
         candidates=(
-            _floor(),
+            _OVERHEAD,
             *_of(_EACH_HEAD, "n d", band="full"),
             *_of(_EACH_HEAD, "n w d", band="window"),
-            *_per_head("n w", band="window"),
+            _per_head("n w", band="window"),
             *_of(_EACH_HEAD, "n d^2"),
-            *_per_head("n^2"),
+            _per_head("n^2"),
             *_of(_EACH_HEAD, "n^2 d"),
         ),
     ),
@@ -86,32 +98,32 @@ TERMS: dict[str, Terms] = {
         d="model_width",
         overtakes=True,
         candidates=(
-            _floor(),
+            _OVERHEAD,
             *_of((), "d^2"),  # the weights are read once, however many tokens there are
             *_of(_WIDTH, "n d", band="full"),
             *_of(_WIDTH, "n w d", band="window"),
-            *_per_head("n w", band="window"),
+            _per_head("n w", band="window"),
             *_of(_WIDTH, "n d^2"),
-            *_per_head("n^2"),
+            _per_head("n^2"),
             *_of(_WIDTH, "n^2 d"),
         ),
     ),
     "decode": Terms(
         d="model_width",
         candidates=(
-            _floor(),
+            _OVERHEAD,
             *_of(_WIDTH, "d^2", "n d"),
             *_of(_WIDTH, "w d", band="window"),
-            *_per_head("n"),
+            _per_head("n"),
             *_of(_WIDTH, "n d^2"),
-            *_per_head("n^2"),
+            _per_head("n^2"),
             *_of(_WIDTH, "n^2 d"),
         ),
     ),
     # A step costs something however narrow the network is: n steps one after another.
     "recurrent": Terms(
         d="model_width",
-        candidates=(_floor(), *_of((), "n"), *_of(_WIDTH, "n d", "n d^2", "n^2 d")),
+        candidates=(_OVERHEAD, *_of((), "n"), *_of(_WIDTH, "n d", "n d^2", "n^2 d")),
     ),
 }
 
@@ -122,23 +134,24 @@ def candidates(workload: str, *, window: bool) -> tuple[Candidate, ...]:
     return tuple(item for item in TERMS[workload].candidates if item.band in ("any", band))
 
 
-def design(terms: Sequence[Candidate], sizes: dict[str, Array]) -> Array:
+def design(terms: Sequence[Candidate], sizes: dict[str, Floats]) -> Floats:
     """Each term at each point, m × p. `sizes` has n, d, w, heads and batch of every point."""
-    columns = [_column(term, sizes) for term in terms]
+    columns = []
+    for candidate in terms:
+        product: Any = np.ones_like(sizes["n"])
+        for name, power in candidate.term.powers:
+            product = product * sizes[name] ** float(power)
+        for name in candidate.per:
+            product = product * sizes[name]
+        columns.append(product)
     return np.stack(columns, axis=1)
 
 
-def _column(term: Candidate, sizes: dict[str, Array]) -> Array:
-    product: Any = np.ones_like(sizes["n"])
-    for name, power in term.term.powers:
-        product = product * sizes[name] ** float(power)
-    for name in term.per:
-        product = product * sizes[name]
-    return np.asarray(product, dtype=float)
+# What a law says of the terms.
 
 
 def carriers(law: Law, terms: Sequence[Candidate]) -> dict[Term, list[int]]:
-    """For each term of the law the candidates that speak for it, by index.
+    """For each term of the law the candidates that stand for it, by index.
 
     Those of the same power in n (and w) and at most its power in d: n² stands for n²d where the
     softmax outweighs the products, and powers in d are upper bounds, since tiles change with d.
@@ -146,45 +159,172 @@ def carriers(law: Law, terms: Sequence[Candidate]) -> dict[Term, list[int]]:
     """
     found: dict[Term, list[int]] = {term: [] for term in law.terms}
     for index, candidate in enumerate(terms):
-        owners = [t for t in law.terms if not t.logs and _speaks_for(candidate, t)]
+        owners = [t for t in law.terms if not t.logs and _stands_for(candidate, t)]
         if owners:
             found[min(owners, key=lambda term: term.degree("d"))].append(index)
     return found
 
 
-def _speaks_for(candidate: Candidate, term: Term) -> bool:
+def _stands_for(candidate: Candidate, term: Term) -> bool:
     own = candidate.term
-    if candidate.name == FLOOR or not term.powers:
-        return candidate.name == FLOOR and not term.powers
+    if candidate.name == OVERHEAD or not term.powers:
+        return candidate.name == OVERHEAD and not term.powers
     same = all(own.degree(name) == term.degree(name) for name in ("n", "w"))
     return same and own.degree("d") <= term.degree("d")
 
 
 def surplus(law: Law, terms: Sequence[Candidate]) -> list[int]:
     """Candidates of a higher order than the law: no term of it grows as fast in each variable."""
+
+    def orders(term: Term) -> tuple[Any, ...]:  # a window is at most n
+        return term.degree("n"), term.degree("n") + term.degree("w"), term.degree("d")
+
+    def bounds(term: Term, other: Term) -> bool:
+        return all(mine >= its for mine, its in zip(orders(term), orders(other), strict=True))
+
     return [
         index
         for index, candidate in enumerate(terms)
-        if not any(_bounds(term, candidate.term) for term in law.terms)
+        if not any(bounds(term, candidate.term) for term in law.terms)
     ]
 
 
-def _bounds(term: Term, other: Term) -> bool:
-    """True where `other` grows no faster than `term`; a window is at most n."""
-    orders = ((t.degree("n"), t.degree("n") + t.degree("w"), t.degree("d")) for t in (other, term))
-    return all(below <= above for below, above in zip(*orders, strict=True))
-
-
-def expected_shares(law: Law, sizes: dict[str, Array]) -> dict[Term, Array]:
+def expected_shares(law: Law, sizes: dict[str, Floats]) -> dict[Term, Floats]:
     """Each term's part of the law at every point, each counted once: what theory lets one see."""
-    values = {
-        term: np.array(
-            [
-                term.value({name: float(sizes[name][i]) for name in ("n", "d", "w")})
-                for i in range(len(sizes["n"]))
-            ]
-        )
-        for term in law.terms
-    }
+    points = [
+        dict(zip("ndw", row, strict=True))
+        for row in zip(*(sizes[name].tolist() for name in "ndw"), strict=True)
+    ]
+    values = {term: np.array([term.value(point) for point in points]) for term in law.terms}
     total = sum(values.values())
     return {term: value / total for term, value in values.items()}
+
+
+# From a run to the cells of a model.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCells:
+    """The cells of one implementation that one model describes.
+
+    `sizes` has n, d, w, heads and batch at every point; d is the head dim in attention and the
+    model width elsewhere, w the window or n where that is smaller. `replicates_us` holds what was
+    observed at each point, `times_us` their medians, `interval_us` the low and the high ends
+    (2 × m, NaN where there are too few), `between` whether over several processes. `law` is the
+    declared law as it turns out in this workload, None where none is declared.
+    """
+
+    impl: str
+    cases: tuple[Case, ...]
+    sizes: dict[str, Floats]
+    replicates_us: Replicates
+    times_us: Floats
+    interval_us: Floats
+    between: bool
+    law: Law | None
+    terms: tuple[Candidate, ...]
+
+    @cached_property
+    def design(self) -> Floats:
+        """Each term at each point, m × p."""
+        return design(self.terms, self.sizes)
+
+    @property
+    def estimates_us(self) -> tuple[Estimate, ...]:
+        """The time of each point with its interval, where it has one."""
+        rows = zip(self.times_us.tolist(), *self.interval_us.tolist(), strict=True)
+        return tuple(
+            Estimate(value=value, low=low, high=high) if low == low else Estimate(value=value)
+            for value, low, high in rows
+        )
+
+    @cached_property
+    def points(self) -> tuple[dict[str, float], ...]:
+        """n, d, heads and batch of each point."""
+        names = ("n", "d", "heads", "batch")
+        rows = zip(*(self.sizes[name].tolist() for name in names), strict=True)
+        return tuple(dict(zip(names, row, strict=True)) for row in rows)
+
+    @property
+    def same(self) -> str:
+        """What the cells share: `layer forward float32 causal fused`."""
+        case = self.cases[0]
+        parts = [case.workload, case.pass_, case.dtype, *kind_words(case)]
+        if case.kv_heads != case.heads:
+            parts.append(f"H/G={case.heads / case.kv_heads:g}")
+        if case.value_dim != case.head_dim:
+            parts.append(f"V/D={case.value_dim / case.head_dim:g}")
+        return " ".join(parts)
+
+    @cached_property
+    def at_largest(self) -> int:
+        """The point that shares are reported at: of the largest n, where most n were measured.
+
+        Ties go to the most heads at most width, so that the most work is described.
+        """
+        n = self.sizes["n"]
+        series = list(zip(*(self.sizes[k].tolist() for k in ("batch", "heads", "d")), strict=True))
+        counts = Counter(series)
+        return max(
+            np.flatnonzero(n == n.max()).tolist(), key=lambda i: (counts[series[i]], series[i])
+        )
+
+
+def model_cells(run: Run, cells: list[Measured] | None = None) -> list[ModelCells]:
+    """The cells of the run by implementation and by all that is neither n, d, heads nor batch.
+
+    Left out are cells without a time, or with a suspect one, and those whose key/value length is
+    not their sequence length, which is another problem. A group needs six points, two n and two d.
+    A workload that has no row of terms has no model.
+    """
+    laws = Laws(run)
+    found: dict[tuple[Any, ...], list[Measured]] = {}
+    for cell in measured(run) if cells is None else cells:
+        case = cell.record.cell.case
+        keys_follow = case.kv_len == case.seq_len or "kv_lens" not in TRAITS.get(case.workload).axes
+        if cell.times_us and case.workload in TERMS and keys_follow:
+            # Followers by their ratio to what they follow: the cells of one model share them.
+            width = case.width / (case.heads * case.head_dim) if case.width else 1.0
+            ratios = case.heads / case.kv_heads, case.value_dim / case.head_dim, width
+            found.setdefault((cell.kind, *ratios), []).append(cell)
+    return [_model_cells(alike, laws) for alike in found.values() if _varied(alike)]
+
+
+def _d(case: Case) -> int:
+    return int(getattr(case, TERMS[case.workload].d))
+
+
+def _varied(alike: list[Measured]) -> bool:
+    cases = [cell.record.cell.case for cell in alike]
+    points = {(case.seq_len, _d(case), case.heads, case.batch) for case in cases}
+    n, d = {point[0] for point in points}, {point[1] for point in points}
+    return len(points) >= FEWEST_POINTS and min(len(n), len(d)) >= FEWEST_SIZES
+
+
+def _model_cells(alike: list[Measured], laws: Laws) -> ModelCells:
+    def array(values: Iterable[float]) -> Floats:
+        return np.array(list(values), dtype=float)
+
+    cases = tuple([cell.record.cell.case for cell in alike])
+    impl, before = alike[0].record.cell.impl, cases[0].mask.before
+    replicates = Replicates([cell.times_us for cell in alike])
+    middle, low, high = replicates.intervals()
+    n = array(case.seq_len for case in cases)
+    sizes = {
+        "n": n,
+        "d": array(_d(case) for case in cases),
+        "w": n if before is None else np.minimum(n, before + 1.0),
+        "heads": array(case.heads for case in cases),
+        "batch": array(case.batch for case in cases),
+    }
+    return ModelCells(
+        impl=impl,
+        cases=cases,
+        sizes=sizes,
+        replicates_us=replicates,
+        times_us=middle,
+        interval_us=np.stack([low, high]),
+        between=all(over_processes(cell.record) for cell in alike),
+        law=laws.time(impl, cases[0]),
+        terms=candidates(cases[0].workload, window=before is not None),
+    )

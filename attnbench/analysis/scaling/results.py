@@ -11,6 +11,19 @@ from attnbench.theory.law import Law
 
 Axis = Literal["n", "d", "heads", "heads at fixed width", "batch"]
 Quantity = Literal["flops", "workspace"]
+NOUNS: dict[Axis, str] = {
+    "n": "n", "d": "d", "heads": "H", "heads at fixed width": "H", "batch": "B",
+}  # fmt: skip
+
+
+def power_text(noun: str, power: float) -> str:
+    """As people write a power: `n^2`, `n`, `1`."""
+    return "1" if power == 0 else noun if power == 1 else f"{noun}^{power:g}"
+
+
+def plain_size(size: float) -> str:
+    """A size with all its digits: 4096, not 4.1e+03."""
+    return f"{size:.0f}" if size == round(size) else f"{size:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +35,23 @@ class Estimate:
     high: float | None = None
 
 
+def as_figures(name: str, found: Estimate | None) -> dict[str, Figure]:
+    """An estimate as three figures: `name`, `name_low`, `name_high`; {} for None."""
+    if found is None:
+        return {}
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """The cells of one implementation that differ along one axis alone, smallest first.
 
     `times_us` holds the replicates of each size: windows of one process, or the medians of
-    several. `floor_us` are the replicates of the smallest problem there is a time for (n = 1), None
-    where there is none. `law` is the declared law as it turns out in this workload, None where
-    none is declared. `excess` is by which factor each time may be too long where it has a doubt;
-    without it, by any. `same` says in words what the cells share.
+    several. `overhead_us` are the replicates of the smallest problem there is a time for (n = 1),
+    None where there is none; `least_overhead_us` is what starting its kernels takes. `law` is the
+    declared law as it turns out in this workload, None where none is declared. `excess` is by which
+    factor each time may be too long where it has a doubt; without it, by any. `same` says in words
+    what the cells share.
     """
 
     impl: str
@@ -39,46 +60,44 @@ class Series:
     same: str
     sizes: tuple[float, ...]
     times_us: tuple[tuple[float, ...], ...]
-    floor_us: tuple[float, ...] | None = None
+    overhead_us: tuple[float, ...] | None = None
     law: Law | None = None
     kernels: tuple[str | None, ...] = ()
     working_set_bytes: tuple[float | None, ...] = ()
     cache_bytes: float | None = None
     doubts: tuple[str | None, ...] = ()
     excess: tuple[float, ...] = ()
-    least_floor_us: float | None = None
+    least_overhead_us: float | None = None
     enqueue_us: tuple[float | None, ...] = ()
 
     @property
     def subject(self) -> str:
-        """Whom a finding is about."""
+        """What a finding is about."""
         return f"{self.impl}, {self.same}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentFit:
-    """time − floor = e^intercept · size^exponent over the sizes that count.
+    """time − overhead = e^intercept · size^exponent over the sizes that count.
 
     `left_out` gives, size by size, why it does not count, or None. `time_us` has the median of
     each size with its interval. `declared` is the power that the law gives the axis, `bound`
-    whether it is an upper bound. `octaves` is the range of the sizes that count. `jump` is the last
-    size before a sudden change of the constant, and its factor: the exponent is that of both sides,
-    the intercept that of the sizes beyond. `remarks` are facts that no verdict hangs on (a cache
-    boundary).
+    whether it is an upper bound. `octaves` is the range of the sizes that count. `changepoint` is
+    the last size before a sudden change of the constant, and its factor: the exponent is that of
+    both sides, the intercept that of the sizes beyond.
     """
 
     series: Series
     time_us: tuple[Estimate, ...]
     left_out: tuple[str | None, ...]
-    floor_us: float
+    overhead_us: float
     exponent: Estimate | None
     top: Estimate | None
     intercept: float | None
     declared: float | None
     bound: bool
     octaves: float = 0.0
-    jump: tuple[float, float] | None = None
-    remarks: tuple[str, ...] = ()
+    changepoint: tuple[float, float] | None = None
     finding: Finding | None = None
 
 

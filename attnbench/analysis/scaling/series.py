@@ -1,4 +1,4 @@
-"""From a run to series: cells that differ along one axis alone, with law and floor."""
+"""From a run to series: cells that differ along one axis alone, with law and overhead."""
 
 from __future__ import annotations
 
@@ -10,44 +10,61 @@ import numpy as np
 import pandas as pd
 
 from attnbench.analysis import notes, times
-from attnbench.analysis.scaling.labels import same_text
-from attnbench.analysis.scaling.laws import Laws
-from attnbench.analysis.scaling.measured import Measured, describes, measured
+from attnbench.analysis.scaling.cells import Laws, Measured, describes, measured, same_text
 from attnbench.analysis.scaling.results import Axis, Series
 from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.schema.case import Case
 
-FLOOR_CONTEXT = 16  # a decode step after so few tokens is its floor
-LEAST_SIZES: dict[Axis, int] = {
-    "n": 2, "d": 3, "heads": 3, "heads at fixed width": 3, "batch": 3,
-}  # fmt: skip
-NEVER_RAN = ("unsupported", "skipped")
+OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
 MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer than the fits
 
-# What a series has in common beside its implementation, as columns of `_frame`.
-_FIXED: dict[Axis, tuple[str, ...]] = {
-    "n": ("batch", "heads", "kv_heads", "head_dim", "value_dim", "width"),
-    "d": ("batch", "heads", "kv_heads", "seq_len", "kv_len"),
-    "heads": ("batch", "group", "head_dim", "value_dim", "seq_len", "kv_len"),
-    "heads at fixed width": ("batch", "group", "inner", "width", "seq_len", "kv_len"),
-    "batch": ("heads", "kv_heads", "head_dim", "value_dim", "width", "seq_len", "kv_len"),
-}
-_SIZES: dict[Axis, str] = {
-    "n": "seq_len", "d": "dim", "heads": "heads", "heads at fixed width": "heads", "batch": "batch",
-}  # fmt: skip
-# Which cells an axis can take: what follows it must do so.
-_NEEDS: dict[Axis, tuple[str, ...]] = {
-    "n": ("keys_follow",),
-    "d": ("value_follows", "width_follows"),
-    "heads": ("width_follows",),
-    "heads at fixed width": ("value_follows",),
-    "batch": (),
+
+@dataclass(frozen=True, kw_only=True)
+class _AxisRule:
+    """How series along an axis are made of columns of `_frame`.
+
+    `size` is the column that varies, `fixed` what the cells share beside their kind. A cell is
+    taken where all `follow`: what follows the axis must do so. `least` sizes make a series.
+    """
+
+    size: str
+    fixed: tuple[str, ...]
+    follow: tuple[str, ...] = ()
+    least: int = 3
+
+
+_RULES: dict[Axis, _AxisRule] = {
+    "n": _AxisRule(
+        size="seq_len",
+        fixed=("batch", "heads", "kv_heads", "head_dim", "value_dim", "width"),
+        follow=("keys_follow",),
+        least=2,
+    ),
+    "d": _AxisRule(
+        size="dim",
+        fixed=("batch", "heads", "kv_heads", "seq_len", "kv_len"),
+        follow=("value_follows", "width_follows"),
+    ),
+    "heads": _AxisRule(
+        size="heads",
+        fixed=("batch", "group", "head_dim", "value_dim", "seq_len", "kv_len"),
+        follow=("width_follows",),
+    ),
+    "heads at fixed width": _AxisRule(
+        size="heads",
+        fixed=("batch", "group", "inner", "width", "seq_len", "kv_len"),
+        follow=("value_follows",),
+    ),
+    "batch": _AxisRule(
+        size="batch",
+        fixed=("heads", "kv_heads", "head_dim", "value_dim", "width", "seq_len", "kv_len"),
+    ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class SeriesCells:
     """A series with the cells it comes from, size by size."""
 
     series: Series
@@ -59,28 +76,33 @@ class Group:
         return self.cells[0].record.cell.case
 
 
-def groups(run: Run, laws: Laws, cells: list[Measured] | None = None) -> list[Group]:
+def all_series(run: Run, laws: Laws, cells: list[Measured] | None = None) -> list[SeriesCells]:
     """Every series of a run that could show how cost grows.
 
     Along n from two sizes on. Along the other axes from three, and once for all else alike: at the
-    n that has most sizes, the largest of those, since a small problem shows its floor. Cells that
-    failed or that are suspect have no replicates, and a doubt that says why. `cells` are those of
-    the run where they are known already.
+    n that has most sizes, the largest of those, since a small problem shows its overhead. Cells
+    that failed or that are suspect have no replicates, and a doubt that says why. `cells` are those
+    of the run where they are known already.
     """
-    environment = run.info.get("environment") or {}
-    ceilings = limits.ceilings_of(environment)
     cells = measured(run) if cells is None else cells
     if not cells:
         return []
+    environment = run.info.get("environment") or {}
+    ceilings = limits.ceilings_of(environment)
     frame = _frame(cells)
-    floors = _floors(cells, frame["is_floor"].tolist())
+    overheads = _smallest(
+        [c for c, small in zip(cells, frame["is_overhead"], strict=True) if small and c.times_us]
+    )
+    with_notes = len(cells) <= MOST_WITH_NOTES
     found = []
-    for axis in _FIXED:
-        for members in _members(frame, axis):
+    for axis, rule in _RULES.items():
+        for members in _members(frame, axis, rule):
             chosen = [cells[i] for i in members]
-            floor = floors.of(chosen[0])
-            known = ceilings if describes(environment, chosen[0].record) else limits.Ceilings()
-            found.append(_group(axis, chosen, floor, laws, known, len(cells)))
+            here = describes(environment, chosen[0].record)
+            known = ceilings if here else limits.Ceilings()
+            overhead_us = _overhead_us(overheads, chosen[0])
+            series = _series(axis, chosen, overhead_us, laws, known, with_notes=with_notes)
+            found.append(SeriesCells(series=series, cells=tuple(chosen)))
     return found
 
 
@@ -101,109 +123,91 @@ def _frame(cells: list[Measured]) -> pd.DataFrame:
     frame["keys_follow"] = frame["kv_len"] == frame["seq_len"]
     frame["value_follows"] = frame["value_dim"] == frame["head_dim"]
     frame["width_follows"] = (frame["width"] == 0) | (frame["width"] == frame["inner"])
-    most = np.where(frame["decode"] > 0, FLOOR_CONTEXT, 1)
-    frame["is_floor"] = frame[["seq_len", "kv_len"]].max(axis=1) <= most
+    most = np.where(frame["decode"] > 0, OVERHEAD_CONTEXT, 1)
+    frame["is_overhead"] = frame[["seq_len", "kv_len"]].max(axis=1) <= most
     return frame
 
 
-def _members(frame: pd.DataFrame, axis: Axis) -> Iterator[list[int]]:
+def _members(frame: pd.DataFrame, axis: Axis, rule: _AxisRule) -> Iterator[list[int]]:
     """Row numbers of each series along `axis`, in ascending order of size."""
-    fit = ~frame["is_floor"]
-    for name in _NEEDS[axis]:
-        fit &= frame[name]
-    rows = frame[fit]
-    by, size = ["kind", *_FIXED[axis]], _SIZES[axis]
+    rows = frame[~frame["is_overhead"] & frame[list(rule.follow)].all(axis=1)]
+    by = ["kind", *rule.fixed]
     grouped = rows.groupby(by, sort=False)
-    distinct = grouped[size].transform("nunique")
-    kept = rows.assign(series=grouped.ngroup(), distinct=distinct)[distinct >= LEAST_SIZES[axis]]
-    if axis != "n":
-        kept = _largest(kept, [name for name in by if name not in ("seq_len", "kv_len")])
-    kept = kept.sort_values(["series", size], kind="stable")
+    distinct = grouped[rule.size].transform("nunique")
+    kept = rows.assign(series=grouped.ngroup(), distinct=distinct)[distinct >= rule.least]
+    if axis != "n":  # of series that differ in n alone, that with most sizes, then the largest n
+        ordered = kept.sort_values(["distinct", "seq_len", "kv_len"], kind="stable")
+        but_n = [name for name in by if name not in ("seq_len", "kv_len")]
+        kept = kept[kept["series"].isin(ordered.groupby(but_n, sort=False)["series"].last())]
+    kept = kept.sort_values(["series", rule.size], kind="stable")
     where, series = kept.index.to_numpy(), kept["series"].to_numpy()
     for part in np.split(where, np.flatnonzero(np.diff(series)) + 1):
         if len(part):
             yield part.tolist()
 
 
-def _largest(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Of series that differ in n alone, the one with most sizes, and of those the largest n."""
-    order = ["distinct", "seq_len", "kv_len"]
-    best = rows.sort_values(order, kind="stable").groupby(by, sort=False)["series"].last()
-    return rows[rows["series"].isin(best)]
+_Smallest = dict[tuple[Any, ...], Measured]
 
 
-class _Floors:
+def _overhead_keys(cell: Measured) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What cells have in common with their overhead: all sizes but n; else all but the dims."""
+    case = cell.record.cell.case
+    near = cell.kind, case.batch, case.heads, case.kv_heads
+    return (*near, case.head_dim, case.value_dim, case.width), near
+
+
+def _smallest(cells: list[Measured]) -> _Smallest:
     """The cells with next to nothing to do: n = 1, or a decode step after a few tokens."""
 
-    def __init__(self) -> None:
-        self._exact: dict[tuple[Any, ...], tuple[int, Measured]] = {}
-        self._near: dict[tuple[Any, ...], tuple[int, Measured]] = {}
+    def order(cell: Measured) -> tuple[int, int]:
+        return cell.record.cell.case.seq_len, cell.record.cell.case.head_dim
 
-    def add(self, cell: Measured) -> None:
-        """Keep the cell if it is smaller than what is known."""
-        case = cell.record.cell.case
-        order = case.seq_len * 10**9 + case.head_dim
-        for table, key in ((self._exact, _exact(cell)), (self._near, _near(cell))):
-            if key not in table or order < table[key][0]:
-                table[key] = order, cell
-
-    def of(self, cell: Measured) -> tuple[float, ...] | None:
-        """Replicates of the floor of the series that begins with the cell.
-
-        Of the same sizes but n; else of another head dim at the same heads and batch, which start
-        as many kernels. A wider layer is no such floor: for one token it reads more weights.
-        """
-        found = self._exact.get(_exact(cell)) or self._near.get(_near(cell))
-        if found is None or _width(found[1]) > _width(cell):
-            return None
-        return found[1].times_us
+    found: _Smallest = {}
+    for cell in cells:
+        for key in _overhead_keys(cell):
+            if key not in found or order(cell) < order(found[key]):
+                found[key] = cell
+    return found
 
 
-def _exact(cell: Measured) -> tuple[Any, ...]:
-    case = cell.record.cell.case
-    sizes = (case.batch, case.heads, case.kv_heads, case.head_dim, case.value_dim, case.width)
-    return cell.kind, *sizes
+def _overhead_us(overheads: _Smallest, cell: Measured) -> tuple[float, ...] | None:
+    """Replicates of the overhead of the series that begins with the cell.
+
+    Of the same sizes but n; else of another head dim at the same heads and batch, which start
+    as many kernels. Not of a wider layer: for one token it reads more weights.
+    """
+    exact, near = _overhead_keys(cell)
+    found = overheads.get(exact) or overheads.get(near)
+    if found is None:
+        return None
+    width, own = (c.record.cell.case.width or 0 for c in (found, cell))
+    return None if width > own else found.times_us
 
 
-def _near(cell: Measured) -> tuple[Any, ...]:
-    case = cell.record.cell.case
-    return cell.kind, case.batch, case.heads, case.kv_heads
-
-
-def _width(cell: Measured) -> int:
-    return cell.record.cell.case.width or 0
-
-
-def _floors(cells: list[Measured], is_floor: list[bool]) -> _Floors:
-    floors = _Floors()
-    for cell, small in zip(cells, is_floor, strict=True):
-        if small and cell.times_us:
-            floors.add(cell)
-    return floors
-
-
-def _group(
+def _series(
     axis: Axis,
     cells: list[Measured],
-    floor: tuple[float, ...] | None,
+    overhead_us: tuple[float, ...] | None,
     laws: Laws,
     ceilings: limits.Ceilings,
-    of_cells: int,
-) -> Group:
+    *,
+    with_notes: bool,
+) -> Series:
     first = cells[0].record.cell
     metrics = [cell.record.metrics for cell in cells]
-    doubts = [_doubt(cell, of_cells) for cell in cells]
-    series = Series(
+    doubts = [_doubt(cell) if with_notes else cell.doubt for cell in cells]
+    kernels, launch_us = metrics[0].get("kernel_count"), ceilings.launch_us
+    return Series(
         impl=first.impl,
         workload=first.case.workload,
         axis=axis,
         same=same_text(first.case, axis),
         sizes=tuple([_size(cell.record.cell.case, axis) for cell in cells]),
         times_us=tuple([cell.times_us for cell in cells]),
-        floor_us=floor,
+        overhead_us=overhead_us,
         law=laws.time(first.impl, first.case),
         kernels=tuple([known.get("kernel") for known in metrics]),
-        working_set_bytes=tuple([_working_set(known) for known in metrics]),
+        working_set_bytes=tuple([_working_set_bytes(known) for known in metrics]),
         cache_bytes=ceilings.cache_bytes,
         doubts=tuple(doubts),
         excess=tuple(
@@ -212,34 +216,26 @@ def _group(
                 for cell, doubt in zip(cells, doubts, strict=True)
             ]
         ),
-        least_floor_us=_least_floor(cells[0], ceilings.launch_us),
+        # Time to start the kernels of the smallest size one after another, per call or token.
+        least_overhead_us=kernels * launch_us / (first.case.new_tokens or 1)
+        if kernels and launch_us
+        else None,
         enqueue_us=tuple([known.get("enqueue_us") for known in metrics]),
     )
-    return Group(series=series, cells=tuple(cells))
 
 
 def _size(case: Case, axis: Axis) -> float:
-    if axis == "d":
-        return float(case.width or case.head_dim)
-    return float(getattr(case, _SIZES[axis]))
+    return float(case.width or case.head_dim if axis == "d" else getattr(case, _RULES[axis].size))
 
 
-def _working_set(metrics: dict[str, Any]) -> float | None:
+def _working_set_bytes(metrics: dict[str, Any]) -> float | None:
     peak = metrics.get("memory_peak_bytes")
     return metrics.get("bytes_min") if peak is None else peak
 
 
-def _least_floor(smallest: Measured, launch_us: float | None) -> float | None:
-    """Time to start the kernels of the smallest size one after another, per call or token."""
-    kernels = smallest.record.metrics.get("kernel_count")
-    if not kernels or not launch_us:
-        return None
-    return float(kernels) * launch_us / (smallest.record.cell.case.new_tokens or 1)
-
-
-def _doubt(cell: Measured, of_cells: int) -> str | None:
+def _doubt(cell: Measured) -> str | None:
     """Why there is no time; of a cell that has one, what its serious notes say."""
-    if cell.doubt or of_cells > MOST_WITH_NOTES:
+    if cell.doubt:
         return cell.doubt
     unsteady = notes.unsteady(cell.record)
     return f"unsteady ({unsteady})" if unsteady else None

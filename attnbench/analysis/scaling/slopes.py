@@ -1,4 +1,4 @@
-"""Slopes of many series at once: regression in log-log, one jump at most, and their intervals.
+"""Slopes of many series at once: regression in log-log, at most one changepoint, intervals.
 
 Arrays are S series × K sizes (× D draws). Weights are 1 where a size counts, else 0.
 """
@@ -7,32 +7,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from attnbench.analysis.scaling.scatter import Floats, local_residual, parabola, ratio
+from attnbench.analysis.scaling.cells import Floats
 
 # The scatter of single sizes around the line is known from a few residuals alone. What is known
 # beforehand helps: one cell measured in fresh processes spreads by 1.4 to 2.6 % on a shared machine
 # with one thread, which replicates within one process do not show. It counts as four residuals.
 USUAL_SCATTER, USUAL_FREEDOM = 0.02, 4
-# A jump is one change of the constant, by a tenth at least, that departs from what the scatter of
+# At a changepoint the constant changes, by a tenth at least, and departs from what the scatter of
 # the rest allows by so many standard errors; fewer where the kernel's name changes there. One that
 # is only this likely is not taken out, but a refutation must stand if it were.
-JUMP_FACTOR, JUMP_SURE, JUMP_SURE_SWITCHED, JUMP_LIKELY = math.log(1.1), 4.0, 2.5, 2.0
+CHANGE_FACTOR, CHANGE_SURE, CHANGE_SURE_SWITCHED, CHANGE_LIKELY = math.log(1.1), 4.0, 2.5, 2.0
 _OCTAVE = math.log(2) * (1 + 1e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """Logarithms of sizes and of times less floor, the weights, and the bootstrap's draws of y.
+class LogData:
+    """Logarithms of sizes and of times less overhead, the weights, and the bootstrap's draws of y.
 
-    `y_other` are the times less the most that an unmeasured floor may be, `y` where it is measured.
-    `amplified` is by how much subtracting the floor magnifies relative errors. `switched` says
-    where the kernel's name changes before the next size. `excess` is the logarithm of the factor
-    by which a time may be too long.
+    `y_other` are the times less the most that an unmeasured overhead may be, `y` where it is
+    measured. `amplified` is by how much subtracting the overhead magnifies relative errors.
+    `switched` says where the kernel's name changes before the next size. `excess` is the logarithm
+    of the factor by which a time may be too long.
     """
 
     x: Floats
@@ -56,32 +57,33 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """What the regression says of each series.
+    """The result of the regression for each series.
 
-    `jump_after` is the index of the last size before the jump, −1 where there is none;
-    `jump_log` the logarithm of its factor. `intercept` is that of the sizes beyond the jump.
-    `octaves` is the range of the sizes that count, less the jump's. `least` and `most` are the ends
-    of the exponent's interval whichever likely jump were taken out. `bend` is 1 where the slope
-    surely rises with size, −1 where it falls, else 0. `lower` and `higher` are by how much the
-    exponent may be off at most for what disturbed the times of large sizes, and of small ones.
+    `change_after` is the index of the last size before the changepoint, −1 where there is none;
+    `change_log` the logarithm of its factor, `change_in_top` whether it lies in the top octave.
+    `intercept` is that of the sizes beyond it. `octaves` is the range of the sizes that count, less
+    the changepoint's. `least` and `most` are the ends of the exponent's interval whichever likely
+    changepoint were taken out. `curvature` is 1 where the slope surely rises with size, −1 where it
+    falls, else 0. `lower` and `higher` are by how much the exponent may be off at most for what
+    disturbed the times of large sizes, and of small ones.
     """
 
     whole: Line
     top: Line
     intercept: Floats
     octaves: Floats
-    jump_after: NDArray[np.int64]
-    jump_log: Floats
-    jump_last: NDArray[np.bool_]
+    change_after: NDArray[np.int64]
+    change_log: Floats
+    change_in_top: NDArray[np.bool_]
     least: Floats
     most: Floats
-    bend: Floats
+    curvature: Floats
     lower: Floats
     higher: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Jump:
+class _Changepoint:
     after: NDArray[np.int64]
     log: Floats
     least: Floats
@@ -96,16 +98,16 @@ class _Split:
     coefficients: Floats  # S × K: the slope is their product with y
     spread: Floats  # Σ (x − mean of its group)²
     residual: Floats  # Σ of squares
-    jump: Floats
-    jump_leverage: Floats  # variance of the jump in units of the scatter's
+    change: Floats
+    change_leverage: Floats  # variance of the change in units of the scatter's
     intercept: Floats  # of the upper group
 
 
-def fit(data: Data) -> Lines:
+def fit(data: LogData) -> Lines:
     """Fit every series.
 
     The interval of a slope is the wider of two, side by side: the bootstrap's, from the replicates
-    of each size (and of the floor), and the regression's own, by Student's t from the scatter of
+    of each size (and of the overhead), and the regression's own, by Student's t from the scatter of
     the sizes around the line. Within one process the replicates say nothing about what differs
     from one process to the next, and that is most of it; the scatter holds it, and whatever the
     line does not describe. Its variance is moderated by the usual one, as in Smyth, "Linear models
@@ -113,25 +115,25 @@ def fit(data: Data) -> Lines:
     top octave is a fact about its own sizes, whatever line the others follow: there the scatter is
     that of each size about the chord of its neighbours.
     """
-    jump = _jumps(data)
-    chosen = _split(data, jump.after)
-    freedom = data.weight.sum(1) - 2 - (jump.after >= 0)
+    change = _changepoints(data)
+    chosen = _split(data, change.after)
+    freedom = data.weight.sum(1) - 2 - (change.after >= 0)
     whole = _line(data, chosen.coefficients, _half(data, chosen.residual, freedom, chosen.spread))
-    coefficients, spread, jump_last = _top(data, jump.after)
-    level = _without(data, jump)
+    coefficients, spread, change_in_top = _top(data, change.after)
+    level = _without(data, change)
     local, pieces = local_residual(data.x, level, data.weight)
     top = _line(data, coefficients, _half(data, local, pieces, spread))
     return Lines(
         whole=whole,
         top=top,
         intercept=chosen.intercept,
-        octaves=_octaves(data, jump.after),
-        jump_after=jump.after,
-        jump_log=jump.log,
-        jump_last=jump_last,
-        least=np.fmin(whole.low, jump.least),
-        most=np.fmax(whole.high, jump.most),
-        bend=_bend(data, level, freedom),
+        octaves=_octaves(data, change.after),
+        change_after=change.after,
+        change_log=change.log,
+        change_in_top=change_in_top,
+        least=np.fmin(whole.low, change.least),
+        most=np.fmax(whole.high, change.most),
+        curvature=_curvature_sign(data, level, freedom),
         lower=_most(chosen.coefficients, data.excess),
         higher=_most(-chosen.coefficients, data.excess),
     )
@@ -145,21 +147,21 @@ def _most(coefficients: Floats, excess: Floats) -> Floats:
     return most
 
 
-def _half(data: Data, residual: Floats, freedom: Floats, spread: Floats) -> Floats:
+def _half(data: LogData, residual: Floats, freedom: Floats, spread: Floats) -> Floats:
     """Half the width of a slope's 95 % interval."""
     variance, moderated = _variance(data, residual, freedom)
     quantile: Floats = special.stdtrit(moderated, 0.975)
     return quantile * np.sqrt(ratio(variance, spread))
 
 
-def _without(data: Data, jump: _Jump) -> Floats:
-    """The values with the jump taken out."""
-    beyond = (np.arange(data.x.shape[1]) > jump.after[:, None]) & (jump.after[:, None] >= 0)
-    level: Floats = data.y - np.where(beyond, jump.log[:, None], 0.0)
+def _without(data: LogData, change: _Changepoint) -> Floats:
+    """The values with the changepoint taken out."""
+    beyond = (np.arange(data.x.shape[1]) > change.after[:, None]) & (change.after[:, None] >= 0)
+    level: Floats = data.y - np.where(beyond, change.log[:, None], 0.0)
     return level
 
 
-def _bend(data: Data, level: Floats, freedom: Floats) -> Floats:
+def _curvature_sign(data: LogData, level: Floats, freedom: Floats) -> Floats:
     """The sign of the curvature where Student's t is sure of it at 95 %, else 0."""
     curvature, spread, residual = parabola(data.x, level, data.weight)
     variance, moderated = _variance(data, residual, freedom - 1)
@@ -169,7 +171,7 @@ def _bend(data: Data, level: Floats, freedom: Floats) -> Floats:
     return np.where(sure & (freedom >= 1), np.sign(np.nan_to_num(curvature)), 0.0)
 
 
-def _variance(data: Data, residual: Floats, freedom: Floats) -> tuple[Floats, Floats]:
+def _variance(data: LogData, residual: Floats, freedom: Floats) -> tuple[Floats, Floats]:
     """The scatter's variance, moderated, and its degrees of freedom."""
     count = np.maximum(data.weight.sum(1), 1)
     amplified = (data.weight * data.amplified**2).sum(1) / count
@@ -178,7 +180,7 @@ def _variance(data: Data, residual: Floats, freedom: Floats) -> tuple[Floats, Fl
     return (usual + np.where(own > 0, residual, 0.0)) / (USUAL_FREEDOM + own), USUAL_FREEDOM + own
 
 
-def _split(data: Data, after: NDArray[np.int64]) -> _Split:
+def _split(data: LogData, after: NDArray[np.int64]) -> _Split:
     """Least squares with one slope; the sizes beyond index `after` have their own constant."""
     upper = np.arange(data.x.shape[1]) > after[:, None]
     groups = [data.weight * upper, data.weight * ~upper]
@@ -198,19 +200,20 @@ def _split(data: Data, after: NDArray[np.int64]) -> _Split:
         coefficients=coefficients,
         spread=spread,
         residual=((centred - slope[:, None] * around) ** 2).sum(1),
-        jump=y_mean[0] - y_mean[1] - slope * x_step,
-        jump_leverage=ratio(1.0, counts[0]) + ratio(1.0, counts[1]) + ratio(x_step**2, spread),
+        change=y_mean[0] - y_mean[1] - slope * x_step,
+        change_leverage=ratio(1.0, counts[0]) + ratio(1.0, counts[1]) + ratio(x_step**2, spread),
         intercept=y_mean[0] - slope * x_mean[0],
     )
 
 
-def _jumps(data: Data) -> _Jump:
-    """Where each series jumps (−1: nowhere), and by how much (as a logarithm).
+def _changepoints(data: LogData) -> _Changepoint:
+    """Where the constant of each series changes (−1: nowhere), and by how much (as a logarithm).
 
     At each interval in turn the line gets another constant beyond it; the interval where that
-    constant is surest is the jump, if it is sure at all, and describes the series better than a
-    bend does. Four sizes at least. A smallest size above the line of the others is what floors and
-    terms of lower order do, and no jump unless the kernel changes there.
+    constant is surest is the changepoint, if it is sure at all, and describes the series better
+    than curvature does. Four sizes at least. A smallest size above the line of the others is the
+    effect of an overhead or of terms of lower order, and no changepoint unless the kernel changes
+    there.
     """
     series, sizes = data.x.shape
     best, log = np.zeros(series), np.zeros(series)
@@ -219,29 +222,29 @@ def _jumps(data: Data) -> _Jump:
     freedom = data.weight.sum(1) - 3
     last = sizes - 1 - np.argmax(data.weight[:, ::-1] > 0, axis=1)
     first = np.argmax(data.weight > 0, axis=1)
-    _, _, bent = parabola(data.x, data.y, data.weight)
+    _, _, curved = parabola(data.x, data.y, data.weight)
     for index in range(sizes - 1):
         split = _split(data, np.full(series, index))
         variance, _ = _variance(data, split.residual, freedom)
-        sure = np.nan_to_num(np.abs(ratio(split.jump, np.sqrt(variance * split.jump_leverage))))
+        sure = np.nan_to_num(np.abs(ratio(split.change, np.sqrt(variance * split.change_leverage))))
         possible = (data.weight[:, index] > 0) & (index < last) & (freedom >= 0)
-        possible &= np.abs(split.jump) > JUMP_FACTOR
-        possible &= (split.jump > 0) | (index > first) | data.switched[:, index]
+        possible &= np.abs(split.change) > CHANGE_FACTOR
+        possible &= (split.change > 0) | (index > first) | data.switched[:, index]
         half = _half(data, split.residual, freedom, split.spread)
-        likely = possible & (sure > JUMP_LIKELY)
+        likely = possible & (sure > CHANGE_LIKELY)
         least = np.where(likely, np.fmin(least, split.slope - half), least)
         most = np.where(likely, np.fmax(most, split.slope + half), most)
-        needed = np.where(data.switched[:, index], JUMP_SURE_SWITCHED, JUMP_SURE)
+        needed = np.where(data.switched[:, index], CHANGE_SURE_SWITCHED, CHANGE_SURE)
         better = possible & (freedom >= 1) & (sure > needed) & (sure > best)
-        better &= split.residual < bent
+        better &= split.residual < curved
         best = np.where(better, sure, best)
         after = np.where(better, index, after)
-        log = np.where(better, split.jump, log)
-    return _Jump(after=after, log=log, least=least, most=most)
+        log = np.where(better, split.change, log)
+    return _Changepoint(after=after, log=log, least=least, most=most)
 
 
-def _top(data: Data, after: NDArray[np.int64]) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Coefficients and spread of the top octave's slope, and whether a jump lies within it.
+def _top(data: LogData, after: NDArray[np.int64]) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Coefficients and spread of the top octave's slope, and whether a changepoint lies within it.
 
     The sizes from half the largest on; the two largest where sizes are further apart.
     """
@@ -258,7 +261,7 @@ def _top(data: Data, after: NDArray[np.int64]) -> tuple[Floats, Floats, NDArray[
     return ratio(around, spread[:, None]), spread, (below * member).sum(1) > 0
 
 
-def _line(data: Data, coefficients: Floats, half: Floats) -> Line:
+def _line(data: LogData, coefficients: Floats, half: Floats) -> Line:
     slope = (coefficients * data.y).sum(1)
     other = (coefficients * data.y_other).sum(1)
     drawn = np.sort(np.einsum("sk,skd->sd", coefficients, data.y_drawn), axis=1)
@@ -271,7 +274,7 @@ def _line(data: Data, coefficients: Floats, half: Floats) -> Line:
     )
 
 
-def _octaves(data: Data, after: NDArray[np.int64]) -> Floats:
+def _octaves(data: LogData, after: NDArray[np.int64]) -> Floats:
     upper = np.arange(data.x.shape[1]) > after[:, None]
     total = np.zeros(len(data.x))
     for group in (data.weight * upper, data.weight * ~upper):
@@ -280,3 +283,46 @@ def _octaves(data: Data, after: NDArray[np.int64]) -> Floats:
         span = longest - np.where(inside, data.x, np.inf).min(1)
         total += np.where(inside.any(1), span, 0.0)
     return total / math.log(2)
+
+
+def ratio(above: Any, below: Any) -> Floats:
+    """Quotient; NaN where the divisor is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient = np.divide(above, below)
+    found: Floats = np.where(np.isfinite(quotient), quotient, np.nan)
+    return found
+
+
+def local_residual(x: Floats, level: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Sum of squares of each size about the chord of its neighbours, scaled to the scatter; count.
+
+    The pseudo-residuals of Gasser, Sroka and Jennen-Steinmetz, "Residual variance and residual
+    pattern in nonlinear regression" (1986).
+    """
+    order = np.argsort(-weight, axis=1, kind="stable")  # what counts first, still ascending
+    x, y, w = (np.take_along_axis(a, order, axis=1) for a in (x, level, weight))
+    if x.shape[1] < 3:
+        return np.zeros(len(x)), np.zeros(len(x))
+    share = np.nan_to_num(ratio(x[:, 2:] - x[:, 1:-1], x[:, 2:] - x[:, :-2]))
+    off = share * y[:, :-2] + (1 - share) * y[:, 2:] - y[:, 1:-1]
+    squares = w[:, 2:] * off**2 / (share**2 + (1 - share) ** 2 + 1)
+    return squares.sum(1), w[:, 2:].sum(1)
+
+
+def parabola(x: Floats, level: Floats, weight: Floats) -> tuple[Floats, Floats, Floats]:
+    """Curvature, the spread it rests on, and the residual sum of squares of a parabola."""
+    count = weight.sum(1)[:, None]
+
+    def part(values: Floats, of: Floats) -> Floats:
+        return ratio((weight * values * of).sum(1)[:, None], (of**2).sum(1)[:, None]) * of
+
+    flat = weight
+    along = weight * x - np.nan_to_num(part(x, flat))
+    along = np.where(count > 0, along, 0.0)
+    squared = weight * along**2
+    square = squared - np.nan_to_num(part(squared, flat)) - np.nan_to_num(part(squared, along))
+    spread = (square**2).sum(1)
+    curvature = ratio((square * level).sum(1), spread)
+    fitted = np.nan_to_num(part(level, flat)) + np.nan_to_num(part(level, along))
+    rest = weight * level - fitted - np.nan_to_num(curvature)[:, None] * square
+    return curvature, spread, (rest**2).sum(1)

@@ -7,25 +7,43 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from attnbench.analysis.scaling.cells import Laws, measured
 from attnbench.analysis.scaling.exact import exact_fits
-from attnbench.analysis.scaling.exponent import DRAWS, fit_many
-from attnbench.analysis.scaling.laws import Laws
-from attnbench.analysis.scaling.measured import measured
+from attnbench.analysis.scaling.exponents import DRAWS, fit_many
 from attnbench.analysis.scaling.model import models
 from attnbench.analysis.scaling.results import Scaling
-from attnbench.analysis.scaling.series import NEVER_RAN, Group, groups
+from attnbench.analysis.scaling.series import SeriesCells, all_series
 from attnbench.execution.store import Run
 from attnbench.schema.finding import Finding
 from attnbench.schema.record import Record
 
 ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
+NEVER_RAN = ("unsupported", "skipped")
 LEAST_DRAWS, MOST_DRAWN_SIZES = 200, 2_000_000  # a huge run gets fewer draws for each size
 
 
 def scaling(run: Run) -> Scaling:
-    """Every fit and finding of a run; whatever is in it, a finding says what cannot be asked."""
+    """Every fit and finding of a run; where nothing can be fitted, a finding says why."""
     with _collector_paused():
-        return _scaling(run)
+        laws, cells = Laws(run), measured(run)
+        # What never ran takes none of these cases: that is no failure.
+        found = [
+            group
+            for group in all_series(run, laws, cells)
+            if any(cell.record.status not in NEVER_RAN for cell in group.cells)
+        ]
+        known = {group.series.impl for group in found if any(group.series.times_us)}
+        timed = [group.series for group in found if group.series.impl in known]
+        sizes = sum(len(series.sizes) for series in timed)
+        draws = max(LEAST_DRAWS, min(DRAWS, MOST_DRAWN_SIZES // max(1, sizes)))
+        exact = tuple(exact_fits(found, laws))
+        unreadable = [_problem(impl, text, "its law") for impl, text in laws.problems.items()]
+        return Scaling(
+            exponents=tuple(fit_many(timed, draws=draws)),
+            exact=exact,
+            models=models(run, cells),
+            problems=(*unreadable, *_unanswered(run, found)),
+        )
 
 
 @contextmanager
@@ -40,49 +58,23 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _scaling(run: Run) -> Scaling:
-    laws, cells = Laws(run), measured(run)
-    found = [group for group in groups(run, laws, cells) if _was_asked(group)]
-    known = {group.series.impl for group in found if any(group.series.times_us)}
-    timed = [group.series for group in found if group.series.impl in known]
-    sizes = sum(len(series.sizes) for series in timed)
-    draws = max(LEAST_DRAWS, min(DRAWS, MOST_DRAWN_SIZES // max(1, sizes)))
-    return Scaling(
-        exponents=tuple(fit_many(timed, draws=draws)),
-        exact=tuple(exact_fits(found, laws)),
-        models=models(run, cells),
-        problems=(*_unreadable(laws), *_unanswered(run, found)),
-    )
-
-
-def _was_asked(group: Group) -> bool:
-    """False where the implementation takes none of these cases: that is no failure."""
-    return any(cell.record.status not in NEVER_RAN for cell in group.cells)
-
-
 def _problem(subject: str, reason: str, question: str = "how its cost grows") -> Finding:
     return Finding(
         subject=subject, question=question, law="–", verdict="inconclusive", reason=reason
     )
 
 
-def _unreadable(laws: Laws) -> list[Finding]:
-    return [_problem(impl, text, "its law") for impl, text in laws.problems.items()]
-
-
-def _unanswered(run: Run, found: list[Group]) -> list[Finding]:
+def _unanswered(run: Run, found: list[SeriesCells]) -> list[Finding]:
     """One line for each implementation without any series, and for a run of two devices."""
     if not run.records:
         return [_problem(run.run_id, f"no record in this run; {ASK}")]
-    answered = {
-        (group.series.impl, group.series.workload) for group in found if any(group.series.times_us)
-    }
-    of: dict[tuple[str, str], list[Record]] = {}
+    answered = {(g.series.impl, g.series.workload) for g in found if any(g.series.times_us)}
+    records_of: dict[tuple[str, str], list[Record]] = {}
     for record in run.records:
-        of.setdefault((record.cell.impl, record.cell.case.workload), []).append(record)
+        records_of.setdefault((record.cell.impl, record.cell.case.workload), []).append(record)
     problems = [
         _problem(f"{impl}, {workload}", _why(records))
-        for (impl, workload), records in of.items()
+        for (impl, workload), records in records_of.items()
         if (impl, workload) not in answered
     ]
     devices = sorted({record.cell.case.device for record in run.records})
@@ -97,12 +89,11 @@ def _why(records: list[Record]) -> str:
     ok = [record for record in records if record.status == "ok"]
     if not ok:
         counts = Counter(record.status for record in records)
-        said = ", ".join(f"{count} {status}" for status, count in counts.items())
-        return f"no cell was measured ({said}: {records[0].reason})"
+        listed = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return f"no cell was measured ({listed}: {records[0].reason})"
     sizes = sorted({record.cell.case.seq_len for record in ok})
     listed = ", ".join(map(str, sizes[:8]))
     if len(sizes) == 1:
         return f"one size of n only ({listed}); {ASK}"
-    return (
-        f"no two sizes of n with all else the same and a time, beside a floor (n = {listed}); {ASK}"
-    )
+    alone = "no two sizes of n with all else the same and a time, beside an overhead"
+    return f"{alone} (n = {listed}); {ASK}"

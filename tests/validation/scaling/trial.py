@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attnbench.analysis.scaling.exponent import fit_many
+from attnbench.analysis.scaling.exponents import fit_many
 from attnbench.analysis.scaling.results import ExponentFit, Series
 from attnbench.base.stats import median
 from attnbench.schema.finding import Verdict
@@ -72,7 +72,7 @@ def drawn(kernel: Kernel, over: Range, draws: int, seed: int) -> list[Series]:
         found.append(
             Series(
                 impl="kernel", workload="attention", axis="n", same="imagined",
-                sizes=tuple(map(float, over.sizes)), times_us=tuple(times), floor_us=floor,
+                sizes=tuple(map(float, over.sizes)), times_us=tuple(times), overhead_us=floor,
                 kernels=names,
             )
         )  # fmt: skip

@@ -1,0 +1,331 @@
+"""The exponent of a series: which sizes count, the fit of many series at once, the finding."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnbench.analysis.roofline import launch_bound
+from attnbench.analysis.scaling import slopes
+from attnbench.analysis.scaling.cells import Floats, Replicates
+from attnbench.analysis.scaling.decide import ExponentEvidence, decide
+from attnbench.analysis.scaling.results import (
+    NOUNS,
+    Estimate,
+    ExponentFit,
+    Series,
+    as_figures,
+    plain_size,
+)
+from attnbench.analysis.times import are_times
+from attnbench.base import units
+from attnbench.base.stats import median
+from attnbench.schema.finding import Finding
+from attnbench.theory.law import Law
+from attnbench.theory.traits import TRAITS
+
+DRAWS = 1000
+# Which sizes count. At 3 times a measured overhead what is left after subtracting it is known to
+# 1.6 times the relative error of a time, and an overhead that differs by 30 % from the one at n = 1
+# moves the slope over four octaves by 0.04. At 20 times the starts of the kernels, which are all
+# that is known without a measured overhead, the overhead itself (at n = 1 on CPU 5 to 8 times its
+# kernels' starts) still weighs on the smallest size: the interval takes in both.
+TIMES_OVERHEAD, TIMES_LEAST, OVERHEAD_PER_LEAST = 3.0, 20.0, 8.0
+_CELLS_AT_ONCE = 2_000_000  # sizes × draws held in memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Overhead:
+    """What is subtracted, what it may be at most, what a size must take to count, and why."""
+
+    us: float
+    most_us: float
+    from_us: float
+    reason: str
+
+
+def fit_series(series: Series, *, draws: int = DRAWS) -> ExponentFit:
+    """The exponent of one series, with its finding where a law is declared."""
+    return fit_many([series], draws=draws)[0]
+
+
+def fit_many(many: Sequence[Series], *, draws: int = DRAWS) -> list[ExponentFit]:
+    """The exponents of many series, in their order; the draws are the same for the same input."""
+    alike: dict[int, list[int]] = defaultdict(list)
+    for index, series in enumerate(many):
+        alike[len(series.sizes)].append(index)
+    found: dict[int, ExponentFit] = {}
+    for sizes, members in alike.items():
+        step = max(1, _CELLS_AT_ONCE // max(1, sizes * draws))
+        for first in range(0, len(members), step):
+            chunk = members[first : first + step]
+            found.update(zip(chunk, _fit_alike([many[i] for i in chunk], draws), strict=True))
+    return [found[index] for index in range(len(many))]
+
+
+def _fit_alike(many: list[Series], draws: int) -> list[ExponentFit]:
+    """Series of as many sizes each."""
+    if not many[0].sizes:
+        return [_without_sizes(series) for series in many]
+    replicates = Replicates([times for series in many for times in series.times_us])
+    shape = (len(many), len(many[0].sizes))
+    middle, low, high = (part.reshape(shape) for part in replicates.intervals())
+    overheads = [_overhead(series, row) for series, row in zip(many, middle, strict=True)]
+    left_out = [
+        tuple(_why_not(series, overhead, time_us, k) for k, time_us in enumerate(row.tolist()))
+        for series, overhead, row in zip(many, overheads, middle, strict=True)
+    ]
+    drawn = replicates.drawn_medians(draws, shape[1]).reshape(*shape, draws)
+    lines = slopes.fit(_log_data(many, overheads, left_out, middle, drawn))
+    rows = zip(middle.tolist(), low.tolist(), high.tolist(), strict=True)
+    times = [tuple(_estimate(*ends) for ends in zip(*row, strict=True)) for row in rows]
+    return [
+        _fitted(series, overheads[i], left_out[i], times[i], lines, i)
+        for i, series in enumerate(many)
+    ]
+
+
+def _log_data(
+    many: list[Series],
+    overheads: list[_Overhead],
+    left_out: Sequence[tuple[str | None, ...]],
+    middle: Floats,
+    drawn: Floats,
+) -> slopes.LogData:
+    counts = np.array([[why is None for why in row] for row in left_out])
+    draws = drawn.shape[-1]
+    overhead = np.array([o.us for o in overheads])[:, None]
+    most = np.array([o.most_us for o in overheads])[:, None]
+    replicates = Replicates([series.overhead_us or () for series in many])
+    overhead_drawn = replicates.drawn_medians(draws, 1, seed=1)
+    measured = np.isfinite(overhead_drawn) & (overhead > 0)
+    overhead_drawn = np.where(measured, overhead_drawn, overhead)
+    least = 1e-3 * middle[:, :, None]  # a draw of the overhead may reach a draw of the time
+    net_drawn = np.where(counts[:, :, None], drawn - overhead_drawn[:, None, :], 1.0)
+    net = np.where(counts, middle - overhead, 1.0)
+    sizes = np.array([series.sizes for series in many], dtype=np.float64)
+    return slopes.LogData(
+        x=np.log(np.where(counts, sizes, 1.0)),
+        y=np.log(net),
+        y_other=np.log(np.where(counts, middle - most, 1.0)),
+        y_drawn=np.log(np.maximum(net_drawn, np.where(counts[:, :, None], least, 1.0))),
+        weight=counts.astype(np.float64),
+        amplified=np.where(counts, middle / net, 0.0),
+        switched=np.array([_switched(series) for series in many], dtype=bool),
+        excess=_net_excess(many, middle, np.maximum(overhead, most), counts),
+    )
+
+
+def _overhead(series: Series, middle: Floats) -> _Overhead:
+    """The overhead of a series, and from which time on a size counts."""
+    if series.overhead_us and are_times(series.overhead_us):
+        us = median(series.overhead_us)
+        reason = f"{TIMES_OVERHEAD:g} × the measured overhead of {units.time(us)}"
+        return _Overhead(us=us, most_us=us, from_us=TIMES_OVERHEAD * us, reason=reason)
+    known = middle[np.isfinite(middle)]
+    smallest = float(known.min()) if known.size else math.inf
+    least = series.least_overhead_us
+    if least:
+        most = min(OVERHEAD_PER_LEAST * least, 0.9 * smallest)
+        reason = f"{TIMES_LEAST:g} × the {units.time(least)} that its kernels' starts take"
+        return _Overhead(us=0.0, most_us=most, from_us=TIMES_LEAST * least, reason=reason)
+    reason = f"{TIMES_OVERHEAD:g} × the smallest time, as no overhead is known (measure n = 1 too)"
+    return _Overhead(us=0.0, most_us=smallest, from_us=TIMES_OVERHEAD * smallest, reason=reason)
+
+
+def _why_not(series: Series, overhead: _Overhead, time_us: float, index: int) -> str | None:
+    """Why a size does not count, or None."""
+    if not math.isfinite(time_us):
+        doubt = series.doubts[index] if series.doubts else None
+        return doubt or ("not a valid time" if series.times_us[index] else "no time")
+    if not 0 < series.sizes[index] < math.inf:
+        return f"a size of {series.sizes[index]:g}"
+    if series.enqueue_us and launch_bound(series.enqueue_us[index], time_us):
+        return "launch-bound: the host takes as long to issue the call"
+    if time_us < overhead.from_us:
+        return f"{units.time(time_us)}, less than {overhead.reason}"
+    return None
+
+
+def _switched(series: Series) -> list[bool]:
+    """Before each size but the first, whether the kernel's name has changed."""
+    kernels = series.kernels or (None,) * len(series.sizes)
+    return [a != b and None not in (a, b) for a, b in pairwise(kernels)]
+
+
+def _net_excess(
+    many: list[Series], middle: Floats, overhead: Floats, counts: NDArray[np.bool_]
+) -> Floats:
+    """Logarithms of the factors by which times less their overhead may be too long.
+
+    A time without a doubt is right; one with a doubt and no bound may be too long by any factor.
+    Subtracting an overhead magnifies what disturbed a time that is near it, beyond any bound where
+    the undisturbed time may be the overhead.
+    """
+    excess = []
+    for series in many:
+        known = zip(series.excess or (math.inf,) * len(series.sizes), _doubts(series), strict=True)
+        excess.append([factor if doubt else 1.0 for factor, doubt in known])
+    shorter = middle / np.array(excess) - overhead
+    possible = counts & (shorter > 0)
+    factor = np.where(possible, (middle - overhead) / np.where(possible, shorter, 1.0), np.inf)
+    found: Floats = np.log(np.where(counts, factor, 1.0))
+    return found
+
+
+def _doubts(series: Series) -> tuple[str | None, ...]:
+    return series.doubts or (None,) * len(series.sizes)
+
+
+def _estimate(value: float, low: float, high: float) -> Estimate:
+    if low != low or high != high:
+        return Estimate(value=value)
+    return Estimate(value=value, low=low, high=high)
+
+
+def _without_sizes(series: Series) -> ExponentFit:
+    power, bound, _ = power_of(series, ())
+    return ExponentFit(
+        series=series, time_us=(), left_out=(), overhead_us=0.0, exponent=None, top=None,
+        intercept=None, declared=power, bound=bound,
+    )  # fmt: skip
+
+
+def _fitted(
+    series: Series,
+    overhead: _Overhead,
+    left_out: tuple[str | None, ...],
+    times: tuple[Estimate, ...],
+    lines: slopes.Lines,
+    i: int,
+) -> ExponentFit:
+    used = [size for size, why in zip(series.sizes, left_out, strict=True) if why is None]
+    whole = _line_estimate(lines.whole, i)
+    top = _line_estimate(lines.top, i) if whole else None
+    power, bound, logs = power_of(series, used)
+    at = int(lines.change_after[i])
+    change = None if at < 0 else (series.sizes[at], math.exp(lines.change_log[i]))
+    octaves = float(lines.octaves[i])
+    evidence = None if power is None else ExponentEvidence(
+        exponent=whole, top=top, octaves=octaves, sizes=len(set(used)), power=power,
+        bound=bound, logs=logs, noun=NOUNS[series.axis], cut_short=_cut_short(left_out),
+        changepoint=change and _changepoint_text(series, at, change[1]),
+        change_in_top=bool(lines.change_in_top[i]),
+        lowest=float(lines.least[i]), highest=float(lines.most[i]),
+        curvature=int(lines.curvature[i]), disturbed=_disturbed(series, left_out),
+        lower=float(lines.lower[i]), higher=float(lines.higher[i]),
+    )  # fmt: skip
+    return ExponentFit(
+        series=series, time_us=times, left_out=left_out, overhead_us=overhead.us, exponent=whole,
+        top=top, intercept=float(lines.intercept[i]) if whole else None, declared=power,
+        bound=bound, octaves=octaves, changepoint=change,
+        finding=None if evidence is None else _finding(series, evidence, overhead),
+    )  # fmt: skip
+
+
+def _line_estimate(line: slopes.Line, i: int) -> Estimate | None:
+    value, low, high = float(line.slope[i]), float(line.low[i]), float(line.high[i])
+    return None if value != value else _estimate(value, low, high)
+
+
+def _finding(series: Series, evidence: ExponentEvidence, overhead: _Overhead) -> Finding:
+    """The verdict; where the law does not hold, with the caches and kernels that are passed."""
+    verdict, reason = decide(evidence)
+    if verdict != "holds":
+        reason = "; ".join((reason, *_boundaries(series)))
+    # Of several terms an exponent can only judge the bound by the largest.
+    asked = series.axis == "n" and series.law and not (evidence.bound and not series.law.bound)
+    return Finding(
+        subject=series.subject,
+        question=f"time in {series.axis}",
+        law=str(series.law) if asked else evidence.law,
+        verdict=verdict,
+        reason=reason,
+        figures={
+            **(as_figures("exponent", evidence.exponent) or {"exponent": None}),
+            **(as_figures("top_slope", evidence.top) or {"top_slope": None}),
+            "octaves": evidence.octaves,
+            "floor_us": overhead.us,  # as stored since the first runs
+        },
+    )
+
+
+def _changepoint_text(series: Series, at: int, factor: float) -> str:
+    kernel = ", where the kernel changes" if _switched(series)[at] else ""
+    between = _between(series, series.sizes[at], series.sizes[at + 1])
+    return f"the time changes by {factor:.2g} × between {between}{kernel}"
+
+
+def _cut_short(left_out: tuple[str | None, ...]) -> str | None:
+    """How many sizes do not count, with the last one's reason."""
+    reasons = [why for why in left_out if why is not None]
+    if not reasons:
+        return None
+    return f"{len(reasons)} of {len(left_out)} left out, the last with {reasons[-1]}"
+
+
+def _disturbed(series: Series, left_out: tuple[str | None, ...]) -> str | None:
+    """Which of the sizes that count have serious notes on their times."""
+    known = zip(series.sizes, _doubts(series), left_out, strict=True)
+    bad = [plain_size(size) for size, doubt, why in known if doubt and why is None]
+    if not bad:
+        return None
+    return f"the times at {NOUNS[series.axis]} = {', '.join(bad)} were disturbed or unsteady"
+
+
+def _boundaries(series: Series) -> list[str]:
+    """Between which sizes the working set passes the last cache, and the kernels change."""
+    found, cache = [], series.cache_bytes
+    working_sets = zip(series.sizes, series.working_set_bytes, strict=False)
+    for (size, inside), (larger, outside) in pairwise(working_sets):
+        if cache and inside is not None and outside is not None and inside <= cache < outside:
+            passed = f"the working set passes the last cache ({units.size(cache)}) between"
+            found.append(f"{passed} {_between(series, size, larger)}")
+            break
+    for (size, larger), switched in zip(pairwise(series.sizes), _switched(series), strict=True):
+        if switched:
+            found.append(f"the kernels change between {_between(series, size, larger)}")
+    return found
+
+
+def _between(series: Series, size: float, larger: float) -> str:
+    return f"{NOUNS[series.axis]} = {plain_size(size)} and {plain_size(larger)}"
+
+
+def power_of(series: Series, used: Sequence[float]) -> tuple[float | None, bool, float | None]:
+    """The power that the declared law gives the axis, whether as a bound, and its logs' slope.
+
+    None, False, None without a law. A law of several terms along the axis bounds the exponent by
+    the largest power; the model judges the terms. Only along n is a law taken as exact: products of
+    other widths have other tiles, and more heads or batches may be served at once. Batch and
+    heads are factors of every term; where d is the width of a layer, more heads at a fixed head
+    dim widen it. At a fixed width more heads leave the products alone, and each has a softmax of
+    its own.
+    """
+    law, axis = series.law, series.axis
+    if law is None:
+        return None, False, None
+    several = len({term.degree("n") for term in law.terms}) > 1
+    bound = law.bound or axis != "n" or several
+    if axis in ("n", "d"):
+        logs = _log_slope(law, axis, used) if law.has_logs else None
+        return float(law.degree(axis)), bound, logs
+    wide = series.workload in TRAITS and "widths" in TRAITS.get(series.workload).axes
+    return (float(law.degree("d")) if axis == "heads" and wide else 1.0), bound, None
+
+
+def _log_slope(law: Law, variable: str, used: Sequence[float]) -> float | None:
+    """What the logarithms of the leading terms add to the slope: q / ln(the middle size)."""
+    along = law.along(variable)
+    leading = [term for term in along.terms if term.degree(variable) == along.degree(variable)]
+    power = max(float(dict(term.logs).get(variable, 0)) for term in leading)
+    large = [size for size in used if size > math.e]
+    if not power:
+        return None
+    return power / (sum(map(math.log, large)) / len(large)) if large else power
