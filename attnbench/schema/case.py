@@ -6,7 +6,9 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args, get_type_hints
+
+import msgspec
 
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
@@ -221,16 +223,32 @@ class Case:
         Raises:
             UsageError: unknown fields, or values that make no case.
         """
-        values = {("pass_" if name == "pass" else name): value for name, value in row.items()}
-        strange = sorted(set(values) - {f.name for f in fields(cls)})
-        if strange:
-            raise UsageError(f"a case has no field {', '.join(strange)}")
-        if "mask" in values:
-            values["mask"] = parse_mask(values["mask"])
-        if "position" in values:
-            values["position"] = parse_position(values["position"])
-        return cls(**values)
+        try:
+            return cls.from_row(msgspec.convert(row, CaseRow))
+        except msgspec.ValidationError as err:
+            raise UsageError(f"not a case: {err}") from err
 
+    @classmethod
+    def from_row(cls, row: Any) -> Self:
+        """The case of a `CaseRow`; raises UsageError as the constructor does."""
+        values = msgspec.structs.asdict(row)
+        texts = {"mask": parse_mask(row.mask), "position": parse_position(row.position)}
+        return cls(**(values | texts))
+
+
+_HINTS = get_type_hints(Case)
+# A case as plain JSON: mask and position are text, and what follows another field may be left out.
+CaseRow = msgspec.defstruct(
+    "CaseRow",
+    [
+        (item.name, str, item.default.text)
+        if isinstance(item.default, Mask | Position)
+        else (item.name, _HINTS[item.name], item.default)
+        for item in fields(Case)
+    ],
+    rename={"pass_": "pass"},
+    forbid_unknown_fields=True,
+)
 
 _FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
 

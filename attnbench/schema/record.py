@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from statistics import fmean
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args, get_type_hints
 
-from attnbench.base.jsontext import read_json
-from attnbench.base.sample import Sample
+import msgspec
+
+from attnbench.base.jsontext import decode
+from attnbench.base.sample import DiscardCode, Sample
 from attnbench.errors import StoreError
-from attnbench.schema.case import Case
+from attnbench.schema.case import Case, CaseRow
 
 # 2: samples may be discarded, and a cell may have a record for each of several processes.
 SCHEMA = 2
@@ -97,75 +99,101 @@ class Record:
         return json.dumps(row, separators=(",", ":"), allow_nan=False)
 
     @classmethod
-    def from_line(cls, line: str) -> Self:
-        """Inverse of `to_line`.
+    def from_line(cls, line: str | bytes) -> Self:
+        """Inverse of `to_line`; reads the schemas before, too.
 
         Raises:
             StoreError: the line is not a record of a schema this version reads.
         """
         try:
-            row = read_json(line)
-            if row["schema"] not in READABLE:
-                raise StoreError(f"records of schema {row['schema']}; this version reads {SCHEMA}")
-            names = [name for name in _SAMPLE_FIELDS if name in row["samples"]]
-            columns = [row["samples"][name] for name in names]
-            if "blocks_us" in names:
-                columns[names.index("blocks_us")] = [tuple(b) for b in row["samples"]["blocks_us"]]
-            samples = [
-                Sample(**dict(zip(names, values, strict=True)))
-                for values in zip(*columns, strict=True)
-            ]
-            _check_numbers(row["samples"], row["metrics"])
+            row = decode(line, _Line)
+            _check_metrics(row.metrics)
             return cls(
-                cell=Cell.from_json(row),
-                status=row["status"],
-                reason=row["reason"],
-                samples=tuple(samples),
-                metrics=row["metrics"],
-                spent_s=row["spent_s"],
-                process=row.get("process", 0),
+                cell=Cell(case=Case.from_row(row.case), impl=row.impl),
+                status=row.status,
+                reason=row.reason,
+                samples=_samples(row.samples),
+                metrics=row.metrics,
+                spent_s=row.spent_s,
+                process=row.process,
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
-            raise StoreError(f"not an attnbench record ({type(err).__name__}: {err})") from err
+        except ValueError as err:
+            raise StoreError(f"not an attnbench record of schema 1 or {SCHEMA} ({err})") from err
 
 
-_SAMPLE_FIELDS = tuple(item.name for item in fields(Sample))
-_TIMES = ("time_us", "e2e_us", "blocks_us")
+_SAMPLE = {item.name: item.default for item in fields(Sample)}
+_Columns = msgspec.defstruct(
+    "_Columns",
+    [
+        (name, list[kind]) if _SAMPLE[name] is MISSING else (name, list[kind] | None, None)  # type: ignore[valid-type]
+        for name, kind in get_type_hints(Sample, include_extras=True).items()
+    ],
+)
+
+
+class _Line(msgspec.Struct, kw_only=True):
+    """A record as it is stored: a column of values for each field of its samples."""
+
+    schema: Literal[1, 2]
+    case: CaseRow  # type: ignore[valid-type]
+    impl: str
+    status: Status
+    reason: str | None
+    samples: _Columns  # type: ignore[valid-type]
+    metrics: dict[str, Any]
+    spent_s: dict[str, float]
+    process: int = 0
+
+
+def _columns(samples: tuple[Sample, ...]) -> dict[str, list[Any]]:
+    """Samples by field; a field in which all have its default is left out."""
+    columns = {name: [getattr(sample, name) for sample in samples] for name in _SAMPLE}
+    return {
+        name: values
+        for name, values in columns.items()
+        if _SAMPLE[name] is MISSING or any(value != _SAMPLE[name] for value in values)
+    }
+
+
+def _samples(columns: Any) -> tuple[Sample, ...]:
+    """Inverse of `_columns`; older records have the reason of a discard, and no code."""
+    given = {name: column for name in _SAMPLE if (column := getattr(columns, name)) is not None}
+    if "discarded" in given and "discard_code" not in given:
+        given["discard_code"] = [_discard_code(reason) for reason in given["discarded"]]
+    rows = zip(*given.values(), strict=True)
+    return tuple([Sample(**dict(zip(given, row, strict=True))) for row in rows])
+
+
+_OLD_REASONS: dict[str, DiscardCode] = {
+    "interrupted": "interrupted",
+    "the hypervisor": "stolen",
+    "the CPU quota": "throttled",
+    "the clock": "clock",
+}
+
+
+def _discard_code(reason: str | None) -> DiscardCode | None:
+    """What a reason says that was stored without its code."""
+    if reason is None:
+        return None
+    return next((code for text, code in _OLD_REASONS.items() if reason.startswith(text)), "other")
+
+
 _LARGEST = 2.0**63  # what a table of whole numbers can hold
 
 
-def _check_numbers(samples: dict[str, list[Any]], metrics: dict[str, Any]) -> None:
-    """Times are above 0, and no number is NaN, infinite or absurd: such a line was edited.
+def _check_metrics(metrics: dict[str, Any]) -> None:
+    """No number is absurd: such a line was edited.
 
     Raises:
-        ValueError: names the field and the value.
+        ValueError: names the metric and the value.
     """
-    for name in _TIMES:
-        for value in samples.get(name, ()):
-            for time in value if isinstance(value, list) else (value,):
-                if not (_is_number(time) and 0 < time < _LARGEST):
-                    raise ValueError(f"{name} {time!r:.40} is no time")
     for name, value in metrics.items():
         counted = name.startswith(("flops_", "memory_", "bytes_")) and not name.endswith("_miss")
         if isinstance(value, (int, float)) and not (
             -_LARGEST < value < _LARGEST and (value >= 0 or not counted)
         ):
-            raise ValueError(f"{name} {value!r:.40} is out of range")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _columns(samples: tuple[Sample, ...]) -> dict[str, list[Any]]:
-    """Samples by field; a field in which all have its default is left out."""
-    columns = {item.name: [getattr(s, item.name) for s in samples] for item in fields(Sample)}
-    defaults = {item.name: item.default for item in fields(Sample)}
-    return {
-        name: values
-        for name, values in columns.items()
-        if defaults[name] is MISSING or any(value != defaults[name] for value in values)
-    }
+            raise ValueError(f"{value!r:.40} is out of range - at `$.metrics.{name}`")
 
 
 def merged(records: list[Record]) -> Record:
