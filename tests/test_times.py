@@ -21,9 +21,17 @@ CELL = Cell(case=Case(seq_len=128), impl="naive")
 
 
 def record(values, *, process=0, discarded=None, **metrics) -> Record:
-    reasons = discarded or {}
+    codes = discarded or {}
     samples = tuple(
-        Sample(round=i, position=0, calls=2, time_us=v, e2e_us=v, discarded=reasons.get(i))
+        Sample(
+            round=i,
+            position=0,
+            calls=2,
+            time_us=v,
+            e2e_us=v,
+            discarded=codes.get(i),
+            discard_code=codes.get(i),
+        )
         for i, v in enumerate(values)
     )
     return Record(cell=CELL, status="ok", samples=samples, metrics=metrics, process=process)
@@ -176,7 +184,7 @@ class TestPrecision:
         assert notes.notes(cell) is None
 
     def test_discarded_samples_are_kept_in_the_record_and_count_for_nothing(self):
-        cell = record([100.0] * 9 + [900.0] * 3, discarded=dict.fromkeys((9, 10, 11), "x"))
+        cell = record([100.0] * 9 + [900.0] * 3, discarded=dict.fromkeys((9, 10, 11), "stolen"))
         assert times.time_us(cell) == 100.0
         again = Record.from_line(cell.to_line())
         assert again == cell
@@ -184,7 +192,7 @@ class TestPrecision:
 
     def test_a_record_of_which_every_sample_is_discarded_is_not_ok(self):
         with pytest.raises(ValueError, match="none of 1 samples"):
-            record([1.0], discarded={0: "x"})
+            record([1.0], discarded={0: "clock"})
 
 
 def noise(rng, n, sd=0.01):
@@ -258,7 +266,7 @@ class TestNotes:
         assert notes.unsteady(cell) is None
 
     def test_repeated_samples_are_noted_and_are_not_serious(self):
-        why = "interrupted by other work (2 times)"
+        why = "interrupted"
         cell = record([100.0] * 20, discarded={3: why, 7: why}, kept_disturbed=0)
         assert notes.notes(cell) == "2 samples do not count: other work interrupted every batch"
         assert notes.unsteady(cell) is None
@@ -270,9 +278,9 @@ class TestNotes:
 
     @pytest.mark.parametrize(("hot", "loud"), [(3, False), (6, True)])
     def test_thermal_discards_are_counted_and_loud_past_a_fifth(self, hot, loud):
-        cell = record([100.0] * 20, discarded=dict.fromkeys(range(hot), "thermal slowdown"))
+        cell = record([100.0] * 20, discarded=dict.fromkeys(range(hot), "gpu"))
         found = notes.notes(cell) or ""
-        assert f"{hot / 20:.0%} of the samples do not count (thermal slowdown)" in found
+        assert f"{hot / 20:.0%} of the samples do not count (a GPU that slowed itself)" in found
         assert ("MORE THAN A FIFTH" in found) == loud
         assert notes.unsteady(cell) == ("many-discarded" if loud else None)
 

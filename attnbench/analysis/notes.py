@@ -14,9 +14,10 @@ from attnbench.analysis import times
 from attnbench.analysis.roofline import launch_bound
 from attnbench.base import units
 from attnbench.base.registry import Registry
+from attnbench.base.sample import DiscardCode
 from attnbench.base.stats import median
 from attnbench.machine.symptoms import STEAL_SHARE
-from attnbench.schema.record import Record, Sample
+from attnbench.schema.record import Record
 
 # Each interruption costs about a slice of the scheduler, 4 ms: from here on a core was away half of
 # the time. Seen with two threads on two cores: 32 to 90 a second quiet, 170 to 250 beside a process
@@ -128,25 +129,28 @@ def _few_discarded(record: Record) -> str | None:
     return text if 0 < share <= LOUD_SHARE else None
 
 
-INTERRUPTED = "interrupted by other work"
-
-
-def _discard_code(sample: Sample) -> str | None:
-    """Why a sample does not count, without the figures of the one sample."""
-    return sample.discarded and sample.discarded.partition(" (")[0]
+_DISCARDS: dict[DiscardCode, str] = {
+    "stolen": "time taken by the hypervisor",
+    "throttled": "time withheld by the CPU quota",
+    "gpu": "a GPU that slowed itself",
+    "compiled": "compilation",
+    "clock": "a clock that stepped back",
+    "other": "other reasons",
+}
 
 
 def _discarded(record: Record) -> tuple[float, str]:
     """Share and text of what does not count, but for other work: that is expected, and retaken."""
-    codes = Counter(_discard_code(sample) for sample in record.samples)
-    del codes[None], codes[INTERRUPTED]
+    codes = Counter(s.discard_code or "other" for s in record.samples if s.discarded is not None)
+    del codes["interrupted"]
     share = codes.total() / len(record.samples)
-    return share, f"{share:.0%} of the samples do not count ({', '.join(map(str, codes))})"
+    why = ", ".join(_DISCARDS[code] for code in codes)
+    return share, f"{share:.0%} of the samples do not count ({why})"
 
 
 @_note("repeated", serious=False)
 def _repeated(record: Record) -> str | None:
-    count = [_discard_code(sample) for sample in record.samples].count(INTERRUPTED)
+    count = [sample.discard_code for sample in record.samples].count("interrupted")
     if not count:
         return None
     samples = "1 sample does" if count == 1 else f"{count} samples do"

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 Time = Annotated[float, msgspec.Meta(gt=0, lt=2.0**63)]
-# Why a sample does not count: other work in every batch, time taken by the hypervisor or withheld
-# by a quota, a GPU that slowed itself, a clock that stepped back; "other" is of old records alone.
-DiscardCode = Literal["interrupted", "stolen", "throttled", "gpu", "clock", "other"]
+# Other work in every batch, time taken by the hypervisor or withheld by a quota, a GPU that slowed
+# itself, a compilation, a clock that stepped back; "other" is of old records alone.
+DiscardCode = Literal["interrupted", "stolen", "throttled", "gpu", "compiled", "clock", "other"]
+
+
+class Discard(NamedTuple):
+    """Why a sample does not count: a value for decisions, and a sentence with its figures."""
+
+    code: DiscardCode
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from attnbench.base.sample import Sample
+from attnbench.base.sample import Discard, Sample
 from attnbench.measure.clock import Block, Clock
 from attnbench.measure.sampling import (
     FEWEST,
@@ -34,8 +34,8 @@ from attnbench.measure.watch import Watch, collector_off
 # finds there from its second call on; a call longer than this refills any cache by itself.
 REWARM_BELOW_US = 20_000.0
 MOST_IN_VAIN = 10
-STEPPED_BACK = "the clock stepped back or stood still"
-COMPILED = "something was compiled in it"
+STEPPED_BACK = Discard("clock", "the clock stepped back or stood still")
+COMPILED = Discard("compiled", "something was compiled in it")
 
 
 def race(
@@ -176,7 +176,7 @@ class _Race:
         if reason == STEPPED_BACK:
             _refuse_backward(contender)
 
-    def _lost(self, contender: Contender, disturbed: list[int]) -> str | None:
+    def _lost(self, contender: Contender, disturbed: list[int]) -> Discard | None:
         """Why a turn is to be taken again: not one of its blocks was left alone."""
         if self.clock.timer != "host":
             return None  # what interrupts the host is no delay of the device's stream
@@ -208,7 +208,7 @@ class _Race:
 
 
 def _sample(
-    contender: Contender, blocks: list[Block], place: tuple[int, int], discarded: str | None
+    contender: Contender, blocks: list[Block], place: tuple[int, int], discard: Discard | None
 ) -> Sample:
     """The turn's fastest block stands for it; the others' times stay with it."""
     units, block = contender.units, min(blocks, key=lambda block: block.time_us)
@@ -220,15 +220,18 @@ def _sample(
         e2e_us=block.e2e_us / units,
         enqueue_us=None if block.enqueue_us is None else block.enqueue_us / units,
         sm_mhz=block.sm_mhz,
-        discarded=discarded,
+        discarded=discard and discard.reason,
+        discard_code=discard and discard.code,
         blocks_us=tuple(b.time_us / units for b in blocks) if len(blocks) > 1 else (),
     )
 
 
 def _refuse_backward(contender: Contender) -> None:
-    backward = sum(sample.discarded == STEPPED_BACK for sample in contender.samples)
+    backward = sum(sample.discard_code == STEPPED_BACK.code for sample in contender.samples)
     if backward >= MOST_IN_VAIN and 2 * backward > len(contender.samples):
-        raise UnmeasurableError(f"{STEPPED_BACK} in {backward} of {len(contender.samples)} turns")
+        raise UnmeasurableError(
+            f"{STEPPED_BACK.reason} in {backward} of {len(contender.samples)} turns"
+        )
 
 
 def _gone() -> None:

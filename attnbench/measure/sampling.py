@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnbench.base.sample import Sample
+from attnbench.base.sample import Discard, Sample
 from attnbench.base.stats import fastest_of_windows, median, median_interval
 from attnbench.measure.clock import Clock
 from attnbench.measure.watch import Conditions
@@ -81,11 +81,13 @@ class Contender:
         kept = len(self.times_us)
         return len(self.samples) - kept < REDO_SHARE * kept + REDO_MORE
 
-    def discard(self, first: int, reason: str) -> None:
+    def discard(self, first: int, why: Discard) -> None:
         """Mark the samples from number `first` on; those marked already keep their reason."""
         for index in range(first, len(self.samples)):
             if self.samples[index].discarded is None:
-                self.samples[index] = replace(self.samples[index], discarded=reason)
+                self.samples[index] = replace(
+                    self.samples[index], discarded=why.reason, discard_code=why.code
+                )
 
 
 FEWEST = 3  # samples of a call that is too slow for more

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from attnbench.base.sample import Discard
 from attnbench.machine import host
 from attnbench.machine.host import SLICE_US
 
@@ -57,7 +58,7 @@ class Watch:
     stolen_ticks: Callable[[], float | None] = host.stolen_ticks
     throttled_us: Callable[[], float | None] = host.throttled_us
 
-    def lost_to_others(self, switches: int, planned_us: float) -> str | None:
+    def lost_to_others(self, switches: int, planned_us: float) -> Discard | None:
         """Why a block of this planned length is to be taken again, or None.
 
         The planned length was known before the block was timed: what the block took decides
@@ -65,7 +66,8 @@ class Watch:
         """
         if switches * SLICE_US <= LOST_SHARE * planned_us:
             return None
-        return f"interrupted by other work ({switches} time{'s' * (switches > 1)})"
+        times = f"{switches} time{'s' * (switches > 1)}"
+        return Discard("interrupted", f"interrupted by other work ({times})")
 
     def read(self) -> Any:
         """The GPU's state now, or None."""
@@ -77,7 +79,7 @@ class Watch:
 
     def lost_by_round(
         self, before: tuple[float, float], planned_us: float, readings: Iterable[Any]
-    ) -> tuple[str | None, bool]:
+    ) -> tuple[Discard | None, bool]:
         """Why a whole round does not count, or None; and whether nothing may overrule that.
 
         Time stolen or withheld may hit any turn of the round. A GPU that slowed itself for heat
@@ -86,12 +88,14 @@ class Watch:
         for reading in readings:
             reason = self.must_discard(reading) if reading is not None else None
             if reason:
-                return reason, True
+                return Discard("gpu", reason), True
         stolen, throttled = (now - then for now, then in zip(self.mark(), before, strict=True))
         if stolen > LOST_SHARE * planned_us:
-            return f"the hypervisor took {stolen / 1000:.0f} ms of processor time", False
+            reason = f"the hypervisor took {stolen / 1000:.0f} ms of processor time"
+            return Discard("stolen", reason), False
         if throttled > LOST_SHARE * planned_us:
-            return f"the CPU quota withheld {throttled / 1000:.0f} ms", False
+            reason = f"the CPU quota withheld {throttled / 1000:.0f} ms"
+            return Discard("throttled", reason), False
         return None, False
 
 

@@ -168,6 +168,7 @@ _OLD_REASONS: dict[str, DiscardCode] = {
     "interrupted": "interrupted",
     "the hypervisor": "stolen",
     "the CPU quota": "throttled",
+    "something was compiled": "compiled",
     "the clock": "clock",
 }
 
