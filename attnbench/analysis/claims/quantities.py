@@ -1,0 +1,193 @@
+"""What a run says of a claim's quantity: one observation a cell, pair, series or model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench.analysis.claims import statement
+from attnbench.analysis.claims.cells import Cells, LackingError, text
+from attnbench.analysis.claims.formula import Formula
+from attnbench.analysis.claims.statement import TIME, Quantity
+from attnbench.analysis.columns import COLUMNS
+from attnbench.analysis.crossovers import Crossover, crossovers, size_text
+from attnbench.analysis.scaling.labels import same_text
+from attnbench.analysis.scaling.results import Estimate, ExponentFit
+from attnbench.analysis.times import Interval, interval_us, ratio, time_us
+from attnbench.base import units
+from attnbench.schema.record import Record
+from attnbench.theory.traits import case_label
+
+LEAST_OCTAVES = 2.0  # of usable range, as to refute a law
+_NOISELESS = ("error_max", "error_rmse", "error_ratio")  # beside whole numbers
+_POWER_OF_TIME = {TIME: 1, "tflops": -1, "gbps": -1}  # what has an interval: that of the time
+_GROWTH_OF = {"flops_counted": "flops", "memory_workspace_bytes": "workspace"}
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A value seen `at` a cell, pair, series or model, with its 95 % interval (None without one).
+
+    A count is its own interval. An end is infinite where the value lies beyond the run's sizes.
+    """
+
+    at: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def width(self) -> float:
+        """Of the interval, relative to the value; infinite without one."""
+        if self.low is None or self.high is None:
+            return math.inf
+        return (self.high - self.low) / abs(self.value or 1.0)
+
+    def text(self, written: Callable[[float], str]) -> str:
+        """As `31.1× (29.3×–32.5×)`; of a count `2.00`."""
+        if self.low is None or self.high is None:
+            return f"{written(self.value)} (no interval)"
+        ends = ("" if math.isinf(end) else written(end) for end in (self.low, self.high))
+        return written(self.value) + ("" if self.low == self.high else f" ({'–'.join(ends)})")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a quantity is called, its observations, and how one is written."""
+
+    what: str
+    observations: Sequence[Observation]
+    written: Callable[[float], str]
+
+
+def observe(quantity: Quantity, cells: Cells) -> Observed:
+    """Every observation of a quantity in a run.
+
+    Raises:
+        LackingError: there is none; the message says what the run lacks.
+    """
+    if isinstance(quantity, statement.Unmeasured):
+        raise LackingError(f"not measured: {quantity.why}")
+    try:
+        found = _OBSERVERS[type(quantity)](quantity, cells)
+    except ZeroDivisionError as err:
+        raise LackingError("a formula is 0 at sizes of this run, and divides") from err
+    if not found.observations:
+        raise LackingError(f"no {found.what} … with {text(getattr(quantity, 'where', {}))}")
+    return found
+
+
+def _value(quantity: statement.Value, cells: Cells) -> Observed:
+    found, per, column = [], Formula(quantity.per), COLUMNS.get(quantity.column)
+    for record in cells.select(quantity.where):
+        number = column.value(record, cells.run)
+        if number is not None:
+            value = float(number) / per(record.cell.case)
+            ends = _ends(column.name, value, time_us(record), interval_us(record))
+            found.append(Observation(_label(record), value, *ends))
+    if quantity.per != "1":
+        return Observed(f"{column.name} / ({quantity.per}) =", found, units.digits)
+    return Observed(f"{column.name} =", found, lambda v: f"{units.digits(v)} {column.unit}".strip())
+
+
+def _ratio(quantity: statement.Ratio, cells: Cells) -> Observed:
+    found, per, column = [], Formula(quantity.per), COLUMNS.get(quantity.column)
+    for pair in cells.pairs(quantity):
+        above, below = (column.value(record, cells.run) for record in pair)
+        if above is not None and below:
+            value = float(above / per(pair[0].cell.case) / (below / per(pair[1].cell.case)))
+            known = ratio(*pair) if column.name in _POWER_OF_TIME else (None, None)
+            found.append(Observation(_label(pair[0]), value, *_ends(column.name, value, *known)))
+    sides = " / ".join(map(text, (quantity.first, quantity.second)))
+    return Observed(f"{column.name} of {sides} =", found, units.ratio)
+
+
+def _ends(
+    column: str, value: float, time: float | None, interval: Interval | None
+) -> Interval | tuple[None, None]:
+    """The interval of a value: itself where it is a count, else as wide as that of the time."""
+    if column in _NOISELESS or COLUMNS.get(column).kind == "int":
+        return value, value
+    if column not in _POWER_OF_TIME or not time or interval is None:
+        return None, None
+    low, high = sorted(value * (end / time) ** _POWER_OF_TIME[column] for end in interval)
+    return low, high
+
+
+def _exponent(quantity: statement.Exponent, cells: Cells) -> Observed:
+    """Of counts the growth over the largest octave, of times the slope that `_slope` gives."""
+    axis, column, scaling = quantity.axis, quantity.column, cells.scaling
+    wanted = {(r.cell.impl, same_text(r.cell.case, axis)) for r in cells.select(quantity.where)}
+    found = [
+        _slope(fit)
+        for fit in scaling.exponents
+        if column == TIME and fit.octaves >= LEAST_OCTAVES - 1e-9
+        if fit.series.axis == axis and (fit.series.impl, fit.series.same) in wanted
+    ] + [
+        Observation(f"{fit.impl}, {fit.same}", fit.growth, fit.growth, fit.growth)
+        for fit in scaling.exact
+        if fit.growth is not None and fit.quantity == _GROWTH_OF.get(column)
+        if fit.axis == axis and (fit.impl, fit.same) in wanted
+    ]
+    return Observed(f"{column} grows as", found, lambda v: f"{axis}^{v:.2f}")
+
+
+def _slope(fit: ExponentFit) -> Observation:
+    """The slope over all sizes that count, with an interval that holds the top octave's, too.
+
+    So a series that bends at its end decides little.
+    """
+    unknown = Estimate(value=math.nan)
+    whole, top = fit.exponent or unknown, fit.top or unknown
+    ends = [end for end in (whole.low, whole.high, top.low, top.high) if end is not None]
+    interval = (min(ends), max(ends)) if len(ends) == 4 else (None, None)
+    return Observation(fit.series.subject, whole.value, *interval)
+
+
+def _crossover(quantity: statement.Crossover, cells: Cells) -> Observed:
+    ((by, first),), ((_, second),) = quantity.first.items(), quantity.second.items()
+    cases = {record.cell.case for record in cells.select(quantity.where)}
+    found = [
+        seen
+        for one in crossovers(cells.run)
+        if one.by == by and {one.first, one.second} == {first, second} and one.case in cases
+        for seen in _lead_taken(one, first)
+    ]
+    return Observed(f"{first} overtakes {second} at n =", found, size_text)
+
+
+def _lead_taken(found: Crossover, by: str) -> list[Observation]:
+    """Where the lead passes to `by`; beyond the sizes where one of the two has it at all."""
+    at, inf, sizes = found.same, math.inf, (float(found.sizes[0]), float(found.sizes[-1]))
+    if found.outcome == "none":
+        leader = found.second if found.ratios[-1].value > 1 else found.first
+        beyond = (sizes[0], 0.0, sizes[0]) if leader == by else (sizes[1], sizes[1], inf)
+        return [Observation(at, *beyond)]
+    return [
+        Observation(at, c.n, 0.0 if c.open_below else c.low, inf if c.open_above else c.high)
+        for c in found.crossings
+        if c.faster_above == by
+    ]
+
+
+def _share(quantity: statement.Share, cells: Cells) -> Observed:
+    found = []
+    for model in cells.scaling.models:
+        if model.workload == quantity.workload and quantity.impl in (None, model.impl):
+            for term in quantity.term:
+                part = model.shares.get(term, Estimate(value=0.0, low=0.0, high=0.0))
+                at = f"{term} in {model.impl}, {model.same}"
+                found.append(Observation(at, part.value, part.low, part.high))
+    return Observed(f"share of the time in {quantity.workload} =", found, units.percent)
+
+
+def _label(record: Record) -> str:
+    return f"{case_label(record.cell.case)} {record.cell.impl}"
+
+
+_OBSERVERS: dict[type, Callable[[Any, Cells], Observed]] = {
+    statement.Value: _value, statement.Ratio: _ratio, statement.Exponent: _exponent,
+    statement.Crossover: _crossover, statement.Share: _share,
+}  # fmt: skip

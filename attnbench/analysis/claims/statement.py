@@ -1,0 +1,179 @@
+"""A claim as its file states it: what is said where, what is measured, how it should come out."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import msgspec
+
+from attnbench.analysis.scaling.results import Axis
+from attnbench.schema.finding import Verdict
+
+TIME: Literal["time_us_median"] = "time_us_median"
+_ROUNDING = 1e-9  # of a limit: what floating point may leave of an exact equality
+
+
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Refuses fields that it does not know."""
+
+
+class Range(Strict, frozen=True):
+    """Numbers from `min` to `max`, both included."""
+
+    min: float = -math.inf
+    max: float = math.inf
+
+    def __str__(self) -> str:
+        return f"{self.min:g}..{self.max:g}".replace("-inf", "").replace("inf", "")
+
+
+# A value, several, a range, or of an axis `largest` or `smallest` among the cells that are left.
+Selector = int | float | str | list[int | float | str] | Range
+Where = dict[str, Selector]
+
+
+class Value(Strict, frozen=True, tag_field="kind", tag="value"):
+    """`column` of each cell in `where` / the formula `per`: 1 for counts that equal it."""
+
+    column: str
+    where: Where
+    per: str = "1"
+
+
+class Ratio(Strict, frozen=True, tag_field="kind", tag="ratio"):
+    """`column` of the cell as in `first` / that of the cell as in `second`, both as in `where`.
+
+    The two are equal along all axes that neither `first`, `second` nor `free` names, and in the
+    formula `same`. Each side is divided by the formula `per`.
+    """
+
+    first: Where
+    second: Where
+    where: Where = {}
+    column: str = TIME
+    free: list[str] = []
+    same: str = "1"
+    per: str = "1"
+
+
+class Exponent(Strict, frozen=True, tag_field="kind", tag="exponent"):
+    """The p of column ∝ axis^p along the series that the cells in `where` belong to."""
+
+    where: Where
+    column: Literal["time_us_median", "flops_counted", "memory_workspace_bytes"] = TIME
+    axis: Axis = "n"
+
+
+class Crossover(Strict, frozen=True, tag_field="kind", tag="crossover"):
+    """The n from which on the way `first` is faster than the way `second`.
+
+    A way is an implementation, or a cache or projection of one: `{ impl = "sdpa" }`.
+    """
+
+    first: dict[Literal["impl", "cache", "projection"], str]
+    second: dict[Literal["impl", "cache", "projection"], str]
+    where: Where = {}
+
+    def __post_init__(self) -> None:
+        if len(self.first) != 1 or self.first.keys() != self.second.keys():
+            raise ValueError("first and second both name one impl, one cache or one projection")
+
+
+class Share(Strict, frozen=True, tag_field="kind", tag="share"):
+    """The part of the time, 0 to 1, that each `term` of the model takes at the largest n."""
+
+    term: list[str]
+    workload: str
+    impl: str | None = None
+
+
+class Unmeasured(Strict, frozen=True, tag_field="kind", tag="unmeasured"):
+    """Nothing that a run holds; `why` says what it would take."""
+
+    why: str
+
+
+Quantity = Value | Ratio | Exponent | Crossover | Share | Unmeasured
+
+
+class Relation(Strict, frozen=True):
+    """What a quantity should be: `is` a comparison with `limit`, loosened by `tolerance`.
+
+    The tolerance is in the quantity's own unit. `between` takes the limits [low, high].
+
+    Raises ValueError for limits that do not fit it, and for `about` without a tolerance.
+    """
+
+    comparison: Literal["==", "<", ">", "<=", ">=", "between", "about"] = msgspec.field(name="is")
+    limit: float | tuple[float, float]
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.limit, tuple) != (self.comparison == "between"):
+            raise ValueError("limit is [low, high] for between, one number for all others")
+        low, high = self._limits
+        if not (-math.inf < low <= high < math.inf and 0 <= self.tolerance < math.inf):
+            raise ValueError("limits are finite, the lower first, and a tolerance is not below 0")
+        if self.comparison == "about" and not self.tolerance:
+            raise ValueError("about needs a tolerance above 0")
+
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return self.limit if isinstance(self.limit, tuple) else (self.limit, self.limit)
+
+    def verdict(self, low: float | None, high: float | None) -> Verdict:
+        """Holds where the relation is true of the whole interval, refuted where of none of it."""
+        if low is None or high is None:
+            return "inconclusive"
+        strict = self.comparison in ("<", ">")  # the limit itself does not satisfy them
+        slack = [_ROUNDING * (abs(end) or 1.0) * (-1 if strict else 1) for end in self._limits]
+        least = self._limits[0] - self.tolerance - slack[0]
+        most = self._limits[1] + self.tolerance + slack[1]
+        least = -math.inf if self.comparison in ("<", "<=") else least
+        most = math.inf if self.comparison in (">", ">=") else most
+        if least <= low and high <= most:
+            return "holds"
+        return "refuted" if high < least or low > most else "inconclusive"
+
+    @property
+    def text(self) -> str:
+        """As `> 2`, `between 1 and 5`, `about 2 (± 0.15)`."""
+        within = f" (± {self.tolerance:g})" if self.tolerance else ""
+        limits = dict.fromkeys(f"{end:g}" for end in self._limits)
+        return f"{self.comparison} {' and '.join(limits)}{within}"
+
+
+class Claim(Strict, frozen=True):
+    """One statement of a source, and the relation that a quantity has if it is right.
+
+    `reading` says how it was read where it is ambiguous. One with `right`, which says what is right
+    instead, should be refuted; of an `open` one either verdict is expected; all others should hold.
+    `note` says what one suggests that is not so. With `cells = "every"` a single cell against it
+    refutes it; with `alike`, cells that contradict each other decide nothing.
+
+    Raises ValueError if it is both open and wrong, or has a relation too few or too many.
+    """
+
+    id: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9.-]+$")]
+    source: str
+    place: str
+    says: str
+    quantity: Quantity
+    relation: Relation | None = None
+    reading: str | None = None
+    right: str | None = None
+    open: bool = False
+    note: str | None = None
+    cells: Literal["every", "alike"] = "every"
+
+    def __post_init__(self) -> None:
+        if self.open and self.right:
+            raise ValueError("what is right instead is known of a wrong claim, not of an open one")
+        if isinstance(self.quantity, Unmeasured) != (self.relation is None):
+            raise ValueError("a relation = { is, limit } is needed, but for what is unmeasured")
+
+    @property
+    def expected(self) -> Verdict | None:
+        """The verdict that agrees with theory; None where either does."""
+        return None if self.open else "refuted" if self.right else "holds"

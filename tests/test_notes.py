@@ -1,0 +1,356 @@
+"""What five lecture notes on attention derive: worked examples, shapes and identities.
+
+Each test is one statement, with the note's number and, where the note is wrong, what is right.
+What a run can decide of the same notes is in attnbench/analysis/claims/notes.toml.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import attnbench
+from attnbench.api.masks import dense_mask
+from attnbench.schema.case import Case, Position, parse_mask
+from attnbench.theory.costs import admitted_pairs, core_flops, projection_flops
+from attnbench.worker.positions import turned
+
+ROPE = Position(name="rope-interleaved")  # the pairs (2k, 2k + 1) of the notes
+SIZES = [(4, 8, 2), (5, 12, 3), (64, 64, 8)]  # n, width, heads
+PLACES = [(0, 0), (5, 2), (3, 40), (1000, 4096)]  # of query and key
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    torch.manual_seed(2017)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def attend(q, k, v, *, impl="naive", causal=False):
+    """Attention over the last two axes by one of the package's implementations."""
+    lifted = [x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v)]
+    return attnbench.get(impl)(*lifted, causal=causal).reshape(*q.shape[:-1], v.shape[-1])
+
+
+def split(x, heads):
+    """(n, H·D) into (H, n, D)."""
+    return x.view(x.shape[0], heads, -1).transpose(0, 1)
+
+
+def merge(x):
+    return x.transpose(0, 1).reshape(x.shape[1], -1)
+
+
+def rope(x, place):
+    return turned(x[None], ROPE, torch.tensor([place]))[0]
+
+
+def close(found, wanted):
+    return found.shape == wanted.shape and bool(torch.allclose(found, wanted, rtol=0, atol=1e-10))
+
+
+def rounds_to(exact, printed):
+    """Within half a unit of the second decimal."""
+    return bool((exact - torch.tensor(printed)).abs().max() <= 0.005 + 1e-10)
+
+
+def test_003_the_printed_softmaxes_of_three_scores_are_wrong():
+    """Those of the cat are nearly uniform, and keep the order of their scores."""
+    exact = torch.tensor([2.4, 1.2, 0.3]).softmax(-1)
+    assert rounds_to(exact, [0.70, 0.21, 0.09])  # printed: [0.66, 0.24, 0.10]
+    scaled = torch.tensor([0.4, 0.9, 0.5]) / math.sqrt(64)
+    assert rounds_to(scaled, [0.05, 0.11, 0.06])
+    assert rounds_to(scaled.softmax(-1), [0.32, 0.35, 0.33])  # printed: [0.3, 0.5, 0.2]
+
+
+def test_003_two_words_step_by_step_and_000_a_reduction_from_144_to_97():
+    assert round(100 * (1 - 97 / 144), 1) == 32.6  # percent
+    q, k = torch.tensor([[0.9, 0.3], [0.6, 0.8]]), torch.tensor([[0.8, 0.4], [0.5, 0.9]])
+    assert rounds_to(q @ k.T, [[0.84, 0.72], [0.80, 1.02]])
+    assert rounds_to(q @ k.T / 1.41, [[0.60, 0.51], [0.57, 0.72]])
+    assert not rounds_to(q @ k.T / math.sqrt(2), [[0.60, 0.51], [0.57, 0.72]])  # 0.59 by √2
+    assert rounds_to((q @ k.T / math.sqrt(2)).softmax(-1), [[0.52, 0.48], [0.46, 0.54]])
+    assert rounds_to(attend(q, k, torch.tensor([[1.2, 0.7], [0.9, 1.1]]))[0], [1.06, 0.89])
+
+
+def test_000_the_shapes_along_the_code():
+    qkv = torch.zeros(2, 5, 512) @ torch.zeros(3 * 512, 512).T
+    assert qkv.shape == (2, 5, 1536)
+    assert [part.shape for part in torch.chunk(qkv, 3, -1)] == [(2, 5, 512)] * 3
+    viewed = torch.zeros(2, 5, 8).view(2, 5, 2, 4)
+    heads = viewed.transpose(1, 2)
+    assert (heads @ heads.mT).shape == (2, 2, 5, 5)
+    out = attnbench.get("sdpa")(heads, heads, heads)
+    assert out.shape == (2, 2, 5, 4)
+    assert out.transpose(1, 2).reshape(2, 5, 8).shape == (2, 5, 8)
+
+
+def test_003_and_004_the_shapes_of_the_examples():
+    head = torch.zeros(3, 512) @ torch.zeros(512, 512 // 8)
+    assert head.shape == attend(head, head, head).shape == (3, 64)
+    beside = torch.cat([head] * 8, dim=-1)
+    assert beside.shape == (beside @ torch.zeros(8 * 64, 512)).shape == (3, 512)
+    two = split(torch.zeros(4, 8), 2)  # four tokens of width eight
+    assert (two @ two.mT).shape == (2, 4, 4)
+    assert merge(attend(two, two, two)).shape == (4, 8)
+    q, k = torch.zeros(2, 3, 1, 4), torch.zeros(2, 3, 7, 4)  # one query over a cache of T keys
+    assert (q @ k.mT).shape == (2, 3, 1, 7)
+    assert attnbench.get("naive")(q, k, k).shape == q.shape
+    many = torch.zeros(12, 1, 1).expand(12, 1000, 1)
+    assert (many @ many.mT).numel() == 12_000_000
+
+
+def test_000_002_and_004_weights_and_embeddings_that_are_printed_with_the_wrong_shape():
+    """A head's weights are d_model × d_k, a token stands before them, embeddings have a width."""
+    assert (torch.zeros(10, 512) @ torch.zeros(512, 64)).shape == (10, 64)
+    assert (torch.zeros(1, 8) @ torch.zeros(8, 4)).shape == (1, 4)
+    assert torch.nn.Embedding(1000, 64)(torch.arange(7)).shape == (7, 64)
+    for shapes in (((10, 512), (64, 64)), ((8, 4), (8, 1))):  # W_i square; W × token
+        with pytest.raises(RuntimeError):
+            torch.zeros(shapes[0]) @ torch.zeros(shapes[1])
+
+
+def test_003_weights_lie_in_0_to_1_sum_to_1_and_keep_the_order_of_the_scores():
+    scores, ones = torch.randn(64, 64) * 8, torch.eye(64)
+    weights = attend(scores * 8, ones, ones)  # the scores are q itself
+    assert bool(((weights >= 0) & (weights <= 1)).all())
+    assert close(weights.sum(-1), torch.ones(64))
+    assert bool((weights.gather(-1, scores.argsort(-1)).diff(dim=-1) >= 0).all())
+
+
+def test_003_division_by_the_root_of_d_keeps_the_scores_variance_and_softmaxs_gradients():
+    """Note 000 prints d_h · QKᵀ, whose variance would be d³."""
+    norms = {}
+    for d in (4, 64, 1024):
+        q, k = torch.randn(2, 4000, d)
+        variance, error = (q * k).sum(-1).var().item(), 4 * math.sqrt((2 + 6 / d) / 4000)
+        assert variance == pytest.approx(d, rel=error)  # 1 divided by √d, d³ multiplied by d
+        for scale in (1, d**-0.5):
+            p = (q[:256] @ k[:64].T * scale).softmax(-1)
+            jacobian = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+            norms[d, scale] = torch.linalg.matrix_norm(jacobian).median().item()
+    assert norms[1024, 1] < 0.1 * norms[4, 1]
+    assert 0.5 < norms[1024, 1 / 32] / norms[4, 1 / 2] < 2
+
+
+@pytest.mark.parametrize("width", [128, 512, 2048])
+def test_000_small_first_weights_keep_scores_and_gradients_small(width):
+    """Smaller than with 1/√D, too: attention starts as plain averaging."""
+    x, found = torch.randn(64, width), {}
+    for scale in (0.01, width**-0.5):
+        weights = (torch.randn(3, width, 64) * scale).requires_grad_()
+        q, k, v = x @ weights
+        loss = (attend(q, k, v) * torch.randn(64, 64)).sum()
+        found[scale] = torch.autograd.grad(loss, weights)[0][0].norm(), (q @ k.T / 8).std().item()
+    assert found[0.01][1] == pytest.approx(1e-4 * width, rel=0.15)
+    assert found[0.01][0] < found[width**-0.5][0]
+
+
+def test_004_softmax_needs_no_whole_score_matrix_and_a_kernel_in_its_place_none_at_all():
+    q, k, v = torch.randn(3, 513, 32)
+    assert close(attend(q, k, v, impl="chunked"), attend(q, k, v))
+    phi_q, phi_k = q.relu() + 0.1, k.relu() + 0.1
+    scale = phi_q @ phi_k.sum(0)[:, None]
+    formed = (phi_q @ phi_k.T) @ v / scale
+    assert close(phi_q @ (phi_k.T @ v) / scale, formed)
+    assert not torch.allclose(formed, attend(q, k, v), atol=0.1)
+
+
+def test_002_attention_without_weights_averages_tokens_and_looks_mostly_at_itself():
+    x = torch.randn(64, 64)
+    y = attend(x, x, x)
+    assert bool(((y <= x.max(0).values) & (y >= x.min(0).values)).all())
+    own = (x @ x.T / 8).softmax(-1).diag().mean()
+    w_q, w_k = torch.randn(2, 64, 64) / 8
+    projected = ((x @ w_q) @ (x @ w_k).T / 8).softmax(-1).diag().mean()
+    assert own > 0.8 > 0.1 > projected
+
+
+@pytest.mark.parametrize(("n", "width", "heads"), SIZES)
+def test_002_the_heads_matrices_can_be_combined_but_not_their_softmaxes(n, width, heads):
+    """One softmax over the combined width is a single wide head: split before it."""
+    x, w = torch.randn(n, width), torch.randn(3, heads, width, width // heads) / math.sqrt(width)
+    one_by_one = torch.cat([attend(*(x @ w[:, h])) for h in range(heads)], dim=-1)
+    combined = torch.cat([torch.cat(list(part), dim=-1) for part in w], dim=-1)  # (E, 3E)
+    q, k, v = torch.chunk(x @ combined, 3, -1)
+    assert close(merge(attend(split(q, heads), split(k, heads), split(v, heads))), one_by_one)
+    assert not torch.allclose(attend(q, k, v), one_by_one, atol=1e-3)
+    assert close((x @ w[0, 0]) @ (x @ w[1, 0]).T, x @ (w[0, 0] @ w[1, 0].T) @ x.T)
+
+
+@pytest.mark.parametrize(("n", "width", "heads"), [(4, 6, 2), *SIZES])
+def test_001_view_and_transpose_cut_columns_into_heads_that_attend_separately(n, width, heads):
+    q, k, v = (split(x, heads) for x in torch.rand(3, n, width))
+    assert close(q, torch.stack(merge(q).chunk(heads, dim=-1)))
+    assert close(merge(q), torch.cat(list(q), dim=-1))
+    assert close(attend(q, k, v), attend(q, k, v, impl="naive-heads"))
+
+
+def test_001_the_printed_forward_is_no_python_and_lets_tokens_see_the_future():
+    """Its first line is indented deeper than the next, and neither mask nor rotation is used."""
+    with pytest.raises(IndentationError):
+        compile("def forward(x):\n            n = len(x)\n        return n\n", "note", "exec")
+    q, k, v = torch.randn(3, 9, 4)
+    later = [torch.cat([x[:-1], torch.full((1, 4), 3.0)]) for x in (k, v)]
+    for causal in (False, True):
+        before, after = (attend(q, *kv, causal=causal)[:-1] for kv in ((k, v), later))
+        assert close(before, after) == causal
+
+
+def test_004_heads_repeat_no_products_but_each_has_a_softmax_of_its_own():
+    """Not h times the work, as printed; and not a similar number of exponentials either."""
+    cases = [Case(workload="layer", heads=h, head_dim=64 // h, width=64) for h in (1, 2, 4, 8)]
+    assert len({(core_flops(c, 512**2), projection_flops(c, 512, 512)) for c in cases}) == 1
+    heads = [split(torch.zeros(24, 32), h) for h in (1, 8)]
+    assert (heads[1] @ heads[1].mT).numel() == 8 * (heads[0] @ heads[0].mT).numel()
+
+
+def test_004_long_means_beyond_2d_and_the_scores_are_half_of_the_quadratic_flops():
+    """The weighted sum over the values is the other half, so the scores are not the cause."""
+    flops = []
+    for call in (torch.matmul, lambda q, k: attend(q, k.T, q)):
+        with FlopCounterMode(display=False) as counted:
+            call(torch.zeros(96, 16), torch.zeros(16, 96))
+        flops.append(counted.get_total_flops())
+    assert flops[1] == 2 * flops[0]
+    case, shares = Case(workload="layer", heads=4, head_dim=64, width=256), {}
+    for n in (256, 512, 256 * 64):
+        core = core_flops(case, n * n)
+        shares[n] = core / (core + projection_flops(case, n, n))
+    assert shares[256] < 0.5 == shares[512] < 0.95 < shares[256 * 64]
+
+
+def test_000_the_mask_after_a_past_and_004_the_window_whose_pairs_grow_as_n():
+    for new, past in ((3, 0), (1, 9), (4, 4), (5, 130)):
+        mask = torch.tril(torch.ones(new, new + past), diagonal=past) == 1
+        assert torch.equal(mask, dense_mask(parse_mask("causal"), new, new + past, "cpu"))
+        assert mask.sum() == admitted_pairs(parse_mask("causal"), new, new + past)
+    counted = [admitted_pairs(parse_mask("window:64"), n, n) for n in (2048, 4096)]
+    assert counted == [sum(min(i + 1, 64) for i in range(n)) for n in (2048, 4096)]
+    assert counted[1] / counted[0] == pytest.approx(2, abs=0.05)
+
+
+@pytest.mark.parametrize("impl", ["naive", "sdpa", "chunked"])
+def test_000_and_004_one_causal_pass_is_a_token_at_a_time_over_cached_keys(impl):
+    """So −∞ restricts the softmax to the admitted keys, and a cache changes nothing."""
+    x, w = torch.randn(70, 16), torch.randn(3, 16, 16) / 4
+    k, v = torch.zeros(2, 0, 16)
+    steps = []
+    for t in range(70):
+        q, new_k, new_v = x[t : t + 1] @ w
+        k, v = torch.cat([k, new_k]), torch.cat([v, new_v])
+        steps.append(attend(q, k, v, impl=impl)[0])
+    assert close(torch.stack(steps), attend(*(x @ w), impl=impl, causal=True))
+
+
+def test_004_generating_t_tokens_without_a_cache_costs_t_cubed_and_not_t_squared():
+    """With a cache it is O(t²·d + t·d²); a run over t tokens is itself O(t²·d + t·d²)."""
+
+    def total(tokens, cached):
+        case, flops = Case(heads=1, head_dim=2, width=2), 0
+        for t in range(1, tokens + 1):
+            new = 1 if cached else t
+            flops += core_flops(case, new * t) + projection_flops(case, new, new)
+        return flops
+
+    growth = [math.log2(total(512, c) / total(256, c)) for c in (True, False)]
+    assert growth == pytest.approx([2, 3], abs=0.15)
+
+
+def test_003_a_change_of_the_first_word_needs_99_steps_of_recurrence_and_one_of_attention():
+    x = torch.randn(100, 4)
+    changed = torch.cat([x[:1] + 0.5, x[1:]])
+    reaches = (attend(x, x, x) - attend(changed, changed, changed))[99].abs().max()
+    assert reaches > 1e-6
+    turn, step, steps = torch.linalg.qr(torch.randn(4, 4)).Q, changed - x, 0
+    while not step[99].any():  # the linear recurrence h[i] ← h[i − 1]·turn, on the difference
+        step, steps = torch.cat([torch.zeros(1, 4), step[:-1] @ turn]), steps + 1
+    assert steps == 99
+
+
+@pytest.mark.parametrize("d", [2, 8, 64, 128])
+@pytest.mark.parametrize(("m", "n"), PLACES)
+def test_000_a_rotated_score_depends_on_the_distance_and_its_sine_has_the_other_sign(m, n, d):
+    """Σ (q₁k₁ + q₂k₂) cos((m−n)θ) + (q₁k₂ − q₂k₁) sin((m−n)θ); printed: q₂k₁ − q₁k₂."""
+    q, k = torch.randn(2, d)
+    score = rope(q, m) @ rope(k, n)
+    for shift in (1, 17, 1000):
+        assert abs(rope(q, m + shift) @ rope(k, n + shift) - score) < 1e-10 * q.norm() * k.norm()
+    angle = (m - n) * 10000.0 ** (-torch.arange(0, d, 2) / d)
+    same, cross = q[0::2] * k[0::2] + q[1::2] * k[1::2], q[0::2] * k[1::2] - q[1::2] * k[0::2]
+    right, printed = (same @ angle.cos() + sign * (cross @ angle.sin()) for sign in (1, -1))
+    assert abs(right - score) < 1e-10 * q.norm() * k.norm()
+    assert m == n or abs(printed - score) > 1e-3 * abs(score)
+
+
+def block_matrix(d, place):
+    """d/2 rotations by place · θ along the diagonal."""
+    angle = place * 10000.0 ** (-torch.arange(0, d, 2) / d)
+    cos, sin = angle.cos(), angle.sin()
+    blocks = torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
+    return torch.block_diag(*blocks)
+
+
+@pytest.mark.parametrize("d", [2, 64])
+def test_004_the_rotation_as_a_matrix_and_what_stands_between_query_and_key(d):
+    q, k = torch.randn(2, d)
+    for i, j in PLACES:
+        assert close(rope(q, i), block_matrix(d, i) @ q)
+        assert abs(rope(q, i).norm() - q.norm()) < 1e-10
+        between = block_matrix(d, i).T @ block_matrix(d, j)
+        assert close(between, block_matrix(d, j - i))
+        assert abs(q @ between @ k - rope(q, i) @ rope(k, j)) < 1e-9
+
+
+def test_004_rotary_positions_show_distances_and_no_absolute_place():
+    """Moving all tokens changes nothing; printed: the model knows the absolute place as well."""
+    (q, k, v), near = torch.randn(3, 64, 64), torch.arange(64.0)
+    out, moved, stretched = (
+        attend(turned(q, ROPE, places), turned(k, ROPE, places), v)
+        for places in (near, near + 500, near * 3)
+    )
+    assert close(out, moved)
+    assert not torch.allclose(out, stretched, atol=1e-3)
+
+
+def sinusoidal(places, width):
+    """sin in the even columns, cos in the odd ones."""
+    angle = places[:, None] * 10000.0 ** (-torch.arange(0, width, 2) / width)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+
+
+@pytest.mark.parametrize("impl", ["naive", "sdpa", "chunked"])
+def test_002_without_positions_order_does_not_matter(impl):
+    q, k, v = torch.randn(3, 128, 16)
+    order = torch.randperm(128)
+    shuffled = attend(q[order], k[order], v[order], impl=impl)
+    assert close(shuffled, attend(q, k, v, impl=impl)[order])
+
+
+@pytest.mark.parametrize("width", [4, 32, 512])
+def test_002_later_dimensions_turn_more_slowly_and_one_matrix_moves_places_but_no_tokens(width):
+    places, x = torch.arange(200.0), torch.randn(200, width)
+    p = sinusoidal(places, width)
+    turns = p[:, 1::2].sign().diff(dim=0) != 0
+    assert bool((turns.sum(0).diff() <= 0).all())
+    for shift in (1, -1, 7, 1000):
+        moved = sinusoidal(places + shift, width)
+        matrix = block_matrix(width, shift)  # Aᵀ of the note, whose pairs are (sin, cos)
+        assert close(p @ matrix, moved)
+        assert not torch.allclose((x + p) @ matrix, x + moved, atol=1e-3)
+
+
+def test_002_added_sinusoids_do_not_treat_neighbours_alike_but_rotations_do():
+    x, y = torch.randn(2, 1, 32)
+    at, near = torch.arange(100.0), torch.arange(100.0) + 2
+    p, q = sinusoidal(at, 32), sinusoidal(near, 32)
+    spread = lambda scores: (scores.max() - scores.min()).item()  # noqa: E731
+    assert spread((p * q).sum(-1)) < 1e-10
+    assert spread(((x + p) * (y + q)).sum(-1)) > 0.1
+    rotated = turned(x.expand(100, -1), ROPE, at) * turned(y.expand(100, -1), ROPE, near)
+    assert spread(rotated.sum(-1)) < 1e-10
