@@ -13,7 +13,7 @@ from attnbench.analysis.claims.formula import Formula
 from attnbench.analysis.claims.statement import TIME, Quantity
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.crossovers import Crossover, crossovers, size_text
-from attnbench.analysis.scaling.labels import same_text
+from attnbench.analysis.scaling.cells import same_text
 from attnbench.analysis.scaling.results import Estimate, ExponentFit
 from attnbench.analysis.times import Interval, interval_us, ratio, time_us
 from attnbench.base import units
