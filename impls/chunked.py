@@ -21,13 +21,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnbench.api import Case, attention_builder, dense_mask
+from attnbench.api import (
+    AttentionCall,
+    Case,
+    attention_builder,
+    dense_mask,
+    run_file,
+    visible_blocks,
+)
 
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
-
 # The maximum of a query that has seen no key yet: finite, so that -inf minus it is never NaN.
 LOWEST = -1e30
-
+# Most scores of a block, queries and keys: an op must outweigh its launch, its operands stay in
+# the last cache, and more queries would waste more on the diagonal.
+MOST = {"cpu": (2**20, 512, 512), "cuda": (2**20, 512, 1024)}
 
 # Some keys, and what to hide of the block where an edge of the band crosses it (I, J).
 KeyBlock = tuple[slice, torch.Tensor | None]
@@ -41,11 +49,6 @@ class Tiling(NamedTuple):
     scale: float
 
 
-# Most scores of a block, queries and keys: an op must outweigh its launch, its operands stay in
-# the last cache, and more queries would waste more on the diagonal.
-MOST = {"cpu": (2**20, 512, 512), "cuda": (2**20, 512, 1024)}
-
-
 def block_sizes(case: Case) -> tuple[int, int, int]:
     """The most slices N, queries I and keys J of one block: N as the count of scores allows."""
     sharing = case.heads // case.kv_heads
@@ -54,21 +57,6 @@ def block_sizes(case: Case) -> tuple[int, int, int]:
     keys = min(case.kv_len, keys)
     slices = max(1, scores // (sharing * queries * keys))
     return min(slices, case.batch * case.kv_heads), queries, keys
-
-
-def visible_blocks(case: Case) -> Iterator[tuple[range, list[range]]]:
-    """Each block of queries with the blocks of keys that at least one of its queries sees.
-
-    Keys are cut from the last one down, so that the diagonal crosses every row of blocks in the
-    same place and one mask serves them all.
-    """
-    _, rows, columns = block_sizes(case)
-    for first in range(0, case.seq_len, rows):
-        queries = range(first, min(first + rows, case.seq_len))
-        lowest, _ = case.mask.span(queries[0], case.seq_len, case.kv_len)
-        _, highest = case.mask.span(queries[-1], case.seq_len, case.kv_len)
-        ends = range(highest, lowest, -columns)
-        yield queries, [range(max(lowest, end - columns), end) for end in ends]
 
 
 def hidden_part(case: Case, queries: range, keys: range) -> torch.Tensor | None:
@@ -83,18 +71,24 @@ def hidden_part(case: Case, queries: range, keys: range) -> torch.Tensor | None:
 
 
 def cut(case: Case) -> Tiling:
-    """The case's blocks; those that lie alike beside the diagonal share one mask."""
+    """The case's blocks; those that lie alike beside the diagonal share one mask.
+
+    Keys are cut from the last one down, so that the diagonal crosses every row of blocks in the
+    same place.
+    """
+    most = _, rows, columns = block_sizes(case)
     masks: dict[tuple[int, int, int], torch.Tensor | None] = {}
     blocks: list[tuple[slice, list[KeyBlock]]] = []
-    for queries, columns in visible_blocks(case):
+    for queries, seen in visible_blocks(case, rows):
         key_blocks: list[KeyBlock] = []
-        for keys in columns:
+        for end in range(seen.stop, seen.start, -columns):
+            keys = range(max(seen.start, end - columns), end)
             place = (keys.start - queries.start, len(queries), len(keys))
             if place not in masks:
                 masks[place] = hidden_part(case, queries, keys)
             key_blocks.append((slice(keys.start, keys.stop), masks[place]))
         blocks.append((slice(queries.start, queries.stop), key_blocks))
-    return Tiling(blocks, block_sizes(case), case.softmax_scale)
+    return Tiling(blocks, most, case.softmax_scale)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -254,15 +248,15 @@ class ChunkedAttention(torch.autograd.Function):
         return *differentiate(ctx.tiling, ctx.saved_tensors, do_BHLV), None
 
 
-def executed_flops(case: Case) -> int:
+def flops(case: Case) -> int:
     """Every block that is computed, in full: 2 matmuls forward, 5 backward (one a recompute)."""
-    pairs = sum(len(i) * sum(len(j) for j in keys) for i, keys in visible_blocks(case))
+    pairs = sum(len(i) * len(j) for i, j in visible_blocks(case, block_sizes(case)[1]))
     d, v = case.head_dim, case.value_dim
     width = {"forward": d + v, "backward": 3 * d + 2 * v, "both": 4 * d + 3 * v}[case.pass_]
     return 2 * case.batch * case.heads * pairs * width
 
 
-def workspace_bytes(case: Case) -> int:
+def workspace(case: Case) -> int:
     """Buffers of the largest block, log-sum-exp, and wide copies where the dtype is half."""
     slices, queries, keys = block_sizes(case)
     d, v = case.head_dim, case.value_dim
@@ -283,10 +277,10 @@ def workspace_bytes(case: Case) -> int:
     time="n^2 d",
     memory="O(n)",
     masks=("full", "causal", "window"),
-    flops=executed_flops,
-    workspace=workspace_bytes,
+    flops=flops,
+    workspace=workspace,
 )
-def chunked(case: Case) -> Any:
+def chunked(case: Case) -> AttentionCall:
     """Blocks of queries and keys with online softmax; the backward recomputes the scores."""
     tiling = cut(case)
     recorded: Any = ChunkedAttention.apply
@@ -297,3 +291,7 @@ def chunked(case: Case) -> Any:
         return attend(tiling, q, k, v, keep=False)[0]
 
     return call
+
+
+if __name__ == "__main__":
+    run_file(__file__)

@@ -1,25 +1,22 @@
 """torch.compile of the plain softmax(QKᵀ·scale)V."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
+from types import FunctionType
 
 import torch
 
 from attnbench.api import (
+    AttentionCall,
     Case,
     attention_builder,
     compile_alone,
     core_flops,
     hidden_and_blind,
     reason_against_compiling,
+    run_file,
 )
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-
-def plain_attention(case: Case) -> Any:
+def plain_attention(case: Case) -> FunctionType:
     """softmax(QKᵀ·scale)V over one case's mask, as one would write it to be compiled."""
     scale, sharing = case.softmax_scale, case.heads // case.kv_heads
     wide = torch.promote_types(getattr(torch, case.dtype), torch.float32)
@@ -35,7 +32,7 @@ def plain_attention(case: Case) -> Any:
         o_BHLV = weights_BHLS @ v_BHSV
         return o_BHLV if blind_L1 is None else o_BHLV.masked_fill(blind_L1, 0)
 
-    return naive
+    return naive  # type: ignore[return-value]
 
 
 @attention_builder(
@@ -47,6 +44,10 @@ def plain_attention(case: Case) -> Any:
     flops=lambda case: core_flops(case, case.seq_len * case.kv_len, recompute=False),
     supports=reason_against_compiling,
 )
-def build_naive_compiled(case: Case) -> Attend:
+def build_naive_compiled(case: Case) -> AttentionCall:
     """torch.compile of softmax(QKᵀ·scale)V, compiled afresh for every case."""
     return compile_alone(plain_attention(case))
+
+
+if __name__ == "__main__":
+    run_file(__file__)

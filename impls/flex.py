@@ -1,15 +1,18 @@
 """torch's FlexAttention, compiled: blocks that the mask empties are never computed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from attnbench.api import Case, attention_builder, compile_alone, reason_against_compiling
-
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+from attnbench.api import (
+    AttentionCall,
+    Case,
+    attention_builder,
+    compile_alone,
+    reason_against_compiling,
+    run_file,
+    visible_blocks,
+)
 
 BLOCK = 128  # queries and keys of a block of the mask, torch's default
 
@@ -36,10 +39,10 @@ def block_mask(case: Case) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     before, after = case.mask.before, case.mask.after
-    shift = case.kv_len - case.seq_len
+    queries, keys = case.seq_len, case.kv_len
 
     def admits(_b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        offset = key - (query + shift)
+        offset = key - (query + (keys - queries))
         seen = offset == offset  # True, in whatever shape torch traces this with
         if before is not None:
             seen = seen & (offset >= -before)
@@ -48,7 +51,7 @@ def block_mask(case: Case) -> Any:
         return seen
 
     return create_block_mask(
-        admits, None, None, case.seq_len, case.kv_len, device=case.device, BLOCK_SIZE=BLOCK
+        admits, None, None, queries, keys, device=case.device, BLOCK_SIZE=BLOCK
     )
 
 
@@ -59,14 +62,8 @@ def flops(case: Case) -> int:
     the scores and the gradient of the weights in both: 4D + 3V a pair.
     """
     d, v = case.head_dim, case.value_dim
-    forward, backward = d + v, 4 * d + 3 * v
-    width = {"forward": forward, "backward": backward, "both": forward + backward}[case.pass_]
-    pairs = 0
-    for first in range(0, case.seq_len, BLOCK):
-        last = min(first + BLOCK, case.seq_len)
-        spans = [case.mask.span(i, case.seq_len, case.kv_len) for i in (first, last - 1)]
-        low, high = spans[0][0] // BLOCK * BLOCK, -(-spans[1][1] // BLOCK) * BLOCK
-        pairs += (last - first) * max(0, min(high, case.kv_len) - low)
+    width = {"forward": d + v, "backward": 4 * d + 3 * v, "both": 5 * d + 4 * v}[case.pass_]
+    pairs = sum(len(i) * len(j) for i, j in visible_blocks(case, BLOCK, BLOCK))
     return 2 * case.batch * case.heads * pairs * width
 
 
@@ -92,6 +89,10 @@ def flex_call(case: Case) -> Any:
     flops=flops,
     supports=supports,
 )
-def build_flex(case: Case) -> Attend:
+def build_flex(case: Case) -> AttentionCall:
     """FlexAttention with a block mask, compiled by torch.compile afresh for every case."""
     return compile_alone(flex_call(case))
+
+
+if __name__ == "__main__":
+    run_file(__file__)

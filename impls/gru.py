@@ -1,14 +1,8 @@
 """torch's gated recurrent unit: the recurrent baseline."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
 
-from attnbench.api import Case, recurrent_builder
-
-Network = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+from attnbench.api import AttentionCall, Case, recurrent_builder, run_file
 
 
 def flops(case: Case) -> int:
@@ -19,12 +13,10 @@ def flops(case: Case) -> int:
 
 
 def workspace(case: Case) -> int | None:
-    """Bytes beyond the states, in multiples of B·E: forward on a CPU, else None.
+    """Bytes beyond the states: forward in float32 and float64 on a CPU; None elsewhere.
 
-    The products of all tokens with w_ih (3n) and the zero state stay throughout. A step adds
-    five to the states before it; at the end all states are there twice, the second time as the
-    output. Half precision packs operands, cuDNN has a workspace of its own, and autograd keeps
-    what each step saves for as long as it likes.
+    The products of all tokens with w_ih (3n) and the zero state stay throughout. A step adds five
+    to the states before it; at the end all states are there twice, the second time as the output.
     """
     if case.device != "cpu" or case.element_bytes < 4 or case.needs_grad:
         return None
@@ -32,21 +24,19 @@ def workspace(case: Case) -> int | None:
     return case.batch * case.model_width * case.element_bytes * (3 * n + 1 + max(4, n))
 
 
-@recurrent_builder(
-    "gru",
-    time="n d^2",
-    memory="O(n d + d^2)",
-    flops=flops,
-    workspace=workspace,
-)
-def build_gru(case: Case) -> Network:
+@recurrent_builder("gru", time="n d^2", memory="O(n d + d^2)", flops=flops, workspace=workspace)
+def build_gru(case: Case) -> AttentionCall:
     """torch.gru, one layer without biases: cuDNN on a GPU, a loop over the tokens on a CPU."""
     training = case.needs_grad  # without it cuDNN keeps nothing that a backward could start from
 
-    def gru(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> torch.Tensor:
+    def gru(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, /) -> torch.Tensor:
         start_1BE = x_BLE.new_zeros(1, x_BLE.shape[0], x_BLE.shape[2])
         weights = (w_ih, w_hh)
         o_BLE, _ = torch.gru(x_BLE, start_1BE, weights, False, 1, 0.0, training, False, True)
         return o_BLE
 
     return gru
+
+
+if __name__ == "__main__":
+    run_file(__file__)

@@ -1,23 +1,48 @@
 """The baselines: softmax(QKᵀ·scale)V with whole score matrices, all heads at once or in a loop."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate
-
 import torch
 
-from attnbench.api import Case, attention_builder, core_flops, hidden_and_blind, output_bytes
+from attnbench.api import (
+    AttentionCall,
+    Case,
+    Estimate,
+    attention_builder,
+    core_flops,
+    hidden_and_blind,
+    run_file,
+)
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 MASKS = ("full", "causal", "window")
+# Score matrices of the case's dtype that are alive at the worst moment, in half precision and else.
+# Softmax works in float32 at least; what it needs to differentiate stays.
+MATRICES = {"forward": (5, 2), "backward": (4, 2), "both": (6, 3)}
 
 
-def expand_heads(x_BGSD: torch.Tensor, heads: int) -> torch.Tensor:
-    """Repeat each key/value head for the query heads that share it."""
-    groups = x_BGSD.shape[1]
-    return x_BGSD if groups == heads else x_BGSD.repeat_interleave(heads // groups, dim=1)
+def flops(case: Case) -> int:
+    """FLOPs executed: the full square whatever the mask, and no scores recomputed backward."""
+    return core_flops(case, case.seq_len * case.kv_len, recompute=False)
+
+
+def workspace(case: Case) -> int:
+    """Score matrices, and copies of keys and values for the query heads that share them (bytes)."""
+    row = case.batch * case.heads * case.element_bytes
+    scores, shared = row * case.seq_len * case.kv_len, case.heads != case.kv_heads
+    copies = row * case.kv_len * (case.head_dim + case.value_dim) * shared
+    if case.pass_ == "forward" and case.element_bytes >= 4:
+        return copies + scores + max(scores, row * case.seq_len * (case.head_dim - case.value_dim))
+    return Estimate(copies + MATRICES[case.pass_][case.element_bytes >= 4] * scores)
+
+
+def workspace_by_head(case: Case) -> int:
+    """The score matrices of one head, or the outputs to be stacked (bytes)."""
+    row = case.batch * case.seq_len * case.element_bytes
+    scores, o = row * case.kv_len, row * case.value_dim
+    if case.pass_ == "forward" and case.element_bytes >= 4:
+        return max(case.heads * o, scores + max(scores, row * case.head_dim - o))
+    matrices = MATRICES[case.pass_][case.element_bytes >= 4]
+    if case.pass_ == "both":  # the weights of all heads stay until the backward pass
+        matrices += (case.heads - 1) * (1 if case.element_bytes >= 4 else 3)
+    return Estimate(matrices * scores)
 
 
 class NaiveAttention:
@@ -39,140 +64,17 @@ class NaiveAttention:
         return o_LV if self.blind_L1 is None else o_LV.masked_fill_(self.blind_L1, 0)
 
 
-def square_flops(case: Case) -> int:
-    """FLOPs executed: the full square whatever the mask, and no scores recomputed backward."""
-    return core_flops(case, case.seq_len * case.kv_len, recompute=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Bytes of what one call of NaiveAttention handles, and what of it a case asks for.
-
-    `scores` is the score matrix in the case's dtype, `wide` the one that softmax returns.
-    """
-
-    q: int
-    k: int
-    v: int
-    o: int
-    scores: int
-    wide: int
-    copied: bool
-    graph: bool
-    masked: bool
-    blind: bool
-
-    @classmethod
-    def of(cls, case: Case, heads: int) -> Sizes:
-        """Of `heads` query heads, each with its own key/value head."""
-        element = case.batch * heads * case.element_bytes
-        scores = element * case.seq_len * case.kv_len
-        masked = not case.unmasked
-        return cls(
-            q=element * case.seq_len * case.head_dim,
-            k=element * case.kv_len * case.head_dim,
-            v=element * case.kv_len * case.value_dim,
-            o=element * case.seq_len * case.value_dim,
-            scores=scores,
-            wide=scores * 2 if case.element_bytes == 2 else scores,
-            copied=heads != 1 and heads != case.kv_heads,
-            graph=case.needs_grad,
-            masked=masked,
-            blind=masked and case.seq_len > case.kv_len,
-        )
-
-
-Changes = Iterator[int]  # bytes allocated (positive) and freed (negative), in their order
-
-
-def peak(changes: Changes) -> int:
-    """The highest sum of live bytes."""
-    return max(accumulate(changes))
-
-
-def forward_changes(size: Sizes) -> Changes:
-    """What NaiveAttention allocates; with a graph, scaled q and the weights stay."""
-    half = size.wide != size.scores
-    yield from (size.q, size.scores)
-    if not size.graph:
-        yield -size.q
-    if half:
-        yield size.wide  # the scores in float32
-    yield size.wide
-    if half:
-        yield from (-size.wide, size.scores)  # the weights in the case's dtype
-        if not size.graph:
-            yield -size.wide
-    yield from (size.o, -size.scores)
-    if not size.graph:
-        yield -size.scores
-
-
-def backward_changes(size: Sizes, *, frees: bool, sums: bool = False) -> Changes:
-    """What autograd allocates for one call; dq, dk and dv stay.
-
-    `frees`: the graph goes as it is used. `sums`: dk and dv are added to those of another head.
-    """
-    half = size.wide != size.scores
-    if size.blind:
-        yield size.o  # do with the blind rows cleared
-    yield from (size.v, size.scores)  # dv, dweights
-    if size.blind:
-        yield -size.o
-    if (size.copied and frees) or sums:
-        yield -size.v
-    if half:
-        yield from (-size.scores if frees else 0, size.wide, -size.scores)
-    yield from (size.wide, -size.wide, -size.wide if frees else 0)  # dscores, for dweights
-    if half:
-        yield from (size.scores, -size.wide)
-    if size.masked:
-        yield from (size.scores, -size.scores)
-    yield from (size.k, size.q, -size.scores, -size.q if frees else 0)
-    if sums:
-        yield -size.k
-    yield from (size.q, -size.q)  # dq of the scaled q, then of q
-
-
-def naive_changes(case: Case) -> Changes:
-    """All heads at once. Heads that share a key/value head get copies of it."""
-    size = Sizes.of(case, case.heads)
-    if case.pass_ != "backward":
-        yield size.k + size.v if size.copied else 0
-        yield from forward_changes(size)
-    if case.needs_grad:
-        yield from backward_changes(size, frees=case.pass_ == "both")
-
-
-def heads_changes(case: Case) -> Changes:
-    """Head by head; with a graph, what every head saved is there when the last one has run."""
-    size, heads = Sizes.of(case, 1), case.heads
-    if case.pass_ != "backward":
-        for _ in range(heads):
-            yield from forward_changes(size)
-        yield from (heads * size.o, -heads * size.o)  # stacked
-    if case.needs_grad:
-        for head in range(heads):
-            sums = head % (heads // case.kv_heads) > 0
-            yield from backward_changes(size, frees=case.pass_ == "both", sums=sums)
-        for part in (heads * size.q, case.kv_heads * size.k, case.kv_heads * size.v):
-            yield from (part, -part)  # stacked
-
-
 @attention_builder(
-    "naive",
-    time="n^2 d",
-    memory="n^2",
-    masks=MASKS,
-    flops=square_flops,
-    workspace=lambda case: peak(naive_changes(case)) - output_bytes(case),
+    "naive", time="n^2 d", memory="n^2", masks=MASKS, flops=flops, workspace=workspace
 )
-def build_naive(case: Case) -> Attend:
+def build_naive(case: Case) -> AttentionCall:
     """softmax(QKᵀ·scale)V with the whole score matrix: the baseline of every comparison."""
-    attend = NaiveAttention(case)
+    attend, sharing = NaiveAttention(case), case.heads // case.kv_heads
 
-    def naive(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> torch.Tensor:
-        k_BHSD, v_BHSV = expand_heads(k_BGSD, case.heads), expand_heads(v_BGSV, case.heads)
+    def naive(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /) -> torch.Tensor:
+        k_BHSD, v_BHSV = (
+            x if sharing == 1 else x.repeat_interleave(sharing, dim=1) for x in (k_BGSD, v_BGSV)
+        )
         return attend(q_BHLD, k_BHSD, v_BHSV)
 
     return naive
@@ -183,16 +85,15 @@ def build_naive(case: Case) -> Attend:
     time="n^2 d",
     memory="n^2",
     masks=MASKS,
-    flops=square_flops,
-    workspace=lambda case: peak(heads_changes(case)) - output_bytes(case),
+    flops=flops,
+    workspace=workspace_by_head,
 )
-def build_naive_heads(case: Case) -> Attend:
+def build_naive_heads(case: Case) -> AttentionCall:
     """The textbook loop: softmax(QKᵀ·scale)V one head after another, the results stacked."""
-    attend = NaiveAttention(case)
-    sharing = case.heads // case.kv_heads
+    attend, sharing = NaiveAttention(case), case.heads // case.kv_heads
 
     def naive_heads(
-        q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor
+        q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /
     ) -> torch.Tensor:
         # unbind and not an index: its gradient is one stack, where every index would make a
         # dq of all heads, zero but for one.
@@ -204,3 +105,7 @@ def build_naive_heads(case: Case) -> Attend:
         return torch.stack(o_BLVs, dim=1)
 
     return naive_heads
+
+
+if __name__ == "__main__":
+    run_file(__file__)

@@ -88,6 +88,20 @@ def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalog
     monkeypatch.setattr(LocalRunner, "run", run)
 
 
+class Collector:
+    """What a worker would report of its cells, kept."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.stages: list[tuple[int, str | None, str]] = []
+
+    def at(self, case: int, impl: str | None, stage: str) -> None:
+        self.stages.append((case, impl, stage))
+
+    def record(self, case: int, record: Record) -> None:
+        self.records.append(record)
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """The built-in implementations, and one thread: on small tensors more wait for each other."""

@@ -184,7 +184,7 @@ def test_a_broken_entry_point_only_warns(monkeypatch: pytest.MonkeyPatch) -> Non
     from attnbench.api import direct
 
     monkeypatch.setattr(direct, "load_entry_points", lambda: ["entry point x (y): ImportError"])
-    direct._loaded.cache_clear()
+    direct._load.cache_clear()
     with pytest.warns(UserWarning, match="entry point x"):
         attnbench.get("naive")
     with warnings.catch_warnings():

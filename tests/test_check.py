@@ -9,7 +9,10 @@ import torch
 from attnbench.schema.case import Case, Position, parse_mask
 from attnbench.theory.traits import case_label
 from attnbench.worker.inputs import Draw, attention_tensors, fill_attention, needle_pairs
-from attnbench.worker.reference import Size, Truth, attention_truth, judge, plain_attention
+from attnbench.worker.reference import Reference, Size, judge, plain_attention
+from attnbench.worker.workloads import WORKLOADS
+
+reference = WORKLOADS.get("attention").truth
 
 
 def drawn(case: Case, **draw) -> dict[str, torch.Tensor]:
@@ -118,7 +121,7 @@ def naive_float32(case, tensors, mutate=lambda scores: scores):
 
 
 def verdict(case, tensors, o):
-    return judge({"o": o}, attention_truth(case, tensors), case.dtype)
+    return judge({"o": o}, reference(case, tensors), case.dtype)
 
 
 def test_a_plain_result_passes():
@@ -194,7 +197,7 @@ def mostly_zero(x):
 )
 def test_a_small_error_everywhere_cannot_hide_behind_one_large_element(name, damage):
     case, tensors, results = bfloat16_both()
-    truth = attention_truth(case, tensors)
+    truth = reference(case, tensors)
     assert judge(results, truth, case.dtype).reason is None
     damaged = results | {name: damage(results[name])}
     assert f"{name} is off" in (judge(damaged, truth, case.dtype).reason or "")
@@ -261,7 +264,7 @@ def test_values_that_are_not_finite_never_pass(poison):
 
 
 def test_an_overflowing_yardstick_excuses_nobody():
-    truth = Truth(
+    truth = Reference(
         values={"o": torch.ones(3, dtype=torch.float64)}, allowed={"o": Size(max=1e-6, rms=1e-6)}
     )
     assert judge({"o": torch.full((3,), 1.1)}, truth, "float32").reason
@@ -269,7 +272,7 @@ def test_an_overflowing_yardstick_excuses_nobody():
     tensors = drawn(case)
     tensors["q"].fill_(6e4)
     tensors["k"].fill_(6e4)
-    allowed = attention_truth(case, tensors).allowed["o"]
+    allowed = reference(case, tensors).allowed["o"]
     assert math.isfinite(allowed.max)
 
 
@@ -290,7 +293,7 @@ def test_the_gradient_that_is_exactly_zero_has_room_for_rounding():
     # At n = 1 the true dq is 0; what float32 leaves behind must pass, a real error must not.
     case = Case(pass_="both", heads=1, seq_len=1, head_dim=8)
     tensors = drawn(case)
-    truth = attention_truth(case, tensors)
+    truth = reference(case, tensors)
     assert float(truth.values["dq"].abs().max()) == 0
     assert 0 < truth.allowed["dq"].max < 1e-4
 
@@ -314,7 +317,7 @@ def test_recomputed_weights_have_room_for_the_rounding_of_their_log_sum_exp():
     named = dict(
         zip(("dq", "dk", "dv"), torch.autograd.grad(o, (q, k, v), tensors["do"]), strict=False)
     )
-    truth = attention_truth(case, tensors)
+    truth = reference(case, tensors)
     result = judge({"o": o, **named}, truth, case.dtype)
     assert result.reason is None
     wrong = named | {"dv": named["dv"] * (1 + 1e-3)}
@@ -325,7 +328,7 @@ def test_half_precision_gradients_get_no_extra_room():
     # Their statistics are kept in float32, so the term of the log-sum-exp is a 2^-16th there.
     case = Case(pass_="both", heads=1, seq_len=64, head_dim=16, dtype="bfloat16")
     tensors = drawn(case, needles=True)
-    truth = attention_truth(case, tensors)
+    truth = reference(case, tensors)
     dropped = needle_pairs(case.mask, 64, 64, seed=3)[0][1]
     exact = plain_attention(case, {n: x.detach().double() for n, x in tensors.items()}).values
     missing = {name: x.bfloat16() for name, x in exact.items()}

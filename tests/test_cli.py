@@ -336,7 +336,7 @@ WRONG_FILES = {
     ),
     "declares what nobody knows": (
         "from attnbench.api import attention\n@attention('mine', speed=9)\ndef f(q, k, v): ...",
-        "unknown speed",
+        "unexpected keyword argument 'speed'",
     ),
 }
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, Case, dense_mask
+from attnbench.api import IMPLEMENTATIONS, Case, Estimate, dense_mask
 from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.measure.counted import count_flops
 from attnbench.measure.profiled import profile_call
-from attnbench.schema.case import parse_mask
+from attnbench.schema.case import parse_mask, parse_position
 from attnbench.theory.costs import OPAQUE_FORMULAS
+from attnbench.worker.catalogue import reasons_against
+from attnbench.worker.measuring import check_item
+from tests.conftest import environment
+from tests.pairwise import ids, pairwise
 
-EAGER = ("naive", "naive-heads", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-mask")
+EAGER = ("naive", "naive-heads", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-mask", "chunked")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+PASSES = ("forward", "backward", "both")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,13 +43,14 @@ def case_of(**fields: Any) -> Case:
 
 
 def tensors(case: Case, spread: float = 1.0) -> list[torch.Tensor]:
-    """q, k, v, do of the case: normal, seeded."""
+    """q, k, v, do of the case: normal, seeded; q is multiplied by `spread`."""
     generator = torch.Generator().manual_seed(0)
     query, key = (case.heads, case.seq_len), (case.kv_heads, case.kv_len)
     shapes = [(*query, case.head_dim), (*key, case.head_dim), (*key, case.value_dim)]
     shapes.append((*query, case.value_dim))
     made = [torch.randn(case.batch, *shape, generator=generator) for shape in shapes]
-    made = [(x * spread).to(getattr(torch, case.dtype)) for x in made]
+    made[0] *= spread
+    made = [x.to(getattr(torch, case.dtype)) for x in made]
     return [*(x.requires_grad_(case.needs_grad) for x in made[:3]), made[3]]
 
 
@@ -65,25 +73,21 @@ def assert_right(call: Any, case: Case, inputs: list[torch.Tensor]) -> None:
     """The project's rule: error at most 2x (gradients 3x) that of the plain computation in the
     case's dtype, plus a floor of a few eps of the result."""
     wide = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
-    truth = run(functools.partial(plain, case), case, *wide)
-    yardstick = run(functools.partial(plain, case), case, *inputs)
-    eps = torch.finfo(inputs[0].dtype).eps
+    exact = run(functools.partial(plain, case), case, *wide)
+    baseline = run(functools.partial(plain, case), case, *inputs)
+    # In float64 the reference rounds as the plain computation does, which then has no error.
+    eps = (64 if case.dtype == "float64" else 8) * torch.finfo(inputs[0].dtype).eps
+    largest = max(1.0, *(float(x.detach().abs().max()) for x in exact))
+    results = run(call, case, *inputs)
+    assert len(results) == (4 if case.needs_grad else 1)
     for name, got, want, usual in zip(
-        ("o", "dq", "dk", "dv"), run(call, case, *inputs), truth, yardstick, strict=False
+        ("o", "dq", "dk", "dv"), results, exact, baseline, strict=False
     ):
         assert (got.shape, got.dtype) == (want.shape, inputs[0].dtype)
         factor = 2 if name == "o" else 3
         usual_error = (usual.double() - want).abs().max()
-        # Sums of terms of size 1 may come out small: with one key dq is the difference of equals.
-        floor = 8 * eps * max(1.0, float(want.detach().abs().max()))
         assert not got.isnan().any(), name
-        assert (got.double() - want).abs().max() <= factor * usual_error + floor, name
-
-
-def flops_of(name: str, case: Case) -> int:
-    formula = IMPLEMENTATIONS.get(name).flops
-    assert formula is not None
-    return formula(case)
+        assert (got.double() - want).abs().max() <= factor * usual_error + eps * largest, name
 
 
 def unsupported(name: str, case: Case) -> str | None:
@@ -106,48 +110,120 @@ SHAPES: dict[str, dict[str, Any]] = {
     "own scale": {"scale": 0.5},
     "past one block": {"batch": 1, "heads": 1, "seq_len": 193, "kv_len": 515, "mask": "causal"},
 }
+ROWS = pairwise({"name": EAGER, "shape": list(SHAPES), "dtype": DTYPES, "pass_": PASSES[::2]})
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("row", ROWS, ids=ids(ROWS))
+def test_it_computes_attention_and_its_gradients(row):
+    case = case_of(**{"dtype": row["dtype"], "pass_": row["pass_"]} | SHAPES[row["shape"]])
+    if row["name"] == "sdpa-flash" and case.value_dim != case.head_dim:
+        assert (unsupported("sdpa-flash", case) or "").startswith("flash: ")
+        return
+    assert unsupported(row["name"], case) is None
+    assert_right(IMPLEMENTATIONS.get(row["name"]).build(case), case, tensors(case))
+
+
+AROUND: dict[str, dict[str, Any]] = {
+    "attention": {},
+    "attention, more keys": {"kv_len": 21},
+    "attention, more queries": {"kv_len": 8},
+    **{
+        f"layer, {way}": {"workload": "layer", "width": 24, "projection": way}
+        for way in ("fused", "separate", "per-head")
+    },
+    **{
+        f"decode, {cache}": {"workload": "decode", "width": 24, "cache": cache, "new_tokens": 3}
+        for cache in ("rerun", "none", "concat", "static")
+    },
+}
+CELLS = pairwise(
+    {
+        "name": EAGER,
+        "around": list(AROUND),
+        "mask": ("full", "causal", "window:3"),
+        "position": ("none", "rope", "rope-interleaved"),
+        "dtype": DTYPES,
+        "pass_": PASSES,
+        "kv_heads": (4, 2, 1),
+    }
+)
+
+
+@pytest.mark.parametrize("row", CELLS, ids=ids(CELLS))
+def test_it_is_right_under_every_mask_and_position_in_every_workload(row):
+    fields = row | AROUND[row["around"]]
+    name, _ = fields.pop("name"), fields.pop("around")
+    if fields.get("workload") == "decode":  # forward and causal by nature
+        mask = "causal" if fields["mask"] == "full" else fields["mask"]
+        fields |= {"pass_": "forward", "mask": mask}
+    case = case_of(**fields | {"head_dim": 8, "position": parse_position(fields["position"])})
+    assert reasons_against([case], [name]) == {name: (None,)}
+    result = check_item(case, name, {}, 0)
+    assert (result["status"], result["reason"]) == ("ok", None)
+
+
+LONG: dict[str, dict[str, Any]] = {
+    "odd length over several blocks": {"seq_len": 1101, "heads": 1},
+    "fewer queries than keys": {"seq_len": 130, "kv_len": 1201},
+    "more queries than keys": {"seq_len": 1201, "kv_len": 130},
+    "grouped heads, wide values": {"seq_len": 600, "heads": 6, "kv_heads": 2, "value_dim": 24},
+    "one key head, several items": {"seq_len": 333, "heads": 8, "kv_heads": 1, "batch": 3},
+    "more slices than one block takes": {"seq_len": 515, "heads": 3, "batch": 2},
+}
+BANDS = ("full", "causal", "window:77", "window:1", "window:511", "window:512", "window:700")
+BLOCKS = pairwise({"shape": list(LONG), "mask": BANDS, "dtype": ("float32", "float64", "bfloat16")})
+
+
+@pytest.mark.parametrize("row", BLOCKS, ids=ids(BLOCKS))
+def test_chunked_is_right_over_several_blocks(row):
+    sizes = {"batch": 1, "heads": 2, "head_dim": 16} | LONG[row["shape"]]
+    case = case_of(**sizes, mask=row["mask"], dtype=row["dtype"])
+    assert_right(IMPLEMENTATIONS.get("chunked").build(case), case, tensors(case))
+
+
 @pytest.mark.parametrize("name", EAGER)
-def test_it_computes_attention_and_its_gradients(name, shape, dtype):
-    for pass_ in ("forward", "both"):
-        case = case_of(**{"dtype": dtype, "pass_": pass_} | SHAPES[shape])
-        if unsupported(name, case):
-            assert (name, case.value_dim != case.head_dim) == ("sdpa-flash", True)
-            continue
-        assert_right(IMPLEMENTATIONS.get(name).build(case), case, tensors(case))
+def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(name):
+    for mask in ("causal", "window:2"):
+        case = case_of(kv_len=6, mask=mask)
+        o, dq, dk, dv = run(IMPLEMENTATIONS.get(name).build(case), case, *tensors(case))
+        assert not o[:, :, :7].any()
+        assert not dq[:, :, :7].any()
+        assert o[:, :, 7:].all()
+        assert dq[:, :, 8:].any()
+        assert all(x.isfinite().all() for x in (o, dq, dk, dv))
 
 
-@pytest.mark.parametrize("mask", ["causal", "window:2"])
 @pytest.mark.parametrize("name", EAGER)
-def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(name, mask):
-    case = case_of(kv_len=6, mask=mask)
-    o, dq, _, _ = run(IMPLEMENTATIONS.get(name).build(case), case, *tensors(case))
-    assert not o[:, :, :7].any()
-    assert not dq[:, :, :7].any()
-    assert o[:, :, 7:].all()
-    assert dq[:, :, 8:].any()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", EAGER)
-def test_large_logits_neither_overflow_nor_turn_into_nan(name, dtype):
+def test_large_logits_neither_overflow_nor_turn_into_nan(name):
     # The unscaled scores reach 100000, past float16's 65504.
-    case = case_of(dtype=dtype, head_dim=64, mask="causal", pass_="forward")
-    inputs = tensors(case, spread=60.0)
-    assert (inputs[0].float() @ inputs[1].float().mT).abs().max() > 65504
-    assert IMPLEMENTATIONS.get(name).build(case)(*inputs[:3]).isfinite().all()
+    for dtype in ("float32", "float16"):
+        case = case_of(dtype=dtype, head_dim=64, mask="causal", pass_="forward")
+        inputs = tensors(case, spread=3600.0)
+        assert (inputs[0].float() @ inputs[1].float().mT).abs().max() > 65504
+        assert IMPLEMENTATIONS.get(name).build(case)(*inputs[:3]).isfinite().all()
 
 
 @pytest.mark.parametrize("name", EAGER)
 def test_inputs_need_not_be_contiguous(name):
-    case = case_of(kv_heads=2, mask="causal", pass_="forward")
-    q, k, v, _ = tensors(case)
-    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    case = case_of(kv_heads=2, mask="causal")
+    inputs = tensors(case)
+    strided = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
+    strided = [*(x.requires_grad_() for x in strided[:3]), strided[3].mT.contiguous().mT]
     call = IMPLEMENTATIONS.get(name).build(case)
-    torch.testing.assert_close(call(*strided), call(q, k, v))
+    for got, want in zip(run(call, case, *strided), run(call, case, *inputs), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_chunked_gives_the_same_with_and_without_gradients():
+    case = case_of(seq_len=600, mask="causal")
+    q, k, v, _ = tensors(case)
+    call = IMPLEMENTATIONS.get("chunked").build(case)
+    with torch.no_grad():
+        alone = call(q, k, v)
+    recorded = call(q, k, v)
+    assert alone.grad_fn is None
+    assert recorded.grad_fn is not None
+    assert torch.equal(alone, recorded.detach())
 
 
 UNSUPPORTED_ON_CPU = {
@@ -177,7 +253,7 @@ def test_what_is_unsupported_on_cpu_is_exactly_this():
             assert unsupported(name, case) == expected, (name, what)
 
 
-def test_a_missing_gpu_is_a_reason_and_no_exception(monkeypatch):
+def test_a_missing_gpu_is_a_reason_and_not_an_exception(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     module("sdpa").refusal.cache_clear()
     for name in ("sdpa", "sdpa-flash", "sdpa-mask", "flex", "naive-compiled"):
@@ -219,20 +295,6 @@ def test_a_forced_kernel_that_cannot_run_raises():
         IMPLEMENTATIONS.get("sdpa-flash").build(case)(q, k, v)
 
 
-@pytest.mark.parametrize(
-    ("name", "op"),
-    [
-        ("sdpa-flash", "aten::_scaled_dot_product_flash_attention_for_cpu"),
-        ("sdpa", "aten::_scaled_dot_product_flash_attention_for_cpu"),
-        ("sdpa-math", "aten::bmm"),
-    ],
-)
-def test_the_kernel_that_runs_is_the_one_asked_for(name, op):
-    case = case_of(pass_="forward", mask="causal")
-    call = IMPLEMENTATIONS.get(name).build(case)
-    assert op in profile_call(lambda: call(*tensors(case)[:3]), "cpu").kernels
-
-
 def prepared(name: str, case: Case) -> Callable[[], Any]:
     """One call of the case's pass, as it is measured: the graph of `backward` is there before."""
     call, (q, k, v, do) = IMPLEMENTATIONS.get(name).build(case), tensors(case)
@@ -242,13 +304,21 @@ def prepared(name: str, case: Case) -> Callable[[], Any]:
     return lambda: run(call, case, q, k, v, do)
 
 
-@pytest.mark.parametrize("pass_", ["forward", "backward", "both"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["naive", "naive-heads", "sdpa-math"])
-def test_declared_flops_are_the_counted_ones(name, shape, pass_):
-    case = case_of(**SHAPES[shape] | {"pass_": pass_})
-    counted, source = count_flops(prepared(name, case), OPAQUE_FORMULAS)
-    assert (flops_of(name, case), source) == (counted, "dispatched")
+def flops_of(name: str, case: Case) -> int:
+    formula = IMPLEMENTATIONS.get(name).flops
+    assert formula is not None
+    return formula(case)
+
+
+DISPATCHED = ("naive", "naive-heads", "sdpa-math", "chunked")
+COUNTS = pairwise({"name": DISPATCHED, "shape": list(SHAPES), "pass_": PASSES})
+
+
+@pytest.mark.parametrize("row", COUNTS, ids=ids(COUNTS))
+def test_declared_flops_are_the_counted_ones(row):
+    case = case_of(**SHAPES[row["shape"]] | {"pass_": row["pass_"]})
+    counted, source = count_flops(prepared(row["name"], case), OPAQUE_FORMULAS)
+    assert (flops_of(row["name"], case), source) == (counted, "dispatched")
 
 
 def test_flash_flops_skip_the_key_blocks_past_the_diagonal():
@@ -276,7 +346,11 @@ def test_flex_flops_are_whole_blocks_of_the_mask():
     assert flops(case_of(**one, mask="window:4")) == 4 * window
 
 
-# Not the sizes that the formulas were worked out at (B=1, H=4, n=512, D=64).
+def test_causal_chunked_executes_little_more_than_half_of_full():
+    full, causal = (flops_of("chunked", case_of(seq_len=4096, mask=m)) for m in ("full", "causal"))
+    assert causal / full < 0.57
+
+
 BIG: dict[str, dict[str, Any]] = {
     "plain": {"batch": 1, "heads": 3, "seq_len": 576, "head_dim": 48},
     "long": {"batch": 1, "heads": 2, "seq_len": 800, "head_dim": 96},
@@ -284,28 +358,87 @@ BIG: dict[str, dict[str, Any]] = {
     "causal": {"batch": 1, "heads": 3, "seq_len": 600, "head_dim": 72, "mask": "causal"},
     "blind": {"batch": 1, "heads": 2, "seq_len": 600, "kv_len": 520, "mask": "causal"},
     "wide": {"batch": 1, "heads": 2, "seq_len": 640, "head_dim": 40, "value_dim": 88},
+    "narrow, few queries": {"seq_len": 8, "kv_len": 1024, "head_dim": 64, "value_dim": 16},
 }
 
 
-# float16 matmuls take seconds on CPU: one small shape stands for both halves there.
-BIG_DTYPES = [(shape, dtype) for shape in BIG for dtype in ("float32", "float64", "bfloat16")]
+def workspaces(name: str, case: Case) -> tuple[int | None, int]:
+    """As declared, and as measured."""
+    profiled = profile_call(prepared(name, case), "cpu")
+    formula = IMPLEMENTATIONS.get(name).workspace
+    assert formula is not None
+    return formula(case), profiled.peak_bytes - sum(x.nbytes for x in profiled.result)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [*BIG_DTYPES, ("plain", "float16")])
+@pytest.mark.parametrize("shape", BIG)
 @pytest.mark.parametrize("name", EAGER)
-def test_the_workspace_is_predicted(name, shape, dtype):
-    for pass_ in ("forward", "backward", "both"):
-        case = case_of(**BIG[shape] | {"dtype": dtype, "pass_": pass_})
-        if unsupported(name, case):
-            continue
-        profiled = profile_call(prepared(name, case), "cpu")
-        measured = profiled.peak_bytes - sum(x.nbytes for x in profiled.result)
-        formula = IMPLEMENTATIONS.get(name).workspace
-        assert formula is not None
-        predicted = formula(case)
-        # oneDNN's own memory for bfloat16 products depends on the processor.
-        tolerance = 0.25 if dtype == "bfloat16" else 0.02
-        assert abs(predicted - measured) <= tolerance * measured, (pass_, predicted, measured)
+def test_the_workspace_of_a_forward_pass_is_declared_exactly(name, shape):
+    dtype = "float64" if shape in ("grouped", "blind") else "float32"
+    case = case_of(**BIG[shape] | {"dtype": dtype, "pass_": "forward"})
+    if name == "sdpa-flash" and case.value_dim != case.head_dim:
+        assert unsupported(name, case)
+        return
+    predicted, measured = workspaces(name, case)
+    assert type(predicted) is int
+    # math looks for rows without keys, which takes a few bytes each.
+    miss = 0.02 * measured if name.startswith("sdpa") else 0
+    assert abs(predicted - measured) <= miss
+
+
+ESTIMATES = pairwise(
+    {"name": EAGER[:-1], "dtype": ("float32", "bfloat16"), "pass_": PASSES, "kv_heads": (4, 2)}
+)
+
+
+@pytest.mark.parametrize("row", ESTIMATES, ids=ids(ESTIMATES))
+def test_the_workspace_of_other_passes_is_an_estimate_of_the_right_size(row):
+    name = row.pop("name")
+    case = case_of(**row, seq_len=600, head_dim=32)
+    predicted, measured = workspaces(name, case)
+    exact = row["pass_"] == "forward" and row["dtype"] == "float32"
+    assert isinstance(predicted, Estimate) != exact
+    assert predicted is not None
+    assert 0.4 < predicted / measured < 2.5
+
+
+DECLARED = pairwise(
+    {
+        "shape": ("square", "grouped", "half"),
+        "mask": ("full", "causal", "window:300"),
+        "pass_": PASSES,
+    }
+)
+CHUNKED: dict[str, dict[str, Any]] = {
+    "square": {"seq_len": 1100},
+    "grouped": {"seq_len": 520, "kv_len": 1200, "kv_heads": 2, "value_dim": 24, "batch": 2},
+    "half": {"seq_len": 1200, "kv_len": 520, "dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("row", DECLARED, ids=ids(DECLARED))
+def test_chunked_multiplies_and_allocates_exactly_what_it_declares(row):
+    sizes = {"batch": 1, "head_dim": 16} | CHUNKED[row["shape"]]
+    case = case_of(**sizes, mask=row["mask"], pass_=row["pass_"])
+    call = prepared("chunked", case)
+    assert count_flops(call, {}) == (flops_of("chunked", case), "dispatched")
+    predicted, measured = workspaces("chunked", case)
+    assert type(predicted) is int
+    assert predicted == measured
+    kernels = profile_call(call, "cpu").kernels
+    assert "aten::bmm" in kernels
+    assert not [name for name in kernels if "attention" in name or "softmax" in name]
+
+
+def test_chunked_needs_a_64th_of_the_score_matrices_and_keeps_small_masks():
+    chunked = IMPLEMENTATIONS.get("chunked")
+    assert chunked.workspace is not None
+    case = case_of(batch=1, seq_len=4096, head_dim=64, pass_="forward")
+    workspace = chunked.workspace(case) or 0
+    assert 64 * workspace <= 2 * case.heads * case.seq_len**2 * case.element_bytes
+    long = case_of(batch=1, seq_len=65536, head_dim=64, pass_="forward")
+    assert chunked.workspace(long) == workspace  # only half precision copies what grows with n
+    causal = case_of(seq_len=8192, mask="causal")
+    assert profile_call(lambda: chunked.build(causal), "cpu").kept_bytes <= 2**20
 
 
 # Compiling takes seconds a shape: two real ones, and the rest with dynamo alone.
@@ -330,7 +463,7 @@ def test_compiled_ones_are_right(name):
 @pytest.mark.parametrize(
     ("name", "function"), [("flex", "flex_call"), ("compiled", "plain_attention")]
 )
-def test_twelve_shapes_in_one_process_all_stay_compiled(name, function):
+def test_ten_shapes_in_one_process_all_stay_compiled(name, function):
     compiled: list[int] = []
 
     def backend(graph: Any, _examples: Any) -> Any:
@@ -339,12 +472,12 @@ def test_twelve_shapes_in_one_process_all_stay_compiled(name, function):
 
     impl = module(name)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for n in range(3, 15):
+        for n in range(3, 13):
             case = case_of(seq_len=n, mask="causal", pass_="forward")
             call = impl.compile_alone(getattr(impl, function)(case), backend=backend)
             for _ in range(2):
                 assert_right(call, case, tensors(case))
-    assert len(compiled) == 12
+    assert len(compiled) == 10
 
 
 def test_without_a_code_object_of_their_own_the_ninth_would_be_an_error():
@@ -359,3 +492,26 @@ def test_without_a_code_object_of_their_own_the_ninth_would_be_an_error():
 
     with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
         run_all()
+
+
+def test_a_kernel_file_run_alone_prints_its_check_and_one_time(tmp_path):
+    source = (Path(__file__).parent.parent / "impls" / "chunked.py").read_text()
+    wrong = source.replace("scale * LOG2_E)", "1.01 * scale * LOG2_E)")
+    assert wrong != source
+    for text, code, shown in ((source, 0, "right (error "), (wrong, 1, "incorrect: o is off")):
+        copy = tmp_path / "mine.py"  # the name it registers is that of the built-in file
+        copy.write_text(text)
+        ended = subprocess.run(
+            [sys.executable, str(copy)],
+            env=environment(OMP_NUM_THREADS="1"),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert ended.returncode == code, ended.stderr
+        heading, line = ended.stdout.splitlines()
+        assert heading.startswith("attention forward n=256")
+        assert line.split()[0] == "chunked"
+        assert shown in line
+        assert line.endswith(("s", "allowed"))

@@ -1,12 +1,13 @@
 """What planning knows of the workloads, and the laws that implementations declare."""
 
+import inspect
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from attnbench.api import IMPLEMENTATIONS, attention, recurrent_builder
+from attnbench.api import IMPLEMENTATIONS, attention, attention_builder, recurrent_builder
 from attnbench.api.loader import load_built_in
 from attnbench.errors import UsageError
 from attnbench.planning.plan import Axes, work
@@ -122,7 +123,7 @@ def test_a_law_that_is_none_is_refused_by_name_with_examples(field, forgotten):
     with pytest.raises(UsageError) as refused:
         attention("lawful", **declared)(lambda q, k, v, *, causal, scale: q)
     text = str(refused.value)
-    assert f"'lawful' declares {field}: 'n^2 q' is no law" in text
+    assert f"'lawful' declares {field}='n^2 q': 'n^2 q' is no law" in text
     assert "'n^2 d'" in text
     assert "\n" not in text
     assert "lawful" not in IMPLEMENTATIONS
@@ -142,13 +143,34 @@ def test_whom_a_workload_is_served_by_is_declared(forgotten):
     assert network.reason_against_workload("layer") == "serves recurrent, not layer"
 
 
-def test_workloads_that_are_no_tuple_are_refused():
-    with pytest.raises(UsageError, match="a tuple of names"):
-        attention("lawful", workloads="layer")(lambda q, k, v, *, causal, scale: q)
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ({"workloads": "layer"}, "Expected `array`"),
+        ({"dtypes": ("float12",)}, "Invalid enum value 'float12'"),
+        ({"masks": ("diagonal",)}, "unknown mask 'diagonal'"),
+        ({"gqa": 1}, "Expected `bool`"),
+        ({"flops": 7}, "expected a function of the case"),
+    ],
+)
+def test_what_is_not_of_its_parameter_s_type_is_refused_by_name(declared, says):
+    with pytest.raises(UsageError, match=says) as refused:
+        attention("lawful", **declared)(lambda q, k, v, *, causal, scale: q)
+    assert f"'lawful' declares {next(iter(declared))}=" in str(refused.value)
+    assert "lawful" not in IMPLEMENTATIONS
+
+
+def test_what_an_author_can_declare_are_real_parameters():
+    wanted = inspect.signature(attention_builder).parameters
+    for decorator in (attention, recurrent_builder):
+        assert inspect.signature(decorator).parameters == wanted
+    assert {"dtypes", "devices", "passes", "masks", "gqa", "workspace"} <= set(wanted)
+    with pytest.raises(TypeError, match="speed"):
+        attention("lawful", speed=9)(lambda q, k, v, *, causal, scale: q)  # type: ignore[call-arg]
 
 
 def test_a_workload_that_there_is_not_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"'lawful' declares workloads with 'atention'.*layer"):
+    with pytest.raises(UsageError, match=r"'lawful' declares workloads=.*'atention'.*layer"):
         attention("lawful", workloads=("atention",))(lambda q, k, v, *, causal, scale: q)
     assert "lawful" not in IMPLEMENTATIONS
 

@@ -17,8 +17,9 @@ from attnbench.measure.counted import watch_saved
 from attnbench.measure.profiled import make_matmul_workspaces, profile_call
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.worker.inputs import Draw
-from attnbench.worker.measuring import prepare_case
+from attnbench.worker.measuring import Entry, prepare
 from attnbench.worker.workloads import WORKLOADS
+from tests.conftest import Collector
 
 load_built_in()
 
@@ -198,7 +199,7 @@ def test_any_order_of_implementations_gives_the_same_bytes(pass_):
     names = ("naive", "sdpa", "chunked", "naive-heads")
     seen: dict[str, set[tuple[int | None, ...]]] = {name: set() for name in names}
     for order in itertools.islice(itertools.permutations(names), 0, None, 5):
-        trials = prepare_case(case, list(order), 0, lambda record: None, lambda *_: None)
+        trials = prepare(Entry(index=0, case=case, impls=order), 0, Collector())
         for name, trial in trials.items():
             seen[name].add(tuple(trial.metrics[f"memory_{part}_bytes"] for part in BYTES))
     assert {name: len(bytes_) for name, bytes_ in seen.items()} == dict.fromkeys(names, 1)

@@ -9,8 +9,8 @@ import torch
 from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.schema.case import Case, parse_mask
 from attnbench.worker.catalogue import reasons_against
-from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
+from attnbench.worker.measuring import check_item
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads.recurrent import gru_states

@@ -12,9 +12,10 @@ from attnbench.api import IMPLEMENTATIONS, attention_builder
 from attnbench.measure.profiled import call_kept
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.record import Record
-from attnbench.worker.measuring import prepare_case
+from attnbench.worker.measuring import Entry, prepare
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
+from tests.conftest import Collector
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 64
@@ -24,9 +25,9 @@ Build = Callable[[Case], Any]
 
 
 def prepared(case: Case, *names: str) -> tuple[dict[str, Trial], list[Record]]:
-    ended: list[Record] = []
-    trials = prepare_case(case, list(names), 0, ended.append, lambda *_: None)
-    return trials, ended
+    collector = Collector()
+    trials = prepare(Entry(index=0, case=case, impls=names), 0, collector)
+    return trials, collector.records
 
 
 def retained(case: Case, name: str) -> Any:

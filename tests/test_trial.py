@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
+from attnbench.api import IMPLEMENTATIONS, Estimate, Implementation, attention, attention_builder
 from attnbench.measure.clock import clock_for
 from attnbench.measure.graph import CaptureError
 from attnbench.measure.sampling import StoppingRule, UnmeasurableError
 from attnbench.measure.watch import Watch
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
-from attnbench.worker.explaining import flops_note, predicted_miss, sdpa_backend
-from attnbench.worker.measuring import measure_heat
-from attnbench.worker.setup import Setup
-from attnbench.worker.trial import classify
+from attnbench.worker import trial
+from attnbench.worker.measuring import Entry, Instruments, measure_group
+from attnbench.worker.trial import Trial, classify, sdpa_backend
+from tests.conftest import Collector
 
 RULE = StoppingRule(precision=0.5, min_time_s=0.001, max_time_s=0.01)
-SETUP = Setup(device="cpu", rule=RULE, clock=clock_for("cpu"), watch=Watch())
+INSTRUMENTS = Instruments(rule=RULE, clock=clock_for("cpu"), watch=Watch())
 CASE = Case(heads=2, seq_len=24, head_dim=8)
 
 
@@ -34,19 +34,16 @@ def measured():
     """Measure functions or builders under temporary names; returns records by name."""
     added: list[str] = []
 
-    def run(case: Case = CASE, **builders: Callable[[Case], Any]) -> dict[str, Record]:
+    def run(
+        case: Case = CASE, declared: Any = None, **builders: Callable[[Case], Any]
+    ) -> dict[str, Record]:
         for name, build in builders.items():
-            attention_builder(name)(build)
+            attention_builder(name, **declared or {})(build)
             added.append(name)
-        records: list[Record] = []
-        measure_heat(
-            [(case, list(builders))],
-            SETUP,
-            emit=lambda index, record: records.append(record),
-            tell=lambda index, impl, stage: None,
-        )
-        assert [record.cell.case for record in records] == [case] * len(builders)
-        return {record.cell.impl: record for record in records}
+        collector = Collector()
+        measure_group([Entry(index=0, case=case, impls=tuple(builders))], INSTRUMENTS, collector)
+        assert [record.cell.case for record in collector.records] == [case] * len(builders)
+        return {record.cell.impl: record for record in collector.records}
 
     yield run
     for name in added:
@@ -224,27 +221,37 @@ def test_what_cannot_be_measured_as_asked_is_unsupported_and_not_an_error():
     assert classify(unseen, "samples")[0] == "error"
 
 
-def test_flops_that_disagree_are_explained():
-    def why(flops: int) -> list[str]:
-        return {8: ["the full square"]}.get(flops, [])
+def noted(monkeypatch, compiles=False, **metrics: Any) -> str | None:
+    """What a row says of its FLOPs; 8 of them are said to be the full square."""
 
-    note = functools.partial(flops_note, why=why, compiled=False)
-    same = {"flops_useful": 4, "flops_executed": 4, "flops_counted": 4}
-    assert note(same) is None
-    wasted = same | {"flops_executed": 8, "flops_counted": 8}
-    assert note(wasted) == "executes 2 x the useful FLOPs (the full square)"
-    priced = same | {"flops_counted": 8, "flops_counted_source": "formula"}
-    assert note(priced) == (
+    class Squares:
+        def why_flops(self, case: Case, flops: int) -> list[str]:
+            return ["the full square"] if flops == 8 else []
+
+    monkeypatch.setattr(trial, "WORKLOADS", {CASE.workload: Squares()})
+    impl = Implementation(name="x", build=right, compiles=compiles)
+    found = {f"flops_{name}": value for name, value in metrics.items()}
+    return Trial(impl=impl, case=CASE, tensors={}, metrics=found)._flops_note()
+
+
+def test_flops_that_disagree_are_explained(monkeypatch):
+    note = functools.partial(noted, monkeypatch)
+    assert note(useful=4, executed=4, counted=4) is None
+    assert note(useful=4, executed=8, counted=8) == (
+        "executes 2 x the useful FLOPs (the full square)"
+    )
+    assert note(useful=4, executed=4, counted=8, counted_source="formula") == (
         "torch's formula for the opaque op: 2 x the executed FLOPs (the full square)"
     )
-    assert note(same | {"flops_counted": 6}) == ("the matmuls dispatched: 1.5 x the executed FLOPs")
-    undeclared = same | {"flops_executed": None, "flops_counted": 8}
-    assert note(undeclared) == (
+    assert note(useful=4, executed=4, counted=6) == (
+        "the matmuls dispatched: 1.5 x the executed FLOPs"
+    )
+    assert note(useful=4, counted=8) == (
         "the matmuls dispatched: 2 x the useful FLOPs"
         " (the full square, what it executes is not declared)"
     )
-    assert flops_note({"flops_useful": 4}, why, compiled=True) == "not counted: compiled code"
-    assert note({"flops_useful": 4}) == "torch counted no matmul"
+    assert note(useful=4, compiles=True) == "not counted: compiled code"
+    assert note(useful=4) == "torch counted no matmul"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +259,12 @@ def test_flops_that_disagree_are_explained():
     [(110, 100, 0.1), (90, 100, -0.1), (0, 0, 0.0), (5, 0, None), (5, None, None)],
 )
 def test_the_miss_of_a_prediction_is_relative_to_it(measured_bytes, predicted, miss):
-    assert predicted_miss(measured_bytes, predicted) == (miss and pytest.approx(miss))
+    impl = Implementation(name="x", build=right)
+    metrics = {"memory_predicted_bytes": predicted, "memory_prepared_bytes": 0}
+    one = Trial(impl=impl, case=CASE, tensors={}, metrics=metrics)
+    assert one._memory(measured_bytes, None)["memory_predicted_miss"] == (
+        miss and pytest.approx(miss)
+    )
 
 
 @pytest.mark.parametrize(
@@ -333,8 +345,6 @@ def test_settings_that_someone_changes_do_not_hold_for_the_others(measured):
 
 
 def test_a_device_that_is_lost_is_told_from_an_error(monkeypatch):
-    from attnbench.worker import trial
-
     def broken() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -360,24 +370,23 @@ def test_an_input_that_is_not_used_has_gradient_zero(measured):
     assert (detached.status, (detached.reason or "")[:2]) == ("incorrect", "dv")
 
 
-def test_what_cannot_fit_by_its_own_prediction_is_not_tried(measured):
-    def never(case):
-        raise AssertionError("it was tried")
+@pytest.mark.parametrize(
+    ("declared", "tried"), [(150, False), (Estimate(150), True), (Estimate(250), False)]
+)
+def test_what_cannot_fit_by_its_own_prediction_is_not_tried(measured, monkeypatch, declared, tried):
+    monkeypatch.setattr("attnbench.worker.measuring.free_bytes", lambda device: 100)
+    calls: list[Case] = []
 
-    attention_builder("vast", workspace=lambda case: 1 << 60)(never)
-    try:
-        records: list[Record] = []
-        measure_heat(
-            [(CASE, ["vast"])],
-            SETUP,
-            emit=lambda index, record: records.append(record),
-            tell=lambda index, impl, stage: None,
-        )
-    finally:
-        IMPLEMENTATIONS.remove("vast")
-    (record,) = records
-    assert record.status == "oom"
-    assert "predicted workspace of 1152921504606846976 bytes" in (record.reason or "")
+    def build(case):
+        calls.append(case)
+        return right(case)
+
+    record = measured(CASE, {"workspace": lambda case: declared}, vast=build)["vast"]
+    assert bool(calls) == tried
+    assert (record.status == "ok") == tried
+    assert tried or f"predicted workspace of {int(declared)} bytes" in (record.reason or "")
+    assert record.metrics["memory_predicted_bytes"] == declared
+    assert record.metrics.get("memory_predicted_exact", True) == (type(declared) is int)
 
 
 def test_who_changes_the_process_is_named(measured):

@@ -27,9 +27,9 @@ class NoHeartbeat:
 def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
     monkeypatch, place, err, status, reason
 ):
-    class BrokenSetup:
+    class Broken:
         @classmethod
-        def of(cls, request: Measure, device: str) -> "BrokenSetup":
+        def of(cls, request: Measure, device: str) -> "Broken":
             if place == "of":
                 raise err
             return cls()
@@ -37,7 +37,7 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
         def stream(self) -> contextlib.AbstractContextManager[None]:
             raise err
 
-    monkeypatch.setattr(worker, "Setup", BrokenSetup)
+    monkeypatch.setattr(worker, "Instruments", Broken)
     cases = [Case(seq_len=length) for length in (8, 16, 32)]
     cells = tuple((case, ("a", "b")) for case in cases)
     emitted: list[Any] = []

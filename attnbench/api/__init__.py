@@ -1,4 +1,4 @@
-"""All that an author of an implementation needs: two decorators, the case, and dense masks.
+"""All that an author of an implementation needs: decorators, the case, and a few helpers.
 
     from attnbench.api import attention
 
@@ -17,21 +17,31 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar, get_type_hints
 
+import msgspec
 import torch
 
-from attnbench.api.compiling import compile_alone, reason_against_compiling
-from attnbench.api.masks import dense_mask, hidden_and_blind, mask_for
+from attnbench.api.helpers import (
+    compile_alone,
+    dense_mask,
+    hidden_and_blind,
+    mask_for,
+    reason_against_compiling,
+    run_file,
+    visible_blocks,
+)
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
-from attnbench.schema.case import Case, Mask, Position
-from attnbench.theory.costs import core_flops, output_bytes
+from attnbench.schema.case import DEVICES, MASKS, PASSES, Case, Device, Dtype, Mask, Pass, Position
+from attnbench.theory.costs import core_flops
 from attnbench.theory.law import parse
 from attnbench.theory.traits import TRAITS
 
 __all__ = [
+    "AttentionCall",
     "Case",
+    "Estimate",
     "Implementation",
     "Mask",
     "Position",
@@ -42,47 +52,54 @@ __all__ = [
     "dense_mask",
     "hidden_and_blind",
     "mask_for",
-    "output_bytes",
     "reason_against_compiling",
     "recurrent_builder",
+    "run_file",
+    "visible_blocks",
 ]
 
 
 class AttentionCall(Protocol):
-    """What is timed: q_BHLD, k_BGSD, v_BGSV positionally, o_BHLV back.
+    """What is timed."""
 
-    Of a recurrent network: x_BLE and the weights w_ih, w_hh, (3E, E) each, and o_BLE back.
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+        """q_BHLD, k_BGSD, v_BGSV positionally, o_BHLV back.
+
+        Of a recurrent network: x_BLE and the weights w_ih, w_hh, (3E, E) each, and o_BLE back.
+        """
+
+
+class Estimate(int):
+    """Workspace in bytes that a simple law gives only roughly.
+
+    A plain `int` from `workspace=` is exact, and `attnbench verify` refutes it where it is off. An
+    estimate is shown beside what was measured, and nothing is concluded from it.
     """
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor: ...
 
 
 SizeFormula = Callable[[Case], int]
+Build = Callable[[Case], AttentionCall]
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """A named way to compute attention, with what it can take and how it should grow.
+    """A named way to compute attention, with what it takes and how it should grow.
 
-    `time`, `memory` (the workspace) and `flops_law` (None: as `time`) are laws such as `n^2 d`
-    for masks full and causal; `flops(case)` is what one call executes, `workspace(case)` the
-    bytes it allocates beyond its output (None where that is not known), both for the case's
-    pass. `workloads` are those in which it serves: as the core, or as the recurrent network.
-    `dtypes`, `devices`, `passes` and `masks` (by name) list what it takes; `gqa` and
-    `value_dims` whether it takes fewer key/value heads, and a value width other than D.
-    `compiles` says that the first call compiles, so that its time goes to `compile_s`.
+    See `attention_builder` for the fields; `doc` and `file` say what it is and where it stands.
     """
 
     name: str
-    build: Callable[[Case], AttentionCall]
+    build: Build
     time: str | None = None
     memory: str | None = None
     flops_law: str | None = None
     flops: SizeFormula | None = None
     workspace: Callable[[Case], int | None] | None = None
-    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16", "float64")
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    passes: tuple[str, ...] = ("forward", "backward", "both")
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16", "float16", "float64")
+    devices: tuple[Device, ...] = DEVICES
+    passes: tuple[Pass, ...] = PASSES
     masks: tuple[str, ...] = ("full", "causal")
     workloads: tuple[str, ...] = ("attention", "layer", "decode")
     gqa: bool = True
@@ -114,113 +131,133 @@ class Implementation:
         for fine, reason in limits:
             if not fine:
                 return reason
-        verdict: object = self.supports(case) if self.supports else None
-        if verdict is not None and not isinstance(verdict, str):
-            raise TypeError(f"supports() returned {verdict!r}, not None or the reason as text")
-        return verdict
+        answer: object = self.supports(case) if self.supports else None
+        if answer is not None and not isinstance(answer, str):
+            raise TypeError(f"supports() returned {answer!r}, not None or the reason as text")
+        return answer
 
 
 IMPLEMENTATIONS: Registry[Implementation] = Registry("implementation", "--impls")
 
 
-def attention_builder(name: str, **capabilities: Any) -> Callable[[Any], Any]:
+def attention_builder(
+    name: str,
+    *,
+    time: str | None = None,
+    memory: str | None = None,
+    flops_law: str | None = None,
+    flops: SizeFormula | None = None,
+    workspace: Callable[[Case], int | None] | None = None,
+    dtypes: tuple[Dtype, ...] = Implementation.dtypes,
+    devices: tuple[Device, ...] = Implementation.devices,
+    passes: tuple[Pass, ...] = Implementation.passes,
+    masks: tuple[str, ...] = Implementation.masks,
+    workloads: tuple[str, ...] = Implementation.workloads,
+    gqa: bool = True,
+    value_dims: bool = True,
+    compiles: bool = False,
+    supports: Callable[[Case], str | None] | None = None,
+    doc: str | None = None,
+) -> Callable[[F], F]:
     """Register `build(case) -> callable`; only the returned callable is timed.
 
     The callable takes q_BHLD, k_BGSD, v_BGSV positionally and returns o_BHLV. `case.mask`,
-    `case.softmax_scale` and the sizes tell what to build; what the callable holds on to is
-    reported as prepared memory. `capabilities` are the fields of `Implementation`.
+    `case.softmax_scale` and the sizes say what to build; what the callable holds on to is
+    reported as prepared memory.
+
+    - `time`, `memory`, `flops_law`: laws such as `n^2 d` of the time, the workspace and the FLOPs
+      (as `time` unless given), for masks full and causal. `O(n)` is an upper bound.
+    - `flops`: FLOPs that one call executes, for the case's pass.
+    - `workspace`: bytes that one call allocates beyond its output, for the case's pass; an
+      `Estimate` where they are known only roughly, None where they are not.
+    - `dtypes`, `devices`, `passes`, `masks`: what it takes, by name.
+    - `workloads`: those in which it serves, as the core or as the recurrent network.
+    - `gqa`, `value_dims`: whether it takes fewer key/value heads, and a value width other than D.
+    - `compiles`: the first call compiles, so that its time goes to `compile_s`.
+    - `supports`: why it cannot take a case that these limits admit, or None.
+    - `doc`: what it is; the docstring unless given.
 
     Raises:
-        UsageError: the name is taken, or an unknown capability is given.
+        UsageError: the name is taken, or a value is not of its parameter's type.
     """
+    declared = {key: value for key, value in locals().items() if key not in ("name", "doc")}
 
-    def register(build: Callable[[Case], AttentionCall]) -> Callable[[Case], AttentionCall]:
-        _add(name, build, build, capabilities)
+    def register(build: F) -> F:
+        source = inspect.unwrap(getattr(build, "func", build))  # of a functools.partial, too
+        text = inspect.getdoc(source) if doc is None else doc
+        file = inspect.getsourcefile(source) or ""
+        _add(name, build, doc=text or "", file=file, **declared)
         return build
 
     return register
 
 
-def recurrent_builder(name: str, **capabilities: Any) -> Callable[[Any], Any]:
-    """Register `build(case) -> callable` of a recurrent network of width `case.model_width`.
+def _with_parameters_of(
+    builder: Callable[P, Callable[[F], F]],
+) -> Callable[[Callable[..., Callable[[F], F]]], Callable[P, Callable[[F], F]]]:
+    """Give a function the parameters of another, for type checkers, editors and `help`."""
 
-    The callable takes x_BLE and the weights of a GRU, w_ih and w_hh, (3E, E) each, positionally
-    and returns the hidden states o_BLE. `capabilities` are the fields of `Implementation`.
+    def give(function: Callable[..., Callable[[F], F]]) -> Callable[P, Callable[[F], F]]:
+        function.__signature__ = inspect.signature(builder)  # type: ignore[attr-defined]
+        return function
 
-    Raises:
-        UsageError: the name is taken, or an unknown capability is given.
-    """
-    return attention_builder(name, **({"workloads": ("recurrent",)} | capabilities))
+    return give
 
 
-def attention(name: str, **capabilities: Any) -> Callable[[Any], Any]:
+@_with_parameters_of(attention_builder)
+def attention(name: str, **declared: Any) -> Callable[[F], F]:
     """Register a plain function `f(q_BHLD, k_BGSD, v_BGSV, *, causal, scale) -> o_BHLV`.
 
-    Serves full and causal masks (bottom-right where L ≠ S). `capabilities` as for
+    Serves full and causal masks (bottom-right where L ≠ S). The other parameters are those of
     `attention_builder`.
 
     Raises:
-        UsageError: the name is taken, or an unknown capability is given.
+        UsageError: the name is taken, or a value is not of its parameter's type.
     """
 
-    def register(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def register(function: F) -> F:
         def build(case: Case) -> AttentionCall:
             return functools.partial(function, causal=not case.unmasked, scale=case.softmax_scale)
 
-        _add(name, build, function, capabilities)
+        functools.update_wrapper(build, function)  # its docstring and its file
+        attention_builder(name, **declared)(build)
         return function
 
     return register
 
 
+@_with_parameters_of(attention_builder)
+def recurrent_builder(name: str, **declared: Any) -> Callable[[F], F]:
+    """Register `build(case) -> callable` of a recurrent network of width `case.model_width`.
+
+    The callable takes x_BLE and the weights of a GRU, w_ih and w_hh, (3E, E) each, positionally
+    and returns the hidden states o_BLE. The other parameters are those of `attention_builder`.
+
+    Raises:
+        UsageError: the name is taken, or a value is not of its parameter's type.
+    """
+    return attention_builder(name, **({"workloads": ("recurrent",)} | declared))
+
+
+_FORMULAS = ("build", "flops", "workspace", "supports")
 _LAWS = ("time", "memory", "flops_law")
-_NAMES = dict.fromkeys(("dtypes", "devices", "passes", "masks", "workloads"), "a tuple of names")
-_TEXTS = dict.fromkeys((*_LAWS, "doc"), "a text")
-_FORMULAS = dict.fromkeys(("flops", "workspace", "supports"), "a function of the case")
-_FLAGS = dict.fromkeys(("gqa", "value_dims", "compiles"), "True or False")
-_EXPECTED = _NAMES | _TEXTS | _FORMULAS | _FLAGS
-_KINDS: dict[str, Any] = (
-    dict.fromkeys(_NAMES, (tuple, list))
-    | dict.fromkeys(_TEXTS, str)
-    | dict.fromkeys(_FORMULAS, Callable)
-    | dict.fromkeys(_FLAGS, bool)
-)
+_NAMED = {"masks": MASKS, "workloads": TRAITS}
 
 
-def _add(name: str, build: Any, described: Any, capabilities: dict[str, Any]) -> None:
-    strange = sorted(set(capabilities) - set(Implementation.__dataclass_fields__))
-    if strange:
-        raise UsageError(f"implementation '{name}' declares unknown {', '.join(strange)}")
-    for field_name, kinds in _KINDS.items():
-        value = capabilities.get(field_name)
-        if value is not None and not isinstance(value, kinds):
-            raise UsageError(
-                f"implementation '{name}' declares {field_name}={value!r}, a"
-                f" {type(value).__name__}; expected {_EXPECTED[field_name]}"
-            )
-    for workload in capabilities.get("workloads") or ():
-        if workload not in TRAITS:
-            raise UsageError(
-                f"implementation '{name}' declares workloads with {workload!r}, which is none;"
-                f" known: {', '.join(TRAITS.names())}"
-            )
-    defaults = {
-        "doc": inspect.getdoc(described) or "",
-        "file": inspect.getsourcefile(described) or "",
-    }
-    fields = defaults | capabilities | _laws(name, capabilities)
-    IMPLEMENTATIONS.add(name, Implementation(name=name, build=build, **fields))
-
-
-def _laws(name: str, capabilities: dict[str, Any]) -> dict[str, str]:
-    """The laws that are declared, each in its one way of writing."""
-    laws = {}
-    for field_name in _LAWS:
-        text = capabilities.get(field_name)
-        if text is None:
-            continue
+def _add(name: str, build: Build, **declared: Any) -> None:
+    """Register an implementation once each value is found to be of its field's type."""
+    types = get_type_hints(Implementation)
+    for key, value in declared.items():
         try:
-            laws[field_name] = str(parse(text))
-        except UsageError as err:
-            raise UsageError(f"implementation '{name}' declares {field_name}: {err}") from err
-    return laws
+            if key in _FORMULAS:
+                if value is not None and not callable(value):
+                    raise UsageError("expected a function of the case")
+                continue
+            declared[key] = msgspec.convert(value, types[key])
+            if key in _LAWS and value is not None:
+                declared[key] = str(parse(value))
+            for item in value if key in _NAMED else ():
+                _NAMED[key].get(item)
+        except (msgspec.ValidationError, UsageError) as err:
+            raise UsageError(f"implementation '{name}' declares {key}={value!r}: {err}") from err
+    IMPLEMENTATIONS.add(name, Implementation(name=name, build=build, **declared))

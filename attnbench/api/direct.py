@@ -10,23 +10,22 @@ from pathlib import Path
 
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, AttentionCall, Implementation
+from attnbench.api import IMPLEMENTATIONS, AttentionCall
 from attnbench.api.loader import load_built_in, load_entry_points, load_file
 from attnbench.errors import UsageError
 from attnbench.schema.case import DTYPE_BYTES, Case, parse_mask
 from attnbench.theory.traits import impossible
 
 
-@lru_cache(maxsize=1)
-def _loaded() -> None:
+@cache
+def _load(file: Path | None = None) -> None:
+    """Load what is installed, or a user's file, once."""
+    if file is not None:
+        load_file(str(file))
+        return
     load_built_in()
     for failure in load_entry_points():
         warnings.warn(failure, stacklevel=3)
-
-
-@cache
-def _load_once(file: Path) -> None:
-    load_file(str(file))
 
 
 def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
@@ -41,14 +40,18 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
         UnknownNameError: no such implementation; the message names the nearest.
         UsageError: shapes that do not fit, or a case that the implementation cannot take.
     """
-    _loaded()
+    _load()
     if file is not None:
-        _load_once(Path(file).resolve())
+        _load(Path(file).resolve())
     implementation = IMPLEMENTATIONS.get(name)
 
     @lru_cache(maxsize=32)
     def built(case: Case, device: torch.device) -> AttentionCall:
-        return _built(implementation, case)
+        unfit = implementation.reason_against_workload(case.workload)
+        reason = impossible(case) or unfit or implementation.reason_against(case)
+        if reason:
+            raise UsageError(f"{name} cannot take this: {reason}")
+        return implementation.build(case)
 
     def call(
         q: torch.Tensor,
@@ -65,14 +68,6 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
 
     call.__name__, call.__doc__ = name, implementation.doc
     return call
-
-
-def _built(implementation: Implementation, case: Case) -> AttentionCall:
-    unfit = implementation.reason_against_workload(case.workload)
-    reason = impossible(case) or unfit or implementation.reason_against(case)
-    if reason:
-        raise UsageError(f"{implementation.name} cannot take this: {reason}")
-    return implementation.build(case)
 
 
 def _case(

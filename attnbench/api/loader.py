@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.errors import AttnbenchError, UsageError
@@ -21,7 +20,7 @@ from attnbench.errors import AttnbenchError, UsageError
 # user's own package called `impls` never collides with it.
 BUILT_IN = "attnbench_impls"
 ENTRY_POINTS = "attnbench.impls"
-# Never foreign: what measures, even where it is installed from the very tree that is measured.
+# What measures is never foreign, even where it is installed from the very tree that is measured.
 _HARNESS = ("attnbench", BUILT_IN, "__main__", "__mp_main__")
 _INSTALLED = {"site-packages", "dist-packages"}  # the folders of packages in an environment
 # What users' files have registered: everything else is installed, and can be replaced.
@@ -30,25 +29,24 @@ _OF_FILES: dict[str, Implementation] = {}
 
 def load_built_in() -> None:
     """Import every built-in implementation file, once."""
-    package = _built_in_package()
+    if BUILT_IN not in sys.modules and importlib.util.find_spec(BUILT_IN) is None:
+        # Not installed: the folder impls/ of a source tree stands for the package.
+        folder = Path(__file__).resolve().parents[2] / "impls"
+        if not folder.is_dir():
+            raise UsageError("the built-in implementations are missing; install attnbench again")
+        _import(BUILT_IN, folder / "__init__.py", [str(folder)])
+    package = importlib.import_module(BUILT_IN)
     for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
         importlib.import_module(f"{BUILT_IN}.{module.name}")
 
 
-def _built_in_package() -> ModuleType:
-    """The installed package, or the folder impls/ of a source tree that is not installed."""
-    if BUILT_IN in sys.modules or importlib.util.find_spec(BUILT_IN) is not None:
-        return importlib.import_module(BUILT_IN)
-    folder = Path(__file__).resolve().parents[2] / "impls"
-    spec = importlib.util.spec_from_file_location(
-        BUILT_IN, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None or not folder.is_dir():
-        raise UsageError("the built-in implementations are missing; install attnbench again")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[BUILT_IN] = package
-    spec.loader.exec_module(package)
-    return package
+def _import(name: str, file: Path, folders: list[str] | None = None) -> None:
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    if spec is None or spec.loader is None:
+        raise UsageError("it is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
 
 
 def load_entry_points() -> list[str]:
@@ -81,7 +79,11 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
     installed = [name for name, item in before.items() if _OF_FILES.get(name) is not item]
     try:
         with IMPLEMENTATIONS.changed_as_one(replaceable=installed if replace else ()):
-            _import_file(file)
+            # As `python file.py` does, so that the file can import its neighbours.
+            sys.path.insert(0, str(file.parent))
+            name = f"attnbench_user_{file.stem}"
+            # Another file of that name, in another folder, may be there already.
+            _import(name if name not in sys.modules else f"{name}_{len(sys.modules)}", file)
     except AttnbenchError as err:
         raise UsageError(f"{path} (--impl): {err}") from err
     except (Exception, SystemExit) as err:
@@ -98,25 +100,11 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
     return list(registered)
 
 
-def _import_file(file: Path) -> None:
-    # As `python file.py` does, so that the file can import its neighbours.
-    sys.path.insert(0, str(file.parent))
-    name = f"attnbench_user_{file.stem}"
-    if name in sys.modules:  # another file of that name, in another folder
-        name += f"_{len(sys.modules)}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise UsageError("it is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-
-
 def load_side(files: Iterable[str], root: str, other_root: str | None = None) -> list[str]:
     """Import the files of one of two versions of a repository; return the names they register.
 
-    For a process that serves this side alone: what it imports is looked up below `root` and its
-    `src`, where it would otherwise come from `other_root`, too; it works in `root`, and leaves
+    For a process that serves this version alone: what it imports is looked up below `root` and
+    its `src`, where it would otherwise come from `other_root`, too; it works in `root`, and leaves
     no bytecode there. The names replace those of installed implementations.
 
     Raises:
@@ -126,7 +114,15 @@ def load_side(files: Iterable[str], root: str, other_root: str | None = None) ->
     here = Path(root).resolve()
     other = Path(other_root).resolve() if other_root is not None else None
     os.chdir(here)
-    _look_in(here, other)
+    # In place of the other version's folders: a package that is installed in editable mode, from
+    # the working tree, is then the base's own where the base is loaded.
+    entries = [str(folder) for folder in (here, here / "src") if folder.is_dir()]
+    for entry in sys.path:
+        folder = Path(entry).resolve()
+        foreign = other is not None and _belongs(folder, other, here)
+        entries.append(str(here / folder.relative_to(other)) if foreign and other else entry)
+    sys.path[:] = list(dict.fromkeys(entries))
+    importlib.invalidate_caches()
     names: list[str] = []
     for file in files:
         if not Path(file).resolve().is_relative_to(here):
@@ -137,28 +133,13 @@ def load_side(files: Iterable[str], root: str, other_root: str | None = None) ->
     return names
 
 
-def _look_in(root: Path, other: Path | None) -> None:
-    """Import from `root` before anything else, and from its folders in place of `other`'s.
-
-    So a package that is installed in editable mode, from the working tree, is the base's own on
-    the side of the base.
-    """
-    entries = [str(folder) for folder in (root, root / "src") if folder.is_dir()]
-    for entry in sys.path:
-        folder = Path(entry).resolve()
-        foreign = other is not None and _belongs(folder, other, root)
-        entries.append(str(root / folder.relative_to(other)) if foreign and other else entry)
-    sys.path[:] = list(dict.fromkeys(entries))
-    importlib.invalidate_caches()
-
-
 def refuse_foreign(file: str, root: Path, other: Path) -> None:
-    """See that no module of this process comes from the other side; `file` is named if one does.
+    """See that no module of this process comes from the other version; `file` is named if one does.
 
-    Harness and installed packages may lie there, as in a virtual environment in the repository.
+    The harness and installed packages may lie there, as in a virtual environment in the repository.
 
     Raises:
-        UsageError: one does: both sides would run the same code.
+        UsageError: one does: both versions would run the same code.
     """
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
@@ -173,7 +154,7 @@ def refuse_foreign(file: str, root: Path, other: Path) -> None:
 
 @cache  # thousands of modules lie in a few hundred folders
 def _belongs(folder: Path, other: Path, root: Path) -> bool:
-    """Whether a folder holds code of the other side, and is not of this one or installed."""
+    """Whether a folder holds code of the other version, and is not of this one or installed."""
     if not folder.is_relative_to(other) or folder.is_relative_to(root):
         return False
     return not _is_library(folder.relative_to(other), folder)
@@ -196,5 +177,4 @@ def _resolved(folder: str) -> Path:
 
 
 def _line(err: BaseException) -> str:
-    text = " ".join(str(err).split())
-    return f"{type(err).__name__}: {text}"[:300]
+    return f"{type(err).__name__}: {' '.join(str(err).split())}"[:300]

@@ -13,7 +13,6 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -48,10 +47,8 @@ from attnbench.schema.messages import (
 )  # fmt: skip
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.catalogue import describe, reasons_against
-from attnbench.worker.checking import check_item
 from attnbench.worker.diagnosis import diagnose
-from attnbench.worker.measuring import measure_heat
-from attnbench.worker.setup import Setup
+from attnbench.worker.measuring import Entry, Instruments, check_item, measure_group
 from attnbench.worker.trial import classify, device_is_lost
 
 Emit = Callable[[Event], None]
@@ -140,42 +137,49 @@ def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
                 _end_if_lost(found["status"])
 
 
+class _Reporter:
+    """Says on the heartbeat what the worker is at, and on the pipe what became of each cell."""
+
+    def __init__(self, entries: list[Entry], heartbeat: Heartbeat, emit: Emit) -> None:
+        self._impls = {entry.index: entry.impls for entry in entries}
+        self._heartbeat, self._emit = heartbeat, emit
+
+    def at(self, case: int, impl: str | None, stage: str) -> None:
+        number = NOBODY if impl is None else self._impls[case].index(impl)
+        self._heartbeat.write(case, number, stage)
+
+    def record(self, case: int, record: Record) -> None:
+        self._emit(CellMeasured(case, record))
+        _end_if_lost(record.status)
+
+
 def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
-    first = 0
+    numbers = itertools.count()
+    groups = [
+        [Entry(index=next(numbers), case=case, impls=impls) for case, impls in group]
+        for group in request.groups
+    ]
+    entries = list(itertools.chain.from_iterable(groups))
+    reporter = _Reporter(entries, heartbeat, emit)
     try:
-        setup = Setup.of(request, request.groups[0][0][0].device)
-        stream = setup.stream()
+        instruments = Instruments.of(request, entries[0].case.device)
+        stream = instruments.stream()
     except Exception as err:  # no memory for the flush, no graphs in this torch: no cell's fault
         status, reason = classify(err, "set-up")
-        for index, (case, impls) in enumerate(itertools.chain.from_iterable(request.groups)):
-            for impl in impls:
-                cell = Cell(case=case, impl=impl)
-                _emit_record(emit, 0, index, Record(cell=cell, status=status, reason=reason))
+        for entry in entries:
+            for impl in entry.impls:
+                cell = Cell(case=entry.case, impl=impl)
+                reporter.record(entry.index, Record(cell=cell, status=status, reason=reason))
         return
     with stream:
-        for group in request.groups:
-            measure_heat(
-                [(case, list(impls)) for case, impls in group],
-                setup,
-                emit=partial(_emit_record, emit, first),
-                tell=partial(_tell, heartbeat, first),
-            )
-            first += len(group)
-
-
-def _emit_record(emit: Emit, first: int, index: int, record: Record) -> None:
-    emit(CellMeasured(first + index, record))
-    _end_if_lost(record.status)
+        for group in groups:
+            measure_group(group, instruments, reporter)
 
 
 def _end_if_lost(status: str) -> None:
     """Leave the rest to a fresh process if the device is lost to this one, or a setting is."""
     if (status == "crashed" and device_is_lost()) or beyond_repair():
         os._exit(_LOST)
-
-
-def _tell(heartbeat: Heartbeat, first: int, case: int, impl: int, stage: str) -> None:
-    heartbeat.write(first + case, impl, stage)
 
 
 def _event_writer(descriptor: int) -> Emit:

@@ -1,202 +1,370 @@
-"""One heat in one process: every cell checked and probed, then all of them timed in turns."""
+"""One group in one process: every cell built, checked and probed, then all timed interleaved."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
 
 from attnbench.api import IMPLEMENTATIONS
-from attnbench.base.heartbeat import NOBODY
+from attnbench.base.stats import median
 from attnbench.machine import allocator
 from attnbench.machine.facts import free_bytes
 from attnbench.machine.state import settle
+from attnbench.measure.clock import Clock, clock_for
+from attnbench.measure.energy import measure_energy
 from attnbench.measure.engine import race
-from attnbench.measure.sampling import Contender
-from attnbench.measure.watch import Ledger
+from attnbench.measure.nvml import GpuSensor, must_discard, power_state
+from attnbench.measure.sampling import Contender, StoppingRule
+from attnbench.measure.watch import Ledger, Watch
 from attnbench.schema.case import Case
+from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
-from attnbench.worker.finishing import record_of, timed_record
 from attnbench.worker.inputs import Draw
-from attnbench.worker.reference import Truth
-from attnbench.worker.setup import Setup
+from attnbench.worker.reference import Reference
 from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
-Entry = tuple[Case, list[str]]
-Emit = Callable[[int, Record], None]  # index of the case in the heat, its record
-Tell = Callable[[int, int, str], None]  # indices of the case and the implementation, stage
+
+class Reporter(Protocol):
+    """Where the worker says what it is at, and what became of each cell as soon as it is final."""
+
+    def at(self, case: int, impl: str | None, stage: str) -> None:
+        """Now at this case of the request, this implementation (None: none in particular)."""
+
+    def record(self, case: int, record: Record) -> None:
+        """What became of a cell of this case of the request."""
 
 
-def measure_heat(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell) -> None:
-    """Measure every cell of the heat and emit one record for each, as soon as it is final.
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A case of a request, its place there, and the implementations to measure."""
 
-    Each case gets two draws of inputs, the first with needles (a lost key shows), the second
-    plain (a small error everywhere shows), each compared with the truth; then the probes. What is
-    still in the race then takes turns, across the cases, too. Whatever ran out of memory beside
-    others is tried again alone at the end: only then is it its own fault.
+    index: int
+    case: Case
+    impls: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruments:
+    """Everything about measuring that is the same for all cells of a request.
+
+    `sensor` is what the GPU says of itself, None on CPU; `energy` asks for joules a call.
     """
-    crowded: list[tuple[int, str]] = []
 
-    def emit_or_postpone(index: int, record: Record) -> None:
-        if record.status == "oom" and sum(len(names) for _, names in entries) > 1:
-            crowded.append((index, record.cell.impl))
+    rule: StoppingRule
+    clock: Clock
+    watch: Watch
+    seed: int = 0
+    sensor: GpuSensor | None = None
+    energy: bool = False
+
+    @classmethod
+    def of(cls, request: Measure, device: str) -> Instruments:
+        """Open clock and sensor for a request of the runner.
+
+        Raises:
+            ValueError: the clock does not exist on the device.
+            CaptureError: this torch cannot time what is inside a CUDA graph.
+        """
+        clock = clock_for(device, l2=request.l2, timer=request.timer)
+        sensor = GpuSensor.open() if device == "cuda" else None
+        return cls(
+            rule=StoppingRule(
+                precision=request.precision,
+                min_time_s=request.min_time_s,
+                max_time_s=request.max_time_s,
+            ),
+            clock=clock,
+            watch=Watch(sensor=sensor, must_discard=must_discard) if sensor else Watch(),
+            seed=request.seed,
+            sensor=sensor,
+            energy=request.energy,
+        )
+
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        """The stream to work on: a graph cannot capture what began on torch's default stream."""
+        if self.clock.timer != "graph":
+            return contextlib.nullcontext()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(stream)
+
+
+class _Crowded:
+    """A reporter that keeps back what ran out of memory beside others."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.at, self._reporter = reporter.at, reporter
+        self.kept: list[tuple[int, str]] = []
+
+    def record(self, case: int, record: Record) -> None:
+        if record.status == "oom":
+            self.kept.append((case, record.cell.impl))
         else:
-            emit(index, record)
-
-    _measure_together(entries, setup, emit_or_postpone, tell)
-    for index, name in crowded:
-        case, names = entries[index]
-        place = index, names.index(name)
-        alone: list[Entry] = [(case, [name])]
-        _measure_together(alone, setup, partial(_emit_at, emit, index), _tell_at(tell, place))
+            self._reporter.record(case, record)
 
 
-def _emit_at(emit: Emit, index: int, _: int, record: Record) -> None:
-    emit(index, record)
+def measure_group(entries: list[Entry], instruments: Instruments, reporter: Reporter) -> None:
+    """Measure every cell of the group and report one record for each, as soon as it is final.
+
+    Each case is checked on two draws of inputs, then probed. What is left is timed interleaved,
+    across the cases, too. What ran out of memory beside others is tried again alone at the end:
+    only then is it its own fault.
+    """
+    if sum(len(entry.impls) for entry in entries) == 1:
+        _measure_together(entries, instruments, reporter)
+        return
+    crowded = _Crowded(reporter)
+    _measure_together(entries, instruments, crowded)
+    for index, name in crowded.kept:
+        entry = next(entry for entry in entries if entry.index == index)
+        _measure_together([replace(entry, impls=(name,))], instruments, reporter)
 
 
-def _tell_at(tell: Tell, place: tuple[int, int]) -> Tell:
-    """Tell of the only cell of a heat as of the one at `place` in another."""
-
-    def told(_: int, impl: int, stage: str) -> None:
-        tell(place[0], NOBODY if impl == NOBODY else place[1], stage)
-
-    return told
-
-
-def _measure_together(entries: list[Entry], setup: Setup, emit: Emit, tell: Tell) -> None:
+def _measure_together(entries: list[Entry], instruments: Instruments, reporter: Reporter) -> None:
     allocator.give_back()
-    racing: dict[str, Trial] = {}
-    places: dict[str, tuple[int, int]] = {}
-    for index, (case, names) in enumerate(entries):
-        trials = prepare_case(case, names, setup.seed, partial(emit, index), partial(tell, index))
-        for name, trial in trials.items():
-            racing[f"{index} {name}"] = trial
-            places[f"{index} {name}"] = (index, names.index(name))
-    contenders = {key: _contender(trial) for key, trial in racing.items()}
+    trials: dict[str, Trial] = {}
+    indices: dict[str, int] = {}
+    for entry in entries:
+        for name, trial in prepare(entry, instruments.seed, reporter).items():
+            key = f"{entry.index} {name}"
+            trials[key], indices[key] = trial, entry.index
+    contenders: dict[str, Contender] = {}
+    for key, trial in trials.items():
+        bound = trial.bound
+        assert bound is not None
+        contenders[key] = Contender(
+            call=bound.call, grad=bound.grad, units=bound.units, last_call_s=trial.last_call_s
+        )
     ledger = Ledger.open()
     over: list[str] = []
 
-    def finished(key: str) -> None:
-        if (
-            setup.energy and contenders[key].error is None
-        ):  # its loop would heat the GPU for those who are still being timed
-            over.append(key)
-        else:
-            emit(places[key][0], timed_record(racing.pop(key), contenders[key], setup, ledger))
+    def at(key: str, stage: str) -> None:
+        reporter.at(indices[key], trials[key].impl.name, stage)
 
-    def before_turn(key: str, stage: str) -> None:
-        tell(*places[key], stage)
+    def emit(key: str) -> None:
+        record = timed_record(trials.pop(key), contenders[key], instruments, ledger)
+        reporter.record(indices[key], record)
+
+    def finished(key: str) -> None:
+        # Measuring energy loops, which would heat the GPU for those who are still being timed.
+        later = instruments.energy and contenders[key].error is None
+        over.append(key) if later else emit(key)
 
     race(
         contenders,
-        setup.clock,
-        setup.rule,
-        setup.seed,
-        watch=setup.watch,
-        before_turn=before_turn,
-        after_turn=lambda key: racing[key].settle(),
+        instruments.clock,
+        instruments.rule,
+        instruments.seed,
+        watch=instruments.watch,
+        before_turn=at,
+        after_turn=lambda key: trials[key].restore_settings(),
         finished=finished,
     )
     for key in over:
-        before_turn(key, "energy")
-        emit(places[key][0], timed_record(racing.pop(key), contenders[key], setup, ledger))
+        at(key, "energy")
+        emit(key)
         settle()
 
 
-def _contender(trial: Trial) -> Contender:
-    assert trial.bound is not None
-    return Contender(
-        call=trial.bound.call,
-        grad=trial.bound.grad,
-        units=trial.bound.units,
-        last_call_s=trial.last_call_s,
-    )
-
-
-def prepare_case(
-    case: Case,
-    names: list[str],
-    seed: int,
-    emit: Callable[[Record], None],
-    tell: Callable[[int, str], None],
-) -> dict[str, Trial]:
+def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
     """Check and probe the implementations of one case; return those that may be timed."""
-    trials: dict[str, Trial] = {}
+    case, trials = entry.case, dict[str, Trial]()
     try:
         workload = WORKLOADS.get(case.workload)
         settle()
-        tell(NOBODY, "inputs")
+        reporter.at(entry.index, None, "inputs")
         tensors = workload.tensors(case)
-        trials = {n: Trial(impl=IMPLEMENTATIONS.get(n), case=case, tensors=tensors) for n in names}
-        for name in list(trials):
-            tell(names.index(name), "check")
-            with trials[name].stage("check"):
-                _refuse_if_too_large(trials[name])
-            _drop_if_ended(name, trials, emit)
-        for number, first in ((1, True), (2, False)):
-            if not trials:
-                break
-            tell(NOBODY, "reference")
-            workload.fill(case, tensors, Draw(seed=2 * seed + number, needles=first))
-            truth = _shared_truth(case, list(trials.values()))
+        trials = {
+            name: Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors)
+            for name in entry.impls
+        }
+
+        def each(stage: str, step: Callable[[Trial], None]) -> None:
             for name in list(trials):
-                told = partial(tell, names.index(name))
-                _prepare_and_check(trials[name], truth, first, told)
-                _drop_if_ended(name, trials, emit)
+                reporter.at(entry.index, name, stage)
+                with trials[name].stage(stage):
+                    step(trials[name])
+                if trials[name].status is not None:
+                    reporter.record(entry.index, record_of(trials.pop(name)))
+
+        each("check", _refuse_if_too_large)
+        draws = Draw(seed=2 * seed + 1, needles=True), Draw(seed=2 * seed + 2)
+        check_twice(entry, trials, draws, reporter)
         workload.fill(case, tensors, Draw(seed=seed))
-        for name in list(trials):
-            _probe(trials[name], partial(tell, names.index(name)))
-            _drop_if_ended(name, trials, emit)
+        each("probe", Trial.probe)
     except Exception as err:  # inputs or reference: no implementation is to blame
         status, reason = classify(err, "inputs and reference")
-        for name in trials or names:
-            emit(Record(cell=Cell(case=case, impl=name), status=status, reason=reason))
+        for name in trials or entry.impls:
+            record = Record(cell=Cell(case=case, impl=name), status=status, reason=reason)
+            reporter.record(entry.index, record)
         return {}
     return trials
 
 
+def check_twice(
+    entry: Entry, trials: dict[str, Trial], draws: tuple[Draw, Draw], reporter: Reporter
+) -> None:
+    """Compare each trial with the reference on two draws; one that fails is reported and dropped.
+
+    With needles in the first a lost key shows, without them a small error everywhere. A result
+    that was kept from the first is wrong in the second.
+    """
+    workload = WORKLOADS.get(entry.case.workload)
+    for first, draw in zip((True, False), draws, strict=True):
+        if not trials:
+            return
+        reporter.at(entry.index, None, "reference")
+        tensors = next(iter(trials.values())).tensors
+        workload.fill(entry.case, tensors, draw)
+        begin = time.perf_counter()
+        reference = workload.truth(entry.case, tensors)
+        share = (time.perf_counter() - begin) / len(trials)  # one reference serves all
+        for trial in trials.values():
+            trial.spent_s["check"] = trial.spent_s.get("check", 0.0) + share
+        for name in list(trials):
+            _build_and_check(entry, trials[name], reference, first, reporter)
+            if trials[name].status is not None:
+                reporter.record(entry.index, record_of(trials.pop(name)))
+
+
+def _build_and_check(
+    entry: Entry, trial: Trial, reference: Reference, first: bool, reporter: Reporter
+) -> None:
+    reporter.at(entry.index, trial.impl.name, "build")
+    with trial.stage("build"):
+        trial.build() if first else trial.refresh()
+    if trial.status is None:
+        reporter.at(entry.index, trial.impl.name, "check")
+        with trial.stage("check"):
+            trial.check(reference, first=first)
+
+
+class _Silent:
+    def at(self, case: int, impl: str | None, stage: str) -> None: ...
+
+    def record(self, case: int, record: Record) -> None: ...
+
+
+def check_item(case: Case, name: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Check `name` in `case` without any timing; status, reason and errors as plain JSON.
+
+    `options` are the fields of `Draw` that the battery sets (amplitude, layout).
+    """
+    workload = WORKLOADS.get(case.workload)
+    try:
+        draw = Draw(seed=seed, needles="query_amplitude" not in options, **options)
+        tensors = workload.tensors(case, strided=draw.strided)
+        trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors)
+        entry = Entry(index=0, case=case, impls=(name,))
+        draws = draw, replace(draw, seed=seed + 1, needles=False)
+        check_twice(entry, {name: trial}, draws, _Silent())
+    except Exception as err:
+        status, reason = classify(err, "inputs and reference")
+        return {"status": status, "reason": reason, "metrics": {}}
+    return {"status": trial.status or "ok", "reason": trial.reason, "metrics": trial.metrics}
+
+
 def _refuse_if_too_large(trial: Trial) -> None:
-    """Save the time of a reference for what is known from its sizes not to fit."""
-    costs = WORKLOADS.get(trial.case.workload).costs(trial.case, trial.impl)
-    needed, free = costs["memory_predicted_bytes"], free_bytes(trial.case.device)
-    if needed is not None and free is not None and needed > free:
+    """Save the time of a reference for what is known from its sizes not to fit.
+
+    An estimate has to be beyond the memory by a factor of two.
+    """
+    costs, free = trial.costs(), free_bytes(trial.case.device)
+    needed = costs["memory_predicted_bytes"]
+    sure = 1 if costs.get("memory_predicted_exact", True) else 2
+    if needed is not None and free is not None and needed > sure * free:
         trial.metrics |= costs
         trial.status = "oom"
         trial.reason = f"predicted workspace of {needed} bytes, {free} are free; not tried"
 
 
-def _shared_truth(case: Case, trials: list[Trial]) -> Truth:
-    """One reference serves all: each is charged its share of the time."""
-    if not trials:
-        return Truth(values={}, allowed={})
-    begin = time.perf_counter()
-    truth = WORKLOADS.get(case.workload).truth(case, trials[0].tensors)
-    share = (time.perf_counter() - begin) / len(trials)
-    for trial in trials:
-        trial.spent_s["check"] = trial.spent_s.get("check", 0.0) + share
-    return truth
+def timed_record(
+    trial: Trial, contender: Contender, instruments: Instruments, ledger: Ledger
+) -> Record:
+    """The record of a cell whose timing has ended, well or not."""
+    trial.spent_s |= {"warm-up": contender.warm_s, "samples": contender.spent_s}
+    if contender.error is not None:
+        trial.fail("samples", contender.error)
+        return record_of(trial)
+    trial.metrics |= {"l2": instruments.clock.l2, "timer": instruments.clock.timer}
+    if instruments.sensor is not None and instruments.sensor.problem:
+        trial.metrics["sensor_note"] = instruments.sensor.problem
+    trial.metrics |= _conditions(contender) | ledger.metrics() | _gpu(contender)
+    if contender.compile_s:
+        before = trial.metrics.get("compile_s") or 0.0
+        trial.metrics["compile_s"] = before + contender.compile_s
+    if instruments.energy:
+        begin = time.perf_counter()
+        trial.metrics |= _energy(trial, instruments)
+        trial.spent_s["energy"] = time.perf_counter() - begin
+    trial.status = "ok"
+    return record_of(trial, contender)
 
 
-def _prepare_and_check(
-    trial: Trial, truth: Truth, first: bool, tell: Callable[[str], None]
-) -> None:
-    tell("build")
-    with trial.stage("build"):
-        trial.build() if first else trial.refresh()
-    if trial.status is None:
-        tell("check")
-        with trial.stage("check"):
-            trial.check(truth, first=first)
+def record_of(trial: Trial, contender: Contender | None = None) -> Record:
+    """The record of a trial that has come to an end."""
+    assert trial.status is not None
+    samples = contender.samples if contender and trial.status == "ok" else []
+    return Record(
+        cell=Cell(case=trial.case, impl=trial.impl.name),
+        status=trial.status,
+        reason=trial.reason,
+        samples=tuple(samples),
+        metrics=trial.metrics,
+        spent_s={stage: round(seconds, 6) for stage, seconds in trial.spent_s.items()},
+    )
 
 
-def _probe(trial: Trial, tell: Callable[[str], None]) -> None:
-    tell("probe")
-    with trial.stage("probe"):
-        trial.probe()
+def _conditions(contender: Contender) -> dict[str, Any]:
+    seen = contender.conditions
+    metrics: dict[str, Any] = {"kept_disturbed": seen.kept_disturbed, "window": contender.window}
+    if contender.spent_s:
+        metrics["interruptions_per_s"] = round(seen.interrupted / contender.spent_s, 1)
+        cpus = contender.cpu_s / contender.spent_s
+        metrics["cpu_share"] = round(cpus / torch.get_num_threads(), 4)
+    return metrics
 
 
-def _drop_if_ended(name: str, trials: dict[str, Trial], emit: Callable[[Record], None]) -> None:
-    if trials[name].status is not None:
-        emit(record_of(trials.pop(name)))
+def _gpu(contender: Contender) -> dict[str, Any]:
+    """What the GPU said beside the batches, averaged; nothing on CPU or where it says nothing."""
+    kept = [sample for sample in contender.samples if sample.discarded is None]
+    enqueue = [sample.enqueue_us for sample in kept if sample.enqueue_us is not None]
+    readings = contender.conditions.readings
+    throttle = Counter(reason for reading in readings for reason in reading.throttle or ())
+    shares = [f"{why} {count / len(readings):.0%}" for why, count in throttle.most_common()]
+    metrics = {
+        "enqueue_us": median(enqueue) if enqueue else None,
+        "sm_mhz": _mean(s.sm_mhz for s in kept) or _mean(r.sm_mhz for r in readings),
+        "power_w": _mean(r.power_w for r in readings),
+        "temperature_c": _mean(r.temperature_c for r in readings),
+        "power_state": power_state(readings),
+        "throttle": ", ".join(shares) or None,
+    }
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _energy(trial: Trial, instruments: Instruments) -> dict[str, Any]:
+    assert trial.bound is not None
+    assert instruments.sensor is not None, "--energy is refused where there is no GPU"
+    try:
+        with torch.set_grad_enabled(trial.bound.grad):
+            found = measure_energy(trial.bound.call, instruments.sensor)
+    except Exception as err:  # the time was measured, and stays
+        return {"energy_note": f"energy: {type(err).__name__}: {' '.join(str(err).split())[:200]}"}
+    per_unit = None if found.energy_j is None else found.energy_j / trial.bound.units
+    return {
+        "energy_j": per_unit,
+        "energy_note": found.reason,
+        "idle_power_w": found.idle_power_w,
+    }

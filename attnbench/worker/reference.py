@@ -1,7 +1,7 @@
-"""Is a result right? A float64 reference in blocks of queries, and errors judged by a yardstick.
+"""Is a result right? A float64 reference in blocks of queries, and how far off a result may be.
 
 The rule is flash-attention's: the error against float64 may be at most 2 × (gradients 3 ×) that
-of the plain computation in the case's own dtype, the yardstick, plus a floor of a few
+of the plain computation in the case's own dtype, the baseline error, plus a floor of a few
 eps × max|reference|; for gradients the floor scales with the terms of their sums instead. It is
 applied to the largest error and to the root mean square: the largest alone is blind in low
 precision, where a few large elements excuse a small error in every other one.
@@ -20,12 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 import torch
 
-from attnbench.api.masks import dense_mask
+from attnbench.api import dense_mask
 from attnbench.schema.case import Case
 from attnbench.worker.inputs import Tensors
 from attnbench.worker.positions import turned, unturned
@@ -61,7 +60,7 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Truth:
+class Reference:
     """Float64 results by name (`o`, `dq`, `dk`, `dv`), and the error allowed for each."""
 
     values: dict[str, torch.Tensor]
@@ -69,7 +68,7 @@ class Truth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class CheckResult:
     """Errors of one result: the largest, the root mean square, and error ÷ allowed (passes ≤ 1).
 
     `error_max` and `error_rmse` are the worst over the named tensors, in units of the tensors.
@@ -81,8 +80,8 @@ class Verdict:
     error_ratio: float | None = None
     reason: str | None = None
 
-    def worse(self, other: Verdict) -> Verdict:
-        """The worse of two verdicts; one with a reason is always worse."""
+    def worse(self, other: CheckResult) -> CheckResult:
+        """The worse of two results; one with a reason is always worse."""
         if (self.reason is None) != (other.reason is None):
             return self if self.reason else other
         return max(self, other, key=lambda v: math.inf if v.error_ratio is None else v.error_ratio)
@@ -107,7 +106,7 @@ def plain_attention(
     Works in blocks of queries, so that the (L, S) matrix never exists; position encodings, masks
     and grouped heads are applied by their definitions. Gradients accumulate in float32 at least.
     A query without keys gives output 0 and gradient 0. `terms` are computed only if asked for:
-    the yardstick needs none.
+    the baseline needs none.
     """
     q, k, v = (tensors[name].detach() for name in "qkv")
     do = tensors.get("do")
@@ -233,45 +232,40 @@ def _blocks(case: Case, q: torch.Tensor) -> Iterator[Block]:
         yield rows, ~admitted & ~blind, blind
 
 
-def attention_truth(case: Case, tensors: Tensors) -> Truth:
-    """Float64 results of the attention case on these inputs, with the error allowed for each."""
-    return truth_of(case, tensors, partial(plain_attention, case))
-
-
 class Plain(Protocol):
-    """A plain computation that can serve as the reference and as the yardstick."""
+    """A plain computation, in whatever dtype its tensors have."""
 
     def __call__(self, tensors: dict[str, torch.Tensor], /, *, terms: bool) -> PlainResult:
         """Compute in the dtype of the tensors; with `terms`, those of the errors' floor, too."""
 
 
-def truth_of(case: Case, tensors: Tensors, plain: Plain) -> Truth:
+def reference_of(case: Case, tensors: Tensors, plain: Plain) -> Reference:
     """Run `plain` in float64 for the values, and in the case's own dtype for what is allowed.
 
-    A float64 case has no finer reference. Its yardstick is the error of float32, scaled down by
+    A float64 case has no finer reference. Its baseline error is that of float32, scaled down by
     the ratio of the two precisions: rounding errors of the same sums are proportional to eps.
     """
     reference = plain({name: x.detach().double() for name, x in tensors.items()}, terms=True)
     dtype = getattr(torch, case.dtype)
     coarse = torch.float32 if dtype == torch.float64 else dtype
     coarsened = {name: x.detach().to(coarse) for name, x in tensors.items()}
-    yardstick = plain(coarsened, terms=False)
+    baseline = plain(coarsened, terms=False)
     if case.pass_ == "backward":
         del reference.values["o"]
     eps, shrink = torch.finfo(dtype).eps, torch.finfo(dtype).eps / torch.finfo(coarse).eps
     allowed = {
-        name: _allowed_error(name, reference, yardstick, eps, shrink) for name in reference.values
+        name: _allowed_error(name, reference, baseline, eps, shrink) for name in reference.values
     }
-    return Truth(values=reference.values, allowed=allowed)
+    return Reference(values=reference.values, allowed=allowed)
 
 
 def _allowed_error(
-    name: str, reference: PlainResult, yardstick: PlainResult, eps: float, shrink: float
+    name: str, reference: PlainResult, baseline: PlainResult, eps: float, shrink: float
 ) -> Size:
     value = reference.values[name]
-    error = Size.of(yardstick.values[name].double() - value)
+    error = Size.of(baseline.values[name].double() - value)
     if not math.isfinite(error.max):
-        error = Size(max=0.0, rms=0.0)  # a yardstick that overflows excuses nobody
+        error = Size(max=0.0, rms=0.0)  # a baseline that overflows excuses no error
     scale = Size.of(reference.terms.get(name, value))
     factor = (GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR) * shrink
     return Size(
@@ -280,9 +274,9 @@ def _allowed_error(
     )
 
 
-def judge(outputs: Mapping[str, torch.Tensor], truth: Truth, dtype: str) -> Verdict:
+def judge(outputs: Mapping[str, torch.Tensor], truth: Reference, dtype: str) -> CheckResult:
     """Compare named outputs with the truth. NaN never passes; shape, dtype and device count."""
-    worst = Verdict(error_max=0.0, error_rmse=0.0, error_ratio=0.0)
+    worst = CheckResult(error_max=0.0, error_rmse=0.0, error_ratio=0.0)
     for name, value in truth.values.items():
         worst = worst.worse(_judge_one(name, outputs.get(name), value, truth.allowed[name], dtype))
     return worst
@@ -290,12 +284,12 @@ def judge(outputs: Mapping[str, torch.Tensor], truth: Truth, dtype: str) -> Verd
 
 def _judge_one(
     name: str, output: object, value: torch.Tensor, allowed: Size, dtype: str
-) -> Verdict:
+) -> CheckResult:
     if not isinstance(output, torch.Tensor):
-        return Verdict(reason=f"{name} is {type(output).__name__}, not a tensor")
+        return CheckResult(reason=f"{name} is {type(output).__name__}, not a tensor")
     malformed = _reason_against_form(name, output, value, dtype)
     if malformed:
-        return Verdict(reason=malformed)
+        return CheckResult(reason=malformed)
     error = Size.of(output.detach().double() - value)
     # An allowed error of 0 (all inputs exactly representable) still admits an exact result.
     parts = [("", error.max, allowed.max), (" in the root mean square", error.rms, allowed.rms)]
@@ -305,7 +299,7 @@ def _judge_one(
     if not ratio <= 1:
         how, got, most = parts[ratios.index(ratio)]
         reason = f"{name} is off by {got:.3g}{how} where {most:.3g} is allowed"
-    return Verdict(
+    return CheckResult(
         error_max=error.max,
         error_rmse=error.rms,
         error_ratio=ratio if math.isfinite(ratio) else None,

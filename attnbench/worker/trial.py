@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from attnbench.api import Implementation
+from attnbench.api import Estimate, Implementation
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure.counted import count_flops, watch_saved
 from attnbench.measure.graph import CaptureError
@@ -19,9 +19,8 @@ from attnbench.measure.profiled import call_kept, profile_call
 from attnbench.schema.case import Case
 from attnbench.schema.record import Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
-from attnbench.worker.explaining import flops_note, predicted_miss, sdpa_backend
 from attnbench.worker.inputs import Tensors
-from attnbench.worker.reference import Truth, Verdict, judge
+from attnbench.worker.reference import CheckResult, Reference, judge
 from attnbench.worker.workloads import WORKLOADS, Bound
 
 
@@ -33,6 +32,25 @@ class UnsettledError(Exception):
     """The process cannot be used any more; the message says for what."""
 
 
+def restore_settings(
+    note: Callable[[list[str]], None] = lambda changed: None, *, grad: bool = True
+) -> None:
+    """Put back what an implementation set for itself: it must not hold for the others.
+
+    `note` gets the names of what was changed; `grad` is whether autograd is on here.
+
+    Raises:
+        IncorrectError: it replaced a clock, so that nothing it is timed by can be believed.
+        UnsettledError: something cannot be put back.
+    """
+    clocks = restore_clocks()
+    note(settle(grad=grad))
+    if lasting := beyond_repair():
+        raise UnsettledError(f"it changed {lasting}, which attnbench could not restore")
+    if clocks:
+        raise IncorrectError(f"it replaces the clock, {', '.join(clocks)}")
+
+
 @dataclass(kw_only=True)
 class Trial:
     """What is known so far about one cell of a case."""
@@ -41,13 +59,12 @@ class Trial:
     case: Case
     tensors: Tensors
     bound: Bound | None = None
-    verdict: Verdict = field(default_factory=Verdict)
+    result: CheckResult = field(default_factory=CheckResult)
     last_call_s: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     spent_s: dict[str, float] = field(default_factory=dict)
     status: Status | None = None
     reason: str | None = None
-    _meddled: dict[str, None] = field(default_factory=dict)  # in the order in which it was seen
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -60,30 +77,20 @@ class Trial:
             self.fail(name, err)
         finally:
             try:
-                self.settle()
+                self.restore_settings()
             except Exception as err:
                 self.fail(name, err)
-            elapsed = time.perf_counter() - begin
-            self.spent_s[name] = self.spent_s.get(name, 0.0) + elapsed
+            self.spent_s[name] = self.spent_s.get(name, 0.0) + time.perf_counter() - begin
 
-    def settle(self, *, grad: bool = True) -> None:
-        """Put back what the implementation set for itself: it must not hold for the others.
+    def restore_settings(self, *, grad: bool = True) -> None:
+        """As the function of that name; the row says what the implementation changed."""
 
-        What that was is noted. `grad` is whether autograd is on where this is called.
+        def note(changed: list[str]) -> None:
+            if changed:
+                before = self.metrics.get("meddles", "").split(", ")
+                self.metrics["meddles"] = ", ".join(dict.fromkeys(filter(None, before + changed)))
 
-        Raises:
-            IncorrectError: it replaced a clock, so that nothing it is timed by can be believed.
-            UnsettledError: something cannot be put back.
-        """
-        clocks, meddled = restore_clocks(), settle(grad=grad)
-        if meddled:
-            self._meddled |= dict.fromkeys(meddled)
-            self.metrics["meddles"] = ", ".join(self._meddled)
-        lasting = beyond_repair()
-        if lasting:
-            raise UnsettledError(f"it changed {lasting}, which attnbench could not restore")
-        if clocks:
-            raise IncorrectError(f"it replaces the clock, {', '.join(clocks)}")
+        restore_settings(note, grad=grad)
 
     def fail(self, stage: str, err: Exception) -> None:
         """Turn an exception into a status with a reason, and let go of what was built."""
@@ -111,8 +118,8 @@ class Trial:
         self.bound = profiled.result
         self.metrics["memory_prepared_bytes"] = profiled.kept_bytes
 
-    def check(self, truth: Truth, *, first: bool) -> None:
-        """Compare the timed callable's result with the truth.
+    def check(self, reference: Reference, *, first: bool) -> None:
+        """Compare the timed callable's result with the reference.
 
         Memory of the outputs' size is filled with NaN and freed before the call, and so is the
         result after it: a kernel that never runs then finds no right answer lying about.
@@ -120,52 +127,65 @@ class Trial:
         assert self.bound is not None
         before = {name: x.detach().clone() for name, x in self.tensors.items()}
         try:
-            self._compare(self.bound, truth, first=first)
+            self._compare(self.bound, reference, first=first)
         finally:
-            changed = self._restore(before)
+            # The next implementation needs the inputs as they were.
+            changed = [n for n, x in before.items() if not torch.equal(x, self.tensors[n].detach())]
+            with torch.no_grad():
+                for name in changed:
+                    self.tensors[name].copy_(before[name])
         if changed:
             raise IncorrectError(f"it wrote to its input {', '.join(changed)}")
 
-    def _compare(self, bound: Bound, truth: Truth, *, first: bool) -> None:
+    def _compare(self, bound: Bound, reference: Reference, *, first: bool) -> None:
         def poisoned_call() -> Any:
-            _poison_allocator(truth, self.case)
+            dtype = getattr(torch, self.case.dtype)
+            held = [
+                torch.full(x.shape, torch.nan, dtype=dtype, device=x.device)
+                for x in reference.values.values()
+            ]
+            held.clear()
             begin = time.perf_counter()
             result = bound.call()
             if self.case.device == "cuda":
                 torch.cuda.synchronize()
             self.last_call_s = time.perf_counter() - begin
-            self.settle(grad=bound.grad)  # before the harness computes anything
+            self.restore_settings(grad=bound.grad)  # before the harness computes anything
             return result
 
+        inputs = {x.untyped_storage().data_ptr() for x in self.tensors.values()}
         if first and not self.impl.compiles:  # a profiler around a compilation breaks it
             result, kept_bytes = call_kept(poisoned_call, self.case.device)
-            retained = kept_bytes - _bytes_of(result, self.tensors)
-            self.metrics["memory_retained_bytes"] = max(0, retained)
+            storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in leaves(result)}
+            own = sum(storage.nbytes() for at, storage in storages.items() if at not in inputs)
+            self.metrics["memory_retained_bytes"] = max(0, kept_bytes - own)
         else:
             result = poisoned_call()
         if first and self.impl.compiles:
             self.metrics["compile_s"] += self.last_call_s
-        verdict = judge(bound.named(result), truth, self.case.dtype)
-        self._poison(result)
-        self.verdict = self.verdict.worse(verdict) if not first else verdict
-        self.metrics["error_max"] = self.verdict.error_max
-        self.metrics["error_rmse"] = self.verdict.error_rmse
-        self.metrics["error_ratio"] = self.verdict.error_ratio
-        if verdict.reason:
-            raise IncorrectError(verdict.reason + ("" if first else " (after its inputs changed)"))
-
-    def _restore(self, before: Tensors) -> list[str]:
-        """Put back inputs that were written to, which the next in line needs; return which."""
-        changed = [n for n, x in before.items() if not torch.equal(x, self.tensors[n].detach())]
+        found = judge(bound.named(result), reference, self.case.dtype)
         with torch.no_grad():
-            for name in changed:
-                self.tensors[name].copy_(before[name])
-        return changed
+            for x in leaves(result):
+                if x.untyped_storage().data_ptr() not in inputs and x.is_floating_point():
+                    x.fill_(torch.nan)
+        self.result = self.result.worse(found) if not first else found
+        for name in ("error_max", "error_rmse", "error_ratio"):
+            self.metrics[name] = getattr(self.result, name)
+        if found.reason:
+            raise IncorrectError(found.reason + ("" if first else " (after its inputs changed)"))
 
     def refresh(self) -> None:
         """Redo what was prepared from the inputs."""
         assert self.bound is not None
         self.bound.refresh()
+
+    def costs(self) -> dict[str, Any]:
+        """What sizes alone say: FLOPs, least traffic, workspace, and if that is an estimate."""
+        found: dict[str, Any] = WORKLOADS.get(self.case.workload).costs(self.case, self.impl)
+        if isinstance(found["memory_predicted_bytes"], Estimate):
+            found["memory_predicted_bytes"] = int(found["memory_predicted_bytes"])
+            found["memory_predicted_exact"] = False
+        return found
 
     def probe(self) -> None:
         """What one call does, outside the timed samples: predicted from sizes, then observed.
@@ -173,11 +193,9 @@ class Trial:
         Two calls: one counts FLOPs and what is saved for the backward pass, one is profiled.
         """
         assert self.bound is not None
-        workload = WORKLOADS.get(self.case.workload)
-        self.metrics |= workload.costs(self.case, self.impl)
+        self.metrics |= self.costs()
         self.metrics |= self._dispatched(self.bound)
-        why = functools.partial(workload.why_flops, self.case)
-        self.metrics["flops_note"] = flops_note(self.metrics, why, compiled=self.impl.compiles)
+        self.metrics["flops_note"] = self._flops_note()
         profiled = profile_call(self.bound.call, self.case.device)
         self.metrics |= self._memory(profiled.peak_bytes, profiled.result)
         first = sorted(profiled.kernels, key=lambda name: "attention" not in name)
@@ -209,20 +227,57 @@ class Trial:
         outputs = sum(x.numel() * x.element_size() for x in leaves(result))
         workspace = max(0, peak_bytes - outputs)
         predicted = self.metrics.get("memory_predicted_bytes")
+        miss = None
+        if predicted is not None:
+            miss = workspace / predicted - 1 if predicted else 0.0 if workspace == 0 else None
         return {
             "memory_inputs_bytes": inputs,
             "memory_outputs_bytes": outputs,
             "memory_workspace_bytes": workspace,
             "memory_peak_bytes": inputs + self.metrics["memory_prepared_bytes"] + peak_bytes,
-            "memory_predicted_miss": predicted_miss(workspace, predicted),
+            "memory_predicted_miss": miss,
         }
 
-    def _poison(self, result: Any) -> None:
-        inputs = {x.untyped_storage().data_ptr() for x in self.tensors.values()}
-        with torch.no_grad():
-            for x in leaves(result):
-                if x.untyped_storage().data_ptr() not in inputs and x.is_floating_point():
-                    x.fill_(torch.nan)
+    def _flops_note(self) -> str | None:
+        """Where useful, executed and counted FLOPs disagree, and why; None where they agree."""
+        useful, executed = self.metrics.get("flops_useful"), self.metrics.get("flops_executed")
+        counted, source = (
+            self.metrics.get("flops_counted"),
+            self.metrics.get("flops_counted_source"),
+        )
+        notes = []
+
+        def add(flops: int, what: str, of: int, name: str, *more: str) -> None:
+            reasons = [*WORKLOADS.get(self.case.workload).why_flops(self.case, flops), *more]
+            why = f" ({', '.join(reasons)})" if reasons else ""
+            notes.append(f"{what} {flops / of:.3g} x the {name} FLOPs{why}")
+
+        if useful and executed and executed != useful:
+            add(executed, "executes", useful, "useful")
+        if counted is None:
+            compiled = "not counted: compiled code"
+            notes.append(compiled if self.impl.compiles else "torch counted no matmul")
+            return "; ".join(notes)
+        seen = "torch's formula for the opaque op:"
+        if source != "formula":
+            seen = "the matmuls dispatched:"
+        if executed and counted != executed:
+            add(counted, seen, executed, "executed")
+        if useful and executed is None and counted != useful:
+            add(counted, seen, useful, "useful", "what it executes is not declared")
+        return "; ".join(notes) or None
+
+
+_SDPA_OP = re.compile(r"aten::_scaled_dot_product_(?:(\w+?)_attention|attention_(math))")
+
+
+def sdpa_backend(ops: Iterable[str]) -> str | None:
+    """The backends of SDPA among the ops: `flash`, `math`, `efficient`, `cudnn`; None without SDPA.
+
+    The math path leaves no kernel of its own name, and its backward pass no op either.
+    """
+    found = (_SDPA_OP.match(name) for name in ops)
+    return "; ".join(sorted({match[1] or match[2] for match in found if match})) or None
 
 
 def device_is_lost() -> bool:
@@ -236,14 +291,6 @@ def device_is_lost() -> bool:
     return False
 
 
-def _poison_allocator(truth: Truth, case: Case) -> None:
-    dtype = getattr(torch, case.dtype)
-    held = [
-        torch.full(x.shape, torch.nan, dtype=dtype, device=x.device) for x in truth.values.values()
-    ]
-    held.clear()
-
-
 def leaves(result: Any) -> Iterator[torch.Tensor]:
     """The tensors in a result: itself, or those in its tuples and lists."""
     if isinstance(result, torch.Tensor):
@@ -251,13 +298,6 @@ def leaves(result: Any) -> Iterator[torch.Tensor]:
     elif isinstance(result, (tuple, list)):
         for item in result:
             yield from leaves(item)
-
-
-def _bytes_of(result: Any, inputs: Tensors) -> int:
-    """Bytes that live as long as a result does: its storages, but for those of the inputs."""
-    given = {x.untyped_storage().data_ptr() for x in inputs.values()}
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in leaves(result)}
-    return sum(storage.nbytes() for at, storage in storages.items() if at not in given)
 
 
 def classify(err: Exception, stage: str) -> tuple[Status, str]:

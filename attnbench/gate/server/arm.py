@@ -27,8 +27,8 @@ from attnbench.measure.nvml import GpuSensor, must_discard
 from attnbench.measure.watch import collector_off
 from attnbench.schema.record import Cell
 from attnbench.worker.inputs import Draw, Tensors
-from attnbench.worker.reference import Size, Truth, judge
-from attnbench.worker.trial import IncorrectError, UnsettledError, classify
+from attnbench.worker.reference import Reference, Size, judge
+from attnbench.worker.trial import IncorrectError, classify, restore_settings
 from attnbench.worker.workloads import WORKLOADS, Bound
 
 _WARM_CALLS, _WARM_S = 3, 0.02
@@ -77,7 +77,7 @@ class Variant:
                 try:
                     answer = self._served(request)
                 finally:
-                    _settle()
+                    restore_settings()
             except Exception as err:
                 status, reason = classify(err, request["do"])
                 answer = {"failed": f"{status}: {reason}"}
@@ -127,7 +127,7 @@ class Variant:
         with torch.set_grad_enabled(ready.bound.grad):
             changed_us = self._once_us(ready)
             result = ready.bound.call()
-            _settle(grad=ready.bound.grad)
+            restore_settings(grad=ready.bound.grad)
             verdict = judge(ready.bound.named(result), truth, ready.cell.case.dtype)
             if verdict.reason:
                 raise IncorrectError(
@@ -174,12 +174,12 @@ class Variant:
                 bound = workload.bind(cell.case, impl, tensors)
             with torch.set_grad_enabled(bound.grad):
                 result = bound.call()
-                _settle(grad=bound.grad)  # before the harness computes anything
+                restore_settings(grad=bound.grad)  # before the harness computes anything
                 verdict = judge(bound.named(result), truth, cell.case.dtype)
                 if verdict.reason:
                     return f"incorrect: {verdict.reason}"
                 _warm(bound.call)
-            _settle()
+            restore_settings()
         except Exception as err:
             status, reason = classify(err, "build and check")
             return f"{status}: {reason}"
@@ -191,7 +191,7 @@ class Variant:
         root, other = (Path(self._arm[name]).resolve() for name in ("root", "other_root"))
         refuse_foreign(", ".join(self._arm["files"]), root, other)
 
-    def _truth(self, cell: Cell, tensors: Tensors, seed: int) -> Truth:
+    def _truth(self, cell: Cell, tensors: Tensors, seed: int) -> Reference:
         """The float64 reference, computed by whichever process needs it first, then read."""
         file = Path(self._config["truths"]) / f"{cell.case.case_id}-{seed}.pt"
         if not file.exists():
@@ -202,7 +202,7 @@ class Variant:
             own.replace(file)
         kept = torch.load(file, map_location=cell.case.device, weights_only=True)
         sizes = {name: Size(max=high, rms=rms) for name, (high, rms) in kept["allowed"].items()}
-        return Truth(values=kept["values"], allowed=sizes)
+        return Reference(values=kept["values"], allowed=sizes)
 
     def _turn(self, number: int, calls: int, blocks: int, planted: float | None) -> list[int]:
         """One untimed call, since the caches are another's, then blocks: nanoseconds a call."""
@@ -238,21 +238,6 @@ class Variant:
     def _answer(self, **fields: Any) -> None:
         self._answers.write(json.dumps(fields) + "\n")
         self._answers.flush()
-
-
-def _settle(*, grad: bool = True) -> None:
-    """Put back what a cell set for itself: it must not hold for the next one.
-
-    Raises:
-        IncorrectError: it replaced a clock.
-        UnsettledError: something cannot be put back.
-    """
-    replaced = restore_clocks()
-    settle(grad=grad)
-    if lasting := beyond_repair():
-        raise UnsettledError(f"it changed {lasting}, which attnbench could not restore")
-    if replaced:
-        raise IncorrectError(f"it replaces the clock, {', '.join(replaced)}")
 
 
 def pin_all_threads(cpu: int) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
 
-from attnbench.api import AttentionCall, Implementation
+from attnbench.api import AttentionCall, Estimate, Implementation
 from attnbench.schema.case import Case
 from attnbench.theory import costs
 from attnbench.worker.inputs import Draw, Tensors, attention_tensors, fill_attention
 from attnbench.worker.positions import rotation
-from attnbench.worker.reference import Truth, attention_truth
-from attnbench.worker.workloads.base import WORKLOADS, Bound
-from attnbench.worker.workloads.passes import Gradients, bind_pass
+from attnbench.worker.reference import Reference, plain_attention, reference_of
+from attnbench.worker.workloads import WORKLOADS, Bound, bind_pass
 
 
 def with_position(core: AttentionCall, case: Case) -> AttentionCall:
@@ -41,21 +40,25 @@ class AttentionWorkload:
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
         """Bind the core for the case's pass; for `backward` the forward graph is held."""
         core = with_position(impl.build(case), case)
-        q, k, v = (tensors[name] for name in "qkv")
-        return bind_pass(case.pass_, core, (q, k, v), tensors.get("do"), _named_gradients)
+        return bind_pass(
+            case.pass_,
+            core,
+            (tensors["q"], tensors["k"], tensors["v"]),
+            tensors.get("do"),
+            lambda gradients: dict(zip(("dq", "dk", "dv"), gradients, strict=True)),
+        )
 
-    def truth(self, case: Case, tensors: Tensors) -> Truth:
+    def truth(self, case: Case, tensors: Tensors) -> Reference:
         """The float64 reference."""
-        return attention_truth(case, tensors)
+        return reference_of(case, tensors, partial(plain_attention, case))
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """From sizes alone; null where the implementation declares no formula."""
-        core_bytes = impl.workspace(case) if impl.workspace else None
         return {
             "flops_useful": costs.attention_flops_useful(case),
             "flops_executed": impl.flops(case) if impl.flops else None,
             "bytes_min": costs.attention_bytes_min(case),
-            "memory_predicted_bytes": rotated_workspace(case, core_bytes),
+            "memory_predicted_bytes": rotated_workspace(case, impl),
         }
 
     def why_flops(self, case: Case, flops: int) -> list[str]:
@@ -63,27 +66,18 @@ class AttentionWorkload:
         return costs.why_core_flops(case, flops)
 
 
-def rotated_workspace(case: Case, core_bytes: int | None) -> int | None:
-    """Workspace of a core (bytes) with rotary encoding around it, forward.
+def rotated_workspace(case: Case, impl: Implementation) -> int | None:
+    """Workspace of a core (bytes); with rotary encoding q and k are there a second time, turned.
 
-    Turning a tensor of X bytes holds X for the two turned halves and X for the result, the
-    latter until the core is done. None for the backward passes, where it is not predicted.
+    That is an estimate, since turning them takes as much again for a moment. None for the backward
+    passes of a rotary encoding, where it is not known.
     """
+    core_bytes = impl.workspace(case) if impl.workspace else None
     if core_bytes is None or case.position.name == "none":
         return core_bytes
-    if case.pass_ != "forward":
-        return None
-    per_token = case.batch * case.head_dim * case.element_bytes
-    halves = case.batch * (case.head_dim // 2 * 2) * case.element_bytes
-    q_tokens, k_tokens = case.heads * case.seq_len, case.kv_heads * case.kv_len
-    q_bytes, k_bytes = q_tokens * per_token, k_tokens * per_token
-    turning = max(q_bytes + q_tokens * halves, q_bytes + k_bytes + k_tokens * halves)
-    output = case.batch * case.heads * case.seq_len * case.value_dim * case.element_bytes
-    return max(turning - output, q_bytes + k_bytes + core_bytes)
-
-
-def _named_gradients(gradients: Gradients) -> dict[str, torch.Tensor]:
-    return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+    rows = case.heads * case.seq_len + case.kv_heads * case.kv_len
+    turned = case.batch * rows * case.head_dim * case.element_bytes
+    return None if case.needs_grad else Estimate(turned + core_bytes)
 
 
 WORKLOADS.add("attention", AttentionWorkload())

@@ -17,7 +17,7 @@ from attnbench.worker.positions import Rotation, rotation
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # k_BGSD, v_BGSV
 
 
-class Layer:
+class DecodeLayer:
     """The projections of one layer around its n + T tokens; rotary tables are shared."""
 
     def __init__(self, case: Case, tensors: Tensors) -> None:
@@ -68,18 +68,18 @@ class Cache:
     """
 
     doc: str
-    prefill: Callable[[Layer], KeysValues | None]
-    steps: Callable[[Layer], Extend]
+    prefill: Callable[[DecodeLayer], KeysValues | None]
+    steps: Callable[[DecodeLayer], Extend]
     all_queries: bool = False
     all_keys: bool = False
     grows: bool = False
 
 
-def _nothing(layer: Layer) -> None:
+def _nothing(layer: DecodeLayer) -> None:
     """Nothing is kept between steps."""
 
 
-def _recompute(layer: Layer) -> Extend:
+def _recompute(layer: DecodeLayer) -> Extend:
     turns = [layer.turn(0, layer.context + t + 1) for t in range(layer.total - layer.context)]
 
     def extend(_: Any, __: Any, t: int) -> KeysValues:
@@ -88,7 +88,7 @@ def _recompute(layer: Layer) -> Extend:
     return extend
 
 
-def _new_token(layer: Layer) -> Callable[[int], KeysValues]:
+def _new_token(layer: DecodeLayer) -> Callable[[int], KeysValues]:
     turns = [layer.turn(place, 1) for place in range(layer.context, layer.total)]
 
     def project(t: int) -> KeysValues:
@@ -98,12 +98,12 @@ def _new_token(layer: Layer) -> Callable[[int], KeysValues]:
     return project
 
 
-def _prefill_exact(layer: Layer) -> KeysValues:
+def _prefill_exact(layer: DecodeLayer) -> KeysValues:
     k, v = layer.keys_values(slice(0, layer.context), layer.turn(0, layer.context))
     return k.contiguous(), v.contiguous()
 
 
-def _concatenate(layer: Layer) -> Extend:
+def _concatenate(layer: DecodeLayer) -> Extend:
     project = _new_token(layer)
 
     def extend(_: Any, previous: KeysValues, t: int) -> KeysValues:
@@ -113,7 +113,7 @@ def _concatenate(layer: Layer) -> Extend:
     return extend
 
 
-def _prefill_whole(layer: Layer) -> KeysValues:
+def _prefill_whole(layer: DecodeLayer) -> KeysValues:
     """Buffers for all n + T tokens, of which the context is filled in."""
     k, v = layer.keys_values(slice(0, layer.context), layer.turn(0, layer.context))
     buffers = []
@@ -124,7 +124,7 @@ def _prefill_whole(layer: Layer) -> KeysValues:
     return buffers[0], buffers[1]
 
 
-def _write_in_place(layer: Layer) -> Extend:
+def _write_in_place(layer: DecodeLayer) -> Extend:
     project = _new_token(layer)
 
     def extend(prefilled: KeysValues, _: Any, t: int) -> KeysValues:

@@ -12,15 +12,15 @@ from functools import partial
 
 import torch
 
-from attnbench.api import AttentionCall, Implementation, SizeFormula
+from attnbench.api import AttentionCall, Estimate, Implementation, SizeFormula
 from attnbench.schema.case import Case, Position, parse_mask
 from attnbench.theory import costs
 from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal
 from attnbench.worker.positions import turned, unturned
-from attnbench.worker.reference import PlainResult, Truth, plain_attention, truth_of
-from attnbench.worker.workloads.base import WORKLOADS, Bound
-from attnbench.worker.workloads.caches import CACHES, Layer
+from attnbench.worker.reference import PlainResult, Reference, plain_attention, reference_of
+from attnbench.worker.workloads import WORKLOADS, Bound
+from attnbench.worker.workloads.caches import CACHES, DecodeLayer
 
 
 def step_case(case: Case, t: int) -> Case:
@@ -49,7 +49,7 @@ def plant_cached_needles(case: Case, tensors: Tensors) -> None:
     key/value head aligns with the query of its first query head at step t, with a logit of
     ln(n) + 6 where the width allows it exactly: a cache that lost the token shows in bfloat16.
     """
-    layer = Layer(dataclasses.replace(case, position=Position()), tensors)
+    layer = DecodeLayer(dataclasses.replace(case, position=Position()), tensors)
     steps = range(min(layer.total - layer.context, layer.context))
     places = torch.tensor([layer.context + t for t in steps], device=case.device)
     # Spread over the context: its first token, its last one, and some between.
@@ -70,7 +70,7 @@ class _Generate:
     def __init__(self, case: Case, impl: Implementation, tensors: Tensors) -> None:
         steps = range(case.new_tokens or 1)
         self._cache = CACHES.get(case.cache or "static")
-        self._layer = layer = Layer(case, tensors)
+        self._layer = layer = DecodeLayer(case, tensors)
         self._extend = self._cache.steps(layer)
         self._cores: list[AttentionCall] = [impl.build(step_case(case, t)) for t in steps]
         self._tokens = [
@@ -141,9 +141,9 @@ class DecodeWorkload:
             units=case.new_tokens or 1,
         )
 
-    def truth(self, case: Case, tensors: Tensors) -> Truth:
+    def truth(self, case: Case, tensors: Tensors) -> Reference:
         """The full forward pass over all tokens, of which the last T are compared."""
-        return truth_of(case, tensors, partial(_plain_layer, case))
+        return reference_of(case, tensors, partial(_plain_layer, case))
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """FLOPs and traffic per token; the predicted workspace is that of a whole generation."""
@@ -178,7 +178,7 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
     the error).
     """
     del terms
-    layer = Layer(dataclasses.replace(case, position=Position()), tensors)
+    layer = DecodeLayer(dataclasses.replace(case, position=Position()), tensors)
     k, v = layer.keys_values(slice(0, layer.total), None)
     q = layer.queries(slice(layer.context, layer.total), None)
     mask = case.mask if case.mask.after is not None else parse_mask("causal")
@@ -207,16 +207,17 @@ def _workspace(case: Case, impl: Implementation) -> int | None:
     y = element * case.model_width
     q, o = element * case.heads * case.head_dim, element * case.heads * case.value_dim
     token = element * case.kv_heads * (case.head_dim + case.value_dim)  # of k and v
-    peak = 0
+    peak, exact = 0, True
     for t in range(tokens):
         longer = token * (case.seq_len + t + 1) if cache.grows else 0
         shorter = token * (case.seq_len + t) if cache.grows and t else 0
         taken = impl.workspace(step_case(case, t))
         if taken is None:
             return None
+        exact &= not isinstance(taken, Estimate)
         core = o + max(y, taken)
         peak = max(peak, t * y + q + max(token + shorter + longer, longer + core))
-    return peak - tokens * y
+    return peak - tokens * y if exact else Estimate(peak - tokens * y)
 
 
 def _flops_executed(case: Case, impl: Implementation) -> int | None:

@@ -15,10 +15,9 @@ from attnbench.theory import costs
 from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, hidden_states, needle_pairs
 from attnbench.worker.positions import turned, turned_squares, unturned
-from attnbench.worker.reference import PlainResult, Truth, plain_attention, truth_of
+from attnbench.worker.reference import PlainResult, Reference, plain_attention, reference_of
+from attnbench.worker.workloads import WORKLOADS, Bound, Gradients, bind_pass
 from attnbench.worker.workloads.attention import rotated_workspace, with_position
-from attnbench.worker.workloads.base import WORKLOADS, Bound
-from attnbench.worker.workloads.passes import Gradients, bind_pass
 from attnbench.worker.workloads.projections import PROJECTIONS, Projection, by_head, parts_of
 
 
@@ -34,7 +33,7 @@ def core_case(case: Case) -> Case:
     )
 
 
-class Layer:
+class LayerCall:
     """What is timed: projections, position encoding, core, heads merged, output projection."""
 
     def __init__(self, case: Case, impl: Implementation) -> None:
@@ -91,11 +90,11 @@ class LayerWorkload:
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
         """The layer for the case's pass; gradients of x and of every weight."""
         inputs = tuple(x for name, x in tensors.items() if name != "do")
-        return bind_pass(case.pass_, Layer(case, impl), inputs, tensors.get("do"), _canonical)
+        return bind_pass(case.pass_, LayerCall(case, impl), inputs, tensors.get("do"), _canonical)
 
-    def truth(self, case: Case, tensors: Tensors) -> Truth:
+    def truth(self, case: Case, tensors: Tensors) -> Reference:
         """The float64 reference: `o`, and the gradients `dx`, `dwqkv` and `dwo`."""
-        return truth_of(case, tensors, partial(_plain_layer, case))
+        return reference_of(case, tensors, partial(_plain_layer, case))
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """Projections and core; null where the core declares no formula."""
@@ -208,34 +207,24 @@ def _over_tokens(left_BLF: torch.Tensor, right_BLE: torch.Tensor) -> torch.Tenso
 
 
 def workspace(case: Case, impl: Implementation) -> int | None:
-    """Bytes that a forward call allocates beyond its output, at its worst moment.
+    """Bytes that a forward call allocates beyond its output: q, k, v, o, and what the core takes.
 
-    While it projects it holds q, k and v, once more what it stacks; while it turns them, as
-    `rotated_workspace` says; in the core q, k and v (both turned and not), o, and what the core
-    takes; at the end o, its heads merged, and the layer's output.
-
-    None where sizes alone do not say it: for passes that differentiate, in which what autograd
-    keeps and frees lies between what the core's formula counts; for strided heads of several
-    batch items, which cannot be seen as one batch of matrices, so that torch copies them or not
-    as the core goes about it (of one item they need no copy); in half precision on CPU, where
-    oneDNN packs the operands of products; and where the merged heads weigh most, which some
-    cores need no copy for.
+    Or what the projections hold before, where that is more. None where sizes alone do not say it:
+    for passes that differentiate; for strided heads of several batch items, which torch copies or
+    not as the core goes about it; in half precision on CPU, where oneDNN packs the operands of
+    products; and where the heads to be merged weigh most, which some cores need no copy for.
     """
-    core = impl.workspace(core_case(case)) if impl.workspace else None
+    core = rotated_workspace(dataclasses.replace(core_case(case), position=case.position), impl)
     projection, element = projection_of(case), case.batch * case.seq_len * case.element_bytes
     packed = case.device == "cpu" and case.element_bytes < 4
-    strided = projection.strided and case.batch > 1
-    if core is None or case.pass_ != "forward" or packed or strided:
+    if core is None or case.needs_grad or packed or (projection.strided and case.batch > 1):
         return None
     q, k, v = (element * heads * dims for heads, dims in parts_of(case))
     o, output = element * case.heads * case.value_dim, element * case.model_width
     projecting = q + k + v if projection.strided else max(2 * q, q + 2 * k, q + k + 2 * v)
-    turned_case = dataclasses.replace(core_case(case), position=case.position)
-    inside = rotated_workspace(turned_case, core)
-    assert inside is not None, "a forward pass is predicted"
-    most = max(projecting, q + k + v + o + inside)
+    most = max(projecting, q + k + v + o + core)
     merging = (o if min(case.heads, case.seq_len) == 1 else 2 * o) + output
-    return None if merging > most else most - output
+    return None if merging > most else type(core)(most - output)
 
 
 WORKLOADS.add("layer", LayerWorkload())

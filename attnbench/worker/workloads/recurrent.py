@@ -13,9 +13,8 @@ from attnbench.schema.case import Case
 from attnbench.theory import costs
 from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal
-from attnbench.worker.reference import PlainResult, Truth, truth_of
-from attnbench.worker.workloads.base import WORKLOADS, Bound
-from attnbench.worker.workloads.passes import Gradients, bind_pass
+from attnbench.worker.reference import PlainResult, Reference, reference_of
+from attnbench.worker.workloads import WORKLOADS, Bound, Gradients, bind_pass
 
 
 class RecurrentWorkload:
@@ -54,9 +53,9 @@ class RecurrentWorkload:
         inputs = tensors["x"], tensors["w_ih"], tensors["w_hh"]
         return bind_pass(case.pass_, impl.build(case), inputs, tensors.get("do"), _named)
 
-    def truth(self, case: Case, tensors: Tensors) -> Truth:
+    def truth(self, case: Case, tensors: Tensors) -> Reference:
         """The float64 reference, one token after another."""
-        return truth_of(case, tensors, _plain_network)
+        return reference_of(case, tensors, _plain_network)
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """From sizes alone; null where the implementation declares no formula."""

@@ -15,7 +15,7 @@ from attnbench.machine.state import settle
 from attnbench.measure.engine import race
 from attnbench.measure.sampling import Contender, StoppingRule
 from attnbench.schema.messages import Measure
-from attnbench.worker.setup import Setup
+from attnbench.worker.measuring import Instruments
 from tests.validation.timer.tools.job import Job, described
 
 # Of what is left after warming up: the rest goes by between turns, where counters are read.
@@ -74,7 +74,7 @@ class Account:
         self._turn = None
 
 
-def measure(job: Job) -> Setup:
+def measure(job: Job) -> Instruments:
     """Race all cells until the budget is spent; what was found goes into the job."""
     settle(job.threads)
     calls = job.prepare()
@@ -83,7 +83,7 @@ def measure(job: Job) -> Setup:
     request = Measure(
         groups=(), seed=job.seed, precision=1e-9, min_time_s=each_s, max_time_s=each_s
     )
-    setup = Setup.of(request, job.device)
+    setup = Instruments.of(request, job.device)
     account = Account(list(calls), job.left_s, time.monotonic)
     rule = ShareRule(**asdict(setup.rule), share_s=lambda: account.share_s, left_s=job.left_s)
     contenders = {name: Contender(call=call) for name, call in calls.items()}

@@ -1,0 +1,81 @@
+"""`python impls/naive.py`: what one kernel file registers is checked and timed, and printed."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from attnbench.api import IMPLEMENTATIONS
+from attnbench.api.loader import load_built_in, load_file
+from attnbench.base import units
+from attnbench.base.stats import median
+from attnbench.errors import AttnbenchError
+from attnbench.machine.state import remember
+from attnbench.measure.clock import clock_for
+from attnbench.measure.sampling import StoppingRule
+from attnbench.measure.watch import Watch
+from attnbench.schema.case import Case, parse_mask
+from attnbench.schema.record import Record
+from attnbench.theory.traits import case_label
+from attnbench.worker.catalogue import reasons_against
+from attnbench.worker.measuring import Entry, Instruments, measure_group
+
+RULE = StoppingRule(precision=0.02, min_time_s=0.1, max_time_s=1.0)
+
+
+class Printer:
+    """Prints each record as a line."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def at(self, case: int, impl: str | None, stage: str) -> None:
+        """Nothing: it takes a second."""
+
+    def record(self, case: int, record: Record) -> None:
+        """Whether the result is right, and the median of the times."""
+        text = f"{record.status}: {record.reason}"
+        if record.status == "ok":
+            ratio = record.metrics["error_ratio"]
+            time_us = median([sample.time_us for sample in record.kept])
+            text = f"right (error {ratio:.2g} of what is allowed), {units.time(time_us)}"
+        self.failed |= record.status not in ("ok", "unsupported")
+        print(f"  {record.cell.impl:<16} {text}")
+
+
+def main(file: str) -> int:
+    """Check and time each implementation of the file in one case; 1 if any failed."""
+    try:
+        load_built_in()
+        remember()
+        names = load_file(file, replace=True)
+    except AttnbenchError as err:
+        print(f"Error: {err}", file=sys.stderr)
+        return int(err.exit_code)
+    printer, printed = Printer(), ""
+    for index, name in enumerate(names):
+        implementation = IMPLEMENTATIONS.get(name)
+        gpu = torch.cuda.is_available() and "cuda" in implementation.devices
+        causal = parse_mask("causal")
+        case = Case(
+            workload=implementation.workloads[0],
+            device="cuda" if gpu else "cpu",
+            seq_len=256,
+            mask=causal,
+        )
+        if case_label(case) != printed:
+            printed = case_label(case)
+            print(f"{printed}, against float64")
+        reason = reasons_against([case], [name])[name][0]
+        if reason is not None:
+            print(f"  {name:<16} unsupported: {reason}")
+            continue
+        clock = clock_for(case.device)
+        instruments = Instruments(rule=RULE, clock=clock, watch=Watch())
+        measure_group([Entry(index=index, case=case, impls=(name,))], instruments, printer)
+    return 1 if printer.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
