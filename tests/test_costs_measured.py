@@ -13,6 +13,7 @@ from attnbench.theory.traits import case_label
 from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
+from tests.pairwise import ids, pairwise
 
 load_built_in()
 
@@ -33,72 +34,34 @@ def probed(case: Case, name: str) -> dict[str, Any]:
     return tried(case, name).metrics
 
 
-@pytest.mark.parametrize("position", ["none", "rope", "rope-interleaved"])
-@pytest.mark.parametrize("name", ["naive", "naive-heads", "sdpa", "sdpa-math", "chunked"])
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"seq_len": 512, "head_dim": 64},
-        {"seq_len": 640, "head_dim": 40, "batch": 2, "kv_heads": 2},
-        {"seq_len": 384, "kv_len": 768, "mask": parse_mask("causal"), "dtype": "float64"},
-    ],
-    ids=str,
-)
-def test_predicted_workspace_is_what_is_measured(name, sizes, position):
-    metrics = probed(Case(position=parse_position(position), **sizes), name)
-    measured = metrics["memory_workspace_bytes"]
-    assert metrics["memory_predicted_bytes"] == pytest.approx(measured, rel=0.02)
+CORES = ("naive", "naive-heads", "sdpa", "sdpa-math", "chunked")
+MORE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grouped, in a batch": {"kv_heads": 2, "batch": 2, "width": 40, "dtype": "float64"},
+    "rope, V != D, window": {
+        "position": parse_position("rope"),
+        "value_dim": 24,
+        "mask": parse_mask("window:100"),
+    },
+}
+GENERATIONS = pairwise({"name": CORES, "cache": ("static", "concat"), "more": list(MORE)})
 
 
-SHAPES = [
-    {"seq_len": 512},
-    {"seq_len": 640, "head_dim": 40, "batch": 2, "kv_heads": 2},
-    {"seq_len": 512, "kv_len": 700, "head_dim": 24, "value_dim": 40, "kv_heads": 1},
-    {"seq_len": 700, "kv_len": 512, "heads": 2},
-]
+@pytest.mark.parametrize("row", GENERATIONS, ids=ids(GENERATIONS))
+def test_the_workspace_of_a_generation_is_predicted_to_the_byte(row):
+    metrics = probed(decoding(row["cache"], seq_len=512, **MORE[row["more"]]), row["name"])
+    assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
+    assert "memory_predicted_exact" not in metrics
 
 
-@pytest.mark.parametrize("pass_", ["forward", "both"])
-@pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["naive", "naive-heads", "sdpa", "sdpa-math", "chunked"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.usefixtures("one_thread")  # on some processors oneDNN gives each further thread of a
-# bfloat16 product L × D float32 numbers of its own, where there are as many products as threads
-def test_the_prediction_misses_by_two_percent_at_most(name, shape, dtype, mask, pass_):
-    case = Case(pass_=pass_, dtype=dtype, mask=parse_mask(mask), **shape)
-    metrics = probed(case, name)
+@pytest.mark.parametrize("position", ["none", "rope"])
+@pytest.mark.parametrize("name", CORES)
+def test_with_rotary_encoding_the_prediction_is_an_estimate(name, position):
+    metrics = probed(Case(seq_len=512, position=parse_position(position)), name)
     miss = metrics["memory_workspace_bytes"] / metrics["memory_predicted_bytes"] - 1
     assert metrics["memory_predicted_miss"] == pytest.approx(miss)
-    if metrics["sdpa_backend"] == "flash" and dtype == "bfloat16" and pass_ == "both":
-        # oneDNN packs the operands of bfloat16 products, on some processors, backward alone:
-        # about 2 KiB for each of D. That the impl leaves out; at n = 512 it is up to a quarter.
-        assert -0.02 <= miss <= 0.25
-    else:
-        assert abs(miss) <= 0.02
-
-
-@pytest.mark.parametrize("name", ["naive", "naive-heads", "sdpa", "sdpa-math", "chunked"])
-@pytest.mark.parametrize("cache", ["static", "concat"])
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"kv_heads": 2, "batch": 2, "width": 40, "dtype": "float64"},
-        {"position": parse_position("rope"), "value_dim": 24, "mask": parse_mask("window:100")},
-    ],
-    ids=["plain", "grouped, in a batch", "rope, V != D, window"],
-)
-def test_the_workspace_of_a_generation_is_predicted_to_the_byte(name, cache, more):
-    metrics = probed(decoding(cache, seq_len=512, **more), name)
-    assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
-
-
-@pytest.mark.parametrize("queries", [1, 8, 64])
-def test_few_queries_against_many_keys_are_predicted_too(queries):
-    # sdpa-math scales all of k for a few rows of scores.
-    metrics = probed(Case(seq_len=queries, kv_len=1024), "sdpa-math")
-    assert abs(metrics["memory_predicted_miss"]) <= 0.02
+    assert metrics.get("memory_predicted_exact", True) == (position == "none")
+    assert abs(miss) <= (0.02 if position == "none" else 0.5)
 
 
 @pytest.mark.parametrize(
@@ -116,23 +79,33 @@ def test_a_prediction_that_is_not_had_is_null_and_no_guess(case):
     assert metrics["memory_predicted_miss"] is None
 
 
-DISPATCHED = ["naive", "naive-heads", "sdpa-math", "chunked"]
-
-
-@pytest.mark.parametrize("pass_", ["forward", "backward", "both"])
-@pytest.mark.parametrize("mask", ["full", "causal", "window:20"])
-@pytest.mark.parametrize("name", DISPATCHED)
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"kv_heads": 2, "value_dim": 40}, {"position": parse_position("rope")}],
-    ids=["plain", "grouped, V != D", "rope"],
+DISPATCHED = ("naive", "naive-heads", "sdpa-math", "chunked")
+COUNTED = pairwise(
+    {
+        "name": DISPATCHED,
+        "mask": ("full", "causal", "window:20"),
+        "pass_": ("forward", "backward", "both"),
+        "heads": ((4, 24), (2, 40)),  # of keys, and dims of values
+        "position": ("none", "rope"),
+    }
 )
-def test_counted_flops_are_the_executed_ones_where_they_were_dispatched(name, mask, pass_, more):
+
+
+@pytest.mark.parametrize("row", COUNTED, ids=ids(COUNTED))
+def test_counted_flops_are_the_executed_ones_where_they_were_dispatched(row):
     # More keys than one block of `chunked` holds, and fewer queries than keys.
     case = Case(
-        seq_len=96, kv_len=600, head_dim=24, pass_=pass_, mask=parse_mask(mask), batch=2, **more
+        seq_len=96,
+        kv_len=600,
+        head_dim=24,
+        batch=2,
+        pass_=row["pass_"],
+        mask=parse_mask(row["mask"]),
+        position=parse_position(row["position"]),
+        kv_heads=row["heads"][0],
+        value_dim=row["heads"][1],
     )
-    metrics = probed(case, name)
+    metrics = probed(case, row["name"])
     assert metrics["flops_counted"] == metrics["flops_executed"]
     assert metrics["flops_counted_source"] == "dispatched"
     differs = metrics["flops_executed"] != metrics["flops_useful"]
