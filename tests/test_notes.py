@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnbench
-from attnbench.api.masks import dense_mask
+from attnbench.api import dense_mask
 from attnbench.schema.case import Case, Position, parse_mask
 from attnbench.theory.costs import admitted_pairs, core_flops, projection_flops
 from attnbench.worker.positions import turned
