@@ -61,7 +61,7 @@ def sweep(
     from dataclasses import fields
 
     from attnbench.errors import UsageError
-    from attnbench.execution.session import Silent, SweepRequest
+    from attnbench.execution.session import Listener, SweepRequest
     from attnbench.execution.session import sweep as start
     from attnbench.execution.settings import Settings
     from attnbench.planning.plan import Axes
@@ -86,7 +86,7 @@ def sweep(
         name=name,
         options=dict(axes),
     )
-    path = start(request, Silent())
+    path = start(request, Listener())
     assert path is not None
     return load(path)
 

@@ -59,11 +59,9 @@ def sees(mask: str, query: int, key: int, queries: int, keys: int) -> bool:
     """Each mask in words: causal up to one's own place from the end, a window of the last W."""
     place = query + keys - queries  # the last query stands where the last key does
     name, _, width = mask.partition(":")
-    return {
-        "full": True,
-        "causal": key <= place,
-        "window": place - int(width or 0) < key <= place,
-    }[name]
+    return {"full": True, "causal": key <= place, "window": place - int(width or 0) < key <= place}[
+        name
+    ]
 
 
 @pytest.mark.parametrize("pass_", ["forward", "backward", "both"])

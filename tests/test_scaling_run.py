@@ -15,7 +15,7 @@ from attnbench.analysis.scaling.cells import Laws
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
 from attnbench.analysis.scaling.series import all_series
 from attnbench.analysis.scaling.verdicts import scaling
-from attnbench.execution.session import Silent, SweepRequest, sweep
+from attnbench.execution.session import Listener, SweepRequest, sweep
 from attnbench.execution.settings import Settings
 from attnbench.execution.store import Run, load_run
 from attnbench.planning.plan import Axes
@@ -446,7 +446,7 @@ def measured_liar(tmp_path_factory: pytest.TempPathFactory) -> Scaling:
         device="cpu", files=(str(file),), threads=1, min_time_s=0.002, max_time_s=0.005
     )
     axes = Axes(seq_lens=(64, 128, 256, 512), heads=(2,), head_dims=(16,), impls=("naive", "liar"))
-    path = sweep(SweepRequest(sweeps=(axes,), settings=settings, output=folder), Silent())
+    path = sweep(SweepRequest(sweeps=(axes,), settings=settings, output=folder), Listener())
     assert path is not None
     return scaling(load_run(path))
 

@@ -189,7 +189,4 @@ def test_a_worker_without_its_pipe_is_judged_by_where_it_was_when_it_closed(play
     assert asked[1] == [(0, "b")]
     assert results[0, "b"].status == "crashed"
     assert "closes the pipe" in results[0, "b"].reason
-    assert (results[0, "a"], results[1, "a"]) == (
-        checked(0, "a"),
-        checked(1, "a"),
-    )
+    assert (results[0, "a"], results[1, "a"]) == (checked(0, "a"), checked(1, "a"))

@@ -46,18 +46,14 @@ def parse_numbers(text: str, flag: str) -> list[float]:
     """Read `10,2.5`; duplicates are dropped.
 
     Raises:
-        UsageError: nothing given, or something that is no number above 0.
+        UsageError: nothing given, or a part that is not a number above 0.
     """
-    numbers = []
-    for part in parse_names(text, flag):
-        try:
-            number = float(part)
-        except ValueError:
-            number = math.nan
-        if not 0 < number < math.inf:
+    parts = parse_names(text, flag)
+    numbers = {part: _number(part) for part in parts}
+    for part, number in numbers.items():
+        if not number:
             raise UsageError(f"{flag} takes numbers above 0 such as 10,2.5, not {part!r}")
-        numbers.append(number)
-    return list(dict.fromkeys(numbers))
+    return list(dict.fromkeys(number for number in numbers.values() if number))
 
 
 def parse_share(text: str, flag: str) -> float:

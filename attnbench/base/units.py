@@ -1,21 +1,24 @@
 """How numbers and tables are written for people: the only module that formats them.
 
-Unknown is "–".
+What is unknown (None, NaN, pandas' NA) is written "–".
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, ParamSpec
 
 UNKNOWN = "–"
 
-_TIMES = ((1e-3, "ns"), (1.0, "µs"), (1e3, "ms"), (1e6, "s"))
+_Units = tuple[tuple[float, str], ...]
+_TIMES: _Units = ((1e-3, "ns"), (1.0, "µs"), (1e3, "ms"), (1e6, "s"))
+_RATES: _Units = ((1e-6, "MFLOP/s"), (1e-3, "GFLOP/s"), (1.0, "TFLOP/s"), (1e3, "PFLOP/s"))
+_BANDWIDTHS: _Units = ((1e-3, "MB/s"), (1.0, "GB/s"), (1e3, "TB/s"))
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_RATES = ((1e-6, "MFLOP/s"), (1e-3, "GFLOP/s"), (1.0, "TFLOP/s"), (1e3, "PFLOP/s"))
-_BANDWIDTHS = ((1e-3, "MB/s"), (1.0, "GB/s"), (1e3, "TB/s"))
+P = ParamSpec("P")
 
 
 def is_unknown(value: Any) -> bool:
@@ -26,28 +29,34 @@ def is_unknown(value: Any) -> bool:
         return True
 
 
-def digits(value: float | None, count: int = 3) -> str:
+def _or_unknown(write: Callable[P, str]) -> Callable[P, str]:
+    """The function that writes UNKNOWN where an argument is."""
+
+    @functools.wraps(write)
+    def written(*args: P.args, **options: P.kwargs) -> str:
+        return UNKNOWN if any(map(is_unknown, args)) else write(*args, **options)
+
+    return written
+
+
+@_or_unknown
+def digits(value: Any, count: int = 3) -> str:
     """Return `value` with `count` significant digits and no exponent: 0.0512, 1.23, 123, 4567."""
-    if is_unknown(value):
-        return UNKNOWN
-    assert value is not None
     if value == 0:
         return "0"
     mantissa, exponent = f"{value:.{count - 1}e}".split("e")
     return f"{float(mantissa) * 10 ** int(exponent):.{max(0, count - 1 - int(exponent))}f}"
 
 
-def _scaled(value: float | None, scales: tuple[tuple[float, str], ...]) -> str:
-    if is_unknown(value):
-        return UNKNOWN
-    assert value is not None
-    scale, unit = _unit(value, scales)
-    return f"{digits(value / scale)} {unit}"
-
-
-def _unit(value: float, scales: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+def _unit(value: float, units: _Units) -> tuple[float, str]:
     # 999.6 µs would round to 1000 µs: 999.5 is where three digits roll over.
-    return next((s for s in scales if abs(value) < 999.5 * s[0]), scales[-1])
+    return next((unit for unit in units if abs(value) < 999.5 * unit[0]), units[-1])
+
+
+@_or_unknown
+def _scaled(value: Any, units: _Units) -> str:
+    scale, name = _unit(value, units)
+    return f"{digits(value / scale)} {name}"
 
 
 def time(time_us: float | None) -> str:
@@ -55,21 +64,16 @@ def time(time_us: float | None) -> str:
     return _scaled(time_us, _TIMES)
 
 
-def time_interval(low_us: float | None, high_us: float | None) -> str:
+@_or_unknown
+def time_interval(low_us: Any, high_us: Any) -> str:
     """Return `1.20–1.31 ms`, both ends in the unit of the upper one."""
-    if is_unknown(low_us) or is_unknown(high_us):
-        return UNKNOWN
-    assert low_us is not None
-    assert high_us is not None
-    scale, unit = next((s for s in _TIMES if high_us < 999.5 * s[0]), _TIMES[-1])
-    return f"{digits(low_us / scale)}–{digits(high_us / scale)} {unit}"
+    scale, name = _unit(max(high_us, 0.0), _TIMES)
+    return f"{digits(low_us / scale)}–{digits(high_us / scale)} {name}"
 
 
-def seconds(value_s: float | None) -> str:
+@_or_unknown
+def seconds(value_s: Any) -> str:
     """Return a wall time given in seconds: `0.35 s`, `42.0 s`, `12 min 3 s`, `2 h 5 min`."""
-    if is_unknown(value_s):
-        return UNKNOWN
-    assert value_s is not None
     whole = round(value_s)
     if whole < 100:
         return f"{value_s:.{2 if value_s < 10 else 1}f} s"
@@ -78,11 +82,9 @@ def seconds(value_s: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def size(bytes_: float | None) -> str:
+@_or_unknown
+def size(bytes_: Any) -> str:
     """Return a number of bytes in powers of 1024: `512 B`, `8.0 MiB`."""
-    if is_unknown(bytes_):
-        return UNKNOWN
-    assert bytes_ is not None
     value, step = float(bytes_), 0
     while abs(value) >= 1023.95 and step < len(_BYTES) - 1:
         value, step = value / 1024, step + 1
@@ -104,23 +106,21 @@ def bandwidth(gbps: float | None) -> str:
     return _scaled(gbps, _BANDWIDTHS)
 
 
-def ratio(value: float | None) -> str:
+@_or_unknown
+def ratio(value: Any) -> str:
     """Return a ratio: `4.10×`."""
-    return UNKNOWN if is_unknown(value) else f"{digits(value)}×"
+    return f"{digits(value)}×"
 
 
-def ratio_interval(low: float | None, high: float | None) -> str:
+@_or_unknown
+def ratio_interval(low: Any, high: Any) -> str:
     """Return the interval of a ratio: `3.90–4.31×`."""
-    if is_unknown(low) or is_unknown(high):
-        return UNKNOWN
     return f"{digits(low)}–{digits(high)}×"
 
 
-def percent(fraction: float | None) -> str:
+@_or_unknown
+def percent(fraction: Any) -> str:
     """Return a fraction as a percentage: `8.3 %`."""
-    if is_unknown(fraction):
-        return UNKNOWN
-    assert fraction is not None
     return f"{100 * fraction:.1f} %".replace("-", "−")
 
 
@@ -131,11 +131,9 @@ def brief_percent(share: float) -> str:
     return f"{rounded:g} %".replace("-", "−")
 
 
-def count(value: int | None) -> str:
+@_or_unknown
+def count(value: Any) -> str:
     """Return a count with thousands apart: `12,345`."""
-    if is_unknown(value):
-        return UNKNOWN
-    assert value is not None
     return f"{int(value):,}"
 
 
@@ -156,8 +154,7 @@ def moment(iso: str | None) -> str:
         when = datetime.fromisoformat(iso)
     except ValueError:
         return iso
-    zone = when.tzname() or ""
-    return f"{when:%Y-%m-%d %H:%M} {zone}".strip()
+    return f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".strip()
 
 
 def escape(text: str) -> str:

@@ -9,7 +9,6 @@ import click
 
 from attnbench.cli.options import NAMES, device_option, impl_files, seed_option
 from attnbench.errors import ExitCode
-from attnbench.theory.traits import case_label
 
 
 @click.command()
@@ -63,6 +62,8 @@ def _worst(ratio: float) -> str:
 
 
 def _printer(verbose: bool) -> Any:
+    from attnbench.theory.traits import case_label
+
     def seen(result: Any) -> None:
         if verbose or result.failed:
             reason = f": {result.reason}" if result.reason else ""

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from attnbench.base import units
+from attnbench.execution.session import Listener
 from attnbench.planning.plan import Plan, jobs_of, work
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
@@ -21,7 +22,7 @@ from attnbench.theory.traits import case_label
 _BASE_WORK = 1.5e9
 
 
-class Display:
+class Display(Listener):
     """Shows how far a sweep is. A listener of `attnbench.execution.session`."""
 
     def __init__(self, *, quiet: bool) -> None:

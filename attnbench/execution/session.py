@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -16,7 +16,7 @@ from attnbench.base.registry import unknown
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.settings import Settings
-from attnbench.execution.store import Run, RunWriter, load_info, load_run, write_info
+from attnbench.execution.store import RunWriter, load_info, load_run, write_info
 from attnbench.planning.expansion import check_names, expand, implementations, misfit
 from attnbench.planning.plan import Axes, Plan, jobs_of, make_plan
 from attnbench.planning.presets import PRESETS
@@ -34,8 +34,8 @@ FINGERPRINT = (
 _Part = tuple[tuple[str, str], int]  # a cell's key, and the process it was measured in
 
 
-class Listener(Protocol):
-    """Who watches a sweep. All methods are called from the runner's side, never while timing."""
+class Listener:
+    """Who watches a sweep; this one does nothing. Called by the runner, never while timing."""
 
     def planned(self, plan: Plan, path: Path | None) -> None:
         """The plan is made; `path` is where records go, None for a dry run."""
@@ -48,22 +48,6 @@ class Listener(Protocol):
 
     def warned(self, message: str) -> None:
         """Something the user should know that stops nothing."""
-
-
-class Silent:
-    """A listener that says nothing."""
-
-    def planned(self, plan: Plan, path: Path | None) -> None:
-        """Nothing."""
-
-    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
-        """Nothing."""
-
-    def recorded(self, record: Record) -> None:
-        """Nothing."""
-
-    def warned(self, message: str) -> None:
-        """Nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +73,16 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
     if request.name is not None:
         check_name(request.name)
     with LocalRunner(request.settings, listener.working) as runner:
-        catalogue = runner.catalogue()
-        for warning in runner.warnings:
-            listener.warned(warning)
+        catalogue = _catalogue(runner, listener)
         check_names(request.sweeps, catalogue)
-        _check_clock(request.settings, catalogue.device)
+        for flag, given in (
+            ("--timer", request.settings.timer),
+            ("--energy", request.settings.energy),
+        ):
+            if given and catalogue.device != "cuda":
+                raise UsageError(
+                    f"{flag} needs a GPU (this run is on {catalogue.device}); leave it out"
+                )
         plan = _plan(request, catalogue, runner)
         if dry_run:
             listener.planned(plan, None)
@@ -132,21 +121,35 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
     done = {(record.cell.key, record.process) for record in run.parts}
     try:
         cells = [Cell.from_json(row) for row in run.info["plan"]]
-        settings = Settings(**_settings_from_json(run.info["settings"]))
+        settings = Settings(
+            **(run.info["settings"] | {"files": tuple(run.info["settings"]["files"])})
+        )
         environment = dict(run.info["environment"])
     except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
         raise StoreError(
             f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
         ) from err
-    missing = _missing(run, cells, done, settings.processes)
+    # One that failed in any process has failed for good.
+    over = {record.cell.key for record in run.parts if record.status != "ok"}
+    missing = [
+        cell
+        for cell in cells
+        if cell.key not in over
+        and any((cell.key, process) not in done for process in range(settings.processes))
+    ]
     plan = Plan(cells=(), jobs=())
     with LocalRunner(settings, listener.working) as runner:
         if missing:
-            catalogue = runner.catalogue()
-            for warning in runner.warnings:
-                listener.warned(warning)
-            _same_experiment(environment, catalogue.environment)
-            _all_known(missing, catalogue)
+            catalogue = _catalogue(runner, listener)
+            if lines := differing(environment, catalogue.environment):
+                raise UsageError(
+                    f"this is not where the run began: {'; '.join(lines)} (--resume);"
+                    " start a new run"
+                )
+            known = [info.name for info in catalogue.implementations]
+            for name in dict.fromkeys(cell.impl for cell in missing):
+                if name not in known:
+                    raise unknown("implementation", name, known, "--resume")
             plan = _decide(missing, runner, settings.processes, done)
         listener.planned(plan, None if dry_run else path)
         if not dry_run:
@@ -156,15 +159,11 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
     return path
 
 
-def _missing(run: Run, cells: list[Cell], done: Container[_Part], processes: int) -> list[Cell]:
-    """The cells without a record in some process; one that failed in any has failed for good."""
-    over = {record.cell.key for record in run.parts if record.status != "ok"}
-    return [
-        cell
-        for cell in cells
-        if cell.key not in over
-        and any((cell.key, process) not in done for process in range(processes))
-    ]
+def _catalogue(runner: LocalRunner, listener: Listener) -> Catalogue:
+    catalogue = runner.catalogue()
+    for warning in runner.warnings:
+        listener.warned(warning)
+    return catalogue
 
 
 def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> Plan:
@@ -219,17 +218,6 @@ def _measure(
     write_info(writer.path, info | {"spent": total})
 
 
-def _check_clock(settings: Settings, device: str) -> None:
-    """What only a GPU has is refused elsewhere, before anything is written."""
-    asked = {"--timer": settings.timer is not None, "--energy": settings.energy}
-    for flag in (flag for flag, given in asked.items() if given and device != "cuda"):
-        raise UsageError(f"{flag} needs a GPU (this run is on {device}); leave it out")
-
-
-def _settings_from_json(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"files": tuple(row["files"])}
-
-
 def differing(
     before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str] = FINGERPRINT
 ) -> list[str]:
@@ -239,21 +227,6 @@ def differing(
         for name in names
         if before.get(name) != now.get(name)
     ]
-
-
-def _same_experiment(before: dict[str, Any], now: dict[str, Any]) -> None:
-    lines = differing(before, now)
-    if lines:
-        raise UsageError(
-            f"this is not where the run began: {'; '.join(lines)} (--resume); start a new run"
-        )
-
-
-def _all_known(cells: Iterable[Cell], catalogue: Catalogue) -> None:
-    known = [info.name for info in catalogue.implementations]
-    for name in dict.fromkeys(cell.impl for cell in cells):
-        if name not in known:
-            raise unknown("implementation", name, known, "--resume")
 
 
 PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}

@@ -41,7 +41,7 @@ class Settings:
     other_root: str | None = None
 
     def __post_init__(self) -> None:
-        for flag, name, (expected, fits) in _EXPECTED:
+        for flag, name, expected, fits in _EXPECTED:
             value = getattr(self, name)
             if not fits(value):
                 raise UsageError(f"{flag} {value!r} is not {expected}")
@@ -51,38 +51,29 @@ class Settings:
             )
 
 
-_Rule = tuple[str, Callable[[Any], bool]]  # what is expected, and whether a value is that
+def _at_least(low: int, high: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and low <= value <= high
 
 
-def _one_of(*names: str | None) -> _Rule:
-    return " or ".join(name for name in names if name), lambda value: value in names
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < math.inf
 
 
-def _whole(low: int, high: int | None = None, *, optional: bool = False) -> _Rule:
-    def fits(value: Any) -> bool:
-        whole = isinstance(value, int) and low <= value and (high is None or value <= high)
-        return whole or (optional and value is None)
-
-    return f"a whole number from {low}" + (" on" if high is None else f" to {high}"), fits
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-_POSITIVE: _Rule = "a number above 0", lambda value: _finite(value) and value > 0
-_NOT_NEGATIVE: _Rule = "a number from 0 on", lambda value: _finite(value) and value >= 0
-# Flag, field, what it must be.
-_EXPECTED: tuple[tuple[str, str, _Rule], ...] = (
-    ("--device", "device", _one_of("auto", "cpu", "cuda")),
-    ("--threads", "threads", _whole(1, optional=True)),
-    ("--seed", "seed", _whole(0, 2**32 - 1)),
-    ("--precision", "precision", _POSITIVE),
-    ("--min-time", "min_time_s", _NOT_NEGATIVE),
-    ("--max-time", "max_time_s", _POSITIVE),
-    ("--timeout", "timeout_s", _POSITIVE),
-    ("--processes", "processes", _whole(1)),
-    ("--l2", "l2", _one_of("cold", "warm", None)),
-    ("--timer", "timer", _one_of("events", "graph", None)),
-    ("--allocator", "allocator", _one_of(*POLICIES)),
+# Flag, field, what is expected, and whether a value is that.
+_EXPECTED: tuple[tuple[str, str, str, Callable[[Any], bool]], ...] = (
+    ("--device", "device", "auto or cpu or cuda", ("auto", "cpu", "cuda").__contains__),
+    ("--threads", "threads", "a whole number from 1 on", lambda v: v is None or _at_least(1)(v)),
+    ("--seed", "seed", "a whole number from 0 to 4294967295", _at_least(0, 2**32 - 1)),
+    ("--precision", "precision", "a number above 0", _is_positive),
+    ("--min-time", "min_time_s", "a number from 0 on", _is_number),
+    ("--max-time", "max_time_s", "a number above 0", _is_positive),
+    ("--timeout", "timeout_s", "a number above 0", _is_positive),
+    ("--processes", "processes", "a whole number from 1 on", _at_least(1)),
+    ("--l2", "l2", "cold or warm", ("cold", "warm", None).__contains__),
+    ("--timer", "timer", "events or graph", ("events", "graph", None).__contains__),
+    ("--allocator", "allocator", " or ".join(POLICIES), POLICIES.__contains__),
 )

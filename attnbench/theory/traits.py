@@ -143,10 +143,7 @@ def _layer_work(case: Case) -> float:
 
 
 TRAITS: Registry[Traits] = Registry("workload", "--workload")
-TRAITS.add(
-    "attention",
-    Traits(doc="q, k, v given: O(n^2 d)", work=_pairs_work, axes=("kv_lens",)),
-)
+TRAITS.add("attention", Traits(doc="q, k, v given: O(n^2 d)", work=_pairs_work, axes=("kv_lens",)))
 TRAITS.add(
     "layer",
     Traits(
