@@ -51,7 +51,7 @@ GENERATIONS = pairwise({"name": CORES, "cache": ("static", "concat"), "more": li
 def test_the_workspace_of_a_generation_is_predicted_to_the_byte(row):
     metrics = probed(decoding(row["cache"], seq_len=512, **MORE[row["more"]]), row["name"])
     assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
-    assert "memory_predicted_exact" not in metrics
+    assert metrics["memory_predicted_source"] == "formula"
 
 
 @pytest.mark.parametrize("position", ["none", "rope"])
@@ -60,7 +60,8 @@ def test_with_rotary_encoding_the_prediction_is_an_estimate(name, position):
     metrics = probed(Case(seq_len=512, position=parse_position(position)), name)
     miss = metrics["memory_workspace_bytes"] / metrics["memory_predicted_bytes"] - 1
     assert metrics["memory_predicted_miss"] == pytest.approx(miss)
-    assert metrics.get("memory_predicted_exact", True) == (position == "none")
+    source = "formula" if position == "none" else "estimate"
+    assert metrics["memory_predicted_source"] == source
     assert abs(miss) <= (0.02 if position == "none" else 0.5)
 
 

@@ -311,6 +311,17 @@ def test_workspace_has_to_lie_within_two_percent_of_the_formula(miss: float, exp
     assert fit.finding.figures["largest_miss"] == pytest.approx(miss - 1, abs=1e-4)
 
 
+def test_an_estimate_of_the_workspace_refutes_nothing_though_the_law_may() -> None:
+    for growth, expected in ((lambda n: n * n, "holds"), (lambda n: n**3, "refuted")):
+        records = [
+            cell(Case(seq_len=n), "naive", memory_workspace_bytes=64 * growth(n),
+                 memory_predicted_bytes=32 * n * n, memory_predicted_source="estimate")
+            for n in SIZES
+        ]  # fmt: skip
+        found = scaling(run_of(records, naive={"memory": "n^2"}))
+        assert exact_verdict(along(found, "workspace")) == expected
+
+
 def layer_flops(projections: float, core: float) -> list[Record]:
     records = []
     for n in SIZES:

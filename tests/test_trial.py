@@ -386,7 +386,8 @@ def test_what_cannot_fit_by_its_own_prediction_is_not_tried(measured, monkeypatc
     assert (record.status == "ok") == tried
     assert tried or f"predicted workspace of {int(declared)} bytes" in (record.reason or "")
     assert record.metrics["memory_predicted_bytes"] == declared
-    assert record.metrics.get("memory_predicted_exact", True) == (type(declared) is int)
+    source = "formula" if type(declared) is int else "estimate"
+    assert record.metrics["memory_predicted_source"] == source
 
 
 def test_who_changes_the_process_is_named(measured):

@@ -306,3 +306,4 @@ from_metrics(
     "B",
     "still held after the first call of all, beside its outputs; null for what compiles",
 )
+from_metrics("memory_predicted_source", "text", "", "formula (exact), or estimate (simple law)")

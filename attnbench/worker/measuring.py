@@ -277,7 +277,7 @@ def _refuse_if_too_large(trial: Trial) -> None:
     """
     costs, free = trial.costs(), free_bytes(trial.case.device)
     needed = costs["memory_predicted_bytes"]
-    sure = 1 if costs.get("memory_predicted_exact", True) else 2
+    sure = 2 if costs.get("memory_predicted_source") == "estimate" else 1
     if needed is not None and free is not None and needed > sure * free:
         trial.metrics |= costs
         trial.status = "oom"

@@ -182,9 +182,11 @@ class Trial:
     def costs(self) -> dict[str, Any]:
         """What sizes alone say: FLOPs, least traffic, workspace, and if that is an estimate."""
         found: dict[str, Any] = WORKLOADS.get(self.case.workload).costs(self.case, self.impl)
-        if isinstance(found["memory_predicted_bytes"], Estimate):
-            found["memory_predicted_bytes"] = int(found["memory_predicted_bytes"])
-            found["memory_predicted_exact"] = False
+        predicted = found["memory_predicted_bytes"]
+        if predicted is not None:
+            found["memory_predicted_bytes"] = int(predicted)
+            estimate = isinstance(predicted, Estimate)
+            found["memory_predicted_source"] = "estimate" if estimate else "formula"
         return found
 
     def probe(self) -> None:
