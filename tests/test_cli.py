@@ -78,7 +78,7 @@ WRONG_SWEEPS = {
     "unknown pass": (["--passes", "sideways"], ["--passes", "forward, backward, both"]),
     "an axis that no workload of a preset has": (
         ["--preset", "quick", "--projections", "fused"],
-        ["--projections changes nothing", "attention, decode", "--workload"],
+        ["--projections does not apply to --workload attention", "layer"],
     ),
     "unknown preset": (["--preset", "quik"], ["--preset", "'quick'?", "gpu"]),
     "heads that do not divide": (["--kv-heads", "3"], ["--kv-heads must divide --heads", "3", "4"]),

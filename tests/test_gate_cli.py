@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from attnbench.cli import gate_modes
 from attnbench.errors import StoreError, WorkerError
 from attnbench.gate.decide.data import GateRun
 from attnbench.gate.decide.stored import load_gate
@@ -67,8 +66,10 @@ class Imagined:
 @pytest.fixture
 def imagined(monkeypatch: pytest.MonkeyPatch) -> Imagined:
     answer = Imagined()
-    monkeypatch.setattr(gate_modes, "run_gate", answer)
-    monkeypatch.setattr(gate_modes, "device_of", lambda asked: "cpu" if asked == "auto" else asked)
+    monkeypatch.setattr("attnbench.gate.run.session.run_gate", answer)
+    monkeypatch.setattr(
+        "attnbench.gate.run.request.device_of", lambda asked: "cpu" if asked == "auto" else asked
+    )
     return answer
 
 
@@ -214,7 +215,7 @@ def test_what_nobody_foresaw_is_no_finding_and_leaves_its_rounds(
     def broken(run: GateRun) -> Any:
         raise KeyError(3)
 
-    monkeypatch.setattr(gate_modes, "decide", broken)
+    monkeypatch.setattr("attnbench.gate.decide.verdict.decide", broken)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     result = cli("gate", "--name", "r")
     assert result.exit_code == 70
@@ -230,7 +231,7 @@ def test_a_disk_that_is_full_in_the_middle_ends_no_run(
     def full(folder: Path, *_: Any) -> None:
         raise StoreError(f"cannot write {folder} (No space left on device)")
 
-    monkeypatch.setattr(gate_modes, "keep_round", full)
+    monkeypatch.setattr("attnbench.gate.decide.stored.keep_round", full)
     result = cli("gate")
     assert result.exit_code == 0
     assert result.stderr.count("No space left on device") == 1
@@ -269,7 +270,7 @@ def test_a_disk_that_is_full_in_the_end_hides_no_verdict(
         raise StoreError(f"cannot write {folder} (No space left on device)")
 
     imagined.run = gate_runs.the_kinds()["regressed"]
-    monkeypatch.setattr(gate_modes, "write_all", full)
+    monkeypatch.setattr("attnbench.report.gate.outputs.write_all", full)
     result = cli("gate")
     assert result.exit_code == 2
     assert "regressed" in result.stdout

@@ -8,20 +8,19 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from attnbench.cli.gate_output import show, write_all
 from attnbench.gate.decide.data import Checked, GateRun, Outcome
 from attnbench.gate.decide.verdict import decide
-from attnbench.report.gate import junit, markdown, texts
+from attnbench.report.gate import outputs, texts
 from attnbench.theory.traits import case_label
 from tests import gate_runs
 
-TRAITS = gate_runs.the_kinds()
+KINDS = gate_runs.the_kinds()
 STRANGE = "a\x00\x1b[31m|`<b>&\"'\ud800\ufffe]]>\n*x*"
 
 
 def strange() -> tuple[GateRun, Outcome]:
     """A run with what no name should hold, wherever a text comes from outside."""
-    run = TRAITS["broken"]
+    run = KINDS["broken"]
     failed = Checked(status="error", reason=STRANGE, metrics={"kernel": STRANGE})
     cells = (replace(run.cells[0], impl=f"{STRANGE}$x"), *run.cells[1:])
     run = replace(
@@ -36,8 +35,8 @@ def strange() -> tuple[GateRun, Outcome]:
 
 
 def printed(run, outcome, capsys, width=80):
-    show(run, outcome, Console(width=width, highlight=False), Path("results/g"))
-    return capsys.readouterr().out
+    to = Console(width=width, highlight=False)
+    return outputs.terminal(run, outcome, Path("results/g"), to)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +67,15 @@ def test_labels_say_what_differs_and_stay_apart():
 
 
 def test_the_worst_comes_first_and_of_equals_the_slowest():
-    rows = [row for _, row in texts.worst_first(decide(TRAITS["broken"]).rows)]
+    rows = [row for _, row in texts.worst_first(decide(KINDS["broken"]).rows)]
     assert [row.verdict for row in rows][:4] == ["incorrect"] * 2 + ["regressed"] * 2
     assert (rows[2].ratio or 0) > (rows[3].ratio or 0)
     assert rows[4].verdict == "not comparable"
 
 
-@pytest.mark.parametrize("kind", TRAITS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_terminal_shows_every_cell_its_verdict_and_the_conclusion(kind, capsys):
-    run, outcome = TRAITS[kind], decide(TRAITS[kind])
+    run, outcome = KINDS[kind], decide(KINDS[kind])
     out = printed(run, outcome, capsys)
     for cell, row in zip(texts.labels(run.cells)[1], outcome.rows, strict=True):
         assert re.search(rf"^. +{cell} .*{row.verdict} *$", out, re.MULTILINE), cell
@@ -84,15 +83,15 @@ def test_the_terminal_shows_every_cell_its_verdict_and_the_conclusion(kind, caps
     assert "attnbench gate --replay results/g/gate.json" in out
 
 
-@pytest.mark.parametrize("kind", TRAITS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_eighty_columns_are_enough(kind, capsys):
-    out = printed(TRAITS[kind], decide(TRAITS[kind]), capsys)
+    out = printed(KINDS[kind], decide(KINDS[kind]), capsys)
     assert max(map(len, out.splitlines())) <= 80
     assert "…\n" not in out
 
 
 def test_all_that_is_not_ok_has_its_reason(capsys):
-    out = printed(TRAITS["broken"], decide(TRAITS["broken"]), capsys, width=200)
+    out = printed(KINDS["broken"], decide(KINDS["broken"]), capsys, width=200)
     assert "✗ naive n=128: wrong result: o is off by 0.31 at [0, 1, 5, 7]" in out
     assert "✗ sdpa n=1024: workspace grew from 2.0 MiB to 4.0 MiB" in out
     assert "note: kernels: +aten::clone" in out
@@ -101,17 +100,17 @@ def test_all_that_is_not_ok_has_its_reason(capsys):
 
 
 def test_controls_say_what_they_showed(capsys):
-    blind = printed(TRAITS["blind"], decide(TRAITS["blind"]), capsys, width=200)
+    blind = printed(KINDS["blind"], decide(KINDS["blind"]), capsys, width=200)
     assert "planted slowdown of 10 % was NOT found" in blind
     assert "? not passed: blind" in blind
-    untrusted = printed(TRAITS["untrusted"], decide(TRAITS["untrusted"]), capsys, width=200)
+    untrusted = printed(KINDS["untrusted"], decide(KINDS["untrusted"]), capsys, width=200)
     assert re.search(r"base against itself: \+\d\.\d %; not to be trusted", untrusted)
-    none = printed(TRAITS["nothing"], decide(TRAITS["nothing"]), capsys, width=200)
+    none = printed(KINDS["nothing"], decide(KINDS["nothing"]), capsys, width=200)
     assert "none, since no time was compared" in none
 
 
 def test_sides_name_ref_commit_and_uncommitted_changes():
-    run = TRAITS["clean"]
+    run = KINDS["clean"]
     assert texts.sides(run) == [
         "base: main (3f2a91c0d1)",
         "candidate: the working tree at 9b01c2d3e4, with uncommitted changes",
@@ -126,10 +125,10 @@ ELEMENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", TRAITS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_junit_has_a_case_a_cell_and_one_for_each_control(kind):
-    run, outcome = TRAITS[kind], decide(TRAITS[kind])
-    root = ElementTree.fromstring(junit.render(run, outcome).encode())
+    run, outcome = KINDS[kind], decide(KINDS[kind])
+    root = ElementTree.fromstring(outputs.junit(run, outcome).encode())
     cases = {(c.get("classname"), c.get("name")): c for c in root.iter("testcase")}
     for row in outcome.rows:
         case = cases[row.cell.impl, case_label(row.cell.case)]
@@ -139,10 +138,10 @@ def test_junit_has_a_case_a_cell_and_one_for_each_control(kind):
     assert ("attnbench gate", "base against itself") in cases
 
 
-@pytest.mark.parametrize("kind", TRAITS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_junit_looks_like_a_pass_exactly_if_the_run_passed(kind):
-    outcome = decide(TRAITS[kind])
-    root = ElementTree.fromstring(junit.render(TRAITS[kind], outcome).encode())
+    outcome = decide(KINDS[kind])
+    root = ElementTree.fromstring(outputs.junit(KINDS[kind], outcome).encode())
     suite = root.find("testsuite")
     assert suite is not None
     bad = int(suite.get("failures", "")) + int(suite.get("errors", ""))
@@ -153,8 +152,8 @@ def test_junit_looks_like_a_pass_exactly_if_the_run_passed(kind):
 
 
 def test_junit_gives_ratio_and_interval_as_properties():
-    run, outcome = TRAITS["regressed"], decide(TRAITS["regressed"])
-    root = ElementTree.fromstring(junit.render(run, outcome).encode())
+    run, outcome = KINDS["regressed"], decide(KINDS["regressed"])
+    root = ElementTree.fromstring(outputs.junit(run, outcome).encode())
     case = next(c for c in root.iter("testcase") if c.find("failure") is not None)
     known = {p.get("name"): p.get("value") for p in case.iter("property")}
     row = outcome.rows[5]
@@ -166,7 +165,7 @@ def test_junit_gives_ratio_and_interval_as_properties():
 
 def test_strange_texts_break_no_output(tmp_path, capsys):
     run, outcome = strange()
-    write_all(tmp_path, run, outcome)
+    outputs.write_all(tmp_path, run, outcome)
     root = ElementTree.fromstring((tmp_path / "gate.xml").read_bytes())
     assert next(root.iter("testcase")).get("classname", "").startswith("a[31m|`<b>&\"'")
     text = (tmp_path / "gate.md").read_text(encoding="utf-8")
@@ -176,10 +175,10 @@ def test_strange_texts_break_no_output(tmp_path, capsys):
     assert "\x1b[31m" not in out
 
 
-@pytest.mark.parametrize("kind", TRAITS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_markdown_begins_with_the_verdict_and_has_a_row_a_cell(kind):
-    run, outcome = TRAITS[kind], decide(TRAITS[kind])
-    text = markdown.render(run, outcome, Path("results/my run/gate.json"))
+    run, outcome = KINDS[kind], decide(KINDS[kind])
+    text = outputs.markdown(run, outcome, Path("results/my run/gate.json"))
     assert text.startswith(f"## attnbench gate: {texts.TITLES[outcome.exit_code]}")
     assert len(re.findall(r"^\| (?:naive|sdpa) n=", text, re.MULTILINE)) == len(run.cells)
     assert "    attnbench gate --replay 'results/my run/gate.json'" in text
@@ -188,27 +187,24 @@ def test_markdown_begins_with_the_verdict_and_has_a_row_a_cell(kind):
 
 def test_a_markdown_table_of_very_many_cells_is_cut_and_says_so():
     run = gate_runs.a_run(cells=gate_runs.many_cells(40) * 2)
-    text = markdown.render(run, decide(run), Path("g.json"))
-    assert f"… and {80 - markdown.MOST_ROWS} more cells in gate.html" in text
+    text = outputs.markdown(run, decide(run), Path("g.json"))
+    assert f"… and {80 - outputs.MOST_ROWS} more cells in gate.html" in text
 
 
 def test_all_files_are_written_and_the_summary_of_the_job_is_appended_to(tmp_path, monkeypatch):
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
-    monkeypatch.setenv(markdown.SUMMARY, str(summary))
-    run = TRAITS["clean"]
-    write_all(tmp_path / "g", run, decide(run))
+    monkeypatch.setenv(outputs.SUMMARY, str(summary))
+    run = KINDS["clean"]
+    outputs.write_all(tmp_path / "g", run, decide(run))
     names = {path.name for path in (tmp_path / "g").iterdir()}
     assert names == {"gate.json", "gate.xml", "gate.md", "gate.html", "plots"}
     assert summary.read_text().startswith("before\n## attnbench gate: ✓ passed")
 
 
-def test_a_summary_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv(markdown.SUMMARY, str(tmp_path / "no" / "summary.md"))
-    run = TRAITS["nothing"]
-    write_all(tmp_path / "g", run, decide(run))
-    captured = capsys.readouterr()
-    assert re.fullmatch(
-        r"Warning: cannot append to .* \(No such file or directory\)\n", captured.err
-    )
+def test_a_summary_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setenv(outputs.SUMMARY, str(tmp_path / "no" / "summary.md"))
+    run = KINDS["nothing"]
+    warning = outputs.write_all(tmp_path / "g", run, decide(run))
+    assert re.fullmatch(r"cannot append to .* \(No such file or directory\)", warning or "")
     assert (tmp_path / "g" / "gate.html").exists()

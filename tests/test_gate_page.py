@@ -12,7 +12,6 @@ from attnbench.errors import StoreError
 from attnbench.gate.decide.data import Round
 from attnbench.gate.decide.verdict import decide
 from attnbench.report.gate import figure
-from attnbench.report.gate import strips as drawn_strips
 from attnbench.report.gate.page import write_page
 from tests import gate_runs
 from tests.conftest import Cli, Refused
@@ -36,7 +35,7 @@ def made(folder: Path) -> Path:
 
 
 def strips(run, found=None):
-    return drawn_strips.cells(run, found or decide(run))
+    return figure.cells(run, found or decide(run))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,17 +101,17 @@ def test_each_round_is_a_dot_hollow_full_or_vetoed():
 
 
 def test_controls_have_rows_of_their_own():
-    null, planted = drawn_strips.controls(KINDS["clean"], decide(KINDS["clean"]))
+    null, planted = figure.controls(KINDS["clean"], decide(KINDS["clean"]))
     assert len(null.dots) == 8 * 9
     assert len(planted.dots) == 9
     assert planted.beside[2] == "found"
-    blind = drawn_strips.controls(KINDS["blind"], decide(KINDS["blind"]))[1]
+    blind = figure.controls(KINDS["blind"], decide(KINDS["blind"]))[1]
     assert blind.beside[2] == "NOT found"
 
 
 def test_the_scale_shows_threshold_margin_and_every_interval():
     run = KINDS["inconclusive"]
-    scale = drawn_strips.scale_of(run, strips(run))
+    scale = figure.scale_of(run, strips(run))
     assert scale.linear is None
     assert scale.low < -scale.margin < scale.threshold < scale.high
     for strip in strips(run):
@@ -121,7 +120,7 @@ def test_the_scale_shows_threshold_margin_and_every_interval():
 
 def test_a_cell_far_out_makes_the_scale_logarithmic_and_squeezes_no_other():
     run = KINDS["broken"]
-    scale = drawn_strips.scale_of(run, strips(run))
+    scale = figure.scale_of(run, strips(run))
     assert scale.linear == pytest.approx(15)
     assert scale.high > 129
 
@@ -132,7 +131,7 @@ def test_a_stray_round_stands_at_the_edge_and_does_not_move_the_scale():
     slow = {**cell, "candidate": tuple(tuple(20 * ns for ns in t) for t in cell["candidate"])}
     stray: Round = structs.replace(run.rounds[0], samples={**run.rounds[0].samples, 0: slow})
     other = replace(run, rounds=(stray, *run.rounds[1:]))
-    scale = drawn_strips.scale_of(other, strips(other, decide(run)))
+    scale = figure.scale_of(other, strips(other, decide(run)))
     assert scale.high < 3 * scale.threshold
     beyond = [dot for strip in strips(other) for dot in strip.dots if dot.percent > scale.high]
     assert len(beyond) == 1

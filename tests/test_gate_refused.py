@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from attnbench.cli import gate_modes
 from tests import repositories
 from tests.conftest import Cli, Refused
 from tests.repositories import commit, git, kernel, worktrees
@@ -25,8 +24,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     commit(made, a="old = 1")
     commit(made, a=kernel())
     monkeypatch.chdir(made)
-    monkeypatch.setattr(gate_modes, "run_gate", measured)
-    monkeypatch.setattr(gate_modes, "device_of", lambda asked: "cpu")
+    monkeypatch.setattr("attnbench.gate.run.session.run_gate", measured)
+    monkeypatch.setattr("attnbench.gate.run.request.device_of", lambda asked: "cpu")
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attnbench.base.lists import parse_duration, parse_share
-from attnbench.cli.axes import AXES as ROWS
+from attnbench.cli.options import AXES as ROWS
 from attnbench.errors import UsageError
 from attnbench.gate.run.watched import AXES, Watched, read_table, watched
 from attnbench.planning.plan import Axes

@@ -16,9 +16,9 @@ def test_the_time_shown_live_is_the_one_of_the_table(monkeypatch):
     record = Record(cell=Cell(case=Case(), impl="naive"), status="ok", samples=samples)
     reported_us = times.time_us(record)
     assert reported_us is not None
-    assert progress._line(record).strip().startswith(f"{units.time(reported_us)} naive")
+    assert progress.line(record).strip().startswith(f"{units.time(reported_us)} naive")
     monkeypatch.setattr(times, "time_us", lambda found: 7000.0 if found is record else None)
-    assert progress._line(record).strip().startswith("7.00 ms naive")
+    assert progress.line(record).strip().startswith("7.00 ms naive")
 
 
 def test_reported_times_are_had_without_pandas():

@@ -15,9 +15,8 @@ from matplotlib.text import Text
 from attnbench.analysis.crossovers import crossovers
 from attnbench.analysis.scaling.results import Estimate, Scaling
 from attnbench.analysis.table import compared
-from attnbench.report import crossed, exact, forest, growth, scaling, shares, style
-from attnbench.report import fits as fit_plots
-from attnbench.report.write import write_report
+from attnbench.report import exponents, growth, lines, models, style
+from attnbench.report.pages import draw_growth, write_report
 from attnbench.schema.case import Case
 from tests import fits, synthetic
 from tests.test_crossovers import passing, run_of, square
@@ -36,14 +35,14 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
         found.append((stem, figure))
         return folder / f"{stem}.svg", folder / f"{stem}.png"
 
-    monkeypatch.setattr("attnbench.report.plots.write", write)
+    monkeypatch.setattr("attnbench.report.figures.write", write)
     return found
 
 
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Scaling, **info: Any) -> Path:
     """A report of a small run whose scaling is `found`; charts against n are left out."""
     monkeypatch.setattr("attnbench.report.content.scaling", lambda _: found)
-    monkeypatch.setattr("attnbench.report.write.draw_all", lambda *_: [])
+    monkeypatch.setattr("attnbench.report.pages.draw_charts", lambda *_: [])
     sizes = info.pop("sizes", (128, 256, 512))
     records = [synthetic.ok(Case(seq_len=n), impl) for n in sizes for impl in ("naive", "sdpa")]
     return write_report(synthetic.write_run(tmp_path, "grown", records))
@@ -87,9 +86,9 @@ def test_a_run_with_pairs_alone_shows_its_crossovers(tmp_path, monkeypatch):
 
 
 def test_verdicts_are_told_apart_by_sign_and_word_and_the_refuted_come_first():
-    rows = scaling.verdicts(fits.full())
+    rows = growth.verdicts(fits.full())
     assert [row.verdict for row in rows][:2] == ["refuted", "holds"]
-    told = [row for row in rows if not row.goes_without_saying]
+    told = [row for row in rows if not row.as_predicted]
     assert told[-1].mark == "? inconclusive"
     assert {row.question for row in rows[len(told) :]} == {"FLOPs in n"}
     assert {row.mark for row in rows} == {"✗ refuted", "✓ holds", "? inconclusive"}
@@ -106,12 +105,12 @@ def test_texts_from_outside_are_escaped_in_page_and_markdown(tmp_path, monkeypat
     markdown = (page.parent / "report.md").read_text()
     assert "<script" not in markdown
     row = next(line for line in markdown.splitlines() if "✗ refuted" in line)
-    assert len(re.findall(r"(?<!\\)\|", row)) == len(scaling.HEADERS) + 1
+    assert len(re.findall(r"(?<!\\)\|", row)) == len(growth.HEADERS) + 1
 
 
 def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnbench.report.scaling.MOST_FINDINGS", 4)
-    monkeypatch.setattr("attnbench.report.markdown.MOST_VERDICTS", 3)
+    monkeypatch.setattr("attnbench.report.growth.MOST_FINDINGS", 4)
+    monkeypatch.setattr("attnbench.report.pages.MOST_VERDICTS", 3)
     page = report(tmp_path, monkeypatch, fits.full())
     assert "7 more verdicts are not shown here" in Page(page).text
     markdown = (page.parent / "report.md").read_text()
@@ -121,7 +120,7 @@ def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch)
 
 def test_problems_stand_in_the_table_and_alone_make_no_section(tmp_path, monkeypatch):
     problem = fits.finding("inconclusive", reason="one size only")
-    assert scaling.verdicts(Scaling(problems=(problem,)))[0].reason == "one size only"
+    assert growth.verdicts(Scaling(problems=(problem,)))[0].reason == "one size only"
     page = report(tmp_path, monkeypatch, Scaling(problems=(problem,)), sizes=(128,))
     assert "How cost grows" not in Page(page).text
 
@@ -181,20 +180,20 @@ ODD: dict[str, Scaling] = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_findings_are_drawn_without_a_complaint(tmp_path, unwritten, recwarn, name):
-    plots = scaling.draw_all(ODD[name], tmp_path)
+    plots = draw_growth(ODD[name], tmp_path)
     assert len(plots) == len(unwritten)
     assert all(plot.alt for plot in plots)
     assert [str(w.message) for w in recwarn] == []
-    scaling.verdicts(ODD[name])
+    growth.verdicts(ODD[name])
 
 
 @pytest.mark.parametrize("name", ["a model of one n", "nothing counted"])
 def test_no_figure_is_drawn_without_data(tmp_path, unwritten, name):
-    assert scaling.draw_all(ODD[name], tmp_path) == []
+    assert draw_growth(ODD[name], tmp_path) == []
 
 
 def test_a_fit_shows_floor_exponent_verdict_and_why_sizes_do_not_count(tmp_path, unwritten):
-    fit_plots.draw_all([fits.exponent_fit("naive")], style.looks(["naive"]), tmp_path)
+    exponents.draw_fits([fits.exponent_fit("naive")], style.looks(["naive"]), tmp_path)
     ((stem, figure),) = unwritten
     assert stem == "fit-attention-n"
     found = " ".join(texts(figure)).replace("\n", " ")
@@ -210,7 +209,7 @@ def test_the_fitted_line_passes_through_the_points_on_both_sides_of_a_jump(tmp_p
         intercept=math.log(2e-3 * factor),
         changepoint=(512.0, factor),
     )  # fmt: skip
-    fit_plots.draw_all([fit], style.looks(["naive"]), tmp_path)
+    exponents.draw_fits([fit], style.looks(["naive"]), tmp_path)
     lines = [line for line in unwritten[0][1].axes[0].lines if line.get_linewidth() == 1.4]
     drawn = {
         round(float(x)): float(y) for line in lines for x, y in zip(*line.get_data(), strict=True)
@@ -221,7 +220,7 @@ def test_the_fitted_line_passes_through_the_points_on_both_sides_of_a_jump(tmp_p
 
 def test_a_forest_has_a_row_for_each_exponent_and_none_for_a_series_without(tmp_path, unwritten):
     found = fits.full().exponents
-    forest.draw_all(found, style.looks([f.series.impl for f in found]), tmp_path)
+    exponents.draw_forests(found, style.looks([f.series.impl for f in found]), tmp_path)
     labels = [t.get_text() for t in unwritten[0][1].axes[0].get_yticklabels()]
     assert labels == ["attention, along n", "naive", "chunked", "mine", "sdpa"]
     assert {"✓ holds", "✗ refuted"} <= set(texts(unwritten[0][1]))
@@ -229,43 +228,43 @@ def test_a_forest_has_a_row_for_each_exponent_and_none_for_a_series_without(tmp_
 
 def test_many_exponents_are_cut_into_pages_and_the_rest_is_counted(tmp_path, unwritten):
     many = [fits.exponent_fit(f"impl-{i:03}") for i in range(100)]
-    plots = forest.draw_all(many, style.looks([f.series.impl for f in many]), tmp_path)
-    assert len(plots) == forest.MOST_PAGES
+    plots = exponents.draw_forests(many, style.looks([f.series.impl for f in many]), tmp_path)
+    assert len(plots) == exponents.MOST_FORESTS
     rows = sum(len(figure.axes[0].get_yticks()) for _, figure in unwritten) - len(plots)
     assert f"{100 - rows} more such panels are left out" in plots[0].reading
 
 
 def test_panels_beyond_a_page_are_counted_in_the_reading(tmp_path, unwritten):
     many = [fits.exponent_fit(f"impl-{i}") for i in range(growth.PANELS_A_PAGE + 2)]
-    plots = fit_plots.draw_all(many, style.looks([f.series.impl for f in many]), tmp_path)
+    plots = exponents.draw_fits(many, style.looks([f.series.impl for f in many]), tmp_path)
     assert len(plots) == 1
     assert len(unwritten[0][1].axes) == growth.PANELS_A_PAGE
     assert "2 more such panels are left out" in plots[0].reading
 
 
 def test_shares_are_stacked_to_one_and_both_overtakings_are_marked(tmp_path, unwritten):
-    shares.draw_all([fits.model_fit()], style.looks(["naive"]), tmp_path)
-    lower = unwritten[0][1].axes[0]
+    models.draw_all([fits.model_fit()], style.looks(["naive"]), tmp_path)
+    lower = unwritten[0][1].axes[1]
     tops = [max(path.vertices[:, 1]) for area in lower.collections for path in area.get_paths()]
     assert max(tops) == pytest.approx(1.0)
     found = texts(unwritten[0][1])
     assert "in time: n = 330" in found
     assert "in FLOPs: n = 512" in found
-    assert len(set(shares.shades_of(fits.TERMS).values())) == len(fits.TERMS)
+    assert len(set(models.shades_of(fits.TERMS).values())) == len(fits.TERMS)
 
 
 def test_terms_never_share_a_fill_that_is_known():
     terms = ("floor", "d^2", "n d", "H n", "n d^2", "H n^2", "n^2 d")
-    found = shares.shades_of(terms)
+    found = models.shades_of(terms)
     assert len(set(found.values())) == len(terms)
-    assert found["n^2 d"] == shares.SHADES["n^2 d"]
+    assert found["n^2 d"] == models.SHADES["n^2 d"]
 
 
 def test_what_was_not_counted_is_no_ratio_and_nothing_over_nothing_is_right():
     fit = fits.exact_fit(
         sizes=(1, 2, 4, 8), measured=(None, 0.0, 3.0, 5.0), predicted=(1.0, 0.0, 2.0, 0.0)
     )
-    assert exact.ratios(fit) == ((2.0, 1.0), (4.0, 1.5))
+    assert growth.ratios(fit) == ((2.0, 1.0), (4.0, 1.5))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +289,7 @@ def test_a_crossing_is_ringed_where_the_line_crosses_1(tmp_path):
     ax = figure.add_subplot()
     ax.set_xscale("log")
     ax.set_xlim(100, 5000)
-    crossed.mark(ax, rows, crossed.by_case(crossovers(run)))
+    lines.mark_crossings(ax, rows, lines.crossovers_by_case(crossovers(run)))
     rings = [line for line in ax.lines if line.get_marker() == "o"]
     where = sorted(tuple(np.ravel(ring.get_xydata())) for ring in rings)
     assert [x for x, _ in where] == pytest.approx([300, 700], rel=0.05)
@@ -299,15 +298,15 @@ def test_a_crossing_is_ringed_where_the_line_crosses_1(tmp_path):
 
 def test_pairs_that_change_the_lead_come_first_and_the_rest_is_counted(monkeypatch):
     run = run_of({"naive": square, "mine": passing(700.0), "slow": lambda n: 9 * square(n)})
-    (table,), left_out = scaling.crossover_tables(crossovers(run))
+    (table,), left_out = growth.crossover_tables(crossovers(run))
     assert "overtakes" in table.rows[0][1]
     assert left_out == 0
-    monkeypatch.setattr("attnbench.report.scaling.MOST_CROSSOVERS", 1)
-    assert scaling.crossover_tables(crossovers(run))[1] == 2
+    monkeypatch.setattr("attnbench.report.growth.MOST_CROSSOVERS", 1)
+    assert growth.crossover_tables(crossovers(run))[1] == 2
 
 
 def test_text_of_a_figure_is_taken_as_it_is(tmp_path, unwritten):
     fit = fits.exponent_fit("a$b$c")
     with mpl.rc_context(style.RC):
-        scaling.draw_all(Scaling(exponents=(replace(fit, bound=True),)), tmp_path)
+        draw_growth(Scaling(exponents=(replace(fit, bound=True),)), tmp_path)
     assert any("a$b$c" in text for _, figure in unwritten for text in texts(figure))

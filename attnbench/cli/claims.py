@@ -84,14 +84,15 @@ def claims(
 
 def _print(found: Ledger) -> None:
     """One row a claim; what is right where a statement is not."""
-    from attnbench.cli.summary import table
+    from attnbench.report.tables import table
 
     header = ("", "claim", "what is claimed", "where", "measured", "verdict", "expected")
     rows = [
         [SIGNS[f.verdict], c.id, c.says, f"{c.source} · {c.place}", f.reason, f.verdict, c.expected]
         for c, f in found
     ]
-    table(header, [[text or "either" for text in row] for row in rows])
+    shown = [[text or "either" for text in row] for row in rows]
+    click.echo(table(header, shown), nl=False)
     click.echo()
     for claim, _ in found:
         if claim.right or claim.note:

@@ -2,81 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnbench.cli.axes import axes_options
-from attnbench.cli.options import POSITIVE, Command, given, output_option, seed_option
-from attnbench.errors import AttnbenchError, UsageError
+from attnbench.cli.options import (
+    AXIS_FIELDS,
+    DURATION,
+    POSITIVE,
+    SHARE,
+    axes_options,
+    given,
+    impl_files,
+    output_option,
+    seed_option,
+    threads_option,
+)
+from attnbench.errors import AttnbenchError, ExitCode, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from attnbench.cli.progress import GateDisplay
+    from attnbench.gate.decide.data import GateRun, Round
+    from attnbench.gate.run.request import Comparison
 
 # The options that mean something beside --replay, which measures nothing.
 _WITH_REPLAY = ("replay", "output", "name", "advisory", "quiet")
-
-
-def _share(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    from attnbench.base.lists import parse_share
-
-    return None if text is None else parse_share(text, option.opts[0])
-
-
-def _duration(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    from attnbench.base.lists import parse_duration
-
-    return None if text is None else parse_duration(text, option.opts[0])
-
-
-_PROMISES = (
-    click.option(
-        "--threshold",
-        metavar="SHARE",
-        callback=_share,
-        help="The slowdown to be found; less than a third of it is never called one [10% on a CPU,"
-        " 5% on a GPU].",
-    ),
-    click.option(
-        "--budget",
-        "budget_s",
-        metavar="TIME",
-        callback=_duration,
-        help="Wall time, such as 90s or 5m, after which no round begins; what is open then is"
-        " inconclusive [5m].",
-    ),
-    click.option(
-        "--growth",
-        metavar="SHARE",
-        callback=_share,
-        help="How far counted FLOPs and memory may grow [1%].",
-    ),
-    click.option(
-        "--threads",
-        type=click.IntRange(min=1, max=1024),
-        help="CPU threads [1, the steadiest; on a GPU torch's default].",
-    ),
-    click.option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        help="Where to run; auto takes a GPU where there is one [auto].",
-    ),
-    click.option(
-        "--timeout",
-        type=POSITIVE,
-        default=120.0,
-        show_default=True,
-        help="Seconds without a sign of life after which a process is given up.",
-    ),
-    click.option(
-        "--replay",
-        metavar="FILE",
-        help="Decide again from the raw data of a gate.json, a folder, a name or `latest`.",
-    ),
-)
-
-
-def _options(command: Command) -> Command:
-    for option in reversed(_PROMISES):
-        command = option(command)
-    return command
+# What the table of pyproject.toml may hold beside the axes.
+_SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "device")
+_LEAST_SPACE = 4 << 20  # bytes, more than what a run of many cells and rounds leaves
 
 
 @click.command()
@@ -85,24 +42,54 @@ def _options(command: Command) -> Command:
     metavar="REF",
     help="A branch, tag or commit to compare with [where HEAD left the default branch].",
 )
-@click.option(
-    "--impl",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help="A file of the repository whose implementations are watched. Repeatable.",
-)
+@impl_files("A file of the repository whose implementations are watched.")
 @axes_options(seq_lens="128..1024")
-@_options
+@click.option(
+    "--threshold",
+    metavar="SHARE",
+    type=SHARE,
+    help="The slowdown to be found; less than a third of it is never called one [10% on a CPU,"
+    " 5% on a GPU].",
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    metavar="TIME",
+    type=DURATION,
+    help="Wall time, such as 90s or 5m, after which no round begins; what is open then is"
+    " inconclusive [5m].",
+)
+@click.option(
+    "--growth", metavar="SHARE", type=SHARE, help="How far counted FLOPs and memory may grow [1%]."
+)
+@threads_option("1, the steadiest; on a GPU torch's default")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Where to run; auto takes a GPU where there is one [auto].",
+)
+@click.option(
+    "--timeout",
+    type=POSITIVE,
+    default=120.0,
+    show_default=True,
+    help="Seconds without a sign of life after which a process is given up.",
+)
+@click.option(
+    "--replay",
+    metavar="FILE",
+    help="Decide again from the raw data of a gate.json, a folder, a name or `latest`.",
+)
 @seed_option
 @output_option
 @click.option("--name", help="The result's name, a new folder [gate- and a time stamp].")
 @click.option("--advisory", is_flag=True, help="Exit 0 whatever is found; say what it would be.")
 @click.option("--quiet", is_flag=True, help="No progress and no table; the result's path alone.")
 def gate(**options: Any) -> None:
-    """Compare the working tree with another commit: correctness, FLOPs and memory, then time.
+    """Compare the working tree with another commit.
 
-    The base is checked out beside the repository, the candidate is the working tree as it is.
+    Correctness, FLOPs and memory are compared first, then time. The base is checked out beside the
+    repository, the candidate is the working tree as it is.
     Both sides are measured by this installation, in turns, in rounds of fresh processes. What to
     watch stands in pyproject.toml, [tool.attnbench.gate], with the same names as the options, or
     in the options themselves.
@@ -111,8 +98,6 @@ def gate(**options: Any) -> None:
     of runs. Exits 1 if a cell is incorrect, grown or slower, 3 if something stays open, 4 if the
     machine was not to be trusted, 2 if nothing could be compared, else 0.
     """
-    from attnbench.cli.gate_modes import compare, replay
-
     typed = given()
     strange = [flag for name, flag in typed.items() if name not in _WITH_REPLAY]
     if "replay" in typed and strange:
@@ -128,3 +113,135 @@ def gate(**options: Any) -> None:
         click.echo(f"advisory: exit code {int(code)} was changed to 0 (--advisory)", err=True)
     elif code:
         raise SystemExit(int(code))
+
+
+def compare(options: dict[str, Any]) -> ExitCode:
+    """The working tree and a commit, measured in turns."""
+    from attnbench.cli.progress import GateDisplay
+    from attnbench.gate.run.request import comparison
+
+    flags = {name: options[name] for name in (*AXIS_FIELDS, *_SETTINGS)}
+    asked = comparison(Path.cwd(), flags, options["output"].resolve())
+    head = f"the working tree at {asked.head[:10]}"
+    with GateDisplay(quiet=options["quiet"]) as display:
+        display.say(f"base: {asked.base.ref} at {asked.base.commit[:10]}, {asked.base.words}")
+        display.say(f"candidate: {head}, {asked.changes.words or 'nothing changed'}")
+        with _result_folder(options["output"], options["name"]) as folder:
+            run = _measured(asked, options, display, folder)
+            display.close()
+            return _finish(run, folder, options["quiet"])
+
+
+def _measured(
+    asked: Comparison, options: dict[str, Any], display: GateDisplay, folder: Path
+) -> GateRun:
+    from attnbench.execution.settings import Settings
+    from attnbench.gate.run.request import device_of
+    from attnbench.gate.run.session import run_gate
+    from attnbench.gate.run.worktree import checked_out
+
+    settings = Settings(
+        device=device_of(asked.watched.device), seed=options["seed"], timeout_s=options["timeout"]
+    )
+    typed = {flag: _plain(options[name]) for name, flag in given().items()}
+    with checked_out(asked.root, asked.base.commit) as tree:
+        for file in asked.missing(tree):
+            display.warned(f"the base has no {file}: what is in it cannot be compared")
+        request = asked.request(tree, settings, typed)
+        return run_gate(replace(request, keep=_keeper(folder, display)), display)
+
+
+def _keeper(folder: Path, display: GateDisplay) -> Callable[[GateRun, Round], None]:
+    """Keeps rounds in `folder`; a disk that is full is warned of, once, and ends no run."""
+    from attnbench.gate.decide.stored import keep_round
+
+    writes = True
+
+    def keep(run: GateRun, found: Round) -> None:
+        nonlocal writes
+        if writes:
+            try:
+                keep_round(folder, run, found)
+            except StoreError as err:
+                writes = False
+                display.warned(f"{err}: rounds are saved only at the end of the run")
+
+    return keep
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def replay(options: dict[str, Any]) -> ExitCode:
+    """A stored run, decided again; files are written where a name or folder was given for them."""
+    from attnbench.gate.decide.stored import load_gate
+
+    run = load_gate(Path(options["replay"]), options["output"])
+    if options["name"] is None:
+        return _finish(run, None, options["quiet"])
+    with _result_folder(options["output"], options["name"]) as folder:
+        return _finish(run, folder, options["quiet"])
+
+
+def _finish(run: GateRun, folder: Path | None, quiet: bool) -> ExitCode:
+    """Decide, write all files, and print; what cannot be written hides no verdict."""
+    from attnbench.gate.decide.verdict import decide
+    from attnbench.report.gate import outputs
+
+    outcome = decide(run)
+    failure = None
+    if folder is not None:
+        try:
+            warning = outputs.write_all(folder, run, outcome)
+            if warning:
+                click.echo(f"Warning: {warning}", err=True)
+        except StoreError as err:
+            failure = err
+    if not quiet:
+        written = folder if failure is None else None
+        click.echo(outputs.terminal(run, outcome, written), nl=False)
+    elif folder is not None:
+        click.echo(folder)
+    if failure is not None:
+        raise failure
+    return outcome.exit_code
+
+
+@contextlib.contextmanager
+def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
+    """A new folder for the result, in which something can be written; gone if nothing was.
+
+    Where the run ends before its result is written, the rounds it has kept are pointed out.
+
+    Raises:
+        StoreError: the name is taken or none, the folder cannot be made or the disk is full.
+    """
+    from attnbench.base.files import make_folder
+    from attnbench.gate.decide.stored import NAME, ROUNDS
+
+    new = not output.exists()
+    folder = make_folder(output, name, "gate-")
+    try:
+        _check_space(folder)
+        yield folder
+    finally:
+        if (folder / ROUNDS).exists() and not (folder / NAME).exists():
+            kept = f"the rounds so far are kept; decide from them: attnbench gate --replay {folder}"
+            click.echo(kept, err=True)
+        with contextlib.suppress(OSError):  # not empty: something was measured
+            folder.rmdir()
+            if new:
+                output.rmdir()
+
+
+def _check_space(folder: Path) -> None:
+    """Notice a full disk before minutes of measuring."""
+    trial = folder / ".trial"
+    try:
+        trial.write_bytes(bytes(_LEAST_SPACE))
+    except OSError as err:
+        raise StoreError(f"cannot write {folder} ({err.strerror}); choose --output DIR") from err
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink()

@@ -14,14 +14,11 @@ from typing import Any
 
 import click
 
-from attnbench.cli.check import check
+from attnbench.cli.check import check, doctor
 from attnbench.cli.claims import claims
-from attnbench.cli.doctor import doctor
-from attnbench.cli.export import export
 from attnbench.cli.gate import gate
-from attnbench.cli.listing import list_
 from attnbench.cli.options import OneLineError
-from attnbench.cli.report import report
+from attnbench.cli.runs import export, list_, report
 from attnbench.cli.sweep import sweep
 from attnbench.cli.verify import verify
 from attnbench.errors import AttnbenchError, ExitCode

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the parsing of lists."""
+"""Options that several commands share: each is declared once, with the types that read lists."""
 
 from __future__ import annotations
 
@@ -10,32 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from attnbench.base.lists import parse_names, parse_numbers, parse_sizes
+from attnbench.base.lists import (
+    parse_duration,
+    parse_names,
+    parse_numbers,
+    parse_share,
+    parse_sizes,
+)
 from attnbench.errors import AttnbenchError, ExitCode
 
 Command = Callable[..., Any]
+Option = Callable[[Command], Command]
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:  # generic in click's stubs and latest releases, but not in the 8.1 we still accept
     ParamType = click.ParamType
-
-
-class _List(ParamType):
-    """A comma list read by `parse`; errors name the flag and end with exit code 2."""
-
-    def __init__(self, name: str, parse: Callable[[str, str], list[Any]]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        flag = param.opts[0] if param else ""
-        try:
-            return tuple(self._parse(value, flag))
-        except AttnbenchError as err:
-            raise OneLineError(str(err)) from err
 
 
 class OneLineError(click.ClickException):
@@ -44,6 +34,23 @@ class OneLineError(click.ClickException):
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(" ".join(message.split()))
         self.exit_code = int(exit_code)  # type: ignore[misc]  # click has one for the class
+
+
+class _Parsed(ParamType):
+    """A value read by `parse`; errors name the flag and end with exit code 2."""
+
+    def __init__(self, name: str, parse: Callable[[str, str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            found = self._parse(value, param.opts[0] if param else "")
+        except AttnbenchError as err:
+            raise OneLineError(str(err)) from err
+        return tuple(found) if isinstance(found, list) else found
 
 
 class _Positive(ParamType):
@@ -61,6 +68,14 @@ class _Positive(ParamType):
         return number
 
 
+POSITIVE = _Positive()
+SIZES = _Parsed("sizes", parse_sizes)
+NAMES = _Parsed("names", parse_names)
+PERCENTS = _Parsed("percents", parse_numbers)
+SHARE = _Parsed("share", parse_share)
+DURATION = _Parsed("time", parse_duration)
+
+
 def given() -> dict[str, str]:
     """The options that stand on the command line: parameter names to flags."""
     context = click.get_current_context()
@@ -71,57 +86,89 @@ def given() -> dict[str, str]:
     }
 
 
-POSITIVE = _Positive()
-SIZES = _List("sizes", parse_sizes)
-NAMES = _List("names", parse_names)
-PERCENTS = _List("percents", parse_numbers)
-
-
-def impl_files(command: Command) -> Command:
+def impl_files(
+    text: str = "A Python file with implementations of yours; they join the others.",
+) -> Option:
     """`--impl FILE`, as often as wanted."""
     return click.option(
-        "--impl",
-        "files",
-        multiple=True,
-        metavar="FILE",
-        help="A Python file with implementations of yours; they join the others. Repeatable.",
-    )(command)
+        "--impl", "files", multiple=True, metavar="FILE", help=f"{text} Repeatable."
+    )
 
 
-def device_option(command: Command) -> Command:
-    """`--device`."""
+def threads_option(default: str = "torch's default", before: str = "") -> Option:
+    """`--threads`; `default` is what help says of it."""
     return click.option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
-        default="auto",
-        show_default=True,
-        help="Where to run; auto takes a GPU where there is one.",
-    )(command)
+        "--threads", type=click.IntRange(min=1, max=1024), help=f"{before}CPU threads [{default}]."
+    )
 
 
-def seed_option(command: Command) -> Command:
-    """`--seed`: what torch's generators take, on every device."""
-    return click.option(
-        "--seed",
-        type=click.IntRange(min=0, max=2**32 - 1),
-        default=0,
-        show_default=True,
-        help="Of inputs.",
-    )(command)
-
-
-def output_option(command: Command) -> Command:
-    """`--output DIR`: where runs live."""
-    return click.option(
-        "--output",
-        type=click.Path(path_type=Path, file_okay=True),
-        default=Path("results"),
-        show_default=True,
-        metavar="DIR",
-        help="The folder that holds the runs.",
-    )(command)
+device_option: Option = click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where to run; auto takes a GPU where there is one.",
+)
+seed_option: Option = click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**32 - 1),  # what torch's generators take on every device
+    default=0,
+    show_default=True,
+    help="Seed of the random inputs.",
+)
+output_option: Option = click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=True),
+    default=Path("results"),
+    show_default=True,
+    metavar="DIR",
+    help="The folder that holds the runs.",
+)
 
 
 def run_argument(command: Command) -> Command:
     """RUN: a folder, a name, or `latest`."""
     return output_option(click.argument("run", default="latest")(command))
+
+
+# Option, field of Axes, type, help. One row an axis; None as a default keeps the axis's own.
+AXES: tuple[tuple[str, str, Any, str], ...] = (
+    ("--passes", "passes", NAMES, "forward, backward, both [forward]"),
+    ("--dtypes", "dtypes", NAMES, "float32, bfloat16, float16, float64 [float32]"),
+    ("--batch-sizes", "batch_sizes", SIZES, "B [1]"),
+    ("--heads", "heads", SIZES, "query heads H [4]"),
+    ("--kv-heads", "kv_heads", SIZES, "key/value heads G, a divisor of H [as heads]"),
+    (
+        "--seq-lens", "seq_lens", SIZES,
+        "queries L, or the context of decode: 128,256 or 128..8192 [512]",
+    ),
+    ("--kv-lens", "kv_lens", SIZES, "keys and values S [as seq-lens]"),
+    ("--head-dims", "head_dims", SIZES, "D [64]"),
+    ("--value-dims", "value_dims", SIZES, "V [as head-dims]"),
+    ("--masks", "masks", NAMES, "full, causal, window:256 [full]"),
+    ("--positions", "positions", NAMES, "none, rope, rope-interleaved, rope:500000 [none]"),
+    (
+        "--widths", "widths", SIZES,
+        "layer, decode, recurrent: model width E; heads stay and D = E/H, or with --head-dims"
+        " alone D stays and H = E/D [heads x head-dim]",
+    ),
+    ("--projections", "projections", NAMES, "layer: fused, separate, per-head [fused]"),
+    ("--caches", "caches", NAMES, "decode: rerun, none, concat, static [static]"),
+    ("--new-tokens", "new_tokens", SIZES, "decode: tokens generated a call [8]"),
+    ("--impls", "impls", NAMES, "implementations by name [all]"),
+)  # fmt: skip
+AXIS_FIELDS = ("workload", *(name for _, name, _, _ in AXES))
+
+
+def axes_options(seq_lens: str = "512") -> Option:
+    """`--workload`, and an option for each axis; `seq_lens` is what help says of their default."""
+
+    def add(command: Command) -> Command:
+        for flag, name, kind, text in reversed(AXES):
+            shown = text.replace("[512]", f"[{seq_lens}]")
+            command = click.option(flag, name, type=kind, help=shown)(command)
+        return click.option(
+            "--workload", metavar="NAME", help="attention, layer, decode or recurrent [attention]"
+        )(command)
+
+    return add

@@ -1,4 +1,4 @@
-"""The live display of a sweep: a bar with the time to go, or plain lines without a terminal."""
+"""How far a sweep or a gate is, on standard error: a live line, or plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,68 +9,105 @@ from typing import Self
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from attnbench.base import units
 from attnbench.execution.session import Listener
+from attnbench.gate.decide.data import Round
 from attnbench.planning.plan import Plan, jobs_of, work
 from attnbench.schema.case import Case
-from attnbench.schema.record import Record
+from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import case_label
 
 # What a cell costs whatever its size, as multiply-adds: checks, probes and samples of a small one.
 _BASE_WORK = 1.5e9
 
 
-class Display(Listener):
+class _Display:
+    """Prints lines that stay and, on a terminal, one live line below them."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False, emoji=False)
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, unless quiet."""
+        if not self._quiet:
+            self._console.print(text, markup=False, soft_wrap=True)
+
+    def warned(self, message: str) -> None:
+        """Print a warning, however quiet."""
+        self._console.print(f"Warning: {message}", markup=False, soft_wrap=True)
+
+    def _begin(self, *columns: ProgressColumn, total: float | None) -> None:
+        """Show the live line, where there is a terminal."""
+        if self._console.is_terminal and not self._quiet:
+            # Each refresh takes time from what is measured.
+            self._progress = Progress(
+                *columns, console=self._console, transient=True, refresh_per_second=1
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("starting", total=total, left="")
+
+    def close(self) -> None:
+        """Take the live line away; the lines that were printed stay."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def __enter__(self) -> Self:
+        return self
+
+
+class SweepDisplay(_Display, Listener):
     """Shows how far a sweep is. A listener of `attnbench.execution.session`."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self.interrupted_hint: Path | None = None
-        self._quiet = quiet
-        self._console = Console(stderr=True)
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
+        super().__init__(quiet=quiet)
+        self.resumable: Path | None = None
         self._count = self._total = 0
         self._work_done = self._work_total = 0.0
-        self._begin = time.monotonic()
+        self._started = time.monotonic()
 
     def planned(self, plan: Plan, path: Path | None) -> None:
         """Say what will be done; for a dry run, list it."""
-        self.interrupted_hint = path
+        self.resumable = path
         measured = [cell for cells in plan.passes for cell in cells]
         self._total = len(measured)
         self._work_total = sum(_cell_work(cell.case) for cell in measured)
-        self._begin = time.monotonic()
+        self._started = time.monotonic()
         if path is None:
             _print_plan(plan)
             return
-        if self._quiet:
-            return
+        count = len({cell.key for cell in measured})
+        again = f", each {len(plan.passes)} times," if len(plan.passes) > 1 else ""
+        processes = sum(len(list(jobs_of(cells))) for cells in plan.passes)
         decided = f", {len(plan.decided)} decided without running" if plan.decided else ""
-        self._console.print(
-            f"{_cells(plan)} in {_processes(plan)} processes{decided} -> {path}",
-            highlight=False,
+        self.say(f"{count} cells{again} in {processes} processes{decided} -> {path}")
+        self._begin(
+            TextColumn("{task.completed:.0%}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}", markup=False),
+            total=1.0,
         )
-        if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.completed:.0%}"),
-                BarColumn(bar_width=24),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}"),
-                TextColumn("{task.description}", markup=False),
-                console=self._console,
-                transient=True,
-                refresh_per_second=2,  # each refresh takes time from the worker
-            )
-            self._progress.start()
-            self._task = self._progress.add_task("starting", total=1.0, left="")
 
     def working(self, case: Case | None, impl: str | None, stage: str) -> None:
         """Show the cell and the stage the worker is at."""
         if self._progress is not None:
-            who = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
-            self._progress.update(self._task, description=who, left=self._left())
+            text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
+            self._progress.update(self._task, description=text, left=self._left())
 
     def recorded(self, record: Record) -> None:
         """Count one record; without a terminal print a line for it."""
@@ -78,54 +115,74 @@ class Display(Listener):
             return
         self._count += 1
         self._work_done += _cell_work(record.cell.case)
-        if self._progress is not None:
-            share = self._work_done / max(self._work_total, 1.0)
-            self._progress.update(self._task, completed=share, left=self._left())
-            if record.status != "ok":
-                self._progress.console.print(_line(record), markup=False, highlight=False)
-        elif not self._quiet:
-            click.echo(f"[{self._count}/{self._total}] {_line(record)}", err=True)
-
-    def warned(self, message: str) -> None:
-        """Print a warning."""
-        click.echo(f"Warning: {message}", err=True)
-
-    def __enter__(self) -> Self:
-        return self
+        if self._progress is None:
+            self.say(f"[{self._count}/{self._total}] {line(record)}")
+            return
+        share = self._work_done / max(self._work_total, 1.0)
+        self._progress.update(self._task, completed=share, left=self._left())
+        if record.status != "ok":
+            self.say(line(record))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self.close()
         if kind is KeyboardInterrupt:
-            hint = self.interrupted_hint
-            if hint is not None:
+            if self.resumable is not None:
                 click.echo(
-                    f"\nInterrupted. Continue with: attnbench sweep --resume {hint}", err=True
+                    f"\nInterrupted. Continue with: attnbench sweep --resume {self.resumable}",
+                    err=True,
                 )
             sys.exit(130)
 
     def _left(self) -> str:
-        elapsed = time.monotonic() - self._begin
+        elapsed = time.monotonic() - self._started
         if not self._work_done or elapsed < 2:
             return ""
         return f"about {units.seconds(elapsed * (self._work_total / self._work_done - 1))} left"
 
 
-def _cells(plan: Plan) -> str:
-    count = len({cell.key for cells in plan.passes for cell in cells})
-    again = f", each {len(plan.passes)} times," if len(plan.passes) > 1 else ""
-    return f"{count} cells{again}"
+class GateDisplay(_Display):
+    """Shows how far a gate is. A listener of `attnbench.gate.run.session`."""
 
+    _last = ""
 
-def _processes(plan: Plan) -> int:
-    return sum(len(list(jobs_of(cells))) for cells in plan.passes)
+    def __enter__(self) -> Self:
+        columns = (SpinnerColumn(), TimeElapsedColumn())
+        self._begin(*columns, TextColumn("{task.description}", markup=False), total=None)
+        return self
+
+    def stage(self, words: str) -> None:
+        """Name the part of the run that begins."""
+        self._show(words)
+
+    def planned(self, cells: tuple[Cell, ...]) -> None:
+        """Say how many cells are watched."""
+        self.say(f"{len(cells)} cell{'s' * (len(cells) != 1)}")
+
+    def heard(self, found: Round, number: int, words: str) -> None:
+        """Count a round; one that is vetoed is named, since it takes time."""
+        if found.veto is not None:
+            self.say(f"round {number} counts for nothing: {found.veto}")
+        self._show(words, f"round {number}: ")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
+        if kind is KeyboardInterrupt:
+            click.echo("\nInterrupted; what was checked out is removed.", err=True)
+
+    def _show(self, words: str, before: str = "") -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, description=before + words)
+        elif words != self._last:
+            self.say(before + words)
+        self._last = words
 
 
 def _cell_work(case: Case) -> float:
     return _BASE_WORK + work(case)
 
 
-def _line(record: Record) -> str:
+def line(record: Record) -> str:
+    """A record in a line: its time as tables show it, or what became of the cell."""
     from attnbench.analysis import times
 
     case = record.cell.case

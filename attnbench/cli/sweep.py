@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnbench.cli.axes import AXES, axes_options
 from attnbench.cli.options import (
+    AXIS_FIELDS,
     POSITIVE,
     Command,
+    axes_options,
     device_option,
     given,
     impl_files,
     output_option,
     seed_option,
+    threads_option,
 )
 from attnbench.errors import ExitCode, UsageError
 
-_BUDGET = (
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from attnbench.execution.session import SweepRequest
+    from attnbench.execution.store import Run
+
+_SHOWN = 60  # rows of the table at the end
+_WITH_RESUME = ("resume", "output", "dry_run", "quiet")
+_TIMING = (
     click.option(
         "--precision",
         type=POSITIVE,
@@ -47,8 +57,6 @@ _BUDGET = (
         show_default=True,
         help="Seconds without a sign of life after which a cell is given up.",
     ),
-)
-_CLOCK = (
     click.option(
         "--l2",
         type=click.Choice(["cold", "warm"]),
@@ -68,13 +76,13 @@ _CLOCK = (
     click.option(
         "--energy",
         is_flag=True,
-        help="On a GPU: joules per call, from a loop of 2 s at least for each cell.",
+        help="On a GPU: joules per call, from a loop of at least 2 s for each cell.",
     ),
 )
 
 
 def _timing(command: Command) -> Command:
-    for option in reversed(_BUDGET + _CLOCK):
+    for option in reversed(_TIMING):
         command = option(command)
     return command
 
@@ -83,14 +91,12 @@ def _timing(command: Command) -> Command:
 @click.option(
     "--preset",
     metavar="NAME",
-    help="A ready sweep: quick, gpu, verify or verify-gpu; what is given overrides it.",
+    help="A ready sweep: quick, gpu, verify or verify-gpu; other options override it.",
 )
 @axes_options()
-@impl_files
+@impl_files()
 @device_option
-@click.option(
-    "--threads", type=click.IntRange(min=1, max=1024), help="CPU threads [torch's default]."
-)
+@threads_option()
 @_timing
 @seed_option
 @output_option
@@ -99,76 +105,62 @@ def _timing(command: Command) -> Command:
 @click.option("--dry-run", is_flag=True, help="Print the plan; measure and write nothing.")
 @click.option("--quiet", is_flag=True, help="No progress and no table; the run's path alone.")
 def sweep(**options: Any) -> None:
-    """Measure implementations over sequence length, heads, batch, head size and more.
+    """Measure implementations over lengths, heads, batch and more.
 
     Axes multiply. Every cell is checked against a float64 reference before it is timed; each
     result is stored as soon as it exists, so that --resume continues after any interruption.
     Exits 1 if a result was incorrect.
     """
-    from attnbench.cli.progress import Display
-    from attnbench.execution.session import resume as resume_run
-    from attnbench.execution.session import sweep as start
+    from attnbench.cli.progress import SweepDisplay
+    from attnbench.execution import session
     from attnbench.execution.store import find_run, load_run
 
     quiet, dry_run = options.pop("quiet"), options.pop("dry_run")
-    with Display(quiet=quiet) as display:
+    with SweepDisplay(quiet=quiet) as display:
         if options["resume"] is not None:
-            _refuse_beside_resume()
+            flags = [flag for name, flag in given().items() if name not in _WITH_RESUME]
+            if flags:
+                raise UsageError(
+                    f"--resume takes everything from the run itself; remove {', '.join(flags)}"
+                )
             path: Path | None = find_run(options["resume"], options["output"])
             assert path is not None
-            display.interrupted_hint = path
-            resume_run(path, display, dry_run=dry_run)
+            display.resumable = path
+            session.resume(path, display, dry_run=dry_run)
         else:
-            path = start(_request(options), display, dry_run=dry_run)
+            path = session.sweep(_request(options), display, dry_run=dry_run)
     if dry_run or path is None:
         return
     run = load_run(path)
     if quiet:
         click.echo(path)
     else:
-        from attnbench.cli.summary import print_summary
-
-        print_summary(run)
+        _print_summary(run)
     if any(record.status == "incorrect" for record in run.records):
         raise SystemExit(ExitCode.FINDING)
 
 
-def _request(options: dict[str, Any]) -> Any:
+def _request(options: dict[str, Any]) -> SweepRequest:
+    """What was asked for: the preset, and above it whatever stands on the command line."""
     from attnbench.execution.session import SweepRequest
     from attnbench.execution.settings import Settings
-    from attnbench.planning.expansion import with_overrides
+    from attnbench.planning.expansion import overridden
     from attnbench.planning.plan import Axes
-    from attnbench.planning.presets import PRESETS
+    from attnbench.planning.presets import PRESETS, Preset
 
-    given = {name: options[name] for _, name, _, _ in AXES}
-    given["workload"] = options["workload"]
-    preset = PRESETS.get(options["preset"]) if options["preset"] else None
-    base = preset.sweeps if preset else (Axes(),)
-    if preset and options["workload"] is None:
-        _refuse_unused(options["preset"], [axes.workload for axes in base], given)
-    elif preset:
-        base = tuple(axes for axes in base if axes.workload == options["workload"]) or base[:1]
-    min_time = options["min_time"] or (preset.min_time_s if preset else 0.1)
-    max_time = options["max_time"] or (preset.max_time_s if preset else 1.0)
+    plain = Preset(doc="", sweeps=(Axes(),), min_time_s=0.1, max_time_s=1.0)
+    preset = PRESETS.get(options["preset"]) if options["preset"] else plain
+    taken = ("device", "seed", "precision", "processes", "l2", "timer", "energy")
     return SweepRequest(
-        sweeps=tuple(
-            with_overrides(axes, _relevant(axes.workload, given) if preset else given)
-            for axes in base
-        ),
+        sweeps=overridden(preset.sweeps, {name: options[name] for name in AXIS_FIELDS}),
         settings=Settings(
-            device=options["device"],
-            threads=options["threads"] or (preset.threads if preset else None),
+            threads=options["threads"] or preset.threads,
             files=tuple(str(Path(file).resolve()) for file in options["files"]),
-            seed=options["seed"],
-            precision=options["precision"],
-            min_time_s=min_time,
-            max_time_s=max_time,
+            min_time_s=options["min_time"] or preset.min_time_s,
+            max_time_s=options["max_time"] or preset.max_time_s,
             timeout_s=options["timeout"],
-            processes=options["processes"],
-            l2=options["l2"],
-            timer=options["timer"],
-            energy=options["energy"],
-            allocator=options["allocator"] or (preset.allocator if preset else "settled"),
+            allocator=options["allocator"] or preset.allocator,
+            **{name: options[name] for name in taken},
         ),
         output=options["output"],
         name=options["name"],
@@ -176,35 +168,46 @@ def _request(options: dict[str, Any]) -> Any:
     )
 
 
-def _refuse_unused(preset: str, workloads: list[str], given: dict[str, Any]) -> None:
-    """Refuse an axis that none of a preset's workloads has: it would change nothing."""
-    from attnbench.theory.traits import TRAITS
+def _print_summary(run: Run) -> None:
+    """The rows best first, what failed, where the time went, and the next command."""
+    from attnbench.analysis.highlights import SUMMARY, summary_rows
+    from attnbench.analysis.table import compared, failures, spent
+    from attnbench.base.units import seconds
+    from attnbench.report.tables import table
 
-    for flag, name, _, _ in AXES:
-        if given[name] and all(name in TRAITS.get(kind).foreign() for kind in workloads):
-            having = ", ".join(dict.fromkeys(workloads))
-            raise UsageError(
-                f"{flag} changes nothing in --preset {preset}, which measures {having}; leave it"
-                " out, or name a --workload"
-            )
-
-
-def _relevant(workload: str, given: dict[str, Any]) -> dict[str, Any]:
-    """In a preset of several workloads, the axes of one apply to that one alone."""
-    if given["workload"]:
-        return given
-    from attnbench.theory.traits import TRAITS
-
-    foreign = TRAITS.get(workload).foreign()
-    return {name: None if name in foreign else value for name, value in given.items()}
-
-
-_KEPT_BESIDE_RESUME = ("resume", "output", "dry_run", "quiet")
-
-
-def _refuse_beside_resume() -> None:
-    flags = [flag for name, flag in given().items() if name not in _KEPT_BESIDE_RESUME]
-    if flags:
-        raise UsageError(
-            f"--resume takes everything from the run itself; remove {', '.join(flags)}"
+    frame = compared(run)
+    measured = frame[frame["status"] == "ok"]
+    rows = summary_rows(measured)
+    shown = rows if len(rows) <= _SHOWN else _largest(rows, measured)
+    names = ["impl", "time", "interval", "speed", "rate", "workspace", "error", "status"]
+    header = [SUMMARY.get(name).header for name in names]
+    lines, last = [], None
+    for row in shown:
+        lines.append([row["case"] if row["case"] != last else "", *(row[name] for name in names)])
+        last = row["case"]
+    if lines:
+        click.echo(table(["case", *header], lines, right=header[1:-1]), nl=False)
+    if len(shown) < len(rows):
+        click.echo(
+            f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"
+            f" {run.path} --format csv"
         )
+    failed = failures(frame).to_dict("records")
+    if failed:
+        click.echo("not measured:")
+    for cell in failed:
+        count = f"{cell['cells']} {'cell' if cell['cells'] == 1 else 'cells'}"
+        click.echo(f"  {cell['status']}: {cell['impl']} ({count}): {cell['reason']}")
+    wall_s = run.info.get("spent", {}).get("wall_s")
+    if wall_s is not None:
+        stages = ", ".join(f"{stage} {seconds(value)}" for stage, value in spent(run))
+        click.echo(f"wall time {seconds(wall_s)}: {stages}")
+    click.echo(f"records: {run.path / 'records.jsonl'}")
+    click.echo(f"report:  {run.path / 'report.html'}, once drawn by: attnbench report {run.path}")
+
+
+def _largest(rows: list[dict[str, str]], frame: pd.DataFrame) -> list[dict[str, str]]:
+    """The rows of the largest n of each workload, at most `_SHOWN`."""
+    top = frame.groupby("workload")["seq_len"].transform("max")
+    kept = [row for row, keep in zip(rows, frame["seq_len"] == top, strict=True) if keep]
+    return kept[:_SHOWN]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -138,6 +138,29 @@ def _known(kind: str, flag: str, names: Iterable[str], known: Iterable[str]) -> 
     for name in names:
         if name not in valid:
             raise unknown(kind, name, valid, flag)
+
+
+def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, ...]:
+    """The sweeps of a preset, with every axis that was given (not None) in place of their own.
+
+    A workload that was asked for leaves the sweeps of that workload alone, or the first where
+    there is none. An axis that only some of the workloads have applies to these.
+    """
+    if given.get("workload"):
+        wanted = given["workload"]
+        own = [axes for axes in sweeps if axes.workload == wanted]
+        sweeps = own or [replace(sweeps[0], workload=wanted)]
+    axes_given = {name: v for name, v in given.items() if v is not None and name != "workload"}
+    if len({axes.workload for axes in sweeps}) == 1:
+        return tuple(replace(axes, **axes_given) for axes in sweeps)
+    foreign = {axes.workload: TRAITS.get(axes.workload).foreign().keys() for axes in sweeps}
+    # An axis that no workload has stays, to be refused.
+    nowhere = {name for name in axes_given if all(name in names for names in foreign.values())}
+    return tuple(
+        replace(axes, **{name: value for name, value in axes_given.items()
+                         if name in nowhere or name not in foreign[axes.workload]})
+        for axes in sweeps
+    )  # fmt: skip
 
 
 def with_overrides(axes: Axes, overrides: dict[str, Any]) -> Axes:

@@ -1,30 +1,38 @@
-"""The charts of a report, one row each: what is drawn against n, and how to read it."""
+"""The charts of a report, one row each: what is drawn against n, from which rows, how to read it.
+
+A sheet is one figure of a chart: the rows that share workload, device, dtype and pass, in panels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
+from attnbench.analysis.axes import AXES, fixed, label, overhead_size, slices, varying
 from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.base.registry import Registry
-from attnbench.report import scales
-from attnbench.report.beside import with_guests
+from attnbench.report import axes
 
 Scale = Literal["log10", "log2", "linear"]
+Tables = Mapping[str, pd.DataFrame]
+
+SHEET_AXES = ["workload", "device", "dtype", "pass"]
+PANELS_A_SHEET = 6
+MOST_SHEETS = 4  # of a chart and a workload; more make a page of tens of megabytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """One quantity against n. `value`, `low`, `high` and `predicted` are columns.
 
-    `axis` names it; `{unit}` in there stands for the name that `unit` gives.
-    `source` says which table the rows come from: `cells` or `costs` (of RoPE). `lines` is the
-    column that tells lines apart, `guides` the powers of n to hold slopes against, `reference`
-    a value with its name, drawn as a line across.
+    `axis` names it; `{unit}` in it stands for the name that `unit` gives. `source` says which
+    table the rows come from: `cells` or `costs` (of RoPE). `lines` is the column that tells lines
+    apart, `guides` the powers of n to hold slopes against, `reference` a value with its name,
+    drawn as a line across.
     """
 
     title: str
@@ -57,7 +65,7 @@ class Chart:
         """How to read it; what is said of slopes is left out where n does not vary."""
         return self.reading.split(". ")[0].rstrip(".") + "." if single else self.reading
 
-    def rows(self, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    def rows(self, tables: Tables) -> pd.DataFrame:
         """The rows this chart is about, the failed ones included; empty if none has a value."""
         table = tables[self.source]
         rows = table[table["workload"].isin(self.workloads)]
@@ -65,98 +73,84 @@ class Chart:
             rows = rows[rows["impl"] != BASELINE]
         if self.several and rows[rows[self.value].notna()][self.lines].nunique() < 2:
             return rows.iloc[:0]
-        rows = with_guests(rows) if self.beside else rows
+        rows = with_recurrent(rows) if self.beside else rows
         return rows if rows[self.value].notna().any() else rows.iloc[:0]
+
+    def sheets(self, tables: Tables) -> list[Sheet]:
+        """The figures to draw."""
+        found = sheets(self.rows(tables), self.lines, self.source == "cells", self.several)
+        return [sheet for sheet in found if sheet.rows[self.value].notna().any()]
 
 
 CHARTS: Registry[Chart] = Registry("chart")
 
-CHARTS.add(
-    "time",
-    Chart(
+_TIME: dict[str, Any] = {
+    "value": "time_us_median", "low": "time_us_ci_low", "high": "time_us_ci_high",
+    "text": axes.round_time, "scale": "log10",
+}  # fmt: skip
+_WORKSPACE: dict[str, Any] = {
+    "value": "memory_workspace_bytes", "predicted": "memory_predicted_bytes",
+    "text": axes.round_size, "scale": "log2", "axis": "workspace: ○ measured, — predicted",
+}  # fmt: skip
+for _name, _chart in {
+    "time": Chart(
         title="Time against n",
-        reading="Median time per call, bars are 95 % intervals. A straight line is a power law:"
+        reading="Median time per call; bars are 95 % intervals. A straight line is a power law:"
         " compare its slope with the dashed guides.",
-        value="time_us_median", low="time_us_ci_low", high="time_us_ci_high",
-        axis="time per call", text=scales.round_time, scale="log10", guides=(1, 2), beside=True,
+        axis="time per call", guides=(1, 2), beside=True, **_TIME,
     ),
-)  # fmt: skip
-CHARTS.add(
-    "projections",
-    Chart(
+    "projections": Chart(
         title="Time of a layer by its projections",
-        reading="Median time per call of the same layer with its weights stored in different ways,"
+        reading="Median time per call of the same layer with its weights stored in different ways;"
         " bars are 95 % intervals. A straight line is a power law.",
-        value="time_us_median", low="time_us_ci_low", high="time_us_ci_high",
-        axis="time per call", text=scales.round_time, scale="log10", guides=(1, 2),
-        workloads=("layer",), lines="projection", several=True, guide_under="slowest",
+        axis="time per call", guides=(1, 2), guide_under="slowest", workloads=("layer",),
+        lines="projection", several=True, **_TIME,
     ),
-)  # fmt: skip
-CHARTS.add(
-    "speed",
-    Chart(
+    "speed": Chart(
         title="Speed relative to naive",
-        reading="naive's time / this time on the same case, bars are intervals of at least 95 %."
+        reading="naive's time / this time on the same case; bars are intervals of at least 95 %."
         " Above the line is faster than naive, twice as fast at 2×. A ring marks where one"
         " overtakes another, with its interval; an arrow at an end says that it reaches further.",
-        value="speed", low="speed_low", high="speed_high",
-        axis="times as fast as naive", text=scales.round_ratio, scale="log2",
-        reference=(1.0, BASELINE), workloads=("attention", "layer"), crossings=True,
+        value="speed", low="speed_low", high="speed_high", axis="times as fast as naive",
+        text=axes.round_ratio, scale="log2", reference=(1.0, BASELINE),
+        workloads=("attention", "layer"), crossings=True,
     ),
-)  # fmt: skip
-CHARTS.add(
-    "tflops",
-    Chart(
+    "tflops": Chart(
         title="Useful FLOP rate against n",
         reading="FLOPs of the admitted pairs (flash-attention's convention) / median time: higher"
         " is better, and a plateau is the limit of the machine or of the algorithm.",
-        value="tflops", low="tflops_low", high="tflops_high",
-        axis="useful {unit}", text=scales.plain, unit=units.rate_unit, scale="linear", peak=True,
+        value="tflops", low="tflops_low", high="tflops_high", axis="useful {unit}",
+        text=axes.plain, unit=units.rate_unit, scale="linear", peak=True,
     ),
-)  # fmt: skip
-CHARTS.add(
-    "workspace",
-    Chart(
+    "workspace": Chart(
         title="Workspace against n",
         reading="Markers are measured, lines are predicted from the sizes alone before the run; a"
         " marker off its line refutes the prediction. A marker on the lower edge means none.",
-        value="memory_workspace_bytes", predicted="memory_predicted_bytes",
-        axis="workspace: ○ measured, — predicted", text=scales.round_size, scale="log2",
+        **_WORKSPACE,
     ),
-)  # fmt: skip
-CHARTS.add(
-    "rope",
-    Chart(
+    "rope": Chart(
         title="Cost of the position encoding",
         reading="Time with the encoding / time without it, minus 1, on the same case and"
         " implementation; an interval that crosses 0 % shows no cost.",
-        value="cost", low="cost_low", high="cost_high", source="costs",
-        axis="time added", text=scales.round_added, scale="linear",
-        workloads=("attention", "layer", "decode"), reference=(1.0, ""), dodge=True,
+        value="cost", low="cost_low", high="cost_high", source="costs", axis="time added",
+        text=axes.round_added, scale="linear", reference=(1.0, ""), dodge=True,
+        workloads=("attention", "layer", "decode"),
     ),
-)  # fmt: skip
-CHARTS.add(
-    "decode",
-    Chart(
+    "decode": Chart(
         title="Time per token against context",
-        reading="Median time per generated token, bars are 95 % intervals. Flat: the context costs"
+        reading="Median time per generated token; bars are 95 % intervals. Flat: the context costs"
         " nothing; along ∝ n: every token pays for the whole context.",
-        value="time_us_median", low="time_us_ci_low", high="time_us_ci_high",
-        axis="time per token", text=scales.round_time, scale="log10", guides=(1,),
-        workloads=("decode",), lines="cache", guide_under="slowest",
+        axis="time per token", guides=(1,), guide_under="slowest", workloads=("decode",),
+        lines="cache", **_TIME,
     ),
-)  # fmt: skip
-CHARTS.add(
-    "decode-workspace",
-    Chart(
+    "decode-workspace": Chart(
         title="Workspace of decoding against context",
         reading="Highest allocation while all new tokens are generated, without inputs, prepared"
         " memory and outputs. Markers are measured, lines are predicted.",
-        value="memory_workspace_bytes", predicted="memory_predicted_bytes",
-        axis="workspace: ○ measured, — predicted", text=scales.round_size, scale="log2",
-        workloads=("decode",), lines="cache",
+        workloads=("decode",), lines="cache", **_WORKSPACE,
     ),
-)  # fmt: skip
+}.items():  # fmt: skip
+    CHARTS.add(_name, _chart)
 
 
 def with_rate_interval(frame: pd.DataFrame) -> pd.DataFrame:
@@ -165,3 +159,129 @@ def with_rate_interval(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(
         tflops_low=work / frame["time_us_ci_high"], tflops_high=work / frame["time_us_ci_low"]
     )
+
+
+def with_recurrent(rows: pd.DataFrame) -> pd.DataFrame:
+    """Repeat the rows of recurrent networks in every slice of layers of the same width.
+
+    They take on the axes that only layers have (heads, mask, projection …), so that they share a
+    panel. Those without such layers stay what they are.
+    """
+    layers, recurrent = (
+        found.assign(_width=found["width"].fillna(found["heads"] * found["head_dim"]))
+        for found in (rows[rows["workload"] == name] for name in ("layer", "recurrent"))
+    )
+    if layers.empty or recurrent.empty:
+        return rows
+    alike = ["device", "dtype", "pass", "batch", "_width"]
+    own = [name for name in AXES if name not in ("seq_len", "kv_len")]
+    copies, used = [], set()
+    for _, part in slices(layers, own):
+        first = part.iloc[0]
+        beside = recurrent[(recurrent[alike] == first[alike]).all(axis=1)]
+        used |= set(beside.index)
+        copies.append(beside.assign(**{name: first[name] for name in own}))
+    kept = rows[~rows.index.isin(list(used))]
+    found = pd.concat([kept, *copies], ignore_index=True)[list(rows.columns)]
+    return found.astype(rows.dtypes.to_dict())
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: a title that names only what differs from panel to panel."""
+
+    title: str
+    rows: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One figure: `slug` for its file name, `title` for what all its panels share."""
+
+    workload: str
+    slug: str
+    title: str
+    panels: tuple[Panel, ...]
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The rows of all panels."""
+        return pd.concat([panel.rows for panel in self.panels])
+
+
+def sheets(
+    frame: pd.DataFrame, lines: str, plain_position: bool = True, several: bool = False
+) -> list[Sheet]:
+    """Split into figures by workload, device, dtype and pass, and these into small multiples.
+
+    A panel holds one combination of the other axes that vary, except n (its x axis) and what its
+    lines are: the column `lines`. With `plain_position`, position encodings are left to the plot
+    that compares them, unless there is no row without one; with `several`, a panel of one line
+    alone is left out.
+    """
+    found = []
+    for values, rows in slices(frame, SHEET_AXES):
+        plain = rows[rows["position"] == "none"]
+        rows = plain if plain_position and not plain.empty else rows
+        rows, floor = _without_overhead_size(rows)
+        rows, single = _along_n(rows, lines, several)
+        names = _panel_axes(rows, lines)
+        panels = [Panel(_title(part, names), part) for _, part in slices(rows, names)]
+        slug, title = "-".join(map(str, values.values())), fixed(rows) + floor + single
+        pages = range(0, len(panels), PANELS_A_SHEET)
+        for number, start in enumerate(pages, start=1):
+            several_pages = len(pages) > 1
+            found.append(
+                Sheet(
+                    str(values["workload"]),
+                    f"{slug}-{number}" if several_pages else slug,
+                    f"{title} ({number} of {len(pages)})" if several_pages else title,
+                    tuple(panels[start : start + PANELS_A_SHEET]),
+                )
+            )
+    return found
+
+
+def first_of_each(found: list[Sheet]) -> list[Sheet]:
+    """At most `MOST_SHEETS` figures of each workload, so that none crowds out another."""
+    kept: dict[str, list[Sheet]] = {}
+    for sheet in found:
+        kept.setdefault(sheet.workload, []).append(sheet)
+    return [sheet for group in kept.values() for sheet in group[:MOST_SHEETS]]
+
+
+def _panel_axes(rows: pd.DataFrame, lines: str) -> list[str]:
+    names = [name for name in varying(rows) if name not in ("seq_len", lines)]
+    return ["impl", *names] if lines != "impl" and rows["impl"].nunique() > 1 else names
+
+
+def _along_n(rows: pd.DataFrame, lines: str, several: bool) -> tuple[pd.DataFrame, str]:
+    """The rows of panels that show something along n, and a text that counts the others.
+
+    Panels of a single n hold points; they are drawn where there is nothing else.
+    """
+    parts = [part for _, part in slices(rows, _panel_axes(rows, lines))]
+    parts = [part for part in parts if not several or part[lines].nunique() > 1]
+    curves = [part for part in parts if part["seq_len"].nunique() > 1] or parts
+    points = len(parts) - len(curves)
+    text = f" ({points} more with a single n {'is' if points == 1 else 'are'} in the table)"
+    return pd.concat(curves) if curves else rows.iloc[:0], text if points else ""
+
+
+def _without_overhead_size(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows without the one size that was measured for the overhead, and a text that says so.
+
+    It would take most of an axis on which nothing else stands; the fits show it.
+    """
+    size = overhead_size([int(n) for n in rows["seq_len"].unique()])
+    if size is None:
+        return rows, ""
+    return rows[rows["seq_len"] > size], f" (n={size}, for the overhead, is not drawn)"
+
+
+def _title(rows: pd.DataFrame, names: list[str]) -> str:
+    row = rows.iloc[0]
+    texts = [str(row["impl"])] if "impl" in names else []
+    named = label(row, [name for name in names if name != "impl"])
+    # A panel among others needs a name even where its values go without saying.
+    return " ".join([*texts, named]).strip() or ("no position encoding" if names else "")

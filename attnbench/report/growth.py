@@ -1,4 +1,4 @@
-"""What the figures of growth share: how they are grouped, laid out, written and worded."""
+"""How cost grows: verdicts and crossovers as texts, and what the figures of growth share."""
 
 from __future__ import annotations
 
@@ -6,45 +6,34 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import groupby
 from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from attnbench.analysis.scaling.results import Estimate
+from attnbench.analysis.crossovers import Crossover
+from attnbench.analysis.scaling.results import Estimate, ExactFit, ModelFit, Scaling
 from attnbench.analysis.table import BASELINE
 from attnbench.base import units
-from attnbench.report import plots
-from attnbench.report.plots import Layout, Plot
+from attnbench.report import figures
+from attnbench.report.figures import Page
 from attnbench.report.style import Look
-from attnbench.schema.finding import SIGNS, Verdict
+from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, Finding, Verdict
 from attnbench.theory.traits import TRAITS, n_name
 
 MOST_PAGES = 1  # of one kind of figure for one workload and axis; the table has every verdict
 PANELS_A_PAGE = 6
-AXIS_NAMES = {"d": "head dim D", "heads": "heads H", "batch": "batch B"}
+MOST_FINDINGS = 400  # in a page
+MOST_CROSSOVERS = 120
+ORDER = {"crosses": 0, "none": 1, "no difference": 2}
+HEADERS = ("subject", "question", "law", "measured", "top octave", "verdict", "reason")
+CROSSOVER_HEADERS = ("on equal cases", "pair", "crossing")
+AXIS_NAMES = {
+    "d": "head dim D", "heads": "heads H", "heads at fixed width": "heads H at fixed width",
+    "batch": "batch B",
+}  # fmt: skip
 
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """One kind of figure: its name in file names, its title, and how to read it."""
-
-    name: str
-    title: str
-    reading: str
-
-
-@dataclass(frozen=True)
-class Page:
-    """What one figure is called; `left_out` counts the panels for which there is no figure."""
-
-    slug: str
-    title: str
-    left_out: int = 0
+Fit = TypeVar("Fit")
 
 
 def mark(verdict: Verdict | None) -> str:
@@ -68,12 +57,15 @@ def interval(estimate: Estimate | None, count: int = 2) -> str:
     return f"{value} ({estimate.low:.{count}f} … {estimate.high:.{count}f})"
 
 
+def signed_percent(share: float) -> str:
+    """A relative error: `+3.7 %`, `−0.4 %`."""
+    return f"{100 * share:+.1f} %".replace("-", "−")
+
+
 def axis_name(axis: str, workload: str) -> str:
     """What stands below an axis along which a series runs."""
     if axis == "n":
         return n_name(workload) if workload in TRAITS.names() else "sequence length n"
-    if axis == "heads at fixed width":
-        return "heads H at fixed width"
     return "model width E" if axis == "d" and workload != "attention" else AXIS_NAMES[axis]
 
 
@@ -89,45 +81,9 @@ def by_name(impl: str) -> tuple[bool, str]:
     return impl != BASELINE, impl
 
 
-def slug(*parts: str) -> str:
-    """A file name from texts."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", "-".join(parts)).strip("-").lower()
-
-
-def paged(
-    items: Sequence[Item],
-    key: Callable[[Item], tuple[str, str]],
-    size: int = PANELS_A_PAGE,
-    most: int = MOST_PAGES,
-) -> list[tuple[Page, tuple[Item, ...]]]:
-    """Group items by workload and axis, in the order of their first, and cut groups into pages."""
-    groups: dict[tuple[str, str], list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    found = []
-    for names, group in groups.items():
-        pages = [tuple(group[i : i + size]) for i in range(0, len(group), size)]
-        left_out = sum(map(len, pages[most:]))
-        for number, page in enumerate(pages[:most], start=1):
-            several = len(pages) > 1
-            stem = slug(*names, *([str(number)] if several else []))
-            title = f"{names[0]}, along {names[1]}" + (
-                f" ({number} of {len(pages)})" if several else ""
-            )
-            here = Page(stem, title, left_out if number == 1 else 0)
-            found.append((here, page))
-    return found
-
-
-def layout(
-    count: int, *, height: float, right: float, width: float = 3.5, titles: int = 1
-) -> Layout:
-    """Room for `count` panels with titles of so many lines, two beside each other."""
-    columns = min(count, 2)
-    return Layout(
-        columns=columns, rows=-(-count // columns), width=5.4 if columns == 1 else width,
-        height=height, left=0.85, right=right, strip=0.16 * (titles - 1),
-    )  # fmt: skip
+def pages(items: Iterable[Fit], group: Callable[[Fit], tuple[str, ...]]) -> list[Page[Fit]]:
+    """Figures of a few panels, by workload and axis."""
+    return figures.pages(items, group, PANELS_A_PAGE, MOST_PAGES)
 
 
 def points(
@@ -137,31 +93,124 @@ def points(
     known = [(x, e) for x, e in found if math.isfinite(e.value) and e.value > 0]
     if not known:
         return
-    bars = [
-        [max(0.0, e.value - (e.value if e.low is None else e.low)) for _, e in known],
-        [max(0.0, (e.value if e.high is None else e.high) - e.value) for _, e in known],
-    ]
+    below = [max(0.0, e.value - (e.value if e.low is None else e.low)) for _, e in known]
+    above = [max(0.0, (e.value if e.high is None else e.high) - e.value) for _, e in known]
     ax.errorbar(
-        [x for x, _ in known], [e.value for _, e in known], yerr=bars, color=look.colour,
+        [x for x, _ in known], [e.value for _, e in known], yerr=[below, above], color=look.colour,
         marker=look.marker, linestyle="none", elinewidth=1.0, capsize=1.8, clip_on=False, **style,
     )  # fmt: skip
 
 
-def figure_of(size: tuple[float, float]) -> Figure:
-    """An empty figure of this size in inches, which needs no display."""
-    figure = Figure(figsize=size, dpi=160)
-    FigureCanvasAgg(figure)
-    return figure
+@dataclass(frozen=True, kw_only=True)
+class VerdictRow:
+    """One finding as texts; `mark` is its verdict with a sign."""
+
+    subject: str
+    question: str
+    law: str
+    figure: str
+    top: str
+    verdict: Verdict
+    mark: str
+    reason: str
+    counted: bool = False
+
+    @property
+    def as_predicted(self) -> bool:
+        """True for FLOPs and workspace that are what they should be."""
+        return self.counted and self.verdict == "holds"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """As a row of a table."""
+        return (
+            self.subject, self.question, self.law, self.figure, self.top, self.mark, self.reason,
+        )  # fmt: skip
 
 
-def save(figure: Figure, kind: Kind, page: Page, alt: Iterable[str], folder: Path) -> Plot:
-    """Write a figure and the texts that go with it."""
-    svg, png = plots.write(figure, f"{kind.name}-{page.slug}", folder)
-    drawn = Plot(
-        chart=kind.name, title=kind.title, subject=page.title, reading=kind.reading,
-        alt=f"{kind.title}, {page.title}: {'; '.join(alt)}.", svg=svg, png=png,
+def verdicts(scaling: Scaling) -> list[VerdictRow]:
+    """Every finding: what was refuted first, then by verdict; counts that hold come last."""
+    rows = [
+        *(_row(f.finding, interval(f.exponent), f.top) for f in scaling.exponents if f.finding),
+        *(_row(fit.finding, _error_of(fit)) for fit in scaling.models if fit.finding),
+        *(_row(finding, units.UNKNOWN) for finding in scaling.problems),
+        *(
+            replace(_row(fit.finding, _growth_of(fit)), counted=True)
+            for fit in scaling.exact
+            if fit.finding
+        ),
+    ]
+    return sorted(rows, key=lambda row: (row.as_predicted, WORST_FIRST.index(row.verdict)))
+
+
+def counts(scaling: Scaling) -> str:
+    """How many verdicts there are of each kind: `12 hold, 1 refuted, 3 inconclusive`."""
+    found = [finding.verdict for finding in scaling.findings]
+    words = {"holds": "hold" if found.count("holds") != 1 else "holds"}
+    return ", ".join(f"{found.count(v)} {words.get(v, v)}" for v in VERDICTS if v in found)
+
+
+def _row(finding: Finding, figure: str, top: Estimate | None = None) -> VerdictRow:
+    return VerdictRow(
+        subject=finding.subject, question=finding.question, law=raised(finding.law),
+        figure=figure, top=interval(top), verdict=finding.verdict, mark=mark(finding.verdict),
+        reason=finding.reason,
     )  # fmt: skip
-    if not page.left_out:
-        return drawn
-    note = f"{page.left_out} more such panels are left out; the table has their verdicts."
-    return replace(drawn, reading=f"{drawn.reading} {note}")
+
+
+def ratios(fit: ExactFit) -> tuple[tuple[float, float], ...]:
+    """(size, measured / predicted) where both are known; nothing over nothing is 1."""
+    return tuple(
+        (float(size), measured / predicted if predicted else 1.0)
+        for size, measured, predicted in zip(fit.sizes, fit.measured, fit.predicted, strict=True)
+        if measured is not None and predicted is not None and (predicted or not measured)
+    )
+
+
+def _growth_of(fit: ExactFit) -> str:
+    worst = max((ratio for _, ratio in ratios(fit)), key=lambda r: abs(r - 1), default=None)
+    if worst is None:
+        return units.UNKNOWN
+    return f"{units.digits(worst)}× predicted" if abs(worst - 1) > 5e-4 else "as predicted"
+
+
+def _error_of(fit: ModelFit) -> str:
+    if fit.held_out is None:
+        return units.UNKNOWN
+    return f"{signed_percent(fit.held_out)} at the held-out n"
+
+
+@dataclass(frozen=True)
+class CrossoverTable:
+    """The crossovers on equal cases: the pairs and what became of each, the crossings first."""
+
+    same: str
+    rows: tuple[tuple[str, str], ...]
+
+
+def crossover_tables(found: Sequence[Crossover]) -> tuple[list[CrossoverTable], int]:
+    """The crossovers by what each pair shares, and how many were left out for length."""
+    shown = sorted(found, key=lambda c: ORDER[c.outcome])[:MOST_CROSSOVERS]
+    order = {same: i for i, same in enumerate(dict.fromkeys(c.same for c in found))}
+    shown.sort(key=lambda c: (order[c.same], ORDER[c.outcome]))
+    tables = [
+        CrossoverTable(same, tuple((_pair(c), _text(c)) for c in group))
+        for same, group in groupby(shown, key=lambda c: c.same)
+    ]
+    return tables, len(found) - len(shown)
+
+
+def _pair(crossover: Crossover) -> str:
+    kind = "" if crossover.by == "impl" else f"{crossover.by} "
+    return f"{kind}{crossover.first}, {crossover.second}"
+
+
+def _text(crossover: Crossover) -> str:
+    if not crossover.left_out:
+        return crossover.text
+    return f"{crossover.text} (no time above 0 at {', '.join(map(str, crossover.left_out))})"
+
+
+def anything(scaling: Scaling, found: Sequence[Crossover]) -> bool:
+    """Whether there is a series that could be asked, or a pair that could be compared."""
+    return bool(scaling.exponents or scaling.exact or scaling.models or found)

@@ -157,14 +157,14 @@ def gate(**options: Any) -> None:
     applied to the same times. A live run takes one to five minutes. Exits 1 if all runs are there
     (or with --report-only) and a goal is missed.
     """
-    from attnbench.cli.summary import table
+    from attnbench.report.tables import table
     from tests.validation.gate.session import PAGE, Request, examine
     from tests.validation.gate.tables import tables
 
     finished = examine(Request(**options), _tell)
     for found in tables(finished.summary):
         click.echo(f"\n{found.title}")
-        table(found.header, found.rows, right=found.header[1:])
+        click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
         if found.note:
             click.echo(found.note)
     click.echo(f"\ntables:  {finished.path / PAGE}")
@@ -175,14 +175,14 @@ def gate(**options: Any) -> None:
 
 
 def _print_matrices(finished: Any) -> None:
-    from attnbench.cli.summary import table
+    from attnbench.report.tables import table
     from tests.validation.scaling.session import PAGE
     from tests.validation.scaling.tables import tables
 
     notes = []
     for found in tables(finished.summary):
         click.echo(f"\n{found.title}")
-        table(found.header, found.rows, right=found.header[1:])
+        click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
         notes.append(found.note)
     click.echo("")
     for note in dict.fromkeys(notes):
@@ -195,13 +195,13 @@ def _tell(message: str) -> None:
 
 
 def _print(finished: Any) -> None:
-    from attnbench.cli.summary import table
+    from attnbench.report.tables import table
     from tests.validation.timer.session import PAGE
     from tests.validation.timer.tables import sentences, tables
 
     for found in tables(finished.summary):
         click.echo(f"\n{found.title}")
-        table(found.header, found.rows, right=found.header[1:])
+        click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
     click.echo("")
     for sentence in sentences(finished.summary):
         click.echo(sentence)

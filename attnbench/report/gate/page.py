@@ -11,7 +11,7 @@ from attnbench.errors import StoreError
 from attnbench.gate.decide.data import Checked, GateRun, Outcome, Verdict
 from attnbench.gate.decide.stored import NAME, load_gate
 from attnbench.gate.decide.verdict import decide
-from attnbench.report import html
+from attnbench.report import pages
 from attnbench.report.gate import figure, texts
 
 PAGE = "gate.html"
@@ -46,10 +46,10 @@ def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
     """
     try:
         plots = figure.draw_all(run, outcome, folder / PLOTS)
-        groups = html.plot_groups(plots)
+        groups = pages.plot_groups(plots)
     except OSError as err:
         raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
-    page = html.template("gate.html.jinja").render(
+    page = pages.template("gate.html.jinja").render(
         plots=groups, replay=texts.replay(folder / NAME), **_values(run, outcome)
     )
     write_whole(folder / PAGE, page)
@@ -128,12 +128,12 @@ def _metric(name: str, value: Any) -> str:
     if type(value) is int and not name.endswith("_bytes"):
         return units.count(value)
     exact = f" ({units.count(value)})" if type(value) is int and value >= 1024 else ""
-    return texts.flat(html.text(name, value)) + exact
+    return texts.flat(pages.text(name, value)) + exact
 
 
 def _facts(known: Any) -> dict[str, str]:
     return {
-        texts.flat(str(name)): texts.flat(html.text(str(name), value))
+        texts.flat(str(name)): texts.flat(pages.text(str(name), value))
         for name, value in known.items()
-        if name not in html.LIMITS
+        if name not in pages.LIMITS
     }

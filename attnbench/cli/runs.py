@@ -1,0 +1,117 @@
+"""`attnbench list`, `report` and `export`: what there is, the page of a run, and its table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from attnbench.cli.options import device_option, impl_files, run_argument
+from attnbench.errors import StoreError, UsageError
+
+
+@click.command("list")
+@impl_files()
+@device_option
+@click.option("--json", "as_json", is_flag=True, help="The whole catalogue as JSON.")
+def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
+    """Show the implementations, and whether they run here.
+
+    With devices, passes, masks and declared laws; below them the workloads, projections, caches
+    and position encodings.
+    """
+    import msgspec
+
+    from attnbench.execution.runner import LocalRunner
+    from attnbench.execution.settings import Settings
+    from attnbench.report.tables import table
+
+    with LocalRunner(Settings(device=device, files=files)) as runner:
+        catalogue = runner.catalogue()
+        for warning in runner.warnings:
+            click.echo(f"Warning: {warning}", err=True)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(catalogue), indent=1))
+        return
+    header = (
+        "implementation", "serves", "time", "memory", "devices", "passes", "masks", "here",
+        "what it is",
+    )  # fmt: skip
+    rows = [
+        (
+            row.name,
+            ", ".join(row.workloads),
+            row.time or "–",
+            row.memory or "–",
+            ", ".join(row.devices),
+            "all" if len(row.passes) == 3 else ", ".join(row.passes),
+            ", ".join(row.masks),
+            "no: " + row.unavailable if row.unavailable else "yes",
+            row.doc,
+        )
+        for row in catalogue.implementations
+    ]
+    click.echo(table(header, rows), nl=False)
+    for kind in ("workloads", "projections", "caches", "positions"):
+        click.echo(f"\n{kind}")
+        for name, doc in getattr(catalogue, kind).items():
+            click.echo(f"  {name:17} {doc}")
+
+
+@click.command()
+@run_argument
+def report(run: str, output: Path) -> None:
+    """Draw the page, the plots and the Markdown of a run.
+
+    RUN is a folder, a name, or `latest`. Written into it are report.html, report.md and the plots
+    as PNG and SVG; for a gate run gate.html, decided again from the raw data.
+    """
+    from attnbench.execution.store import find_run
+    from attnbench.gate.decide.stored import folder_of_gate
+
+    gate = folder_of_gate(run, output)
+    if gate:
+        from attnbench.report.gate.page import redraw
+
+        click.echo(redraw(gate))
+    else:
+        from attnbench.report.pages import write_report
+
+        click.echo(write_report(find_run(run, output)))
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["csv", "json", "parquet"]),
+    default="csv",
+    show_default=True,
+    help="parquet needs --to.",
+)
+@click.option("--to", type=click.Path(path_type=Path), help="A file [standard output].")
+def export(run: str, output: Path, kind: str, to: Path | None) -> None:
+    """Write the table of a run, one row for each cell.
+
+    RUN is a folder, a name, or `latest`. What is unknown is null, never 0.
+    """
+    from attnbench.analysis.table import load, to_csv, to_json, to_parquet
+    from attnbench.execution.store import find_run, load_run
+
+    if kind == "parquet" and to is None:
+        raise UsageError("parquet is binary; name a file with --to FILE")
+    frame = load(load_run(find_run(run, output)))
+    write = to_csv if kind == "csv" else to_json
+    if to is None:
+        write(frame, sys.stdout)
+    elif kind == "parquet":
+        to_parquet(frame, to)
+    else:
+        try:
+            with to.open("w", encoding="utf-8", errors="replace") as file:
+                write(frame, file)
+        except OSError as err:
+            raise StoreError(f"cannot write {to} ({err.strerror}); choose another --to") from err

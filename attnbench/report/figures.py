@@ -1,0 +1,142 @@
+"""Figures: made with matplotlib's constrained layout, written as PNG and SVG without a display."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+
+from attnbench.report.style import QUIET
+
+WIDE, NARROW = 6.9, 5.1  # inches of a panel that stands alone, and of one of two in a row
+DPI = 160
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A figure on disk, and the texts that go with it."""
+
+    chart: str
+    title: str
+    subject: str
+    reading: str
+    alt: str
+    svg: Path
+    png: Path
+
+
+def figure_of(size: tuple[float, float], title: str, subject: str) -> Figure:
+    """An empty figure of `size` inches, with its title and below it what all panels share."""
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    pads = {"w_pad": 0.08, "h_pad": 0.08, "wspace": 0.03, "hspace": 0.05}
+    figure.get_layout_engine().set(**pads)  # type: ignore[union-attr]
+    heading = figure.suptitle(
+        f"{title}\n", x=0.1 / size[0], ha="left", fontsize=11, fontweight="bold"
+    )
+    # The title's second line is left empty for the subject.
+    below = Annotation(subject, (0, 0.1), xycoords=heading, fontsize=8, color=QUIET)
+    figure.add_artist(below)
+    return figure
+
+
+def panels(count: int, height: float, title: str, subject: str) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, each `height` inches high, two in a row."""
+    columns = min(count, 2)
+    rows = -(-count // columns)
+    size = (WIDE if columns == 1 else NARROW * columns, rows * height + 0.5)
+    figure = figure_of(size, title, subject)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes[count:]:
+        ax.remove()
+    return figure, axes[:count]
+
+
+def lay_out(figure: Figure) -> None:
+    """Find room for all that was drawn so far; then the places of the axes are known."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+
+
+def write(figure: Figure, stem: str, folder: Path) -> tuple[Path, Path]:
+    """Write `stem`.svg and `stem`.png, the same bytes for the same data; return both paths."""
+    lay_out(figure)
+    figure.set_layout_engine("none")  # once is enough: it costs more than the writing
+    svg, png = folder / f"{stem}.svg", folder / f"{stem}.png"
+    figure.savefig(svg, metadata={"Date": None, "Creator": "attnbench"})
+    figure.savefig(png, metadata={"Software": "attnbench"})
+    return svg, png
+
+
+@dataclass(frozen=True)
+class Page(Generic[Item]):
+    """The panels of one figure: page `number` of `count` of those that share `group`.
+
+    `left_out` counts, on the first page, the panels that are drawn on none.
+    """
+
+    group: tuple[str, ...]
+    number: int
+    count: int
+    items: tuple[Item, ...]
+    left_out: int = 0
+
+    @property
+    def slug(self) -> str:
+        """For the name of a file."""
+        names = [*self.group, *([str(self.number)] if self.count > 1 else [])]
+        return re.sub(r"[^A-Za-z0-9]+", "-", "-".join(names)).strip("-").lower()
+
+    @property
+    def place(self) -> str:
+        """` (2 of 3)` where there are several pages."""
+        return f" ({self.number} of {self.count})" if self.count > 1 else ""
+
+
+def pages(
+    items: Iterable[Item], group: Callable[[Item], tuple[str, ...]], size: int, most: int
+) -> list[Page[Item]]:
+    """Group items, in the order of their first, and cut each group into at most `most` pages."""
+    groups: dict[tuple[str, ...], list[Item]] = {}
+    for item in items:
+        groups.setdefault(group(item), []).append(item)
+    found = []
+    for names, own in groups.items():
+        parts = [tuple(own[i : i + size]) for i in range(0, len(own), size)]
+        left_out = sum(map(len, parts[most:]))
+        for number, part in enumerate(parts[:most], start=1):
+            found.append(Page(names, number, len(parts), part, left_out if number == 1 else 0))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureKind:
+    """One kind of figure: its name in file names, its title, and how to read it."""
+
+    name: str
+    title: str
+    reading: str
+
+    def save(self, figure: Figure, page: Page[Any], alt: Iterable[str], folder: Path) -> Plot:
+        """Write the figure of one page and the texts that go with it."""
+        svg, png = write(figure, f"{self.name}-{page.slug}", folder)
+        return self.plot(", along ".join(page.group) + page.place, page.left_out, alt, svg, png)
+
+    def plot(self, subject: str, left_out: int, alt: Iterable[str], svg: Path, png: Path) -> Plot:
+        """A figure that was written, with its texts."""
+        more = f" {left_out} more such panels are left out; the table has their verdicts."
+        return Plot(
+            chart=self.name, title=self.title, subject=subject,
+            reading=self.reading + (more if left_out else ""),
+            alt=f"{self.title}, {subject}: {'; '.join(alt)}.", svg=svg, png=png,
+        )  # fmt: skip

@@ -1,0 +1,369 @@
+"""Charts as drawn: lines against n in small multiples, or points where there is a single n."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from attnbench.analysis.crossovers import Crossing, Crossover
+from attnbench.analysis.table import BASELINE
+from attnbench.base import units
+from attnbench.machine.limits import peak_tflops
+from attnbench.report import axes, charts, figures, style
+from attnbench.report.axes import End, Failed, short
+from attnbench.report.charts import CHARTS, Chart, Panel, Scale, Sheet, Tables
+from attnbench.report.figures import Plot
+from attnbench.report.style import Look
+from attnbench.theory.traits import n_name
+
+PANEL_INCHES = 3.4
+PEAK_FROM = 0.25  # a datasheet's peak is drawn if something reaches this share of it
+WIDE_RATIO = 4.0  # ratios that spread further than this need a logarithmic axis
+DODGE_OCTAVES = 0.4  # how far lines that are moved apart spread over x, all together
+INK = "#222222"
+
+ByCase = Mapping[str, Sequence[Crossover]]
+
+
+def draw_all(
+    tables: Tables,
+    environment: Mapping[str, Any],
+    folder: Path,
+    crossovers: Sequence[Crossover] = (),
+) -> list[Plot]:
+    """Draw every chart that has data, for every slice of the run, into `folder`.
+
+    `tables` maps `cells` to `compare.compared` (with the rate's interval) and `costs` to
+    `compare.rope_cost`; `crossovers` are marked in the charts that show them.
+    """
+    looks = style.looks(tables["cells"]["impl"].unique())
+    crossings = crossovers_by_case(crossovers)
+    drawn = []
+    for name, chart in CHARTS.items():
+        found = chart.sheets(tables)
+        own = looks if chart.lines == "impl" else {}
+
+        def draw(sheet: Sheet, chart: Chart = chart, own: Mapping[str, Look] = own) -> Figure:
+            known = own or style.looks(lines_of(chart, sheet.rows), style.LINES[chart.lines])
+            return draw_sheet(chart, sheet, known, environment, crossings)
+
+        drawn += draw_sheets(name, chart, found, draw, folder)
+    return drawn
+
+
+def draw_sheets(
+    name: str, chart: Chart, found: list[Sheet], draw: Callable[[Sheet], Figure], folder: Path
+) -> list[Plot]:
+    """Draw and write the first figures of each workload; the first says how many are left out."""
+    shown, plots = charts.first_of_each(found), []
+    for sheet in shown:
+        single = sheet.rows["seq_len"].nunique() == 1
+        svg, png = figures.write(draw(sheet), f"{name}-{sheet.slug}", folder)
+        titles = "; ".join(panel.title for panel in sheet.panels if panel.title)
+        alt = f"{chart.title}, {sheet.title}, for {', '.join(lines_of(chart, sheet.rows))}."
+        reading = chart.reading_of(single)
+        if sheet is shown[0] and len(found) > len(shown):
+            left_out = len(found) - len(shown)
+            reading += f" {left_out} more such figures are left out; the export has their numbers."
+        plots.append(
+            Plot(
+                chart=name, title=chart.title, subject=sheet.title, reading=reading,
+                alt=f"{alt} Panels: {titles}." if titles else alt, svg=svg, png=png,
+            )
+        )  # fmt: skip
+    return plots
+
+
+def lines_of(chart: Chart, rows: pd.DataFrame) -> list[str]:
+    """Names of the lines, as they are written beside a panel."""
+    return [str(name) for name in rows[chart.lines].dropna().unique()]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What all panels of a figure share, so that they can be compared by eye."""
+
+    chart: Chart
+    looks: Mapping[str, Look]
+    lengths: tuple[int, ...]
+    scale: Scale
+    limits: tuple[float, float]
+    peak_tflops: float | None = None
+
+    @property
+    def unit(self) -> tuple[float, str]:
+        """The value axis' unit, where the chart leaves it to the values: its size and name."""
+        return self.chart.unit(self.limits[1]) if self.chart.unit else (1.0, "")
+
+    @property
+    def axis(self) -> str:
+        """What is written beside the value axis."""
+        return self.chart.axis.format(unit=self.unit[1])
+
+    def text(self, value: float) -> str:
+        """A value as the axis writes it."""
+        return self.chart.text(value / self.unit[0])
+
+    def inside(self, value: float) -> float:
+        """A logarithmic axis has no zero: it stands on the lower edge."""
+        return max(float(value), self.limits[0])
+
+
+def draw_sheet(
+    chart: Chart,
+    sheet: Sheet,
+    looks: Mapping[str, Look],
+    environment: Mapping[str, Any],
+    crossings: ByCase,
+) -> Figure:
+    """Draw one figure: the chart's panels, with common scales."""
+    rows = sheet.rows
+    peak = peak_tflops(environment, str(rows["dtype"].iloc[0])) if chart.peak else None
+    if peak and rows[chart.value].max() < PEAK_FROM * peak:
+        peak = None
+    lengths = tuple(sorted(int(n) for n in rows["seq_len"].unique()))
+    frame = Frame(chart, looks, lengths, *value_axis(chart, rows, peak), peak)
+    single = len(lengths) == 1
+    most = max(len(lines_of(chart, panel.rows)) for panel in sheet.panels)
+    failed = [[] if single else failed_lines(chart, panel.rows) for panel in sheet.panels]
+    strip = axes.LINE_POINTS / 72 * min(axes.STRIP_ROWS + 1, max(map(len, failed)))
+    height = max(1.6, 0.36 * most + 0.8) if single else max(PANEL_INCHES, 0.14 * most + 1) + strip
+    title = chart.title_of(single)
+    figure, found = figures.panels(len(sheet.panels), height, title, sheet.title)
+    ends = []
+    for ax, panel, bad in zip(found, sheet.panels, failed, strict=True):
+        if single:
+            _draw_points(ax, panel.rows, frame)
+        else:
+            ends.append(_draw_lines(ax, panel.rows, frame, bad))
+        if chart.crossings and not single:
+            mark_crossings(ax, panel.rows, crossings)
+        _annotate(ax, panel, frame, bad)
+    figures.lay_out(figure)
+    for ax, own in zip(found, ends, strict=False):
+        axes.label_ends(ax, own, looks)
+    return figure
+
+
+def _annotate(ax: Axes, panel: Panel, frame: Frame, failed: Sequence[Failed]) -> None:
+    above = axes.mark_failed(ax, failed, frame.looks)
+    ax.set_title(panel.title, loc="left", pad=5 + above, color=INK)
+    if len(frame.lengths) == 1:
+        ax.set_xlabel(frame.axis)
+    else:
+        ax.set_xlabel(n_name(str(panel.rows["workload"].iloc[0])))
+        ax.set_ylabel(frame.axis)
+
+
+def value_axis(
+    chart: Chart, rows: pd.DataFrame, peak: float | None
+) -> tuple[Scale, tuple[float, float]]:
+    """Scale and limits of the value axis over all panels, with intervals, predictions and peak."""
+    names = [name for name in (chart.value, chart.low, chart.high, chart.predicted) if name]
+    values = [float(v) for name in names for v in rows[name].dropna() if v > 0]
+    values += [chart.reference[0]] if chart.reference else []
+    if not values:
+        return chart.scale, (1.0, 2.0)
+    if chart.scale == "linear" and not chart.reference:
+        return "linear", (0.0, 1.08 * max([*values, peak or 0.0]))
+    if chart.scale == "linear" and max(values) < WIDE_RATIO * min(values):
+        room = 0.08 * max(max(values) - min(values), 0.05)
+        return "linear", (min(values) - room, max(values) + room)
+    low, high = axes.bounds(values)
+    scale: Scale = "log10" if chart.scale == "linear" else chart.scale
+    return scale, ((low / 1.7 if chart.guides else low), high)
+
+
+def _set_value_axis(ax: Axes, frame: Frame, which: str) -> None:
+    """Give one axis the chart's scale, limits and tick texts."""
+    if frame.scale != "linear":
+        axes.log_axis(ax, which, frame.limits, 2 if frame.scale == "log2" else 10, frame.text)
+        return
+    axis = ax.yaxis if which == "y" else ax.xaxis
+    ax.set(**{f"{which}lim": frame.limits})
+    axis.set_major_locator(MaxNLocator(6 if which == "y" else 4))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: frame.text(value)))
+
+
+def failed_lines(chart: Chart, rows: pd.DataFrame) -> list[Failed]:
+    """The lines with cells that have no result, those that worked somewhere else first."""
+    found = []
+    for (name, status), part in rows[rows["status"] != "ok"].groupby(
+        [chart.lines, "status"], sort=False
+    ):
+        worked = bool((rows[rows[chart.lines] == name]["status"] == "ok").any())
+        xs = tuple(float(n) for n in sorted(part["seq_len"].unique()))
+        found.append((not worked, Failed(str(name), str(status), xs)))
+    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame, failed: Sequence[Failed]) -> list[End]:
+    """Draw a line for each implementation (or cache) against n; return where they end."""
+    chart = frame.chart
+    axes.length_axis(ax, frame.lengths, room=DODGE_OCTAVES / 2 if chart.dodge else 0.0)
+    _set_value_axis(ax, frame, "y")
+    _draw_background(ax, rows, frame)
+    ends = []
+    groups = list(rows[rows[chart.value].notna()].groupby(chart.lines, sort=False))
+    for index, (name, part) in enumerate(groups):
+        aside = 2 ** ((index - (len(groups) - 1) / 2) * min(0.07, DODGE_OCTAVES / len(groups)))
+        ordered, look = part.sort_values("seq_len"), frame.looks[str(name)]
+        _draw_line(ax, ordered, frame, look, aside if chart.dodge else 1.0)
+        last = ordered.iloc[-1]
+        ends.append(End(str(name), float(last["seq_len"]), frame.inside(last[chart.value])))
+    # A line that ends early because its next cell failed is named where that is marked.
+    named = {item.name for item in failed[: axes.STRIP_ROWS] if max(item.xs) == frame.lengths[-1]}
+    return [end for end in ends if end.name not in named]
+
+
+def _draw_line(ax: Axes, rows: pd.DataFrame, frame: Frame, look: Look, aside: float) -> None:
+    chart = frame.chart
+    if chart.predicted:
+        known = rows.dropna(subset=[chart.predicted])
+        ys = [frame.inside(value) for value in known[chart.predicted]]
+        ax.plot(known["seq_len"].astype(float), ys, color=look.colour, linewidth=1.0)
+    ax.errorbar(
+        rows["seq_len"].astype(float).to_numpy() * aside,
+        [frame.inside(value) for value in rows[chart.value]],
+        yerr=_bars(rows, chart), color=look.colour, marker=look.marker, elinewidth=1.0,
+        capsize=1.8, clip_on=False, zorder=3, **(_HOLLOW if chart.predicted else _FILLED),
+    )  # fmt: skip
+
+
+_FILLED: dict[str, Any] = {"linestyle": "-", "markeredgecolor": "white", "markeredgewidth": 0.5}
+# Equal workspaces are common: hollow markers show that there are several in one place.
+_HOLLOW: dict[str, Any] = {
+    "linestyle": "none", "markerfacecolor": "none", "markersize": 6.5, "markeredgewidth": 1.1,
+}  # fmt: skip
+
+
+def _bars(rows: pd.DataFrame, chart: Chart) -> list[list[float]] | None:
+    """Lengths below and above the value; none for a value without an interval."""
+    if not (chart.low and chart.high) or rows[chart.low].isna().all():
+        return None
+    below, above = rows[chart.value] - rows[chart.low], rows[chart.high] - rows[chart.value]
+    return [part.fillna(0.0).clip(lower=0.0).tolist() for part in (below, above)]
+
+
+def _draw_background(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
+    chart = frame.chart
+    if chart.reference:
+        axes.across(ax, *chart.reference)
+    if frame.peak_tflops is not None:
+        axes.across(ax, frame.peak_tflops, "datasheet peak")
+    known = rows[rows[chart.value].notna() & (rows[chart.value] > 0)]
+    if known.empty or len(frame.lengths) < 3:
+        return
+    if chart.guide_under == "slowest":
+        slowest = known.sort_values(chart.value).iloc[-1]
+        known = known[known[chart.lines] == slowest[chart.lines]]
+    share = known["seq_len"].astype(float) / frame.lengths[-1]
+    for power in chart.guides:
+        # Just below all points, so that it touches no line and shows which ones run parallel.
+        least = float((known[chart.value].astype(float) / share**power).min())
+        axes.guide(ax, (frame.lengths[-1], 0.72 * least), power)
+
+
+def _draw_points(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
+    """Draw one point for each implementation (or cache), best on top; there is only one n."""
+    chart = frame.chart
+    _set_value_axis(ax, frame, "x")
+    known = rows[rows[chart.value].notna()].sort_values("time_us_median", ascending=False)
+    bad = rows[rows["status"] != "ok"]
+    names = [str(name) for name in (*bad[chart.lines], *known[chart.lines])]
+    for y, name in enumerate(names):
+        look = frame.looks[name]
+        if y < len(bad):
+            ax.plot([0.02], [y], transform=ax.get_yaxis_transform(), color=look.colour, marker="x")
+            ax.annotate(
+                bad["status"].iloc[y], (0.05, y), xycoords=("axes fraction", "data"),
+                color=look.colour, fontsize=7.5, va="center",
+            )  # fmt: skip
+            continue
+        row = known.iloc[[y - len(bad)]]
+        value = frame.inside(row[chart.value].iloc[0])
+        if chart.predicted and row[chart.predicted].notna().all():
+            predicted = frame.inside(row[chart.predicted].iloc[0])
+            ax.plot([predicted], [y], color=look.colour, marker="|", markersize=12)
+        ax.errorbar(
+            [value], [y], xerr=_bars(row, chart), color=look.colour, marker=look.marker,
+            markersize=6, capsize=2, elinewidth=1.0, clip_on=False,
+        )  # fmt: skip
+        ax.annotate(
+            frame.text(value), (value, y), xytext=(0, 6), textcoords="offset points",
+            fontsize=7.5, ha="center", color=INK,
+        )  # fmt: skip
+    ax.set_yticks(range(len(names)), map(short, names))
+    ax.set_ylim(-0.6, len(names) - 0.4)
+    ax.grid(visible=False, axis="y")
+    if chart.reference:
+        ax.axvline(chart.reference[0], **axes.DASHED)
+
+
+def crossovers_by_case(found: Sequence[Crossover]) -> ByCase:
+    """The crossovers of implementations that change the lead, by the id of their largest case."""
+    gathered: dict[str, list[Crossover]] = {}
+    for crossover in found:
+        if crossover.by == "impl" and crossover.crossings:
+            gathered.setdefault(crossover.case.case_id, []).append(crossover)
+    return gathered
+
+
+def mark_crossings(ax: Axes, rows: pd.DataFrame, found: ByCase) -> None:
+    """Ring every crossing on the lines of one panel, with its interval; name those on the line 1.
+
+    `rows` are the panel's; limits and scales must be final.
+    """
+    named: list[Crossing] = []
+    for crossover in (c for case in rows["case_id"].unique() for c in found.get(case, ())):
+        with_baseline = BASELINE in (crossover.first, crossover.second)
+        for crossing in crossover.crossings:
+            y = 1.0 if with_baseline else _speed(rows, crossover.first, crossing.n)
+            if y is not None:
+                _ring(ax, crossing, y)
+                named += [crossing] if with_baseline else []
+    x_low, x_high = ax.get_xlim()
+    level, last = 0, -math.inf
+    for crossing in sorted(named, key=lambda crossing: crossing.n):
+        # Texts of crossings that are close together stand at different heights.
+        place = math.log(crossing.n / x_low) / math.log(x_high / x_low)
+        level, last = (level + 1) % 3 if place - last < 0.13 else 0, place
+        ax.annotate(
+            units.length(float(units.digits(crossing.n))), (crossing.n, 1.0),
+            xytext=(0, (7, -8, 25)[level]), textcoords="offset points", ha="center", fontsize=7,
+            color=INK, va="top" if level == 1 else "bottom", zorder=4,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
+        )  # fmt: skip
+
+
+def _speed(rows: pd.DataFrame, impl: str, n: float) -> float | None:
+    """The line of `impl` at n, interpolated as it is drawn; None where it is not drawn there."""
+    line = rows[(rows["impl"] == impl) & rows["speed"].notna()].sort_values("seq_len")
+    for (x0, y0), (x1, y1) in pairwise(
+        zip(line["seq_len"].astype(float), line["speed"], strict=True)
+    ):
+        if x0 <= n <= x1:
+            return float(y0 * (y1 / y0) ** (math.log(n / x0) / math.log(x1 / x0)))
+    return None
+
+
+def _ring(ax: Axes, crossing: Crossing, y: float) -> None:
+    if crossing.low is not None and crossing.high is not None:
+        ax.plot([crossing.low, crossing.high], [y, y], color=INK, linewidth=1.0, zorder=3.4)
+        left = "<" if crossing.open_below else "|"
+        right = ">" if crossing.open_above else "|"
+        for end, marker in ((crossing.low, left), (crossing.high, right)):
+            ax.plot([end], [y], marker=marker, markersize=4.5, color=INK, zorder=3.4)
+    ax.plot(
+        [crossing.n], [y], marker="o", markersize=7.5, markerfacecolor="none", markeredgewidth=1.2,
+        linestyle="none", color=INK, zorder=3.5,
+    )  # fmt: skip

@@ -1,0 +1,237 @@
+"""report.html, one page that needs nothing but itself, and report.md, to paste elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from attnbench.analysis.axes import label, slices, varying
+from attnbench.analysis.columns import COLUMNS
+from attnbench.analysis.highlights import SLICE, SUMMARY, hardest_case, summary_rows
+from attnbench.analysis.scaling.results import Scaling
+from attnbench.base import units
+from attnbench.base.units import escape, table
+from attnbench.errors import StoreError
+from attnbench.execution.store import load_run
+from attnbench.report import exponents, growth, lines, models, roofline, style
+from attnbench.report.content import Content
+from attnbench.report.figures import Plot
+
+PAGE = "report.html"
+MARKDOWN = "report.md"
+PLOTS = "plots"
+MOST_FAILURES, MOST_VERDICTS, MOST_CROSSINGS = 20, 60, 20  # in Markdown
+LIMITS = ("ceilings", "matmul_tflops")  # of an environment: they have a section of their own
+TEMPLATES = Path(__file__).parent  # page.html.jinja, and page.css which it includes
+
+
+def write_report(run_path: Path) -> Path:
+    """Write plots/*.png and *.svg, report.md and report.html into a run's folder.
+
+    An older report there is replaced. Returns the path of report.html.
+
+    Raises:
+        StoreError: the folder is no run, is damaged or cannot be written.
+    """
+    content, folder = Content.of(load_run(run_path)), run_path / PLOTS
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        plots = draw_charts(content, folder)
+        grown = draw_growth(content.scaling, folder)
+        texts = {MARKDOWN: render_markdown(content), PAGE: render_html(content, plots, grown)}
+        for name, text in texts.items():
+            (run_path / name).write_text(text, encoding="utf-8", errors="replace")
+    except OSError as err:
+        raise StoreError(f"cannot write a report into {run_path} ({err.strerror})") from err
+    return run_path / PAGE
+
+
+def draw_charts(content: Content, folder: Path) -> list[Plot]:
+    """Draw every chart that has data, and the rooflines, into `folder`."""
+    tables = {"cells": content.cells, "costs": content.costs}
+    with mpl.rc_context(style.RC):
+        return [
+            *lines.draw_all(tables, content.environment, folder, content.crossovers),
+            *roofline.draw_all(content.cells, folder),
+        ]
+
+
+def draw_growth(scaling: Scaling, folder: Path) -> list[Plot]:
+    """Draw every figure of growth that has data, into `folder`."""
+    names = {fit.series.impl for fit in scaling.exponents}
+    names |= {fit.impl for fit in scaling.exact} | {fit.impl for fit in scaling.models}
+    looks = style.looks(names)
+    with mpl.rc_context(style.RC):
+        return [
+            *exponents.draw_all(scaling.exponents, looks, folder),
+            *models.draw_all(scaling.models, looks, folder),
+            *models.draw_exact(scaling.exact, looks, folder),
+        ]
+
+
+def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
+    """Return the page; `grown` are the figures of growth. Texts are escaped, images data: URIs."""
+    parts, left_out = content.parts()
+    values = {
+        "run_id": content.run.run_id,
+        "device_name": content.environment.get("device_name") or "an unknown device",
+        "facts": content.facts(),
+        "sentences": content.sentences(),
+        "plots": plot_groups(plots),
+        "growth": _growth_values(content, grown),
+        "tables": parts,
+        "left_out": left_out,
+        "limits": content.limits(),
+        "failures": content.failures(),
+        "suspects": content.suspects(),
+        "spent": content.spent(),
+        "environment": {k: text(k, v) for k, v in content.environment.items() if k not in LIMITS},
+        "options": {k: text("", v) for k, v in (content.run.info.get("options") or {}).items()},
+        "columns": [column for _, column in SUMMARY.items()],
+        "all_columns": [column for _, column in COLUMNS.items()],
+    }
+    sections = [  # anchor and name; a value that is missing or empty leaves its section out
+        ("findings", "In short", True),
+        ("plots", "Plots", values["plots"]),
+        ("growth", "How cost grows", values["growth"]),
+        ("results", "Results", True),
+        ("limits", "Limits", values["limits"]),
+        ("failures", "Without a result", values["failures"]),
+        ("suspects", "Suspect", values["suspects"]),
+        ("time", "Wall time", values["spent"]),
+        ("environment", "Environment", True),
+        ("columns", "Columns", True),
+    ]
+    shown = [(anchor, name) for anchor, name, there in sections if there]
+    return template("page.html.jinja").render(sections=shown, **values)
+
+
+def template(name: str) -> Template:
+    """A template of a page; what it is given is escaped, and must all be there."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template(name)
+
+
+def _growth_values(content: Content, plots: list[Plot]) -> dict[str, Any] | None:
+    """The section on growth; None where the run has no series and no pair to ask about."""
+    if not growth.anything(content.scaling, content.crossovers):
+        return None
+    verdicts = growth.verdicts(content.scaling)
+    tables, left_out = growth.crossover_tables(content.crossovers)
+    return {
+        "counts": growth.counts(content.scaling),
+        "headers": growth.HEADERS,
+        "verdicts": verdicts[: growth.MOST_FINDINGS],
+        "verdicts_left_out": len(verdicts[growth.MOST_FINDINGS :]),
+        "plots": plot_groups(plots),
+        "crossovers": tables,
+        "crossovers_left_out": left_out,
+    }
+
+
+def plot_groups(plots: list[Plot]) -> list[dict[str, Any]]:
+    """Gather the figures of one chart, each with its SVG as a data: URI.
+
+    That isolates a figure from the ids and styles of the page.
+    """
+
+    def values(plot: Plot) -> dict[str, Any]:
+        encoded = base64.b64encode(plot.svg.read_bytes()).decode("ascii")
+        return vars(plot) | {"data": f"data:image/svg+xml;base64,{encoded}"}
+
+    return [
+        {"title": title, "plots": [values(plot) for plot in group]}
+        for title, group in groupby(plots, key=lambda plot: plot.title)
+    ]
+
+
+def text(name: str, value: Any) -> str:
+    """Write a value of run.json for people; bytes where the name says so."""
+    if isinstance(value, dict):
+        # The one table in an environment is that of the caches, whose values are bytes.
+        return ", ".join(f"{key} {text('_bytes', part)}" for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(text("", part) for part in value)
+    if value is None:
+        return units.UNKNOWN
+    return units.size(value) if name.endswith("_bytes") and type(value) is int else str(value)
+
+
+def render_markdown(content: Content) -> str:
+    """Return the run in short: sentences, the hardest case of each slice, what failed, the time."""
+    blocks = [
+        f"## attnbench: {escape(content.run.run_id)}",
+        escape(" · ".join(content.facts())),
+        "\n".join(f"- {escape(sentence)}" for sentence in content.sentences()),
+        *_hardest(content),
+        *_growth_blocks(content),
+    ]
+    if rows := [list(row.values()) for row in content.limits()]:
+        header = ["limit", "measured", "datasheet"]
+        blocks += ["### Limits measured in this run", table(header, rows)]
+    if rows := [list(row.values()) for row in content.failures()]:
+        header = ["status", "implementation", "cells", "n", "reason"]
+        blocks += ["### Cells without a result", table(header, rows[:MOST_FAILURES], 5)]
+        blocks += _more(len(rows) - MOST_FAILURES, "reasons")
+    if rows := [[row["stage"], row["time"], row["share"]] for row in content.spent()]:
+        blocks += ["### Wall time", table(["stage", "time", "share"], rows)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _hardest(content: Content) -> list[str]:
+    blocks = []
+    headers = [column.header for _, column in SUMMARY.items()]
+    for values, rows in slices(content.cells, SLICE):
+        case = hardest_case(rows)
+        if case.empty:
+            continue
+        names = [name for name in varying(rows) if name not in SLICE]
+        title = [*map(str, values.values()), label(case.iloc[0], names or ["seq_len"])]
+        cells = [[row[name] for name in SUMMARY.names()] for row in summary_rows(case)]
+        blocks += [f"### {escape(' '.join(title))}", table(headers, cells)]
+    return blocks
+
+
+def _growth_blocks(content: Content) -> list[str]:
+    """Verdicts, the refuted first, and where the lead changes."""
+    if not growth.anything(content.scaling, content.crossovers):
+        return []
+    found = growth.verdicts(content.scaling)
+    rows = [row.texts for row in found if not row.as_predicted]
+    blocks = ["### How cost grows"]
+    if found:
+        blocks.append(f"Verdicts on declared laws: {growth.counts(content.scaling)}.")
+    if len(rows) < len(found):
+        blocks.append(
+            f"Of these, {len(found) - len(rows)} are FLOPs and workspace that are as predicted and"
+            " grow as declared (in report.html); the others are:"
+        )
+    if rows:
+        columns = len(growth.HEADERS)
+        blocks.append(table(growth.HEADERS, rows[:MOST_VERDICTS], text_columns=columns))
+        blocks += _more(len(rows) - MOST_VERDICTS, "verdicts")
+    tables, left_out = growth.crossover_tables(content.crossovers)
+    pairs = [[part.same, *row] for part in tables for row in part.rows]
+    if pairs:
+        crossing = sum(c.outcome == "crosses" for c in content.crossovers)
+        columns = len(growth.CROSSOVER_HEADERS)
+        blocks += [
+            f"Crossovers: the lead changes in {crossing} of {len(content.crossovers)} pairs.",
+            table(growth.CROSSOVER_HEADERS, pairs[:MOST_CROSSINGS], text_columns=columns),
+            *_more(len(pairs) - MOST_CROSSINGS + left_out, "pairs"),
+        ]
+    return blocks
+
+
+def _more(count: int, what: str) -> list[str]:
+    return [f"… and {count} more {what} in report.html"] if count > 0 else []

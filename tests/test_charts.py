@@ -1,0 +1,320 @@
+"""What the charts of a report draw: which rows, in which panels, on which axes; the roofline."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+
+from attnbench.analysis.axes import fixed, overhead_size
+from attnbench.analysis.scaling.cells import same_text
+from attnbench.analysis.table import compared, rope_cost
+from attnbench.base import units
+from attnbench.execution.store import load_run
+from attnbench.report import axes, roofline, style
+from attnbench.report.axes import spread
+from attnbench.report.charts import (
+    CHARTS,
+    PANELS_A_SHEET,
+    first_of_each,
+    sheets,
+    with_rate_interval,
+    with_recurrent,
+)
+from attnbench.report.content import limit_rows
+from attnbench.report.lines import Frame, value_axis
+from attnbench.report.roofline import Roof
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
+from tests import synthetic
+
+MEASURED = {
+    "matmul_tflops": {"float32": 0.2, "bfloat16": 745.0},
+    "copy_gbps": 28.0,
+    "read_gbps": 31.0,
+    "launch_us": 0.63,
+    "cache_bytes": 2**25,
+}
+CPU = {"environment": synthetic.CPU | {"ceilings": MEASURED}}
+GPU = {"environment": synthetic.GPU | {"ceilings": MEASURED | {"read_gbps": 4290.0}}}
+
+
+def cells(tmp_path: Path, records: list[Record], info: dict[str, Any] | None = None):
+    """The table of a run of these records."""
+    return compared(load_run(synthetic.write_run(tmp_path, "run", records, info)))
+
+
+def naive(workload: Any = "attention", **fields: Any) -> Record:
+    return synthetic.ok(Case(workload=workload, **fields), "naive")
+
+
+# How implementations look.
+
+
+def test_built_ins_look_the_same_in_every_company():
+    alone, together = style.looks(["sdpa"]), style.looks(["sdpa", "mine", "zeta", *style.KNOWN])
+    assert alone["sdpa"] == together["sdpa"] == style.KNOWN["sdpa"]
+    assert len(set(style.KNOWN.values())) == len(style.KNOWN)
+    assert len({look.colour for look in style.KNOWN.values()}) == len(style.KNOWN)
+
+
+def test_other_names_keep_their_look_and_share_one_only_where_there_are_too_many():
+    assert style.looks(["mine"])["mine"] == style.looks(["mine", "naive"])["mine"]
+    names = [f"impl-{i}" for i in range(40)]
+    assert len(set(style.looks(names).values())) == 40
+    assert style.looks(names) == style.looks(reversed(names))
+    assert len(style.looks([f"impl-{i}" for i in range(200)])) == 200
+
+
+# Axes and labels.
+
+
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        ([], []), ([0.5], [0.5]), ([0.2, 0.8], [0.2, 0.8]), ([0.5, 0.5], [0.45, 0.55]),
+        ([1.0, 1.0], [0.9, 1.0]), ([2.0], [1.0]), ([0.5, 0.55, 0.9], [0.475, 0.575, 0.9]),
+        ([0.9, 0.5], [0.9, 0.5]),
+    ],
+)  # fmt: skip
+def test_labels_move_apart_as_little_as_needed(wanted, places):
+    assert spread(wanted, 0.1) == pytest.approx(places)
+
+
+def test_labels_that_do_not_fit_share_the_room_evenly():
+    assert spread([0.5] * 5, 0.5) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1.0, 2.0), (3.0, 5.0), (60, 150), (1e-3, 1e9), (16, 512)]
+)
+def test_an_axis_has_a_few_ticks_and_all_inside(low, high):
+    for base in (2, 10):
+        ticks = axes.round_ticks(low, high, base)
+        assert all(low <= tick <= high for tick in ticks)
+        assert 2 <= len(ticks) <= 9
+
+
+def test_ratios_that_spread_far_get_a_logarithmic_axis():
+    near, far = (
+        value_axis(
+            CHARTS.get("rope"), pd.DataFrame({"cost": c, "cost_low": c, "cost_high": c}), None
+        )
+        for c in ([1.0, 1.3], [0.01, 400.0])
+    )
+    assert near[0] == "linear"
+    assert far[0] == "log10"
+    assert far[1][0] < 0.01 < 400 < far[1][1]
+
+
+@pytest.mark.parametrize(
+    ("top", "axis", "tick"),
+    [(0.18, "useful GFLOP/s", "150"), (800.0, "useful TFLOP/s", "0.15")],
+)
+def test_rates_on_an_axis_have_the_unit_of_the_tables(top, axis, tick):
+    chart = CHARTS.get("tflops")
+    frame = Frame(chart=chart, looks={}, lengths=(), scale="linear", limits=(0.0, top))
+    assert frame.axis == axis
+    assert frame.axis.split()[1] == units.flop_rate(top).split()[1]
+    assert frame.text(0.15) == tick
+
+
+# Which rows share a figure and a panel.
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    """Layers with two projections, recurrent networks of two widths, and attention."""
+    lengths = (128, 256, 512)
+    records = [
+        *(naive("layer", seq_len=n, width=256, projection=p)
+          for n in lengths for p in ("fused", "separate")),
+        *(synthetic.ok(Case(workload="recurrent", seq_len=n, width=w), "gru")
+          for n in lengths for w in (256, 512)),
+        *(naive(seq_len=n) for n in lengths),
+    ]  # fmt: skip
+    run = load_run(synthetic.write_run(tmp_path_factory.mktemp("runs"), "layers", records))
+    return {"cells": with_rate_interval(compared(run)), "costs": rope_cost(run)}
+
+
+def test_many_panels_are_spread_over_several_sheets(tmp_path):
+    frame = cells(tmp_path, [naive(seq_len=n, heads=h) for h in range(1, 9) for n in (8, 16, 32)])
+    found = sheets(frame, "impl")
+    assert [len(sheet.panels) for sheet in found] == [PANELS_A_SHEET, 2]
+    assert len({sheet.slug for sheet in found}) == 2
+
+
+def test_no_panel_mixes_attention_and_layers_or_two_projections(layers):
+    for chart in map(CHARTS.get, CHARTS.names()):
+        for sheet in chart.sheets(layers):
+            assert sheet.rows["workload"].nunique() == 1
+            if chart.lines == "impl":
+                assert all(panel.rows["projection"].nunique() <= 1 for panel in sheet.panels)
+
+
+def test_a_recurrent_network_stands_beside_each_layer_of_its_width(layers):
+    found = {sheet.slug: sheet for sheet in CHARTS.get("time").sheets(layers)}
+    layer = found["layer-cpu-float32-forward"]
+    assert [set(panel.rows["impl"]) for panel in layer.panels] == [{"naive", "gru"}] * 2
+    assert set(found["recurrent-cpu-float32-forward"].rows["width"]) == {512}
+    alone = layers["cells"][layers["cells"]["workload"] != "layer"]
+    assert with_recurrent(alone).equals(alone)
+
+
+def test_projections_are_drawn_only_where_there_are_several(layers, tmp_path):
+    chart, frame = CHARTS.get("projections"), layers["cells"]
+    assert set(chart.rows(layers)["projection"]) == {"fused", "separate"}
+    assert chart.rows(layers | {"cells": frame[frame["projection"] != "separate"]}).empty
+    records = [
+        naive("layer", seq_len=n, width=width, projection=p)
+        for n in (128, 256) for width in (256, 512) for p in ("fused", "separate")
+        if p == "fused" or width == 256
+    ]  # fmt: skip
+    (sheet,) = sheets(cells(tmp_path, records), "projection", several=True)
+    assert [set(panel.rows["width"]) for panel in sheet.panels] == [{256}]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size"),
+    [
+        ([1, 128, 256], 1), ([1, 8, 64], None), ([1, 128], None), ([16, 256, 512], 16),
+        ([32, 2048, 4096], None), ([128, 256], None), ([], None),
+    ],
+)  # fmt: skip
+def test_a_size_for_the_overhead_is_one_far_below_all_others(lengths, size):
+    assert overhead_size(lengths) == size
+
+
+def test_a_chart_says_that_it_leaves_out_the_overhead(tmp_path):
+    (sheet,) = sheets(cells(tmp_path, [naive(seq_len=n) for n in (1, 128, 256)]), "impl")
+    assert "(n=1, for the overhead, is not drawn)" in sheet.title
+    assert sorted(sheet.rows["seq_len"]) == [128, 256]
+
+
+def test_points_are_left_out_beside_curves_and_counted(tmp_path):
+    curve = [naive(seq_len=n) for n in (128, 256)]
+    points = [naive(seq_len=128, batch=b) for b in (2, 4)]
+    decode = [naive("decode", cache="static")]
+    frame = cells(tmp_path, decode + curve + points)  # what comes first must not shift the others
+    frame = frame[frame["workload"] == "attention"]
+    (sheet,) = sheets(frame, "impl")
+    assert sorted(sheet.rows["case_id"]) == sorted(r.cell.case.case_id for r in curve)
+    assert "2 more with a single n are in" in sheet.title
+    assert "1 more with a single n is in" in sheets(frame[frame["batch"] < 4], "impl")[0].title
+    assert [set(panel.rows["batch"]) for panel in sheet.panels] == [{1}]
+    (alone,) = sheets(frame[frame["batch"] > 1], "impl")
+    assert "more with" not in alone.title
+    assert len(alone.panels) == 2
+
+
+def test_no_workload_crowds_the_figures_of_another_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnbench.report.charts.MOST_SHEETS", 1)
+    frame = cells(
+        tmp_path,
+        [
+            naive(w, seq_len=n, pass_=p)
+            for w in ("attention", "layer") for p in ("forward", "both") for n in (128, 256)
+        ],
+    )  # fmt: skip
+    found = sheets(frame, "impl")
+    assert len(found) == 4
+    assert [sheet.workload for sheet in first_of_each(found)] == ["attention", "layer"]
+
+
+def test_nothing_is_said_of_heads_where_there_are_none():
+    case = Case(workload="recurrent", seq_len=64, width=512, heads=1, head_dim=512)
+    assert same_text(case, "n") == "recurrent forward B=1 E=512 float32"
+    assert same_text(case, "d") == "recurrent forward n=64 B=1 float32"
+    text = fixed(pd.DataFrame([case.to_json()]))
+    assert "E=512" in text
+    assert not {"H", "D", "G", "V"} & {part.strip()[0] for part in text.split(",")}
+
+
+# The roofline.
+
+
+def drawn(frame: pd.DataFrame) -> list[Any]:
+    looks = style.looks(frame["impl"].unique())
+    known = frame[frame["tflops"].notna()]
+    return [
+        (sheet, roofline.draw(sheet, roofline.roofs_of(sheet.rows), looks))
+        for sheet in sheets(known, "impl")
+    ]
+
+
+def test_a_roof_is_a_slope_up_to_the_plateau():
+    roof = Roof(tflops=0.2, gbps=20.0)
+    assert roof.ridge == pytest.approx(10.0)
+    assert roof.at(1.0) == pytest.approx(0.02)
+    assert roof.at(roof.ridge) == roof.at(1e6) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "ceilings"),
+    [
+        ("one", None), ("one", MEASURED | {"read_gbps": None}),
+        ("one", MEASURED | {"matmul_tflops": {"float32": None}}),
+        ("empty", MEASURED), ("failed", MEASURED), ("bare", MEASURED),
+    ],
+)  # fmt: skip
+def test_there_is_no_roofline_without_both_ceilings_and_a_rate(tmp_path, name, ceilings):
+    info = {"environment": synthetic.CPU | {"ceilings": ceilings}}
+    frame = cells(tmp_path, synthetic.RUNS[name](), info)
+    assert roofline.draw_all(frame, tmp_path) == []
+
+
+def test_the_datasheet_stands_beside_the_measured_limits():
+    rows = {row["limit"]: row for row in limit_rows(GPU["environment"])}
+    assert rows["matmul, bfloat16"]["measured"] == "745 TFLOP/s"
+    assert rows["matmul, bfloat16"]["datasheet"] == "989 TFLOP/s"
+    assert rows["read"]["datasheet"] == rows["copy, read and written"]["datasheet"] == "4.80 TB/s"
+    assert rows["cheapest op"]["measured"] == "630 ns"
+    assert {row["datasheet"] for row in limit_rows(CPU["environment"])} == {units.UNKNOWN}
+    assert limit_rows(synthetic.CPU) == []
+    old = limit_rows({"matmul_tflops": {"float32": 0.2}})
+    assert [row["limit"] for row in old] == ["matmul, float32"]
+
+
+@pytest.mark.parametrize(("name", "info", "roofs"), [("quick", CPU, 1), ("gpu", GPU, 2)])
+def test_every_ok_cell_is_one_marker_inside_the_axes_and_no_text_covers_another(
+    tmp_path, name, info, roofs
+):
+    (sheet, figure), *_ = drawn(cells(tmp_path, synthetic.RUNS[name](), info))
+    figure.canvas.draw()
+    for panel, ax in zip(sheet.panels, figure.axes, strict=True):
+        markers = [line for line in ax.lines if line.get_marker() not in ("None", None, "")]
+        found = sorted((float(m.get_xdata()[0]), float(m.get_ydata()[0])) for m in markers)
+        known = panel.rows[["arithmetic_intensity", "tflops"]].itertuples(index=False)
+        assert found == sorted(map(tuple, known))
+        (x_low, x_high), (y_low, y_high) = ax.get_xlim(), ax.get_ylim()
+        assert all(x_low < x < x_high and y_low < y < y_high for x, y in found)
+        assert len(ax.get_legend().get_texts()) == roofs
+        texts = [text for text in ax.findobj(Text) if text.get_text() and text.get_visible()]
+        boxes = [text.get_window_extent().shrunk(0.9, 0.7) for text in texts]
+        for i, box in enumerate(boxes):
+            for text, other in zip(texts[:i], boxes[:i], strict=True):
+                assert not box.overlaps(other), (texts[i].get_text(), text.get_text())
+
+
+def test_a_line_is_named_at_the_height_of_its_last_point(tmp_path):
+    frame = cells(tmp_path, [naive(seq_len=n) for n in (128, 256, 1024)], CPU)
+    ((_, figure),) = drawn(frame)
+    ax = figure.axes[0]
+    (name,) = [text for text in ax.texts if text.get_text() == "naive"]
+    last = frame.sort_values("seq_len").iloc[-1]
+    to_axes = ax.transData + ax.transAxes.inverted()
+    x, y = to_axes.transform((last["arithmetic_intensity"], last["tflops"]))
+    assert name.get_position()[1] == pytest.approx(y)
+    assert name.get_position()[0] > x
+
+
+def test_points_close_together_share_a_text_and_still_get_an_axis_of_a_decade(tmp_path):
+    same = {"flops_useful": 10**6, "bytes_min": 10**6}
+    records = [synthetic.ok(Case(seq_len=n), "naive", **same) for n in (128, 256, 1024)]
+    ((_, figure),) = drawn(cells(tmp_path, records, CPU))
+    ax = figure.axes[0]
+    assert [t.get_text() for t in ax.texts if "n=" in t.get_text()] == ["n=128…1k"]
+    low, high = ax.get_ylim()
+    assert high > 10 * low
+    assert 3 <= len(ax.get_yticks()) <= 6
