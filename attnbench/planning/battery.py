@@ -33,95 +33,73 @@ def battery(device: Device, dtypes: tuple[Dtype, ...]) -> list[Item]:
     backward is checked on its forward by the `forward` items.
     """
     items = [item for dtype in dtypes for item in _attention(device, dtype)]
-    for others in (_decode, _layer, _recurrent):
-        items += others(device, dtypes[0])
-    return items
+    around: dict[str, Any] = {
+        "device": device, "dtype": dtypes[0], "batch": 2, "head_dim": 16, "width": 48
+    }  # fmt: skip
+    return [*items, *_decode(around), *_layer(around), *_recurrent(around)]
 
 
 def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
     base: dict[str, Any] = {"device": device, "dtype": dtype, "heads": 4, "head_dim": 32}
-    shapes: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("square", {"seq_len": 64}, {}),
-        ("causal", {"seq_len": 64, "mask": _CAUSAL}, {}),
-        ("odd lengths", {"seq_len": 37, "kv_len": 53, "batch": 2}, {}),
-        ("causal, L < S", {"seq_len": 37, "kv_len": 53, "mask": _CAUSAL}, {}),
-        ("causal, L > S: rows without keys", {"seq_len": 53, "kv_len": 37, "mask": _CAUSAL}, {}),
-        ("one token", {"seq_len": 1}, {}),
-        ("one query", {"seq_len": 1, "kv_len": 65, "mask": _CAUSAL}, {}),
-        ("grouped heads", {"seq_len": 48, "kv_heads": 2, "mask": _CAUSAL}, {}),
-        ("one key/value head", {"seq_len": 48, "kv_heads": 1}, {}),
-        ("wider values", {"seq_len": 48, "value_dim": 48, "mask": _CAUSAL}, {}),
-        ("narrower values", {"seq_len": 48, "value_dim": 16}, {}),
-        ("window", {"seq_len": 61, "mask": _WINDOW}, {}),
-        ("large logits", {"seq_len": 64, "mask": _CAUSAL}, {"query_amplitude": 30.0}),
-        ("strided inputs", {"seq_len": 50, "batch": 3}, {"strided": True}),
-        ("several blocks", {"seq_len": 1100, "heads": 2, "mask": _CAUSAL}, {}),
-        ("several blocks, unmasked", {"seq_len": 531, "head_dim": 128, "heads": 2}, {}),
-        ("few queries, many keys", {"seq_len": 3, "kv_len": 1025, "head_dim": 64}, {}),
-        ("long grouped heads", {"seq_len": 333, "kv_heads": 2, "head_dim": 80}, {}),
-        ("long window", {"seq_len": 400, "heads": 2, "mask": parse_mask("window:100")}, {}),
-        ("rope", {"seq_len": 33, "kv_len": 48, "position": Position(name="rope")}, {}),
-        (
-            "rope-interleaved, odd width",
-            {"seq_len": 48, "head_dim": 33, "position": Position(name="rope-interleaved")},
-            {},
-        ),
-    ]
+    shapes: dict[str, dict[str, Any]] = {
+        "square": {"seq_len": 64},
+        "causal": {"seq_len": 64, "mask": _CAUSAL},
+        "odd lengths": {"seq_len": 37, "kv_len": 53, "batch": 2},
+        "causal, L < S": {"seq_len": 37, "kv_len": 53, "mask": _CAUSAL},
+        "causal, L > S: rows without keys": {"seq_len": 53, "kv_len": 37, "mask": _CAUSAL},
+        "one token": {"seq_len": 1},
+        "one query": {"seq_len": 1, "kv_len": 65, "mask": _CAUSAL},
+        "grouped heads": {"seq_len": 48, "kv_heads": 2, "mask": _CAUSAL},
+        "one key/value head": {"seq_len": 48, "kv_heads": 1},
+        "wider values": {"seq_len": 48, "value_dim": 48, "mask": _CAUSAL},
+        "narrower values": {"seq_len": 48, "value_dim": 16},
+        "window": {"seq_len": 61, "mask": _WINDOW},
+        "large logits": {"seq_len": 64, "mask": _CAUSAL},
+        "strided inputs": {"seq_len": 50, "batch": 3},
+        "several blocks": {"seq_len": 1100, "heads": 2, "mask": _CAUSAL},
+        "several blocks, unmasked": {"seq_len": 531, "head_dim": 128, "heads": 2},
+        "few queries, many keys": {"seq_len": 3, "kv_len": 1025, "head_dim": 64},
+        "long grouped heads": {"seq_len": 333, "kv_heads": 2, "head_dim": 80},
+        "long window": {"seq_len": 400, "heads": 2, "mask": parse_mask("window:100")},
+        "rope": {"seq_len": 33, "kv_len": 48, "position": Position(name="rope")},
+        "rope-interleaved, odd width": {
+            "seq_len": 48, "head_dim": 33, "position": Position(name="rope-interleaved"),
+        },
+    }  # fmt: skip
+    draws = {"large logits": {"query_amplitude": 30.0}, "strided inputs": {"strided": True}}
     brief = ("causal, L < S", "grouped heads")
     for pass_ in ("forward", "both"):
-        for name, sizes, draw in shapes:
+        for name, sizes in shapes.items():
             yield Item(
                 name=name,
                 case=Case(**(base | sizes), pass_=pass_),  # type: ignore[arg-type]
-                draw=draw,
+                draw=draws.get(name, {}),
                 brief=name in brief and dtype == "float32",
             )
 
 
-def _decode(device: Device, dtype: Dtype) -> Iterator[Item]:
+def _decode(around: dict[str, Any]) -> Iterator[Item]:
     for cache in ("rerun", "none", "concat", "static"):
         for position in ("none", "rope"):
-            case = Case(
-                workload="decode",
-                device=device,
-                dtype=dtype,
-                batch=2,
-                kv_heads=2,
-                seq_len=29,
-                head_dim=16,
-                mask=_CAUSAL,
-                position=Position(name=position),
-                width=48,
-                cache=cache,
-                new_tokens=4,
-            )
+            sizes = {"kv_heads": 2, "seq_len": 29, "mask": _CAUSAL, "new_tokens": 4}
+            where = Position(name=position)
+            case = Case(**around, **sizes, workload="decode", cache=cache, position=where)
             yield Item(name=f"decode, {cache}", case=case)
 
 
-def _layer(device: Device, dtype: Dtype) -> Iterator[Item]:
-    base: dict[str, Any] = {"device": device, "dtype": dtype, "workload": "layer", "batch": 2}
-    shapes: list[tuple[str, dict[str, Any]]] = [
-        ("both", {"pass_": "both", "seq_len": 40}),
-        ("causal, grouped heads", {"pass_": "both", "seq_len": 37, "kv_heads": 2, "mask": _CAUSAL}),
-        ("rope, wider values", {"seq_len": 33, "value_dim": 24, "position": Position(name="rope")}),
-    ]
+def _layer(around: dict[str, Any]) -> Iterator[Item]:
+    shapes: dict[str, dict[str, Any]] = {
+        "both": {"pass_": "both", "seq_len": 40},
+        "causal, grouped heads": {"pass_": "both", "seq_len": 37, "kv_heads": 2, "mask": _CAUSAL},
+        "rope, wider values": {"seq_len": 33, "value_dim": 24, "position": Position(name="rope")},
+    }
     for projection in ("fused", "separate", "per-head"):
-        for name, sizes in shapes:
-            case = Case(**(base | sizes), head_dim=16, width=48, projection=projection)
+        for name, sizes in shapes.items():
+            case = Case(**around, **sizes, workload="layer", projection=projection)
             yield Item(name=f"layer, {projection}, {name}", case=case)
 
 
-def _recurrent(device: Device, dtype: Dtype) -> Iterator[Item]:
+def _recurrent(around: dict[str, Any]) -> Iterator[Item]:
     for pass_ in ("forward", "both"):
-        case = Case(
-            workload="recurrent",
-            pass_=pass_,  # type: ignore[arg-type]
-            device=device,
-            dtype=dtype,
-            batch=2,
-            seq_len=29,
-            head_dim=16,
-            mask=_CAUSAL,
-            width=48,
-        )
+        case = Case(**around, workload="recurrent", pass_=pass_, seq_len=29, mask=_CAUSAL)  # type: ignore[arg-type]
         yield Item(name="recurrent", case=case)

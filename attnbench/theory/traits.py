@@ -5,7 +5,7 @@ What a workload computes is a module in `workloads/`; both go by the same name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -56,33 +56,23 @@ class Traits:
 
     def reason_against(self, case: Case) -> str | None:
         """Why this workload makes no sense of the case, or None."""
-        limits = (
-            (
-                case.pass_ in self.passes,
-                f"has no {case.pass_} pass (--passes {','.join(self.passes)})",
-            ),
-            (
-                "kv_lens" in self.axes or case.kv_len == case.seq_len,
-                f"has no key/value length of its own, but S = {case.kv_len} (--kv-lens)",
-            ),
-            (
-                self.heads or case.kv_heads == case.heads,
-                f"has no heads to share {case.kv_heads} key/value heads (--kv-heads)",
-            ),
-            (
-                self.heads or case.value_dim == case.head_dim,
-                f"has no values of width {case.value_dim} (--value-dims)",
-            ),
-            (
-                self.heads or case.position.name == "none",
-                f"has no position encoding {case.position.text} (--positions none)",
-            ),
-            (
-                self.heads or case.mask.text in ("full", "causal"),
-                f"is causal; mask {case.mask.text} makes no sense (--masks causal)",
-            ),
-        )
-        return next((f"{case.workload} {reason}" for fine, reason in limits if not fine), None)
+        if case.pass_ not in self.passes:
+            reason = f"has no {case.pass_} pass (--passes {','.join(self.passes)})"
+        elif case.kv_len != case.seq_len and "kv_lens" not in self.axes:
+            reason = f"has no key/value length of its own, but S = {case.kv_len} (--kv-lens)"
+        elif self.heads:
+            return None
+        elif case.kv_heads != case.heads:
+            reason = f"has no heads to share {case.kv_heads} key/value heads (--kv-heads)"
+        elif case.value_dim != case.head_dim:
+            reason = f"has no values of width {case.value_dim} (--value-dims)"
+        elif case.position.name != "none":
+            reason = f"has no position encoding {case.position.text} (--positions none)"
+        elif case.mask.text not in ("full", "causal"):
+            reason = f"is causal; mask {case.mask.text} makes no sense (--masks causal)"
+        else:
+            return None
+        return f"{case.workload} {reason}"
 
 
 def law_of(core: Law, case: Case) -> Law:
@@ -105,16 +95,14 @@ def one_query(core: Law) -> Law:
 
     A term in which n counts the keys alone, such as n or n d², stays.
     """
-    terms = tuple(dict.fromkeys(_without_queries(term) for term in core.terms))
-    return replace(core, terms=terms)
-
-
-def _without_queries(term: Term) -> Term:
-    powers = dict(term.powers)
-    n = powers.get("n", Fraction(0))
-    if n >= 2 or (n == 1 and "w" in powers):
-        powers["n"] = n - 1
-    return Term.of(powers, dict(term.logs))
+    terms = []
+    for term in core.terms:
+        powers = dict(term.powers)
+        n = powers.get("n", Fraction(0))
+        if n >= 2 or (n == 1 and "w" in powers):
+            powers["n"] = n - 1
+        terms.append(Term.of(powers, dict(term.logs)))
+    return replace(core, terms=tuple(dict.fromkeys(terms)))
 
 
 # Caches that keep nothing between steps; the others hold keys and values of the context.
@@ -199,19 +187,15 @@ def case_label(case: Case) -> str:
     parts = [case.workload, case.pass_, f"n={case.seq_len}"]
     if case.kv_len != case.seq_len and "kv_lens" in traits.axes:
         parts.append(f"S={case.kv_len}")
-    parts += [f"B={case.batch}", *(_head_sizes(case) if traits.heads else ())]
+    parts.append(f"B={case.batch}")
+    if traits.heads:
+        parts.append(f"H={case.heads}")
+        parts += [f"G={case.kv_heads}"] if case.kv_heads != case.heads else []
+        parts.append(f"D={case.head_dim}")
+        parts += [f"V={case.value_dim}"] if case.value_dim != case.head_dim else []
     if not traits.heads or case.model_width != case.heads * case.head_dim:
         parts.append(f"E={case.model_width}")
     parts.append(case.dtype)
     parts += [t for t in (case.mask.text, case.position.text) if t not in ("full", "none")]
     parts += [t for t in (case.projection, case.cache) if t]
     return " ".join(parts)
-
-
-def _head_sizes(case: Case) -> Iterator[str]:
-    yield f"H={case.heads}"
-    if case.kv_heads != case.heads:
-        yield f"G={case.kv_heads}"
-    yield f"D={case.head_dim}"
-    if case.value_dim != case.head_dim:
-        yield f"V={case.value_dim}"
