@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnbench.schema.case import Case, Device, Dtype, Position, parse_mask
+from attnbench.schema.case import Case, Device, Dtype, Pass, Position, parse_mask
 
 _CAUSAL, _WINDOW = parse_mask("causal"), parse_mask("window:8")
 
@@ -66,7 +66,10 @@ def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
             "seq_len": 48, "head_dim": 33, "position": Position(name="rope-interleaved"),
         },
     }  # fmt: skip
-    draws = {"large logits": {"query_amplitude": 30.0}, "strided inputs": {"strided": True}}
+    draws: dict[str, dict[str, Any]] = {
+        "large logits": {"query_amplitude": 30.0},
+        "strided inputs": {"strided": True},
+    }
     brief = ("causal, L < S", "grouped heads")
     for pass_ in ("forward", "both"):
         for name, sizes in shapes.items():
@@ -81,7 +84,7 @@ def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
 def _decode(around: dict[str, Any]) -> Iterator[Item]:
     for cache in ("rerun", "none", "concat", "static"):
         for position in ("none", "rope"):
-            sizes = {"kv_heads": 2, "seq_len": 29, "mask": _CAUSAL, "new_tokens": 4}
+            sizes: dict[str, Any] = {"kv_heads": 2, "seq_len": 29, "mask": _CAUSAL, "new_tokens": 4}
             where = Position(name=position)
             case = Case(**around, **sizes, workload="decode", cache=cache, position=where)
             yield Item(name=f"decode, {cache}", case=case)
@@ -100,6 +103,7 @@ def _layer(around: dict[str, Any]) -> Iterator[Item]:
 
 
 def _recurrent(around: dict[str, Any]) -> Iterator[Item]:
-    for pass_ in ("forward", "both"):
-        case = Case(**around, workload="recurrent", pass_=pass_, seq_len=29, mask=_CAUSAL)  # type: ignore[arg-type]
+    passes: tuple[Pass, ...] = ("forward", "both")
+    for pass_ in passes:
+        case = Case(**around, workload="recurrent", pass_=pass_, seq_len=29, mask=_CAUSAL)
         yield Item(name="recurrent", case=case)

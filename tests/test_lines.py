@@ -1,0 +1,108 @@
+"""Lines of JSON to a process and from it: deadlines, deaths, and what cannot be read."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from attnbench.base.jsontext import decode, encode
+from attnbench.execution.process import Child, GarbledError, Line
+from attnbench.execution.settings import Settings
+from attnbench.schema.case import Case
+from attnbench.schema.messages import CellMeasured, Event, ItemChecked, Ready
+from attnbench.schema.record import Cell, Record
+
+# A process that answers each request, until it is told how to end.
+ECHO = """
+import json, os, subprocess, sys, time
+ends = json.loads(sys.argv[1])["ends"]
+requests, answers = os.fdopen(ends["read"]), os.fdopen(ends["write"], "w", buffering=1)
+for line in requests:
+    request = json.loads(line)
+    if request == "hang":
+        sleeper = subprocess.Popen(["sleep", "1000"])
+        print(json.dumps(sleeper.pid), file=answers)
+        time.sleep(1000)
+    elif request == "die":
+        answers.write('{"half a li')
+        sys.exit("out of ideas")
+    print("", json.dumps(request), sep="\\n", file=answers)
+"""
+
+
+class Config(msgspec.Struct):
+    ends: Any
+
+
+@pytest.fixture
+def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Child, Line]]:
+    (tmp_path / "echo_lines.py").write_text(ECHO)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    line = Line()
+    child = Child("echo_lines", Config(line.ends), Settings(device="cpu"), [line])
+    yield child, line
+    child.kill()
+    line.close()
+
+
+def test_requests_are_answered_in_order_however_long_they_are(echo: tuple[Child, Line]) -> None:
+    _, line = echo
+    texts = ["a", "é" * 200_000, "\ud800"]
+    for text in texts:
+        line.send(text)
+        assert line.receive(str, 60) == text.replace("\ud800", "\ufffd")
+
+
+def test_a_death_ends_the_answers_and_leaves_its_last_words(echo: tuple[Child, Line]) -> None:
+    child, line = echo
+    line.send("die")
+    assert line.receive(str, 60) is None
+    assert (child.ended(), line.last_words()) == (1, "out of ideas")
+    line.send("anybody?")  # noticed by the next receive alone
+    assert line.receive(str, 60) is None
+
+
+def test_one_that_hangs_misses_the_deadline_and_is_ended_with_what_it_started(
+    echo: tuple[Child, Line],
+) -> None:
+    child, line = echo
+    line.send("hang")
+    sleeper = line.receive(int, 60)
+    assert sleeper is not None
+    with pytest.raises(TimeoutError):
+        line.receive(str, 0.01)
+    assert child.ended(0.01) is None
+    assert child.process.returncode == -signal.SIGKILL
+    state = Path(f"/proc/{sleeper}/stat")
+    if sys.platform == "linux" and state.exists():
+        assert state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize(
+    "text", [b"hello", b"[1]", b'{"type":"Nobody"}', b'{"type":"Ready","warnings":3}', b"[" * 9999]
+)
+def test_a_line_that_is_no_event_is_garbled(text: bytes) -> None:
+    line = Line()
+    os.write(line.ends.write, text + b"\n")
+    kind: Any = Event
+    with pytest.raises(GarbledError):
+        line.receive(kind, 60)
+    line.hand_over()
+    line.close()
+
+
+def test_events_come_back_as_they_were() -> None:
+    case = Case(seq_len=8, workload="layer", width=32)
+    record = Record(cell=Cell(case=case, impl="naive"), status="oom", reason="2 GiB")
+    kind: Any = Event
+    for event in (
+        Ready(("w",), ()),
+        CellMeasured(3, record),
+        ItemChecked(1, "naive", "incorrect", "off", {"error_max": 0.5}),
+    ):
+        assert decode(encode(event), kind) == event
