@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from attnbench.analysis import notes, roofline, times
@@ -16,119 +17,138 @@ from attnbench.schema.record import Record
 ColumnKind = Literal["int", "float", "text"]
 
 
+@dataclass(frozen=True)
+class TableRow:
+    """One recorded cell, with what several columns are made of; computed once."""
+
+    record: Record
+    run: Run
+
+    @cached_property
+    def case(self) -> dict[str, Any]:
+        """The fields of the case, as its JSON writes them."""
+        return self.record.cell.case.to_json()
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What run.json says of the machine."""
+        return self.run.info.get("environment", {})  # type: ignore[no-any-return]
+
+    @cached_property
+    def time_us(self) -> float | None:
+        """The reported time."""
+        return times.time_us(self.record)
+
+    @cached_property
+    def interval_us(self) -> tuple[float | None, float | None]:
+        """The ends of its interval."""
+        return times.interval_us(self.record) or (None, None)
+
+    @cached_property
+    def limits(self) -> roofline.CellLimits:
+        """Where the cell stands between the machine's limits."""
+        case, metrics = self.record.cell.case, self.record.metrics
+        return roofline.cell_limits(case, metrics, self.time_us, self.environment)
+
+
+Value = Callable[[TableRow], Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """One column: what it is called, in which unit, what it means and where it comes from.
 
-    `value(record, run)` returns None for what is not known, never 0.
+    `value(row)` returns None for what is not known, never 0.
     """
 
     name: str
     unit: str
     kind: ColumnKind
     meaning: str
-    value: Callable[[Record, Run], Any]
+    value: Value
 
 
 COLUMNS: Registry[Column] = Registry("column")
 
 
-def column(
-    name: str, kind: ColumnKind, unit: str, meaning: str, value: Callable[[Record, Run], Any]
-) -> None:
+def column(name: str, kind: ColumnKind, unit: str, meaning: str, value: Value) -> None:
     """Register one column; the order of registration is the order in the table."""
     COLUMNS.add(name, Column(name=name, unit=unit, kind=kind, meaning=meaning, value=value))
-
-
-def from_case(name: str, kind: ColumnKind, meaning: str) -> None:
-    """Register a column that is a field of the case, as its JSON writes it."""
-    column(name, kind, "", meaning, lambda record, _: record.cell.case.to_json()[name])
-
-
-def from_metrics(name: str, kind: ColumnKind, unit: str, meaning: str) -> None:
-    """Register a column that a probe or a prediction left in the record's metrics."""
-    column(name, kind, unit, meaning, lambda record, _: record.metrics.get(name))
 
 
 def from_record(
     name: str, kind: ColumnKind, unit: str, meaning: str, value: Callable[[Record], Any]
 ) -> None:
-    """Register a column that the record alone tells."""
-    column(name, kind, unit, meaning, lambda record, _: value(record))
+    """Register a column that is a function of the record."""
+    column(name, kind, unit, meaning, lambda row: value(row.record))
+
+
+def from_case(name: str, kind: ColumnKind, meaning: str) -> None:
+    """Register a column that is a field of the case."""
+    column(name, kind, "", meaning, lambda row: row.case[name])
+
+
+def from_metrics(name: str, kind: ColumnKind, unit: str, meaning: str) -> None:
+    """Register a column that a probe or a prediction left in the record's metrics."""
+    column(name, kind, unit, meaning, lambda row: row.record.metrics.get(name))
 
 
 def from_environment(name: str, kind: ColumnKind, meaning: str) -> None:
     """Register a column that is the same in all rows: a fact of the run's environment."""
-    column(name, kind, "", meaning, lambda _, run: run.info.get("environment", {}).get(name))
+    column(name, kind, "", meaning, lambda row: row.environment.get(name))
 
 
 def from_limits(name: str, kind: ColumnKind, unit: str, meaning: str) -> None:
     """Register a column that says where the cell stands between the machine's limits."""
-    column(name, kind, unit, meaning, lambda record, run: getattr(_limits(record, run), name))
+    column(name, kind, unit, meaning, lambda row: getattr(row.limits, name))
 
 
-def _limits(record: Record, run: Run) -> roofline.CellLimits:
-    environment = run.info.get("environment", {})
-    return roofline.cell_limits(
-        record.cell.case, record.metrics, times.time_us(record), environment
-    )
-
-
-def _device_name(record: Record, run: Run) -> str | None:
-    environment = run.info.get("environment", {})
+def _device_name(row: TableRow) -> str | None:
     # A run's environment describes one device; a case on another one has no name to give.
-    described = environment.get("device", record.cell.case.device)
-    return environment.get("device_name") if described == record.cell.case.device else None
+    here = row.environment.get("device", row.case["device"]) == row.case["device"]
+    return row.environment.get("device_name") if here else None
 
 
-def _suspect(record: Record, run: Run) -> str | None:
-    found = _limits(record, run)
+def _suspect(row: TableRow) -> str | None:
     return limits.suspect(
-        device_name=_device_name(record, run),
-        dtype=record.cell.case.dtype,
-        matmul_precision=run.info.get("environment", {}).get("matmul_precision"),
-        time_us=found.time_us,
-        flops=found.flops_executed,
-        bytes_min=found.bytes_min,
-        measured=found.ceilings,
+        device_name=_device_name(row),
+        dtype=row.case["dtype"],
+        matmul_precision=row.environment.get("matmul_precision"),
+        time_us=row.time_us,
+        flops=row.limits.flops_executed,
+        bytes_min=row.limits.bytes_min,
+        measured=row.limits.ceilings,
     )
 
 
-def _interval_end(end: int) -> Callable[[Record], float | None]:
-    def value(record: Record) -> float | None:
-        interval = times.interval_us(record)
-        return None if interval is None else interval[end]
-
-    return value
-
-
-def _rate(metric: str, per_us: float) -> Callable[[Record], float | None]:
+def _rate(metric: str, per_us: float) -> Value:
     """`metric` / median time, in the unit that is `per_us` a microsecond."""
 
-    def value(record: Record) -> float | None:
-        amount, time_us = record.metrics.get(metric), times.time_us(record)
-        return None if amount is None or not time_us else amount / time_us / per_us
+    def value(row: TableRow) -> float | None:
+        amount = row.record.metrics.get(metric)
+        return None if amount is None or not row.time_us else amount / row.time_us / per_us
 
     return value
 
 
-def _e2e_us(record: Record) -> float | None:
-    return median(sample.e2e_us for sample in record.kept) if record.samples else None
+def _e2e_us(row: TableRow) -> float | None:
+    return median(sample.e2e_us for sample in row.record.kept) if row.record.samples else None
 
 
-def _time_us_batches(record: Record) -> float | None:
-    batches = [us for sample in record.kept for us in sample.blocks_us or (sample.time_us,)]
+def _time_us_batches(row: TableRow) -> float | None:
+    batches = [us for sample in row.record.kept for us in sample.blocks_us or (sample.time_us,)]
     return median(batches) if batches else None
 
 
-def _calls(record: Record) -> int | None:
-    return sum(sample.calls * (len(sample.blocks_us) or 1) for sample in record.kept) or None
+def _calls(row: TableRow) -> int | None:
+    kept = row.record.kept
+    return sum(sample.calls * (len(sample.blocks_us) or 1) for sample in kept) or None
 
 
-column("run_id", "text", "", "name of the run", lambda _, run: run.run_id)
-from_record("case_id", "text", "", "hash of the case", lambda record: record.cell.case.case_id)
+column("run_id", "text", "", "name of the run", lambda row: row.run.run_id)
+column("case_id", "text", "", "hash of the case", lambda row: row.record.cell.case.case_id)
 from_case("workload", "text", "attention, layer or decode")
-from_record("impl", "text", "", "name of the implementation", lambda record: record.cell.impl)
+column("impl", "text", "", "name of the implementation", lambda row: row.record.cell.impl)
 from_case("pass", "text", "forward, backward or both")
 from_case("device", "text", "cpu or cuda")
 column("device_name", "text", "", "model of the device", _device_name)
@@ -147,24 +167,32 @@ from_case("projection", "text", "kind of projection of a layer")
 from_case("cache", "text", "how decoding keeps keys and values")
 from_case("new_tokens", "int", "tokens generated after the context")
 from_environment("threads", "int", "CPU threads of the worker")
-from_record("status", "text", "", "what became of the cell", lambda record: record.status)
-from_record("reason", "text", "", "why it is not ok", lambda record: record.reason)
+column("status", "text", "", "what became of the cell", lambda row: row.record.status)
+column("reason", "text", "", "why it is not ok", lambda row: row.record.reason)
 column("suspect", "text", "", "why the time cannot be right", _suspect)
-from_record(
-    "time_us_median", "float", "µs", "median time per call (per token for decode)", times.time_us
+column(
+    "time_us_median",
+    "float",
+    "µs",
+    "median time per call (decode: per token)",
+    lambda row: row.time_us,
 )
-from_record(
-    "time_us_ci_low", "float", "µs", "lower end of the median's 95 % interval", _interval_end(0)
+column(
+    "time_us_ci_low",
+    "float",
+    "µs",
+    "lower end of its 95 % interval",
+    lambda row: row.interval_us[0],
 )
-from_record("time_us_ci_high", "float", "µs", "upper end of it", _interval_end(1))
-from_record(
+column("time_us_ci_high", "float", "µs", "upper end of it", lambda row: row.interval_us[1])
+column(
     "time_us_min",
     "float",
     "µs",
     "fastest sample",
-    lambda record: min((sample.time_us for sample in record.kept), default=None),
+    lambda row: min((sample.time_us for sample in row.record.kept), default=None),
 )
-from_record(
+column(
     "e2e_us_median",
     "float",
     "µs",
@@ -172,16 +200,14 @@ from_record(
     " flush; on CUDA, of one call made for it beside each sample",
     _e2e_us,
 )
-from_record(
-    "n_samples", "int", "", "timed observations that count", lambda record: len(record.kept)
-)
+column("n_samples", "int", "", "timed observations that count", lambda row: len(row.record.kept))
 from_metrics("flops_useful", "int", "FLOP", "what the admitted pairs need, flash-attention's way")
 from_metrics("flops_executed", "int", "FLOP", "what the algorithm really multiplies")
 from_metrics("flops_counted", "int", "FLOP", "what torch's FlopCounterMode saw")
 from_metrics("flops_counted_source", "text", "", "dispatched (real matmuls) or formula")
-from_record("tflops", "float", "TFLOP/s", "useful FLOPs / median time", _rate("flops_useful", 1e6))
+column("tflops", "float", "TFLOP/s", "useful FLOPs / median time", _rate("flops_useful", 1e6))
 from_metrics("bytes_min", "int", "B", "least traffic: inputs read once, outputs written once")
-from_record("gbps", "float", "GB/s", "least traffic / median time", _rate("bytes_min", 1e3))
+column("gbps", "float", "GB/s", "least traffic / median time", _rate("bytes_min", 1e3))
 from_metrics("memory_peak_bytes", "int", "B", "highest allocation during the call")
 from_metrics("memory_inputs_bytes", "int", "B", "held by the inputs")
 from_metrics("memory_outputs_bytes", "int", "B", "held by the outputs")
@@ -208,29 +234,29 @@ from_metrics("l2", "text", "", "cold or warm: the last cache before each sample"
 from_record("interval", "text", "", "what it replicates: within_process, …", times.replicated)
 from_record("precision", "float", "", "half-width of the interval / time", times.precision)
 from_record("detectable", "float", "", "least difference that would show", times.detectable)
-from_record(
+column(
     "processes",
     "int",
     "",
     "fresh processes that measured the cell",
-    lambda record: len({sample.process for sample in record.samples}) or None,
+    lambda row: len({sample.process for sample in row.record.samples}) or None,
 )
-from_record(
+column(
     "n_discarded",
     "int",
     "",
     "samples that do not count, see notes",
-    lambda record: len(record.samples) - len(record.kept) if record.samples else None,
+    lambda row: len(row.record.samples) - len(row.record.kept) if row.record.samples else None,
 )
-from_record(
+column(
     "blocks",
     "int",
     "",
     "batches of a sample, of which the fastest is its time",
-    lambda record: max((len(sample.blocks_us) or 1 for sample in record.kept), default=None),
+    lambda row: max((len(sample.blocks_us) or 1 for sample in row.record.kept), default=None),
 )
 from_metrics("window", "int", "", "samples of which the fastest counts, see --min-time")
-from_record(
+column(
     "time_us_blocks", "float", "µs", "median over all batches of the samples that count",
     _time_us_batches,
 )  # fmt: skip
@@ -254,17 +280,17 @@ from_metrics(
 )
 from_metrics("memory_predicted_miss", "float", "", "workspace / predicted − 1; 0 where both are 0")
 from_metrics("sdpa_backend", "text", "", "backend that scaled_dot_product_attention took")
-from_record("calls", "int", "", "timed calls over all samples", _calls)
-from_record(
+column("calls", "int", "", "timed calls over all samples", _calls)
+column(
     "spent_s",
     "float",
     "s",
     "wall time of the cell, all stages",
-    lambda record: sum(record.spent_s.values()) if record.spent_s else None,
+    lambda row: sum(row.record.spent_s.values()) if row.record.spent_s else None,
 )
 from_environment("matmul_precision", "text", "highest: no TF32")
 from_environment("torch", "text", "version of torch")
-column("created", "text", "", "when the run began", lambda _, run: run.info.get("created"))
+column("created", "text", "", "when the run began", lambda row: row.run.info.get("created"))
 from_limits(
     "arithmetic_intensity",
     "float",

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import pandas as pd
 
 from attnbench.analysis.axes import in_order
-from attnbench.analysis.columns import COLUMNS, Column, ColumnKind
+from attnbench.analysis.columns import COLUMNS, Column, ColumnKind, TableRow
 from attnbench.analysis.times import ratio
 from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
@@ -34,11 +34,12 @@ def load(run: Run | Path | str) -> pd.DataFrame:
         StoreError: the folder holds no run, or a damaged one.
     """
     loaded = run if isinstance(run, Run) else load_run(Path(run))
-    return pd.DataFrame({name: _series(item, loaded) for name, item in COLUMNS.items()})
+    rows = [TableRow(record, loaded) for record in loaded.records]
+    return pd.DataFrame({name: _series(item, rows) for name, item in COLUMNS.items()})
 
 
-def _series(column: Column, run: Run) -> pd.Series[Any]:
-    values = [_plain(column.value(record, run), column.kind) for record in run.records]
+def _series(column: Column, rows: list[TableRow]) -> pd.Series[Any]:
+    values = [_plain(column.value(row), column.kind) for row in rows]
     return pd.Series(values, dtype=_PANDAS_TYPES[column.kind])  # type: ignore[call-overload]
 
 

@@ -20,7 +20,7 @@ OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
 MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer than the fits
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _AxisRule:
     """How series along an axis are made of columns of `_frame`.
 
@@ -29,37 +29,21 @@ class _AxisRule:
     """
 
     size: str
-    fixed: tuple[str, ...]
-    follow: tuple[str, ...] = ()
+    fixed: str
+    follow: str = ""
     least: int = 3
 
 
 _RULES: dict[Axis, _AxisRule] = {
     "n": _AxisRule(
-        size="seq_len",
-        fixed=("batch", "heads", "kv_heads", "head_dim", "value_dim", "width"),
-        follow=("keys_follow",),
-        least=2,
+        "seq_len", "batch heads kv_heads head_dim value_dim width", "keys_follow", least=2
     ),
-    "d": _AxisRule(
-        size="dim",
-        fixed=("batch", "heads", "kv_heads", "seq_len", "kv_len"),
-        follow=("value_follows", "width_follows"),
-    ),
-    "heads": _AxisRule(
-        size="heads",
-        fixed=("batch", "group", "head_dim", "value_dim", "seq_len", "kv_len"),
-        follow=("width_follows",),
-    ),
+    "d": _AxisRule("dim", "batch heads kv_heads seq_len kv_len", "value_follows width_follows"),
+    "heads": _AxisRule("heads", "batch group head_dim value_dim seq_len kv_len", "width_follows"),
     "heads at fixed width": _AxisRule(
-        size="heads",
-        fixed=("batch", "group", "inner", "width", "seq_len", "kv_len"),
-        follow=("value_follows",),
+        "heads", "batch group inner width seq_len kv_len", "value_follows"
     ),
-    "batch": _AxisRule(
-        size="batch",
-        fixed=("heads", "kv_heads", "head_dim", "value_dim", "width", "seq_len", "kv_len"),
-    ),
+    "batch": _AxisRule("batch", "heads kv_heads head_dim value_dim width seq_len kv_len"),
 }
 
 
@@ -130,8 +114,8 @@ def _frame(cells: list[Measured]) -> pd.DataFrame:
 
 def _members(frame: pd.DataFrame, axis: Axis, rule: _AxisRule) -> Iterator[list[int]]:
     """Row numbers of each series along `axis`, in ascending order of size."""
-    rows = frame[~frame["is_overhead"] & frame[list(rule.follow)].all(axis=1)]
-    by = ["kind", *rule.fixed]
+    rows = frame[~frame["is_overhead"] & frame[rule.follow.split()].all(axis=1)]
+    by = ["kind", *rule.fixed.split()]
     grouped = rows.groupby(by, sort=False)
     distinct = grouped[rule.size].transform("nunique")
     kept = rows.assign(series=grouped.ngroup(), distinct=distinct)[distinct >= rule.least]
