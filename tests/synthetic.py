@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import random
@@ -11,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from attnbench.schema.case import Case, Pass, Position, parse_mask
+from attnbench.schema.case import Case, Mask, Pass, Position, parse_mask
 from attnbench.schema.record import SCHEMA, Cell, Record, Sample
 
 CPU = {
@@ -38,9 +39,9 @@ GPU = CPU | {
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """How an imagined implementation behaves: time = floor + FLOPs/rate + pairs · cost."""
+    """How an imagined implementation behaves: time = overhead + FLOPs/rate + pairs · cost."""
 
-    floor_us: float
+    overhead_us: float
     flops_per_us: float
     pair_us: float = 0.0
     square: bool = True  # keeps the n² score matrix
@@ -48,22 +49,24 @@ class Model:
 
 
 CPU_MODELS = {
-    "naive": Model(floor_us=60, flops_per_us=6e4, pair_us=1.6e-3),
-    "naive-heads": Model(floor_us=180, flops_per_us=6e4, pair_us=1.3e-3),
-    "sdpa": Model(floor_us=35, flops_per_us=9e4, pair_us=1.5e-4, square=False, skips_hidden=True),
-    "sdpa-math": Model(floor_us=90, flops_per_us=6e4, pair_us=2.1e-3),
-    "chunked": Model(floor_us=140, flops_per_us=6e4, pair_us=1.1e-3, square=False),
+    "naive": Model(overhead_us=60, flops_per_us=6e4, pair_us=1.6e-3),
+    "naive-heads": Model(overhead_us=180, flops_per_us=6e4, pair_us=1.3e-3),
+    "sdpa": Model(
+        overhead_us=35, flops_per_us=9e4, pair_us=1.5e-4, square=False, skips_hidden=True
+    ),
+    "sdpa-math": Model(overhead_us=90, flops_per_us=6e4, pair_us=2.1e-3),
+    "chunked": Model(overhead_us=140, flops_per_us=6e4, pair_us=1.1e-3, square=False),
 }
 GPU_MODELS = {
-    "naive": Model(floor_us=45, flops_per_us=3.2e8, pair_us=7e-6),
-    "naive-compiled": Model(floor_us=30, flops_per_us=4e8, pair_us=3e-6),
-    "sdpa-math": Model(floor_us=80, flops_per_us=2.5e8, pair_us=1.2e-5),
-    "chunked": Model(floor_us=600, flops_per_us=3e8, pair_us=6e-6, square=False),
-    "sdpa-efficient": Model(floor_us=16, flops_per_us=2.4e8, square=False, skips_hidden=True),
-    "sdpa-flash": Model(floor_us=14, flops_per_us=3.6e8, square=False, skips_hidden=True),
-    "sdpa-cudnn": Model(floor_us=18, flops_per_us=6.2e8, square=False, skips_hidden=True),
-    "sdpa": Model(floor_us=15, flops_per_us=6.1e8, square=False, skips_hidden=True),
-    "flex": Model(floor_us=28, flops_per_us=4.4e8, square=False, skips_hidden=True),
+    "naive": Model(overhead_us=45, flops_per_us=3.2e8, pair_us=7e-6),
+    "naive-compiled": Model(overhead_us=30, flops_per_us=4e8, pair_us=3e-6),
+    "sdpa-math": Model(overhead_us=80, flops_per_us=2.5e8, pair_us=1.2e-5),
+    "chunked": Model(overhead_us=600, flops_per_us=3e8, pair_us=6e-6, square=False),
+    "sdpa-efficient": Model(overhead_us=16, flops_per_us=2.4e8, square=False, skips_hidden=True),
+    "sdpa-flash": Model(overhead_us=14, flops_per_us=3.6e8, square=False, skips_hidden=True),
+    "sdpa-cudnn": Model(overhead_us=18, flops_per_us=6.2e8, square=False, skips_hidden=True),
+    "sdpa": Model(overhead_us=15, flops_per_us=6.1e8, square=False, skips_hidden=True),
+    "flex": Model(overhead_us=28, flops_per_us=4.4e8, square=False, skips_hidden=True),
 }
 MODELS = {"cpu": CPU_MODELS, "cuda": GPU_MODELS}
 CACHES = ("rerun", "none", "concat", "static")
@@ -139,7 +142,12 @@ def pairs(case: Case) -> int:
     """Admitted pairs, by counting; the average token of a decode sees about the context."""
     if case.workload == "decode":
         return case.seq_len + 4
-    spans = (case.mask.span(i, case.seq_len, case.kv_len) for i in range(case.seq_len))
+    return _pairs_of_mask(case.mask, case.seq_len, case.kv_len)
+
+
+@functools.cache
+def _pairs_of_mask(mask: Mask, seq_len: int, kv_len: int) -> int:
+    spans = (mask.span(i, seq_len, kv_len) for i in range(seq_len))
     return sum(last - first for first, last in spans)
 
 
@@ -154,7 +162,7 @@ def modelled_time_us(case: Case, model: Model) -> float:
     work = _flops(case, shown) / model.flops_per_us
     work += model.pair_us * case.batch * case.heads * shown
     rotary = 1 + 0.6 * 128 / (case.seq_len + 128) if case.position.name == "rope" else 1.0
-    time_us = (model.floor_us + work) * rotary
+    time_us = (model.overhead_us + work) * rotary
     if case.cache in ("rerun", "none"):
         again = case.seq_len if case.cache == "rerun" else math.sqrt(case.seq_len)
         time_us *= 1 + again / 20

@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.analysis.roofline import cell_limits, launch_bound
 from attnbench.analysis.table import load
-from attnbench.execution.store import Run, load_run
+from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample
@@ -60,11 +60,8 @@ def test_each_column_is_its_formula():
     assert row["read_gbps_measured"] == 20.0
     assert row["copy_gbps_measured"] == 25.0
     assert row["launch_us_measured"] == 1.0
-
-
-def test_without_executed_flops_the_useful_ones_are_held_against_the_matmul():
-    row = row_of(CPU, flops_executed=None)
-    assert row["fraction_of_compute_peak"] == pytest.approx(1e6 / 100e-6 / 0.2e12)
+    useful = row_of(CPU, flops_executed=None)  # these are then held against the matmul
+    assert useful["fraction_of_compute_peak"] == pytest.approx(1e6 / 100e-6 / 0.2e12)
 
 
 @pytest.mark.parametrize(
@@ -143,16 +140,9 @@ def test_runs_of_other_versions_load(environment):
     )
     assert found.read_gbps is None
     row = row_of(environment)
-    assert pd.isna(row["bound"])
-
-
-def test_a_run_from_before_there_were_ceilings_has_its_matmul_and_nothing_else(tmp_path):
-    info = {"environment": synthetic.CPU | {"matmul_tflops": {"float32": 0.2}}}
-    records = [synthetic.ok(Case(seq_len=n), "naive") for n in (64, 128)]
-    frame = load(load_run(synthetic.write_run(tmp_path, "old", records, info)))
-    assert frame["peak_tflops_measured"].tolist() == [0.2, 0.2]
-    assert frame["fraction_of_compute_peak"].notna().all()
-    assert frame[["read_gbps_measured", "fraction_of_memory_peak", "bound"]].isna().all(axis=None)
+    assert row[["read_gbps_measured", "fraction_of_memory_peak", "bound"]].isna().all()
+    known = found.matmul_tflops.get("float32")
+    assert known is None or row["peak_tflops_measured"] == known
 
 
 FAST: dict[str, Any] = {"device_name": "Some CPU", "dtype": "float32", "matmul_precision": None}
@@ -175,6 +165,37 @@ def test_on_an_unknown_device_traffic_is_held_against_what_a_large_copy_or_read_
     assert suspect(limit_us / 100, 2**25, measured) is None, "a cache may be as fast as it likes"
     unknown = limits.ceilings_of({"ceilings": MEASURED | {"cache_bytes": None}})
     assert suspect(limit_us / 100, past, unknown) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "time_us", "flops", "bytes_min", "why"),
+    [
+        ("NVIDIA H200", "bfloat16", 1000.0, 10**12, None, "above the datasheet peak of 989"),
+        ("NVIDIA H200", "bfloat16", 1100.0, 10**12, None, None),
+        ("NVIDIA H200", "float32", 10_000.0, 10**12, None, "above the datasheet peak of 67"),
+        ("NVIDIA H200", "float64", 1.0, 10**12, None, None),  # no peak is known for it
+        ("NVIDIA H200", "bfloat16", None, 10**12, None, None),
+        ("NVIDIA H200", "bfloat16", 1.0, None, 40 * 2**20, None),  # within the last cache
+        ("NVIDIA H200", "bfloat16", 1.0, None, 60 * 2**20, "TB/s at least, above the memory's"),
+        ("NVIDIA H200 MIG 1g.18gb", "bfloat16", 1e-3, 10**12, None, None),
+        ("NVIDIA L40S", "bfloat16", 1e-3, 10**12, None, None),
+        (None, "bfloat16", 1e-3, 10**12, None, None),
+    ],
+)
+def test_a_known_device_is_held_against_its_datasheet(
+    device, dtype, time_us, flops, bytes_min, why
+):
+    given = {**FAST, "device_name": device, "dtype": dtype, "matmul_precision": "highest"}
+    found = limits.suspect(**given, time_us=time_us, flops=flops, bytes_min=bytes_min)
+    assert found is None if why is None else why in str(found)
+
+
+def test_on_an_unknown_device_a_time_is_held_against_three_times_a_measured_matmul():
+    measured = limits.ceilings_of({"matmul_tflops": {"float32": 0.2}})  # as older runs have it
+    given: dict[str, Any] = {**FAST, "flops": 10**6, "bytes_min": 1, "measured": measured}
+    assert "5 times what a large matmul reached" in str(limits.suspect(**given, time_us=1.0))
+    assert limits.suspect(**given, time_us=2.0) is None, "the matmul may have met a busy moment"
+    assert limits.suspect(**(given | {"measured": None}), time_us=1e-9) is None
 
 
 def test_a_dtype_without_a_datasheet_peak_is_held_against_the_measured_one():

@@ -13,14 +13,11 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from attnbench.analysis.scaling.cells import Replicates
-from attnbench.analysis.scaling.model import models, predicted, presence
+from attnbench.analysis.scaling.model import models, presence
 from attnbench.analysis.scaling.model_fit import Subsets, fit
 from attnbench.analysis.scaling.model_terms import (
-    ModelCells,
     candidates,
     carriers,
-    design,
     model_cells,
     surplus,
 )
@@ -110,28 +107,6 @@ def verdict(found: ModelFit) -> tuple[str, str]:
 # The fit.
 
 
-def test_what_is_planted_lies_within_the_intervals() -> None:
-    terms = ("floor", "d^2", "n d", "n d^2", "H n^2", "n^2 d")
-    largest = Case(workload="layer", seq_len=2048, width=1024, heads=4, head_dim=256)
-    whole = layer_us(largest)
-    true = dict.fromkeys(terms, 0.0) | {
-        "floor": 20 / whole,
-        "n d^2": 1e-5 * 2048 * 1024**2 / whole,
-        "H n^2": 4e-4 * 4 * 2048**2 / whole,
-        "n^2 d": 1.2e-5 * 2048**2 * 1024 / whole,
-    }
-    inside = []
-    for seed in range(12):
-        shares = only(run(layers(), layer_us, seed=seed)).shares
-        assert tuple(shares) == terms
-        for name, share in shares.items():
-            assert share.low is not None
-            assert share.high is not None
-            assert share.low <= share.value <= share.high
-            inside.append(share.low - 1e-9 <= true[name] <= share.high + 1e-9)
-    assert np.mean(inside) >= 0.9
-
-
 def test_coefficients_are_per_unit_of_their_term() -> None:
     found = only(run(cores(batch=2), core_us, noise=1e-6))
     assert found.terms == ("floor", "H n^2", "n^2 d")
@@ -184,16 +159,9 @@ def test_the_held_out_error_is_that_of_the_largest_n() -> None:
         return core_us(case) * (1.5 if case.seq_len == 2048 else 1.0)
 
     assert only(run(cores(), core_us, noise=1e-6)).held_out == pytest.approx(0, abs=1e-4)
-    assert only(run(cores(), bent, noise=1e-6)).held_out == pytest.approx(1 / 3, abs=1e-3)
-
-
-def test_a_model_is_no_surer_of_a_cell_than_it_was_of_the_largest_n() -> None:
-    def bent(case: Case) -> float:
-        return core_us(case) * (1.5 if case.seq_len == 2048 else 1.0)
-
     found = only(run(cores(), bent, noise=1e-6))
-    assert found.held_out is not None
-    assert found.figures["spread"] == pytest.approx(found.held_out)
+    assert found.held_out == pytest.approx(1 / 3, abs=1e-3)
+    assert found.figures["spread"] == pytest.approx(found.held_out), "no surer of any other cell"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -225,26 +193,6 @@ def test_the_choice_is_not_the_one_that_fits_the_small_sizes_best() -> None:
     in_sample, _ = nnls(relative[small] / scale, np.ones(small.sum()))
     chosen = fit(cells).chosen
     assert (in_sample > 0).sum() > chosen.sum()
-
-
-def test_the_band_contains_what_was_held_out() -> None:
-    inside: list[bool] = []
-    for seed in range(10):
-        (cells,) = model_cells(run(cores(), core_us, seed=seed, noise=0.02))
-        known = cells.sizes["n"] < 2048
-        ((_, replicates),) = cells.replicates_us.alike.values()
-        part = ModelCells(
-            impl="mine", cases=cells.cases, between=False, law=None, terms=cells.terms,
-            sizes={name: values[known] for name, values in cells.sizes.items()},
-            replicates_us=Replicates([tuple(times) for times in replicates[known].tolist()]),
-            times_us=cells.times_us[known], interval_us=cells.interval_us[:, known],
-        )  # fmt: skip
-        bands = predicted(fit(part), design(cells.terms, cells.sizes)[~known])
-        for band, time_us in zip(bands, cells.times_us[~known].tolist(), strict=True):
-            assert band.low is not None
-            assert band.high is not None
-            inside.append(band.low <= time_us <= band.high)
-    assert np.mean(inside) >= 0.9
 
 
 def test_times_that_no_model_describes_widen_the_band() -> None:
@@ -403,15 +351,11 @@ def test_times_that_the_model_cannot_predict_are_inconclusive() -> None:
     assert "n = 2048" in reason
 
 
-@pytest.mark.parametrize("law", ["n^2 d", "O(n^2 d)", None])
-def test_a_law_of_one_term_has_shares_and_no_verdict(law: str | None) -> None:
+@pytest.mark.parametrize("law", ["n^2 d", "O(n^2 d)", None, "n ^^ 2"])
+def test_a_law_of_one_term_or_none_has_shares_and_no_verdict(law: str | None) -> None:
     found = only(run(cores(), core_us, law=law))
     assert found.finding is None
     assert found.figures["share_H_n2"] == found.shares["H n^2"].value
-
-
-def test_a_text_that_is_no_law_is_no_verdict() -> None:
-    assert only(run(cores(), core_us, law="n ^^ 2")).finding is None
 
 
 def test_terms_that_the_sizes_cannot_tell_apart_are_inconclusive() -> None:
@@ -514,15 +458,10 @@ def test_a_term_that_certainly_takes_next_to_nothing_is_not_there(
     assert presence(cells, parse(law), term, draws, expected_share, visible)[0] == expected
 
 
-def test_failed_cells_make_no_model() -> None:
-    failed = [
-        Record(cell=record.cell, status="oom", reason="too large")
-        for record in run(cores(), core_us).records
-    ]
+def test_failed_cells_and_keys_of_another_number_make_no_model() -> None:
+    cells = [record.cell for record in run(cores(), core_us).records]
+    failed = [Record(cell=cell, status="oom", reason="too large") for cell in cells]
     assert models(run_of(failed)) == ()
-
-
-def test_keys_of_another_number_are_another_problem() -> None:
     cross = [replace(case, kv_len=4096) for case in cores()]
     assert models(run(cross, core_us)) == ()
 
