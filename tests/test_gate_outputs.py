@@ -101,10 +101,10 @@ def test_all_that_is_not_ok_has_its_reason(capsys):
 
 def test_controls_say_what_they_showed(capsys):
     blind = printed(KINDS["blind"], decide(KINDS["blind"]), capsys, width=200)
-    assert "planted slowdown of 10 % was NOT found" in blind
+    assert "positive control (a slowdown of 10 %) was NOT found" in blind
     assert "? not passed: blind" in blind
     untrusted = printed(KINDS["untrusted"], decide(KINDS["untrusted"]), capsys, width=200)
-    assert re.search(r"base against itself: \+\d\.\d %; not to be trusted", untrusted)
+    assert re.search(r"A/A control \(the base again\): \+\d\.\d %; not to be trusted", untrusted)
     none = printed(KINDS["nothing"], decide(KINDS["nothing"]), capsys, width=200)
     assert "none, since no time was compared" in none
 
@@ -134,8 +134,8 @@ def test_junit_has_a_case_a_cell_and_one_for_each_control(kind):
         case = cases[row.cell.impl, case_label(row.cell.case)]
         found = [e.tag for e in case if e.tag != "properties"]
         assert found == [e for e in [ELEMENTS[row.verdict]] if e]
-    assert ("attnbench gate", "planted slowdown is found") in cases
-    assert ("attnbench gate", "base against itself") in cases
+    assert ("attnbench gate", "positive control") in cases
+    assert ("attnbench gate", "A/A control") in cases
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -55,7 +55,7 @@ def test_a_page_says_verdict_sides_controls_promise_and_replay(kind, pages):
     assert outcome.words in text
     assert "base: main (3f2a91c0d1)" in text
     assert "with uncommitted changes" in text
-    assert "a planted slowdown of 10 %" in text
+    assert "positive control (a slowdown of 10 %)" in text
     assert "is called a regression in at most 1 % of runs" in text
     assert "attnbench gate --replay" in text
     for row in outcome.rows:
@@ -84,7 +84,7 @@ def test_the_image_has_its_content_in_words(pages):
     (figure,) = pages["regressed"].all("img")
     assert "sdpa n=256 +12" in (figure["alt"] or "")
     assert "12/12 ✗ regressed" in (figure["alt"] or "")
-    assert "planted slowdown of 10 %" in (figure["alt"] or "")
+    assert "positive control (+10 %)" in (figure["alt"] or "")
 
 
 def test_each_round_is_a_dot_hollow_full_or_vetoed():

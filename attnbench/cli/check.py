@@ -24,7 +24,7 @@ _STAGES = {
     "spin": "a spin of known length",
     "matmul": "a matmul",
     "cold": "cold and warm reads",
-    "planted": "a planted slowdown",
+    "planted": "an injected slowdown",
     "noise": "the noise, for 10 s",
 }
 
@@ -114,7 +114,7 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
     """Examine the machine and test the measuring itself.
 
     The clock must resolve a microsecond and read a spin of known length within 1 %, a matmul must
-    stay under the peak, cold reads must be told from warm ones, and a planted slowdown of 5 %
+    stay under the peak, cold reads must differ from warm ones, and an injected slowdown of 5 %
     must be seen between interleaved twins. Then the noise of this machine, and what to do about
     it. Takes about 20 s. Exits 0 where the machine is fit to measure and 4 where not; a warning
     changes nothing.

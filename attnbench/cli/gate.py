@@ -99,9 +99,9 @@ def gate(**options: Any) -> None:
     machine was not to be trusted, 2 if nothing could be compared, else 0.
     """
     typed = given()
-    strange = [flag for name, flag in typed.items() if name not in _WITH_REPLAY]
-    if "replay" in typed and strange:
-        raise UsageError(f"--replay decides again from what is stored; remove {', '.join(strange)}")
+    others = [flag for name, flag in typed.items() if name not in _WITH_REPLAY]
+    if "replay" in typed and others:
+        raise UsageError(f"--replay decides again from what is stored; remove {', '.join(others)}")
     try:
         code = (replay if "replay" in typed else compare)(options)
     except AttnbenchError as err:

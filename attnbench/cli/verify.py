@@ -37,7 +37,7 @@ _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
     " cores."
 )
 @device_option
-@threads_option("1: cores that come and go would bend every curve", before="With --sweep: ")
+@threads_option("1: cores that come and go distort every curve", before="With --sweep: ")
 @seed_option
 @output_option
 @click.option("--name", help="With --sweep: the run's name [a time stamp].")

@@ -223,11 +223,11 @@ def sheets(
     for values, rows in slices(frame, SHEET_AXES):
         plain = rows[rows["position"] == "none"]
         rows = plain if plain_position and not plain.empty else rows
-        rows, floor = _without_overhead_size(rows)
+        rows, small = _without_overhead_size(rows)
         rows, single = _along_n(rows, lines, several)
         names = _panel_axes(rows, lines)
         panels = [Panel(_title(part, names), part) for _, part in slices(rows, names)]
-        slug, title = "-".join(map(str, values.values())), fixed(rows) + floor + single
+        slug, title = "-".join(map(str, values.values())), fixed(rows) + small + single
         pages = range(0, len(panels), PANELS_A_SHEET)
         for number, start in enumerate(pages, start=1):
             several_pages = len(pages) > 1

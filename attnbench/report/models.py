@@ -53,11 +53,11 @@ class Shade:
     hatch: str
 
 
-_FLOOR, _LINEAR = Shade("#f4f4f4", "...."), Shade("#c6dbef", "")
+_OVERHEAD, _LINEAR = Shade("#f4f4f4", "...."), Shade("#c6dbef", "")
 _WEIGHTS, _SOFTMAX = Shade("#f2c879", "////"), Shade("#74a9cf", "\\\\\\\\")
 _PRODUCTS = Shade("#08519c", "")
 SHADES = {  # terms of one meaning look alike, whatever the workload calls them
-    "floor": _FLOOR, "n": _FLOOR, "n d": _LINEAR, "d^2": _WEIGHTS, "n d^2": _WEIGHTS,
+    "floor": _OVERHEAD, "n": _OVERHEAD, "n d": _LINEAR, "d^2": _WEIGHTS, "n d^2": _WEIGHTS,
     "H n": _SOFTMAX, "H n w": _SOFTMAX, "H n^2": _SOFTMAX,
     "w d": _PRODUCTS, "n w d": _PRODUCTS, "n^2 d": _PRODUCTS,
 }  # fmt: skip

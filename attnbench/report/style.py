@@ -16,7 +16,7 @@ class Look:
     marker: str
 
 
-# Okabe & Ito's palette (told apart with any colour vision) for what is drawn most often, three of
+# Okabe & Ito's palette (distinct with any colour vision) for what is drawn most often, three of
 # Tol's "muted" after it. Markers differ too, so that the plots survive a black-and-white printer.
 KNOWN: dict[str, Look] = {
     "naive": Look("#000000", "o"),
@@ -32,7 +32,7 @@ KNOWN: dict[str, Look] = {
     "naive-compiled": Look("#999933", "X"),
 }
 
-# Caches are told apart by other colours than implementations are: Tol's "high contrast".
+# Caches have other colours than implementations: Tol's "high contrast".
 CACHES: dict[str, Look] = {
     "rerun": Look("#bb5566", "s"),
     "none": Look("#ddaa33", "v"),
@@ -65,17 +65,12 @@ def looks(names: Iterable[str], known: Mapping[str, Look] = KNOWN) -> dict[str, 
     given = {name: known[name] for name in sorted(wanted & set(known))}
     taken: set[int] = set()
     for name in sorted(wanted - set(known)):
-        slot = _first_free(int(hashlib.sha256(name.encode()).hexdigest(), 16), taken)
+        start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(OTHERS)
+        slots = [(start + step) % len(OTHERS) for step in range(len(OTHERS))]
+        slot = next((slot for slot in slots if slot not in taken), start)
         taken.add(slot)
         given[name] = OTHERS[slot]
     return given
-
-
-def _first_free(start: int, taken: set[int]) -> int:
-    for step in range(len(OTHERS)):
-        if (start + step) % len(OTHERS) not in taken:
-            return (start + step) % len(OTHERS)
-    return start % len(OTHERS)
 
 
 RC: Any = {  # matplotlib's stubs list every key; a plain dict of them is refused

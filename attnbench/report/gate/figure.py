@@ -41,8 +41,8 @@ ROUNDS = FigureKind(
     " confirmation; a × is a round that was vetoed and counts for nothing. Under them the median"
     " of the rounds that decide, with its 95 % interval. In the shaded margin nothing is a"
     " regression; the dashed line is the slowdown that is found. A triangle at the edge stands for"
-    " dots beyond it, with their number. Base against itself must lie around 0, the planted"
-    " slowdown on the line.",
+    " dots beyond it, with their number. The A/A control must lie around 0, the positive"
+    " control on the line.",
 )
 
 
@@ -122,15 +122,11 @@ def _dots(rounds: Iterable[Round], cell: int, variant: Variant) -> Iterable[Dot]
     for found in rounds:
         log = found.log_ratio(cell, variant)
         if log is not None:
-            yield Dot(
-                percent=_percent(math.exp(log)),
-                full=found.stage == "confirm",
-                vetoed=found.veto is not None,
-            )
+            yield Dot(_percent(math.exp(log)), found.stage == "confirm", found.veto is not None)
 
 
 def controls(run: GateRun, outcome: Outcome) -> list[Strip]:
-    """Base against itself, all cells of a round on one height, and the planted slowdown."""
+    """The A/A control, all cells of a round on one height, and the positive control."""
     every = range(len(run.cells))
     null = [dot for r in run.rounds for cell in every for dot in _dots([r], cell, "null")]
     planted = [dot for r in run.rounds for cell in every for dot in _dots([r], cell, "planted")]
@@ -138,13 +134,13 @@ def controls(run: GateRun, outcome: Outcome) -> list[Strip]:
     seen = {True: "found", False: "NOT found", None: "none"}[found.found]
     return [
         Strip(
-            label="base against itself", look=CONTROL, dots=tuple(null),
+            label="A/A control (base again)", look=CONTROL, dots=tuple(null),
             middle=None if found.null_ratio is None else _percent(found.null_ratio),
             beside=(texts.change(found.null_ratio), "",
                     "! not to be trusted" if found.untrusted else ""),
         ),
         Strip(
-            label=f"planted slowdown of {units.brief_percent(run.rules.threshold)}", look=CONTROL,
+            label=f"positive control (+{units.brief_percent(run.rules.threshold)})", look=CONTROL,
             dots=tuple(planted),
             middle=None if found.planted_ratio is None else _percent(found.planted_ratio),
             beside=(texts.change(found.planted_ratio),
@@ -164,13 +160,13 @@ def scale_of(run: GateRun, strips: Sequence[Strip]) -> Scale:
     twice as long must not squeeze all others.
     """
     threshold = 100 * run.rules.threshold
-    telling = [x for s in strips for x in (s.middle, *(s.ends or ())) if x is not None]
+    drawn = [x for s in strips for x in (s.middle, *(s.ends or ())) if x is not None]
     dots = sorted(dot.percent for strip in strips for dot in strip.dots if not dot.vetoed)
     cut = len(dots) // 50  # the furthest 2 % at each end may stand at the edge
     spread = [dots[cut], dots[-1 - cut]] if dots else []
     near = [min(max(x, -3 * threshold), 3 * threshold) for x in spread]
-    low = max(-100.0, min([-1.25 * threshold, *telling, *near]))
-    high = max([1.5 * threshold, *telling, *near])
+    low = max(-100.0, min([-1.25 * threshold, *drawn, *near]))
+    high = max([1.5 * threshold, *drawn, *near])
     far = max(-low, high) > 4 * threshold
     room = 0.03 * (high - low)
     return Scale(

@@ -207,8 +207,8 @@ def junit(run: GateRun, outcome: Outcome) -> str:
 
 
 def _facts(run: GateRun, outcome: Outcome) -> Iterator[tuple[str, str]]:
-    for side, said in zip(("base", "candidate"), texts.sides(run), strict=True):
-        yield side, said.removeprefix(f"{side}: ")
+    for name, text in zip(("base", "candidate"), texts.sides(run), strict=True):
+        yield name, text.removeprefix(f"{name}: ")
     yield "threshold", f"{run.rules.threshold:.6g}"
     yield "margin", f"{run.rules.margin:.6g}"
     yield "alpha", f"{run.rules.alpha:.6g}"
@@ -251,18 +251,15 @@ def _cell(row: Row) -> _Case:
 
 
 def _controls(run: GateRun, outcome: Outcome) -> Iterator[_Case]:
-    found, said = outcome.controls, texts.controls(run, outcome)
+    found = outcome.controls
+    failed = (("positive control", found.found is False, "blind"),
+              ("A/A control", bool(found.untrusted), "untrusted"))  # fmt: skip
     timed: Element | None = "skipped" if found.found is None else None
-    kind: Element | None = "error" if found.found is False else timed
-    yield _Case(
-        classname=SUITE, name="planted slowdown is found", kind=kind,
-        type="blind" if kind == "error" else "not comparable", message=said[0],
-    )  # fmt: skip
-    kind = "error" if found.untrusted else timed
-    yield _Case(
-        classname=SUITE, name="base against itself", kind=kind,
-        type="untrusted" if kind == "error" else "not comparable", message=said[1],
-    )  # fmt: skip
+    for (name, bad, type_), message in zip(failed, texts.controls(run, outcome), strict=True):
+        yield _Case(
+            classname=SUITE, name=name, kind="error" if bad else timed,
+            type=type_ if bad else "not comparable", message=message,
+        )  # fmt: skip
 
 
 def _add_case(suite: ElementTree.Element, case: _Case) -> None:
@@ -272,8 +269,8 @@ def _add_case(suite: ElementTree.Element, case: _Case) -> None:
     if case.kind == "skipped":
         ElementTree.SubElement(element, "skipped", {"message": case.message})
     elif case.kind is not None:
-        said = {"type": case.type, "message": case.message}
-        ElementTree.SubElement(element, case.kind, said).text = case.message
+        attributes = {"type": case.type, "message": case.message}
+        ElementTree.SubElement(element, case.kind, attributes).text = case.message
 
 
 def _add_properties(parent: ElementTree.Element, known: tuple[tuple[str, str], ...]) -> None:

@@ -128,9 +128,8 @@ def reasons(run: GateRun, outcome: Outcome) -> list[tuple[Verdict, str, str]]:
     _, names = labels(run.cells)
     sharing: dict[tuple[Verdict, str], list[str]] = {}
     for number, row in worst_first(outcome.rows):
-        told = [] if row.verdict == "ok" else [flat(row.reason)]
-        for why in told:
-            sharing.setdefault((row.verdict, why), []).append(names[number])
+        if row.verdict != "ok":
+            sharing.setdefault((row.verdict, flat(row.reason)), []).append(names[number])
         for note in row.notes:  # held against nobody: the sign of no verdict
             key: tuple[Verdict, str] = "not comparable", flat(f"note: {note}")
             sharing.setdefault(key, []).append(names[number])
@@ -188,9 +187,9 @@ def promise(rules: Rules) -> str:
 
 
 def controls(run: GateRun, outcome: Outcome) -> list[str]:
-    """What the planted slowdown and the base against itself have shown."""
+    """What the positive control and the A/A control have shown."""
     found = outcome.controls
-    null = f"base against itself: {change(found.null_ratio)}"
+    null = f"A/A control (the base again): {change(found.null_ratio)}"
     if found.untrusted:
         null += f"; not to be trusted: {flat(found.untrusted)}"
     return [_planted(run.rules, outcome), null]
@@ -198,7 +197,7 @@ def controls(run: GateRun, outcome: Outcome) -> list[str]:
 
 def _planted(rules: Rules, outcome: Outcome) -> str:
     found = outcome.controls
-    planted = f"a planted slowdown of {units.brief_percent(rules.threshold)}"
+    planted = f"positive control (a slowdown of {units.brief_percent(rules.threshold)})"
     if found.found is None:
         return f"{planted}: none, since no time was compared"
     seen = f"seen as {change(found.planted_ratio)}, beyond the margin in"
