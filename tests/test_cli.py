@@ -155,62 +155,40 @@ def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
 # Runs and folders that are not there, taken, damaged or someone else's.
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["report"], ["export"], ["verify"], ["claims"], ["sweep", "--resume"]],
-    ids=" ".join,
-)
-class TestARunThatCannotBeRead:
-    def test_does_not_exist_and_the_nearest_is_named(
-        self, cli: Cli, assert_refused: Refused, run: Path, command: list[str]
-    ) -> None:
-        assert_refused(cli(*command, "mode"), "no run 'mode'", "'made'?")
+READING = (["report"], ["export"], ["verify"], ["claims"], ["sweep", "--resume"])
+ALIEN_RUNS = (
+    "", "{", "[]", "{}", '{"run_id":"x","schema":99}', "\xff",
+    '{"run_id":"x","schema":2,"environment":null}',
+    '{"run_id":"x","schema":2,"implementations":"naive"}',
+)  # fmt: skip
+ALIEN_RECORDS = ("hello\n", "[]\n", '{"schema":1}\n', '{"schema":99}\n')
 
-    @pytest.mark.parametrize("name", ["x" * 300, "../..", ""])
-    def test_is_no_name_of_a_run(
-        self, cli: Cli, assert_refused: Refused, command: list[str], name: str
-    ) -> None:
+
+@pytest.mark.parametrize("command", READING, ids=" ".join)
+def test_a_run_that_cannot_be_read_is_one_line(
+    cli: Cli, assert_refused: Refused, run: Path, command: list[str]
+) -> None:
+    assert_refused(cli(*command, "mode"), "no run 'mode'", "'made'?")
+    for name in ("x" * 300, "../..", ""):
         assert_refused(cli(*command, name), "no run")
+    records = run / RECORDS
+    line = records.read_text()
+    records.write_text(line + line[: len(line) // 2] + "\n" + line)
+    assert_refused(cli(*command, "made"), RECORDS, "line 2")
+    (run / "run.json").unlink()
+    assert_refused(cli(*command, "made"), "no run", "run.json")
 
-    def test_is_damaged_in_the_middle(
-        self, cli: Cli, assert_refused: Refused, run: Path, command: list[str]
-    ) -> None:
-        records = run / RECORDS
-        line = records.read_text()
-        records.write_text(line + line[: len(line) // 2] + "\n" + line)
-        assert_refused(cli(*command, "made"), RECORDS, "line 2")
 
-    @pytest.mark.parametrize("alien", ["hello\n", "[]\n", '{"schema":1}\n', '{"schema":99}\n'])
-    def test_holds_the_records_of_someone_else(
-        self, cli: Cli, assert_refused: Refused, run: Path, command: list[str], alien: str
-    ) -> None:
+@pytest.mark.parametrize("command", [["export"], ["sweep", "--resume"]], ids=" ".join)
+def test_files_of_someone_else_are_refused(
+    cli: Cli, assert_refused: Refused, run: Path, command: list[str]
+) -> None:
+    for alien in ALIEN_RECORDS:
         (run / RECORDS).write_text(alien)
         assert_refused(cli(*command, "made"), RECORDS, "line 1")
-
-    @pytest.mark.parametrize(
-        "alien",
-        [
-            "",
-            "{",
-            "[]",
-            "{}",
-            '{"run_id":"x","schema":99}',
-            "\xff",
-            '{"run_id":"x","schema":2,"environment":null}',
-            '{"run_id":"x","schema":2,"implementations":"naive"}',
-        ],
-    )
-    def test_has_the_run_json_of_someone_else(
-        self, cli: Cli, assert_refused: Refused, run: Path, command: list[str], alien: str
-    ) -> None:
+    for alien in ALIEN_RUNS:
         (run / "run.json").write_bytes(alien.encode("latin-1"))
         assert_refused(cli(*command, "made"), "run.json")
-
-    def test_has_no_run_json(
-        self, cli: Cli, assert_refused: Refused, run: Path, command: list[str]
-    ) -> None:
-        (run / "run.json").unlink()
-        assert_refused(cli(*command, "made"), "no run", "run.json")
 
 
 @pytest.mark.parametrize(
@@ -444,7 +422,7 @@ def test_a_target_that_cannot_be_written_is_named(
     assert_refused(cli("export", run, "--format", kind, "--to", target), "cannot write", target)
 
 
-PRINTING = [["export"], ["export", "--format", "json"], ["report"], ["list"]]
+PRINTING = [["export"], ["list"]]
 
 
 def write_to(stdout: int, args: list[str]) -> tuple[int, str]:
