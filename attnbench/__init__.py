@@ -92,7 +92,7 @@ def sweep(
 
 
 def _plain(axis: str, value: Any) -> Any:
-    """One value stands for a list of one, except for the workload, which is no list."""
+    """One value stands for a list of one, except for the workload, which has one value."""
     if axis == "workload" or value is None:
         return value
     return (value,) if isinstance(value, (str, int)) else tuple(value)

@@ -1,7 +1,7 @@
-"""A few bytes of shared memory in which a worker says what it is doing.
+"""A few bytes of shared memory in which a worker notes what it is doing.
 
-Writing them costs about a microsecond and wakes nobody, so that it can be done before every
-timed block; when the worker dies or hangs, the runner reads which cell it was at.
+Writing them costs about a microsecond and wakes no process, so that it can be done before every
+timed batch; when the worker dies or hangs, the runner reads which cell it was at.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Heartbeat:
         self._step = 0
 
     def write(self, case: int, impl: int, stage: str) -> None:
-        """Say: now at this case (index in the group), this implementation, this stage."""
+        """Note: now at this case (index in the group), this implementation, this stage."""
         self._step += 1
         self._map[:] = _LAYOUT.pack(self._step, case, impl, stage.encode()[:32])
 
     def read(self) -> Sign:
-        """What the worker said last."""
+        """What the worker noted last."""
         step, case, impl, stage = _LAYOUT.unpack(self._map[:])
         return Sign(step, case, impl, stage.rstrip(b"\0").decode(errors="replace"))
 

@@ -19,7 +19,7 @@ def parse_sizes(text: str, flag: str) -> list[int]:
     """Read `128,256,1024` or `128..8192` (doubling), or a mix; duplicates are dropped.
 
     Raises:
-        UsageError: nothing given, something that is no whole number of at least 1, or a
+        UsageError: nothing given, a part that is not a whole number of at least 1, or a
             doubling that does not land on its end.
     """
     sizes: list[int] = []

@@ -122,7 +122,7 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
     from attnbench.execution.doctor import examine
 
     with _stages(quiet=as_json) as tell:
-        examination = examine(device=device, threads=threads, tell=tell)
+        examination = examine(device=device, threads=threads, began=tell)
     if as_json:
         click.echo(json.dumps(examination.to_json(), indent=1))
     else:

@@ -54,8 +54,8 @@ def run_checks(
 ) -> list[CheckResult]:
     """Check the named implementations; those of the user's files if any, else all, by default.
 
-    `seen` is told each result as it comes. Those that compile take the brief items alone unless
-    `full`: a compilation takes many seconds a case.
+    `seen` is called with each result as it comes. Those that compile take the brief items alone
+    unless `full`: a compilation takes many seconds a case.
 
     Raises:
         UsageError: an unknown name or dtype, a file that does not load, a device not there.

@@ -14,7 +14,7 @@ from attnbench.machine import host
 from attnbench.machine.limits import peak_tflops
 from attnbench.machine.symptoms import Finding, Level, symptoms
 
-RESOLUTION_US = 1.0  # a block of 1 ms, the shortest that is timed, is then 1000 ticks
+RESOLUTION_US = 1.0  # a batch of 1 ms, the shortest that is timed, is then 1000 ticks
 CALL_US = 1.0
 SPIN_ERROR = 0.01
 COLD_RATIO = 1.05
@@ -71,11 +71,11 @@ class Examination:
 
 
 def examine(
-    *, device: str, threads: int | None, tell: Callable[[str], None] = lambda test: None
+    *, device: str, threads: int | None, began: Callable[[str], None] = lambda test: None
 ) -> Examination:
     """Run the self-tests in a worker and judge what they say; takes about 20 s.
 
-    `tell` hears the name of each test before it runs.
+    `began` is called with the name of each test before it runs.
 
     Raises:
         UsageError: the device is not there.
@@ -83,14 +83,14 @@ def examine(
     """
     with LocalRunner(Settings(device=device, threads=threads)) as runner:
         runner.catalogue()  # fixes the device where it was `auto`
-        diagnosis = runner.diagnose(tell)
+        diagnosis = runner.diagnose(began)
     # The worker's own variables say what --threads made of them; these are what the user set.
     diagnosis["facts"] |= {"thread_env": host.thread_env()}
     return Examination(diagnosis=diagnosis, findings=judge(diagnosis))
 
 
 def judge(diagnosis: dict[str, Any]) -> tuple[Finding, ...]:
-    """The findings of a diagnosis: first all self-tests, then what is amiss with the machine."""
+    """The findings of a diagnosis: first all self-tests, then those of the machine."""
     return (*_judge_tests(diagnosis), *symptoms(diagnosis))
 
 
@@ -104,8 +104,8 @@ def _judge_tests(diagnosis: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _test(name: str, level: Level, fact: str, limit: str | None, remedy: str) -> Finding:
-    told = None if level == "ok" else remedy
-    return Finding(kind="test", name=name, level=level, fact=fact, limit=limit, remedy=told)
+    needed = None if level == "ok" else remedy
+    return Finding(kind="test", name=name, level=level, fact=fact, limit=limit, remedy=needed)
 
 
 def _clock(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:

@@ -59,7 +59,7 @@ class Spent:
 class LocalRunner:
     """Runs groups in worker processes on this machine: the interface is `run(groups)`.
 
-    `watch(case, impl, stage)` is told what the worker is at, a few times a second.
+    `watch(case, impl, stage)` is called with what the worker is at, a few times a second.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class LocalRunner:
         try:
             event = worker.event(_START_TIMEOUT_S)
         except TimeoutError as err:
-            raise WorkerError(f"a worker said nothing for {_START_TIMEOUT_S:.0f} s") from err
+            raise WorkerError(f"a worker has not answered for {_START_TIMEOUT_S:.0f} s") from err
         except GarbledError as err:
             raise WorkerError(_UNREADABLE) from err
         if event is None:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from attnbench.base.files import lock, make_folder, write_whole
+from attnbench.base.jsontext import read_json
 from attnbench.base.registry import nearest
 from attnbench.errors import AttnbenchError, StoreError
 from attnbench.schema.record import READABLE, SCHEMA, Record, merged
@@ -136,37 +139,47 @@ def load_run(path: Path) -> Run:
     return Run(path=path, info=info, records=records, parts=list(latest.values()))
 
 
+class _Info(msgspec.Struct):
+    """What every `run.json` must hold, and the types of what others may; the rest is free."""
+
+    schema: int
+    run_id: str
+    created: str = ""
+    options: dict[str, Any] | None = None
+    environment: dict[str, Any] = {}
+    implementations: list[dict[str, Any]] = []
+    plan: list[dict[str, Any]] | None = None
+    spent: dict[str, float] | None = None
+
+
 def load_info(path: Path) -> dict[str, Any]:
     """Read `run.json` alone.
 
     Raises:
-        StoreError: the folder is no run, or the file is damaged or not ours.
+        StoreError: the folder is not a run, or the file is damaged or not ours.
     """
     file = path / INFO
     try:
-        info = json.loads(file.read_text())
+        info: dict[str, Any] = read_json(file.read_bytes())
+        schema = msgspec.convert(info, _Info).schema
     except FileNotFoundError as err:
         raise StoreError(f"{path} is no run: it has no {INFO}") from err
-    except (OSError, ValueError, RecursionError) as err:
-        raise StoreError(f"{file} cannot be read ({type(err).__name__}: {err})") from err
-    if not isinstance(info, dict) or "run_id" not in info:
-        raise StoreError(f"{file} was not written by attnbench: it has no run_id")
-    if info.get("schema") not in READABLE:
-        raise StoreError(f"{file} has schema {info.get('schema')}; this version reads {SCHEMA}")
-    for name, kind in (("environment", dict), ("implementations", list)):
-        if not isinstance(info.get(name, kind()), kind):
-            raise StoreError(f"{file} is damaged: {name} is {type(info[name]).__name__}")
+    except OSError as err:
+        raise StoreError(f"{file} cannot be read ({err})") from err
+    except ValueError as err:
+        raise StoreError(f"{file} is damaged, or not from attnbench: {err}") from err
+    if schema not in READABLE:
+        raise StoreError(f"{file} has schema {schema}; this version reads {SCHEMA}")
     return info
 
 
-def _complete_lines(file: Path) -> list[str]:
+def _complete_lines(file: Path) -> list[bytes]:
     if not file.exists():
         return []
     try:
-        text = file.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as err:
-        raise StoreError(f"{file} cannot be read ({type(err).__name__})") from err
-    return text.split("\n")[:-1]
+        return file.read_bytes().split(b"\n")[:-1]
+    except OSError as err:
+        raise StoreError(f"{file} cannot be read ({err})") from err
 
 
 def runs_in(output: Path) -> list[Path]:

@@ -124,7 +124,7 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
 
 
 def implementations(axes: Axes, catalogue: Catalogue, own: Iterable[str] = ()) -> list[str]:
-    """Whom a sweep measures: those asked for, else all that serve its workload.
+    """The implementations of a sweep: those asked for, else all that serve its workload.
 
     The user's `own` are beside those asked for.
     """

@@ -48,7 +48,7 @@ Entry = tuple[Case, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Cells that share a process, group by group; all cells of a group take turns.
+    """Cells that share a process, group by group; all cells of a group are interleaved.
 
     A group holds what will be compared with each other: every implementation of a case, and the
     cases that differ in nothing but the position encoding, the projection or the cache.
@@ -119,7 +119,7 @@ def make_plan(
 
 
 def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
-    """Heats of one workload, pass and dtype share processes, the small ones first in each."""
+    """Groups of one workload, pass and dtype share processes, the small ones first in each."""
     by_case: dict[str, tuple[Case, list[str]]] = {}
     for cell in cells:
         by_case.setdefault(cell.case.case_id, (cell.case, []))[1].append(cell.impl)
@@ -134,7 +134,7 @@ def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
     for kind in kinds.values():
         kind.sort(key=lambda group: work(group[0][0]))
         count = -(-len(kind) // GROUPS_PER_JOB)
-        for first in range(count):  # dealt out in turn: each process gets small and large ones
+        for first in range(count):  # dealt out one by one: each process gets small and large ones
             yield Job(groups=tuple(kind[first::count]))
 
 

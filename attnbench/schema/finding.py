@@ -19,7 +19,7 @@ Figure = float | int | str | None
 class Finding:
     """What was asked of a run, and what it answered.
 
-    `subject` is whom it is about (`naive, attention forward`), `question` what was asked of it
+    `subject` is what it is about (`naive, attention forward`), `question` what was asked of it
     (`time in n`), `law` what should be so, `reason` one sentence that says why the verdict is
     what it is. `figures` are the numbers it rests on, by names that carry their unit.
 

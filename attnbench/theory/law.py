@@ -103,7 +103,7 @@ def parse(text: str) -> Law:
     """Read a law.
 
     Raises:
-        UsageError: the text is none; the message shows some.
+        UsageError: the text is not a law; the message shows examples.
     """
     stripped = text.strip()
     inside = re.fullmatch(r"O\((.*)\)", stripped)
