@@ -50,10 +50,6 @@ def by_head(x_BLF: torch.Tensor, dims: int) -> torch.Tensor:
     return x_BLF.view(*x_BLF.shape[:2], -1, dims).transpose(1, 2)
 
 
-def _fused_rows(case: Case) -> dict[str, int]:
-    return {"wqkv": sum(heads * dims for heads, dims in parts_of(case))}
-
-
 def _fused(case: Case) -> Project:
     parts = parts_of(case)
     widths = [heads * dims for heads, dims in parts]
@@ -64,11 +60,6 @@ def _fused(case: Case) -> Project:
         return q, k, v
 
     return project
-
-
-def _separate_rows(case: Case) -> dict[str, int]:
-    sizes = [heads * dims for heads, dims in parts_of(case)]
-    return dict(zip(("wq", "wk", "wv"), sizes, strict=True))
 
 
 def _separate(case: Case) -> Project:
@@ -82,14 +73,6 @@ def _separate(case: Case) -> Project:
         return q, k, v
 
     return project
-
-
-def _per_head_rows(case: Case) -> dict[str, int]:
-    return {
-        f"w{name}{head}": dims
-        for name, (heads, dims) in zip("qkv", parts_of(case), strict=True)
-        for head in range(heads)
-    }
 
 
 def _per_head(case: Case) -> Project:
@@ -111,20 +94,31 @@ PROJECTIONS.add(
     "fused",
     Projection(
         doc="one matrix for q, k and v, its result cut in three",
-        rows=_fused_rows,
+        rows=lambda case: {"wqkv": sum(heads * dims for heads, dims in parts_of(case))},
         heads=_fused,
         one_matrix=True,
     ),
 )
 PROJECTIONS.add(
     "separate",
-    Projection(doc="wq, wk and wv, as in Llama", rows=_separate_rows, heads=_separate),
+    Projection(
+        doc="wq, wk and wv, as in Llama",
+        rows=lambda case: {
+            f"w{name}": heads * dims
+            for name, (heads, dims) in zip("qkv", parts_of(case), strict=True)
+        },
+        heads=_separate,
+    ),
 )
 PROJECTIONS.add(
     "per-head",
     Projection(
         doc="a matrix for each head, the formula to the letter; heads are stacked",
-        rows=_per_head_rows,
+        rows=lambda case: {
+            f"w{name}{head}": dims
+            for name, (heads, dims) in zip("qkv", parts_of(case), strict=True)
+            for head in range(heads)
+        },
         heads=_per_head,
         strided=False,
     ),
