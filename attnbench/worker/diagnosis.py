@@ -1,4 +1,4 @@
-"""The self-tests of the measuring side on one device, with the facts beside them, as plain JSON."""
+"""Self-tests of measuring on one device, with facts of the machine beside them, as plain JSON."""
 
 from __future__ import annotations
 
