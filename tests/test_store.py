@@ -47,6 +47,23 @@ def test_a_record_cannot_contradict_itself(fields):
         Record(cell=record().cell, **fields)
 
 
+def test_a_sample_of_a_clock_that_stepped_back_is_kept_and_does_not_count():
+    back = replace(
+        record().samples[0], time_us=-1.0, discarded="it stepped back", discard_code="clock"
+    )
+    found = replace(record(), samples=(back, *record().samples))
+    assert Record.from_line(found.to_line()) == found
+    assert found.kept == record().samples
+
+
+def test_the_discards_of_older_records_get_their_codes():
+    reasons = ("interrupted by other work (2 times)", "the CPU quota withheld 5 ms", "HwThermal")
+    samples = [replace(record().samples[0], discarded=reason) for reason in reasons]
+    found = replace(record(), samples=(*samples, record().samples[0]))
+    codes = [sample.discard_code for sample in Record.from_line(found.to_line()).samples]
+    assert codes == ["interrupted", "throttled", "other", None]
+
+
 def test_nan_cannot_be_stored():
     broken = Record(cell=record().cell, status="ok", samples=record().samples, metrics={"x": 1e999})
     with pytest.raises(ValueError, match="not JSON compliant"):

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-Time = Annotated[float, msgspec.Meta(gt=0, lt=2.0**63)]
+# Above 0 in every sample that counts; a clock that stepped back gives others.
+Time = Annotated[float, msgspec.Meta(gt=-(2.0**63), lt=2.0**63)]
 # Other work in every batch, time taken by the hypervisor or withheld by a quota, a GPU that slowed
 # itself, a compilation, a clock that stepped back; "other" is of old records alone.
 DiscardCode = Literal["interrupted", "stolen", "throttled", "gpu", "compiled", "clock", "other"]

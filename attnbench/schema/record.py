@@ -57,7 +57,7 @@ class Record:
 
     Raises:
         ValueError: a status that contradicts the rest: ok without a sample that counts, anything
-            else with samples or without a reason.
+            else with samples or without a reason; or a sample that counts without a time.
     """
 
     cell: Cell
@@ -73,6 +73,8 @@ class Record:
             raise ValueError(f"unknown status {self.status!r}")
         if self.status == "ok" and not self.kept:
             raise ValueError(f"status ok, and none of {len(self.samples)} samples counts")
+        if any(min(s.time_us, s.e2e_us, *s.blocks_us) <= 0 for s in self.kept):
+            raise ValueError("a sample that counts has no time above 0")
         if self.status != "ok" and self.samples:
             raise ValueError(f"status {self.status} with {len(self.samples)} samples")
         if self.status != "ok" and not self.reason:
