@@ -71,7 +71,7 @@ def verify(**options: Any) -> None:
     if options["measures"]:
         path = _measured(options)
     else:
-        path = find_run(options["run"] or "latest", options["output"])
+        path = find_run("latest" if options["run"] is None else options["run"], options["output"])
     found = scaling(load_run(path))
     if options["as_json"]:
         click.echo(json.dumps([finding.to_json() for finding in found.findings], indent=1))
