@@ -40,7 +40,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "a share beyond all": ("--threshold 10", ["--threshold", "from 0.1% to 100%"]),
     "negative growth": ("--growth=-1%", ["--growth"]),
     "no time": ("--budget soon", ["--budget", "5m"]),
-    "too little time": ("--budget 0.1s", ["--budget", "from 1 s on"]),
+    "too little time": ("--budget 0.1s", ["--budget", "at least 1 s"]),
     "no threads": ("--threads 0", ["--threads"]),
     "an unknown device": ("--device tpu", ["--device", "cuda"]),
     "no patience": ("--timeout 0", ["--timeout"]),
