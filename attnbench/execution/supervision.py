@@ -91,16 +91,11 @@ class Supervision:
                 del open_keys[key]
                 # A worker that ends well and forgets a cell is a defect of ours.
                 yield key, death or Death("error", "the worker finished without a result")
-            for key in self._given_up(blamed, list(open_keys)):
-                del open_keys[key]
-                yield key, Death("skipped", f"not tried: it ended {self._deaths_each} workers")
-
-    def _given_up(self, blamed: list[Key], left: list[Key]) -> list[Key]:
-        """The remaining cells of implementations that ended too many workers."""
-        self._deaths.update({impl for _, impl in blamed})
-        if self._deaths_each is None:
-            return []
-        return [key for key in left if self._deaths[key[1]] >= self._deaths_each]
+            self._deaths.update({impl for _, impl in blamed})
+            for key in list(open_keys):
+                if self._deaths_each is not None and self._deaths[key[1]] >= self._deaths_each:
+                    del open_keys[key]
+                    yield key, Death("skipped", f"not tried: it ended {self._deaths_each} workers")
 
     def _results(
         self, worker: Worker, local: _LocalKeys, watch: _Watch
@@ -111,8 +106,14 @@ class Supervision:
         while True:
             try:
                 event = worker.event(_POLL_S)
+                if isinstance(event, Result):
+                    yield local.key(event.key), event
+                    continue
+                if event is not None and not isinstance(event, Done):
+                    raise GarbledError
             except GarbledError:
-                yield nobody, _garbled(watch.read())
+                sign = watch.read()
+                yield nobody, Death("error", f"{sign.stage}: {GARBLED}", surely=False)
                 return
             except TimeoutError:
                 sign = watch.read()
@@ -125,13 +126,7 @@ class Supervision:
                 watch.stop()
                 yield nobody, _death(worker.ended(), watch.read(), oom_kills)
                 return
-            if isinstance(event, Done):
-                return
-            key = local.key(event.key) if isinstance(event, Result) else None
-            if key is None or not isinstance(event, Result):
-                yield nobody, _garbled(watch.read())
-                return
-            yield key, event
+            return  # done
 
     def _blamed(self, death: Death | None, at: list[Key], left: list[Key]) -> list[Key]:
         """Which of the cells that are left a worker's end costs."""
@@ -152,11 +147,11 @@ class _LocalKeys:
             self._impls.setdefault(index, []).append(impl)
         self._indices = list(self._impls)
 
-    def key(self, local: Key) -> Key | None:
-        """The caller's key; None where the request had no such cell."""
+    def key(self, local: Key) -> Key:
+        """The caller's key; GarbledError where the request had no such cell."""
         place, impl = local
         if not 0 <= place < len(self._indices) or impl not in self._impls[self._indices[place]]:
-            return None
+            raise GarbledError
         return self._indices[place], impl
 
     def at(self, sign: Sign) -> list[Key]:
@@ -207,10 +202,6 @@ class _Watch:
     def reason(self) -> str:
         stage = self._last.stage if self._last else "start-up"
         return f"{stage}: no sign of life for {self.timeout_s:g} s (--timeout)"
-
-
-def _garbled(sign: Sign) -> Death:
-    return Death("error", f"{sign.stage}: {GARBLED}", surely=False)
 
 
 def _death(returncode: int | None, sign: Sign, oom_kills: int | None) -> Death:
