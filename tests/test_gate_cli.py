@@ -14,7 +14,7 @@ import pytest
 from attnbench.errors import StoreError, WorkerError
 from attnbench.gate.decide.data import GateRun
 from attnbench.gate.decide.stored import load_gate
-from attnbench.gate.run.session import GateListener, GateRequest
+from attnbench.gate.run.measuring import GateListener, GateRequest
 from attnbench.planning.plan import Axes
 from tests import gate_runs, repositories
 from tests.conftest import Cli, Refused, run_script
@@ -52,7 +52,7 @@ class Imagined:
         listener.planned(self.run.cells)
         for number, found in enumerate(self.run.rounds, start=1):
             request.keep(self.run, found)
-            listener.heard(found, number, "screening 8 cells")
+            listener.round_measured(found, number, "screening 8 cells")
         if self.error is not None:
             raise self.error
         return replace(self.run, base=request.base, candidate=request.candidate)
@@ -66,9 +66,9 @@ class Imagined:
 @pytest.fixture
 def imagined(monkeypatch: pytest.MonkeyPatch) -> Imagined:
     answer = Imagined()
-    monkeypatch.setattr("attnbench.gate.run.session.run_gate", answer)
+    monkeypatch.setattr("attnbench.gate.run.measuring.run_gate", answer)
     monkeypatch.setattr(
-        "attnbench.gate.run.request.device_of", lambda asked: "cpu" if asked == "auto" else asked
+        "attnbench.gate.run.watched.device_of", lambda asked: "cpu" if asked == "auto" else asked
     )
     return answer
 

@@ -9,7 +9,7 @@ import torch
 
 from attnbench.execution.settings import Settings
 from attnbench.gate.decide.sequential import RoundPlan
-from attnbench.gate.run.turns import measure_round
+from attnbench.gate.run.rounds import measure_round
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
 from tests.test_gate_rounds import a_bench

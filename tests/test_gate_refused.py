@@ -24,8 +24,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     commit(made, a="old = 1")
     commit(made, a=kernel())
     monkeypatch.chdir(made)
-    monkeypatch.setattr("attnbench.gate.run.session.run_gate", measured)
-    monkeypatch.setattr("attnbench.gate.run.request.device_of", lambda asked: "cpu")
+    monkeypatch.setattr("attnbench.gate.run.measuring.run_gate", measured)
+    monkeypatch.setattr("attnbench.gate.run.watched.device_of", lambda asked: "cpu")
     return made
 
 

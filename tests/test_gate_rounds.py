@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -21,9 +19,9 @@ from attnbench.errors import UsageError
 from attnbench.execution.settings import Settings
 from attnbench.gate.decide.data import Rules, Version
 from attnbench.gate.decide.sequential import RoundPlan
-from attnbench.gate.run import turns
-from attnbench.gate.run.server import Processes
-from attnbench.gate.run.turns import Bench, ChangedError, RoundError, measure_round
+from attnbench.gate.run import rounds
+from attnbench.gate.run.processes import ProcessError
+from attnbench.gate.run.rounds import Bench, ChangedError, RoundError, measure_round
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
 
@@ -56,16 +54,9 @@ STALE = """
         KEPT.append(torch.nn.functional.scaled_dot_product_attention(q_BHLD, k_BGSD, v_BGSV))
     if CALLS > 5:
         return KEPT[0]"""
-# Always right, and done once: torch counts the changes of a tensor. The work is long, to be sure.
+# Always right, and done once for the same inputs from the third call on: the work is long, to be
+# sure. Torch counts the changes of a tensor.
 MEMO = """
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    key = q_BHLD.data_ptr(), q_BHLD._version
-    if not KEPT or KEPT[0] != key:
-        time.sleep(0.05)
-        KEPT[:] = [key, sdpa(q_BHLD, k_BGSD, v_BGSV)]
-    return KEPT[1]"""
-# As that, but only from the third call with the same inputs on.
-LATE_MEMO = """
     sdpa = torch.nn.functional.scaled_dot_product_attention
     key = q_BHLD.data_ptr(), q_BHLD._version
     KEPT[:] = [x for x in KEPT if x[0] == key] + [[key, None]]
@@ -80,7 +71,7 @@ HICCUP = """
     KEPT.append(q_BHLD._version)
     if len(set(KEPT)) == 2 and KEPT.count(KEPT[-1]) == 1:
         time.sleep(0.1)"""
-ORDER = RoundPlan(stage="screen", cells=(0, 1), slowed=1)
+PLAN = RoundPlan(stage="screen", cells=(0, 1), slowed=1)
 
 
 def a_side(folder: Path, name, trouble: str = "pass") -> Version:
@@ -93,167 +84,153 @@ def a_side(folder: Path, name, trouble: str = "pass") -> Version:
 
 def a_bench(folder: Path, trouble: str = "pass", timeout_s: float = 60.0) -> Bench:
     case = Case(workload="attention", device="cpu", seq_len=16, heads=1, head_dim=8)
-    truths = folder / "truths"
-    truths.mkdir()
+    references = folder / "references"
+    references.mkdir()
     return Bench(
         base=a_side(folder, "base"),
         candidate=a_side(folder, "candidate", trouble),
         cells=(Cell(case=case, impl="mine"), Cell(case=case, impl="other")),
         rules=Rules(),
         settings=Settings(device="cpu", threads=1, timeout_s=timeout_s),
-        truths=truths,
+        references=references,
         cpus=(min(os.sched_getaffinity(0)),),
-        chance=random.Random(0),
+        rng=random.Random(0),
     )
 
 
-def test_all_arms_take_as_many_turns_of_as_many_blocks(tmp_path):
-    found = measure_round(a_bench(tmp_path), ORDER, 0)
+def test_a_round_times_all_variants_alike_leaves_no_process_and_notices_edits(
+    tmp_path, monkeypatch
+):
+    processes: list[int] = []
+    prepare = rounds._prepare
+
+    def prepared(bench, running, variants):
+        found = prepare(bench, running, variants)
+        server = running._servers["base"][1].process.pid
+        processes.extend([server, *children_of(server)])
+        return found
+
+    monkeypatch.setattr(rounds, "_prepare", prepared)
+    bench = a_bench(tmp_path)
+    found = measure_round(bench, PLAN, 0)
     assert not found.failures
-    assert set(found.samples) == {0, 1}
-    assert set(found.samples[0]) == {"base", "candidate", "null"}
-    assert set(found.samples[1]) == {"base", "candidate", "null", "planted"}
-    for arms in found.samples.values():
-        assert len({(len(turns), len(turns[0])) for turns in arms.values()}) == 1
-        assert all(ns > 0 for turns in arms.values() for blocks in turns for ns in blocks)
+    assert {cell: set(of) for cell, of in found.samples.items()} == {
+        0: {"base", "candidate", "null"},
+        1: {"base", "candidate", "null", "planted"},
+    }
+    for of in found.samples.values():
+        assert len({(len(samples), len(samples[0])) for samples in of.values()}) == 1
+        assert all(ns > 0 for samples in of.values() for batches in samples for ns in batches)
     assert found.slowed == 1
     assert found.facts["cpu"] == min(os.sched_getaffinity(0))
+    assert len(processes) == 4
+    wait_until_gone(processes)
+    for version in (bench.base, bench.candidate):
+        assert [path.name for path in Path(version.root).rglob("*")] == ["mine.py"]
+    file = Path(bench.candidate.files[0])
+    file.write_text(file.read_text() + "\n# edited meanwhile\n")
+    with pytest.raises(ChangedError, match="candidate"):
+        measure_round(bench, PLAN, 1)
 
 
 def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
     found = measure_round(a_bench(tmp_path), RoundPlan(stage="confirm", cells=(), slowed=0), 0)
-    assert {cell: set(arms) for cell, arms in found.samples.items()} == {0: {"base", "planted"}}
+    assert {cell: set(of) for cell, of in found.samples.items()} == {0: {"base", "planted"}}
 
 
-@pytest.mark.parametrize(
-    ("trouble", "reason"),
-    [
-        ("if CALLS > 6: os.kill(os.getpid(), 11)", "crashed: killed by signal 11 (SIGSEGV)"),
-        ("if CALLS > 6: raise RuntimeError('no more')", "error: turn: RuntimeError: no more"),
-        ("if CALLS == 1: raise MemoryError('full')", "oom: build and check: full"),
-        ("if CALLS == 1: print('so long'); os._exit(7)", "crashed: exit code 7"),
-        ("return torch.zeros_like(q_BHLD)", "incorrect: o is off by"),
-        (STALE, "incorrect: o is off by"),
-        (MEMO, "incorrect: it returns a cached result: a call takes"),
-        (LATE_MEMO, "incorrect: it returns a cached result: a call takes"),
-        ("time.perf_counter_ns = lambda: 0", "incorrect: it replaces the clock"),
-    ],
-)
-def test_what_fails_costs_its_cell_and_says_in_which_arm(tmp_path, trouble, reason):
-    found = measure_round(a_bench(tmp_path, trouble), ORDER, 0)
-    assert not found.samples
-    assert list(found.failures) == [0]
-    assert found.failures[0].variant == "candidate"
-    assert str(found.failures[0]).startswith(reason)
-
-
-def test_one_slow_call_after_its_inputs_changed_proves_nothing(tmp_path):
-    found = measure_round(a_bench(tmp_path, HICCUP), ORDER, 0)
-    assert not found.failures
-    assert set(found.samples) == {0, 1}
-
-
-def test_what_the_base_does_as_well_against_itself_is_not_held_against_the_candidate(
-    tmp_path, monkeypatch
-):
-    """One of the two processes of the base is enough to doubt the reading."""
-    ratios = {"base": 1.0, "candidate": 50.0, "null": 30.0}
-    ask = Processes.ask
-
-    def asked(processes, arm, request, within_s=math.inf):
-        if request["do"] == "verify":
-            return {"changed_ratio": ratios[arm]}
-        return ask(processes, arm, request, within_s)
-
-    monkeypatch.setattr(Processes, "ask", asked)
-    bench = a_bench(tmp_path)
-    assert not measure_round(bench, ORDER, 0).failures
-    ratios["null"] = 1.0
-    assert measure_round(bench, ORDER, 1).failures[0].reason.endswith("have changed")
-
-
-def test_a_line_that_is_no_answer_costs_its_cell(tmp_path):
-    """A kernel may write to descriptors that it does not own."""
-    garbage = """
+GARBAGE = """
     if CALLS > 6:
         for descriptor in range(3, 64):
             try: os.write(descriptor, b"garbage\\n")
             except OSError: pass"""
-    found = measure_round(a_bench(tmp_path, garbage), ORDER, 0)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "reason"),
+    [
+        ("if CALLS > 6: os.kill(os.getpid(), 11)", "crashed", "killed by signal 11 (SIGSEGV)"),
+        ("if CALLS > 6: raise RuntimeError('no more')", "error", "sample: RuntimeError: no more"),
+        ("if CALLS == 1: raise MemoryError('full')", "oom", "build and check: full"),
+        ("if CALLS == 1: print('so long'); os._exit(7)", "crashed", "exit code 7"),
+        ("if CALLS > 6: time.sleep(3600)", "timeout", "no answer for 2"),
+        ("return torch.zeros_like(q_BHLD)", "incorrect", "o is off by"),
+        (STALE, "incorrect", "o is off by"),
+        (MEMO, "incorrect", "it returns a cached result: a call takes"),
+        ("time.perf_counter_ns = lambda: 0", "incorrect", "it replaces the clock"),
+        (GARBAGE, "crashed", "it writes to a file descriptor"),
+    ],
+)
+def test_what_fails_costs_its_cell_and_has_its_code(tmp_path, monkeypatch, trouble, code, reason):
+    monkeypatch.setattr(rounds, "PATIENCE_S", 2.0 if code == "timeout" else 30.0)
+    found = measure_round(a_bench(tmp_path, trouble), PLAN, 0)
+    assert not found.samples
+    assert not found.facts.get("grown")
     assert list(found.failures) == [0]
-    assert found.failures[0].variant == "candidate"
-    assert "descriptor" in found.failures[0].reason
+    assert (found.failures[0].variant, found.failures[0].code) == ("candidate", code)
+    assert found.failures[0].reason.startswith(reason)
 
 
-def test_memory_grown_in_a_round_that_was_broken_off_is_not_compared(tmp_path):
-    found = measure_round(a_bench(tmp_path, STALE), ORDER, 0)
-    assert found.failures
-    assert found.facts["grown"] == {}
+def test_one_slow_call_after_its_inputs_changed_proves_nothing(tmp_path):
+    found = measure_round(a_bench(tmp_path, HICCUP), PLAN, 0)
+    assert not found.failures
+    assert set(found.samples) == {0, 1}
 
 
-def test_a_turn_that_takes_longer_than_all_expectation_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(turns, "PATIENCE_S", 2.0)
-    bench = a_bench(tmp_path, "if CALLS > 6: time.sleep(3600)")
-    found = measure_round(bench, ORDER, 0)
-    assert re.fullmatch(r"timeout: no answer for 2(\.\d+)? s", str(found.failures[0]))
+@pytest.mark.parametrize(("null", "blamed"), [(30.0, False), (1.0, True)])
+def test_what_the_base_does_as_well_against_itself_is_not_held_against_the_candidate(null, blamed):
+    """One of the two processes of the base is enough to doubt the reading."""
+    ratios = {"base": 1.0, "candidate": 50.0, "null": null}
+
+    class Answers:
+        def ask(self, variant, request, kind):
+            return kind(ratios[variant])
+
+    samples: Any = dict.fromkeys(ratios, ((1000,),))
+    if not blamed:
+        rounds._verify(Answers(), 0, samples)  # type: ignore[arg-type]
+        return
+    with pytest.raises(ProcessError) as caught:
+        rounds._verify(Answers(), 0, samples)  # type: ignore[arg-type]
+    assert (caught.value.failure.code, caught.value.cell) == ("incorrect", 0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "vetoed"),
+    [
+        ({}, False),
+        ({"stolen": 0.1, "foreign": 0.5, "withheld": 0.1}, False),
+        ({"stolen": 0.11}, True),
+        ({"foreign": 0.51}, True),
+        ({"withheld": 0.11}, True),
+    ],
+)
+def test_a_round_is_vetoed_by_counters_beyond_their_limits(facts, vetoed):
+    assert bool(rounds.why_vetoed(facts)) is vetoed
 
 
 def test_a_failure_outside_of_any_cell_blames_none(tmp_path):
     bench = replace(a_bench(tmp_path), settings=Settings(device="cpu", threads=1, timer="graph"))
     with pytest.raises(RoundError, match="--timer graph is not for cpu"):
-        measure_round(bench, ORDER, 0)
+        measure_round(bench, PLAN, 0)
 
 
-def test_code_of_the_other_side_that_is_imported_late_is_refused(tmp_path):
+def test_code_of_the_other_version_that_is_imported_late_is_refused(tmp_path):
     bench = a_bench(
         tmp_path, f"import sys; sys.path.append({str(tmp_path / 'base')!r}); import kin"
     )
     (tmp_path / "base" / "kin.py").write_text("")
     with pytest.raises(UsageError, match=r"imports kin from the other side"):
-        measure_round(bench, ORDER, 0)
-
-
-def test_files_that_change_between_rounds_end_the_run(tmp_path):
-    bench = a_bench(tmp_path)
-    measure_round(bench, ORDER, 0)
-    file = Path(bench.candidate.files[0])
-    file.write_text(file.read_text() + "\n# edited meanwhile\n")
-    with pytest.raises(ChangedError, match="candidate"):
-        measure_round(bench, ORDER, 1)
-
-
-def test_nothing_is_written_into_the_folders_of_the_sides(tmp_path):
-    bench = a_bench(tmp_path)
-    measure_round(bench, ORDER, 0)
-    for side in (bench.base, bench.candidate):
-        assert [path.name for path in Path(side.root).rglob("*")] == ["mine.py"]
-
-
-def test_no_process_outlives_its_round(tmp_path):
-    bench = a_bench(tmp_path)
-    sides: list[Any] = [
-        ("base", bench.base, bench.candidate),
-        ("candidate", bench.candidate, bench.base),
-    ]
-    config = {"device": "cpu", "threads": 1, "seed": 0, "l2": None, "timer": None, "cpu": None,
-              "truths": str(bench.truths), "cells": {"0": bench.cells[0].to_json()}}  # fmt: skip
-    with Processes(sides, config, bench.settings) as processes:
-        for arm, *_ in sides:
-            processes.hello(arm)
-        server = processes._servers[0].pid
-        members = children_of(server)
-        assert len(members) == 2
-    wait_until_gone([server, *members])
+        measure_round(bench, PLAN, 0)
 
 
 def test_no_process_outlives_a_runner_that_is_killed(tmp_path):
-    """The kernel ends server and arms with their parent, in the middle of a call if need be."""
+    """The kernel ends them all with their parent, in the middle of a call if need be."""
     script = tmp_path / "runner.py"
     script.write_text(
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
         "from tests.test_gate_rounds import *\n"
         "bench = a_bench(Path(sys.argv[2]), 'if CALLS > 6: time.sleep(3600)')\n"
-        "measure_round(bench, ORDER, 0)\n"
+        "measure_round(bench, PLAN, 0)\n"
     )
     folder = tmp_path / "sides"
     folder.mkdir()

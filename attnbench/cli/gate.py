@@ -27,7 +27,7 @@ from attnbench.errors import AttnbenchError, ExitCode, StoreError, UsageError
 if TYPE_CHECKING:
     from attnbench.cli.progress import GateDisplay
     from attnbench.gate.decide.data import GateRun, Round
-    from attnbench.gate.run.request import Comparison
+    from attnbench.gate.run.watched import Comparison
 
 # The options that mean something beside --replay, which measures nothing.
 _WITH_REPLAY = ("replay", "output", "name", "advisory", "quiet")
@@ -118,7 +118,7 @@ def gate(**options: Any) -> None:
 def compare(options: dict[str, Any]) -> ExitCode:
     """The working tree and a commit, measured in turns."""
     from attnbench.cli.progress import GateDisplay
-    from attnbench.gate.run.request import comparison
+    from attnbench.gate.run.watched import comparison
 
     flags = {name: options[name] for name in (*AXIS_FIELDS, *_SETTINGS)}
     asked = comparison(Path.cwd(), flags, options["output"].resolve())
@@ -136,8 +136,8 @@ def _measured(
     asked: Comparison, options: dict[str, Any], display: GateDisplay, folder: Path
 ) -> GateRun:
     from attnbench.execution.settings import Settings
-    from attnbench.gate.run.request import device_of
-    from attnbench.gate.run.session import run_gate
+    from attnbench.gate.run.measuring import run_gate
+    from attnbench.gate.run.watched import device_of
     from attnbench.gate.run.worktree import checked_out
 
     settings = Settings(

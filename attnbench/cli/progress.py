@@ -141,7 +141,7 @@ class SweepDisplay(_Display, Listener):
 
 
 class GateDisplay(_Display):
-    """Shows how far a gate is. A listener of `attnbench.gate.run.session`."""
+    """Shows how far a gate is. A listener of `attnbench.gate.run.measuring`."""
 
     _last = ""
 
@@ -158,7 +158,7 @@ class GateDisplay(_Display):
         """Say how many cells are watched."""
         self.say(f"{len(cells)} cell{'s' * (len(cells) != 1)}")
 
-    def heard(self, found: Round, number: int, words: str) -> None:
+    def round_measured(self, found: Round, number: int, words: str) -> None:
         """Count a round; one that is vetoed is named, since it takes time."""
         if found.veto is not None:
             self.say(f"round {number} counts for nothing: {found.veto}")

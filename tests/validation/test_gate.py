@@ -34,7 +34,7 @@ def imagined(request: Any, listener: Any) -> GateRun:
 
 @pytest.fixture(autouse=True)
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnbench.gate.run.session.run_gate", imagined)
+    monkeypatch.setattr("attnbench.gate.run.measuring.run_gate", imagined)
     monkeypatch.setattr(session, "surroundings", lambda: ENVIRONMENT)
 
 
@@ -198,7 +198,7 @@ def test_a_gate_that_fails_in_a_run_loses_no_other(tmp_path, monkeypatch) -> Non
         done.append(request)
         return imagined(request, listener)
 
-    monkeypatch.setattr("attnbench.gate.run.session.run_gate", fails_third)
+    monkeypatch.setattr("attnbench.gate.run.measuring.run_gate", fails_third)
     assert sat(tmp_path).interrupted
     assert counted(kept(tmp_path)) == {AA: 1, TEN: 1}
 
@@ -232,7 +232,7 @@ def test_a_false_alarm_ends_a_whole_report_with_exit_1(cli, tmp_path, monkeypatc
     def slower(request: Any, listener: Any) -> GateRun:
         return a_run({5: 0.2}, rules=request.rules, seed=request.settings.seed)
 
-    monkeypatch.setattr("attnbench.gate.run.session.run_gate", slower)
+    monkeypatch.setattr("attnbench.gate.run.measuring.run_gate", slower)
     asked = ("gate", "--aa", 1, "--each", 0, "--resamples", 0, "--output", tmp_path)
     result = cli(*asked)
     assert result.exit_code == 1, result.output

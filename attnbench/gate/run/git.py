@@ -49,11 +49,8 @@ class Changes:
     @property
     def words(self) -> str:
         """`2 changed and 1 untracked files`, or the empty string where there are none."""
-        parts = [
-            f"{count} {kind}"
-            for count, kind in ((self.tracked, "changed"), (self.untracked, "untracked"))
-            if count
-        ]
+        counts = {"changed": self.tracked, "untracked": self.untracked}
+        parts = [f"{count} {kind}" for kind, count in counts.items() if count]
         many = "s" * (self.tracked + self.untracked != 1)
         return f"{' and '.join(parts)} file{many}" if parts else ""
 
@@ -77,7 +74,7 @@ def repository(folder: Path) -> Path:
             f"{folder} is in a git repository without a working tree, which is what would be"
             " compared with --base; run it in a clone"
         )
-    raise UsageError(f"git cannot read the repository of {folder} (--base): {said(found)}")
+    raise UsageError(f"git cannot read the repository of {folder} (--base): {complaint(found)}")
 
 
 def resolve(root: Path, ref: str) -> str:
@@ -143,16 +140,11 @@ def changes(root: Path, besides: Path | None = None) -> Changes:
     """
     found = run_git(root, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all")
     if found.returncode:
-        raise UsageError(f"git cannot read the working tree of {root} (--base): {said(found)}")
+        raise UsageError(f"git cannot read the working tree of {root} (--base): {complaint(found)}")
     entries = [entry for entry in found.stdout.split("\0") if entry]
-    if besides is not None:
-        entries = [
-            entry
-            for entry in entries
-            if not (entry[:2] == "??" and (root / entry[3:]).is_relative_to(besides))
-        ]
-    untracked = sum(entry.startswith("??") for entry in entries)
-    return Changes(tracked=len(entries) - untracked, untracked=untracked)
+    untracked = [root / entry[3:] for entry in entries if entry.startswith("??")]
+    others = [path for path in untracked if besides is None or not path.is_relative_to(besides)]
+    return Changes(tracked=len(entries) - len(untracked), untracked=len(others))
 
 
 def is_shallow(root: Path) -> bool:
@@ -185,23 +177,18 @@ def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     except OSError as err:
         raise UsageError(f"git cannot be run in {folder} (--base): {err.strerror}") from err
     with process:
-        return _finished(process)
-
-
-def _finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """Wait for git; where that is interrupted, end it with all that it started, and see it end."""
-    try:
-        stdout, stderr = process.communicate()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
+        try:
+            stdout, stderr = process.communicate()
+        except BaseException:  # an interrupt ends it with all that it started
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def said(found: subprocess.CompletedProcess[str]) -> str:
-    """What git said last, as one line."""
+def complaint(found: subprocess.CompletedProcess[str]) -> str:
+    """The last error of git, as one line."""
     lines = [line.strip() for line in found.stderr.splitlines() if line.strip()]
     fatal = [line for line in lines if line.startswith(("fatal:", "error:"))]
     return " ".join((fatal or lines or ["no reason given"])[-1].split())[:300]

@@ -1,11 +1,11 @@
-"""What a gate watches: files, sweeps and promises, from flags and from pyproject.toml."""
+"""What a gate compares and watches: commits, files, sweeps, from flags and pyproject.toml."""
 
 from __future__ import annotations
 
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,24 @@ from typing import Any
 from attnbench.base.lists import parse_duration, parse_names, parse_share, parse_sizes
 from attnbench.base.registry import unknown
 from attnbench.errors import UsageError
-from attnbench.gate.decide.data import DEFAULT_THRESHOLD, Rules
+from attnbench.execution.runner import LocalRunner
+from attnbench.execution.settings import Settings
+from attnbench.gate.decide.data import DEFAULT_THRESHOLD, Rules, Version
+from attnbench.gate.run import git
+from attnbench.gate.run.measuring import GateRequest
 from attnbench.planning.expansion import with_overrides
 from attnbench.planning.plan import Axes
 from attnbench.theory.traits import TRAITS
 
 PYPROJECT = "pyproject.toml"
 _TABLE = "[tool.attnbench.gate]"
-# Without a word on sizes: small ones, in which a slowdown costs least to find.
+# Unless sizes are given: small ones, in which a slowdown costs least to find.
 _DEFAULT = Axes(seq_lens=(128, 256, 512, 1024))
 _OF_SIZES = (
     "batch_sizes", "heads", "kv_heads", "seq_lens", "kv_lens", "head_dims", "value_dims",
     "widths", "new_tokens",
 )  # fmt: skip
 AXES = tuple(axis.name for axis in fields(Axes))
-_DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,77 @@ class Watched:
         return 1 if self.threads is None and device == "cpu" else self.threads
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The working tree at `root`, on top of the commit `head`, against the commit `base`."""
+
+    root: Path
+    head: str
+    changes: git.Changes
+    base: git.Base
+    watched: Watched
+
+    def missing(self, tree: Path) -> list[str]:
+        """The watched files that the base, checked out in `tree`, has not."""
+        return [file for file in self.watched.files if not (tree / file).is_file()]
+
+    def request(self, tree: Path, settings: Settings, options: Mapping[str, Any]) -> GateRequest:
+        """What to measure with the base checked out in `tree`; threads follow from the device."""
+        files, missing = self.watched.files, self.missing(tree)
+        return GateRequest(
+            base=Version(
+                name="base",
+                root=str(tree),
+                files=tuple(str(tree / file) for file in files if file not in missing),
+                ref=self.base.ref,
+                commit=self.base.commit,
+            ),
+            candidate=Version(
+                name="candidate",
+                root=str(self.root),
+                files=tuple(str(self.root / file) for file in files),
+                commit=self.head,
+                dirty=bool(self.changes.words),
+            ),
+            sweeps=self.watched.sweeps,
+            rules=self.watched.rules(settings.device),
+            settings=replace(settings, threads=self.watched.threads_on(settings.device)),
+            options=options,
+        )
+
+
+def comparison(folder: Path, flags: Mapping[str, Any], results: Path) -> Comparison:
+    """What the flags, and the repository that `folder` lies in, ask for.
+
+    Files below `results`, which gates write, are no changes of the working tree.
+
+    Raises:
+        UsageError: no repository, no such commit, no file to watch, a value that cannot be right.
+    """
+    root = git.repository(folder)
+    found = watched(root, folder, flags)
+    head = git.resolve(root, "HEAD")
+    changes = git.changes(root, besides=results)
+    if found.base is None:
+        base = git.default_base(root, changes)
+    else:
+        base = git.Base(commit=git.resolve(root, found.base), ref=found.base)
+    return Comparison(root=root, head=head, changes=changes, base=base, watched=found)
+
+
+def device_of(asked: str) -> str:
+    """The device that `auto` means here, which only a process with torch can say.
+
+    Raises:
+        UsageError: there is none.
+        WorkerError: no process can be started.
+    """
+    if asked != "auto":
+        return asked
+    with LocalRunner(Settings()) as runner:
+        return runner.catalogue().device
+
+
 def watched(root: Path, folder: Path, flags: Mapping[str, Any]) -> Watched:
     """What to watch in the repository at `root`, by `flags` before the table of pyproject.toml.
 
@@ -79,9 +153,7 @@ def watched(root: Path, folder: Path, flags: Mapping[str, Any]) -> Watched:
             f' them in {PYPROJECT}: {_TABLE} files = ["path/in/repo.py"]'
         )
     chosen = {name: value for name, value in (table | given).items() if name in _SETTINGS}
-    found = Watched(
-        files=tuple(dict.fromkeys(files)), sweeps=_sweeps(table, _axes_of(given)), **chosen
-    )
+    found = Watched(files=tuple(dict.fromkeys(files)), sweeps=_sweeps(table, given), **chosen)
     found.rules("cpu")  # values that no rule can have are refused before anything is done
     return found
 
@@ -101,7 +173,7 @@ def read_table(root: Path) -> dict[str, Any]:
     for name in ("tool", "attnbench", "gate"):
         table = table.get(name, {})
         if not isinstance(table, dict):
-            raise UsageError(f"'{name}' in {PYPROJECT} is no table; {_TABLE} is one")
+            raise UsageError(f"'{name}' in {PYPROJECT} is not a table; {_TABLE} is one")
     return _read(table, _READERS, _TABLE)
 
 
@@ -139,9 +211,9 @@ def _names(value: Any, where: str) -> tuple[str, ...]:
     return tuple(parse_names(_listed(value, where), where))
 
 
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{where} takes a text, not {value!r}")
+def _text(value: Any, where: str, among: tuple[str, ...] = ()) -> str:
+    if not isinstance(value, str) or not value or (among and value not in among):
+        raise UsageError(f"{where} takes {', '.join(among) or 'a text'}, not {value!r}")
     return value
 
 
@@ -152,12 +224,6 @@ def _count(value: Any, where: str) -> int:
     return sizes[0]
 
 
-def _device(value: Any, where: str) -> str:
-    if value not in _DEVICES:
-        raise UsageError(f"{where} takes {', '.join(_DEVICES)}, not {value!r}")
-    return str(value)
-
-
 def _amount(name: str, parse: Callable[[str, str], float], value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UsageError(f"{where} takes a text as on the command line, not {value!r}")
@@ -166,8 +232,7 @@ def _amount(name: str, parse: Callable[[str, str], float], value: Any, where: st
         values: dict[str, Any] = {name: number}
         Rules(**values)
     except UsageError as err:  # it names the flag, which was not given
-        said = str(err).split(" ", 1)[1]
-        raise UsageError(f"{where}: {said}") from err
+        raise UsageError(f"{where}: {str(err).split(' ', 1)[1]}") from err
     return number
 
 
@@ -188,7 +253,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "budget": partial(_amount, "budget_s", parse_duration),
     "growth": partial(_amount, "growth", parse_share),
     "threads": _count,
-    "device": _device,
+    "device": partial(_text, among=("auto", "cpu", "cuda")),
     **_AXIS_READERS,
     "sweeps": _rows,
 }
@@ -202,7 +267,7 @@ def _expanded(text: str, root: Path) -> list[str]:
     try:
         found = sorted(path for path in root.glob(text) if path.is_file() and path.suffix == ".py")
     except (ValueError, NotImplementedError) as err:
-        raise UsageError(f"{where}: {text!r} is no pattern of paths in the repository") from err
+        raise UsageError(f"{where}: {text!r} is not a pattern of paths in the repository") from err
     files = [_file(str(path), root, (root,), where) for path in found if path.name[0] not in "_."]
     if not files:
         raise UsageError(f"{where}: no Python file in {root} fits {text!r}")
@@ -224,32 +289,32 @@ def _file(text: str, root: Path, folders: Iterable[Path], where: str = "--impl")
     return path.relative_to(root).as_posix()
 
 
-def _axes_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name in AXES}
-
-
 def _sweeps(table: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Axes, ...]:
     """The sweeps of the table, or one; flags go before a sweep's own keys, these before shared.
 
     A workload that was asked for leaves the sweeps of that workload alone.
     """
-    shared = _axes_of(table)
+    shared, flags = (
+        {name: value for name, value in row.items() if name in AXES} for row in (table, flags)
+    )
     usual = shared.get("workload", _DEFAULT.workload)
     sweeps: list[Mapping[str, Any]] = table.get("sweeps") or [{}]
-    kinds = [row.get("workload", usual) for row in sweeps]
+    workloads = [row.get("workload", usual) for row in sweeps]
     if "workload" in flags:
         wanted = flags["workload"]
-        sweeps = [row for row, kind in zip(sweeps, kinds, strict=True) if kind == wanted] or [{}]
-        kinds = [wanted] * len(sweeps)
+        sweeps = [row for row, own in zip(sweeps, workloads, strict=True) if own == wanted] or [{}]
+        workloads = [wanted] * len(sweeps)
     found = []
-    for row, kind in zip(sweeps, kinds, strict=True):
-        axes = {**_fitting(shared, kind, kinds), **row, **_fitting(flags, kind, kinds)}
-        found.append(with_overrides(_DEFAULT, axes | {"workload": kind}))
+    for row, own in zip(sweeps, workloads, strict=True):
+        axes = {**_fitting(shared, own, workloads), **row, **_fitting(flags, own, workloads)}
+        found.append(with_overrides(_DEFAULT, axes | {"workload": own}))
     return tuple(found)
 
 
-def _fitting(axes: Mapping[str, Any], kind: str, kinds: Iterable[str]) -> dict[str, Any]:
+def _fitting(axes: Mapping[str, Any], own: str, workloads: Iterable[str]) -> dict[str, Any]:
     """Axes that several sweeps share, without those that only the others of them have."""
-    foreign = TRAITS.get(kind).foreign()
-    elsewhere = {name for name in axes if any(name in TRAITS.get(other).axes for other in kinds)}
+    foreign = TRAITS.get(own).foreign()
+    elsewhere = {
+        name for name in axes if any(name in TRAITS.get(other).axes for other in workloads)
+    }
     return {name: value for name, value in axes.items() if name not in foreign.keys() & elsewhere}

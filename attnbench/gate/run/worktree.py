@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from attnbench.errors import UsageError
-from attnbench.gate.run.git import run_git, said
+from attnbench.gate.run.git import complaint, run_git
 
 # The process that made a folder stands in its name: one that was killed could not clean up. So does
 # where that number means anything: containers and other hosts may share the folder.
@@ -52,7 +52,14 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
     folder = _temporary(root) / f"{own_prefix()}{secrets.token_hex(4)}"
     with _signals(_ENDING, _end):
         try:
-            _check_out(root, commit, folder)
+            try:
+                folder.mkdir(mode=0o700)
+            except OSError as err:
+                raise UsageError(f"cannot make {folder} ({err.strerror}); set TMPDIR") from err
+            made = run_git(root, *_NO_LFS, "worktree", "add", "--detach", str(folder), commit)
+            if made.returncode:
+                why = complaint(made)
+                raise UsageError(f"git cannot check out {commit[:12]} (--base): {why}")
             yield folder
         finally:
             with _signals(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
@@ -71,16 +78,6 @@ def _here() -> str:
     except OSError:  # not Linux: numbers hold for the whole host
         namespace = ""
     return hashlib.sha256(f"{platform.node()} {namespace}".encode()).hexdigest()[:6]
-
-
-def _check_out(root: Path, commit: str, folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700)
-    except OSError as err:
-        raise UsageError(f"cannot make {folder} ({err.strerror}); set TMPDIR") from err
-    made = run_git(root, *_NO_LFS, "worktree", "add", "--detach", str(folder), commit)
-    if made.returncode:
-        raise UsageError(f"git cannot check out {commit[:12]} (--base): {said(made)}")
 
 
 def remove(root: Path, folder: Path) -> None:

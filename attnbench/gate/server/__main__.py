@@ -1,67 +1,62 @@
-"""The server of one round: imports torch once, then forks one process an arm from that state.
+"""The server of one round: imports torch once, then forks one process a variant from that state.
 
-Usage: python -m attnbench.gate.server CONFIG, where CONFIG is JSON: device, threads, the cells, and
-for each arm its files and the two pipe ends it talks through. All arms of a round share the address
-layout of this process, which is drawn anew for each round; the memory they compute in is their
-own. How each arm ended is written to standard output, a line each. A single arm is not forked.
+Usage: python -m attnbench.gate.server CONFIG, where CONFIG is a `RoundConfig` as JSON. All
+processes of a round share the address layout of this one, which is drawn anew for each round; the
+memory they compute in is their own. How each ended is reported, a line each. A single variant is
+not forked.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import sys
-from typing import Any
 
-from attnbench.gate.server.arm import Variant
+from attnbench.base.jsontext import decode, encode
+from attnbench.gate.protocol import ProcessEnded, RoundConfig, VariantConfig
+from attnbench.gate.server.variant import VariantProcess
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import remember, settle
 
 
 def main() -> None:
-    """Start the arms and wait until the last has ended."""
-    config = json.loads(sys.argv[1])
-    sys.dont_write_bytecode = True  # the folders of both sides stay as they are
-    report = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever implementations print
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    """Start the processes and wait until the last has ended."""
+    config = decode(sys.argv[1], RoundConfig)
+    sys.dont_write_bytecode = True  # the folders of both versions stay as they are
     end_with_parent()
-    settle(config["threads"])
-    arms = config["arms"]
-    if len(arms) == 1:
+    settle(config.threads)
+    if len(config.variants) == 1:
         _serve(config, 0)
         return
-    names = {}
-    for index, arm in enumerate(arms):
+    alive = {}
+    for index, variant in enumerate(config.variants):
         process = os.fork()
         if process == 0:
             end_with_parent()
-            report.close()
+            os.close(config.report.write)
             _serve(config, index)
             os._exit(0)
-        names[process] = arm["arm"]
-        _close(arm)
-    while names:
+        alive[process] = variant.variant
+        _close(variant)
+    while alive:
         process, status = os.wait()
-        if process in names:
-            code = os.waitstatus_to_exitcode(status)
-            print(
-                json.dumps({"arm": names.pop(process), "returncode": code}), file=report, flush=True
-            )
+        if process in alive:
+            ended = ProcessEnded(alive.pop(process), os.waitstatus_to_exitcode(status))
+            os.write(config.report.write, encode(ended) + b"\n")
 
 
-def _serve(config: dict[str, Any], index: int) -> None:
-    for other in config["arms"][index + 1 :]:
+def _serve(config: RoundConfig, index: int) -> None:
+    for other in config.variants[index + 1 :]:
         _close(other)
-    for stream in (1, 2):
-        os.dup2(config["arms"][index]["stderr"], stream)
-    if config["device"] == "cpu":
+    mine = config.variants[index]
+    for stream in (1, 2):  # whatever implementations print
+        os.dup2(mine.ends.stderr, stream)
+    if config.device == "cpu":
         limit_memory()
-    remember(config["threads"])
+    remember(config.threads)
     try:
-        Variant(config, config["arms"][index]).serve()
+        VariantProcess(config, mine).serve()
     except BrokenPipeError:
         pass  # the run was given up
     except BaseException:
@@ -70,9 +65,9 @@ def _serve(config: dict[str, Any], index: int) -> None:
         os._exit(1)
 
 
-def _close(arm: dict[str, Any]) -> None:
-    os.close(arm["read"])
-    os.close(arm["write"])
+def _close(variant: VariantConfig) -> None:
+    os.close(variant.ends.read)
+    os.close(variant.ends.write)
 
 
 def end_with_parent() -> None:

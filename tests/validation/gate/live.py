@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from attnbench.gate.decide.data import GateRun
-    from attnbench.gate.run.session import GateListener, GateRequest
+    from attnbench.gate.run.measuring import GateListener, GateRequest
 
     Measure = Callable[[GateRequest, GateListener], GateRun]
 
@@ -52,7 +52,7 @@ def side(name: str) -> Version:
 
 def request(todo: Todo) -> GateRequest:
     """What the gate is asked for in one run of the validation."""
-    from attnbench.gate.run.session import GateRequest
+    from attnbench.gate.run.measuring import GateRequest
 
     kind, cell = todo.kind, todo.kind.cell(todo.number)
     return GateRequest(
@@ -84,7 +84,7 @@ class Listener:
         if len(cells) != CELLS:
             raise UsageError(f"the gate watches {len(cells)} cells here, not {CELLS}")
 
-    def heard(self, found: Round, number: int, words: str) -> None:
+    def round_measured(self, found: Round, number: int, words: str) -> None:
         """Nothing."""
 
     def warned(self, message: str) -> None:

@@ -147,7 +147,7 @@ def sit(pool: Pool, todo: list[Todo], at_most: int | None, tell: Tell) -> bool:
     Raises:
         StoreError: the folder holds runs of another machine, or cannot be written.
     """
-    from attnbench.gate.run.session import run_gate
+    from attnbench.gate.run.measuring import run_gate
 
     environment = surroundings()
     pool.same(environment)

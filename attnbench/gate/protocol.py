@@ -1,0 +1,137 @@
+"""What the gate and the processes of a round say to each other: one line of JSON each."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from attnbench.gate.decide.data import Variant
+from attnbench.schema.messages import Ends
+from attnbench.schema.record import Cell, Status
+
+
+class VariantConfig(Struct, frozen=True, kw_only=True):
+    """One process: its code, which imports nothing from `other_root`, and where it talks."""
+
+    variant: Variant
+    files: tuple[str, ...]
+    root: str
+    other_root: str
+    ends: Ends
+
+
+class RoundConfig(Struct, frozen=True, kw_only=True):
+    """What the server of a round is started with.
+
+    It tells how its processes ended through `report`. `references` is the folder of the float64
+    results that all rounds share; `cpu` what the processes are pinned to.
+    """
+
+    report: Ends
+    variants: tuple[VariantConfig, ...]
+    cells: dict[int, Cell]
+    references: str
+    device: str
+    threads: int | None
+    seed: int
+    l2: str | None
+    timer: str | None
+    cpu: int | None
+
+
+class ProcessEnded(Struct, frozen=True):
+    """The process of a variant has ended."""
+
+    variant: Variant
+    returncode: int
+
+
+class Preparing(Struct, frozen=True, tag=True):
+    """A process begins to build and check a cell."""
+
+    cell: int
+
+
+class CellFailed(Struct, frozen=True, tag=True):
+    """A cell, or what was asked of it, failed."""
+
+    code: Status
+    reason: str
+
+
+class Prepared(Struct, frozen=True, tag=True):
+    """All cells are warm, but for those that failed; and what the loaded files hold."""
+
+    failures: dict[int, CellFailed]
+    digests: dict[str, str]
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The files cannot be loaded as one version."""
+
+    reason: str
+
+
+class EstimateTime(Struct, frozen=True, tag=True):
+    """Ask how long a call takes."""
+
+    cell: int
+
+
+class TakeSample(Struct, frozen=True, tag=True):
+    """Ask for batches of so many calls, slowed by a share where `slowdown` is given."""
+
+    cell: int
+    calls: int
+    batches: int
+    slowdown: float | None
+
+
+class VerifyCell(Struct, frozen=True, tag=True):
+    """Ask whether the result is right once the inputs changed, and how long that call takes.
+
+    Beyond `remembered` times `fastest_us`, the fastest timed call, it is tried more than once.
+    """
+
+    cell: int
+    fastest_us: float
+    remembered: float
+
+
+class ReadCounters(Struct, frozen=True, tag=True):
+    """Ask for the counters of the process."""
+
+
+CellRequest = EstimateTime | TakeSample | VerifyCell
+RoundRequest = CellRequest | ReadCounters
+
+
+class TimeEstimated(Struct, frozen=True, tag=True):
+    """Answers `EstimateTime`: microseconds a call."""
+
+    each_us: float
+
+
+class SampleTaken(Struct, frozen=True, tag=True):
+    """Answers `TakeSample`: nanoseconds a call of each batch, and the memory in RAM after them."""
+
+    ns: tuple[int, ...]
+    resident_bytes: int | None
+
+
+class CellVerified(Struct, frozen=True, tag=True):
+    """Answers `VerifyCell`: the time of a call whose inputs changed / that of the fastest."""
+
+    changed_ratio: float
+
+
+class CountersRead(Struct, frozen=True, tag=True):
+    """Answers `ReadCounters`: processor time, and why a GPU's times cannot be trusted, if so."""
+
+    cpu_ns: int
+    veto: str | None
+
+
+RoundAnswer = (
+    Preparing | Prepared | Refused | CellFailed | TimeEstimated | SampleTaken | CellVerified
+    | CountersRead
+)  # fmt: skip

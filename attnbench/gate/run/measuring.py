@@ -1,0 +1,337 @@
+"""One gate run: both versions checked, then timed in rounds until everything is decided."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec import structs
+
+from attnbench.base.files import digest
+from attnbench.errors import AttnbenchError, UsageError, WorkerError
+from attnbench.execution.runner import LocalRunner
+from attnbench.execution.settings import Settings
+from attnbench.gate.decide.data import Checked, GateRun, Round, RoundFacts, Rules, Version
+from attnbench.gate.decide.exact import checked
+from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
+from attnbench.gate.decide.verdict import comparable
+from attnbench.gate.run.rounds import Bench, ChangedError, RoundError, measure_round
+from attnbench.gate.run.worktree import own_prefix
+from attnbench.machine import host
+from attnbench.planning.expansion import check_names, expand, misfit
+from attnbench.planning.plan import Axes, make_plan
+from attnbench.schema.messages import Catalogue
+from attnbench.schema.record import Cell, Record
+from attnbench.theory.traits import impossible
+
+# Rounds that may be measured again for what went on beside them; after that they count.
+MOST_VETOES = 8
+# What may strike a process from outside: a machine that is slow or out of memory, a kill.
+_MAY_PASS = ("oom", "timeout", "crashed", "error")
+_Key = tuple[str, str]  # case, implementation
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRequest:
+    """What a gate run is asked for.
+
+    `settings` say where and how (device, threads, seed, the timeout of a silent process); their
+    files come from the versions. `options` is kept for people. `keep` is given each round as soon
+    as it is measured, with the run as it began, before anything is decided from it. `injected`
+    slows the candidate in some cells, by number, by a share: for validation alone.
+    """
+
+    base: Version
+    candidate: Version
+    sweeps: tuple[Axes, ...]
+    rules: Rules = field(default_factory=Rules)
+    settings: Settings = field(default_factory=Settings)
+    injected: Mapping[int, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    keep: Callable[[GateRun, Round], None] = lambda run, found: None
+
+
+class GateListener(Protocol):
+    """Who watches a gate run."""
+
+    def stage(self, words: str) -> None:
+        """A part of the run begins."""
+
+    def planned(self, cells: tuple[Cell, ...]) -> None:
+        """These cells are watched."""
+
+    def round_measured(self, found: Round, number: int, words: str) -> None:
+        """A round was measured; `words` say how far the run has come."""
+
+    def warned(self, message: str) -> None:
+        """Something the user should know that stops nothing."""
+
+
+def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
+    """Check and time both versions; return the raw data of the run.
+
+    Raises:
+        UsageError: the candidate does not load, nothing is there to compare, or its files
+            changed while they were measured.
+        WorkerError: no process can be started.
+    """
+    begin = time.perf_counter()
+    digests = {  # before they are checked: what is timed must be the same
+        (version.name, os.path.relpath(file, version.root)): digest(Path(file))
+        for version in (request.base, request.candidate)
+        for file in version.files
+    }
+    listener.stage("checking both versions")
+    run, warnings = check_versions(request)
+    for message in warnings:
+        listener.warned(message)
+    listener.planned(run.cells)
+    checked_s = time.perf_counter() - begin
+    settings = replace(request.settings, device=run.environment["device"])
+    pinned = settings.device == "cpu" and settings.threads == 1
+    cpus = host.affinity() if pinned else None
+    listener.stage("timing in turns")
+    with tempfile.TemporaryDirectory(prefix=own_prefix(), ignore_cleanup_errors=True) as kept:
+        bench = Bench(
+            base=request.base,
+            candidate=request.candidate,
+            cells=run.cells,
+            rules=request.rules,
+            settings=settings,
+            references=Path(kept),
+            cpus=tuple(cpus) if cpus else None,
+            rng=random.Random(settings.seed),
+            injected=request.injected,
+            digests=digests,
+        )
+        deadline = begin + request.rules.budget_s
+        rounds, over = _measure(bench, run, listener, deadline, request.keep)
+    spent_s = {
+        "checks_s": checked_s,
+        "rounds_s": sum(found.spent_s for found in rounds),
+        "wall_s": time.perf_counter() - begin,
+    }
+    return replace(
+        run,
+        rounds=tuple(rounds),
+        spent={part: round(seconds, 3) for part, seconds in spent_s.items()},
+        over_budget=over,
+        options={**run.options, "loaded_alike": bench.loaded_alike()},
+    )
+
+
+def _measure(
+    bench: Bench,
+    run: GateRun,
+    listener: GateListener,
+    deadline: float,
+    keep: Callable[[GateRun, Round], None],
+) -> tuple[list[Round], bool]:
+    """Rounds until nothing is open, and whether the time ended before."""
+    decision = SequentialDecision(comparable(run), run.rules, bench.settings.seed)
+    rounds: list[Round] = []
+    vetoes, last_s = 0, 0.0
+    while (plan := decision.next_round()) is not None:
+        if time.perf_counter() + last_s > deadline:
+            return rounds, True
+        found = _measure_twice(bench, plan, len(rounds))
+        if found.veto is not None and vetoes >= MOST_VETOES:
+            facts = RoundFacts(**found.facts, not_vetoed=found.veto)
+            found = structs.replace(found, veto=None, facts=facts)
+        vetoes += found.veto is not None
+        last_s = found.spent_s
+        rounds.append(found)
+        keep(run, found)
+        decision.add(found)
+        still = len(decision.progress())
+        words = f"confirming {still} suspect{'s' * (still > 1)}"
+        if decision.suspects is None:
+            words = f"screening {len(decision.cells)} cells"
+        listener.round_measured(found, len(rounds), words if still else "every cell is decided")
+    return rounds, False
+
+
+def _measure_twice(bench: Bench, plan: RoundPlan, number: int) -> Round:
+    """Measure a round; once more, if a process fails and no cell is to blame."""
+    try:
+        try:
+            return measure_round(bench, plan, number)
+        except RoundError:
+            return measure_round(bench, plan, number)
+    except RoundError as err:
+        raise WorkerError(f"the processes of a round fail again and again: {err}") from err
+    except ChangedError as err:
+        raise UsageError(str(err)) from err
+
+
+@dataclass(kw_only=True)
+class _Examined:
+    """One version: the names its files register, the machine, and a record for each cell.
+
+    `recovered` says of cells that failed at first, and did not when they were tried again, how.
+    """
+
+    version: Version
+    runner: LocalRunner
+    names: list[str] = field(default_factory=list)
+    catalogue: Catalogue | None = None
+    records: dict[_Key, Record] = field(default_factory=dict)
+    recovered: dict[_Key, str] = field(default_factory=dict)
+    failure: str | None = None
+
+    def load(self) -> None:
+        """Import the files; what goes wrong is the failure."""
+        try:
+            self.catalogue = self.runner.catalogue()
+            self.names = list(self.runner.user_names)
+        except AttnbenchError as err:
+            self.failure = str(err)
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Fill in the records: those that need no process, and the others."""
+        mine = [cell for cell in cells if cell.impl in self.names]
+        if self.failure is not None or not mine:
+            return
+        cases = list({cell.case.case_id: cell.case for cell in mine}.values())
+        plan = make_plan(mine, self.runner.reasons(cases, sorted({cell.impl for cell in mine})))
+        for record in (*plan.decided, *self.runner.run(plan.jobs)):
+            key = record.cell.key
+            failed = self.records.get(key)
+            if failed is not None and record.status == "ok":
+                why = f"{failed.status}: {failed.reason}"
+                self.recovered[key] = f"failed once on the {self.version.name} ({why})"
+            self.records[key] = record
+
+    def doubtful(self, other: _Examined) -> list[Cell]:
+        """The cells that failed here, for a reason that may pass, and not so in the other."""
+        return [
+            record.cell
+            for key, record in self.records.items()
+            if record.status in _MAY_PASS
+            and (key not in other.records or other.records[key].status != record.status)
+        ]
+
+    def checked(self, key: _Key) -> Checked:
+        """What became of a cell."""
+        if self.failure is not None:
+            return Checked(status="error", reason=self.failure)
+        found = checked(self.records.get(key))
+        return replace(found, reason=self.recovered.get(key, found.reason))
+
+
+def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
+    """Check every cell of both versions, in processes of their own; the run so far, and warnings.
+
+    The cells are those of the implementations that either version's files register; what one
+    lacks is listed, too. What fails in one alone is tried once more, in a fresh process: a
+    single timeout or lost process proves nothing against a version of the code. A base that does
+    not load leaves nothing to compare with.
+
+    Raises:
+        UsageError: the candidate's files do not load, or the sweep makes no sense.
+    """
+    base, candidate = request.base, request.candidate
+    # One call a cell is enough here: these times decide nothing.
+    brief = replace(request.settings, min_time_s=0.0, max_time_s=0.001, replace=True)
+    settings = [
+        replace(brief, files=version.files, root=version.root, other_root=other.root)
+        for version, other in ((base, candidate), (candidate, base))
+    ]
+    with LocalRunner(settings[0]) as theirs, LocalRunner(settings[1]) as mine:
+        ours = _Examined(version=candidate, runner=mine)
+        before = _Examined(version=base, runner=theirs)
+        ours.load()
+        if ours.catalogue is None:
+            raise UsageError(f"the candidate cannot be measured: {ours.failure}")
+        if base.files:
+            before.load()
+        own = list(dict.fromkeys([*ours.names, *before.names]))
+        cells, misfits = _cells(request.sweeps, ours.catalogue, own)
+        fit = [cell for cell in cells if cell.key not in misfits]
+        together = ours.catalogue.device == "cpu"  # nothing is timed: both at once
+        _do([partial(ours.check, fit), partial(before.check, fit)], together=together)
+        again = ours.doubtful(before), before.doubtful(ours)
+        _do([partial(ours.check, again[0]), partial(before.check, again[1])], together=together)
+        warnings = [*mine.warnings]
+    if before.failure is not None:
+        warnings.append(f"the base does not load: {before.failure}")
+    checks = {}
+    for number, cell in enumerate(cells):
+        unfit = Checked(status="skipped", reason=misfits.get(cell.key))
+        checks[number] = {
+            examined.version.name: unfit if unfit.reason else examined.checked(cell.key)
+            for examined in (before, ours)
+        }
+    run = GateRun(
+        rules=request.rules,
+        base=base,
+        candidate=candidate,
+        cells=cells,
+        checks=checks,
+        rounds=(),
+        environment=ours.catalogue.environment,
+        options={**request.options, "seed": request.settings.seed},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return run, warnings
+
+
+def _do(jobs: Sequence[Callable[[], None]], *, together: bool) -> None:
+    """Do the jobs, at once or one after the other; the first error is raised.
+
+    In threads that an interrupt does not wait for: a kernel that hangs would hold it up.
+    """
+    errors: queue.Queue[BaseException | None] = queue.Queue()
+
+    def work(job: Callable[[], None]) -> None:
+        try:
+            job()
+            errors.put(None)
+        except BaseException as err:
+            errors.put(err)
+
+    for group in [jobs] if together else [[job] for job in jobs]:
+        for job in group:
+            threading.Thread(target=work, args=(job,), daemon=True).start()
+        for _ in group:
+            if (err := errors.get()) is not None:
+                raise err
+
+
+def _cells(
+    sweeps: tuple[Axes, ...], catalogue: Catalogue, own: list[str]
+) -> tuple[tuple[Cell, ...], dict[_Key, str]]:
+    """Each case with each implementation of the files that the sweeps ask for.
+
+    And the keys of those that make no sense, with the reason.
+    """
+    check_names(sweeps, catalogue, own)
+    foreign = dict.fromkeys(n for axes in sweeps for n in axes.impls or () if n not in own)
+    if foreign:
+        raise UsageError(
+            f"{', '.join(foreign)} (--impls) is in none of the files that are watched, which"
+            f" register {', '.join(own)}"
+        )
+    cells: dict[_Key, Cell] = {}
+    misfits: dict[_Key, str] = {}
+    for axes in sweeps:
+        for case in expand(axes, catalogue.device):
+            unfit = impossible(case) or misfit(axes, case)
+            for name in axes.impls or own:
+                cell = Cell(case=case, impl=name)
+                cells.setdefault(cell.key, cell)
+                if unfit:
+                    misfits[cell.key] = unfit
+    if len(misfits) == len(cells):
+        raise UsageError(next(iter(misfits.values()), "there is nothing to watch"))
+    return tuple(cells.values()), misfits

@@ -1,0 +1,318 @@
+"""One round: fresh processes of both versions take turns, cell by cell."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from attnbench.execution.settings import Settings
+from attnbench.gate.decide.data import (
+    Failure,
+    Round,
+    RoundFacts,
+    Rules,
+    Sample,
+    Samples,
+    Variant,
+    Version,
+    VersionName,
+)
+from attnbench.gate.decide.sequential import RoundPlan
+from attnbench.gate.protocol import (
+    CellVerified,
+    CountersRead,
+    EstimateTime,
+    ReadCounters,
+    RoundConfig,
+    SampleTaken,
+    TakeSample,
+    TimeEstimated,
+    VariantConfig,
+    VerifyCell,
+)
+from attnbench.gate.run.processes import ProcessError, RoundProcesses
+from attnbench.machine import host
+from attnbench.schema.messages import Ends
+from attnbench.schema.record import Cell
+
+# A cell gets about this much of each process's time in a round, in batches of this length at least.
+VARIANT_US = 60_000.0
+BATCH_US = 1000.0
+MOST_BATCHES = 6  # in a sample
+# Each visit is the variants in a random order and back: at least one, so that each has two samples.
+MOST_VISITS = 6
+# A call after a change of its inputs has colder caches; a result that was kept is another matter.
+REMEMBERED = 20.0
+# How long a sample may take beyond all expectation before its process is given up.
+PATIENCE_S, PATIENCE_FACTOR = 30.0, 50.0
+
+PROCESSES: tuple[Variant, ...] = ("base", "candidate", "null")
+# Shares of the round's wall time beyond which it is measured again.
+MOST_STOLEN = 0.10  # of one CPU, by the hypervisor
+MOST_FOREIGN = 0.50  # CPUs that others kept busy, on the CPUs that are ours
+MOST_WITHHELD = 0.10  # by a CPU quota
+_TICK_S = 0.01
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """All that rounds share. `injected` slows the candidate in some cells: for validation alone.
+
+    `references` is the folder of the float64 results; `each_us` remembers how long a call takes,
+    so that every round plans the same batches; `digests` what the files of each version held when
+    they were first loaded.
+    """
+
+    base: Version
+    candidate: Version
+    cells: tuple[Cell, ...]
+    rules: Rules
+    settings: Settings
+    references: Path
+    cpus: tuple[int, ...] | None
+    rng: random.Random
+    injected: Mapping[int, float] = field(default_factory=dict)
+    each_us: dict[int, float] = field(default_factory=dict)
+    digests: dict[tuple[VersionName, str], str] = field(default_factory=dict)
+
+    def loaded_alike(self) -> bool | None:
+        """Whether all files that were loaded are the same in both versions; None if none were."""
+        found: dict[str, dict[str, str]] = {}
+        for (version, file), digest in self.digests.items():
+            found.setdefault(version, {})[file] = digest
+        return found.get("base") == found.get("candidate") if found else None
+
+
+class RoundError(Exception):
+    """A process of a round failed before it was at any cell; the message says how."""
+
+
+class ChangedError(Exception):
+    """The files of a version are not what they were in the round before."""
+
+    def __init__(self, version: Version) -> None:
+        super().__init__(
+            f"files below {version.root} changed while they were measured; leave them alone and"
+            " run again"
+        )
+
+
+def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
+    """Measure one round in fresh processes; what fails in it is part of the round.
+
+    Raises:
+        ChangedError: someone edits the code that is being measured.
+        RoundError: a process failed, and no cell is to blame.
+        UsageError: one version imports the other's code.
+        WorkerError: no process can be started.
+    """
+    begin = time.perf_counter()
+    cpu = bench.cpus[number % len(bench.cpus)] if bench.cpus else None
+    cells = list(dict.fromkeys((*plan.cells, *([] if plan.slowed is None else [plan.slowed]))))
+    versions: list[tuple[Variant, Version, Version]] = [
+        ("base", bench.base, bench.candidate),
+        ("candidate", bench.candidate, bench.base),
+        ("null", bench.base, bench.candidate),
+    ]
+    bench.rng.shuffle(versions)  # who is forked first has other memory
+
+    def config(report: Ends, variants: tuple[VariantConfig, ...]) -> RoundConfig:
+        return RoundConfig(
+            report=report,
+            variants=variants,
+            cells={cell: bench.cells[cell] for cell in cells},
+            references=str(bench.references),
+            device=bench.settings.device,
+            threads=bench.settings.threads,
+            seed=bench.settings.seed,
+            l2=bench.settings.l2,
+            timer=bench.settings.timer,
+            cpu=cpu,
+        )
+
+    samples: dict[int, dict[Variant, Samples]] = {}
+    grown: dict[str, dict[str, int]] = {}
+    facts, veto = RoundFacts(), None
+    with RoundProcesses(versions, config, bench.settings) as processes:
+        try:
+            failures = _prepare(bench, processes, [variant for variant, *_ in versions])
+            if not failures:
+                before = Counters.read(processes)
+                bench.rng.shuffle(cells)
+                for cell in cells:
+                    samples[cell], grown[str(cell)] = _visit(bench, processes, plan, cell)
+                facts, veto = before.since(processes)
+                facts |= RoundFacts(cpu=cpu, grown=grown)
+                for cell in plan.cells:
+                    _verify(processes, cell, samples[cell])
+        except ProcessError as err:
+            if err.cell is None:
+                raise RoundError(str(err)) from err
+            failures = {err.cell: err.failure}
+    if failures:  # broken off: what it timed counts for nothing
+        samples = {}
+        grown.clear()
+    return Round(
+        stage=plan.stage,
+        samples=samples,
+        failures=failures,
+        veto=veto,
+        facts=facts,
+        spent_s=round(time.perf_counter() - begin, 3),
+    )
+
+
+def _prepare(
+    bench: Bench, processes: RoundProcesses, variants: list[Variant]
+) -> dict[int, Failure]:
+    """Wait until all processes are ready; return the cells that some cannot time.
+
+    What fails in base and candidate alike is not the candidate's fault: the base is named.
+    """
+    failures: dict[int, Failure] = {}
+    for variant in variants:
+        prepared = processes.prepared(variant)
+        version = bench.candidate if variant == "candidate" else bench.base
+        for file, digest in prepared.digests.items():  # not always the same: some import late
+            if bench.digests.setdefault((version.name, file), digest) != digest:
+                raise ChangedError(version)
+        for cell, failed in prepared.failures.items():
+            if cell not in failures or variant != "candidate":
+                found = Failure(variant=variant, code=failed.code, reason=failed.reason)
+                failures[cell] = found
+    return failures
+
+
+def _visit(
+    bench: Bench, processes: RoundProcesses, plan: RoundPlan, cell: int
+) -> tuple[dict[Variant, Samples], dict[str, int]]:
+    """Every variant's samples in one cell: in a random order and back, as often as time allows.
+
+    And by how many bytes each process has grown between its first sample and its last.
+    """
+    variants: list[Variant] = [*PROCESSES] if cell in plan.cells else ["base"]
+    slowdown: dict[Variant, float] = {"planted": bench.rules.threshold}
+    if cell == plan.slowed:
+        variants.append("planted")
+    if cell in bench.injected:
+        slowdown["candidate"] = bench.injected[cell]
+    if cell not in bench.each_us:
+        estimated = processes.ask("base", EstimateTime(cell), TimeEstimated)
+        bench.each_us[cell] = estimated.each_us
+    each_us = bench.each_us[cell]
+    calls, batches, visits = _amounts(each_us)
+    patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * batches)
+    samples: dict[Variant, list[Sample]] = {variant: [] for variant in variants}
+    resident: dict[str, list[int]] = {}
+    for _ in range(visits):
+        bench.rng.shuffle(variants)
+        for variant in variants + variants[::-1]:
+            process: Variant = "null" if variant == "planted" else variant
+            request = TakeSample(cell, calls, batches, slowdown.get(variant))
+            taken = processes.ask(process, request, SampleTaken, patience_s)
+            if min(taken.ns) <= 0:
+                reason = "its clock stood still or stepped back"
+                raise ProcessError(Failure(variant=variant, code="error", reason=reason), cell)
+            samples[variant].append(taken.ns)
+            if taken.resident_bytes is not None and variant != "planted":
+                resident.setdefault(variant, []).append(taken.resident_bytes)
+    return (
+        {variant: tuple(taken) for variant, taken in samples.items()},
+        {variant: seen[-1] - seen[0] for variant, seen in resident.items()},
+    )
+
+
+def _amounts(each_us: float) -> tuple[int, int, int]:
+    """Calls a batch, batches a sample, and visits, for a call of this length: by length alone."""
+    calls = max(1, math.ceil(BATCH_US / each_us))
+    batch_us = calls * each_us
+    batches = max(2, min(MOST_BATCHES, int(6 * BATCH_US / batch_us)))
+    visits = max(1, min(MOST_VISITS, int(VARIANT_US / (2 * batches * batch_us))))
+    return calls, batches, visits
+
+
+def _verify(processes: RoundProcesses, cell: int, samples: Mapping[Variant, Samples]) -> None:
+    """See that what was timed is still right, and not remembered by the candidate.
+
+    Raises:
+        ProcessError: it is not.
+    """
+
+    def ratio(variant: Variant) -> float:
+        fastest_us = min(map(min, samples[variant])) / 1000
+        request = VerifyCell(cell, fastest_us, REMEMBERED)
+        return processes.ask(variant, request, CellVerified).changed_ratio
+
+    base, candidate = ratio("base"), ratio("candidate")
+    # What either process of the base does as well is the machine's doing, or the case's.
+    if candidate > REMEMBERED >= base and ratio("null") <= REMEMBERED:
+        reason = (
+            f"it returns a cached result: a call takes {candidate:.0f} times as long once its"
+            " inputs have changed"
+        )
+        failure = Failure(variant="candidate", code="incorrect", reason=reason)
+        raise ProcessError(failure, cell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """Counters of the system and of the processes when a round began: never its times."""
+
+    wall_s: float
+    own_s: float
+    stolen: float | None
+    busy: float | None
+    withheld_us: float | None
+    veto: str | None  # what a GPU's sensors say
+
+    @classmethod
+    def read(cls, processes: RoundProcesses) -> Self:
+        """Read all counters now."""
+        answers = [processes.ask(of, ReadCounters(), CountersRead) for of in PROCESSES]
+        return cls(
+            wall_s=time.perf_counter(),
+            own_s=sum(answer.cpu_ns for answer in answers) / 1e9 + time.process_time(),
+            stolen=host.stolen_ticks(),
+            busy=host.busy_ticks(),
+            withheld_us=host.throttled_us(),
+            veto=next((answer.veto for answer in answers if answer.veto), None),
+        )
+
+    def since(self, processes: RoundProcesses) -> tuple[RoundFacts, str | None]:
+        """What others took since then, and why that spoils the round, if it does."""
+        now = Counters.read(processes)
+        wall_s = max(now.wall_s - self.wall_s, 1e-9)
+
+        def share(before: float | None, after: float | None, unit_s: float) -> float | None:
+            known = before is not None and after is not None
+            return max(0.0, after - before) * unit_s / wall_s if known else None  # type: ignore
+
+        stolen = share(self.stolen, now.stolen, _TICK_S)
+        foreign = share(self.busy, now.busy, _TICK_S)
+        withheld = share(self.withheld_us, now.withheld_us, 1e-6)
+        if foreign is not None:
+            foreign = max(0.0, foreign - (now.own_s - self.own_s) / wall_s)
+        facts = RoundFacts()
+        if stolen is not None:
+            facts["stolen"] = round(stolen, 4)
+        if foreign is not None:
+            facts["foreign"] = round(foreign, 4)
+        if withheld is not None:
+            facts["withheld"] = round(withheld, 4)
+        return facts, now.veto or why_vetoed(facts)
+
+
+def why_vetoed(facts: RoundFacts) -> str | None:
+    """Why a round in which others took these shares is measured again, or None."""
+    if facts.get("stolen", 0) > MOST_STOLEN:
+        return f"the hypervisor took {facts['stolen']:.0%} of a CPU"
+    if facts.get("foreign", 0) > MOST_FOREIGN:
+        return f"other processes kept {facts['foreign']:.2g} CPUs busy"
+    if facts.get("withheld", 0) > MOST_WITHHELD:
+        return f"the CPU quota withheld {facts['withheld']:.0%}"
+    return None

@@ -1,0 +1,319 @@
+"""The process of one variant: holds cells ready, and times one of them whenever it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.api import IMPLEMENTATIONS
+from attnbench.api.loader import is_installed, load_side, refuse_foreign
+from attnbench.base.files import digest
+from attnbench.base.jsontext import decode, encode
+from attnbench.errors import UsageError
+from attnbench.gate.protocol import (
+    CellFailed,
+    CellVerified,
+    CountersRead,
+    EstimateTime,
+    Prepared,
+    Preparing,
+    ReadCounters,
+    Refused,
+    RoundAnswer,
+    RoundConfig,
+    RoundRequest,
+    SampleTaken,
+    TakeSample,
+    TimeEstimated,
+    VariantConfig,
+    VerifyCell,
+)
+from attnbench.machine.state import adopt, beyond_repair, remember, restore_clocks, settle
+from attnbench.measure.clock import Clock, clock_for, now_ns
+from attnbench.measure.nvml import GpuSensor, must_discard
+from attnbench.measure.watch import collector_off
+from attnbench.schema.record import Cell
+from attnbench.worker.inputs import Draw, Tensors
+from attnbench.worker.reference import Reference, Size, judge
+from attnbench.worker.trial import IncorrectError, classify, restore_settings
+from attnbench.worker.workloads import WORKLOADS, Bound
+
+Call = Callable[[], Any]
+_WARM_CALLS, _WARM_S = 3, 0.02
+_BATCH_US = 1000.0
+_VERIFY_DRAWS = 5
+_TRIAL_CYCLES, _TRIALS = 1_000_000, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Warm:
+    """A cell that was built, found right, and called until warm."""
+
+    cell: Cell
+    bound: Bound
+    tensors: Tensors
+
+
+class VariantProcess:
+    """Answers requests, one line of JSON each, until its pipe is closed."""
+
+    def __init__(self, config: RoundConfig, mine: VariantConfig) -> None:
+        self._config, self._mine = config, mine
+        self._requests = os.fdopen(mine.ends.read, "rb")
+        self._answers = os.fdopen(mine.ends.write, "wb")
+        self._warm: dict[int, _Warm] = {}
+        self._slowed: dict[tuple[int, float], Call] = {}
+
+    def serve(self) -> None:
+        """Prepare every cell, say so, and take samples."""
+        mine, config = self._mine, self._config
+        try:
+            load_side(mine.files, mine.root, mine.other_root)
+            adopt(folder=True)
+            restore_clocks()
+            settle()
+            self._clock = clock_for(config.device, l2=config.l2, timer=config.timer)
+            self._sensor = GpuSensor.open() if config.device == "cuda" else None
+            failures = self._prepare_all()
+            # Some import no earlier than when they build, or are first called.
+            refuse_foreign(
+                ", ".join(mine.files), Path(mine.root).resolve(), Path(mine.other_root).resolve()
+            )
+        except UsageError as err:
+            self._answer(Refused(str(err)))
+            return
+        if config.cpu is not None:
+            settle()
+            pin_all_threads(config.cpu)
+            remember()
+        self._answer(Prepared(failures, digests_of_loaded(mine.root)))
+        for line in self._requests:
+            request: RoundRequest = decode(line, RoundRequest)  # type: ignore[arg-type]
+            try:
+                try:
+                    answer = self._served(request)
+                finally:
+                    restore_settings()
+            except Exception as err:
+                answer = CellFailed(*classify(err, _STAGES[type(request)]))
+            self._answer(answer)
+
+    def _answer(self, answer: RoundAnswer) -> None:
+        self._answers.write(encode(answer) + b"\n")
+        self._answers.flush()
+
+    def _prepare_all(self) -> dict[int, CellFailed]:
+        """Prepare all cells, each announced; return those that cannot be timed, and why."""
+        failures = {}
+        for number, cell in self._config.cells.items():
+            self._answer(Preparing(number))
+            try:
+                self._prepare(number, cell)
+            except Exception as err:
+                failures[number] = CellFailed(*classify(err, "build and check"))
+            if beyond_repair():
+                break  # the cells after it are not to blame, and the round is broken off
+        return failures
+
+    def _prepare(self, number: int, cell: Cell) -> None:
+        """Build a cell, check its result, and warm it up.
+
+        Raises:
+            IncorrectError: its result is wrong.
+        """
+        workload = WORKLOADS.get(cell.case.workload)
+        settle()
+        tensors = workload.tensors(cell.case)
+        workload.fill(cell.case, tensors, Draw(seed=self._config.seed))
+        reference = self._reference(cell, tensors, self._config.seed)
+        impl = IMPLEMENTATIONS.get(cell.impl)
+        with torch.set_grad_enabled(cell.case.needs_grad):
+            bound = workload.bind(cell.case, impl, tensors)
+        with torch.set_grad_enabled(bound.grad):
+            result = bound.call()
+            restore_settings(grad=bound.grad)  # before the harness computes anything
+            verdict = judge(bound.named(result), reference, cell.case.dtype)
+            if verdict.reason:
+                raise IncorrectError(verdict.reason)
+            begin, calls = time.perf_counter(), 0
+            while calls < _WARM_CALLS and (calls == 0 or time.perf_counter() - begin < _WARM_S):
+                bound.call()
+                calls += 1
+        restore_settings()
+        self._warm[number] = _Warm(cell=cell, bound=bound, tensors=tensors)
+
+    def _reference(self, cell: Cell, tensors: Tensors, seed: int) -> Reference:
+        """The float64 reference, computed by whichever process needs it first, then read."""
+        file = Path(self._config.references) / f"{cell.case.case_id}-{seed}.pt"
+        if not file.exists():
+            truth = WORKLOADS.get(cell.case.workload).truth(cell.case, tensors)
+            allowed = {name: (size.max, size.rms) for name, size in truth.allowed.items()}
+            own = file.with_suffix(f".{os.getpid()}")
+            torch.save({"values": truth.values, "allowed": allowed}, own)
+            own.replace(file)
+        kept = torch.load(file, map_location=cell.case.device, weights_only=True)
+        sizes = {name: Size(max=high, rms=rms) for name, (high, rms) in kept["allowed"].items()}
+        return Reference(values=kept["values"], allowed=sizes)
+
+    def _served(self, request: RoundRequest) -> RoundAnswer:
+        if isinstance(request, ReadCounters):
+            reading = self._sensor.read() if self._sensor is not None else None
+            veto = must_discard(reading) if reading is not None else None
+            return CountersRead(time.process_time_ns(), veto)
+        if isinstance(request, VerifyCell):
+            return self._verified(request)
+        with torch.set_grad_enabled(self._warm[request.cell].bound.grad), collector_off():
+            if isinstance(request, EstimateTime):
+                return TimeEstimated(self._estimate_us(self._warm[request.cell].bound.call))
+            return SampleTaken(self._sample(request), resident_bytes())
+
+    def _verified(self, request: VerifyCell) -> CellVerified:
+        """After the timing: overwrite the inputs in place, and see that the result is still right.
+
+        And how many times as long a call takes whose inputs have just changed as the fastest timed
+        one: a call that kept its result has to work again. One reading proves nothing, since a
+        call may be interrupted: where it is beyond `remembered`, inputs are changed several times,
+        and the fastest call counts.
+        """
+        warm, seed = self._warm[request.cell], self._config.seed + 1
+        self._overwrite(warm, seed)
+        reference = self._reference(warm.cell, warm.tensors, seed)
+        with torch.set_grad_enabled(warm.bound.grad):
+            changed_us = self._clock.block(warm.bound.call, 1).time_us
+            result = warm.bound.call()
+            restore_settings(grad=warm.bound.grad)
+            verdict = judge(warm.bound.named(result), reference, warm.cell.case.dtype)
+            if verdict.reason:
+                raise IncorrectError(
+                    f"{verdict.reason} (after the timing, once its inputs changed)"
+                )
+            for more in range(1, _VERIFY_DRAWS):
+                if changed_us <= request.remembered * request.fastest_us:
+                    break
+                self._overwrite(warm, seed + more)
+                changed_us = min(changed_us, self._clock.block(warm.bound.call, 1).time_us)
+        return CellVerified(changed_us / request.fastest_us)
+
+    def _overwrite(self, warm: _Warm, seed: int) -> None:
+        """Fill the inputs with other numbers, where they are, and redo what was prepared."""
+        workload = WORKLOADS.get(warm.cell.case.workload)
+        workload.fill(warm.cell.case, warm.tensors, Draw(seed=seed))
+        with torch.set_grad_enabled(warm.bound.grad):
+            warm.bound.refresh()
+
+    def _sample(self, request: TakeSample) -> tuple[int, ...]:
+        """One untimed call, since the caches are another's, then batches: nanoseconds a call."""
+        call, slowdown = self._warm[request.cell].bound.call, request.slowdown
+        if slowdown and self._config.device == "cuda":
+            key = request.cell, slowdown
+            if key not in self._slowed:  # made once, since that takes measuring
+                self._slowed[key] = followed_by_sleep(call, slowdown, self._clock)
+            call, slowdown = self._slowed[key], None
+        call()
+        times_us = (
+            slowed_batch_us(call, request.calls, slowdown, self._clock)
+            if slowdown
+            else self._clock.block(call, request.calls).time_us
+            for _ in range(request.batches)
+        )
+        return tuple(round(1000 * time_us) for time_us in times_us)
+
+    def _estimate_us(self, call: Call) -> float:
+        call()
+        once_us = max(min(self._clock.block(call, 1).time_us for _ in range(2)), 0.1)
+        if once_us >= _BATCH_US:
+            return once_us
+        return max(self._clock.block(call, math.ceil(_BATCH_US / once_us)).time_us, 0.01)
+
+
+_STAGES: dict[type, str] = {
+    EstimateTime: "estimate",
+    TakeSample: "sample",
+    VerifyCell: "verify",
+    ReadCounters: "counters",
+}
+
+
+def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float:
+    """Microseconds a call takes, on the mean of a batch of `calls` that is slowed by `share`.
+
+    On CPU: the calls, then idle turning for that share of what they have just taken, timed as one.
+    The ratio is exact whatever the noise, and the wrapper costs once a batch: around each call it
+    made 0.5 % of a call of 240 µs.
+    """
+    together = 1 if clock.l2 == "cold" else calls  # cold calls are timed one by one
+
+    def batch() -> None:
+        begin = now_ns()
+        for _ in repeat(None, together):
+            call()
+        end = now_ns()
+        until = end + int((end - begin) * share)
+        while now_ns() < until:
+            pass
+
+    return clock.block(batch, calls // together).time_us / together
+
+
+def followed_by_sleep(call: Call, share: float, clock: Clock) -> Call:
+    """On CUDA: the call, and on its stream a kernel that spins for `share` of its time.
+
+    How long that is, is measured now, once, and the cost of a kernel more is taken off; where that
+    alone is more than the share, the least there is follows.
+    """
+    sleep = torch.cuda._sleep
+
+    def asleep(cycles: int) -> Call:
+        def call_and_sleep() -> Any:
+            result = call()
+            sleep(cycles)  # type: ignore[no-untyped-call]
+            return result
+
+        return call_and_sleep
+
+    own_us, least_us, long_us = (
+        min(clock.block(each, 1).time_us for _ in range(_TRIALS))
+        for each in (call, asleep(1), asleep(_TRIAL_CYCLES))
+    )
+    cycles_per_us = _TRIAL_CYCLES / max(long_us - least_us, 1e-3)
+    return asleep(max(1, round((share * own_us - (least_us - own_us)) * cycles_per_us)))
+
+
+def pin_all_threads(cpu: int) -> None:
+    """Let every thread of this process run on `cpu` alone; those that they start inherit it."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), [cpu])
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is in RAM, whoever allocated it; None off Linux."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return None
+
+
+def digests_of_loaded(root: str) -> dict[str, str]:
+    """A hash of each module file below `root` that this process has loaded, by relative path.
+
+    Not of what is installed, be it in an environment that lies in the repository.
+    """
+    files = {Path(f) for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
+    here = Path(root).resolve()
+    return {
+        str(file.relative_to(here)): digest(file)
+        for file in sorted(files)
+        if file.is_relative_to(here) and not is_installed(file) and file.is_file()
+    }
