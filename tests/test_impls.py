@@ -392,6 +392,7 @@ ESTIMATES = pairwise(
 
 @pytest.mark.parametrize("row", ESTIMATES, ids=ids(ESTIMATES))
 def test_the_workspace_of_other_passes_is_an_estimate_of_the_right_size(row):
+    row = dict(row)
     name = row.pop("name")
     case = case_of(**row, seq_len=600, head_dim=32)
     predicted, measured = workspaces(name, case)

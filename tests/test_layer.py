@@ -151,6 +151,7 @@ RIGHT = pairwise(
 
 @pytest.mark.parametrize("row", RIGHT, ids=ids(RIGHT))
 def test_cores_are_right_in_a_layer(row):
+    row = dict(row)
     core, shape = row.pop("core"), SHAPES[row.pop("shape")]
     result = check_item(case_of(pass_="both", **row, **shape), core, {}, 0)
     assert (result["status"], result["reason"]) == ("ok", None)
@@ -299,6 +300,7 @@ COUNTED = pairwise({"core": ("naive", "sdpa-math", "chunked"), "pass_": PASSES, 
 
 @pytest.mark.parametrize("row", COUNTED, ids=ids(COUNTED))
 def test_counted_flops_are_exactly_the_executed_ones(row):
+    row = dict(row)
     core = row.pop("core")
     metrics = probed(case_of(**row, kv_heads=2, value_dim=12), core)
     assert metrics["flops_counted"] == metrics["flops_executed"]
@@ -354,6 +356,7 @@ MEMORY = pairwise(
 
 @pytest.mark.parametrize("row", MEMORY, ids=ids(MEMORY))
 def test_forward_workspace_is_what_sizes_say(row):
+    row = dict(row)
     core, shape = row.pop("core"), row.pop("shape")
     case = case_of(batch=1, **row, **MEMORY_SHAPES[shape])
     metrics = probed(case, core)
