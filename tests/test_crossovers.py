@@ -66,7 +66,7 @@ def test_a_planted_crossing_is_found_within_its_noise(at):
     assert (crossing.faster_below, crossing.faster_above) == NAMES
 
 
-def test_a_floor_that_bends_the_ratio_between_two_sizes_does_not_push_the_truth_out():
+def test_a_overhead_that_curves_the_ratio_between_two_sizes_does_not_push_the_truth_out():
     laws = {"naive": lambda n: 16 + 2e-3 * n**2, "mine": lambda n: 90 + 1.5e-3 * n**2}
     truth = math.sqrt(74 / 0.5e-3)
     (crossing,) = only(run_of(laws, noise=0.01)).crossings
@@ -142,7 +142,7 @@ def test_a_ratio_of_exactly_1_at_a_size_is_a_crossing_there():
     assert (crossing.low, crossing.n, crossing.high) == pytest.approx((128, 128, 128))
 
 
-def test_an_interval_is_wider_where_the_ratio_is_seen_to_bend():
+def test_an_interval_is_wider_where_the_ratio_is_seen_to_curve():
     straight = ratios((0.25, 0.25, 0.25), (0.5, 0.5, 0.5), (2, 2, 2), (8, 8, 8))
     bent = ratios((0.49, 0.49, 0.49), (0.5, 0.5, 0.5), (2, 2, 2), (2.1, 2.1, 2.1))
     widths = []

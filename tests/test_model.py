@@ -123,7 +123,7 @@ def test_a_term_that_is_absent_gets_no_share() -> None:
         assert share.high < 0.02
 
 
-def test_shares_along_n_add_up_and_move_from_the_floor_to_the_square() -> None:
+def test_shares_along_n_add_up_and_move_from_the_overhead_to_the_square() -> None:
     found = only(run(cores(), core_us))
     assert found.along_n == SIZES
     assert [sum(part.values()) for part in found.shares_along] == pytest.approx([1.0] * len(SIZES))
@@ -377,7 +377,7 @@ def test_two_sizes_of_n_are_inconclusive() -> None:
     assert "2 sizes of n" in reason
 
 
-def test_a_floor_that_outweighs_all_is_inconclusive() -> None:
+def test_a_overhead_that_outweighs_all_is_inconclusive() -> None:
     found = only(run(layers(), lambda case: 1e6 + layer_us(case) / 1e3))
     assert verdict(found)[0] == "inconclusive"
 

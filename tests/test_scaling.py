@@ -113,7 +113,7 @@ def test_only_what_disturbed_large_sizes_makes_a_kernel_look_steeper() -> None:
     assert (verdict(steep), verdict(flat)) == ("refuted", "inconclusive")
 
 
-def test_a_jump_among_disturbed_times_is_not_taken_out_for_good() -> None:
+def test_a_changepoint_among_disturbed_times_is_not_taken_out_for_good() -> None:
     def stalled(n: float) -> float:
         return n**2 * (20 if n > 600 else 1)
 
@@ -168,13 +168,13 @@ def test_an_overhead_that_covers_the_range_is_never_taken_for_a_flat_law() -> No
         assert "overhead" in fit.finding.reason
 
 
-def test_without_any_floor_a_flat_series_does_not_hold_either() -> None:
+def test_without_any_overhead_a_flat_series_does_not_hold_either() -> None:
     series = replace(replayed(power(2), "O(n)", overhead_us=300 * 16**2), overhead_us=None)
     assert verdict(fit_series(series)) == "inconclusive"
     assert verdict(fit_series(replace(series, least_overhead_us=4e4))) == "inconclusive"
 
 
-def test_where_the_floor_is_not_known_the_interval_takes_in_what_it_may_be() -> None:
+def test_where_the_overhead_is_not_known_the_interval_takes_in_what_it_may_be() -> None:
     known = fit_series(replayed(power(2), scatter=0.002))
     unknown = fit_series(
         replayed(power(2), scatter=0.002, overhead_us=None, least_overhead_us=14.0)
@@ -221,7 +221,7 @@ def test_after_a_switch_in_the_last_octave_nobody_knows() -> None:
     assert verdict(fit_series(faster)) == "refuted", "no way of going on makes that O(n)"
 
 
-def test_a_refutation_stands_whichever_jump_is_taken_out() -> None:
+def test_a_refutation_stands_whichever_changepoint_is_taken_out() -> None:
     """Three sizes cannot tell n^2.5 from n² with a kernel switch."""
     times = [300.0, 300 * 4, 300 * 4 * 8]
     series = replayed(power(2), sizes=(128, 256, 512))
@@ -241,11 +241,11 @@ def test_terms_of_lower_order_are_still_rising_towards_the_law() -> None:
 
 
 @pytest.mark.parametrize("lower", [lambda n: 120 * n, lambda n: 500 * n, lambda n: 3e4 * n**0.5])
-def test_a_bend_is_not_taken_for_a_jump(lower: Time) -> None:
+def test_a_curvature_is_not_taken_for_a_changepoint(lower: Time) -> None:
     assert fit_series(replayed(lambda n: n**2 + lower(n), scatter=0.003)).changepoint is None
 
 
-def test_a_floor_that_was_not_measured_is_not_taken_for_a_jump() -> None:
+def test_a_overhead_that_was_not_measured_is_not_taken_for_a_changepoint() -> None:
     series = replayed(lambda n: n**2 + 8000, scatter=0.003, overhead_us=None, least_overhead_us=1.0)
     assert fit_series(series).changepoint is None
     switched = replace(series, kernels=("a", "b", "b", "b", "b"))
@@ -435,10 +435,10 @@ NO_TIMES: dict[str, tuple[tuple[float, ...], ...]] = {
 
 
 @pytest.mark.parametrize("times", NO_TIMES.values(), ids=NO_TIMES)
-@pytest.mark.parametrize("floor", [None, (), (0.0,), (math.nan,), (16.0,)])
-def test_times_that_are_none_are_inconclusive(times: Any, floor: Any) -> None:
+@pytest.mark.parametrize("overhead", [None, (), (0.0,), (math.nan,), (16.0,)])
+def test_times_that_are_none_are_inconclusive(times: Any, overhead: Any) -> None:
     for law in ("n^2", "O(n^3)", "1"):
-        fit = fit_series(replace(replayed(power(2), law), times_us=times, overhead_us=floor))
+        fit = fit_series(replace(replayed(power(2), law), times_us=times, overhead_us=overhead))
         assert verdict(fit) == "inconclusive"
         assert [why for why in fit.left_out if why], "each has a reason"
 

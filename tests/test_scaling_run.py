@@ -63,7 +63,7 @@ def exact_verdict(fit: ExactFit) -> str:
 # Which cells make a series.
 
 
-def test_cells_that_differ_in_n_alone_are_a_series_with_its_floor() -> None:
+def test_cells_that_differ_in_n_alone_are_a_series_with_its_overhead() -> None:
     records = [cell(Case(seq_len=n, heads=2), "naive") for n in (1, *SIZES)]
     records += [cell(Case(seq_len=n, heads=2, dtype="float64"), "naive") for n in SIZES]
     first, second = series_of(run_of(records))
@@ -76,7 +76,7 @@ def test_cells_that_differ_in_n_alone_are_a_series_with_its_floor() -> None:
     assert str(first.law) == "n^2 d"
 
 
-def test_one_query_of_many_keys_is_no_floor() -> None:
+def test_one_query_of_many_keys_is_no_overhead() -> None:
     records = [cell(Case(seq_len=n), "naive") for n in SIZES]
     many_keys = cell(Case(seq_len=1, kv_len=65536), "naive", lambda case: 400.0)
     (series,) = series_of(run_of([many_keys, *records]))
@@ -87,7 +87,7 @@ def test_one_query_of_many_keys_is_no_floor() -> None:
     assert max(series.overhead_us) < 20
 
 
-def test_one_token_of_a_wider_layer_is_no_floor() -> None:
+def test_one_token_of_a_wider_layer_is_no_overhead() -> None:
     def layer(n: int, width: int) -> Record:
         shape: dict[str, Any] = {
             "width": width,

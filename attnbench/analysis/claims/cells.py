@@ -10,7 +10,7 @@ from attnbench.analysis.axes import AXES
 from attnbench.analysis.claims.formula import Formula
 from attnbench.analysis.claims.reading import EXTREMES
 from attnbench.analysis.claims.statement import Range, Ratio, Selector, Where
-from attnbench.analysis.columns import COLUMNS
+from attnbench.analysis.columns import COLUMNS, TableRow
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.analysis.scaling.verdicts import scaling
 from attnbench.analysis.times import are_times
@@ -68,7 +68,7 @@ class Cells:
     def _matching(self, where: Where) -> list[Record]:
         for name in where.keys() - self._columns.keys():  # some look at every sample
             value = COLUMNS.get(name).value
-            self._columns[name] = [value(record, self.run) for record in self.run.records]
+            self._columns[name] = [value(TableRow(r, self.run)) for r in self.run.records]
         rows = [
             record
             for i, record in enumerate(self.run.records)

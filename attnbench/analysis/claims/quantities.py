@@ -11,7 +11,7 @@ from attnbench.analysis.claims import statement
 from attnbench.analysis.claims.cells import Cells, LackingError, text
 from attnbench.analysis.claims.formula import Formula
 from attnbench.analysis.claims.statement import TIME, Quantity
-from attnbench.analysis.columns import COLUMNS
+from attnbench.analysis.columns import COLUMNS, TableRow
 from attnbench.analysis.crossovers import Crossover, crossovers, size_text
 from attnbench.analysis.scaling.cells import same_text
 from attnbench.analysis.scaling.results import Estimate, ExponentFit
@@ -82,7 +82,7 @@ def observe(quantity: Quantity, cells: Cells) -> Observed:
 def _value(quantity: statement.Value, cells: Cells) -> Observed:
     found, per, column = [], Formula(quantity.per), COLUMNS.get(quantity.column)
     for record in cells.select(quantity.where):
-        number = column.value(record, cells.run)
+        number = column.value(TableRow(record, cells.run))
         if number is not None:
             value = float(number) / per(record.cell.case)
             ends = _ends(column.name, value, time_us(record), interval_us(record))
@@ -95,7 +95,7 @@ def _value(quantity: statement.Value, cells: Cells) -> Observed:
 def _ratio(quantity: statement.Ratio, cells: Cells) -> Observed:
     found, per, column = [], Formula(quantity.per), COLUMNS.get(quantity.column)
     for pair in cells.pairs(quantity):
-        above, below = (column.value(record, cells.run) for record in pair)
+        above, below = (column.value(TableRow(record, cells.run)) for record in pair)
         if above is not None and below:
             value = float(above / per(pair[0].cell.case) / (below / per(pair[1].cell.case)))
             known = ratio(*pair) if column.name in _POWER_OF_TIME else (None, None)

@@ -120,7 +120,8 @@ def fit(data: LogData) -> Lines:
     freedom = data.weight.sum(1) - 2 - (change.after >= 0)
     whole = _line(data, chosen.coefficients, _half(data, chosen.residual, freedom, chosen.spread))
     coefficients, spread, change_in_top = _top(data, change.after)
-    level = _without(data, change)
+    beyond = (np.arange(data.x.shape[1]) > change.after[:, None]) & (change.after[:, None] >= 0)
+    level = data.y - np.where(beyond, change.log[:, None], 0.0)  # the changepoint taken out
     local, pieces = local_residual(data.x, level, data.weight)
     top = _line(data, coefficients, _half(data, local, pieces, spread))
     return Lines(
@@ -152,13 +153,6 @@ def _half(data: LogData, residual: Floats, freedom: Floats, spread: Floats) -> F
     variance, moderated = _variance(data, residual, freedom)
     quantile: Floats = special.stdtrit(moderated, 0.975)
     return quantile * np.sqrt(ratio(variance, spread))
-
-
-def _without(data: LogData, change: _Changepoint) -> Floats:
-    """The values with the changepoint taken out."""
-    beyond = (np.arange(data.x.shape[1]) > change.after[:, None]) & (change.after[:, None] >= 0)
-    level: Floats = data.y - np.where(beyond, change.log[:, None], 0.0)
-    return level
 
 
 def _curvature_sign(data: LogData, level: Floats, freedom: Floats) -> Floats:
