@@ -1,1 +1,1 @@
-"""The gate's decisions: raw rounds of two sides to verdicts with an exit code. Starts nothing."""
+"""Raw rounds of two versions to verdicts and an exit code, from data alone. Starts nothing."""

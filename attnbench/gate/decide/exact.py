@@ -188,8 +188,8 @@ def _why_not(base: Checked, candidate: Checked) -> str:
     return _with_reason(base.status, base) + also
 
 
-def _with_reason(words: str, side: Checked) -> str:
-    return f"{words}: {side.reason}" if side.reason else words
+def _with_reason(words: str, found: Checked) -> str:
+    return f"{words}: {found.reason}" if found.reason else words
 
 
 # In fewer rounds chance could do it: of three alike processes one grows most with probability 1/3.

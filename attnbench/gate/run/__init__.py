@@ -1,1 +1,1 @@
-"""Measures two sides in pairs: worktrees, fresh processes that take turns, rounds."""
+"""Measures two versions in pairs: worktrees, checks, rounds of fresh processes that take turns."""

@@ -1,1 +1,1 @@
-"""Processes of two sides that take turns. Started, never imported."""
+"""The processes of a round, which take turns. Started, never imported."""

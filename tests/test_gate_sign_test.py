@@ -1,0 +1,78 @@
+"""Exact sign tests with several looks."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import pytest
+
+from attnbench.gate.decide.data import Rules
+from attnbench.gate.decide.sign_test import boundaries, enough, rejects
+
+
+def rejected_share(looks: tuple[int, ...], level: float) -> Fraction:
+    """The probability that fair coins are rejected at any look, over every sequence there is."""
+    needed = boundaries(looks, level)
+    crossed = 0
+    for tosses in itertools.product((0, 1), repeat=looks[-1]):
+        crossed += any(
+            wins is not None and sum(tosses[:look]) >= wins
+            for look, wins in zip(looks, needed, strict=True)
+        )
+    return Fraction(crossed, 2 ** looks[-1])
+
+
+@pytest.mark.parametrize("level", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("looks", [(8,), (5, 8, 12), (1, 2, 3, 4, 10), (7, 14)])
+def test_fair_coins_are_rejected_no_more_often_than_the_level(looks, level):
+    assert rejected_share(looks, level) <= level
+
+
+def test_no_number_of_wins_less_would_keep_the_level():
+    # At the last look all that is left may be spent: one win fewer must break the bound.
+    looks, level = (5, 8, 12), 0.05
+    needed = boundaries(looks, level)
+    assert needed[-1] is not None
+    weaker = (*needed[:-1], needed[-1] - 1)
+    crossed = sum(
+        any(w is not None and sum(t[:k]) >= w for k, w in zip(looks, weaker, strict=True))
+        for t in itertools.product((0, 1), repeat=looks[-1])
+    )
+    assert Fraction(crossed, 2 ** looks[-1]) > level
+
+
+def test_a_single_look_is_the_ordinary_sign_test():
+    assert enough(7, 0.01) == 7  # 1/128
+    assert enough(8, 0.01) == 8  # 9/256 would be too many
+    assert enough(6, 0.01) is None  # 1/64 is more than 1 %
+    assert enough(0, 0.01) is None
+    assert enough(20, 0.05) == 15  # P(Bin(20, 1/2) >= 15) = 0.0207, >= 14: 0.0577
+
+
+def test_the_looks_of_the_gate_decide_a_clear_case_at_the_first_one():
+    rules = Rules()
+    assert rejects(8, 8, rules.looks, rules.alpha)
+    assert not rejects(7, 8, rules.looks, rules.alpha)
+    assert not rejects(9, 9, rules.looks, rules.alpha), "nobody looks after nine rounds"
+
+
+def test_more_suspects_never_need_fewer_wins():
+    looks = Rules().looks
+    for few, many in itertools.pairwise([1, 2, 4, 8, 16, 40]):
+        for easy, hard in zip(
+            boundaries(looks, 0.01 / few), boundaries(looks, 0.01 / many), strict=True
+        ):
+            assert hard is None or (easy is not None and easy <= hard)
+
+
+@pytest.mark.parametrize("looks", [(), (0, 3), (5, 5), (8, 4)])
+def test_looks_that_do_not_ascend_are_refused(looks):
+    with pytest.raises(ValueError, match="ascend"):
+        boundaries(looks, 0.05)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -1.0])
+def test_a_level_is_a_probability(level):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        boundaries((8,), level)
