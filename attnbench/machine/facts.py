@@ -1,4 +1,4 @@
-"""What this machine is: the facts that a time is worthless without."""
+"""The facts about machine and libraries without which a time means nothing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ import re
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from attnbench.machine import allocator, host
+
+_OF_THE_HOST = ("cpu_quota", "load_1m", "governor", "smt", "thp", "hypervisor", "thread_env")
 
 
 def environment(device: str) -> dict[str, Any]:
     """Facts about the machine and the libraries, as plain JSON; unknown is null."""
     affinity = host.affinity()
+    if device == "cuda":
+        gpu = torch.cuda.get_device_properties(0)
+        memory_bytes, caches = int(gpu.total_memory), {"L2": int(gpu.L2_cache_size)}
+    else:
+        memory_bytes = int(psutil.virtual_memory().total)
+        data_caches = sorted(host.data_caches(min(affinity or [0])).items())
+        caches = {f"L{level}": size for level, (_, size) in data_caches}
+    system = host.facts()
     return {
         "device": device,
         "device_name": device_name(device),
@@ -25,21 +36,15 @@ def environment(device: str) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "memory_bytes": _memory_bytes(device),
-        "caches": _cpu_caches() if device == "cpu" else _gpu_caches(),
+        "memory_bytes": memory_bytes,
+        "caches": caches,
         # Full float32 products: TF32 is off unless someone turns it on, and the run says so.
         "matmul_precision": torch.get_float32_matmul_precision(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "interop_threads": torch.get_num_interop_threads(),
         "blas": blas(),
         "affinity": host.ranges(affinity),
-        "cpu_quota": host.cpu_quota(),
-        "load_1m": host.load_1m(),
-        "governor": host.governor(),
-        "smt": host.smt(),
-        "thp": host.thp(),
-        "hypervisor": host.hypervisor(),
-        "thread_env": host.thread_env(),
+        **{name: system[name] for name in _OF_THE_HOST},
         "allocator": allocator.policy() if device == "cpu" else None,
     }
 
@@ -97,12 +102,9 @@ def free_bytes(device: str) -> int | None:
 def available_bytes() -> int | None:
     """Host memory that could be allocated now without swapping, or None where unknown."""
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+        return int(psutil.virtual_memory().available)
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def limit_memory(share: float = 0.9) -> None:
@@ -115,27 +117,8 @@ def limit_memory(share: float = 0.9) -> None:
     try:
         import resource
 
-        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        limit = psutil.Process().memory_info().data + int(share * (available or 0))
         if available is not None:
-            limit = int(used + share * available)
             resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-    except (ImportError, OSError, ValueError):
+    except (ImportError, AttributeError, OSError, ValueError):
         return  # no such limit on this system: the runner still survives the worker's death
-
-
-def _memory_bytes(device: str) -> int | None:
-    if device == "cuda":
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-
-
-def _gpu_caches() -> dict[str, int]:
-    return {"L2": int(torch.cuda.get_device_properties(0).L2_cache_size)}
-
-
-def _cpu_caches() -> dict[str, int]:
-    cpu = min(host.affinity() or [0])
-    return {f"L{level}": size for level, (_, size) in sorted(host.data_caches(cpu).items())}

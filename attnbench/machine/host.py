@@ -1,7 +1,7 @@
-"""What the operating system says of this machine: read from /proc and /sys, without torch.
+"""What the operating system says of this machine, without torch: by psutil, /proc and /sys.
 
 Every fact is None where it is unknown: a file that is absent, unreadable or garbled, or another
-system than Linux, costs that fact and nothing else. `root` is where /proc and /sys hang.
+system than Linux, costs that fact and nothing else. `root` is where /proc and /sys are mounted.
 """
 
 from __future__ import annotations
@@ -9,13 +9,19 @@ from __future__ import annotations
 import functools
 import os
 import platform
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import psutil
 
 ROOT = Path("/")
+T = TypeVar("T")
 
 _CPUS = "sys/devices/system/cpu"
+_HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
+_DRAINED = {True: False, False: True}  # by whether it is plugged in
 _CACHE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # What one involuntary switch of a process costs it: about a slice of Linux's scheduler.
 SLICE_US = 4000.0
@@ -24,36 +30,42 @@ _PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH_", "MALLOC_", 
 
 
 def facts(root: Path = ROOT) -> dict[str, Any]:
-    """Everything below as plain JSON, by name; takes about a millisecond."""
+    """Everything below as plain JSON, by name; takes about a millisecond.
+
+    `mhz` and `max_mhz` are the highest of any CPU; `turbo` is whether one may exceed its nominal
+    frequency, `smt` whether two threads share a core, `hypervisor` whether this is a virtual
+    machine (as the flags of an x86 processor tell); `thp` are transparent huge pages: `always`,
+    `madvise` or `never`; `on_battery` is null where there is no battery.
+    """
+    clocks = _known(lambda: psutil.cpu_freq(percpu=True)) or []
+    turbo_off = _flag(root / _CPUS / "intel_pstate/no_turbo")
+    flags = re.search(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo") or "", re.MULTILINE)
+    pages = re.search(r"\[(\w+)\]", _read(root / _HUGE_PAGES) or "")
     return {
         "system": platform.system(),
         "architecture": platform.machine(),
         "cpus": os.cpu_count(),
         "affinity": affinity(),
-        "load_1m": load_1m(root),
+        "load_1m": load_1m(),
         "governor": governor(root),
-        "mhz": mhz(root),
-        "max_mhz": max_mhz(root),
-        "turbo": turbo(root),
-        "smt": smt(root),
-        "hypervisor": hypervisor(root),
+        "mhz": max((clock.current for clock in clocks), default=0.0) or None,
+        "max_mhz": max((clock.max for clock in clocks), default=0.0) or None,
+        "turbo": _flag(root / _CPUS / "cpufreq/boost") if turbo_off is None else not turbo_off,
+        "smt": _flag(root / _CPUS / "smt/active"),
+        "hypervisor": "hypervisor" in flags[1].split() if flags else None,
         "cpu_quota": cpu_quota(root),
         "throttled_us": throttled_us(root),
         "steal_share": steal_share(cpu_ticks(root)),
-        "thp": thp(root),
-        "swap_used_bytes": swap_used_bytes(root),
-        "on_battery": on_battery(root),
+        "thp": pages[1] if pages else None,
+        "swap_used_bytes": _known(lambda: int(psutil.swap_memory().used)),
+        "on_battery": _known(lambda: _DRAINED.get(psutil.sensors_battery().power_plugged)),
         "thread_env": thread_env(),
     }
 
 
 def cell_facts(root: Path = ROOT) -> dict[str, Any]:
     """What may change from one cell to the next; cheap enough to be read beside every cell."""
-    return {
-        "load_1m": load_1m(root),
-        "governor": governor(root),
-        "cpu_quota": cpu_quota(root),
-    }
+    return {"load_1m": load_1m(), "governor": governor(root), "cpu_quota": cpu_quota(root)}
 
 
 def affinity() -> list[int] | None:
@@ -82,9 +94,9 @@ def thread_env() -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_PREFIXES)}
 
 
-def load_1m(root: Path = ROOT) -> float | None:
+def load_1m() -> float | None:
     """Mean number of tasks that ran or wanted to, over the last minute."""
-    return _number((_read(root / "proc/loadavg") or "").partition(" ")[0])
+    return _known(lambda: float(psutil.getloadavg()[0]))
 
 
 def governor(root: Path = ROOT) -> str | None:
@@ -100,60 +112,6 @@ def _governor_files(root: Path, cpus: tuple[int, ...] | None) -> tuple[Path, ...
     names = ("cpu[0-9]*",) if cpus is None else tuple(f"cpu{cpu}" for cpu in cpus)
     found = (f for n in names for f in (root / _CPUS).glob(f"{n}/cpufreq/scaling_governor"))
     return tuple(dict.fromkeys(file.resolve() for file in found))
-
-
-def mhz(root: Path = ROOT) -> float | None:
-    """The highest present frequency of any CPU, in MHz."""
-    scaled = _highest_khz(root, "scaling_cur_freq")
-    lines = (_read(root / "proc/cpuinfo") or "").splitlines()
-    values = [_number(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
-    return scaled or max((value for value in values if value), default=None)
-
-
-def max_mhz(root: Path = ROOT) -> float | None:
-    """The highest frequency that any CPU can reach, in MHz."""
-    return _highest_khz(root, "cpuinfo_max_freq")
-
-
-def turbo(root: Path = ROOT) -> bool | None:
-    """Whether a CPU may exceed its nominal frequency."""
-    forbidden = _flag(root / _CPUS / "intel_pstate/no_turbo")
-    return _flag(root / _CPUS / "cpufreq/boost") if forbidden is None else not forbidden
-
-
-def smt(root: Path = ROOT) -> bool | None:
-    """Whether two threads of the machine share one core."""
-    return _flag(root / _CPUS / "smt/active")
-
-
-def hypervisor(root: Path = ROOT) -> bool | None:
-    """Whether this is a virtual machine, as the processor's flags tell (x86 alone has it)."""
-    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
-        if line.startswith("flags"):
-            return "hypervisor" in line.split()
-    return None
-
-
-def thp(root: Path = ROOT) -> str | None:
-    """Transparent huge pages: `always`, `madvise` or `never`."""
-    text = _read(root / "sys/kernel/mm/transparent_hugepage/enabled") or ""
-    return text.partition("[")[2].partition("]")[0] or None
-
-
-def swap_used_bytes(root: Path = ROOT) -> int | None:
-    """Memory of this machine that lies on a disk now."""
-    rows = [line.split() for line in (_read(root / "proc/meminfo") or "").splitlines()]
-    sizes = {row[0]: _number(row[1]) for row in rows if len(row) > 1}
-    total, free = sizes.get("SwapTotal:"), sizes.get("SwapFree:")
-    return None if total is None or free is None else int(total - free) * 1024
-
-
-def on_battery(root: Path = ROOT) -> bool | None:
-    """Whether a battery is being drained; None where there is no battery."""
-    supplies = list((root / "sys/class/power_supply").glob("*"))
-    batteries = [s for s in supplies if _read(s / "type") == "Battery"]
-    states = [state for s in batteries if (state := _read(s / "status"))]
-    return "Discharging" in states if states else None
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
@@ -279,10 +237,12 @@ def data_caches(cpu: int, root: Path = ROOT) -> dict[int, tuple[str | None, int]
     return found
 
 
-def _highest_khz(root: Path, name: str) -> float | None:
-    files = (root / _CPUS).glob(f"cpu[0-9]*/cpufreq/{name}")
-    values = [value for file in files if (value := _number(_read(file)))]
-    return max(values) / 1000 if values else None
+def _known(read: Callable[[], T]) -> T | None:
+    """What psutil tells; None where this system does not have it or refuses."""
+    try:
+        return read()
+    except (AttributeError, OSError, RuntimeError, ValueError, psutil.Error):
+        return None
 
 
 def _flag(file: Path) -> bool | None:

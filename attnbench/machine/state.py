@@ -1,4 +1,4 @@
-"""What implementations share in a process, and may leave changed: watched, and put back.
+"""Settings that implementations share in a process and may leave changed: watched, and put back.
 
 A file or a call may set something for itself, such as the default device, that would hold for
 every implementation after it. `remember` notes how things are before any such code runs;
@@ -16,7 +16,8 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,8 +35,8 @@ except ImportError:  # not on this system: it has no such limits
 class _Setting(NamedTuple):
     """Something that can be read and put back.
 
-    `name` completes "it changes …"; what is `quiet` is put back, and not told of, since torch's
-    own compilers change it.
+    `name` completes "it changes …", and several settings may share one; what is `quiet` is put
+    back without a word, since torch's own compilers change it.
     """
 
     name: str
@@ -45,7 +46,7 @@ class _Setting(NamedTuple):
 
 
 def _attributes(name: str, owner: Any, *attributes: str) -> _Setting:
-    """Attributes of an object as one setting; this torch may lack some."""
+    """Attributes of an object or module as one setting; this torch may lack some."""
 
     def put(values: dict[str, Any]) -> None:
         for attribute, value in values.items():
@@ -54,18 +55,6 @@ def _attributes(name: str, owner: Any, *attributes: str) -> _Setting:
     return _Setting(
         name, lambda: {a: getattr(owner, a) for a in attributes if hasattr(owner, a)}, put
     )
-
-
-def _functions(name: str, owner: Any, kept: Iterable[str]) -> _Setting:
-    """Which functions an owner has under these names."""
-    names = tuple(kept)
-
-    def put(values: tuple[Any, ...]) -> None:
-        for attribute, value in zip(names, values, strict=True):
-            if vars(owner).get(attribute) is not value:
-                setattr(owner, attribute, value)
-
-    return _Setting(name, lambda: tuple(map(vars(owner).get, names)), put)
 
 
 def _put_methods(wanted: dict[str, Any]) -> None:
@@ -87,11 +76,6 @@ def _modes(name: str, length: Callable[[], int], pop: Callable[[], Any]) -> _Set
     return _Setting(name, length, put)
 
 
-def _cannot(wanted: Any) -> None:
-    """There is no way back from outside."""
-
-
-_ENVIRONMENT, _FOLDER = "the environment", "the working directory"
 # Variables that torch and its compilers set for themselves.
 _COMPILERS_OWN = (
     "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KMP_DUPLICATE_LIB_OK", "CUBLAS_",
@@ -115,40 +99,9 @@ _SIGNALS = [
 ]  # fmt: skip
 
 
-def _put_handlers(wanted: tuple[Any, ...]) -> None:
-    for number, handler in zip(_SIGNALS, wanted, strict=True):
-        if handler is not None:  # None: not set by Python, and not to be had
-            signal.signal(number, handler)
-
-
-_AUTOCAST = ("cpu", "cuda")
-
-
-def _autocast() -> tuple[Any, ...]:
-    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _AUTOCAST)
-
-
-def _put_autocast(wanted: tuple[Any, ...]) -> None:
-    for device, (enabled, dtype) in zip(_AUTOCAST, wanted, strict=True):
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
-
-
-_SDPA = ("flash", "mem_efficient", "math", "cudnn")
-
-
-def _sdpa() -> tuple[bool, ...]:
-    return tuple(getattr(cuda, f"{name}_sdp_enabled")() for name in _SDPA)
-
-
-def _put_sdpa(wanted: tuple[bool, ...]) -> None:
-    for name, enabled in zip(_SDPA, wanted, strict=True):
-        getattr(cuda, f"enable_{name}_sdp")(enabled)
-
-
-def _flushes_denormals() -> bool:
-    smallest = sys.float_info.min
-    return smallest / 2 == 0.0
+def _put_handler(number: int, handler: Any) -> None:
+    if handler is not None:  # None: not set by Python, and not to be had
+        signal.signal(number, handler)
 
 
 # What carries a precision of float32 products in torch 2.9 and later, beside the older switches.
@@ -156,32 +109,7 @@ _PARTS = [getattr(of, kind, None) for of in (cudnn, mkldnn) for kind in ("conv",
 _FLOAT32 = (torch.backends, cuda.matmul, cudnn, mkldnn, *filter(None, _PARTS))
 
 
-def _float32() -> tuple[Any, ...]:
-    return tuple(getattr(owner, "fp32_precision", None) for owner in _FLOAT32)
-
-
-def _put_float32(wanted: tuple[Any, ...]) -> None:
-    for owner, value in zip(_FLOAT32, wanted, strict=True):
-        if value is not None:
-            owner.fp32_precision = value
-
-
-def _put_cudnn_tf32(allow: bool) -> None:
-    cudnn.allow_tf32 = allow
-
-
-_LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")] if resource else []
-
-
-def _limits() -> tuple[Any, ...]:
-    return tuple(resource.getrlimit(getattr(resource, name)) for name in _LIMITS)
-
-
-def _put_limits(wanted: tuple[Any, ...]) -> None:
-    for name, now, value in zip(_LIMITS, _limits(), wanted, strict=True):
-        if now != value:
-            resource.setrlimit(getattr(resource, name), value)
-
+_LIMITS = [getattr(resource, x) for x in dir(resource) if x.startswith("RLIMIT_")]
 
 _REDUCED = (
     "allow_fp16_reduced_precision_reduction",
@@ -194,6 +122,8 @@ _PRODUCTS = (
 )  # fmt: skip
 _OF_F = [name for name, value in vars(functional).items() if callable(value)]
 
+_ENVIRONMENT = _Setting("the environment", _environment, _put_environment)
+_FOLDER = _Setting("the working directory", os.getcwd, os.chdir)
 # In the order in which they are put back: an older switch of torch's may fail beside a newer one.
 _WATCHED: list[_Setting] = [
     _modes(
@@ -206,49 +136,80 @@ _WATCHED: list[_Setting] = [
         lambda: len(dispatch._get_current_dispatch_mode_stack()),
         dispatch._pop_mode,
     ),
-    _Setting("the precision of float32 products", _float32, _put_float32),
+    *(
+        _attributes("the precision of float32 products", owner, "fp32_precision")
+        for owner in _FLOAT32
+    ),
     _attributes("the reduced precision of products", cuda.matmul, *_REDUCED),
     _attributes("cuDNN's flags", cudnn, "enabled", "benchmark", "deterministic"),
     _attributes("oneDNN's flags", mkldnn, "enabled", "deterministic"),
-    _Setting("SDPA's backends", _sdpa, _put_sdpa),
-    _Setting("autocast", _autocast, _put_autocast),
-    _Setting("inference mode", torch.is_inference_mode_enabled, _cannot),
+    *(
+        _Setting(
+            "SDPA's backends",
+            getattr(cuda, f"{backend}_sdp_enabled"),
+            getattr(cuda, f"enable_{backend}_sdp"),
+        )
+        for backend in ("flash", "mem_efficient", "math", "cudnn")
+    ),
+    *(
+        _Setting("autocast", partial(get, device), partial(put, device))
+        for device in ("cpu", "cuda")
+        for get, put in (
+            (torch.is_autocast_enabled, torch.set_autocast_enabled),
+            (torch.get_autocast_dtype, torch.set_autocast_dtype),
+        )
+    ),
+    # There is no way back from outside.
+    _Setting("inference mode", torch.is_inference_mode_enabled, lambda wanted: None),
     _Setting(
         "autograd's anomaly mode", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
     ),
-    _Setting("the flushing of denormals", _flushes_denormals, torch.set_flush_denormal),
-    _functions("functions of torch", torch, _PRODUCTS),
-    _functions("functions of torch.nn.functional", functional, _OF_F),
+    _Setting(
+        "the flushing of denormals",
+        lambda: sys.float_info.min / 2 == 0.0,
+        torch.set_flush_denormal,
+    ),
+    _attributes("functions of torch", torch, *_PRODUCTS),
+    _attributes("functions of torch.nn.functional", functional, *_OF_F),
     _Setting("methods of torch.Tensor", lambda: dict(vars(torch.Tensor)), _put_methods),
-    _functions("time.sleep", time, ["sleep"]),
+    _attributes("time.sleep", time, "sleep"),
     _Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, quiet=True),
     _Setting("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
     _Setting("the collector's thresholds", gc.get_threshold, lambda x: gc.set_threshold(*x)),
     _Setting("the trace function", sys.gettrace, sys.settrace),
     _Setting("the profile function", sys.getprofile, sys.setprofile),
     _attributes("the standard streams", sys, "stdin", "stdout", "stderr"),
-    _Setting(_ENVIRONMENT, _environment, _put_environment),
-    _Setting(_FOLDER, os.getcwd, os.chdir),
-    _Setting("signal handlers", lambda: tuple(map(signal.getsignal, _SIGNALS)), _put_handlers),
-    _Setting("the limits of the process", _limits, _put_limits),
+    _ENVIRONMENT,
+    _FOLDER,
+    *(
+        _Setting("signal handlers", partial(signal.getsignal, x), partial(_put_handler, x))
+        for x in _SIGNALS
+    ),
+    *(
+        _Setting(
+            "the limits of the process",
+            partial(resource.getrlimit, limit),
+            partial(resource.setrlimit, limit),
+        )
+        for limit in _LIMITS
+    ),
 ]
 if hasattr(os, "sched_getaffinity"):
+    _PROCESS, _ALARM = os.PRIO_PROCESS, signal.ITIMER_REAL
     _WATCHED += [
-        _Setting("its CPUs", lambda: os.sched_getaffinity(0), lambda x: os.sched_setaffinity(0, x)),
+        _Setting("its CPUs", partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)),
         _Setting(
             "its priority",
-            lambda: os.getpriority(os.PRIO_PROCESS, 0),
-            lambda x: os.setpriority(os.PRIO_PROCESS, 0, x),
+            partial(os.getpriority, _PROCESS, 0),
+            partial(os.setpriority, _PROCESS, 0),
         ),
         _Setting(
-            "an alarm",
-            lambda: signal.getitimer(signal.ITIMER_REAL),
-            lambda x: signal.setitimer(signal.ITIMER_REAL, *x),
+            "an alarm", partial(signal.getitimer, _ALARM), lambda x: signal.setitimer(_ALARM, *x)
         ),
     ]
 
 _threads: int | None = None
-_remembered: dict[str, Any] = {}
+_remembered: dict[_Setting, Any] = {}
 _generators: tuple[Any, Any] | None = None
 _lasting: list[str] = []
 
@@ -257,7 +218,7 @@ def remember(threads: int | None = None) -> None:
     """Note how things are, for `settle` to put back: before anyone's code runs in a worker."""
     global _generators
     settle(threads)
-    _remembered.update((setting.name, _read(setting)) for setting in _WATCHED)
+    _remembered.update((setting, _read(setting)) for setting in _WATCHED)
     _generators = random.getstate(), torch.get_rng_state()
 
 
@@ -281,12 +242,11 @@ def settle(threads: int | None = None, *, grad: bool = True) -> list[str]:
     """
     global _threads
     _threads = threads or _threads or torch.get_num_threads()
-    known = [(setting, _remembered[setting.name]) for setting in _WATCHED if _remembered]
     changed = []
-    for setting, value in _fixed(_threads, grad) + known:
+    for setting, value in [*_fixed(_threads, grad), *_remembered.items()]:
         if _differs(setting, value):
             changed.append((setting, value))
-            with contextlib.suppress(Exception):  # it is looked at again
+            with contextlib.suppress(Exception):  # it is compared again
                 setting.put(value)
     _lasting.extend(setting.name for setting, value in changed if _differs(setting, value))
     if _generators is not None:
@@ -294,8 +254,8 @@ def settle(threads: int | None = None, *, grad: bool = True) -> list[str]:
         torch.set_rng_state(_generators[1])
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(0)
-    told = [setting.name for setting, _ in changed if not setting.quiet]
-    return told + _settle_compilers()
+    names = [setting.name for setting, _ in changed if not setting.quiet]
+    return [*dict.fromkeys(names), *_settle_compilers()]
 
 
 def _fixed(threads: int, grad: bool) -> list[tuple[_Setting, Any]]:
@@ -304,6 +264,7 @@ def _fixed(threads: int, grad: bool) -> list[tuple[_Setting, Any]]:
     deterministic = torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
     dtype = torch.get_default_dtype, torch.set_default_dtype
     device = torch.get_default_device, lambda _: torch.set_default_device(None)
+    tf32 = (lambda: cudnn.allow_tf32), partial(setattr, cudnn, "allow_tf32")
     count = torch.get_num_threads, torch.set_num_threads
     return [
         (_Setting("the default device", *device), torch.device("cpu")),
@@ -312,7 +273,7 @@ def _fixed(threads: int, grad: bool) -> list[tuple[_Setting, Any]]:
         (_Setting("the default dtype", *dtype), torch.float32),
         (_Setting("autograd's switch", torch.is_grad_enabled, torch.set_grad_enabled), grad),
         (_Setting("deterministic algorithms", *deterministic), False),
-        (_Setting("cuDNN's TF32", lambda: cudnn.allow_tf32, _put_cudnn_tf32, quiet=True), False),
+        (_Setting("cuDNN's TF32", *tf32, quiet=True), False),
     ]
 
 
@@ -324,7 +285,7 @@ def _differs(setting: _Setting, value: Any) -> bool:
 
 
 def _read(setting: _Setting) -> Any:
-    """What it is set to; the kind of error where that cannot be told (a folder that is gone)."""
+    """What it is set to; the type of the error where it cannot be read (a folder that is gone)."""
     try:
         return setting.get()
     except Exception as err:
@@ -350,8 +311,7 @@ def _settle_compilers() -> list[str]:
         if config is None or not _remembered:
             continue
         if module not in _flags:
-            overridden = _unset(config)
-            changed += [name] if overridden else []
+            changed += [name] if _unset(config) else []
         elif config.get_hash() != _flags[module][0]:
             config.load_config(_flags[module][1])
             changed.append(name)

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured: the ceilings that every time is held against."""
+"""What this machine can do at most, measured: the ceilings that every time is compared with."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ STREAM_US = 250_000.0
 LAUNCH_US = 20_000.0
 AGREE = 0.05  # among the three least times, else other work may have slowed them all
 MOST_BUDGETS = 2.0  # spent where they do not agree
-# Calls are timed in blocks of this length: a GPU waits for the first call of a block, some µs.
-_BLOCK_US = {"cpu": 0.0, "cuda": 1000.0}
-LAUNCH_BLOCK_US = 500.0
-MOST_CALLS = 1000  # in a block
+# Calls are timed in batches of this length: a GPU waits for the first call of one, some µs.
+_BATCH_US = {"cpu": 0.0, "cuda": 1000.0}
+LAUNCH_BATCH_US = 500.0
+MOST_CALLS = 1000  # in a batch
 
 _TILE = 4096  # elements of the random pattern that fills the buffers
 
@@ -85,26 +85,26 @@ def _known(measure: Callable[[], T]) -> T | None:
 
 
 def _matmul_tflops(clock: Clock, device: str, dtype: str) -> float | None:
-    """The best rate of square matmuls, 2·width³ FLOPs each, in TFLOP/s."""
+    """The best rate of square matmuls, 2·width³ FLOPs each, in TFLOP/s.
+
+    With each width a half and a quarter of it: short products more often find a moment without
+    other work, long ones lose less to it.
+    """
+
+    def least_us(width: int) -> dict[int, float]:
+        calls = {}
+        for wide in (width // 4, width // 2, width):
+            a = torch.randn(wide, wide, device=device).to(getattr(torch, dtype))
+            calls[wide] = partial(torch.mm, a, a, out=torch.empty_like(a))
+        return _least_us(clock, calls, MATMUL_US, _BATCH_US[device])
+
     rates = []
     for width in _NARROW.get((device, dtype), _WIDTHS[device]):
-        least = _known(partial(_matmul_us, clock, device, dtype, width)) or {}
+        least = _known(partial(least_us, width)) or {}
         rates += [2 * wide**3 / time_us / 1e6 for wide, time_us in least.items()]
         if least.get(width, math.inf) >= WIDE_ENOUGH_US:
             break
     return max(rates, default=0.0) or None
-
-
-def _matmul_us(clock: Clock, device: str, dtype: str, width: int) -> dict[int, float]:
-    """Least times of products of this width, of half and of a quarter of it.
-
-    Short ones more often find a moment without other work, long ones lose less to it.
-    """
-    calls = {}
-    for wide in (width // 4, width // 2, width):
-        a = torch.randn(wide, wide, device=device).to(getattr(torch, dtype))
-        calls[wide] = partial(torch.mm, a, a, out=torch.empty_like(a))
-    return _least_us(clock, calls, MATMUL_US, _BLOCK_US[device])
 
 
 def _stream_gbps(clock: Clock, device: str, size: int) -> dict[str, float | None]:
@@ -126,7 +126,7 @@ def _stream_gbps(clock: Clock, device: str, size: int) -> dict[str, float | None
         "row sums": partial(torch.sum, rows, 1, out=row_out),
     }
     copy: dict[str, Callable[[], Any]] = {"copy": partial(target.copy_, source)}
-    least = _least_us(clock, copy | reads, STREAM_US, _BLOCK_US[device])
+    least = _least_us(clock, copy | reads, STREAM_US, _BATCH_US[device])
     read_us = min(least[name] for name in reads)
     return {
         "copy_gbps": 2 * size / least["copy"] / 1e3 or None,
@@ -141,16 +141,16 @@ def _launch_us(clock: Clock, device: str) -> float | None:
     whichever is longer.
     """
     one = torch.zeros((), device=device)
-    time_us = _least_us(clock, {"": partial(one.add_, one)}, LAUNCH_US, LAUNCH_BLOCK_US)[""]
+    time_us = _least_us(clock, {"": partial(one.add_, one)}, LAUNCH_US, LAUNCH_BATCH_US)[""]
     return None if math.isinf(time_us) else time_us
 
 
 def _least_us(
-    clock: Clock, calls: Mapping[Name, Callable[[], Any]], budget_us: float, block_us: float
+    clock: Clock, calls: Mapping[Name, Callable[[], Any]], budget_us: float, batch_us: float
 ) -> dict[Name, float]:
     """The least time of each call in µs, over interleaved rounds; infinite if none was seen.
 
-    Each turn lasts about `block_us`, at least one call. The rounds end when the budget is spent
+    Each batch lasts about `batch_us`, at least one call. The rounds end when the budget is spent
     and the least times agree, or some budgets later.
     """
     times: dict[Name, list[float]] = {name: [] for name in calls}
@@ -158,17 +158,14 @@ def _least_us(
     for done in range(1, MOST_ROUNDS + 1):
         for name, call in calls.items():
             least_us = min(times[name], default=math.inf)
-            each = min(MOST_CALLS, max(1, math.ceil(block_us / least_us)))
-            block = clock.block(call, each)
-            spent_us += block.e2e_us * each
-            if block.time_us > 0:  # else the clock stepped back, or saw nothing
-                times[name].append(block.time_us)
-        settled = spent_us >= budget_us and all(map(_agree, times.values()))
-        if done >= LEAST_ROUNDS and (settled or spent_us >= MOST_BUDGETS * budget_us):
+            each = min(MOST_CALLS, max(1, math.ceil(batch_us / least_us)))
+            batch = clock.batch(call, each)
+            spent_us += batch.e2e_us * each
+            if batch.time_us > 0:  # else the clock stepped back, or saw nothing
+                times[name].append(batch.time_us)
+        least = [sorted(found)[:3] for found in times.values()]
+        agree = all(len(x) == 3 and x[-1] <= (1 + AGREE) * x[0] for x in least)
+        needed_us = budget_us if agree else MOST_BUDGETS * budget_us
+        if done >= LEAST_ROUNDS and spent_us >= needed_us:
             break
     return {name: min(found, default=math.inf) for name, found in times.items()}
-
-
-def _agree(times: list[float]) -> bool:
-    least = sorted(times)[:3]
-    return len(least) == 3 and least[-1] <= (1 + AGREE) * least[0]

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
 
 from attnbench.machine import host
+from attnbench.measure.gpu import SmClock, shared_sm_clock
 from attnbench.measure.graph import Captured, capture, external_event
-from attnbench.measure.smclock import SmClock, shared_sm_clock
 
 _TIMES_THE_CACHE = 2.0
 _ASSUMED_CACHE_BYTES = 64 << 20  # where neither driver nor system tells
@@ -30,11 +30,11 @@ class Flush:
     """
 
     def __init__(self, device: str) -> None:
-        """Allocate the buffer; what the device does not say is taken to be 64 MiB."""
+        """Allocate the buffer; a cache of unknown size is taken to have 64 MiB."""
         wanted = (last_cache_bytes(device) or _ASSUMED_CACHE_BYTES) * _TIMES_THE_CACHE
         rows = -(-int(wanted) // (_ROW * 4))
-        # Ones, not zeros: pages of zeros nobody has written to are one and the same page on CPU,
-        # and reading them would evict nothing.
+        # Ones, not zeros: on CPU pages that nobody has written to are all the same page of
+        # zeros, and reading it would evict nothing.
         self._data = torch.ones(rows, _ROW, dtype=torch.float32, device=device)
         self._sums = torch.empty(rows, dtype=torch.float32, device=device)
 
@@ -75,13 +75,13 @@ _EVENT_RESOLUTION_US = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """A block of calls; all times are microseconds per call, means over the block.
+class Batch:
+    """Calls timed by one reading of the clock; all times are microseconds per call, as means.
 
     `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a call to
     its result, without the flush. CUDA alone: `enqueue_us`, the host time to issue one call (one
     that is not below `time_us` says that the host, not the device, sets the pace), and `sm_mhz`,
-    the clock of the multiprocessors right after the block; None where not known. A time is
+    the clock of the multiprocessors right after the batch; None where not known. A time is
     negative if the clock behind it stepped back: that is for the caller to judge.
     """
 
@@ -92,12 +92,12 @@ class Block:
 
 
 class Clock(Protocol):
-    """Times blocks of calls."""
+    """Times batches of calls."""
 
     l2: L2
     timer: Timer
 
-    def block(self, call: Call, calls: int) -> Block:
+    def batch(self, call: Call, calls: int) -> Batch:
         """Time `calls` calls. A clock that steps back gives negative times, and hides nothing."""
 
     def release(self, call: Call) -> None:
@@ -115,12 +115,13 @@ class HostClock:
     """
 
     timer: Timer = "host"
+    resolution_us = time.get_clock_info("perf_counter").resolution * 1e6
 
     def __init__(self, l2: L2 = "warm") -> None:
         self.l2 = l2
         self._flush = Flush("cpu") if l2 == "cold" else None
 
-    def block(self, call: Call, calls: int) -> Block:
+    def batch(self, call: Call, calls: int) -> Batch:
         """Host time per call, twice: on CPU the result is there when the call returns."""
         if self._flush is None:
             begin = now_ns()
@@ -128,33 +129,23 @@ class HostClock:
                 call()
             elapsed_ns = now_ns() - begin
         else:
-            elapsed_ns = _cold_ns(call, calls, self._flush)
+            elapsed_ns = 0
+            for _ in repeat(None, calls):
+                self._flush()
+                begin = now_ns()
+                call()
+                elapsed_ns += now_ns() - begin
         elapsed_us = elapsed_ns / 1000 / calls
-        return Block(time_us=elapsed_us, e2e_us=elapsed_us)
+        return Batch(time_us=elapsed_us, e2e_us=elapsed_us)
 
     def release(self, call: Call) -> None:
         """Nothing is kept."""
-
-    @property
-    def resolution_us(self) -> float:
-        """As the operating system reports it."""
-        return time.get_clock_info("perf_counter").resolution * 1e6
-
-
-def _cold_ns(call: Call, calls: int, flush: Flush) -> int:
-    elapsed_ns = 0
-    for _ in repeat(None, calls):
-        flush()
-        begin = now_ns()
-        call()
-        elapsed_ns += now_ns() - begin
-    return elapsed_ns
 
 
 class CudaClock:
     """A pair of events on the current stream, used again and again.
 
-    Warm: around all calls of the block. Cold: around each call, behind a flush; each call then
+    Warm: around all calls of the batch. Cold: around each call, behind a flush; each call then
     starts on a device that has nothing else to do, and the host issues it while the flush still
     runs. A host that needs longer for that than the flush lasts keeps the stream waiting, and
     stream time has the wait in it: an `enqueue_us` above the duration of the flush says so, and a
@@ -162,6 +153,7 @@ class CudaClock:
     """
 
     timer: Timer = "events"
+    resolution_us = _EVENT_RESOLUTION_US  # of one pair; a cold batch takes the mean of many
 
     def __init__(self, l2: L2 = "cold", sm_clock: SmClock | None = None) -> None:
         self.l2 = l2
@@ -170,52 +162,38 @@ class CudaClock:
         self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
-    def block(self, call: Call, calls: int) -> Block:
+    def batch(self, call: Call, calls: int) -> Batch:
         """Stream time between the events, time to issue a call, and time until one is done.
 
-        A warm block of one call gives all of them; else one call more is made for `e2e_us`.
+        A warm batch of one call gives all of them; else one call more is made for `e2e_us`.
         """
         torch.cuda.synchronize()
-        stream_us, issue_ns, waited_ns = (
-            self._warm(call, calls) if self._flush is None else self._cold(call, calls, self._flush)
-        )
+        together = calls if self._flush is None else 1  # calls between two events
+        stream_ms, issue_ns, waited_ns = 0.0, 0, 0
+        for _ in repeat(None, calls // together):
+            if self._flush is not None:
+                self._flush()
+            self._begin.record()
+            begin = now_ns()
+            for _ in repeat(None, together):
+                call()
+            issued = now_ns()
+            self._end.record()
+            self._end.synchronize()
+            waited_ns += now_ns() - begin
+            issue_ns += issued - begin
+            stream_ms += self._begin.elapsed_time(self._end)
         sm_mhz = self._sm_clock.sample_mhz() if self._sm_clock else None
         alone = calls == 1 and self._flush is None
-        return Block(
-            time_us=stream_us / calls,
+        return Batch(
+            time_us=stream_ms * 1000 / calls,
             e2e_us=waited_ns / 1000 if alone else _end_to_end_us(call, self._flush),
             enqueue_us=issue_ns / 1000 / calls,
             sm_mhz=sm_mhz,
         )
 
-    def _warm(self, call: Call, calls: int) -> tuple[float, int, int]:
-        self._begin.record()
-        begin = now_ns()
-        for _ in repeat(None, calls):
-            call()
-        issued = now_ns()
-        self._end.record()
-        self._end.synchronize()
-        done = now_ns()
-        return self._begin.elapsed_time(self._end) * 1000, issued - begin, done - begin
-
-    def _cold(self, call: Call, calls: int, flush: Flush) -> tuple[float, int, int]:
-        stream_us, issue_ns, waited_ns = 0.0, 0, 0
-        for _ in repeat(None, calls):
-            flush()
-            once_us, once_issue_ns, once_waited_ns = self._warm(call, 1)
-            stream_us += once_us
-            issue_ns += once_issue_ns
-            waited_ns += once_waited_ns
-        return stream_us, issue_ns, waited_ns
-
     def release(self, call: Call) -> None:
         """Nothing is kept."""
-
-    @property
-    def resolution_us(self) -> float:
-        """Of one pair of events; a cold block takes the mean of many."""
-        return _EVENT_RESOLUTION_US
 
 
 class GraphClock:
@@ -228,6 +206,7 @@ class GraphClock:
     """
 
     timer: Timer = "graph"
+    resolution_us = _EVENT_RESOLUTION_US
 
     def __init__(self, l2: L2 = "cold", sm_clock: SmClock | None = None) -> None:
         """Raise CaptureError where this torch has no events for graphs."""
@@ -237,9 +216,14 @@ class GraphClock:
         self._sm_clock = sm_clock
         self._kept: dict[tuple[int, int], Captured] = {}
 
-    def block(self, call: Call, calls: int) -> Block:
+    def batch(self, call: Call, calls: int) -> Batch:
         """Capture, unless that is done, replay, and read the events; raises CaptureError."""
-        kept = self._captured(call, calls)
+        kept = self._kept.get(_identity(call))
+        if kept is None or kept.calls != calls:
+            self.release(call)
+            alone = calls > 1 or self._flush is not None
+            kept = capture(call, calls, flush=self._flush, alone=alone)
+            self._kept[_identity(call)] = kept
         torch.cuda.synchronize()
         begin = now_ns()
         kept.graph.replay()
@@ -249,21 +233,12 @@ class GraphClock:
         sm_mhz = self._sm_clock.sample_mhz() if self._sm_clock else None
         if kept.alone is not None:
             e2e_us = _end_to_end_us(kept.alone.replay, self._flush)
-        return Block(
+        return Batch(
             time_us=kept.stream_us(),
             e2e_us=e2e_us,
             enqueue_us=(issued - begin) / 1000 / calls,
             sm_mhz=sm_mhz,
         )
-
-    def _captured(self, call: Call, calls: int) -> Captured:
-        kept = self._kept.get(_identity(call))
-        if kept is None or kept.calls != calls:
-            self.release(call)
-            alone = calls > 1 or self._flush is not None
-            kept = capture(call, calls, flush=self._flush, alone=alone)
-            self._kept[_identity(call)] = kept
-        return kept
 
     def release(self, call: Call) -> None:
         """Free the graphs of this callable, and the memory they hold."""
@@ -271,14 +246,9 @@ class GraphClock:
         if kept is not None:
             kept.reset()
 
-    @property
-    def resolution_us(self) -> float:
-        """Of one pair of events."""
-        return _EVENT_RESOLUTION_US
-
 
 def _identity(call: Call) -> tuple[int, int]:
-    """What is the same for the same callable: a method is a new object each time it is named."""
+    """The same for the same callable: a bound method is a new object at each access."""
     return id(getattr(call, "__self__", None)), id(getattr(call, "__func__", call))
 
 
@@ -294,9 +264,8 @@ def _end_to_end_us(call: Call, flush: Flush | None) -> float:
     return (now_ns() - begin) / 1000
 
 
-_Make = Callable[[L2], Clock]
 # By device and timer; the first timer of a device is its default.
-_CLOCKS: dict[str, dict[Timer, _Make]] = {
+_CLOCKS: dict[str, dict[str, Callable[[L2], Clock]]] = {
     "cpu": {"host": HostClock},
     "cuda": {
         "events": lambda l2: CudaClock(l2, shared_sm_clock()),
@@ -315,13 +284,11 @@ def clock_for(device: str, *, l2: str | None = None, timer: str | None = None) -
     """
     if device not in _CLOCKS:
         raise ValueError(f"no clock for the device {device!r}: cpu or cuda")
-    made = _CLOCKS[device]
-    chosen_l2 = next((x for x in get_args(L2) if x == (l2 or _DEFAULT_L2[device])), None)
-    if chosen_l2 is None:
+    clocks = _CLOCKS[device]
+    if l2 not in (None, *get_args(L2)):
         raise ValueError(f"--l2 {l2} is unknown: {' or '.join(get_args(L2))}")
-    if timer is not None and timer not in get_args(Timer):
+    if timer not in (None, *get_args(Timer)):
         raise ValueError(f"--timer {timer} is unknown: {', '.join(get_args(Timer))}")
-    make = next((make for name, make in made.items() if timer in (None, name)), None)
-    if make is None:
-        raise ValueError(f"--timer {timer} is not for {device}, which has {' and '.join(made)}")
-    return make(chosen_l2)
+    if timer not in (None, *clocks):
+        raise ValueError(f"--timer {timer} is not for {device}, which has {' and '.join(clocks)}")
+    return clocks[timer or next(iter(clocks))](cast(L2, l2 or _DEFAULT_L2[device]))

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
-from attnbench.measure.nvml import GpuReading
+from attnbench.measure.gpu import GpuReading
 
-_BATCH_S = 0.01  # between two looks at the counter, so that its ticks are seen one by one
+_BATCH_S = 0.01  # between two readings of the counter, so that its ticks are seen one by one
 
 
 class EnergySensor(Protocol):
@@ -30,7 +30,7 @@ class Energy:
 
     `energy_j` is gross: what the whole board used in the loop, over its calls; `idle_power_w`, the
     power just before with nothing to do, stands beside it and is not taken off. `seconds`,
-    `ticks` (of the counter) and `calls` describe the loop. Where `energy_j` is None, `reason`
+    `ticks` (of the counter) and `calls` describe the  Where `energy_j` is None, `reason`
     says why.
     """
 
@@ -74,73 +74,52 @@ def measure_energy(
     synchronize()
     sleep(rule.idle_s)
     reading = sensor.read()
-    loop = _Loop(call=call, sensor=sensor, now=now, synchronize=synchronize)
-    reason = loop.run(rule)
-    energy_mj = loop.used_mj
-    return Energy(
-        energy_j=None if reason else energy_mj / 1000 / loop.calls,
-        idle_power_w=None if reading is None else reading.power_w,
-        seconds=loop.seconds,
-        ticks=loop.ticks,
-        calls=loop.calls,
-        reason=reason,
-    )
+    seconds, ticks, calls = 0.0, 0, 0  # between the first tick and the last one seen
 
+    def ended(energy_j: float | None = None, *, reason: str | None = None) -> Energy:
+        return Energy(
+            energy_j=energy_j,
+            idle_power_w=None if reading is None else reading.power_w,
+            seconds=seconds,
+            ticks=ticks,
+            calls=calls,
+            reason=reason,
+        )
 
-@dataclass(kw_only=True)
-class _Loop:
-    """The stretch between the first tick and the last one seen: its energy, time and calls."""
+    def make(count: int) -> None:
+        for _ in range(count):
+            call()
+        synchronize()
 
-    call: Callable[[], Any]
-    sensor: EnergySensor
-    now: Callable[[], float]
-    synchronize: Callable[[], None]
-    ticks: int = 0
-    calls: int = 0
-    seconds: float = 0.0
-    used_mj: int = 0
-
-    def run(self, rule: EnergyRule) -> str | None:
-        """Loop until the rule is met; return why it was not, or None."""
-        call_s = self._call_s()
-        if call_s * rule.min_ticks > rule.max_s:  # the counter is read once a call at best
-            return f"a call of {call_s:.3g} s is too long for a loop of {rule.max_s:g} s"
-        begin_s, batch = self.now(), max(1, int(_BATCH_S / call_s))
-        last = self.sensor.energy_mj()
-        first: tuple[float, int] | None = None  # time and counter at the first tick
-        made = 0
-        while last is not None:
-            self._make(batch)
-            made += batch
-            value, at_s = self.sensor.energy_mj(), self.now()
-            if value is None:
-                break
-            if value < last:
-                return f"the energy counter fell from {last} to {value} mJ"
-            if value > last:
-                last = value
-                if first is None:
-                    first, made = (at_s, value), 0
-                else:
-                    self.ticks, self.calls = self.ticks + 1, made
-                    self.seconds, self.used_mj = at_s - first[0], value - first[1]
-                    if self.ticks >= rule.min_ticks and self.seconds >= rule.min_s:
-                        return None
-            if at_s - begin_s >= rule.max_s:
-                return (
-                    f"the energy counter ticked {self.ticks} times in {self.seconds:.3g} s of a "
-                    f"loop of {rule.max_s:g} s; needed are {rule.min_ticks} and {rule.min_s:g} s"
-                )
-        return "the energy counter cannot be read"
-
-    def _call_s(self) -> float:
-        """Seconds of the second call; the first is warm-up."""
-        self._make(1)
-        begin_s = self.now()
-        self._make(1)
-        return max(self.now() - begin_s, 1e-6)
-
-    def _make(self, calls: int) -> None:
-        for _ in range(calls):
-            self.call()
-        self.synchronize()
+    make(1)  # warm-up
+    begin_s = now()
+    make(1)
+    call_s = max(now() - begin_s, 1e-6)
+    if call_s * rule.min_ticks > rule.max_s:  # the counter is read once a call at best
+        return ended(reason=f"a call of {call_s:.3g} s is too long for a loop of {rule.max_s:g} s")
+    begin_s, batch = now(), max(1, int(_BATCH_S / call_s))
+    last = sensor.energy_mj()
+    first: tuple[float, int] | None = None  # time and counter at the first tick
+    made = 0
+    while last is not None:
+        make(batch)
+        made += batch
+        value, at_s = sensor.energy_mj(), now()
+        if value is None:
+            break
+        if value < last:
+            return ended(reason=f"the energy counter fell from {last} to {value} mJ")
+        if value > last:
+            last = value
+            if first is None:
+                first, made = (at_s, value), 0
+            else:
+                seconds, ticks, calls = at_s - first[0], ticks + 1, made
+                if ticks >= rule.min_ticks and seconds >= rule.min_s:
+                    return ended((value - first[1]) / 1000 / made)
+        if at_s - begin_s >= rule.max_s:
+            return ended(
+                reason=f"the energy counter ticked {ticks} times in {seconds:.3g} s of a "
+                f"loop of {rule.max_s:g} s; needed are {rule.min_ticks} and {rule.min_s:g} s"
+            )
+    return ended(reason="the energy counter cannot be read")

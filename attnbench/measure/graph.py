@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -49,7 +48,7 @@ class Captured:
 def capture(call: Call, calls: int, *, flush: Call | None, alone: bool) -> Captured:
     """Capture `calls` calls: with a `flush`, each behind it and between events of its own.
 
-    Without one, a single pair of events stands around all of them, as in a block that is timed
+    Without one, a single pair of events stands around all of them, as in a batch that is timed
     eagerly. `alone` asks for the graph of one call, too.
 
     Captured is what the call enqueues on the current stream. It must therefore not wait for the
@@ -61,9 +60,11 @@ def capture(call: Call, calls: int, *, flush: Call | None, alone: bool) -> Captu
 
     Raises CaptureError; out of memory, and what the call raises without a capture, pass.
     """
-    stream = _stream()
-    outer = torch.cuda.current_stream()
+    outer = stream = torch.cuda.current_stream()
+    if outer == torch.cuda.default_stream():  # which cannot capture
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(outer)
+    failure: BaseException | None = None
     # Around all that follows: a capture that fails leaves torch on the capture's stream.
     with torch.cuda.stream(stream):
         for _ in repeat(None, _WARM_UPS):
@@ -71,47 +72,27 @@ def capture(call: Call, calls: int, *, flush: Call | None, alone: bool) -> Captu
                 flush()
             call()
         torch.cuda.synchronize()
-        pairs = [(external_event(), external_event()) for _ in range(1 if flush is None else calls)]
+        together = calls if flush is None else 1  # calls between two events
+        pairs = [(external_event(), external_event()) for _ in range(calls // together)]
         graph, single = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph() if alone else None
-        failure = _fill(graph, single, stream, partial(_enqueue, call, calls, flush, pairs), call)
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                for begin, end in pairs:
+                    if flush is not None:
+                        flush()
+                    begin.record()
+                    for _ in repeat(None, together):
+                        call()
+                    end.record()
+            if single is not None:  # never replayed at the same time: they may share memory
+                with torch.cuda.graph(single, pool=graph.pool(), stream=stream):
+                    call()
+        except Exception as err:
+            failure = _explained(err)
     if failure is not None:  # raised here, it does not hold on to the frames of its cause
         raise failure
     outer.wait_stream(stream)
     return Captured(call=call, calls=calls, graph=graph, alone=single, pairs=tuple(pairs))
-
-
-def _fill(
-    graph: torch.cuda.CUDAGraph,
-    single: torch.cuda.CUDAGraph | None,
-    stream: torch.cuda.Stream,
-    all_calls: Call,
-    call: Call,
-) -> BaseException | None:
-    try:
-        with torch.cuda.graph(graph, stream=stream):
-            all_calls()
-        if single is not None:  # never replayed at the same time: they may share memory
-            with torch.cuda.graph(single, pool=graph.pool(), stream=stream):
-                call()
-    except Exception as err:
-        return _explained(err)
-    return None
-
-
-def _enqueue(
-    call: Call,
-    calls: int,
-    flush: Call | None,
-    pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]],
-) -> None:
-    each = calls // len(pairs)
-    for begin, end in pairs:
-        if flush is not None:
-            flush()
-        begin.record()
-        for _ in repeat(None, each):
-            call()
-        end.record()
 
 
 def external_event() -> torch.cuda.Event:
@@ -123,14 +104,6 @@ def external_event() -> torch.cuda.Event:
             f"--timer graph needs events that a graph can record (Event(external=True)), which "
             f"torch {torch.__version__} does not have; use --timer events"
         ) from None
-
-
-def _stream() -> torch.cuda.Stream:
-    """The current stream, or a new one if that is the default stream, which cannot capture."""
-    current = torch.cuda.current_stream()
-    if current != torch.cuda.default_stream():
-        return current
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 def _explained(err: BaseException) -> BaseException:

@@ -9,32 +9,32 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from attnbench.base.sample import Discard, Sample
 from attnbench.base.stats import fastest_of_windows, median, median_interval
 from attnbench.measure.clock import Clock
-from attnbench.measure.watch import Conditions
+from attnbench.measure.watch import SampleConditions
 
-# A turn on CPU lasts this long at most, a few slices of a scheduler, so that some of its blocks are
-# likely to be left alone; where little time is asked for, as long as leaves the fewest samples.
-TURN_US = 20_000.0
-MOST_BLOCKS = 20
-# Turns and rounds that do not count: at most this share of those that do, and a few more. What is
-# disturbed beyond that is kept, and said.
-REDO_SHARE = 0.5
-REDO_MORE = 2
+# A sample on CPU lasts this long at most, a few slices of a scheduler, so that some of its batches
+# are likely to be left alone; where little time is asked for, as long as leaves the fewest samples.
+SAMPLE_US = 20_000.0
+MOST_BATCHES = 20
+# Samples that are discarded: at most this share of those that count, and a few more. What is
+# disturbed beyond that is kept, and counted.
+RETAKE_SHARE = 0.5
+RETAKE_MORE = 2
 
 
 @dataclass(kw_only=True)
-class Contender:
-    """A callable in the race: what it does, how it is called, and what was observed of it.
+class Target:
+    """A callable that is measured: how it is called, and what was observed of it.
 
     `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was.
     `each_us` is the time of a call and `wall_us` that of all that goes with it (flushing, say),
-    both from warming up: what they say decides about turns, never what was timed since. A turn
-    lasts about `turn_us`; `window` is the number of turns of which the fastest counts. `spent_s`
-    and `cpu_s` are the wall and the processor time of all turns.
+    both from warming up: they decide on samples, never what was timed since. A sample lasts about
+    `sample_us`; `window` is the number of samples of which the fastest counts. `spent_s` and
+    `cpu_s` are the wall and the processor time of all samples.
     """
 
     call: Callable[[], Any]
@@ -44,10 +44,10 @@ class Contender:
     calls: int = 1
     each_us: float = 0.0
     wall_us: float = 0.0
-    turn_us: float = TURN_US
+    sample_us: float = SAMPLE_US
     window: int = 1
     samples: list[Sample] = field(default_factory=list)
-    conditions: Conditions = field(default_factory=Conditions)
+    conditions: SampleConditions = field(default_factory=SampleConditions)
     warm_s: float = 0.0
     compile_s: float = 0.0
     spent_s: float = 0.0
@@ -61,25 +61,25 @@ class Contender:
 
     @property
     def planned_us(self) -> float:
-        """How long a block should take with all that goes with it."""
+        """How long a batch should take with all that goes with it."""
         return self.calls * self.wall_us
 
     @property
-    def blocks(self) -> int:
-        """Blocks in a turn on CPU."""
+    def batches(self) -> int:
+        """Batches in a sample on CPU."""
         if not self.wall_us:
             return 1
-        return max(1, min(MOST_BLOCKS, round(self.turn_us / self.planned_us)))
+        return max(1, min(MOST_BATCHES, round(self.sample_us / self.planned_us)))
 
     @property
     def fastest_us(self) -> list[float]:
-        """What the reported time is the median of: the fastest turn of each window."""
+        """What the reported time is the median of: the fastest sample of each window."""
         return fastest_of_windows(self.times_us, self.window)
 
-    def may_redo(self) -> bool:
+    def may_retake(self) -> bool:
         """False once too many samples were discarded: the next ones are kept whatever happens."""
         kept = len(self.times_us)
-        return len(self.samples) - kept < REDO_SHARE * kept + REDO_MORE
+        return len(self.samples) - kept < RETAKE_SHARE * kept + RETAKE_MORE
 
     def discard(self, first: int, why: Discard) -> None:
         """Mark the samples from number `first` on; those marked already keep their reason."""
@@ -143,7 +143,7 @@ def compile_activity() -> int:
     """
     counted = _triton_compilations
     with contextlib.suppress(Exception):  # private tables: absent or changed, they say nothing
-        for table in _loaded("torch._dynamo.utils").counters.values():
+        for table in cast(Any, sys.modules["torch._dynamo.utils"]).counters.values():
             counted += sum(table.values())
     return counted
 
@@ -151,7 +151,7 @@ def compile_activity() -> int:
 def listen_to_triton() -> None:
     """Count Triton's compilations from here on, where it is loaded and nobody listens yet."""
     with contextlib.suppress(Exception):
-        knobs = _loaded("triton.knobs").compilation
+        knobs = cast(Any, sys.modules["triton.knobs"]).compilation
         if getattr(knobs, "listener", None) is None:
             knobs.listener = _count
 
@@ -161,14 +161,10 @@ def _count(*_: Any, **__: Any) -> None:
     _triton_compilations += 1
 
 
-def _loaded(name: str) -> Any:
-    return sys.modules[name]
-
-
-# A block lasts at least this long, and this many times what the clock can tell.
-MIN_BLOCK_US = 1000.0
+# A batch lasts at least this long, and this many times what the clock can tell.
+MIN_BATCH_US = 1000.0
 MIN_TICKS = 1000
-# More calls than these are not tried to make a block long enough.
+# More calls than these are not tried to make a batch long enough.
 MOST_CALLS = 1 << 20
 WARM_SHARE = 0.25
 _AGREE = 0.05
@@ -179,57 +175,51 @@ class UnmeasurableError(Exception):
     """A call that cannot be timed: too fast for the clock, or never left alone long enough."""
 
 
-def warm_up(contender: Contender, *, clock: Clock, rule: StoppingRule) -> None:
+def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
     """Call until three windows in a row agree and no compiler has been at work in them.
 
     Without compilation that takes a quarter of the budget at most; while something compiles, all
-    of it. Sets the calls of a block, the length of a call, and the time of windows that compiled.
+    of it. Sets the calls of a batch, the length of a call, and the time of windows that compiled.
     A call that has just been made and would take a quarter of the budget is not made again.
 
     Raises:
         UnmeasurableError: the clock sees no time pass in 2^20 calls.
     """
-    floor_us = MIN_TICKS * clock.resolution_us
+    least_us = MIN_TICKS * clock.resolution_us
     if clock.l2 == "warm":  # cold calls are timed one by one, each behind a flush of milliseconds
-        floor_us = max(MIN_BLOCK_US, floor_us)
-    if contender.last_call_s * 1e6 >= max(WARM_SHARE * rule.max_time_s * 1e6, floor_us):
-        contender.each_us = contender.wall_us = contender.last_call_s * 1e6
+        least_us = max(MIN_BATCH_US, least_us)
+    if target.last_call_s * 1e6 >= max(WARM_SHARE * rule.max_time_s * 1e6, least_us):
+        target.each_us = target.wall_us = target.last_call_s * 1e6
         return
     listen_to_triton()
     begin, calls, activity = time.perf_counter(), 1, compile_activity()
     windows: deque[tuple[float, float]] = deque(maxlen=_WINDOWS)
     while True:
         started = time.perf_counter()
-        each_us = clock.block(contender.call, calls).time_us
+        each_us = clock.batch(target.call, calls).time_us
         now, seen = time.perf_counter(), compile_activity()
         if seen != activity:
-            contender.compile_s += now - started
+            target.compile_s += now - started
             activity = seen
             windows.clear()
-        long_enough = calls * each_us >= floor_us
+        long_enough = calls * each_us >= least_us
         if long_enough:
             windows.append((each_us, max(each_us, (now - started) * 1e6 / calls)))
         elif calls >= MOST_CALLS:
             raise UnmeasurableError(f"faster than the clock can see: {calls} calls take no time")
-        contender.warm_s = now - begin
-        share = WARM_SHARE if contender.compile_s == 0 else 1.0
-        if _agree(windows) or (contender.warm_s >= share * rule.max_time_s and windows):
+        target.warm_s = now - begin
+        share = WARM_SHARE if target.compile_s == 0 else 1.0
+        if _agree(windows) or (target.warm_s >= share * rule.max_time_s and windows):
             break
         if not long_enough:
-            calls = _more(calls, floor_us, each_us)
-    # The fastest window: in a slow one others were at work, and blocks would come out too short.
-    contender.each_us, contender.wall_us = min(windows)
-    contender.calls = max(1, math.ceil(floor_us / contender.each_us))
-
-
-def _more(calls: int, floor_us: float, each_us: float) -> int:
-    """More calls for the next window: as many as make it long enough, by what was just seen.
-
-    Where the clock saw nothing, or stepped back, twice as many: a slow call made a million times
-    would take the rest of the day.
-    """
-    wanted = math.ceil(floor_us / each_us) if each_us > 0 else 0
-    return min(MOST_CALLS, max(2 * calls, wanted))
+            # As many calls as make the next window long enough, by what was just seen. Where the
+            # clock saw nothing, or stepped back, only twice as many: a slow call made a million
+            # times would take the rest of the day.
+            wanted = math.ceil(least_us / each_us) if each_us > 0 else 0
+            calls = min(MOST_CALLS, max(2 * calls, wanted))
+    # The fastest window: in a slow one others were at work, and batches would come out too short.
+    target.each_us, target.wall_us = min(windows)
+    target.calls = max(1, math.ceil(least_us / target.each_us))
 
 
 def _agree(windows: deque[tuple[float, float]]) -> bool:

@@ -1,7 +1,7 @@
-"""Self-tests of the measuring side, which time what is known beforehand.
+"""Self-tests of the measuring side: each times something whose answer is known beforehand.
 
-Each returns plain numbers and judges nothing; what is fit to measure is decided elsewhere. Times
-are microseconds. `now` is a clock in nanoseconds, another one than that which is tested.
+They return plain numbers; `attnbench.execution.doctor` judges them. Times are microseconds. `now`
+is a clock in nanoseconds, another one than that which is tested.
 """
 
 from __future__ import annotations
@@ -9,58 +9,59 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from attnbench.base.stats import median, median_interval, ratio_interval
 from attnbench.measure.clock import Clock
-from attnbench.measure.engine import race
-from attnbench.measure.sampling import WARM_SHARE, Contender, StoppingRule, achieved
+from attnbench.measure.engine import measure_interleaved
+from attnbench.measure.sampling import WARM_SHARE, StoppingRule, Target, achieved
 
 Call = Callable[[], Any]
 Numbers = dict[str, float | int | None]
 
-PLANTED = 1.05  # units of work of the slowed twin, per unit of the others
+PLANTED = 1.05  # units of work of the slowed loop, per unit of the others
 _UNITS = 20
-_CONFIDENCE = 0.99  # of the twins' ratios: one false alarm in a hundred runs at most
+_CONFIDENCE = 0.99  # of the ratios: one false alarm in a hundred runs at most
 _TICK_US = 1e-4  # readings closer than this differ by rounding: no clock here is as fine
 
 
 def raw_ns() -> int:
-    """Nanoseconds of a clock that the timing engine does not use, and that nobody adjusts."""
+    """Nanoseconds of a clock that the timing engine does not use and no time service adjusts."""
     if hasattr(time, "CLOCK_MONOTONIC_RAW"):
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
     return time.monotonic_ns()
 
 
-def nothing() -> None:
-    """Do nothing, as quickly as Python can."""
-
-
 def resolution(
-    clock: Clock, *, blocks: int = 1000, patience_s: float = 0.1, now: Callable[[], int] = raw_ns
+    clock: Clock, *, batches: int = 1000, patience_s: float = 0.1, now: Callable[[], int] = raw_ns
 ) -> Numbers:
     """What the clock can tell apart, and what it adds: by timing a call that does nothing.
 
     `seen_us` is the smallest positive difference between any two readings, 0 among them (None
-    where nothing above 0 was read for `patience_s`); `block_us` is the time of a block of one
-    call; `call_us` is what each call of a long block is charged; `negative` counts the readings
+    where nothing above 0 was read for `patience_s`); `batch_us` is the time of a batch of one
+    call; `call_us` is what each call of a long batch is charged; `negative` counts the readings
     below 0.
     """
+
+    def nothing() -> None:
+        pass
+
     deadline = now() + int(patience_s * 1e9)
     readings: list[float] = []
     highest_us = 0.0
-    while len(readings) < blocks or (highest_us <= 0 and now() < deadline):
-        readings.append(clock.block(nothing, 1).time_us)
+    while len(readings) < batches or (highest_us <= 0 and now() < deadline):
+        readings.append(clock.batch(nothing, 1).time_us)
         highest_us = max(highest_us, readings[-1])
     marks = sorted({0.0, *readings})
     gaps = [above - below for below, above in itertools.pairwise(marks)]
     return {
         "claimed_us": clock.resolution_us,
         "seen_us": min((gap for gap in gaps if gap > _TICK_US), default=None),
-        "block_us": median(readings),
-        "call_us": median(clock.block(nothing, 1000).time_us for _ in range(20)),
+        "batch_us": median(readings),
+        "call_us": median(clock.batch(nothing, 1000).time_us for _ in range(20)),
         "negative": sum(reading < 0 for reading in readings),
     }
 
@@ -109,34 +110,34 @@ def spin_reading(
     """Read a spin whose duration another clock knows; `error` is the median of read/known − 1.
 
     `lasted_us` tells how long the last spin was; without it, as on a device, the known duration
-    is that of the whole block as `now` sees it, which adds some microseconds of launching. The
+    is that of the whole batch as `now` sees it, which adds some microseconds of launching. The
     median, as a neighbour may take the core between two clocks' readings.
     """
-    clock.block(spin, 1)
+    clock.batch(spin, 1)
     known, read = [], []
     for _ in range(tries):
         begin = now()
-        read.append(clock.block(spin, 1).time_us)
+        read.append(clock.batch(spin, 1).time_us)
         around_us = (now() - begin) / 1000
         known.append(lasted_us() if lasted_us else around_us)
     errors = [r / k - 1 for r, k in zip(read, known, strict=True)]
     return {"known_us": median(known), "read_us": median(read), "error": median(errors)}
 
 
-def matmul_rate(clock: Clock, a: torch.Tensor, blocks: int = 6) -> Numbers:
+def matmul_rate(clock: Clock, a: torch.Tensor, batches: int = 6) -> Numbers:
     """The best rate of `a @ a` in TFLOP/s: 2·n³ FLOPs for a square of width n.
 
     A clock that reads 0 gives an infinite rate, as None.
     """
     width = a.shape[0]
-    best_us = min(clock.block(lambda: a @ a, 1).time_us for _ in range(blocks))
+    best_us = min(clock.batch(lambda: a @ a, 1).time_us for _ in range(batches))
     return {"width": width, "tflops": 2 * width**3 / best_us / 1e6 if best_us > 0 else None}
 
 
 def cold_and_warm(
     cold: Clock, warm: Clock, read: Call, *, most: int = 40, budget_s: float = 2.0
 ) -> Numbers:
-    """Time the same small read from memory and from the cache, in turns.
+    """Time the same small read from memory and from the cache, alternately.
 
     `ratio` is cold / warm with its 95 % interval `low`, `high`: None where a clock saw no time.
     There are at least seven rounds, the fewest that give an interval.
@@ -147,7 +148,7 @@ def cold_and_warm(
     begin = raw_ns()
     while len(colds) < most and (raw_ns() - begin < budget_s * 1e9 or len(colds) < 7):
         colds.append(cold.block(read, 1).time_us)
-        warm.block(read, 1)  # brings back what the flush has thrown out
+        warm.block(read, 1)  # brings back what the flush has evicted
         warms.append(warm.block(read, 1).time_us)
     low, high = (min(warms) > 0 and ratio_interval(colds, warms)) or (None, None)
     return {
@@ -159,36 +160,35 @@ def cold_and_warm(
     }
 
 
-def planted(clock: Clock, unit: Call, rule: StoppingRule, seed: int = 0) -> dict[str, Numbers]:
-    """Race three loops over the same work, interleaved: two alike, one with 5 % more units.
+def slowdown(clock: Clock, unit: Call, rule: StoppingRule, seed: int = 0) -> dict[str, Numbers]:
+    """Measure three interleaved loops over the same work: two alike, one with 5 % more units.
 
-    Returns `slowed` and `twin`: the median over the rounds of the ratio of their time to the
-    first loop's, with its 99 % interval. Within a round other work hits all three much alike, so
-    the ratio holds still where the times do not; and as the loops share what they work on, no
+    Returns for `identical` and `slowed` the median over the rounds of the ratio of their time to
+    the first loop's, with its 99 % interval. Within a round other work hits all three much alike,
+    so the ratio holds still where the times do not; and as the loops share what they work on, no
     address favours one of them.
     """
-    units = {"first": _UNITS, "twin": _UNITS, "slowed": round(_UNITS * PLANTED)}
-    contenders = {name: Contender(call=_repeat(unit, count)) for name, count in units.items()}
-    race(contenders, clock, rule, seed)
-    times = {name: _by_round(contender) for name, contender in contenders.items()}
-    return {name: _paired(times[name], times["first"]) for name in ("slowed", "twin")}
 
+    def loop(count: int) -> None:
+        for _ in range(count):
+            unit()
 
-def _by_round(contender: Contender) -> dict[int, float]:
-    if contender.error is not None:
-        raise contender.error
-    return {s.round: s.time_us for s in contender.samples if s.discarded is None and s.time_us > 0}
-
-
-def _paired(above: dict[int, float], below: dict[int, float]) -> Numbers:
-    ratios = [above[number] / below[number] for number in sorted(above.keys() & below.keys())]
-    low, high = median_interval(ratios, _CONFIDENCE) or (None, None)
-    return {
-        "ratio": median(ratios) if ratios else None,
-        "low": low,
-        "high": high,
-        "rounds": len(ratios),
-    }
+    counts = {"first": _UNITS, "identical": _UNITS, "slowed": round(_UNITS * PLANTED)}
+    targets = {name: Target(call=partial(loop, count)) for name, count in counts.items()}
+    measure_interleaved(targets, clock, rule, seed)
+    times: dict[str, dict[int, float]] = {}
+    for name, target in targets.items():
+        if target.error is not None:
+            raise target.error
+        counted = (s for s in target.samples if s.discarded is None and s.time_us > 0)
+        times[name] = {sample.round: sample.time_us for sample in counted}
+    first, found = times.pop("first"), {}
+    for name, us in times.items():
+        ratios = [us[number] / first[number] for number in sorted(us.keys() & first.keys())]
+        low, high = median_interval(ratios, _CONFIDENCE) or (None, None)
+        middle = median(ratios) if ratios else None
+        found[name] = {"ratio": middle, "low": low, "high": high, "rounds": len(ratios)}
+    return found
 
 
 def noise(
@@ -196,38 +196,25 @@ def noise(
 ) -> dict[str, Any]:
     """How narrow the 95 % interval of the reported time becomes in 1 s and in 10 s of measuring.
 
-    Warming up is part of the budget, and so are turns that other work disturbed and that were
+    Warming up is part of the budget, and so are samples that other work disturbed and that were
     taken again. `short` and `long` are half-widths relative to that time, within this process;
     None where there is no interval.
     """
-    races = [_measured(clock, call, budget_s) for budget_s in budgets_s]
-    names = zip(("short", "long"), races, strict=True)
-    widths = {name: _finite(achieved(contender.fastest_us)) for name, contender in names}
-    kept = races[-1].times_us
-    return widths | {
+    widths: list[float | None] = []
+    for budget_s in budgets_s:
+        samples_s = budget_s / (1 + WARM_SHARE)
+        rule = StoppingRule(precision=0.0, min_time_s=samples_s, max_time_s=samples_s)
+        target = Target(call=call)
+        measure_interleaved({"noise": target}, clock, rule, seed=0)
+        if target.error is not None:
+            raise target.error
+        width = achieved(target.fastest_us)
+        widths.append(width if width < float("inf") else None)
+    kept = target.times_us
+    return {
+        "short": widths[0],
+        "long": widths[1],
         "median_us": median(kept),
         "samples": len(kept),
-        "discarded": len(races[-1].samples) - len(kept),
+        "discarded": len(target.samples) - len(kept),
     }
-
-
-def _measured(clock: Clock, call: Call, budget_s: float) -> Contender:
-    samples_s = budget_s / (1 + WARM_SHARE)
-    rule = StoppingRule(precision=0.0, min_time_s=samples_s, max_time_s=samples_s)
-    contender = Contender(call=call)
-    race({"noise": contender}, clock, rule, seed=0)
-    if contender.error is not None:
-        raise contender.error
-    return contender
-
-
-def _repeat(unit: Call, count: int) -> Call:
-    def work() -> None:
-        for _ in range(count):
-            unit()
-
-    return work
-
-
-def _finite(value: float) -> float | None:
-    return value if value < float("inf") else None

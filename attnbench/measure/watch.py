@@ -18,14 +18,13 @@ try:
 except ImportError:  # not on this system: nothing is counted
     resource = None  # type: ignore[assignment]
 
-# What a tick of steal is worth.
-TICK_US = 10_000.0
-# From this share of its planned length on, a block that lost so much says little.
+TICK_US = 10_000.0  # what a tick of steal is worth
+# A batch or round that lost this share of its planned length to others says little.
 LOST_SHARE = 0.25
 
 
 class Sensor(Protocol):
-    """What a GPU says of itself; see `attnbench.measure.nvml`."""
+    """Reads the state of a GPU: `GpuSensor` of `attnbench.measure.gpu`, or a fake."""
 
     def read(self) -> Any:
         """Clock in MHz, power in W, temperature in °C, reasons for a slow clock; or None."""
@@ -37,8 +36,8 @@ def interruptions() -> int:
 
 
 @dataclass
-class Conditions:
-    """What was seen beside one contender's samples, summed up for its record."""
+class SampleConditions:
+    """What was seen beside one target's samples, summed up for its record."""
 
     interrupted: int = 0
     kept_disturbed: int = 0
@@ -47,7 +46,7 @@ class Conditions:
 
 @dataclass(kw_only=True)
 class Watch:
-    """Watches blocks (interruptions, the GPU's state) and rounds (steal, throttling).
+    """Watches batches (interruptions), samples (the GPU's state), rounds (steal, throttling).
 
     `must_discard(reading)` gives a reason where a GPU's state forbids to count what ran in it.
     """
@@ -59,10 +58,10 @@ class Watch:
     throttled_us: Callable[[], float | None] = host.throttled_us
 
     def lost_to_others(self, switches: int, planned_us: float) -> Discard | None:
-        """Why a block of this planned length is to be taken again, or None.
+        """Why a batch of this planned length was disturbed, or None.
 
-        The planned length was known before the block was timed: what the block took decides
-        nothing, so that a slow result is as welcome as a fast one.
+        The planned length was known before the batch was timed: what it took decides nothing, so
+        that a slow result is as welcome as a fast one.
         """
         if switches * SLICE_US <= LOST_SHARE * planned_us:
             return None
@@ -79,28 +78,23 @@ class Watch:
 
     def lost_by_round(
         self, before: tuple[float, float], planned_us: float, readings: Iterable[Any]
-    ) -> tuple[Discard | None, bool]:
-        """Why a whole round does not count, or None; and whether nothing may overrule that.
-
-        Time stolen or withheld may hit any turn of the round. A GPU that slowed itself for heat
-        slows all that follow, too: such a round never counts, for any of its contenders.
-        """
+    ) -> Discard | None:
+        """Why a whole round does not count, or None: time stolen or withheld may hit any sample."""
         for reading in readings:
             reason = self.must_discard(reading) if reading is not None else None
             if reason:
-                return Discard("gpu", reason), True
+                return Discard("gpu", reason)
         stolen, throttled = (now - then for now, then in zip(self.mark(), before, strict=True))
         if stolen > LOST_SHARE * planned_us:
             reason = f"the hypervisor took {stolen / 1000:.0f} ms of processor time"
-            return Discard("stolen", reason), False
+            return Discard("stolen", reason)
         if throttled > LOST_SHARE * planned_us:
-            reason = f"the CPU quota withheld {throttled / 1000:.0f} ms"
-            return Discard("throttled", reason), False
-        return None, False
+            return Discard("throttled", f"the CPU quota withheld {throttled / 1000:.0f} ms")
+        return None
 
 
 @dataclass(frozen=True)
-class Ledger:
+class CounterMarks:
     """Counters of the system when a cell began, to say at its end what happened meanwhile."""
 
     begin: float
@@ -108,7 +102,7 @@ class Ledger:
     throttled_us: float | None
 
     @classmethod
-    def open(cls) -> Ledger:
+    def now(cls) -> CounterMarks:
         """Read the counters now."""
         return cls(time.perf_counter(), host.stolen_ticks(), host.throttled_us())
 

@@ -1,15 +1,18 @@
-"""What the GPU says of itself through NVML: clock, power, temperature, why it slows, energy.
+"""What the GPU says of itself: through NVML, and through two counters read on its own stream.
 
-NVML may be missing, denied, or answer only some questions: each answer that does not come is None.
+NVML gives clock, power, temperature, energy, and why the GPU slows down; it may be missing, denied,
+or answer only some questions: each answer that does not come is None. Its clock is an average of
+the past; a kernel of 20 us (`SmClock`) sees the clock as it is on the stream now.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -122,13 +125,11 @@ class GpuSensor:
         """A reading now, or None where there is no sensor."""
         if self._device is None:
             return None
-        values = {name: self._ask(name) for name in _QUERIES if name != "energy_mj"}
-        return GpuReading(**values)
+        return GpuReading(**{name: self._ask(name) for name in _QUERIES if name != "energy_mj"})
 
     def energy_mj(self) -> int | None:
         """Millijoules the whole board has used since its driver was loaded, or None."""
-        answer: int | None = self._ask("energy_mj")
-        return answer
+        return cast(int | None, self._ask("energy_mj"))
 
     def _ask(self, name: str) -> Any:
         if self._device is None or self._failures[name] >= _GIVE_UP_AFTER:
@@ -166,42 +167,40 @@ def _device(nvml: Any, index: int) -> Any:
     By UUID, by PCI address, or as the only GPU there is. Raises LookupError if none does.
     """
     facts: Any = torch.cuda.get_device_properties(index)
-    ways: list[Callable[[], Any]] = [
-        lambda: nvml.nvmlDeviceGetHandleByUUID(_uuid(str(facts.uuid))),
-        lambda: nvml.nvmlDeviceGetHandleByPciBusId(
+
+    def by_uuid() -> Any:
+        uuid = str(facts.uuid)
+        prefixed = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        return nvml.nvmlDeviceGetHandleByUUID(prefixed)
+
+    def by_address() -> Any:
+        return nvml.nvmlDeviceGetHandleByPciBusId(
             f"{facts.pci_domain_id:08x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
-        ),
-        lambda: _only_device(nvml),
-    ]
+        )
+
+    def only_one() -> Any:
+        if (count := nvml.nvmlDeviceGetCount()) != 1:
+            raise LookupError(f"NVML sees {count} GPUs and cannot tell which it is")
+        return nvml.nvmlDeviceGetHandleByIndex(0)
+
     reasons = []
-    for way in ways:
+    for look_up in (by_uuid, by_address, only_one):
         try:
-            return way()
+            return look_up()
         except Exception as err:  # an older torch has no UUID, an older NVML no such look-up
             reasons.append(_text(err))
     raise LookupError("; ".join(dict.fromkeys(reasons)))
 
 
-def _uuid(text: str) -> str:
-    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
-
-
-def _only_device(nvml: Any) -> Any:
-    count = nvml.nvmlDeviceGetCount()
-    if count != 1:
-        raise LookupError(f"NVML sees {count} GPUs and cannot tell which it is")
-    return nvml.nvmlDeviceGetHandleByIndex(0)
-
-
 def _text(err: Exception) -> str:
-    return " ".join(str(err).split())[:120] or type(err).__name__
+    return " ".join(str(err).split())[:200] or type(err).__name__
 
 
 def must_discard(reading: GpuReading | None) -> str | None:
     """Why a sample taken at this reading does not count, or None.
 
     Only heat and the hardware's own slowdown: a power cap is the normal state of a busy GPU, and
-    `idle` is what the time between two blocks looks like.
+    `idle` is what the time between two batches looks like.
     """
     if reading is None or reading.throttle is None:
         return None
@@ -219,3 +218,61 @@ def power_state(readings: Iterable[GpuReading | None]) -> str | None:
         return None
     capped = sum(POWER_CAP in throttle for throttle in known)
     return "sustained" if 2 * capped >= len(known) else "burst"
+
+
+_PLAUSIBLE_MHZ = (100.0, 5000.0)
+_KERNEL_MODULE = "attnbench.measure.smkernel"  # needs triton
+
+
+class SmClock:
+    """The clock of the GPU's multiprocessors, read by a tiny kernel.
+
+    Once that has failed it is None for good, and `problem` says why. `launch` enqueues a kernel
+    that writes (cycles, nanoseconds) of one spin to its argument, int64 [2].
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[torch.Tensor], None] | None,
+        counters: torch.Tensor | None,
+        problem: str | None = None,
+    ) -> None:
+        self._launch = launch
+        self._counters = counters
+        self.problem = problem
+
+    @classmethod
+    def open(cls) -> SmClock:
+        """Compile the kernel and try it once; never raises."""
+        try:
+            launch = importlib.import_module(_KERNEL_MODULE).launch
+            counters = torch.zeros(2, dtype=torch.int64, device="cuda")
+        except Exception as err:  # no triton, no device, no compiler: all end the same way
+            return cls(None, None, _no_sm_clock(err))
+        clock = cls(launch, counters)
+        clock.sample_mhz()
+        return clock
+
+    def sample_mhz(self) -> float | None:
+        """Enqueue the kernel on the current stream, wait for it, and return the clock in MHz."""
+        if self.problem is not None or self._launch is None or self._counters is None:
+            return None
+        try:
+            self._launch(self._counters)
+            torch.cuda.synchronize()
+            cycles, ns = self._counters.tolist()
+            return _within(*_PLAUSIBLE_MHZ)(cycles / ns * 1000)
+        except Exception as err:  # a reading that fails must not cost the cell it stands beside
+            self.problem = _no_sm_clock(err)
+            return None
+
+
+def _no_sm_clock(err: Exception) -> str:
+    return f"no SM clock from in-stream counters: {type(err).__name__}: {_text(err)}"
+
+
+@functools.cache
+def shared_sm_clock() -> SmClock | None:
+    """The SM clock of this process, opened at the first use; None where it does not work."""
+    clock = SmClock.open()
+    return clock if clock.problem is None else None
