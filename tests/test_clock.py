@@ -1,15 +1,19 @@
-"""The clocks on a simulated GPU and a scripted host: what is inside the timed window."""
+"""The clocks on a simulated GPU and a scripted host: what is inside the timed window; the flush."""
 
+import functools
 import itertools
+import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from attnbench.analysis.roofline import launch_bound
+from attnbench.machine import host
 from attnbench.measure import clock as clocks
 from attnbench.measure.clock import CudaClock, GraphClock, HostClock, clock_for
+from attnbench.measure.gpu import SmClock
 from attnbench.measure.graph import CaptureError
-from attnbench.measure.smclock import SmClock
 from tests import fakegpu
 
 
@@ -42,15 +46,15 @@ def test_a_cold_call_on_the_host_stands_behind_a_flush_that_is_not_timed(monkeyp
 
     monkeypatch.setattr(clocks, "Flush", lambda device: flush)
     monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: now_ns[0])
-    block = HostClock("cold").block(call, 3)
+    batch = HostClock("cold").batch(call, 3)
     assert log == ["flush", "call"] * 3
-    assert block == clocks.Block(time_us=7.0, e2e_us=7.0)
+    assert batch == clocks.Batch(time_us=7.0, e2e_us=7.0)
 
 
 def test_a_warm_block_on_the_host_looks_at_the_clock_twice_whatever_its_length(monkeypatch):
     looks = itertools.count(0, 80_000)
     monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: next(looks))
-    assert HostClock().block(lambda: None, 8) == clocks.Block(time_us=10.0, e2e_us=10.0)
+    assert HostClock().batch(lambda: None, 8) == clocks.Batch(time_us=10.0, e2e_us=10.0)
 
 
 @pytest.mark.parametrize("l2", ["warm", "cold"])
@@ -58,84 +62,87 @@ def test_a_host_clock_that_steps_back_gives_a_negative_time(monkeypatch, l2):
     back = itertools.count(0, -5_000)
     monkeypatch.setattr(clocks, "Flush", lambda device: lambda: None)
     monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: next(back))
-    assert HostClock(l2).block(lambda: None, 1).time_us == -5.0
+    assert HostClock(l2).batch(lambda: None, 1).time_us == -5.0
 
 
 def test_a_warm_block_on_cuda_has_one_pair_of_events_around_all_of_its_calls(gpu):
-    block = CudaClock("warm").block(gpu.call, 4)
+    batch = CudaClock("warm").batch(gpu.call, 4)
     timed = gpu.log[: gpu.log.index("wait", 1)]
     assert timed == ["wait", "event", *["call"] * 4, "event"]
     # Between the events lies the host's time to issue the first call, and all on the device.
-    assert block.time_us == pytest.approx((3 + 4 * 50) / 4)
-    assert block.enqueue_us == pytest.approx(3.0)
-    assert block.e2e_us == pytest.approx(53.0)
+    assert batch.time_us == pytest.approx((3 + 4 * 50) / 4)
+    assert batch.enqueue_us == pytest.approx(3.0)
+    assert batch.e2e_us == pytest.approx(53.0)
 
 
 def test_every_cold_call_on_cuda_goes_flush_begin_call_end(gpu):
-    block = CudaClock("cold").block(gpu.call, 3)
+    batch = CudaClock("cold").batch(gpu.call, 3)
     once = ["flush", "event", "call", "event", "wait"]
     assert gpu.log == ["wait", *once * 3, "wait", "flush", "wait", "call", "wait"]
-    assert block.time_us == pytest.approx(50.0), "the flush, or the host, is in the window"
-    assert block.enqueue_us == pytest.approx(3.0)
-    assert block.e2e_us == pytest.approx(53.0), "the flush is in the time to the result"
+    assert batch.time_us == pytest.approx(50.0), "the flush, or the host, is in the window"
+    assert batch.enqueue_us == pytest.approx(3.0)
+    assert batch.e2e_us == pytest.approx(53.0), "the flush is in the time to the result"
 
 
-def test_a_single_warm_call_gives_the_time_to_its_result_itself(gpu):
-    block = CudaClock("warm").block(gpu.call, 1)
-    assert gpu.log.count("call") == 1
-    assert block.e2e_us == pytest.approx(53.0)
-
-
-def test_a_single_cold_call_is_not_the_one_whose_result_is_waited_for(gpu):
-    CudaClock("cold").block(gpu.call, 1)
-    assert gpu.log.count("call") == 2
+@pytest.mark.parametrize(("l2", "calls"), [("warm", 1), ("cold", 2)])
+def test_only_a_single_warm_call_gives_the_time_to_its_result_itself(gpu, l2, calls):
+    batch = CudaClock(l2).batch(gpu.call, 1)
+    assert gpu.log.count("call") == calls
+    assert batch.e2e_us == pytest.approx(53.0)
 
 
 @pytest.mark.parametrize("l2", ["warm", "cold"])
 def test_events_are_made_once(gpu, l2):
     clock = CudaClock(l2)
     for calls in (1, 7, 3):
-        clock.block(gpu.call, calls)
+        clock.batch(gpu.call, calls)
     assert fakegpu.FakeEvent.made == 2
 
 
-def test_a_launch_bound_call_takes_the_host_as_long_as_the_stream(gpu):
+def test_a_launch_bound_call_takes_the_host_as_long_as_the_stream_but_not_in_a_graph(gpu):
     def tiny():
         gpu.launch("call", device_us=2.0, host_us=9.0)
 
-    block = CudaClock("warm").block(tiny, 100)
-    assert block.enqueue_us == pytest.approx(9.0)
-    assert block.time_us == pytest.approx(9.0, rel=0.01)
+    batch = CudaClock("warm").batch(tiny, 100)
+    assert batch.enqueue_us == pytest.approx(9.0)
+    assert batch.time_us == pytest.approx(9.0, rel=0.01)
+    assert GraphClock("warm").batch(tiny, 100).time_us == pytest.approx(2.0)
 
 
 def test_a_host_slower_than_the_flush_is_in_the_stream_time_of_a_cold_call_and_shows(gpu):
     def slow():
         gpu.launch("call", device_us=5.0, host_us=100.0)
 
-    block = CudaClock("cold").block(slow, 3)
+    batch = CudaClock("cold").batch(slow, 3)
     # The flush lasts 40 us; of those the host has spent 1 on the event when it begins the call.
-    assert block.time_us == pytest.approx(100 - (40 - 1) + 5)
-    assert block.enqueue_us == pytest.approx(100.0)
-    assert launch_bound(block.enqueue_us, block.time_us)
-    assert block.e2e_us == pytest.approx(105.0)
-    assert GraphClock("cold").block(slow, 3).time_us == pytest.approx(5.0)
+    assert batch.time_us == pytest.approx(100 - (40 - 1) + 5)
+    assert batch.enqueue_us == pytest.approx(100.0)
+    assert launch_bound(batch.enqueue_us, batch.time_us)
+    assert batch.e2e_us == pytest.approx(105.0)
+    assert GraphClock("cold").batch(slow, 3).time_us == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize("make", [CudaClock, GraphClock])
-@pytest.mark.parametrize("l2", ["warm", "cold"])
-@pytest.mark.parametrize("calls", [1, 5])
+@pytest.mark.parametrize(
+    ("make", "l2", "calls"),
+    [
+        (CudaClock, "warm", 1),
+        (CudaClock, "cold", 5),
+        (GraphClock, "warm", 5),
+        (GraphClock, "cold", 1),
+    ],
+)
 def test_reading_the_sm_clock_changes_no_time(gpu, make, l2, calls):
-    without = make(l2).block(gpu.call, calls)
+    without = make(l2).batch(gpu.call, calls)
     gpu.log.clear()
-    block = make(l2, sm_clock_of(gpu)).block(gpu.call, calls)
-    assert (block.time_us, block.e2e_us) == pytest.approx((without.time_us, without.e2e_us))
-    assert block.enqueue_us == pytest.approx(without.enqueue_us)
-    assert (block.sm_mhz, without.sm_mhz) == (pytest.approx(1755.0), None)
+    batch = make(l2, sm_clock_of(gpu)).batch(gpu.call, calls)
+    assert (batch.time_us, batch.e2e_us) == pytest.approx((without.time_us, without.e2e_us))
+    assert batch.enqueue_us == pytest.approx(without.enqueue_us)
+    assert (batch.sm_mhz, without.sm_mhz) == (pytest.approx(1755.0), None)
     assert gpu.log.count("spin") == 1
 
 
 def test_the_sm_clock_is_read_behind_the_timed_calls_and_before_any_other(gpu):
-    CudaClock("warm", sm_clock_of(gpu)).block(gpu.call, 2)
+    CudaClock("warm", sm_clock_of(gpu)).batch(gpu.call, 2)
     assert [x for x in gpu.log if x in ("call", "spin")] == ["call", "call", "spin", "call"]
 
 
@@ -148,23 +155,19 @@ def test_an_implausible_sm_clock_is_none_for_good(gpu, mhz):
     assert gpu.log.count("spin") == 1
 
 
-def test_a_kernel_that_fails_costs_the_sm_clock_alone(gpu):
-    def launch(counters):
-        gpu.log.append("spin")
-        raise RuntimeError("ptxas: no such architecture")
-
-    block = CudaClock("warm", SmClock(launch, torch.zeros(2, dtype=torch.int64))).block(gpu.call, 2)
-    assert block.sm_mhz is None
-    assert block.time_us > 0
-
-
-def test_a_timer_that_stands_still_is_a_problem_and_no_division_by_zero(gpu):
+@pytest.mark.parametrize("stands_still", [True, False])
+def test_a_kernel_that_fails_or_a_timer_that_stands_still_costs_the_sm_clock_alone(
+    gpu, stands_still
+):
     def launch(counters):
         counters.zero_()
+        if not stands_still:
+            raise RuntimeError("ptxas: no such architecture")
 
-    clock = SmClock(launch, torch.zeros(2, dtype=torch.int64))
-    assert clock.sample_mhz() is None
-    assert "ZeroDivisionError" in str(clock.problem)
+    sm_clock = SmClock(launch, torch.zeros(2, dtype=torch.int64))
+    batch = CudaClock("warm", sm_clock).batch(gpu.call, 2)
+    assert (batch.sm_mhz, batch.time_us > 0) == (None, True)
+    assert ("ZeroDivisionError" if stands_still else "ptxas") in str(sm_clock.problem)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what is missing without CUDA")
@@ -176,30 +179,23 @@ def test_without_cuda_there_is_no_sm_clock_and_a_reason():
 
 def test_in_a_cold_graph_every_call_stands_behind_a_flush_between_its_own_events(gpu):
     clock = GraphClock("cold")
-    clock.block(gpu.call, 3)
+    clock.batch(gpu.call, 3)
     gpu.log.clear()
-    block = clock.block(gpu.call, 3)
+    batch = clock.batch(gpu.call, 3)
     once = ["flush", "event", "call", "event"]
     assert gpu.log == ["wait", *once * 3, "wait", "wait", "flush", "wait", "call", "wait"]
-    assert block.time_us == pytest.approx(50.0)
-    assert block.enqueue_us == pytest.approx(6.0 / 3)  # one launch of 6 us for three calls
-    assert block.e2e_us == pytest.approx(56.0)
+    assert batch.time_us == pytest.approx(50.0)
+    assert batch.enqueue_us == pytest.approx(6.0 / 3)  # one launch of 6 us for three calls
+    assert batch.e2e_us == pytest.approx(56.0)
 
 
 def test_in_a_warm_graph_one_pair_of_events_stands_around_all_calls(gpu):
     clock = GraphClock("warm")
-    clock.block(gpu.call, 4)
+    clock.batch(gpu.call, 4)
     gpu.log.clear()
-    block = clock.block(gpu.call, 4)
+    batch = clock.batch(gpu.call, 4)
     assert gpu.log[:8] == ["wait", "event", *["call"] * 4, "event", "wait"]
-    assert block.time_us == pytest.approx(50.0), "the host has a part in it"
-
-
-def test_a_launch_bound_call_shows_its_device_time_under_a_graph(gpu):
-    def tiny():
-        gpu.launch("call", device_us=2.0, host_us=9.0)
-
-    assert GraphClock("warm").block(tiny, 100).time_us == pytest.approx(2.0)
+    assert batch.time_us == pytest.approx(50.0), "the host has a part in it"
 
 
 def test_a_callable_is_captured_once_for_each_number_of_calls_and_freed_on_release(gpu):
@@ -210,17 +206,17 @@ def test_a_callable_is_captured_once_for_each_number_of_calls_and_freed_on_relea
         captured.append(gpu.nodes is not None)
         gpu.call()
 
-    clock.block(call, 2)
+    clock.batch(call, 2)
     first = len(captured)
     assert captured == [False] * 3 + [True] * 3  # warm-up, two in the graph, one alone
-    clock.block(call, 2)
+    clock.batch(call, 2)
     assert len(captured) == first
-    clock.block(call, 5)
+    clock.batch(call, 5)
     assert (len(captured) > first, gpu.resets) == (True, 2)
     clock.release(call)
     assert gpu.resets == 4
     clock.release(call)  # nothing is left to free
-    clock.block(call, 5)
+    clock.batch(call, 5)
     assert gpu.resets == 4
 
 
@@ -232,7 +228,7 @@ def test_what_cannot_be_captured_is_named_after_what_broke_it(gpu):
         torch.cuda.synchronize()
 
     with pytest.raises(CaptureError) as caught:
-        GraphClock("warm").block(call, 2)
+        GraphClock("warm").batch(call, 2)
     text = str(caught.value)
     assert text.startswith("--timer graph: the call cannot be captured")
     assert "operation not permitted when stream is capturing" in text
@@ -241,21 +237,18 @@ def test_what_cannot_be_captured_is_named_after_what_broke_it(gpu):
     assert gpu.current is stream, "torch is left on the stream of the capture"
 
 
-def test_out_of_memory_in_a_capture_stays_out_of_memory(gpu):
+@pytest.mark.parametrize(
+    ("error", "captured"), [(torch.cuda.OutOfMemoryError, True), (ValueError, False)]
+)
+def test_what_a_call_raises_by_itself_and_out_of_memory_are_not_blamed_on_the_graph(
+    gpu, error, captured
+):
     def call():
-        if gpu.nodes is not None:
-            raise torch.cuda.OutOfMemoryError("out of memory")
+        if captured == (gpu.nodes is not None):
+            raise error("no such head")
 
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        GraphClock("warm").block(call, 2)
-
-
-def test_what_a_call_raises_by_itself_is_not_blamed_on_the_graph(gpu):
-    def call():
-        raise ValueError("no such head")
-
-    with pytest.raises(ValueError, match="no such head"):
-        GraphClock("warm").block(call, 2)
+    with pytest.raises(error, match="no such head"):
+        GraphClock("warm").batch(call, 2)
 
 
 def test_a_stream_that_is_not_the_default_one_is_the_one_that_captures(gpu):
@@ -267,7 +260,7 @@ def test_a_stream_that_is_not_the_default_one_is_the_one_that_captures(gpu):
         gpu.call()
 
     with torch.cuda.stream(mine):  # type: ignore[arg-type]
-        GraphClock("warm").block(call, 2)
+        GraphClock("warm").batch(call, 2)
     assert set(seen) == {mine}
 
 
@@ -307,3 +300,91 @@ def test_the_clock_of_a_device(gpu, device, asked, kind, l2, timer):
 def test_a_clock_that_does_not_exist_is_refused(device, asked, says):
     with pytest.raises(ValueError, match=says):
         clock_for(device, **asked)
+
+
+# The flush: it covers the last cache, and reads memory of its own.
+
+
+def test_the_flush_covers_the_last_cache_of_this_machine_and_reads_all_of_it():
+    sizes = [
+        int(path.read_text().strip()[:-1]) * 1024
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    flush = clocks.Flush("cpu")
+    assert flush.nbytes >= 1.5 * max(sizes, default=64 << 20)
+    flush._sums.zero_()
+    flush()
+    assert flush._sums.double().sum() == flush.nbytes // 4
+    assert flush._sums.nbytes < flush.nbytes / 10_000  # all that a flush writes
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="needs Linux")
+def test_every_page_of_the_flush_was_written_to(monkeypatch):
+    """Pages that nobody has written to are all one page of zeros, which stays in the cache."""
+    monkeypatch.setattr(clocks, "last_cache_bytes", lambda device: 32 << 20)
+    assert bool(clocks.Flush("cpu")._data.ne(0).all())
+
+
+def cores(folder, monkeypatch, *, groups, size="32M"):
+    """A machine whose cores come in groups that share a last cache."""
+    for group in groups:
+        for core in group:
+            for index, (level, kind, bytes_, shared) in enumerate(
+                [
+                    (1, "Data", "32K", [core]),
+                    (1, "Instruction", "64K", [core]),
+                    (3, "Unified", size, group),
+                ]
+            ):
+                at = folder / f"sys/devices/system/cpu/cpu{core}/cache/index{index}"
+                at.mkdir(parents=True)
+                names = {"level": level, "type": kind, "size": bytes_}
+                names["shared_cpu_list"] = ",".join(map(str, shared))
+                for name, value in names.items():
+                    (at / name).write_text(f"{value}\n")
+    monkeypatch.setattr(host, "data_caches", functools.partial(host.data_caches, root=folder))
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda _: {c for g in groups for c in g}, raising=False
+    )
+
+
+def refused(pid):
+    raise PermissionError
+
+
+@pytest.mark.parametrize(
+    ("affinity", "caches"),
+    [(lambda _: {0, 1, 2, 3}, 2), (lambda _: {0, 1}, 1), (refused, 1)],
+)
+def test_last_caches_are_added_up_over_groups_of_cores_and_counted_once_in_one(
+    tmp_path, monkeypatch, affinity, caches
+):
+    cores(tmp_path, monkeypatch, groups=[[0, 1], [2, 3]])
+    monkeypatch.setattr(os, "sched_getaffinity", affinity, raising=False)
+    assert clocks.last_cache_bytes("cpu") == caches * (32 << 20)
+
+
+def test_a_cache_that_is_not_known_is_taken_for_64_mib(tmp_path, monkeypatch):
+    cores(tmp_path, monkeypatch, groups=[[0]], size="large")
+    for index in (0, 1):
+        (tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}/size").write_text("")
+    assert clocks.last_cache_bytes("cpu") is None
+    assert clocks.Flush("cpu").nbytes >= 64 << 20
+
+
+def test_the_flush_of_a_gpu_covers_its_l2(monkeypatch):
+    class Properties:
+        L2_cache_size = 3_000_000
+
+    made = []
+    for name in ("ones", "empty"):
+        make = getattr(torch, name)
+
+        def on_host(*shape, dtype, device, make=make):
+            made.append(device)
+            return make(*shape, dtype=dtype)
+
+        monkeypatch.setattr(torch, name, on_host)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    assert clocks.Flush("cuda").nbytes >= 1.5 * 3_000_000
+    assert made == ["cuda", "cuda"]

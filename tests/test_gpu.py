@@ -7,27 +7,25 @@ import torch
 
 from attnbench.measure.clock import CudaClock, Flush, GraphClock
 from attnbench.measure.energy import measure_energy
+from attnbench.measure.gpu import GpuSensor, SmClock
 from attnbench.measure.graph import CaptureError
-from attnbench.measure.nvml import GpuSensor
-from attnbench.measure.smclock import SmClock
+from attnbench.measure.profiled import profile_call
 from attnbench.theory.traits import case_label
 
-gpu = pytest.mark.gpu
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 
-@gpu
-@needs_gpu
 def test_stream_time_is_within_the_time_to_the_result():
     x = torch.randn(2048, 2048, device="cuda")
     clock = CudaClock("warm")
-    clock.block(lambda: x @ x, 3)
-    block = clock.block(lambda: x @ x, 1)
-    assert 0 < block.time_us <= block.e2e_us * 1.05
+    clock.batch(lambda: x @ x, 3)
+    batch = clock.batch(lambda: x @ x, 1)
+    assert 0 < batch.time_us <= batch.e2e_us * 1.05
 
 
-@gpu
-@needs_gpu
 @pytest.mark.parametrize("make", [CudaClock, GraphClock])
 def test_a_cold_cache_is_cold(make):
     pytest.importorskip("triton")
@@ -36,26 +34,22 @@ def test_a_cold_cache_is_cold(make):
     walk = walk_over(4096)  # 512 KiB, which every L2 holds
     warm, cold = make("warm"), make("cold")
     for clock in (warm, cold):
-        clock.block(walk, 3)
-    ratios = [cold.block(walk, 5).time_us / warm.block(walk, 5).time_us for _ in range(5)]
+        clock.batch(walk, 3)
+    ratios = [cold.batch(walk, 5).time_us / warm.batch(walk, 5).time_us for _ in range(5)]
     assert min(ratios) > 1.2, ratios
 
 
-@gpu
-@needs_gpu
 def test_graph_and_events_agree_on_a_matmul_of_a_millisecond():
     x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     times_us = {}
     for make in (CudaClock, GraphClock):
         for l2 in ("cold", "warm"):
             clock = make(l2)
-            clock.block(lambda: x @ x, 3)
-            times_us[clock.timer, l2] = clock.block(lambda: x @ x, 5).time_us
+            clock.batch(lambda: x @ x, 3)
+            times_us[clock.timer, l2] = clock.batch(lambda: x @ x, 5).time_us
     assert max(times_us.values()) < 1.3 * min(times_us.values()), times_us
 
 
-@gpu
-@needs_gpu
 def test_a_backward_pass_is_captured_where_its_forward_is_and_refused_where_not():
     x = torch.randn(256, 256, device="cuda", requires_grad=True)
     do = torch.randn(256, 256, device="cuda")
@@ -69,41 +63,35 @@ def test_a_backward_pass_is_captured_where_its_forward_is_and_refused_where_not(
         return torch.autograd.grad(before[0], x, do, retain_graph=True)
 
     clock = GraphClock("warm")
-    assert clock.block(both, 3).time_us > 0
+    assert clock.batch(both, 3).time_us > 0
     with pytest.raises(CaptureError, match="--timer graph"):
-        clock.block(backward, 3)
-    assert clock.block(both, 3).time_us > 0, "the failed capture broke what came after it"
+        clock.batch(backward, 3)
+    assert clock.batch(both, 3).time_us > 0, "the failed capture broke what came after it"
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         before = (x @ x,)
-        assert clock.block(backward, 3).time_us > 0
+        assert clock.batch(backward, 3).time_us > 0
 
 
 SPIN_CYCLES = 60_000_000  # more than 20 ms below 3 GHz
 
 
-@gpu
-@needs_gpu
 def test_a_spin_takes_the_stream_as_long_as_the_host():
     clock = CudaClock("warm")
     spin = partial(torch.cuda._sleep, SPIN_CYCLES)
-    clock.block(spin, 1)
-    block = clock.block(spin, 1)
-    assert block.time_us > 20_000
-    assert block.time_us == pytest.approx(block.e2e_us, rel=0.01)
+    clock.batch(spin, 1)
+    batch = clock.batch(spin, 1)
+    assert batch.time_us > 20_000
+    assert batch.time_us == pytest.approx(batch.e2e_us, rel=0.01)
 
 
-@gpu
-@needs_gpu
 def test_the_sm_clock_is_that_of_a_spin_of_known_cycles_or_not_known():
     sm_clock = SmClock.open()
-    block = CudaClock("warm", sm_clock).block(partial(torch.cuda._sleep, SPIN_CYCLES), 1)
-    if block.sm_mhz is None:
+    batch = CudaClock("warm", sm_clock).batch(partial(torch.cuda._sleep, SPIN_CYCLES), 1)
+    if batch.sm_mhz is None:
         pytest.skip(str(sm_clock.problem))
-    assert block.sm_mhz == pytest.approx(SPIN_CYCLES / block.time_us, rel=0.1)
+    assert batch.sm_mhz == pytest.approx(SPIN_CYCLES / batch.time_us, rel=0.1)
 
 
-@gpu
-@needs_gpu
 def test_what_the_sensor_reads_is_plausible_or_null_with_a_reason():
     sensor = GpuSensor.open(0)
     reading, energy_mj = sensor.read(), sensor.energy_mj()
@@ -114,8 +102,6 @@ def test_what_the_sensor_reads_is_plausible_or_null_with_a_reason():
     sensor.close()
 
 
-@gpu
-@needs_gpu
 def test_energy_of_a_call_is_more_than_idle_power_times_its_time():
     x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     sensor = GpuSensor.open(0)
@@ -127,19 +113,15 @@ def test_energy_of_a_call_is_more_than_idle_power_times_its_time():
     assert energy.ticks >= 20
 
 
-@gpu
-@needs_gpu
 def test_a_launch_bound_call_is_seen_by_the_time_to_issue_it():
     x = torch.zeros(1, device="cuda")
     clock = CudaClock("warm")
-    clock.block(lambda: x.add_(1), 200)
-    block = clock.block(lambda: x.add_(1), 200)
-    assert block.enqueue_us is not None
-    assert block.enqueue_us >= 0.8 * block.time_us
+    clock.batch(lambda: x.add_(1), 200)
+    batch = clock.batch(lambda: x.add_(1), 200)
+    assert batch.enqueue_us is not None
+    assert batch.enqueue_us >= 0.8 * batch.time_us
 
 
-@gpu
-@needs_gpu
 def test_the_flush_is_larger_than_the_l2_and_allocates_nothing():
     flush = Flush("cuda")
     assert flush.nbytes >= 1.5 * torch.cuda.get_device_properties(0).L2_cache_size
@@ -150,8 +132,6 @@ def test_the_flush_is_larger_than_the_l2_and_allocates_nothing():
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-@gpu
-@needs_gpu
 def test_memory_does_not_depend_on_the_order_of_the_implementations(tmp_path):
     import attnbench
 
@@ -174,11 +154,7 @@ def test_memory_does_not_depend_on_the_order_of_the_implementations(tmp_path):
     assert first.equals(second)
 
 
-@gpu
-@needs_gpu
 def test_memory_on_cuda_is_the_true_peak_whatever_ran_before():
-    from attnbench.measure.profiled import profile_call
-
     x = torch.zeros(1 << 20, device="cuda")
 
     def call() -> torch.Tensor:
@@ -189,13 +165,10 @@ def test_memory_on_cuda_is_the_true_peak_whatever_ran_before():
     assert profile_call(call, "cuda").peak_bytes == first == 2 * (4 << 20)
 
 
-@gpu
-@needs_gpu
 @pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math"])
 def test_a_forced_backend_runs_or_refuses(name):
     from attnbench.api import IMPLEMENTATIONS
     from attnbench.api.loader import load_built_in
-    from attnbench.measure.profiled import profile_call
     from attnbench.schema.case import Case
 
     load_built_in()
@@ -210,8 +183,6 @@ def test_a_forced_backend_runs_or_refuses(name):
     assert words[name.removeprefix("sdpa-")] in kernels
 
 
-@gpu
-@needs_gpu
 def test_every_built_in_is_right_on_cuda():
     from attnbench.execution.checks import run_checks
 
@@ -223,8 +194,6 @@ def test_every_built_in_is_right_on_cuda():
     assert any(result.status == "ok" for result in results)
 
 
-@gpu
-@needs_gpu
 def test_a_sweep_on_cuda_gives_stream_and_end_to_end_times(tmp_path):
     import attnbench
 

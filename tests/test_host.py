@@ -1,13 +1,17 @@
-"""Facts of the host: read from a folder that stands in for the root of the system."""
+"""Facts of the host: from a folder that stands in for the root of the system, and a fake psutil."""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from attnbench.machine import host
+from attnbench.machine import facts, host
 
 CPU = "sys/devices/system/cpu"
 
@@ -30,11 +34,17 @@ intr 1 2 3
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A busy virtual machine in a container of control groups version 2, confined to two CPUs."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    for name, found in {
+        "getloadavg": (2.12, 1.58, 1.16),
+        "swap_memory": SimpleNamespace(used=40 * 1024),
+        "sensors_battery": SimpleNamespace(power_plugged=False),
+    }.items():
+        monkeypatch.setattr(psutil, name, lambda found=found: found, raising=False)
+    clocks = [SimpleNamespace(current=mhz, max=4100.0) for mhz in (2596.1, 2700.5)]
+    monkeypatch.setattr(psutil, "cpu_freq", lambda percpu: clocks, raising=False)
     for name, text in {
-        "proc/loadavg": "2.12 1.58 1.16 3/96 7126\n",
         "proc/stat": STAT,
-        "proc/cpuinfo": "cpu MHz\t\t: 2596.1\nflags\t\t: fpu hypervisor sse\ncpu MHz\t: 2700.5\n",
-        "proc/meminfo": "MemTotal: 8 kB\nSwapTotal:     100 kB\nSwapFree:    60 kB\n",
+        "proc/cpuinfo": "cpu MHz\t\t: 2596.1\nflags\t\t: fpu hypervisor sse\n",
         "proc/self/cgroup": "0::/box/job\n",
         "sys/fs/cgroup/box/cpu.max": "150000 100000\n",
         "sys/fs/cgroup/box/cpu.stat": "usage_usec 5\nnr_throttled 3\nthrottled_usec 1234\n",
@@ -42,21 +52,16 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"{CPU}/cpu0/cpufreq/scaling_governor": "powersave\n",
         f"{CPU}/cpu1/cpufreq/scaling_governor": "performance\n",
         f"{CPU}/cpu2/cpufreq/scaling_governor": "userspace\n",
-        f"{CPU}/cpu0/cpufreq/cpuinfo_max_freq": "3900000\n",
-        f"{CPU}/cpu1/cpufreq/cpuinfo_max_freq": "4100000\n",
         f"{CPU}/intel_pstate/no_turbo": "0\n",
         f"{CPU}/smt/active": "1\n",
         "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
-        "sys/class/power_supply/BAT0/type": "Battery\n",
-        "sys/class/power_supply/BAT0/status": "Discharging\n",
-        "sys/class/power_supply/AC/type": "Mains\n",
     }.items():
         put(tmp_path, name, text)
     return tmp_path
 
 
 def test_every_fact_is_read_from_where_linux_keeps_it(machine):
-    facts = host.facts(machine)
+    found = host.facts(machine)
     expected = {
         "load_1m": 2.12,
         "steal_share": 0.03,
@@ -72,24 +77,24 @@ def test_every_fact_is_read_from_where_linux_keeps_it(machine):
         "thp": "madvise",
         "on_battery": True,
     }
-    assert {name: facts[name] for name in expected} == expected
+    assert {name: found[name] for name in expected} == expected
 
 
-def test_steal_is_that_of_the_cpus_of_this_process_as_a_mean_over_them(machine):
-    assert host.stolen_ticks(machine) == 30.0
-    assert host.cpu_ticks(machine) == (60, 2000)
-
-
-def test_where_the_affinity_is_unknown_steal_is_that_of_every_cpu(machine, monkeypatch):
-    monkeypatch.setattr(host, "affinity", lambda: None)
-    assert host.stolen_ticks(machine) == 360.0
-
-
-def test_a_cpu_of_this_process_without_a_row_leaves_steal_unknown(machine, monkeypatch):
-    """A container may number its rows anew: those that are there may be anyone's."""
-    monkeypatch.setattr(host, "affinity", lambda: [0, 5])
-    assert host.stolen_ticks(machine) is None
-    assert host.cpu_ticks(machine) is None
+@pytest.mark.parametrize(
+    ("cpus", "stolen", "ticks"),
+    [
+        ([0, 1], 30.0, (60, 2000)),
+        (None, 360.0, (1080, 3020)),
+        # A container may number its rows anew: those that are there may be anyone's.
+        ([0, 5], None, None),
+    ],
+)
+def test_steal_is_that_of_the_cpus_of_this_process_as_a_mean_over_them(
+    machine, monkeypatch, cpus, stolen, ticks
+):
+    monkeypatch.setattr(host, "affinity", lambda: cpus)
+    assert host.stolen_ticks(machine) == stolen
+    assert host.cpu_ticks(machine) == ticks
 
 
 def test_the_facts_beside_a_cell_are_those_of_the_machine_and_follow_its_changes(machine):
@@ -97,13 +102,7 @@ def test_the_facts_beside_a_cell_are_those_of_the_machine_and_follow_its_changes
     assert host.cell_facts(machine) == found
     put(machine, f"{CPU}/cpu0/cpufreq/scaling_governor", "performance\n")
     put(machine, "sys/fs/cgroup/box/cpu.max", "50000 100000\n")
-    put(machine, "proc/loadavg", "0.5 1.58 1.16 3/96 7126\n")
-    found = {"load_1m": 0.5, "governor": "performance", "cpu_quota": 0.5}
-    assert host.cell_facts(machine) == found
-
-
-def test_the_facts_beside_a_cell_are_unknown_where_there_are_no_files(tmp_path):
-    assert host.cell_facts(tmp_path) == dict.fromkeys(("load_1m", "governor", "cpu_quota"))
+    assert host.cell_facts(machine) == found | {"governor": "performance", "cpu_quota": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -126,21 +125,32 @@ def test_a_cache_that_is_garbled_is_left_out(tmp_path, name, text):
     assert host.data_caches(0, tmp_path) == {}
 
 
-def from_files(facts: dict[str, object]) -> dict[str, object]:
-    elsewhere = ("system", "architecture", "cpus", "affinity", "thread_env")
-    return {name: value for name, value in facts.items() if name not in elsewhere}
+FILED = "governor turbo smt hypervisor cpu_quota throttled_us steal_share thp".split()
 
 
-def test_where_there_are_no_files_every_fact_is_unknown(tmp_path):
-    assert set(from_files(host.facts(tmp_path)).values()) == {None}
+def test_where_there_are_no_files_every_fact_of_theirs_is_unknown(tmp_path):
+    found = host.facts(tmp_path)
+    assert {name: found[name] for name in FILED} == dict.fromkeys(FILED)
 
 
-def test_files_that_cannot_be_read_leave_their_facts_unknown(machine, monkeypatch):
-    def refuse(self, *args, **kwargs):
-        raise PermissionError(13, "Permission denied")
+@pytest.mark.parametrize("error", [NotImplementedError, psutil.AccessDenied, AttributeError])
+def test_what_psutil_does_not_tell_is_unknown(machine, monkeypatch, error):
+    def refuse(*args, **kwargs):
+        raise error
 
-    monkeypatch.setattr(Path, "read_text", refuse)
-    assert set(from_files(host.facts(machine)).values()) == {None}
+    for name in ("getloadavg", "cpu_freq", "swap_memory", "sensors_battery"):
+        monkeypatch.setattr(psutil, name, refuse)
+    found = host.facts(machine)
+    names = ("load_1m", "mhz", "max_mhz", "swap_used_bytes", "on_battery")
+    assert {found[name] for name in names} == {None}
+    assert found["cpu_quota"] == 1.5
+
+
+@pytest.mark.parametrize(("plugged", "drained"), [(True, False), (False, True), (None, None)])
+def test_a_battery_is_drained_or_not_or_unknown(machine, monkeypatch, plugged, drained):
+    battery = SimpleNamespace(power_plugged=plugged)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
+    assert host.facts(machine)["on_battery"] is drained
 
 
 @pytest.mark.parametrize(
@@ -150,15 +160,22 @@ def test_garbled_files_leave_their_facts_unknown_and_raise_nothing(machine, garb
     for file in machine.rglob("*"):
         if file.is_file() and "governor" not in file.name:
             file.write_text(garbage)
-    facts = from_files(host.facts(machine))
-    assert {name: v for name, v in facts.items() if name != "governor" and v is not None} == {}
+    found = host.facts(machine)
+    assert {found[name] for name in FILED if name != "governor"} == {None}
 
 
-def test_bytes_that_are_no_text_raise_nothing(machine):
+def test_files_that_cannot_be_read_or_are_no_text_raise_nothing(machine, monkeypatch):
     for file in machine.rglob("*"):
         if file.is_file():
             file.write_bytes(b"0::\xff\x00/\xfe\n")
     json.dumps(host.facts(machine))
+
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    found = host.facts(machine)
+    assert {found[name] for name in FILED} == {None}
 
 
 @pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
@@ -172,18 +189,12 @@ def test_quota_and_throttling_are_read_from_groups_of_version_1(tmp_path, mount)
     assert host.throttled_us(tmp_path) == 5000
 
 
-def test_a_container_that_names_the_hosts_group_finds_its_own_at_the_root(tmp_path):
+@pytest.mark.parametrize(("quota_us", "cpus"), [("50000", 0.5), ("-1", None)])
+def test_a_container_that_names_the_hosts_group_finds_its_own_at_the_root(tmp_path, quota_us, cpus):
     put(tmp_path, "proc/self/cgroup", "4:cpu:/docker/not-here\n")
-    put(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "50000\n")
+    put(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota_us)
     put(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
-    assert host.cpu_quota(tmp_path) == 0.5
-
-
-def test_no_quota_is_unbounded(tmp_path):
-    put(tmp_path, "proc/self/cgroup", "4:cpu:/\n")
-    put(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
-    put(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
-    assert host.cpu_quota(tmp_path) is None
+    assert host.cpu_quota(tmp_path) == cpus
 
 
 def test_steal_between_two_readings_is_a_share_of_that_time_alone():
@@ -193,13 +204,26 @@ def test_steal_between_two_readings_is_a_share_of_that_time_alone():
     assert host.steal_share(None, (40, 1000)) is None
 
 
-def test_a_refused_affinity_is_unknown(monkeypatch):
+@pytest.mark.parametrize("error", [PermissionError, OSError])
+def test_a_refused_affinity_is_unknown_and_the_cores_are_those_of_the_machine(monkeypatch, error):
     def refuse(pid):
-        raise PermissionError
+        raise error(1, "Operation not permitted")
 
-    monkeypatch.setattr("os.sched_getaffinity", refuse)
+    monkeypatch.setattr("os.sched_getaffinity", refuse, raising=False)
     assert host.affinity() is None
-    assert host.ranges(host.affinity()) is None
+    found = facts.environment("cpu")
+    assert (found["cores"], found["affinity"]) == (os.cpu_count(), None)
+    json.dumps(found)
+
+
+def test_the_caches_of_a_run_are_those_of_a_cpu_in_the_affinity(tmp_path, monkeypatch):
+    for cpu, last in ((0, "8M"), (4, "96M")):
+        for level, size in ((1, "48K"), (3, last)):
+            for name, text in {"level": str(level), "type": "Unified", "size": size}.items():
+                put(tmp_path, f"{CPU}/cpu{cpu}/cache/index{level}/{name}", text)
+    monkeypatch.setattr(host, "data_caches", functools.partial(host.data_caches, root=tmp_path))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 5}, raising=False)
+    assert facts.environment("cpu")["caches"] == {"L1": 48 << 10, "L3": 96 << 20}
 
 
 @pytest.mark.parametrize(
@@ -217,6 +241,5 @@ def test_only_variables_that_matter_are_kept(monkeypatch):
 
 
 def test_this_machines_own_facts_are_plain_json():
-    facts = host.facts()
-    assert json.loads(json.dumps(facts)) == facts
-    assert set(facts) == set(host.facts(Path("/nowhere")))
+    found = host.facts()
+    assert json.loads(json.dumps(found)) == found

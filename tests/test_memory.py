@@ -1,9 +1,11 @@
-"""Bytes of one call: against counts by hand, another tracker, and whatever ran before."""
+"""Bytes and FLOPs of one call: against counts by hand, another tracker, whatever ran before."""
 
 import gc
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
 from attnbench.measure import profiled
-from attnbench.measure.counted import watch_saved
-from attnbench.measure.profiled import make_matmul_workspaces, profile_call
+from attnbench.measure.counted import count_flops, watch_saved
+from attnbench.measure.profiled import _cpu_bytes, make_matmul_workspaces, profile_call
 from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker.inputs import Draw
 from attnbench.worker.measuring import Entry, prepare
 from attnbench.worker.workloads import WORKLOADS
@@ -44,6 +47,33 @@ def test_peak_and_kept_bytes_equal_a_count_by_hand():
 
     seen = profile_call(call, "cpu")
     assert (seen.peak_bytes, seen.kept_bytes) == (20 * KIB, 4 * KIB)
+    assert (seen.kernels, seen.kernel_count) == (("aten::neg", "aten::cat"), 4)
+
+
+def test_what_a_call_frees_is_not_charged_to_it():
+    held = [torch.zeros(10_000)]
+
+    def call() -> torch.Tensor:
+        held.clear()
+        return torch.zeros(10)
+
+    seen = profile_call(call, "cpu")
+    assert (seen.peak_bytes, seen.kept_bytes) == (40, 40)
+
+
+def test_sizes_that_torch_remembers_from_a_past_session_are_passed_over():
+    """A block that was there before is freed: torch reports what it last saw at its address."""
+
+    def event(time_ns, address, size):
+        data, tag = (
+            SimpleNamespace(ptr=address, alloc_size=size),
+            SimpleNamespace(name="Allocation"),
+        )
+        return SimpleNamespace(tag=tag, start_time_ns=time_ns, typed=(None, data), children=[])
+
+    freed, made, again = event(1, 7, -165_888), event(2, 9, 40), event(4, 7, 100)
+    assert _cpu_bytes([made, freed]) == (40, 40)
+    assert _cpu_bytes([freed, made, event(3, 9, -40), again]) == (100, 100)
 
 
 def tracked_peak(call: Callable[[], Any], external: list[torch.Tensor]) -> int:
@@ -79,13 +109,13 @@ def bound(case: Case, name: str) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 HEADS, N = 2, 256
+FULL = Case(heads=HEADS, seq_len=N, head_dim=16)
+CAUSAL = replace(FULL, mask=parse_mask("causal"))
 CASES = {
-    "full": Case(heads=HEADS, seq_len=N, head_dim=16),
-    "causal": Case(heads=HEADS, seq_len=N, head_dim=16, mask=parse_mask("causal")),
-    "both": Case(heads=HEADS, seq_len=N, head_dim=16, pass_="both"),
-    "both causal": Case(
-        heads=HEADS, seq_len=N, head_dim=16, pass_="both", mask=parse_mask("causal")
-    ),
+    "full": FULL,
+    "causal": CAUSAL,
+    "both": replace(FULL, pass_="both"),
+    "both causal": replace(CAUSAL, pass_="both"),
 }
 # The gradient of q · scale makes a tensor of the number, 8 bytes, inside an op: once a head
 # where the heads are a loop.
@@ -228,20 +258,12 @@ SAVED = [
 ]
 
 
-@pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("pass_", ["backward", "both"])
+@pytest.mark.parametrize(("mask", "pass_"), [("full", "both"), ("causal", "backward")])
 @pytest.mark.parametrize(("name", "dtype", "position", "expected"), SAVED)
 def test_what_is_saved_for_the_backward_pass(name, dtype, position, expected, pass_, mask):
-    case = Case(
-        heads=2,
-        seq_len=32,
-        kv_len=48,
-        head_dim=16,
-        pass_=pass_,
-        dtype=dtype,
-        mask=parse_mask(mask),
-        position=parse_position(position),
-    )
+    sizes: Any = {"heads": 2, "seq_len": 32, "kv_len": 48, "head_dim": 16}
+    shape: Any = {"mask": parse_mask(mask), "position": parse_position(position)}
+    case = Case(**sizes, **shape, pass_=pass_, dtype=dtype)
     ready, _ = bound(case, name)
     with watch_saved() as saved:
         ready.refresh()
@@ -290,3 +312,28 @@ def test_two_views_of_one_storage_are_saved_once():
         y = x.exp()  # saved for itself, and both halves for each other
         torch.autograd.grad((y[:4] * y[4:]).sum(), x)
     assert saved.bytes == 32
+
+
+def test_dispatched_matmuls_are_counted_in_every_form():
+    a, b, c = torch.zeros(3, 4, 5), torch.zeros(3, 5, 6), torch.zeros(3, 4, 6)
+    forms = [
+        lambda: a @ b,
+        lambda: torch.bmm(a, b, out=c),
+        lambda: torch.baddbmm(c, a, b),
+        lambda: c.baddbmm_(a, b),
+    ]
+    for form in forms:
+        assert count_flops(form, {}) == (2 * 3 * 4 * 5 * 6, "dispatched")
+
+
+def test_opaque_attention_is_priced_by_the_formula_it_is_given():
+    q = torch.randn(1, 2, 32, 16)
+
+    def call() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    assert count_flops(call, OPAQUE_FORMULAS) == (4 * 2 * 32 * 32 * 16, "formula")
+
+
+def test_nothing_counted_is_unknown_and_not_zero():
+    assert count_flops(lambda: torch.zeros(3) + 1, {}) == (None, None)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnbench.measure import selfcheck
-from attnbench.measure.clock import Block
+from attnbench.measure.clock import Batch
 from attnbench.measure.sampling import StoppingRule
 from attnbench.worker import diagnosis
 
@@ -56,13 +56,13 @@ class WorldClock:
         self._world, self._tick_ns, self._gain = world, tick_ns, gain
         self._noise, self._miss_us = itertools.cycle(noise), miss_us
 
-    def block(self, call: Callable[[], Any], calls: int) -> Block:
+    def batch(self, call: Callable[[], Any], calls: int) -> Batch:
         begin = self._read()
         for _ in range(calls):
             call()
         self._world.ns += int(self._miss_us * 1000) * calls
         us = (self._read() - begin) / 1000 * self._gain / calls * (1 + next(self._noise))
-        return Block(time_us=us, e2e_us=us)
+        return Batch(time_us=us, e2e_us=us)
 
     def _read(self) -> int:
         return self._world.now() // self._tick_ns * self._tick_ns
@@ -77,7 +77,7 @@ class WorldClock:
 
 def test_a_fine_clock_is_seen_to_resolve_its_tick_and_its_overhead():
     world = World()
-    seen = selfcheck.resolution(WorldClock(world, tick_ns=20), now=world.now, blocks=50)
+    seen = selfcheck.resolution(WorldClock(world, tick_ns=20), now=world.now, batches=50)
     assert seen["seen_us"] == pytest.approx(0.1)  # readings of 100 ns, and nothing finer
     assert seen["block_us"] == pytest.approx(0.1)
     assert seen["call_us"] == pytest.approx(0.0001)
@@ -86,21 +86,19 @@ def test_a_fine_clock_is_seen_to_resolve_its_tick_and_its_overhead():
 
 def test_a_coarse_clock_is_seen_to_be_coarse_whatever_it_claims():
     world = World(look_ns=10_000)
-    seen = selfcheck.resolution(WorldClock(world, tick_ns=16_000_000), now=world.now, blocks=50)
+    seen = selfcheck.resolution(WorldClock(world, tick_ns=16_000_000), now=world.now, batches=50)
     assert seen["claimed_us"] == 0.001
     assert seen["seen_us"] == pytest.approx(16_000.0)
 
 
-def test_a_clock_that_stands_still_resolves_nothing_and_ends_the_wait():
+@pytest.mark.parametrize(
+    ("clock", "name", "seen"),
+    [({"gain": 0.0}, "seen_us", None), ({"noise": (0.0, -3.0)}, "negative", 25)],
+)
+def test_a_clock_that_stands_still_or_steps_back_shows(clock, name, seen):
     world = World()
-    seen = selfcheck.resolution(WorldClock(world, gain=0.0), now=world.now, patience_s=0.001)
-    assert seen["seen_us"] is None
-
-
-def test_a_clock_that_steps_back_is_counted():
-    world = World()
-    clock = WorldClock(world, noise=(0.0, -3.0))
-    assert selfcheck.resolution(clock, now=world.now, blocks=50)["negative"] == 25
+    options: Any = {"now": world.now, "batches": 50, "patience_s": 0.001}
+    assert selfcheck.resolution(WorldClock(world, **clock), **options)[name] == seen
 
 
 def spun(world: World, clock: WorldClock, **options: Any) -> selfcheck.Numbers:
@@ -131,45 +129,32 @@ def test_without_its_own_report_a_spin_is_known_by_the_time_around_the_block():
     assert seen["error"] == pytest.approx(0.05, abs=1e-3)
 
 
-def test_the_raw_clock_is_none_of_those_that_time():
-    assert selfcheck.raw_ns() <= selfcheck.raw_ns()
-    spin = selfcheck.Spin(50.0)
-    spin()
-    assert spin.lasted_us >= 50.0
-
-
 def test_the_rate_of_a_matmul_is_its_flops_by_its_best_time():
     world, a = World(look_ns=1000), torch.ones(8, 8)
-    seen = selfcheck.matmul_rate(WorldClock(world, noise=(1.0, 0.0)), a, blocks=4)
+    seen = selfcheck.matmul_rate(WorldClock(world, noise=(1.0, 0.0)), a, batches=4)
     assert seen["tflops"] == pytest.approx(2 * 8**3 / 1.0 / 1e6)
     still = selfcheck.matmul_rate(WorldClock(world, gain=0.0), a)
     assert still["tflops"] is None
 
 
-def test_cold_and_warm_reads_are_told_apart_where_the_flush_works():
+@pytest.mark.parametrize(
+    ("miss_us", "gain", "ratio"), [(20.0, 1.0, 25.1 / 5.1), (0.0, 1.0, 1.0), (0.0, 0.0, None)]
+)
+def test_cold_and_warm_reads_are_told_apart_where_the_flush_works(miss_us, gain, ratio):
+    """A flush that does nothing leaves the ratio at one; clocks that see no time have none."""
     world = World()
-    cold, warm = WorldClock(world, l2="cold", miss_us=20.0), WorldClock(world)
-    seen = selfcheck.cold_and_warm(cold, warm, world.work(5.0))
-    assert seen["ratio"] == pytest.approx(25.1 / 5.1)
-    assert seen["low"] == pytest.approx(25.1 / 5.1)
+    cold, warm = (
+        WorldClock(world, l2="cold", miss_us=miss_us, gain=gain),
+        WorldClock(world, gain=gain),
+    )
+    seen = selfcheck.cold_and_warm(cold, warm, world.work(5.0), most=8)
+    assert [seen[x] for x in ("ratio", "low", "high")] == [ratio and pytest.approx(ratio)] * 3
 
 
-def test_a_flush_that_does_nothing_leaves_the_ratio_at_one():
-    world = World()
-    seen = selfcheck.cold_and_warm(WorldClock(world, l2="cold"), WorldClock(world), world.work(5))
-    assert (seen["low"], seen["high"]) == (1.0, 1.0)
-
-
-def test_clocks_that_see_no_time_have_no_ratio():
-    world = World()
-    blind = WorldClock(world, gain=0.0)
-    assert selfcheck.cold_and_warm(blind, blind, world.work(5.0), most=8)["ratio"] is None
-
-
-def test_a_planted_slowdown_is_seen_and_twins_are_alike():
+def test_a_slowdown_of_5_percent_is_seen_and_identical_work_is_alike():
     world = World()
     clock = WorldClock(world, noise=(0.004, -0.003, 0.0, 0.007, -0.006))
-    seen: dict[str, Any] = selfcheck.planted(clock, world.work(60.0), FEW)  # type: ignore[assignment]
+    seen: dict[str, Any] = selfcheck.slowdown(clock, world.work(60.0), FEW)  # type: ignore[assignment]
     assert seen["slowed"]["ratio"] == pytest.approx(1.05, abs=0.01)
     assert seen["slowed"]["low"] > 1.03
     assert seen["twin"]["low"] <= 1 <= seen["twin"]["high"]
@@ -178,12 +163,12 @@ def test_a_planted_slowdown_is_seen_and_twins_are_alike():
 
 def test_a_clock_that_does_not_time_what_runs_sees_no_slowdown():
     class Constant(WorldClock):
-        def block(self, call: Callable[[], Any], calls: int) -> Block:
+        def batch(self, call: Callable[[], Any], calls: int) -> Batch:
             call()
-            return Block(time_us=2000.0, e2e_us=2000.0)
+            return Batch(time_us=2000.0, e2e_us=2000.0)
 
     world = World()
-    seen = selfcheck.planted(Constant(world), world.work(60.0), FEW)
+    seen = selfcheck.slowdown(Constant(world), world.work(60.0), FEW)
     assert (seen["slowed"]["low"], seen["slowed"]["high"]) == (1.0, 1.0)
 
 
@@ -192,7 +177,7 @@ def test_work_that_raises_ends_the_test_with_its_exception():
         raise RuntimeError("no such kernel")
 
     with pytest.raises(RuntimeError, match="no such kernel"):
-        selfcheck.planted(WorldClock(World()), broken, FEW)
+        selfcheck.slowdown(WorldClock(World()), broken, FEW)
 
 
 def test_noise_is_the_width_of_the_interval_and_discarded_turns_are_counted(monkeypatch):
@@ -214,13 +199,13 @@ def test_noise_is_the_width_of_the_interval_and_discarded_turns_are_counted(monk
 def test_every_self_test_runs_on_this_machine_and_is_plain_numbers(monkeypatch):
     """For real, with next to no work: what the figures are is not looked at."""
     monkeypatch.setattr(selfcheck, "noise", lambda clock, call: {"short": call() is None})
-    monkeypatch.setattr(diagnosis, "_TWINS", replace(FEW, min_samples=9))
-    small = replace(diagnosis.SIZES["cpu"], blocks=20, matmul_width=64)
+    monkeypatch.setattr(diagnosis, "_SLOWDOWN", replace(FEW, min_samples=9))
+    small = replace(diagnosis.SIZES["cpu"], batches=20, matmul_width=64)
     monkeypatch.setitem(diagnosis.SIZES, "cpu", small)
-    told: list[str] = []
-    outcome = diagnosis.diagnose("cpu", told.append)
-    assert told == ["clock", "spin", "matmul", "cold", "planted", "noise"]
-    assert list(outcome["tests"]) == told
+    begun: list[str] = []
+    outcome = diagnosis.diagnose("cpu", begun.append)
+    assert begun == ["clock", "spin", "matmul", "cold", "planted", "noise"]
+    assert list(outcome["tests"]) == begun
     assert [test for test in outcome["tests"].values() if "raised" in test] == []
     assert outcome["gpu"] is None
 
@@ -229,7 +214,7 @@ def test_a_self_test_that_raises_costs_itself_alone(monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise OSError("no clock\nhere")
 
-    for name in ("resolution", "spin_reading", "matmul_rate", "planted", "noise"):
+    for name in ("resolution", "spin_reading", "matmul_rate", "slowdown", "noise"):
         monkeypatch.setattr(selfcheck, name, refuse)
     monkeypatch.setattr(selfcheck, "cold_and_warm", lambda *args: {"ratio": 3.0})
     tests = diagnosis.diagnose("cpu")["tests"]
@@ -260,7 +245,7 @@ class Sensor:
     ],
 )
 def test_gpu_facts_count_the_other_processes(monkeypatch, listed, others):
-    from attnbench.measure.nvml import GpuReading
+    from attnbench.measure.gpu import GpuReading
 
     monkeypatch.setattr(torch.cuda, "list_gpu_processes", lambda: listed)
     reading = GpuReading(sm_mhz=1500.0, throttle=frozenset({"thermal"}))

@@ -41,7 +41,7 @@ def resolution(
     """What the clock can tell apart, and what it adds: by timing a call that does nothing.
 
     `seen_us` is the smallest positive difference between any two readings, 0 among them (None
-    where nothing above 0 was read for `patience_s`); `batch_us` is the time of a batch of one
+    where nothing above 0 was read for `patience_s`); `block_us` is the time of a batch of one
     call; `call_us` is what each call of a long batch is charged; `negative` counts the readings
     below 0.
     """
@@ -60,7 +60,7 @@ def resolution(
     return {
         "claimed_us": clock.resolution_us,
         "seen_us": min((gap for gap in gaps if gap > _TICK_US), default=None),
-        "batch_us": median(readings),
+        "block_us": median(readings),
         "call_us": median(clock.batch(nothing, 1000).time_us for _ in range(20)),
         "negative": sum(reading < 0 for reading in readings),
     }
@@ -147,9 +147,9 @@ def cold_and_warm(
     warms: list[float] = []
     begin = raw_ns()
     while len(colds) < most and (raw_ns() - begin < budget_s * 1e9 or len(colds) < 7):
-        colds.append(cold.block(read, 1).time_us)
-        warm.block(read, 1)  # brings back what the flush has evicted
-        warms.append(warm.block(read, 1).time_us)
+        colds.append(cold.batch(read, 1).time_us)
+        warm.batch(read, 1)  # brings back what the flush has evicted
+        warms.append(warm.batch(read, 1).time_us)
     low, high = (min(warms) > 0 and ratio_interval(colds, warms)) or (None, None)
     return {
         "cold_us": median(colds),
@@ -163,17 +163,17 @@ def cold_and_warm(
 def slowdown(clock: Clock, unit: Call, rule: StoppingRule, seed: int = 0) -> dict[str, Numbers]:
     """Measure three interleaved loops over the same work: two alike, one with 5 % more units.
 
-    Returns for `identical` and `slowed` the median over the rounds of the ratio of their time to
-    the first loop's, with its 99 % interval. Within a round other work hits all three much alike,
-    so the ratio holds still where the times do not; and as the loops share what they work on, no
-    address favours one of them.
+    Returns for the second, `twin`, and for the third, `slowed`, the median over the rounds of the
+    ratio of their time to the first loop's, with its 99 % interval. Within a round other work hits
+    all three much alike, so the ratio holds still where the times do not; and as the loops share
+    what they work on, no address favours one of them.
     """
 
     def loop(count: int) -> None:
         for _ in range(count):
             unit()
 
-    counts = {"first": _UNITS, "identical": _UNITS, "slowed": round(_UNITS * PLANTED)}
+    counts = {"first": _UNITS, "twin": _UNITS, "slowed": round(_UNITS * PLANTED)}
     targets = {name: Target(call=partial(loop, count)) for name, count in counts.items()}
     measure_interleaved(targets, clock, rule, seed)
     times: dict[str, dict[int, float]] = {}

@@ -14,12 +14,12 @@ from attnbench.machine import host
 from attnbench.machine.facts import environment
 from attnbench.measure import selfcheck
 from attnbench.measure.clock import clock_for
-from attnbench.measure.nvml import GpuSensor
+from attnbench.measure.gpu import GpuSensor
 from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import interruptions
 
 # 500 rounds, so that 5 % stand out on a busy machine, too; or 1.6 s for each of the three.
-_TWINS = StoppingRule(
+_SLOWDOWN = StoppingRule(
     precision=float("inf"), min_time_s=0.0, max_time_s=0.8, min_samples=500, patience=2.0
 )
 
@@ -32,7 +32,7 @@ class Sizes:
     """
 
     spin_us: float
-    blocks: int
+    batches: int
     matmul_width: int
     read_bytes: int
     noise_width: int
@@ -43,14 +43,14 @@ SIZES = {
     # start would hide it.
     "cpu": Sizes(
         spin_us=2000.0,
-        blocks=1000,
+        batches=1000,
         matmul_width=1024,
         read_bytes=1 << 17,
         noise_width=256,
     ),
     "cuda": Sizes(
         spin_us=40_000.0,
-        blocks=300,
+        batches=300,
         matmul_width=4096,
         read_bytes=1 << 24,
         noise_width=2048,
@@ -122,11 +122,11 @@ def _tests(device: str) -> dict[str, Callable[[], Any]]:
     warm, cold = partial(clock_for, device, l2="warm"), partial(clock_for, device, l2="cold")
     square = partial(_square, device=device)
     return {
-        "clock": lambda: selfcheck.resolution(warm(), blocks=sizes.blocks),
+        "clock": lambda: selfcheck.resolution(warm(), batches=sizes.batches),
         "spin": lambda: _spin(device, sizes.spin_us),
         "matmul": lambda: selfcheck.matmul_rate(warm(), square(sizes.matmul_width)),
         "cold": lambda: selfcheck.cold_and_warm(cold(), warm(), _read(device, sizes.read_bytes)),
-        "planted": lambda: selfcheck.planted(warm(), _unit(device), _TWINS),
+        "planted": lambda: selfcheck.slowdown(warm(), _unit(device), _SLOWDOWN),
         "noise": lambda: selfcheck.noise(clock_for(device), _product(square(sizes.noise_width))),
     }
 

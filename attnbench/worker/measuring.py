@@ -18,10 +18,10 @@ from attnbench.machine.facts import free_bytes
 from attnbench.machine.state import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.energy import measure_energy
-from attnbench.measure.engine import race
-from attnbench.measure.nvml import GpuSensor, must_discard, power_state
-from attnbench.measure.sampling import Contender, StoppingRule
-from attnbench.measure.watch import Ledger, Watch
+from attnbench.measure.engine import measure_interleaved
+from attnbench.measure.gpu import GpuSensor, must_discard, power_state
+from attnbench.measure.sampling import StoppingRule, Target
+from attnbench.measure.watch import CounterMarks, Watch
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
@@ -134,36 +134,36 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         for name, trial in prepare(entry, instruments.seed, reporter).items():
             key = f"{entry.index} {name}"
             trials[key], indices[key] = trial, entry.index
-    contenders: dict[str, Contender] = {}
+    targets: dict[str, Target] = {}
     for key, trial in trials.items():
         bound = trial.bound
         assert bound is not None
-        contenders[key] = Contender(
+        targets[key] = Target(
             call=bound.call, grad=bound.grad, units=bound.units, last_call_s=trial.last_call_s
         )
-    ledger = Ledger.open()
+    marks = CounterMarks.now()
     over: list[str] = []
 
     def at(key: str, stage: str) -> None:
         reporter.at(indices[key], trials[key].impl.name, stage)
 
     def emit(key: str) -> None:
-        record = timed_record(trials.pop(key), contenders[key], instruments, ledger)
+        record = timed_record(trials.pop(key), targets[key], instruments, marks)
         reporter.record(indices[key], record)
 
     def finished(key: str) -> None:
         # Measuring energy loops, which would heat the GPU for those who are still being timed.
-        later = instruments.energy and contenders[key].error is None
+        later = instruments.energy and targets[key].error is None
         over.append(key) if later else emit(key)
 
-    race(
-        contenders,
+    measure_interleaved(
+        targets,
         instruments.clock,
         instruments.rule,
         instruments.seed,
         watch=instruments.watch,
-        before_turn=at,
-        after_turn=lambda key: trials[key].restore_settings(),
+        before_sample=at,
+        after_sample=lambda key: trials[key].restore_settings(),
         finished=finished,
     )
     for key in over:
@@ -285,32 +285,32 @@ def _refuse_if_too_large(trial: Trial) -> None:
 
 
 def timed_record(
-    trial: Trial, contender: Contender, instruments: Instruments, ledger: Ledger
+    trial: Trial, target: Target, instruments: Instruments, marks: CounterMarks
 ) -> Record:
     """The record of a cell whose timing has ended, well or not."""
-    trial.spent_s |= {"warm-up": contender.warm_s, "samples": contender.spent_s}
-    if contender.error is not None:
-        trial.fail("samples", contender.error)
+    trial.spent_s |= {"warm-up": target.warm_s, "samples": target.spent_s}
+    if target.error is not None:
+        trial.fail("samples", target.error)
         return record_of(trial)
     trial.metrics |= {"l2": instruments.clock.l2, "timer": instruments.clock.timer}
     if instruments.sensor is not None and instruments.sensor.problem:
         trial.metrics["sensor_note"] = instruments.sensor.problem
-    trial.metrics |= _conditions(contender) | ledger.metrics() | _gpu(contender)
-    if contender.compile_s:
+    trial.metrics |= _conditions(target) | marks.metrics() | _gpu(target)
+    if target.compile_s:
         before = trial.metrics.get("compile_s") or 0.0
-        trial.metrics["compile_s"] = before + contender.compile_s
+        trial.metrics["compile_s"] = before + target.compile_s
     if instruments.energy:
         begin = time.perf_counter()
         trial.metrics |= _energy(trial, instruments)
         trial.spent_s["energy"] = time.perf_counter() - begin
     trial.status = "ok"
-    return record_of(trial, contender)
+    return record_of(trial, target)
 
 
-def record_of(trial: Trial, contender: Contender | None = None) -> Record:
+def record_of(trial: Trial, target: Target | None = None) -> Record:
     """The record of a trial that has come to an end."""
     assert trial.status is not None
-    samples = contender.samples if contender and trial.status == "ok" else []
+    samples = target.samples if target and trial.status == "ok" else []
     return Record(
         cell=Cell(case=trial.case, impl=trial.impl.name),
         status=trial.status,
@@ -321,21 +321,21 @@ def record_of(trial: Trial, contender: Contender | None = None) -> Record:
     )
 
 
-def _conditions(contender: Contender) -> dict[str, Any]:
-    seen = contender.conditions
-    metrics: dict[str, Any] = {"kept_disturbed": seen.kept_disturbed, "window": contender.window}
-    if contender.spent_s:
-        metrics["interruptions_per_s"] = round(seen.interrupted / contender.spent_s, 1)
-        cpus = contender.cpu_s / contender.spent_s
+def _conditions(target: Target) -> dict[str, Any]:
+    seen = target.conditions
+    metrics: dict[str, Any] = {"kept_disturbed": seen.kept_disturbed, "window": target.window}
+    if target.spent_s:
+        metrics["interruptions_per_s"] = round(seen.interrupted / target.spent_s, 1)
+        cpus = target.cpu_s / target.spent_s
         metrics["cpu_share"] = round(cpus / torch.get_num_threads(), 4)
     return metrics
 
 
-def _gpu(contender: Contender) -> dict[str, Any]:
+def _gpu(target: Target) -> dict[str, Any]:
     """What the GPU said beside the batches, averaged; nothing on CPU or where it says nothing."""
-    kept = [sample for sample in contender.samples if sample.discarded is None]
+    kept = [sample for sample in target.samples if sample.discarded is None]
     enqueue = [sample.enqueue_us for sample in kept if sample.enqueue_us is not None]
-    readings = contender.conditions.readings
+    readings = target.conditions.readings
     throttle = Counter(reason for reading in readings for reason in reading.throttle or ())
     shares = [f"{why} {count / len(readings):.0%}" for why, count in throttle.most_common()]
     metrics = {

@@ -28,7 +28,7 @@ def empty() -> None:
 def test_harness_cost_per_timed_call(benchmark):
     clock = HostClock()
     benchmark.extra_info["calls"] = CALLS
-    benchmark(clock.block, empty, CALLS)
+    benchmark(clock.batch, empty, CALLS)
     per_call_us = benchmark.stats.stats.median * 1e6 / CALLS
     print(f"\nharness cost per timed call: {per_call_us:.4f} µs (limit: 2 µs)")
 
@@ -59,7 +59,7 @@ def test_empty_implementation_bound_as_a_sweep_binds_it(benchmark):
     IMPLEMENTATIONS.remove("empty-for-benchmark")
     clock = HostClock()
     benchmark.extra_info["calls"] = CALLS
-    benchmark(clock.block, bound.call, CALLS)
+    benchmark(clock.batch, bound.call, CALLS)
     per_call_us = benchmark.stats.stats.median * 1e6 / CALLS
     print(f"\nharness cost per timed call: {per_call_us:.4f} µs (limit: 2 µs)")
 

@@ -41,7 +41,7 @@ from attnbench.gate.protocol import (
 )
 from attnbench.machine.state import adopt, beyond_repair, remember, restore_clocks, settle
 from attnbench.measure.clock import Clock, clock_for, now_ns
-from attnbench.measure.nvml import GpuSensor, must_discard
+from attnbench.measure.gpu import GpuSensor, must_discard
 from attnbench.measure.watch import collector_off
 from attnbench.schema.record import Cell
 from attnbench.worker.inputs import Draw, Tensors
@@ -190,7 +190,7 @@ class VariantProcess:
         self._overwrite(warm, seed)
         reference = self._reference(warm.cell, warm.tensors, seed)
         with torch.set_grad_enabled(warm.bound.grad):
-            changed_us = self._clock.block(warm.bound.call, 1).time_us
+            changed_us = self._clock.batch(warm.bound.call, 1).time_us
             result = warm.bound.call()
             restore_settings(grad=warm.bound.grad)
             verdict = judge(warm.bound.named(result), reference, warm.cell.case.dtype)
@@ -202,7 +202,7 @@ class VariantProcess:
                 if changed_us <= request.remembered * request.fastest_us:
                     break
                 self._overwrite(warm, seed + more)
-                changed_us = min(changed_us, self._clock.block(warm.bound.call, 1).time_us)
+                changed_us = min(changed_us, self._clock.batch(warm.bound.call, 1).time_us)
         return CellVerified(changed_us / request.fastest_us)
 
     def _overwrite(self, warm: _Warm, seed: int) -> None:
@@ -224,17 +224,17 @@ class VariantProcess:
         times_us = (
             slowed_batch_us(call, request.calls, slowdown, self._clock)
             if slowdown
-            else self._clock.block(call, request.calls).time_us
+            else self._clock.batch(call, request.calls).time_us
             for _ in range(request.batches)
         )
         return tuple(round(1000 * time_us) for time_us in times_us)
 
     def _estimate_us(self, call: Call) -> float:
         call()
-        once_us = max(min(self._clock.block(call, 1).time_us for _ in range(2)), 0.1)
+        once_us = max(min(self._clock.batch(call, 1).time_us for _ in range(2)), 0.1)
         if once_us >= _BATCH_US:
             return once_us
-        return max(self._clock.block(call, math.ceil(_BATCH_US / once_us)).time_us, 0.01)
+        return max(self._clock.batch(call, math.ceil(_BATCH_US / once_us)).time_us, 0.01)
 
 
 _STAGES: dict[type, str] = {
@@ -263,7 +263,7 @@ def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float
         while now_ns() < until:
             pass
 
-    return clock.block(batch, calls // together).time_us / together
+    return clock.batch(batch, calls // together).time_us / together
 
 
 def followed_by_sleep(call: Call, share: float, clock: Clock) -> Call:
@@ -283,7 +283,7 @@ def followed_by_sleep(call: Call, share: float, clock: Clock) -> Call:
         return call_and_sleep
 
     own_us, least_us, long_us = (
-        min(clock.block(each, 1).time_us for _ in range(_TRIALS))
+        min(clock.batch(each, 1).time_us for _ in range(_TRIALS))
         for each in (call, asleep(1), asleep(_TRIAL_CYCLES))
     )
     cycles_per_us = _TRIAL_CYCLES / max(long_us - least_us, 1e-3)

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from attnbench.machine.state import settle
-from attnbench.measure.engine import race
-from attnbench.measure.sampling import Contender, StoppingRule
+from attnbench.measure.engine import measure_interleaved
+from attnbench.measure.sampling import StoppingRule, Target
 from attnbench.schema.messages import Measure
 from attnbench.worker.measuring import Instruments
 from tests.validation.timer.tools.job import Job, described
@@ -86,28 +86,30 @@ def measure(job: Job) -> Instruments:
     setup = Instruments.of(request, job.device)
     account = Account(list(calls), job.left_s, time.monotonic)
     rule = ShareRule(**asdict(setup.rule), share_s=lambda: account.share_s, left_s=job.left_s)
-    contenders = {name: Contender(call=call) for name, call in calls.items()}
+    targets = {name: Target(call=call) for name, call in calls.items()}
 
-    def before_turn(name: str, stage: str) -> None:
+    def before_sample(name: str, stage: str) -> None:
         account.turn(name, stage)
         settle()  # as a worker does
 
-    race(contenders, setup.clock, rule, job.seed, watch=setup.watch, before_turn=before_turn)
+    measure_interleaved(
+        targets, setup.clock, rule, job.seed, watch=setup.watch, before_sample=before_sample
+    )
     account.close()
-    job.found = {name: _found(contenders[name], account.ended_s[name]) for name in calls}
+    job.found = {name: _found(targets[name], account.ended_s[name]) for name in calls}
     return setup
 
 
-def _found(contender: Contender, ended_s: list[float]) -> dict[str, Any]:
-    if contender.error is not None:
-        return {"error": described(contender.error)}
-    samples = contender.samples
+def _found(target: Target, ended_s: list[float]) -> dict[str, Any]:
+    if target.error is not None:
+        return {"error": described(target.error)}
+    samples = target.samples
     return {
         "times_us": [sample.time_us for sample in samples],
         "ended_s": ended_s,
         "turns_us": [sample.blocks_us or (sample.time_us,) for sample in samples],
-        "calls": contender.calls,
-        "window": contender.window,
+        "calls": target.calls,
+        "window": target.window,
         "dropped": {i: s.discarded for i, s in enumerate(samples) if s.discarded is not None},
     }
 
