@@ -1,10 +1,12 @@
 """Interleaved timing on a fake clock: rounds, samples, warm-up, what disturbs and what is kept."""
 
+import itertools
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -65,7 +67,9 @@ class Machine:
         measure_interleaved(targets, self, rule, seed=1, watch=watch, **options)  # type: ignore[arg-type]
 
     def run(self, costs: dict[str, Cost], rule: StoppingRule, **options: Any) -> dict[str, Target]:
-        targets = {name: Target(call=lambda cost=cost: cost) for name, cost in costs.items()}
+        targets = {
+            name: Target(call=partial(lambda cost: cost, cost)) for name, cost in costs.items()
+        }
         self.measure(targets, rule, **options)
         return targets
 
@@ -219,21 +223,25 @@ def test_batches_are_long_enough_for_the_clock(machine, cost_us, resolution_us, 
     assert set(target.times_us) == {cost_us}
 
 
+def counted(cost_us: float) -> tuple[Target, Iterator[int]]:
+    """A target, and an iterator whose next number is how many times it was called."""
+    calls = itertools.count()
+    return Target(call=lambda: (next(calls), cost_us)[1]), calls
+
+
 @pytest.mark.parametrize(("l2", "extra"), [("warm", 1), ("cold", 0)])
 def test_one_untimed_call_brings_the_caches_back_after_the_others(machine, l2, extra):
     machine.l2 = l2
-    calls = []
-    target = Target(call=lambda: calls.append(1) or 2000.0)
+    target, calls = counted(2000.0)
     machine.measure({"a": target}, RULE)
-    assert len(calls) == WARM + (1 + extra) * len(target.samples)
+    assert next(calls) == WARM + (1 + extra) * len(target.samples)
 
 
 def test_a_long_call_is_not_made_to_warm_up_nor_to_bring_caches_back(machine):
-    calls = []
-    target = Target(call=lambda: calls.append(1) or engine.REWARM_BELOW_US)
+    target, calls = counted(engine.REWARM_BELOW_US)
     target.last_call_s = engine.REWARM_BELOW_US / 1e6
     machine.measure({"a": target}, StoppingRule(precision=1e-9, min_time_s=0.05, max_time_s=0.05))
-    assert len(calls) == len(target.samples)
+    assert next(calls) == len(target.samples)
     assert target.warm_s == 0
 
 
