@@ -404,7 +404,7 @@ def test_cells_that_differ_in_anything_else_are_models_of_their_own() -> None:
     assert {len(m.points) for m in found} == {len(cores()), len(layers())}
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_time_that_is_none_leaves_its_cell_out(bad: float) -> None:
     good = run(cores(), core_us).records
     worse = [

@@ -376,7 +376,6 @@ USELESS: dict[str, tuple[list[Record], str]] = {
         "no cell was measured (5 timeout: 60 s)",
     ),
     "two devices": (two_devices(), "records of 2 devices (cpu, cuda)"),
-    "times of zero": (no_times(0.0), "no two sizes of n"),
     "times that are no numbers": (no_times(math.nan), "no two sizes of n"),
     "floors alone": ([cell(Case(seq_len=1), "naive")], "one size of n only (1)"),
 }
