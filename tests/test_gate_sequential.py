@@ -107,8 +107,8 @@ def test_an_improvement_among_other_suspects_waits_for_a_look_that_can_show_it()
 def test_a_call_that_is_slow_now_and_then_does_not_pass_by_its_fastest_blocks():
     """Every second block of the candidate takes twice as long: the fastest ones hide it."""
     decision = SequentialDecision([0], RULES)
-    while (plan := decision.next_round()) is not None:
-        found = a_round(plan)
+    while (more := decision.next_round()) is not None:
+        found = a_round(more)
         arms = dict(found.samples[0])
         if "candidate" in arms:
             arms["candidate"] = ((US, 2 * US), (2 * US, US))
@@ -125,8 +125,8 @@ def test_a_suspect_that_was_unlucky_is_cleared_by_fresh_rounds():
         unlucky = {0: 0.3} if number < 5 else {}
         decision.add(a_round(plan, unlucky, chance=calm))
     assert decision.suspects == (0,)
-    while (plan := decision.next_round()) is not None:
-        decision.add(a_round(plan, chance=calm))
+    while (more := decision.next_round()) is not None:
+        decision.add(a_round(more, chance=calm))
     assert (decision.decided[0].verdict, decision.decided[0].stage) == ("ok", "confirm")
 
 
@@ -146,9 +146,9 @@ def test_false_alarms_stay_at_the_level_where_every_cell_lies_on_the_margin():
 def on_the_margin(seed, cells=8):
     """A run in which every candidate is a coin: half a percent beyond the margin, or below."""
     decision, chance = SequentialDecision(range(cells), RULES, seed), random.Random(seed)
-    while (plan := decision.next_round()) is not None:
-        coins = {cell: RULES.margin + chance.choice((-0.005, 0.005)) for cell in plan.cells}
-        decision.add(a_round(plan, coins))
+    while (more := decision.next_round()) is not None:
+        coins = {cell: RULES.margin + chance.choice((-0.005, 0.005)) for cell in more.cells}
+        decision.add(a_round(more, coins))
     return decision
 
 
@@ -229,9 +229,9 @@ def test_a_cell_that_always_fails_in_an_arm_is_given_up_and_the_rest_goes_on(arm
         decision.add(Round(stage=plan.stage, samples={}, failures={1: why}))
     assert decision.decided[1].verdict == verdict
     assert "SIGSEGV" in decision.decided[1].reason
-    while (plan := decision.next_round()) is not None:
-        assert 1 not in (*plan.cells, plan.slowed)
-        decision.add(a_round(plan))
+    while (more := decision.next_round()) is not None:
+        assert 1 not in (*more.cells, more.slowed)
+        decision.add(a_round(more))
     assert decision.decided[0].verdict == "ok"
 
 
@@ -288,6 +288,6 @@ def test_confirmation_alone_continues_the_control_where_no_cell_is_open():
     plan = planned(decision)
     assert plan == RoundPlan(stage="confirm", cells=(), slowed=plan.slowed)
     assert plan.slowed is not None
-    while (plan := decision.next_round()) is not None:
-        decision.add(a_round(plan))
+    while (more := decision.next_round()) is not None:
+        decision.add(a_round(more))
     assert decision.controls().found
