@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= results/gpu
 
-.PHONY: bench test lint gate benchmark validate gpu gpu-verify clean
+.PHONY: bench test lint mutants gate benchmark validate gpu gpu-verify clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
@@ -18,6 +18,10 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Does a test notice each of these deliberately broken variants of the package? About ten minutes.
+mutants: .venv/installed
+	$(BIN)/python -m tests.mutants --jobs 2
 
 # Is the working tree slower, larger or wrong, held against BASE (or where its branch began)?
 # Advisory: it says so, and ends with 0.

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnbench
-from attnbench.api import IMPLEMENTATIONS
+from attnbench.api import IMPLEMENTATIONS, loader
 from attnbench.errors import UnknownNameError, UsageError
 from tests.conftest import TINY, run_attnbench, run_script
 
@@ -190,6 +190,29 @@ def test_a_broken_entry_point_only_warns(monkeypatch: pytest.MonkeyPatch) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attnbench.get("naive")
+
+
+class EntryPoint:
+    """What an installed package offers."""
+
+    def __init__(self, name: str, error: BaseException | None = None) -> None:
+        self.name, self.value, self.error, self.loaded = name, f"package.{name}", error, False
+
+    def load(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.loaded = True
+
+
+@pytest.mark.parametrize("error", [ImportError("no such module"), SystemExit(1)])
+def test_an_entry_point_that_does_not_load_costs_one_line_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    points = [EntryPoint("broken", error), EntryPoint("fine")]
+    monkeypatch.setattr(loader, "entry_points", lambda group: points)
+    (line,) = loader.load_entry_points()
+    assert line.startswith(f"entry point broken (package.broken): {type(error).__name__}")
+    assert points[1].loaded
 
 
 def test_importing_attnbench_loads_nothing_heavy() -> None:

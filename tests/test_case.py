@@ -84,6 +84,11 @@ def test_bases_that_make_no_sense_are_refused(text):
         parse_position(text)
 
 
+def test_the_query_s_own_key_is_one_of_a_window():
+    assert parse_mask("window:1").span(4, 9, 9) == (4, 5)
+    assert parse_mask("window:3").span(4, 9, 9) == (2, 5)
+
+
 sizes = st.integers(1, 12)
 masks = st.sampled_from(["full", "causal", "window:1", "window:3", "window:30"]).map(parse_mask)
 

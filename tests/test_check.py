@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from attnbench.schema.case import Case, Position, parse_mask
+from attnbench.schema.case import Case, Position, parse_mask, parse_position
 from attnbench.theory.traits import case_label
 from attnbench.worker.inputs import Draw, attention_tensors, fill_attention, needle_pairs
 from attnbench.worker.reference import Reference, Size, judge, plain_attention
@@ -60,7 +60,13 @@ def test_the_reference_equals_a_loop_over_the_definition(case):
     torch.testing.assert_close(o, loop_attention(case, *tensors.values()), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES, ids=case_label)
+TURNED = [
+    Case(heads=2, seq_len=3, kv_len=5, head_dim=6, position=parse_position(name))
+    for name in ("rope", "rope-interleaved:500")
+]
+
+
+@pytest.mark.parametrize("case", CASES + TURNED, ids=case_label)
 def test_the_reference_gradients_equal_finite_differences(case):
     case = Case.from_json(case.to_json() | {"pass": "both"})
     tensors = {name: x.detach().double() for name, x in drawn(case).items()}

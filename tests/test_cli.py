@@ -20,7 +20,9 @@ from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in, load_file
 from attnbench.cli import main
 from attnbench.errors import UsageError
+from attnbench.execution.checks import CheckResult
 from attnbench.execution.store import RECORDS
+from attnbench.planning.battery import battery
 from attnbench.schema.messages import Catalogue
 from tests import synthetic
 from tests.conftest import (
@@ -475,6 +477,21 @@ def test_an_interrupt_at_any_moment_exits_with_130(
 
     monkeypatch.setattr(called, interrupted)
     assert cli(*args).exit_code == 130
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("ok", 0), ("unsupported", 0), ("incorrect", 1), ("crashed", 1)]
+)
+def test_a_check_exits_with_1_if_anything_failed(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int
+) -> None:
+    item = battery("cpu", ("float32",))[0]
+    results = [
+        CheckResult(item=item, impl="mine", status=each, reason="r", metrics={})
+        for each in ("ok", status)
+    ]
+    monkeypatch.setattr("attnbench.execution.checks.run_checks", lambda **_: results)
+    assert cli("check").exit_code == code
 
 
 # Help and listing.

@@ -118,7 +118,8 @@ def test_a_call_that_is_slow_now_and_then_does_not_pass_by_its_fastest_blocks():
     assert "slower by 50 %" in decision.decided[0].reason
 
 
-def test_a_suspect_that_was_unlucky_is_cleared_by_fresh_rounds():
+@pytest.mark.parametrize("slower", [0.0, 0.9 * RULES.margin])
+def test_a_suspect_that_was_unlucky_is_cleared_by_fresh_rounds(slower):
     decision, calm = SequentialDecision(range(2), RULES), random.Random(3)
     for number in range(RULES.screen_rounds):
         plan = planned(decision)
@@ -126,7 +127,7 @@ def test_a_suspect_that_was_unlucky_is_cleared_by_fresh_rounds():
         decision.add(a_round(plan, unlucky, chance=calm))
     assert decision.suspects == (0,)
     while (more := decision.next_round()) is not None:
-        decision.add(a_round(more, chance=calm))
+        decision.add(a_round(more, {0: slower}, chance=calm))
     assert (decision.decided[0].verdict, decision.decided[0].stage) == ("ok", "confirm")
 
 

@@ -197,6 +197,14 @@ def test_a_container_that_names_the_hosts_group_finds_its_own_at_the_root(tmp_pa
     assert host.cpu_quota(tmp_path) == cpus
 
 
+@pytest.mark.parametrize(("outer", "inner"), [(150_000, 300_000), (300_000, 150_000)])
+def test_of_nested_quotas_the_tightest_counts(tmp_path, outer, inner):
+    put(tmp_path, "proc/self/cgroup", "0::/box/job\n")
+    put(tmp_path, "sys/fs/cgroup/box/cpu.max", f"{outer} 100000\n")
+    put(tmp_path, "sys/fs/cgroup/box/job/cpu.max", f"{inner} 100000\n")
+    assert host.cpu_quota(tmp_path) == 1.5
+
+
 def test_steal_between_two_readings_is_a_share_of_that_time_alone():
     assert host.steal_share((60, 1200), (40, 1000)) == 0.1
     assert host.steal_share((40, 1000), (40, 1000)) is None

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RECORDS, load_run
+from tests import synthetic
 from tests.conftest import TINY, Cli, exported, run_attnbench
 
 AXES = ("--seq-lens", "16,32", "--impls", "naive,sdpa", *TINY)
@@ -67,6 +69,19 @@ class TestPlanned:
         before = (tmp_path / "r" / RECORDS).read_bytes()
         assert cli("sweep", "--resume", tmp_path / "r").exit_code == 0
         assert (tmp_path / "r" / RECORDS).read_bytes() == before
+
+    def test_what_has_failed_is_not_measured_again(self, cli: Cli, tmp_path, monkeypatch):
+        def run(runner, jobs):
+            for cell in (cell for job in jobs for cell in job.cells()):
+                if cell.impl == "sdpa":
+                    yield synthetic.ok(cell.case, cell.impl)
+                else:
+                    yield synthetic.failed(cell.case, cell.impl, "error", "it fails")
+
+        monkeypatch.setattr(LocalRunner, "run", run)
+        cli("sweep", *AXES, "--processes", 2, "--output", tmp_path, "--name", "r")
+        impls = [impl for _, impl, _ in keys(tmp_path / "r")]
+        assert (impls.count("naive"), impls.count("sdpa")) == (2, 4)
 
     @pytest.mark.parametrize(
         "flags", [("--timer", "graph"), ("--timer", "events"), ("--energy",)], ids=" ".join

@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,14 +65,24 @@ def test_the_discards_of_older_records_get_their_codes():
     assert codes == ["interrupted", "throttled", "other", None]
 
 
+def test_half_a_surrogate_pair_in_a_reason_can_be_written_after_it_was_read():
+    bad = Record(cell=record().cell, status="error", reason="one half: \ud800")
+    again = Record.from_line(bad.to_line())
+    assert again.reason == "one half: \ufffd"
+    assert again.reason.encode()
+
+
 def test_nan_cannot_be_stored():
     broken = Record(cell=record().cell, status="ok", samples=record().samples, metrics={"x": 1e999})
     with pytest.raises(ValueError, match="not JSON compliant"):
         broken.to_line()
 
 
-def test_each_record_is_on_disk_when_append_returns(writer):
+def test_each_record_is_on_disk_when_append_returns(writer, monkeypatch):
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
     writer.append(record())
+    assert synced == [(writer.path / "records.jsonl").stat().st_size]
     assert load_run(writer.path).records == [record()]
 
 

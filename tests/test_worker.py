@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from attnbench.execution.process import Worker
+from attnbench.execution.settings import Settings
 from attnbench.measure.graph import CaptureError
 from attnbench.schema.case import Case
-from attnbench.schema.messages import Measure
+from attnbench.schema.messages import Measure, Ready
 from attnbench.worker import __main__ as worker
 
 FAILURES: dict[str, tuple[Exception, str, str]] = {
@@ -52,3 +54,11 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
         assert event.record.cell.case == cases[index]
         assert event.record.status == status
         assert event.record.reason.startswith(reason)
+
+
+def test_an_idle_worker_ends_when_its_runner_closes_the_pipe():
+    """As the system does for a runner that is killed: nobody else would end it."""
+    with Worker(Settings(device="cpu"), "cpu") as started:
+        assert isinstance(started.event(120), Ready)
+        started.line.close()
+        assert started.ended(120) == 0
