@@ -115,7 +115,7 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
 
     The clock must resolve a microsecond and read a spin of known length within 1 %, a matmul must
     stay under the peak, cold reads must differ from warm ones, and an injected slowdown of 5 %
-    must be seen between interleaved twins. Then the noise of this machine, and what to do about
+    must be seen between interleaved loops. Then the noise of this machine, and what to do about
     it. Takes about 20 s. Exits 0 where the machine is fit to measure and 4 where not; a warning
     changes nothing.
     """

@@ -18,8 +18,8 @@ RESOLUTION_US = 1.0  # a batch of 1 ms, the shortest that is timed, is then 1000
 CALL_US = 1.0
 SPIN_ERROR = 0.01
 COLD_RATIO = 1.05
-SEEN = (1.03, 1.07)  # what the interval of a planted 1.05 must touch
-ALIKE = (0.99, 1.01)  # what the interval of the twins must touch
+SEEN = (1.03, 1.07)  # what the interval of a slowdown of 1.05 must touch
+ALIKE = (0.99, 1.01)  # what the interval of identical work must touch
 NOISE_WARNING, NOISE_FAIL = 0.05, 0.20
 
 # Float32 FLOPs per cycle and core: two 512-bit units for multiply-add, 16 numbers each, as in the
@@ -180,10 +180,10 @@ def _planted(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     found = _touches(slowed, SEEN) and not slowed["low"] <= 1 <= slowed["high"]
     limit = f"excludes 1, meets {SEEN[0]}–{SEEN[1]}"
     level: Level = "ok" if found else "fail"
-    yield _test("planted 5 % seen", level, _interval(slowed), limit, _AGAIN)
+    yield _test("slowdown of 5 % seen", level, _interval(slowed), limit, _AGAIN)
     alike = _touches(twin, ALIKE)
     limit = f"meets {ALIKE[0]}–{ALIKE[1]}"
-    yield _test("twins not told apart", "ok" if alike else "fail", _interval(twin), limit, _AGAIN)
+    yield _test("identical work alike", "ok" if alike else "fail", _interval(twin), limit, _AGAIN)
 
 
 def _touches(seen: dict[str, Any], band: tuple[float, float]) -> bool:
