@@ -53,7 +53,7 @@ def sweep(
 
     `axes` are the fields of `attnbench.planning.plan.Axes` (`seq_lens=(128, 256)`,
     `impls=("naive",)`, `workload="decode"`, …), `settings` those of
-    `attnbench.execution.settings.Settings` (`device`, `threads`, `precision`, `max_time_s`, …).
+    `attnbench.execution.process.Settings` (`device`, `threads`, `precision`, `max_time_s`, …).
 
     Raises:
         UsageError: an axis or a value that makes no sense; nothing was written.
@@ -61,9 +61,9 @@ def sweep(
     from dataclasses import fields
 
     from attnbench.errors import UsageError
+    from attnbench.execution.process import Settings
     from attnbench.execution.session import Listener, SweepRequest
     from attnbench.execution.session import sweep as start
-    from attnbench.execution.settings import Settings
     from attnbench.planning.plan import Axes
 
     unknown = sorted(set(axes) - {field.name for field in fields(Axes)})
@@ -77,7 +77,7 @@ def sweep(
         )
     except TypeError as err:
         raise UsageError(
-            f"no such setting ({err}); see attnbench.execution.settings.Settings"
+            f"no such setting ({err}); see attnbench.execution.process.Settings"
         ) from err
     request = SweepRequest(
         sweeps=(Axes(**{key: _plain(key, value) for key, value in axes.items()}),),

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnbench.cli import main
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.settings import Settings
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
 from attnbench.schema.messages import Catalogue

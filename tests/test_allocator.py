@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attnbench.errors import UsageError
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.settings import Settings
 from attnbench.machine import allocator
 
 

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.settings import Settings
 from attnbench.measure import ceilings
 from attnbench.measure.clock import L2, Batch, Call, Timer
 

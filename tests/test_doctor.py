@@ -351,7 +351,7 @@ class Scripted:
 
 
 def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypatch):
-    from attnbench.execution.settings import Settings
+    from attnbench.execution.process import Settings
 
     worker = Scripted(
         messages.Testing("clock"),

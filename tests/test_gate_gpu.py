@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench.execution.settings import Settings
+from attnbench.execution.process import Settings
 from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.run.rounds import measure_round
 from attnbench.schema.case import Case

@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from attnbench.errors import ExitCode, UsageError, WorkerError
-from attnbench.execution.settings import Settings
+from attnbench.execution.process import Settings
 from attnbench.gate.decide.data import Rules, Version, VersionName
 from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run import measuring

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.execution.settings import Settings
+from attnbench.execution.process import Settings
 from attnbench.gate.decide.data import Rules, Version
 from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.run import rounds

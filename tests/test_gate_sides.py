@@ -13,8 +13,8 @@ import pytest
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in, load_file, load_side
 from attnbench.errors import UsageError
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.settings import Settings
 from tests.repositories import kernel, write
 
 # An implementation whose description is what another file of its side says.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.base.lists import parse_duration, parse_share
+from attnbench.base.units import parse_duration, parse_share
 from attnbench.cli.options import AXES as ROWS
 from attnbench.errors import UsageError
 from attnbench.gate.run.watched import AXES, Watched, read_table, watched

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from attnbench.base.jsontext import decode, encode
-from attnbench.execution.process import Child, GarbledError, Line
-from attnbench.execution.settings import Settings
+from attnbench.execution.process import Child, GarbledError, Line, Settings
 from attnbench.schema.case import Case
 from attnbench.schema.messages import CellMeasured, Event, ItemChecked, Ready
 from attnbench.schema.record import Cell, Record

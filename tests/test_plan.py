@@ -3,16 +3,19 @@ from typing import Any
 
 import pytest
 
-from attnbench.base.lists import parse_sizes
+from attnbench.base.units import parse_sizes
 from attnbench.errors import UnknownNameError, UsageError
-from attnbench.planning.expansion import (
+from attnbench.planning.plan import (
+    GROUPS_PER_JOB,
+    Axes,
     check_names,
     expand,
     implementations,
+    jobs_of,
+    make_plan,
     misfit,
     with_overrides,
 )
-from attnbench.planning.plan import GROUPS_PER_JOB, Axes, jobs_of, make_plan
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.record import Cell

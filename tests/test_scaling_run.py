@@ -15,8 +15,8 @@ from attnbench.analysis.scaling.cells import Laws
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
 from attnbench.analysis.scaling.series import all_series
 from attnbench.analysis.scaling.verdicts import scaling
+from attnbench.execution.process import Settings
 from attnbench.execution.session import Listener, SweepRequest, sweep
-from attnbench.execution.settings import Settings
 from attnbench.execution.store import Run, load_run
 from attnbench.planning.plan import Axes
 from attnbench.schema.case import Case, Device, parse_mask

@@ -6,7 +6,7 @@ import pytest
 
 import attnbench
 from attnbench.errors import UsageError
-from attnbench.execution.settings import Settings
+from attnbench.execution.process import Settings
 
 NAN, INF = float("nan"), float("inf")
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

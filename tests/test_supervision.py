@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from attnbench.base.heartbeat import NOBODY, Heartbeat
 from attnbench.execution.process import GARBLED, GarbledError
-from attnbench.execution.supervision import Death, Supervision
+from attnbench.execution.runner import Death, Supervision
 from attnbench.schema.case import Case
-from attnbench.schema.messages import Done, ItemChecked
+from attnbench.schema.messages import NOBODY, Done, Heartbeat, ItemChecked
 
 CASES = [Case(seq_len=8), Case(seq_len=16)]
 KEYS = [(0, "a"), (0, "b"), (1, "a")]

@@ -135,7 +135,7 @@ def compare(options: dict[str, Any]) -> ExitCode:
 def _measured(
     asked: Comparison, options: dict[str, Any], display: GateDisplay, folder: Path
 ) -> GateRun:
-    from attnbench.execution.settings import Settings
+    from attnbench.execution.process import Settings
     from attnbench.gate.run.measuring import run_gate
     from attnbench.gate.run.watched import device_of
     from attnbench.gate.run.worktree import checked_out

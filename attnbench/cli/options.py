@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from attnbench.base.lists import (
+from attnbench.base.units import (
     parse_duration,
     parse_names,
     parse_numbers,

@@ -24,8 +24,8 @@ def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
     """
     import msgspec
 
+    from attnbench.execution.process import Settings
     from attnbench.execution.runner import LocalRunner
-    from attnbench.execution.settings import Settings
     from attnbench.report.tables import table
 
     with LocalRunner(Settings(device=device, files=files)) as runner:

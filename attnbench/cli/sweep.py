@@ -142,10 +142,9 @@ def sweep(**options: Any) -> None:
 
 def _request(options: dict[str, Any]) -> SweepRequest:
     """What was asked for: the preset, and above it whatever stands on the command line."""
+    from attnbench.execution.process import Settings
     from attnbench.execution.session import SweepRequest
-    from attnbench.execution.settings import Settings
-    from attnbench.planning.expansion import overridden
-    from attnbench.planning.plan import Axes
+    from attnbench.planning.plan import Axes, overridden
     from attnbench.planning.presets import PRESETS, Preset
 
     plain = Preset(doc="", sweeps=(Axes(),), min_time_s=0.1, max_time_s=1.0)

@@ -82,8 +82,8 @@ def verify(**options: Any) -> None:
 
 def _measured(options: dict[str, Any]) -> Path:
     from attnbench.cli.progress import SweepDisplay
+    from attnbench.execution.process import Settings
     from attnbench.execution.session import sweep_for_verdicts
-    from attnbench.execution.settings import Settings
 
     settings = Settings(
         device=options["device"],

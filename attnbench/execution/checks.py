@@ -8,8 +8,8 @@ from typing import Any
 
 from attnbench.base.registry import unknown
 from attnbench.errors import UsageError
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.settings import Settings
 from attnbench.planning.battery import Item, battery
 from attnbench.schema.case import DTYPE_BYTES
 from attnbench.schema.messages import CheckItem

@@ -8,8 +8,8 @@ from typing import Any
 
 from attnbench.base import units
 from attnbench.errors import ExitCode
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.settings import Settings
 from attnbench.machine import host
 from attnbench.machine.limits import peak_tflops
 from attnbench.machine.symptoms import Finding, Level, symptoms

@@ -14,11 +14,19 @@ import msgspec
 from attnbench.base.files import check_name
 from attnbench.base.registry import unknown
 from attnbench.errors import StoreError, UsageError
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.settings import Settings
 from attnbench.execution.store import RunWriter, load_info, load_run, write_info
-from attnbench.planning.expansion import check_names, expand, implementations, misfit
-from attnbench.planning.plan import Axes, Plan, jobs_of, make_plan
+from attnbench.planning.plan import (
+    Axes,
+    Plan,
+    check_names,
+    expand,
+    implementations,
+    jobs_of,
+    make_plan,
+    misfit,
+)
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue

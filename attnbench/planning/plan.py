@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from attnbench.schema.case import Case, Position
+from attnbench.base.registry import unknown
+from attnbench.errors import UsageError
+from attnbench.schema.case import Case, Device, Position, parse_mask, parse_position
+from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import TRAITS, impossible
 
@@ -141,3 +145,156 @@ def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
 def work(case: Case) -> float:
     """Rough number of multiply-adds of a case: for ordering and for the time still to go."""
     return TRAITS.get(case.workload).work(case)
+
+
+def expand(axes: Axes, device: Device) -> Iterator[Case]:
+    """The cases of one sweep, each once.
+
+    A workload with a width has E = H·D unless that is given; one without heads is of one head as
+    wide as it is, so that no two of its cases are the same network. One that is causal by nature
+    has no mask `full`.
+    """
+    kind, follower = TRAITS.get(axes.workload), _follows(axes)
+    choices: dict[str, tuple[Any, ...]] = {
+        "pass_": axes.passes,
+        "dtype": axes.dtypes,
+        "mask": axes.masks,
+        "position": tuple(parse_position(text) for text in axes.positions),
+        "head_dim": axes.head_dims or (None if follower == "head_dim" else _HEAD_DIM,),
+        "value_dim": axes.value_dims or (0,),
+        "batch": axes.batch_sizes,
+        "heads": axes.heads or (None if follower == "heads" else _HEADS,),
+        "kv_heads": axes.kv_heads or (0,),
+        "seq_len": axes.seq_lens,
+    } | {
+        _FIELDS[name]: getattr(axes, name) or (kind.defaults.get(_FIELDS[name], 0),)
+        for name in kind.axes
+    }
+    seen: set[str] = set()
+    for values in itertools.product(*choices.values()):
+        chosen = dict(zip(choices, values, strict=True))
+        if "widths" in kind.axes:
+            chosen |= _sized(chosen)
+        if not kind.heads:
+            chosen |= {"heads": 1, "head_dim": chosen["width"]}
+        hides = kind.causal and chosen["mask"] == "full"
+        chosen["mask"] = parse_mask("causal" if hides else chosen["mask"])
+        case = Case(workload=axes.workload, device=device, **chosen)
+        if case.case_id not in seen:
+            seen.add(case.case_id)
+            yield case
+
+
+_HEADS, _HEAD_DIM = 4, 64  # where nothing is given
+# The field of a case that an axis varies, for those that only some workloads have.
+_FIELDS = {
+    "kv_lens": "kv_len",
+    "widths": "width",
+    "projections": "projection",
+    "caches": "cache",
+    "new_tokens": "new_tokens",
+}
+
+
+def _follows(axes: Axes) -> str | None:
+    """Which of `heads` and `head_dim` follows from the width: the one that is not given."""
+    if axes.widths is None or (axes.heads and axes.head_dims):
+        return None
+    return "heads" if axes.head_dims else "head_dim"
+
+
+def _sized(chosen: dict[str, Any]) -> dict[str, int]:
+    """Width, heads and head dim, each from the other two where it is not given.
+
+    Of a width that does not divide the whole part is taken: `misfit` says so.
+    """
+    width, heads, head_dim = (chosen[name] for name in ("width", "heads", "head_dim"))
+    return {
+        "width": width or heads * head_dim,
+        "heads": heads or max(1, width // head_dim),
+        "head_dim": head_dim or max(1, width // heads),
+    }
+
+
+def misfit(axes: Axes, case: Case) -> str | None:
+    """Why this case of `axes` is not what was asked for: a width that does not divide."""
+    if not TRAITS.get(axes.workload).heads:
+        return None
+    known, flag = {
+        "head_dim": (case.heads, "heads (--heads)"),
+        "heads": (case.head_dim, "dims a head (--head-dims)"),
+        None: (1, ""),
+    }[_follows(axes)]
+    if (case.width or 0) % known == 0:
+        return None
+    return f"width {case.width} (--widths) is no multiple of {known} {flag}"
+
+
+def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[str] = ()) -> None:
+    """Every name in the sweeps is one that the catalogue knows, or an implementation of `others`.
+
+    Raises:
+        UnknownNameError: one is not; the message gives the nearest.
+        UsageError: the options contradict each other, or nothing is left to run.
+    """
+    known = [*(info.name for info in catalogue.implementations), *others]
+    for axes in sweeps:
+        _known("workload", "--workload", [axes.workload], catalogue.workloads)
+        _known("implementation", "--impls", axes.impls or [], known)
+        _known("cache", "--caches", axes.caches or [], catalogue.caches)
+        projections = catalogue.projections
+        _known("projection", "--projections", axes.projections or [], projections)
+        positions = [parse_position(text).name for text in axes.positions]
+        _known("position encoding", "--positions", positions, catalogue.positions)
+        for name, flag in TRAITS.get(axes.workload).foreign().items():
+            if getattr(axes, name):
+                having = [w for w, kind in TRAITS.items() if name in kind.axes]
+                raise UsageError(
+                    f"{flag} does not apply to --workload {axes.workload}; it does to"
+                    f" {', '.join(having)}"
+                )
+
+
+def implementations(axes: Axes, catalogue: Catalogue, own: Iterable[str] = ()) -> list[str]:
+    """The implementations of a sweep: those asked for, else all that serve its workload.
+
+    The user's `own` are beside those asked for.
+    """
+    serving = [info.name for info in catalogue.implementations if axes.workload in info.workloads]
+    names = serving if axes.impls is None else list(axes.impls)
+    return names + [name for name in own if name not in names]
+
+
+def _known(kind: str, flag: str, names: Iterable[str], known: Iterable[str]) -> None:
+    valid = list(known)
+    for name in names:
+        if name not in valid:
+            raise unknown(kind, name, valid, flag)
+
+
+def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, ...]:
+    """The sweeps of a preset, with every axis that was given (not None) in place of their own.
+
+    A workload that was asked for leaves the sweeps of that workload alone, or the first where
+    there is none. An axis that only some of the workloads have applies to these.
+    """
+    if given.get("workload"):
+        wanted = given["workload"]
+        own = [axes for axes in sweeps if axes.workload == wanted]
+        sweeps = own or [replace(sweeps[0], workload=wanted)]
+    axes_given = {name: v for name, v in given.items() if v is not None and name != "workload"}
+    if len({axes.workload for axes in sweeps}) == 1:
+        return tuple(replace(axes, **axes_given) for axes in sweeps)
+    foreign = {axes.workload: TRAITS.get(axes.workload).foreign().keys() for axes in sweeps}
+    # An axis that no workload has stays, to be refused.
+    nowhere = {name for name in axes_given if all(name in names for names in foreign.values())}
+    return tuple(
+        replace(axes, **{name: value for name, value in axes_given.items()
+                         if name in nowhere or name not in foreign[axes.workload]})
+        for axes in sweeps
+    )  # fmt: skip
+
+
+def with_overrides(axes: Axes, overrides: dict[str, Any]) -> Axes:
+    """The sweep with every axis that was given on the command line replaced."""
+    return replace(axes, **{name: value for name, value in overrides.items() if value is not None})

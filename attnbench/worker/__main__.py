@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from attnbench.api.loader import load_built_in, load_entry_points, load_file, load_side
-from attnbench.base.heartbeat import NOBODY, Heartbeat
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import AttnbenchError, ExitCode, WorkerError
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import adopt, beyond_repair, remember, restore_clocks, settle
 from attnbench.measure.ceilings import measure_ceilings
 from attnbench.schema.messages import (
+    NOBODY,
     AskReasons,
     Ceilings,
     CellMeasured,
@@ -36,6 +36,7 @@ from attnbench.schema.messages import (
     Done,
     Event,
     Failed,
+    Heartbeat,
     ItemChecked,
     Measure,
     MeasureCeilings,

@@ -11,7 +11,7 @@ import pytest
 
 from attnbench.base.stats import median_interval
 from attnbench.measure.clock import HostClock
-from attnbench.planning.expansion import expand
+from attnbench.planning.plan import expand
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Cell, Record, Sample

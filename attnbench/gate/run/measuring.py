@@ -19,8 +19,8 @@ from msgspec import structs
 
 from attnbench.base.files import digest
 from attnbench.errors import AttnbenchError, UsageError, WorkerError
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.settings import Settings
 from attnbench.gate.decide.data import Checked, GateRun, Round, RoundFacts, Rules, Version
 from attnbench.gate.decide.exact import checked
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
@@ -28,8 +28,7 @@ from attnbench.gate.decide.verdict import comparable
 from attnbench.gate.run.rounds import Bench, ChangedError, RoundError, measure_round
 from attnbench.gate.run.worktree import own_prefix
 from attnbench.machine import host
-from attnbench.planning.expansion import check_names, expand, misfit
-from attnbench.planning.plan import Axes, make_plan
+from attnbench.planning.plan import Axes, check_names, expand, make_plan, misfit
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import impossible

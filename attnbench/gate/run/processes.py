@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
 from attnbench.errors import UsageError, WorkerError
-from attnbench.execution.process import GARBLED, Child, GarbledError, Line, ending
-from attnbench.execution.settings import Settings
+from attnbench.execution.process import GARBLED, Child, GarbledError, Line, Settings, ending
 from attnbench.gate.decide.data import Failure, Variant, Version
 from attnbench.gate.protocol import (
     CellFailed,

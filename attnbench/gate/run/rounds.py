@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from attnbench.execution.settings import Settings
+from attnbench.execution.process import Settings
 from attnbench.gate.decide.data import (
     Failure,
     Round,

@@ -10,16 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attnbench.base.lists import parse_duration, parse_names, parse_share, parse_sizes
 from attnbench.base.registry import unknown
+from attnbench.base.units import parse_duration, parse_names, parse_share, parse_sizes
 from attnbench.errors import UsageError
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.settings import Settings
 from attnbench.gate.decide.data import DEFAULT_THRESHOLD, Rules, Version
 from attnbench.gate.run import git
 from attnbench.gate.run.measuring import GateRequest
-from attnbench.planning.expansion import with_overrides
-from attnbench.planning.plan import Axes
+from attnbench.planning.plan import Axes, with_overrides
 from attnbench.theory.traits import TRAITS
 
 PYPROJECT = "pyproject.toml"

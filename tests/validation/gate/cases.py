@@ -13,8 +13,7 @@ from typing import Any
 
 from attnbench.base import units
 from attnbench.errors import StoreError, WorkerError
-from attnbench.execution.process import environment_of
-from attnbench.execution.settings import Settings
+from attnbench.execution.process import Settings, environment_of
 from tests.validation.gate.repository import BASE, CHANGES, Change, check_out, make_repository
 
 NAME = "cases.json"

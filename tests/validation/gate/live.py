@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.errors import UsageError
-from attnbench.execution.settings import Settings
+from attnbench.execution.process import Settings
 from attnbench.gate.decide.data import Round, Rules, Version
 from attnbench.planning.plan import Axes
 from attnbench.schema.record import Cell

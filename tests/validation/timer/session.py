@@ -12,8 +12,8 @@ from typing import Any
 from attnbench.base.files import make_folder
 from attnbench.base.registry import unknown
 from attnbench.errors import StoreError, UsageError
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.settings import Settings
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue
 from attnbench.theory.traits import case_label
