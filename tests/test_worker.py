@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.execution.process import Worker
-from attnbench.execution.settings import Settings
+from attnbench.execution.process import Settings, Worker
 from attnbench.measure.graph import CaptureError
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Measure, Ready
