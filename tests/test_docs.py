@@ -1,28 +1,36 @@
-"""What the README says is what the commands do, and what it shows is in the committed run."""
+"""What README and docs say is what the commands do, and what they show is in a committed run."""
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 import pytest
 
-from attnbench.api.loader import load_built_in
+import attnbench
 from attnbench.cli.main import main
+from tests.conftest import environment
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-FENCES = re.findall(r"```sh\n(.*?)```", README, re.S)
-LINES = [line.split("#")[0].strip() for fence in FENCES for line in fence.splitlines()]
-COMMANDS = [line.removeprefix(".venv/bin/") for line in LINES if "attnbench " in line]
-QUOTED = re.findall(r"<!-- from (\S+) -->\n(.*?)<!-- end -->", README, re.S)
+PAGES = {p.name: p.read_text() for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+README = PAGES["README.md"]
+EVERYTHING = "\n".join(PAGES.values())
+
+
+def blocks(language: str, text: str = EVERYTHING) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.S)
+
+
+LINES = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+COMMANDS = sorted({x.removeprefix(".venv/bin/") for x in LINES if "attnbench " in x})
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_every_command_line_in_the_readme_parses(line):
+def test_every_command_line_parses(line):
     _, name, *arguments = shlex.split(line)
-    command = main.commands[name]
-    command.make_context(name, [a for a in arguments if a != "--help"], resilient_parsing=False)
+    main.commands[name].make_context(name, arguments, resilient_parsing=False)
 
 
 @pytest.mark.parametrize("name", list(main.commands))
@@ -34,36 +42,66 @@ def test_every_command_has_help_and_stands_in_the_readme(name):
     assert all(option.help for option in options), "an option without help"
 
 
-def test_every_implementation_stands_in_the_readme():
+def test_the_readme_stays_short_and_names_every_implementation():
     from attnbench.api import IMPLEMENTATIONS
+    from attnbench.api.loader import load_built_in
 
     load_built_in()
     built_in = [name for name, impl in IMPLEMENTATIONS.items() if "impls" in impl.file]
     assert [name for name in built_in if f"`{name}`" not in README] == []
+    assert len(README.splitlines()) <= 180
 
 
-def test_the_readme_shows_real_output():
-    assert QUOTED, "the README quotes no run"
-    for source, block in QUOTED:
+def test_quoted_output_is_in_a_committed_run():
+    quoted = re.findall(r"<!-- from (\S+) -->\n(.*?)<!-- end -->", EVERYTHING, re.S)
+    assert len(quoted) >= 5
+    for source, block in quoted:
         text = (ROOT / source).read_text()
         shown = [line for line in block.splitlines() if line.strip()]
         assert shown
         assert [line for line in shown if line not in text] == []
 
 
-def test_every_picture_and_file_the_readme_points_at_is_there():
-    targets = re.findall(r"\]\(([^)#]+)\)", README)
-    assert [t for t in targets if not t.startswith("http") and not (ROOT / t).exists()] == []
+@pytest.mark.parametrize("page", list(PAGES))
+def test_every_link_leads_somewhere(page):
+    folder = ROOT if page == "README.md" else ROOT / "docs"
+    targets = [t for t in re.findall(r"\]\(([^)#]+)\)", PAGES[page]) if not t.startswith("http")]
+    assert [t for t in targets if not (folder / t).exists()] == []
 
 
-def test_the_readmes_kernel_is_what_the_text_says_it_is(tmp_path):
-    import attnbench
+def test_every_column_stands_in_the_docs_with_its_unit_and_meaning():
+    from attnbench.analysis.columns import COLUMNS
+
+    rows = [f"| `{c.name}` | {c.unit} | {c.meaning} |" for _, c in COLUMNS.items()]
+    assert [row for row in rows if row not in PAGES["columns.md"]] == []
+
+
+def test_the_claims_in_the_docs_are_read(tmp_path):
+    from attnbench.analysis.claims.reading import read
+
+    (example,) = [block for block in blocks("toml") if "[[claim]]" in block]
+    file = tmp_path / "my.toml"
+    file.write_text(example)
+    assert read(file).names() == ["sdpa-speed"]
+
+
+@pytest.mark.parametrize("name", ["mine", "masked"])
+def test_the_kernels_of_the_docs_are_right_but_for_what_the_text_says(tmp_path, name):
     from attnbench.execution.checks import run_checks
 
-    code = next(c for c in re.findall(r"```python\n(.*?)```", README, re.S) if '"mine"' in c)
+    (code,) = [block for block in blocks("python") if f'"{name}"' in block and "import" in block]
     file = tmp_path / "my_kernel.py"
     file.write_text(code)
     results = run_checks(names=None, files=(str(file),), device="cpu", dtypes=("float32",))
     failed = {result.item.name for result in results if result.failed}
-    assert failed == {"causal, L > S: rows without keys"}
+    assert failed == ({"causal, L > S: rows without keys"} if name == "mine" else set())
+
+
+def test_a_kernel_file_runs_alone():
+    command = [sys.executable, str(ROOT / "impls" / "naive.py")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_changelog_knows_this_version():
     assert attnbench.__version__ in (ROOT / "CHANGELOG.md").read_text()

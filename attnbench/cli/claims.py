@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def claims(
     run: str, output: Path, file: Path | None, only: tuple[str, ...] | None, as_json: bool
 ) -> None:
-    r"""Hold claims against RUN: whether a paper's table, or a README's, comes out here.
+    """Hold claims against RUN: whether a paper's table, or a README's, comes out here.
 
     RUN is a folder, a name, or `latest`. Without --file the claims are those of five lecture notes
     on attention. A claim is a few lines of TOML:
@@ -49,7 +49,7 @@ def claims(
 
     Each claim holds, is refuted, or is inconclusive, with the reason. Exits 0 when every verdict
     that was reached is the expected one, 1 when one is not, 3 when none could be reached.
-    """
+    """  # noqa: D301
     from msgspec import to_builtins
 
     from attnbench.analysis.claims.ledger import agrees, exit_code, ledger
