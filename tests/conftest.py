@@ -72,9 +72,9 @@ def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalog
             case messages.Describe(device):
                 device = "cpu" if device == "auto" else device
                 changes: Any = {"device": device}
-                return messages.Described(msgspec.structs.replace(recorded_catalogue, **changes))
+                return msgspec.structs.replace(recorded_catalogue, **changes)
             case messages.MeasureCeilings(_, dtypes):
-                return messages.Ceilings({"matmul_tflops": dict.fromkeys(dtypes, 0.1)})
+                return messages.Facts({"matmul_tflops": dict.fromkeys(dtypes, 0.1)})
             case messages.AskReasons(cases, names):
                 return messages.Reasons({name: (None,) * len(cases) for name in names})
         raise AssertionError(request)

@@ -356,7 +356,7 @@ def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypat
     worker = Scripted(
         messages.Testing("clock"),
         messages.Testing("spin"),
-        messages.Diagnosis(FIT),
+        messages.Facts(FIT),
         messages.Done(),
     )
     runner = LocalRunner(Settings(device="cpu"))

@@ -1,7 +1,12 @@
-"""Runs groups of cells in worker processes on this machine; `run(groups) -> records`."""
+"""Cells measured and checked by worker processes; what a worker's death costs.
+
+`LocalRunner` asks, `Supervision` watches a worker over a request and turns its death into results
+for what it was at.
+"""
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import time
@@ -15,37 +20,31 @@ from typing import Any, Self, TypeVar
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.process import GARBLED, GarbledError, Settings, Worker, ending
 from attnbench.planning.plan import Job
+from attnbench.schema import messages
 from attnbench.schema.case import Case
 from attnbench.schema.messages import (
     NOBODY,
-    AskReasons,
-    Catalogue,
-    Ceilings,
     CellMeasured,
     Check,
-    CheckItem,
-    Describe,
-    Described,
-    Diagnose,
-    Diagnosis,
-    Done,
-    Event,
-    Failed,
     Heartbeat,
     ItemChecked,
     Measure,
-    MeasureCeilings,
-    Ready,
-    Reasons,
-    Request,
     Result,
     Sign,
-    Testing,
-)  # fmt: skip
+)
 from attnbench.schema.record import Cell, Record, Status
 
 Key = tuple[int, str]  # index of a case or item in the caller's list, implementation
+Watch = Callable[[Case | None, str | None, str], None]  # with what a worker is at: its stage last
+E = TypeVar("E")
+
 _POLL_S = 0.5
+_START_TIMEOUT_S = 120.0
+_DEATHS_EACH = 3  # crashes after which a check says no more of an implementation
+_UNREADABLE = (
+    "a worker's answer cannot be read: an implementation's file, or its `supports`,"
+    " writes to a file descriptor that it does not own"
+)
 
 
 @dataclass(frozen=True)
@@ -60,34 +59,27 @@ class Death:
     surely: bool = True
 
 
+@dataclass
 class Supervision:
     """Cells (keys) to be worked off by workers, request after request until none is left.
 
     `worker()` gives a live worker, `discard()` ends it; `request(keys)` makes the request for
-    what is left; `watch(case, impl, stage)` is called with
-    what the worker is at. A worker that dies or hangs costs the cell it was at. If it was at none,
+    what is left. A worker that dies or hangs costs the cell it was at. If it was at none,
     a fresh one tries the rest once more. One whose events cannot be read, or that closed its pipe,
     is ended, too; the cell that it was at by then is tried again alone, in a fresh one, and is to
     blame if that fails as well. An implementation that ended `deaths_each` workers is not tried
     any further, where that is given.
     """
 
-    def __init__(
-        self,
-        cases: list[Case],
-        *,
-        worker: Callable[[], Worker],
-        discard: Callable[[], None],
-        request: Callable[[list[Key]], Measure | Check],
-        watch: Callable[[Case | None, str | None, str], None],
-        timeout_s: float,
-        deaths_each: int | None = None,
-    ) -> None:
-        self._cases, self._timeout_s = cases, timeout_s
-        self._worker, self._discard = worker, discard
-        self._request, self._told = request, watch
-        self._may_retry = True
-        self._deaths_each, self._deaths = deaths_each, Counter[str]()
+    cases: list[Case]
+    worker: Callable[[], Worker]
+    discard: Callable[[], None]
+    request: Callable[[list[Key]], Measure | Check]
+    watch: Watch
+    timeout_s: float
+    deaths_each: int | None = None
+    _may_retry: bool = True
+    _deaths: Counter[str] = field(default_factory=Counter)
 
     def run(self, keys: list[Key]) -> Iterator[tuple[Key, Result | Death]]:
         """Yield a result or a Death for every key, each once."""
@@ -96,91 +88,79 @@ class Supervision:
         while open_keys:
             alone = [key for key in alone if key in open_keys]
             asked = alone[:1] or list(open_keys)
-            worker = self._worker()
-            local = _LocalKeys(asked)
-            watch = _Watch(worker.heartbeat, self._timeout_s)
-            worker.send(self._request(asked))
-            death: Death | None = None
-            for key, result in self._results(worker, local, watch):
-                if isinstance(result, Death):
-                    death = result
-                elif key in open_keys:
+            worker = self.worker()
+            attempt = _Attempt(worker.heartbeat, asked)
+            worker.send(self.request(asked))
+            while isinstance(event := self._next(worker, attempt), Result):
+                key = attempt.key(event.key)
+                if key is not None and key in open_keys:
                     del open_keys[key]
                     self._may_retry = True  # it got somewhere
-                    yield key, result
+                    yield key, event
             left = [key for key in asked if key in open_keys]
-            at = [key for key in local.at(watch.read()) if key in left]
-            if death is not None:
-                self._discard()
-                if not death.surely and len(asked) > 1:
+            at = [key for key in attempt.at(attempt.sign()) if key in left]
+            blamed = at or left
+            if event is not None:
+                self.discard()
+                if not event.surely and len(asked) > 1:
                     alone = at or left
                     continue
-            blamed = self._blamed(death, at, left)
+                if left and not at and self._may_retry:
+                    self._may_retry, blamed = False, []
+            else:
+                blamed = left
             for key in blamed:
                 del open_keys[key]
                 # A worker that ends well and forgets a cell is a defect of ours.
-                yield key, death or Death("error", "the worker finished without a result")
+                yield key, event or Death("error", "the worker finished without a result")
             self._deaths.update({impl for _, impl in blamed})
             for key in list(open_keys):
-                if self._deaths_each is not None and self._deaths[key[1]] >= self._deaths_each:
+                if self.deaths_each is not None and self._deaths[key[1]] >= self.deaths_each:
                     del open_keys[key]
-                    yield key, Death("skipped", f"not tried: it ended {self._deaths_each} workers")
+                    yield key, Death("skipped", f"not tried: it ended {self.deaths_each} workers")
 
-    def _results(
-        self, worker: Worker, local: _LocalKeys, watch: _Watch
-    ) -> Iterator[tuple[Key, Result | Death]]:
-        """Results as they come; a Death, under any key, if the worker ends before it is done."""
-        oom_kills = _oom_kills()
-        nobody: Key = (NOBODY, "")
+    def _next(self, worker: Worker, attempt: _Attempt) -> Result | Death | None:
+        """The next result, None when the worker is done, or a Death if it ends before."""
         while True:
             try:
                 event = worker.event(_POLL_S)
-                if isinstance(event, Result):
-                    yield local.key(event.key), event
-                    continue
-                if event is not None and not isinstance(event, Done):
-                    raise GarbledError
             except GarbledError:
-                sign = watch.read()
-                yield nobody, Death("error", f"{sign.stage}: {GARBLED}", surely=False)
-                return
+                return attempt.garbled()
             except TimeoutError:
-                sign = watch.read()
-                self._told(*local.named(sign, self._cases), sign.stage)
-                if watch.overdue():
-                    yield nobody, Death("timeout", watch.reason())
-                    return
+                sign = attempt.sign()
+                at = attempt.at(sign)
+                case = self.cases[at[0][0]] if at else None
+                self.watch(case, at[0][1] if at and sign.impl != NOBODY else None, sign.stage)
+                if time.monotonic() - attempt.since > self.timeout_s:
+                    silent = f"no sign of life for {self.timeout_s:g} s (--timeout)"
+                    return Death("timeout", f"{sign.stage}: {silent}")
                 continue
             if event is None:
-                watch.stop()
-                yield nobody, _death(worker.ended(), watch.read(), oom_kills)
-                return
-            return  # done
-
-    def _blamed(self, death: Death | None, at: list[Key], left: list[Key]) -> list[Key]:
-        """Which of the cells that are left a worker's end costs."""
-        if death is None:
-            return left
-        if at or not left or not self._may_retry:
-            return at or left
-        self._may_retry = False
-        return []
+                return attempt.death(worker)
+            if isinstance(event, messages.Done):
+                return None
+            if isinstance(event, Result) and attempt.key(event.key):
+                return event
+            return attempt.garbled()
 
 
-class _LocalKeys:
-    """A request numbers its cases from 0; this maps those numbers back to the caller's keys."""
+class _Attempt:
+    """A request, whose cases are numbered from 0, and the worker's heartbeat meanwhile."""
 
-    def __init__(self, remaining: list[Key]) -> None:
+    def __init__(self, heartbeat: Heartbeat, asked: list[Key]) -> None:
         self._impls: dict[int, list[str]] = {}
-        for index, impl in remaining:
+        for index, impl in asked:
             self._impls.setdefault(index, []).append(impl)
         self._indices = list(self._impls)
+        self._heartbeat, self._closed = heartbeat, False
+        self._last, self.since = heartbeat.read(), time.monotonic()  # when it last moved
+        self._oom_kills = _oom_kills()
 
-    def key(self, local: Key) -> Key:
-        """The caller's key; GarbledError where the request had no such cell."""
+    def key(self, local: Key) -> Key | None:
+        """The caller's key; None where the request had no such cell."""
         place, impl = local
         if not 0 <= place < len(self._indices) or impl not in self._impls[self._indices[place]]:
-            raise GarbledError
+            return None
         return self._indices[place], impl
 
     def at(self, sign: Sign) -> list[Key]:
@@ -196,56 +176,34 @@ class _LocalKeys:
             impls = impls[sign.impl : sign.impl + 1] if sign.impl >= 0 else []
         return [(index, impl) for impl in impls]
 
-    def named(self, sign: Sign, cases: list[Case]) -> tuple[Case | None, str | None]:
-        keys = self.at(sign)
-        if not keys:
-            return None, None
-        return cases[keys[0][0]], None if sign.impl == NOBODY else keys[0][1]
+    def sign(self) -> Sign:
+        """What the worker is at; what it was at when its pipe closed, if it has."""
+        if not self._closed:
+            sign = self._heartbeat.read()
+            if sign.step != self._last.step:
+                self.since = time.monotonic()
+            self._last = sign
+        return self._last
 
+    def garbled(self) -> Death:
+        """An event that cannot be read may be the doing of a cell before this one."""
+        return Death("error", f"{self.sign().stage}: {GARBLED}", surely=False)
 
-@dataclass
-class _Watch:
-    """Notices a heartbeat that has not moved for too long."""
+    def death(self, worker: Worker) -> Death:
+        """What an end says; one by an exception of ours may be the doing of a cell before this one.
 
-    heartbeat: Heartbeat
-    timeout_s: float
-    _last: Sign | None = None
-    _kept: Sign | None = None
-    _since: float = field(default_factory=time.monotonic)
-
-    def stop(self) -> None:
-        """Keep the sign as it is now: the worker may go on for a while without its pipe."""
-        self._kept = self.read()
-
-    def read(self) -> Sign:
-        if self._kept is not None:
-            return self._kept
-        sign = self.heartbeat.read()
-        if self._last is None or sign.step != self._last.step:
-            self._last, self._since = sign, time.monotonic()
-        return sign
-
-    def overdue(self) -> bool:
-        return time.monotonic() - self._since > self.timeout_s
-
-    def reason(self) -> str:
-        stage = self._last.stage if self._last else "start-up"
-        return f"{stage}: no sign of life for {self.timeout_s:g} s (--timeout)"
-
-
-def _death(returncode: int | None, sign: Sign, oom_kills: int | None) -> Death:
-    """What an end says; one by an exception of ours may be the doing of a cell before this one.
-
-    Python ends with 1 then, as where someone closed the pipe that a later result was for.
-    """
-    if returncode is None:
-        return Death("crashed", f"{sign.stage}: it closes the pipe of its worker", surely=False)
-    now = _oom_kills()
-    killed = returncode == -signal.SIGKILL
-    if killed and oom_kills is not None and now is not None and now > oom_kills:
-        return Death("oom", f"{sign.stage}: killed by the system for want of memory")
-    reason = f"{sign.stage}: the process ended, {ending(returncode)}"
-    return Death("crashed", reason, surely=returncode != 1)
+        Python ends with 1 then, as where someone closed the pipe that a later result was for.
+        """
+        stage = self.sign().stage
+        self._closed = True  # it may go on for a while without its pipe
+        returncode = worker.ended()
+        if returncode is None:
+            return Death("crashed", f"{stage}: it closes the pipe of its worker", surely=False)
+        before, now = self._oom_kills, _oom_kills()
+        if returncode == -signal.SIGKILL and None not in (before, now) and now != before:
+            return Death("oom", f"{stage}: killed by the system for want of memory")
+        reason = f"{stage}: the process ended, {ending(returncode)}"
+        return Death("crashed", reason, surely=returncode != 1)
 
 
 def _oom_kills() -> int | None:
@@ -259,52 +217,31 @@ def _oom_kills() -> int | None:
     return None
 
 
-_START_TIMEOUT_S = 120.0
-_UNREADABLE = (
-    "a worker's answer cannot be read: an implementation's file, or its `supports`,"
-    " writes to a file descriptor that it does not own"
-)
-E = TypeVar("E")
-_DEATHS_EACH = 3  # crashes after which a check says no more of an implementation
-
-
-@dataclass
-class Spent:
-    """Wall seconds outside the cells: starting processes and loading what they need."""
-
-    start_up_s: float = 0.0
-    processes: int = 0
-
-
 class LocalRunner:
     """Runs groups in worker processes on this machine: the interface is `run(groups)`.
 
     `watch(case, impl, stage)` is called with what the worker is at, a few times a second.
+    `start_up_s` are the wall seconds spent so far on starting workers.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        watch: Callable[[Case | None, str | None, str], None] = lambda case, impl, stage: None,
-    ) -> None:
+    def __init__(self, settings: Settings, watch: Watch = lambda case, impl, stage: None) -> None:
         self.settings = settings
-        self.spent = Spent()
+        self.start_up_s = 0.0
         self.warnings: list[str] = []
         self.user_names: list[str] = []
         self._watch = watch
         self._device = settings.device
         self._idle: Worker | None = None
 
-    def catalogue(self) -> Catalogue:
+    def catalogue(self) -> messages.Catalogue:
         """Names, capabilities and the machine; fixes the device where it was `auto`.
 
         Raises:
             UsageError: the device is not there, or a user's file does not load.
         """
-        catalogue = self._ask(Describe(self._device), Described).catalogue
+        catalogue = self._ask(messages.Describe(self._device), messages.Catalogue)
         self._device = catalogue.device
-        reason = catalogue.devices.get(self._device)
-        if reason:
+        if reason := catalogue.devices.get(self._device):
             raise UsageError(reason)
         return catalogue
 
@@ -312,7 +249,8 @@ class LocalRunner:
         self, cases: Sequence[Case], names: Sequence[str]
     ) -> dict[tuple[str, str], str | None]:
         """Why an implementation cannot take a case, by (case_id, implementation)."""
-        reasons = self._ask(AskReasons(tuple(cases), tuple(names)), Reasons).reasons
+        asked = messages.AskReasons(tuple(cases), tuple(names))
+        reasons = self._ask(asked, messages.Reasons).reasons
         return {
             (case.case_id, name): reason
             for name in names
@@ -333,7 +271,7 @@ class LocalRunner:
                     yield result.record
             self.close()  # the next job gets a fresh process
 
-    def check(self, items: Sequence[CheckItem]) -> Iterator[tuple[int, ItemChecked]]:
+    def check(self, items: Sequence[messages.CheckItem]) -> Iterator[tuple[int, ItemChecked]]:
         """Check items of the battery; yield each index with its result."""
 
         def request(remaining: list[Key]) -> Check:
@@ -348,7 +286,8 @@ class LocalRunner:
 
     def ceilings(self, dtypes: Sequence[str]) -> dict[str, Any]:
         """What the device can do at most, as measured now; see `ceilings.measure_ceilings`."""
-        return self._ask(MeasureCeilings(self._device, tuple(dtypes)), Ceilings).ceilings
+        asked = messages.MeasureCeilings(self._device, tuple(dtypes))
+        return self._ask(asked, messages.Facts).facts
 
     def diagnose(self, began: Callable[[str], None] = lambda test: None) -> dict[str, Any]:
         """Facts of the machine and the self-tests of measuring on it; see `worker.diagnosis`.
@@ -356,10 +295,10 @@ class LocalRunner:
         `began` is called with the name of each test before it runs.
         """
         worker = self._worker()
-        worker.send(Diagnose(self._device))
-        while isinstance(event := self._wait(worker), Testing):
+        worker.send(messages.Diagnose(self._device))
+        while isinstance(event := self._wait(worker), messages.Testing):
             began(event.test)
-        return self._answer(worker, event, Diagnosis).diagnosis
+        return self._answer(worker, event, messages.Facts).facts
 
     def close(self) -> None:
         """End the worker that is kept for the next request, if any."""
@@ -375,26 +314,16 @@ class LocalRunner:
 
     def _measure_request(self, job: Job, remaining: list[Key]) -> Measure:
         """What remains of a job, in its groups."""
-        impls: dict[int, list[str]] = {}
-        for index, impl in remaining:
-            impls.setdefault(index, []).append(impl)
-        number, groups = 0, []
+        wanted, numbers, groups = set(remaining), itertools.count(), []
         for group in job.groups:
-            places = enumerate(group, start=number)
-            left = [(case, tuple(impls[i])) for i, (case, _) in places if i in impls]
+            left = []
+            for (case, impls), number in zip(group, numbers, strict=False):
+                names = tuple(impl for impl in impls if (number, impl) in wanted)
+                left += [(case, names)] if names else []
             groups += [tuple(left)] if left else []
-            number += len(group)
-        settings = self.settings
-        return Measure(
-            groups=tuple(groups),
-            seed=settings.seed,
-            precision=settings.precision,
-            min_time_s=settings.min_time_s,
-            max_time_s=settings.max_time_s,
-            l2=settings.l2,
-            timer=settings.timer,
-            energy=settings.energy,
-        )
+        fields = set(Measure.__struct_fields__) - {"groups"}
+        settings = {name: getattr(self.settings, name) for name in fields}
+        return Measure(groups=tuple(groups), **settings)
 
     def _supervised(
         self,
@@ -402,28 +331,23 @@ class LocalRunner:
         request: Callable[[list[Key]], Measure | Check],
         deaths_each: int | None = None,
     ) -> Supervision:
+        timeout_s = self.settings.timeout_s
         return Supervision(
-            cases,
-            worker=self._worker,
-            discard=self.close,
-            request=request,
-            watch=self._watch,
-            timeout_s=self.settings.timeout_s,
-            deaths_each=deaths_each,
+            cases, self._worker, self.close, request, self._watch, timeout_s, deaths_each
         )
 
-    def _ask(self, request: Request, kind: type[E]) -> E:
+    def _ask(self, request: messages.Request, kind: type[E]) -> E:
         worker = self._worker()
         worker.send(request)
         return self._answer(worker, self._wait(worker), kind)
 
-    def _answer(self, worker: Worker, event: Event, kind: type[E]) -> E:
+    def _answer(self, worker: Worker, event: messages.Event, kind: type[E]) -> E:
         """The event as of this kind, after which the worker is done."""
-        if not isinstance(event, kind) or not isinstance(self._wait(worker), Done):
+        if not isinstance(event, kind) or not isinstance(self._wait(worker), messages.Done):
             raise WorkerError(_UNREADABLE)
         return event
 
-    def _wait(self, worker: Worker) -> Event:
+    def _wait(self, worker: Worker) -> messages.Event:
         try:
             event = worker.event(_START_TIMEOUT_S)
         except TimeoutError as err:
@@ -438,7 +362,7 @@ class LocalRunner:
                 f"a worker ended before it measured anything ({how})"
                 + (f": {words}" if words else f"; it was started with {sys.executable}")
             )
-        if isinstance(event, Failed):
+        if isinstance(event, messages.Failed):
             raise (UsageError if event.usage else WorkerError)(event.message)
         return event
 
@@ -450,10 +374,9 @@ class LocalRunner:
             except OSError as err:
                 raise WorkerError(f"a worker cannot be started ({err})") from err
             ready = self._wait(self._idle)
-            if not isinstance(ready, Ready):
+            if not isinstance(ready, messages.Ready):
                 raise WorkerError(_UNREADABLE)
             self._idle.settled()
             self.warnings, self.user_names = list(ready.warnings), list(ready.user_names)
-            self.spent.start_up_s += time.perf_counter() - begin
-            self.spent.processes += 1
+            self.start_up_s += time.perf_counter() - begin
         return self._idle

@@ -219,7 +219,7 @@ def _measure(
                 failed.add(record.cell.key)  # it stays failed: no need to wait for it again
             for stage, seconds in record.spent_s.items():
                 spent[stage] = spent.get(stage, 0.0) + seconds
-    spent |= {"start-up": runner.spent.start_up_s, "wall_s": time.perf_counter() - begin}
+    spent |= {"start-up": runner.start_up_s, "wall_s": time.perf_counter() - begin}
     info = load_info(writer.path)
     before = info.get("spent", {})
     total = {name: round(before.get(name, 0.0) + seconds, 3) for name, seconds in spent.items()}

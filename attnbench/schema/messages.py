@@ -14,6 +14,10 @@ from attnbench.schema.case import Case, Device
 from attnbench.schema.record import Record, Status
 
 
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    """A request or an event; its class is its tag."""
+
+
 class Ends(msgspec.Struct, frozen=True):
     """The descriptors a process talks through: where requests come from, and where answers go.
 
@@ -58,8 +62,8 @@ class ImplementationInfo(msgspec.Struct, frozen=True, kw_only=True):
     unavailable: str | None
 
 
-class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is, by name with a line of doc, and the machine.
+class Catalogue(_Message, frozen=True, kw_only=True):
+    """Answers `Describe`: what there is, by name with a line of doc, and the machine.
 
     `devices` maps each to why it cannot be used, or None; `environment` is empty where `device`
     cannot.
@@ -74,10 +78,6 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     projections: dict[str, str]
     caches: dict[str, str]
     masks: tuple[str, ...]
-
-
-class _Message(msgspec.Struct, frozen=True, tag=True):
-    """A request or an event; its class is its tag."""
 
 
 class Describe(_Message, frozen=True):
@@ -151,34 +151,22 @@ class Failed(_Message, frozen=True):
     usage: bool
 
 
-class Described(_Message, frozen=True):
-    """Answers `Describe`."""
-
-    catalogue: Catalogue
-
-
 class Reasons(_Message, frozen=True):
     """Answers `AskReasons`: for each implementation, case by case, why not, or None."""
 
     reasons: dict[str, tuple[str | None, ...]]
 
 
-class Ceilings(_Message, frozen=True):
-    """Answers `MeasureCeilings`; see `measure.ceilings`."""
+class Facts(_Message, frozen=True):
+    """Answers `MeasureCeilings` (see `measure.ceilings`) and `Diagnose` (`worker.diagnosis`)."""
 
-    ceilings: dict[str, Any]
+    facts: dict[str, Any]
 
 
 class Testing(_Message, frozen=True):
     """A self-test begins."""
 
     test: str
-
-
-class Diagnosis(_Message, frozen=True):
-    """Answers `Diagnose`; see `worker.diagnosis`."""
-
-    diagnosis: dict[str, Any]
 
 
 class CellMeasured(_Message, frozen=True):
@@ -213,18 +201,8 @@ class Done(_Message, frozen=True):
 
 
 Result = CellMeasured | ItemChecked
-Event = (
-    Ready
-    | Failed
-    | Described
-    | Reasons
-    | Ceilings
-    | Testing
-    | Diagnosis
-    | CellMeasured
-    | ItemChecked
-    | Done
-)
+Answer = Catalogue | Reasons | Facts
+Event = Ready | Failed | Testing | Answer | Result | Done
 
 
 _LAYOUT = struct.Struct("<qqq32s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from attnbench.schema.case import Case, Mask
@@ -24,13 +24,8 @@ def _clipped_sum(start: int, count: int, limit: int) -> int:
     """Sum over i < count of min(limit, max(0, start + i))."""
     first = max(0, -start)  # first i with a positive term
     last = min(count, max(first, limit - start))  # from here on the term is `limit`
-    rising = sum_of_range(start + first, start + last) if last > first else 0
+    rising = (last - first) * (2 * start + first + last - 1) // 2 if last > first else 0
     return rising + (count - max(last, first) if first < count else 0) * limit
-
-
-def sum_of_range(first: int, last: int) -> int:
-    """Sum of the integers first … last − 1."""
-    return (last - first) * (first + last - 1) // 2
 
 
 def core_flops(case: Case, pairs: int, *, recompute: bool = True) -> int:
@@ -54,10 +49,8 @@ def why_core_flops(case: Case, flops: int) -> list[str]:
     full square, or something between, and the backward pass makes the scores again or not. Empty
     where `flops` is the useful number, or fits none of these.
     """
-    useful, square = (
-        admitted_pairs(case.mask, case.seq_len, case.kv_len),
-        case.seq_len * case.kv_len,
-    )
+    useful = admitted_pairs(case.mask, case.seq_len, case.kv_len)
+    square = case.seq_len * case.kv_len
     every = f"the full square of pairs, of which the mask admits {100 * useful / square:.3g} %"
     kept = "no scores recomputed in the backward pass"
     for pairs, recompute in itertools.product((useful, square), (True, False)):
@@ -67,15 +60,6 @@ def why_core_flops(case: Case, flops: int) -> list[str]:
     if rest or not useful < pairs < square:
         return []
     return [f"whole blocks where the mask cuts through: {pairs / useful:.3g} x the admitted pairs"]
-
-
-def output_bytes(case: Case) -> int:
-    """Bytes of what the case's pass gives: o, or dq, dk and dv, or all four."""
-    queries, keys = case.heads * case.seq_len, case.kv_heads * case.kv_len
-    o = queries * case.value_dim
-    gradients = queries * case.head_dim + keys * (case.head_dim + case.value_dim)
-    elements = {"forward": o, "backward": gradients, "both": o + gradients}[case.pass_]
-    return case.batch * elements * case.element_bytes
 
 
 def attention_flops_useful(case: Case) -> int:
@@ -113,14 +97,8 @@ def attention_bytes_min(case: Case) -> int:
     query_rows = case.batch * case.heads * case.seq_len
     key_rows = case.batch * case.kv_heads * case.kv_len
     d, v = case.head_dim, case.value_dim
-    inputs = query_rows * d + key_rows * (d + v)
-    output = query_rows * v
-    elements = {
-        "forward": inputs + output,
-        "backward": 2 * inputs + 2 * output,
-        "both": 2 * inputs + 2 * output,
-    }[case.pass_]
-    return elements * case.element_bytes
+    inputs, output = query_rows * d + key_rows * (d + v), query_rows * v
+    return (1 if case.pass_ == "forward" else 2) * (inputs + output) * case.element_bytes
 
 
 def _decode_pairs(case: Case) -> int:
@@ -188,22 +166,22 @@ def _bytes_through(case: Case, *, inputs: int, output: int) -> int:
     return elements * case.element_bytes
 
 
-def _fused_forward(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
-    """Full square, mask or not: torch's own convention for its CUDA flash op."""
-    batch, heads, queries, d = q
-    return 2 * batch * heads * queries * k[2] * (d + v[3])
+def _fused(per_d: int, per_v: int, first: int) -> Callable[..., int]:
+    """FLOPs of a fused op from its arguments' shapes, q the `first`: the full square, mask or not.
 
+    torch's own convention for its CUDA flash op, whose backward makes the scores again.
+    """
 
-def _fused_backward(
-    _grad: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any
-) -> int:
-    """Five products a pair, the scores recomputed: torch's convention for its flash backward."""
-    batch, heads, queries, d = q
-    return 2 * batch * heads * queries * k[2] * (3 * d + 2 * v[3])
+    def flops(*shapes: Any, **_: Any) -> int:
+        q, k, v = shapes[first : first + 3]
+        batch, heads, queries, d = q
+        return int(2 * batch * heads * queries * k[2] * (per_d * d + per_v * v[3]))
+
+    return flops
 
 
 # SDPA's CPU flash op counts 0 in torch 2.13 (pytorch #195460).
 OPAQUE_FORMULAS: dict[str, Callable[..., int]] = {
-    "_scaled_dot_product_flash_attention_for_cpu": _fused_forward,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _fused_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": _fused(1, 1, first=0),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _fused(3, 2, first=1),
 }

@@ -26,15 +26,13 @@ from attnbench.measure.ceilings import measure_ceilings
 from attnbench.schema.messages import (
     NOBODY,
     AskReasons,
-    Ceilings,
     CellMeasured,
     Check,
     Describe,
-    Described,
     Diagnose,
-    Diagnosis,
     Done,
     Event,
+    Facts,
     Failed,
     Heartbeat,
     ItemChecked,
@@ -118,16 +116,16 @@ def _put_back(who: str) -> list[str]:
 def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
     match request:
         case Describe(device):
-            emit(Described(describe(device)))
+            emit(describe(device))
         case AskReasons(cases, names):
             reasons = reasons_against(cases, names)
             restore_clocks()  # `supports` is anyone's code, too
             settle()
             emit(Reasons(reasons))
         case MeasureCeilings(device, dtypes):
-            emit(Ceilings(measure_ceilings(device, list(dtypes))))
+            emit(Facts(measure_ceilings(device, list(dtypes))))
         case Diagnose(device):
-            emit(Diagnosis(diagnose(device, lambda test: emit(Testing(test)))))
+            emit(Facts(diagnose(device, lambda test: emit(Testing(test)))))
         case Measure():
             _measure(request, heartbeat, emit)
         case Check(items, seed):
