@@ -1,8 +1,7 @@
-"""Break the package on purpose, one variant at a time, and see that a test notices each.
+"""Break the package on purpose, one variant of `mutants.toml` at a time: does a test notice each?
 
-`python -m tests.mutants` (or `make mutants`) applies every variant of `mutants.toml` to a copy of
-the tree and runs the tests named with it. A variant that they pass is a hole in the tests. What no
-longer matches the code is `stale`: see `--list`.
+Every variant is applied to a copy of the tree, and the tests named with it are run. One that they
+pass is a hole in the tests. What no longer matches the code is `stale`: see `--list`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Mutant:
     def node_ids(self) -> list[str]:
         """Its tests as pytest names them."""
         split = [test.partition("[") for test in self.tests]
-        return [f"{place}{a}{b}" for name, a, b in split for place in all_tests().get(name, [])]
+        return [f"{node}{a}{b}" for name, a, b in split for node in all_tests().get(name, [])]
 
     @property
     def stale(self) -> str | None:
@@ -69,13 +68,11 @@ def all_tests() -> dict[str, list[str]]:
     """Where the tests of each name stand: `file::[class::]name`."""
     found: dict[str, list[str]] = {}
     for file in sorted((ROOT / "tests").glob("test_*.py")):
-        place = str(file.relative_to(ROOT))
         group = ""
         for match in re.finditer(r"^class (\w+)|^( *)def (test_\w+)", file.read_text(), re.M):
-            group = f"{match[1]}::" if match[1] else group
-            if match[3]:
-                node = f"{place}::{group if match[2] else ''}{match[3]}"
-                found.setdefault(match[3], []).append(node)
+            group = match[1] + "::" if match[1] else group
+            node = f"{file.relative_to(ROOT)}::{group if match[2] else ''}{match[3]}"
+            found.setdefault(match[3], []).append(node)
     return found
 
 
@@ -88,15 +85,15 @@ def main() -> None:
     files = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text())
     rows = [(file, name, row) for file, rows in files.items() for name, row in rows.items()]
     mutants = [Mutant(file=file, name=name, **row) for file, name, row in rows]
-    if unknown := set(options.names) - {text for m in mutants for text in (m.name, m.package)}:
-        parser.error(f"no variant is called {', '.join(sorted(unknown))}; see --list")
-    mutants = [m for m in mutants if not options.names or {m.name, m.package} & {*options.names}]
+    wanted = set(options.names or [m.name for m in mutants])
+    if not (mutants := [m for m in mutants if {m.name, m.package} & wanted]):
+        parser.error(f"no variant is called {' or '.join(wanted)}; see --list")
     if options.list:
         for m in mutants:
             print(f"{m.package:10} {m.name:30} {m.stale or m.what}")
         sys.exit(any(m.stale for m in mutants))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        sys.exit(run(mutants, max(1, options.jobs), Path(folder)))
+        sys.exit(run(mutants, options.jobs, Path(folder)))
 
 
 def run(mutants: list[Mutant], jobs: int, folder: Path) -> int:
@@ -107,18 +104,16 @@ def run(mutants: list[Mutant], jobs: int, folder: Path) -> int:
     for number in range(jobs):
         copy = Path(shutil.copytree(ROOT, folder / str(number), ignore=ignored))
         (copy / "results").symlink_to(ROOT / "results")
-        (copy / "site").mkdir()
-        (copy / "site" / "attnbench_impls").symlink_to("../impls")  # as pyproject's package-dir
+        (copy / "attnbench_impls").symlink_to("impls")  # as pyproject's package-dir
         copies.put(copy)
     tests = sorted({node for m in mutants if not m.stale for node in m.node_ids})
     with ThreadPoolExecutor(jobs) as pool:
-        parts = [(copy, tests[i::jobs]) for i, copy in enumerate(copies.queue)]
+        parts = [(c, part) for i, c in enumerate(copies.queue) if (part := tests[i::jobs])]
         for code, output in pool.map(lambda part: run_tests(*part), parts):
             if code != PASSED:
                 print(output, "these tests fail without any variant: nothing is proven", sep="\n")
                 return 1
-        seconds = time.monotonic() - begin
-        print(f"{len(tests)} tests pass without a variant ({seconds:.0f} s)", flush=True)
+        print(f"{len(tests)} tests pass without a variant", flush=True)
         caught = list(pool.map(lambda mutant: is_caught(mutant, copies), mutants))
     of = Counter(m.package for m in mutants)
     print(", ".join(f"{package} {count}" for package, count in of.items()))
@@ -141,28 +136,24 @@ def is_caught(mutant: Mutant, copies: queue.Queue[Path]) -> bool:
             by = re.search(r"^(?:FAILED|ERROR) \S*?::([^\s\[]+)", output, re.MULTILINE)
             outcome = f"caught by {by[1]}" if by else "caught (timeout)"
     copies.put(copy)
-    seconds = time.monotonic() - begin
-    print(f"{mutant.package:10} {mutant.name:30} {seconds:5.1f} s  {outcome}", flush=True)
+    spent = f"{time.monotonic() - begin:5.1f} s"
+    print(f"{mutant.package:10} {mutant.name:30} {spent}  {outcome}", flush=True)
     return outcome.startswith("caught")
 
 
 def run_tests(copy: Path, tests: list[str], *options: str) -> tuple[int, str]:
     """The exit code of pytest and what it printed; as a failure where it took too long."""
-    if not tests:
-        return PASSED, ""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfE"]
     # Workers import the copy, too. A variant leaves no bytecode behind.
-    environment = os.environ | {"PYTHONPATH": f"{copy}{os.pathsep}{copy / 'site'}"}
+    environment = os.environ | {"PYTHONPATH": str(copy)}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1"} if options else {}
     timeout_s = TIMEOUT_S if options else None
+    run = functools.partial(subprocess.run, cwd=copy, env=environment, timeout=timeout_s, text=True)
     try:
-        ended = subprocess.run(
-            [*command, *options, *tests], cwd=copy, env=environment, timeout=timeout_s,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
+        ended = run([*command, *options, *tests], capture_output=True)
     except subprocess.TimeoutExpired:
         return FAILED, ""
-    return ended.returncode, ended.stdout
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 if __name__ == "__main__":
