@@ -30,7 +30,7 @@ class Energy:
 
     `energy_j` is gross: what the whole board used in the loop, over its calls; `idle_power_w`, the
     power just before with nothing to do, stands beside it and is not taken off. `seconds`,
-    `ticks` (of the counter) and `calls` describe the  Where `energy_j` is None, `reason`
+    `ticks` (of the counter) and `calls` describe that loop. Where `energy_j` is None, `reason`
     says why.
     """
 
