@@ -12,7 +12,7 @@ from attnbench.errors import StoreError
 from attnbench.gate.decide.data import Round
 from attnbench.gate.decide.verdict import decide
 from attnbench.report.gate import figure
-from attnbench.report.gate.page import write_page
+from attnbench.report.gate.outputs import write_page
 from tests import gate_runs
 from tests.conftest import Cli, Refused
 from tests.test_gate_outputs import strange

@@ -225,7 +225,7 @@ def test_numbers_are_written_for_people(text, expected):
 def test_a_report_is_written_without_torch_and_without_pyplot(pages):
     code = (
         "import sys; from pathlib import Path; from attnbench.report.pages import write_report;"
-        "import attnbench.report.gate.page, attnbench.report.tables;"
+        "import attnbench.report.gate.figure, attnbench.report.tables;"
         f"write_report(Path({str(pages['empty'].parent)!r}));"
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     )

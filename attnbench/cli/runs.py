@@ -73,7 +73,7 @@ def report(run: str, output: Path) -> None:
 
     gate = folder_of_gate(run, output)
     if gate:
-        from attnbench.report.gate.page import redraw
+        from attnbench.report.gate.outputs import redraw
 
         click.echo(redraw(gate))
     else:

@@ -122,6 +122,14 @@ def across(ax: Axes, value: float, name: str) -> None:
     )  # fmt: skip
 
 
+def beside(ax: Axes, y: float, text: str, offset: float, **style: Any) -> None:
+    """Write right of the axes, `offset` points from them, at the height `y` of a row."""
+    ax.annotate(
+        text, (1, y), xycoords=("axes fraction", "data"), xytext=(offset, 0),
+        textcoords="offset points", fontsize=7.9, va="center", **style,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class End:
     """Where a line ends, in data coordinates."""

@@ -167,18 +167,11 @@ def _draw_row(ax: Axes, y: int, fit: ExponentFit, look: Look) -> None:
             x = min(max(estimate.value, low), high)
             ax.plot([x], [y], color=look.colour, marker=look.marker, **style)  # type: ignore[arg-type]
     verdict = fit.finding.verdict if fit.finding else None
-    columns: tuple[tuple[int, str, dict[str, Any]], ...] = (
-        (8, growth.interval(fit.exponent), {"color": INK}),
-        (110, growth.mark(verdict), {
-            "color": QUIET if verdict == "inconclusive" else INK,
-            "fontweight": "bold" if verdict == "refuted" else "normal",
-        }),
+    axes.beside(ax, y, growth.interval(fit.exponent), 8, color=INK)
+    axes.beside(
+        ax, y, growth.mark(verdict), 110, color=QUIET if verdict == "inconclusive" else INK,
+        fontweight="bold" if verdict == "refuted" else "normal",
     )  # fmt: skip
-    for offset, text, style_ in columns:
-        ax.annotate(
-            text, (1, y), xycoords=("axes fraction", "data"), xytext=(offset, 0),
-            textcoords="offset points", fontsize=8, va="center", **style_,
-        )  # fmt: skip
 
 
 def _draw_declared(ax: Axes, y: int, declared: float, bound: bool) -> None:

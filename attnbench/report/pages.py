@@ -15,19 +15,18 @@ from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.highlights import SLICE, SUMMARY, hardest_case, summary_rows
 from attnbench.analysis.scaling.results import Scaling
-from attnbench.base import units
 from attnbench.base.units import escape, table
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
 from attnbench.report import exponents, growth, lines, models, roofline, style
 from attnbench.report.content import Content
 from attnbench.report.figures import Plot
+from attnbench.report.tables import LIMITS, value_text
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
 PLOTS = "plots"
 MOST_FAILURES, MOST_VERDICTS, MOST_CROSSINGS = 20, 60, 20  # in Markdown
-LIMITS = ("ceilings", "matmul_tflops")  # of an environment: they have a section of their own
 TEMPLATES = Path(__file__).parent  # page.html.jinja, and page.css which it includes
 
 
@@ -92,8 +91,12 @@ def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
         "failures": content.failures(),
         "suspects": content.suspects(),
         "spent": content.spent(),
-        "environment": {k: text(k, v) for k, v in content.environment.items() if k not in LIMITS},
-        "options": {k: text("", v) for k, v in (content.run.info.get("options") or {}).items()},
+        "environment": {
+            k: value_text(k, v) for k, v in content.environment.items() if k not in LIMITS
+        },
+        "options": {
+            k: value_text("", v) for k, v in (content.run.info.get("options") or {}).items()
+        },
         "columns": [column for _, column in SUMMARY.items()],
         "all_columns": [column for _, column in COLUMNS.items()],
     }
@@ -153,18 +156,6 @@ def plot_groups(plots: list[Plot]) -> list[dict[str, Any]]:
         {"title": title, "plots": [values(plot) for plot in group]}
         for title, group in groupby(plots, key=lambda plot: plot.title)
     ]
-
-
-def text(name: str, value: Any) -> str:
-    """Write a value of run.json for people; bytes where the name says so."""
-    if isinstance(value, dict):
-        # The one table in an environment is that of the caches, whose values are bytes.
-        return ", ".join(f"{key} {text('_bytes', part)}" for key, part in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(text("", part) for part in value)
-    if value is None:
-        return units.UNKNOWN
-    return units.size(value) if name.endswith("_bytes") and type(value) is int else str(value)
 
 
 def render_markdown(content: Content) -> str:

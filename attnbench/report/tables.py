@@ -1,13 +1,18 @@
-"""Tables and lines on the terminal; those of Markdown are written by `base.units.table`."""
+"""Tables and values as texts for the terminal; Markdown tables: `base.units.table`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from attnbench.base import units
+
+LIMITS = ("ceilings", "matmul_tflops")  # of an environment: they have a section of their own
 
 
 def console() -> Console:
@@ -47,3 +52,15 @@ def shown(*parts: RenderableType, to: Console | None = None) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> str:
     """A table as text, ready to print."""
     return shown(grid(header, rows, right))
+
+
+def value_text(name: str, value: Any) -> str:
+    """Write a value of run.json for people; bytes where the name says so."""
+    if isinstance(value, dict):
+        # The one table in an environment is that of the caches, whose values are bytes.
+        return ", ".join(f"{key} {value_text('_bytes', part)}" for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(value_text("", part) for part in value)
+    if value is None:
+        return units.UNKNOWN
+    return units.size(value) if name.endswith("_bytes") and type(value) is int else str(value)

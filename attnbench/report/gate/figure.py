@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from attnbench.base import units
-from attnbench.gate.decide.data import GateRun, Outcome, Round, Variant, Verdict
-from attnbench.report import figures, style
+from attnbench.gate.decide.data import GateRun, Outcome, Round, Variant
+from attnbench.report import axes, figures, style
 from attnbench.report.figures import FigureKind, Plot
 from attnbench.report.gate import texts
 from attnbench.report.style import QUIET, Look
@@ -23,15 +22,10 @@ from attnbench.report.style import QUIET, Look
 MOST_ROWS, MOST_PAGES = 44, 4  # rows of a figure, and figures
 LONGEST = 46  # letters of a label
 PLOT_INCHES = 4.6  # about the width of the axes
-TICK_INCHES = 0.47  # that the text of a tick needs
-TOP, LOW, UNDER = (
-    -0.38,
-    0.16,
-    0.34,
-)  # where dots lie, and what was made of them, from a row's middle
+TOP, LOW, UNDER = -0.38, 0.16, 0.34  # of dots, and of their median, from a row's middle
 COLUMNS = (("change (95 % interval)", 20), ("wins", 142), ("verdict", 178))  # points from the axes
 MARGIN, AGAINST, HEADING = "#e3e8ee", "#fbeae4", "#f5f5f5"
-INK = "#222222"
+INK, MEDIAN = "#222222", "#111111"
 CONTROL = Look("#8a8a8a", "o")
 ROUNDS = FigureKind(
     name="gate-rounds",
@@ -65,13 +59,8 @@ class Strip:
     middle: float | None = None
     ends: tuple[float, float] | None = None
     beside: tuple[str, str, str] = ("", "", "")  # change, wins, verdict
-    verdict: Verdict | None = None
+    against: bool = False  # whether the verdict is held against the candidate
     words: str = ""  # in the place of dots
-
-    @property
-    def against(self) -> bool:
-        """Whether the verdict is held against the candidate."""
-        return self.verdict in ("incorrect", "regressed")
 
     @property
     def alt(self) -> str:
@@ -88,7 +77,6 @@ class Scale:
     threshold: float
     margin: float
     linear: float | None = None
-    ticks: tuple[float, ...] = field(default=())
 
 
 def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
@@ -97,8 +85,7 @@ def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
     _, names = texts.labels(run.cells)
     found = []
     for number, row in texts.worst_first(outcome.rows):
-        measured = texts.change(row.ratio)
-        ends = None
+        measured, ends = texts.change(row.ratio), None
         if row.low is not None and row.high is not None:
             measured += f" ({texts.interval(row.low, row.high)})"
             ends = (_percent(row.low), _percent(row.high))
@@ -106,15 +93,13 @@ def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
         found.append(
             Strip(
                 label=names[number].replace("$", r"\$"),  # which would begin a formula
-                look=looks[texts.flat(row.cell.impl)],
-                dots=dots,
-                middle=None if row.ratio is None else _percent(row.ratio),
-                ends=ends,
+                look=looks[texts.flat(row.cell.impl)], dots=dots,
+                middle=None if row.ratio is None else _percent(row.ratio), ends=ends,
                 beside=(measured, texts.wins(row), texts.mark(row.verdict)),
-                verdict=row.verdict,
+                against=row.verdict in ("incorrect", "regressed"),
                 words="" if dots else "no time was compared",
             )
-        )
+        )  # fmt: skip
     return found
 
 
@@ -127,21 +112,27 @@ def _dots(rounds: Iterable[Round], cell: int, variant: Variant) -> Iterable[Dot]
 
 def controls(run: GateRun, outcome: Outcome) -> list[Strip]:
     """The A/A control, all cells of a round on one height, and the positive control."""
-    every = range(len(run.cells))
-    null = [dot for r in run.rounds for cell in every for dot in _dots([r], cell, "null")]
-    planted = [dot for r in run.rounds for cell in every for dot in _dots([r], cell, "planted")]
+    dots: dict[Variant, tuple[Dot, ...]] = {
+        variant: tuple(
+            dot
+            for found in run.rounds
+            for cell in range(len(run.cells))
+            for dot in _dots([found], cell, variant)
+        )
+        for variant in ("null", "planted")
+    }
     found = outcome.controls
     seen = {True: "found", False: "NOT found", None: "none"}[found.found]
     return [
         Strip(
-            label="A/A control (base again)", look=CONTROL, dots=tuple(null),
+            label="A/A control (base again)", look=CONTROL, dots=dots["null"],
             middle=None if found.null_ratio is None else _percent(found.null_ratio),
             beside=(texts.change(found.null_ratio), "",
                     "! not to be trusted" if found.untrusted else ""),
         ),
         Strip(
             label=f"positive control (+{units.brief_percent(run.rules.threshold)})", look=CONTROL,
-            dots=tuple(planted),
+            dots=dots["planted"],
             middle=None if found.planted_ratio is None else _percent(found.planted_ratio),
             beside=(texts.change(found.planted_ratio),
                     f"{found.wins}/{found.rounds}" if found.rounds else "", seen),
@@ -168,27 +159,10 @@ def scale_of(run: GateRun, strips: Sequence[Strip]) -> Scale:
     low = max(-100.0, min([-1.25 * threshold, *drawn, *near]))
     high = max([1.5 * threshold, *drawn, *near])
     far = max(-low, high) > 4 * threshold
+    if far:
+        return Scale(1.08 * low, 1.15 * high, threshold, threshold / 3, linear=1.5 * threshold)
     room = 0.03 * (high - low)
-    return Scale(
-        low=1.08 * low if far else low - room,
-        high=1.15 * high if far else high + room,
-        threshold=threshold,
-        margin=threshold / 3,
-        linear=1.5 * threshold if far else None,
-        ticks=_ticks(low, high, threshold, far),
-    )
-
-
-def _ticks(low: float, high: float, threshold: float, far: bool) -> tuple[float, ...]:
-    """Halves of the threshold; where the ends are logarithmic whole ones, and 1, 2, 5 beyond."""
-    step = threshold / 2 if not far else threshold
-    least, most = (low, high) if not far else (-threshold, threshold)
-    linear = [n * step for n in range(math.ceil(least / step), math.floor(most / step) + 1)]
-    if not far:
-        return tuple(linear)
-    powers = [m * 10.0**e for e in range(-1, 7) for m in (1, 2, 5)]
-    beyond = [p for p in powers if p >= 1.9 * threshold]
-    return tuple([-p for p in beyond if -p >= low] + linear + [p for p in beyond if p <= high])
+    return Scale(low - room, high + room, threshold, threshold / 3)
 
 
 def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Plot]:
@@ -218,11 +192,16 @@ def _draw(rows: Sequence[Strip | None], scale: Scale, name: str) -> Figure:
     figure = figures.figure_of(size, ROUNDS.title, name)
     ax = figure.subplots()
     _draw_axis(ax, scale, len(rows))
-    labels = [_shortened(row.label) if row else "controls" for row in rows]
+    half = LONGEST // 2
+    labels = [  # of one that is too long the two ends: the end tells the case
+        "controls" if row is None else row.label if len(row.label) <= LONGEST
+        else f"{row.label[: half - 1]}…{row.label[-half:]}"
+        for row in rows
+    ]  # fmt: skip
     ax.set_yticks(range(len(rows)), labels)
     ax.tick_params(axis="y", length=0, pad=13)
     for title, offset in COLUMNS:
-        _write(ax, -0.85, title, offset, color=QUIET)
+        axes.beside(ax, -0.85, title, offset, color=QUIET)
     for y, (row, label) in enumerate(zip(rows, ax.get_yticklabels(), strict=True)):
         if row is None:
             label.set_fontweight("bold")
@@ -230,25 +209,12 @@ def _draw(rows: Sequence[Strip | None], scale: Scale, name: str) -> Figure:
             continue
         label.set_color(QUIET if row.look is CONTROL else row.look.colour)
         for text, (title, offset) in zip(row.beside, COLUMNS, strict=True):
-            bold = row.against and title == "verdict"
-            colour = QUIET if row.look is CONTROL else INK
-            _write(ax, y, text, offset, color=colour, fontweight="bold" if bold else "normal")
+            axes.beside(
+                ax, y, text, offset, color=QUIET if row.look is CONTROL else INK,
+                fontweight="bold" if row.against and title == "verdict" else "normal",
+            )  # fmt: skip
         _draw_strip(ax, y, row, scale)
     return figure
-
-
-def _write(ax: Axes, y: float, text: str, offset: float, **style: Any) -> None:
-    """Write beside the axes, so many points from them, at the height of a row."""
-    ax.annotate(
-        text, (1, y), xycoords=("axes fraction", "data"), xytext=(offset, 0),
-        textcoords="offset points", fontsize=7.8, va="center", **style,
-    )  # fmt: skip
-
-
-def _shortened(name: str) -> str:
-    """Its two ends, where it is too long: the end tells the case."""
-    half = LONGEST // 2
-    return name if len(name) <= LONGEST else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def _draw_axis(ax: Axes, scale: Scale, rows: int) -> None:
@@ -261,81 +227,62 @@ def _draw_axis(ax: Axes, scale: Scale, rows: int) -> None:
     ax.axvline(scale.threshold, color="#333333", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1.2)
     for x, word in ((0.0, "margin"), (scale.threshold, "threshold")):
         ax.text(x, -0.64, word, color=QUIET, fontsize=7, ha="center", va="bottom")
-    ax.xaxis.set_major_locator(FixedLocator(_with_room(ax, scale.ticks)))
+    beyond = ""
+    if scale.linear is None:
+        ax.xaxis.set_major_locator(MaxNLocator(8))
+    else:
+        beyond = f"; logarithmic beyond ±{scale.linear:g} %"
+        steps = (1, 3) if scale.high < 2000 else (1,)
+        far = [m * 10.0**e for e in range(7) for m in steps if m * 10.0**e > 1.9 * scale.threshold]
+        near = [-scale.threshold, 0.0, scale.threshold]
+        ticks = [x for x in (*(-x for x in far), *near, *far) if scale.low <= x <= scale.high]
+        ax.xaxis.set_major_locator(FixedLocator(ticks))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:+.3g} %".replace("-", "−") if x else "0")
     ax.grid(visible=False, axis="y")
-    beyond = "" if scale.linear is None else f"; logarithmic beyond ±{scale.linear:g} %"
     ax.set_xlabel(
         f"change in time, candidate / base − 1{beyond}\n"
         "○ screening   ● confirmation   × vetoed   ┿ median, 95 % interval"
     )
 
 
-def _with_room(ax: Axes, ticks: Sequence[float]) -> list[float]:
-    """The ticks whose texts have room beside each other, from 0 outwards."""
-    to_axes = ax.transData + ax.transAxes.inverted()
-    place = {tick: PLOT_INCHES * to_axes.transform((tick, 0))[0] for tick in ticks}
-    kept: list[float] = []
-    for tick in sorted(ticks, key=abs):
-        if all(abs(place[tick] - place[other]) >= TICK_INCHES for other in kept):
-            kept.append(tick)
-    return kept
-
-
-def _tick(percent: float) -> str:
-    return f"{percent:+.3g} %".replace("-", "−") if percent else "0"
-
-
 def _draw_strip(ax: Axes, y: int, row: Strip, scale: Scale) -> None:
-    """One row: its dots, and under them the median with its interval."""
-    ground = AGAINST if row.against else "white"
+    """One row: its rounds from top to bottom, and under them the median with its interval."""
+    colour, across = row.look.colour, ax.get_yaxis_transform()
     if row.against:
         ax.axhspan(y - 0.5, y + 0.5, color=AGAINST, linewidth=0, zorder=0.5)
     if row.words:
+        ground = {"facecolor": AGAINST if row.against else "white", "linewidth": 0, "pad": 1.5}
         ax.text(
-            0.5, y, row.words, transform=ax.get_yaxis_transform(), color=QUIET, fontsize=7.5,
-            ha="center", va="center", zorder=3,
-            bbox={"facecolor": ground, "linewidth": 0, "pad": 1.5},
+            0.5, y, row.words, transform=across, color=QUIET, fontsize=7.5, ha="center",
+            va="center", zorder=3, bbox=ground,
         )  # fmt: skip
-    _draw_dots(ax, y, row, scale)
-    line: dict[str, Any] = {"color": "#111111", "solid_capstyle": "butt", "zorder": 3.2}
-    if row.ends is not None:
-        ends = [min(max(end, scale.low), scale.high) for end in row.ends]
-        ax.plot(ends, [y + UNDER] * 2, linewidth=1.6, **line)
-    if row.middle is not None:
-        middle = min(max(row.middle, scale.low), scale.high)
-        ax.plot([middle] * 2, [y + UNDER - 0.12, y + UNDER + 0.12], linewidth=2.0, **line)
-
-
-def _draw_dots(ax: Axes, y: int, row: Strip, scale: Scale) -> None:
-    """The rounds in their order from top to bottom; those beyond an edge as a number there."""
-    count = len(row.dots)
-    placed = [
-        (dot, y + TOP + (LOW - TOP) * (i + 0.5) / count)
-        for i, dot in enumerate(row.dots)
-        if scale.low <= dot.percent <= scale.high
-    ]
-    colour, alpha = row.look.colour, 0.75 if count <= 60 else 0.4
-    kinds: tuple[tuple[list[tuple[Dot, float]], dict[str, Any]], ...] = (
-        ([p for p in placed if not p[0].vetoed and not p[0].full],
-         {"marker": "o", "color": colour, "markerfacecolor": "white", "alpha": alpha}),
-        ([p for p in placed if not p[0].vetoed and p[0].full],
-         {"marker": "o", "color": colour, "alpha": alpha}),
-        ([p for p in placed if p[0].vetoed], {"marker": "x", "color": "#a0a0a0"}),
+    step = (LOW - TOP) / max(1, len(row.dots))
+    placed = [(dot, y + TOP + step * (i + 0.5)) for i, dot in enumerate(row.dots)]
+    rounds = [found for found in placed if not found[0].vetoed]
+    vetoed = [found for found in placed if found[0].vetoed]
+    ax.scatter(
+        [dot.percent for dot, _ in rounds], [height for _, height in rounds], s=12, linewidth=0.8,
+        edgecolors=colour, facecolors=[colour if dot.full else "white" for dot, _ in rounds],
+        alpha=0.75 if len(placed) <= 60 else 0.4, zorder=2.5,
     )  # fmt: skip
-    for found, style_ in kinds:
-        xs, heights = [dot.percent for dot, _ in found], [height for _, height in found]
-        ax.plot(xs, heights, linestyle="none", markersize=3.5, markeredgewidth=0.8, zorder=2.5,
-                **style_)  # fmt: skip
-    counting = [dot.percent for dot in row.dots if not dot.vetoed]
+    ax.scatter(
+        [dot.percent for dot, _ in vetoed], [height for _, height in vetoed], s=12, linewidth=0.8,
+        color="#a0a0a0", marker="x", zorder=2.5,
+    )  # fmt: skip
     for beyond, edge, marker, place, align in (
-        (sum(x > scale.high for x in counting), scale.high, ">", 1.012, "left"),
-        (sum(x < scale.low for x in counting), scale.low, "<", -0.012, "right"),
+        (sum(d.percent > scale.high for d, _ in rounds), scale.high, ">", 1.012, "left"),
+        (sum(d.percent < scale.low for d, _ in rounds), scale.low, "<", -0.012, "right"),
     ):
         if beyond:
             ax.plot([edge], [y], marker=marker, color=colour, markersize=4.5, clip_on=False)
             ax.text(
-                place, y, str(beyond), transform=ax.get_yaxis_transform(), color=colour,
-                fontsize=6.5, va="center", ha=align,
+                place, y, str(beyond), transform=across, color=colour, fontsize=6.5, va="center",
+                ha=align,
             )  # fmt: skip
+    if row.ends is not None:
+        ax.hlines(y + UNDER, *row.ends, color=MEDIAN, linewidth=1.6, zorder=3.2)
+    if row.middle is not None:
+        ax.vlines(
+            row.middle, y + UNDER - 0.12, y + UNDER + 0.12, color=MEDIAN, linewidth=2.0, zorder=3.2
+        )

@@ -1,31 +1,39 @@
-"""What a gate run leaves: a table on the terminal, Markdown and JUnit XML beside its raw data."""
+"""What a gate run leaves: a table on the terminal; page, Markdown and JUnit beside its raw data."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from attnbench.base import units
 from attnbench.base.files import write_whole
 from attnbench.base.units import escape, table
-from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import GateRun, Outcome, Row, Verdict
-from attnbench.gate.decide.stored import NAME, drop_kept_rounds, write_gate
+from attnbench.errors import ExitCode, StoreError
+from attnbench.gate.decide.data import Checked, GateRun, Outcome, Row, Verdict
+from attnbench.gate.decide.stored import NAME, drop_kept_rounds, load_gate, write_gate
+from attnbench.gate.decide.verdict import decide
 from attnbench.report import tables
 from attnbench.report.gate import texts
+from attnbench.report.tables import LIMITS, value_text
 from attnbench.theory.traits import case_label
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the variable that names the file
 MOST_ROWS = 60  # a summary is cut off by its reader at a megabyte
 LONGEST = 400  # letters of a reason
 SUITE = "attnbench gate"
-XML, MARKDOWN = "gate.xml", "gate.md"
+XML, MARKDOWN, PAGE = "gate.xml", "gate.md", "gate.html"
+PLOTS = "plots"
+MOST_METRICS, MOST_DISTURBED = 400, 200  # rows of the page's tables
+_LOOKS: dict[Verdict, str] = {  # how a verdict looks, as `page.css` calls it
+    "incorrect": "refuted", "regressed": "refuted", "inconclusive": "inconclusive",
+    "not comparable": "inconclusive", "improved": "holds", "ok": "holds",
+}  # fmt: skip
 _STYLES = {
     "incorrect": "bold red", "regressed": "bold red", "inconclusive": "yellow",
     "not comparable": "dim", "improved": "cyan", "ok": "green",
@@ -77,8 +85,6 @@ def write_all(folder: Path, run: GateRun, outcome: Outcome) -> str | None:
     Raises:
         StoreError: the folder cannot be written.
     """
-    from attnbench.report.gate.page import write_page  # matplotlib
-
     file = write_gate(folder, run, outcome)
     drop_kept_rounds(folder)
     write_whole(folder / XML, junit(run, outcome))
@@ -173,63 +179,49 @@ _ELEMENTS: dict[Verdict, Element] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Case:
-    """One test case; `kind` None is a pass."""
-
-    classname: str
-    name: str
-    kind: Element | None
-    type: str
-    message: str
-    properties: tuple[tuple[str, str], ...] = ()
-
-
 def junit(run: GateRun, outcome: Outcome) -> str:
     """Return the XML: one suite, one test case a cell, one for each control.
 
     Regressed and incorrect cells are failures; inconclusive ones, and controls that failed, are
     errors; cells that cannot be compared are skipped. A run that compared nothing has an error.
     """
-    cases = list(_cases(run, outcome))
-    totals = {f"{kind}s" if kind != "skipped" else kind: str(sum(c.kind == kind for c in cases))
-              for kind in ("failure", "error", "skipped")}  # fmt: skip
-    numbers = {"tests": str(len(cases)), **totals, "time": f"{texts.total_s(run):.3f}"}
-    root = ElementTree.Element("testsuites", {"name": SUITE, **numbers})
-    stamp = {"timestamp": texts.clean(run.created[:19])} if run.created else {}
-    suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, **numbers, **stamp})
-    _add_properties(suite, tuple(_facts(run, outcome)))
-    for case in cases:
-        _add_case(suite, case)
+    root = ElementTree.Element("testsuites", {"name": SUITE})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE})
+    if run.created:
+        suite.set("timestamp", texts.clean(run.created[:19]))
+    sides = texts.sides(run)
+    facts = {
+        **{name: text.removeprefix(f"{name}: ")
+           for name, text in zip(("base", "candidate"), sides, strict=True)},
+        **{name: f"{getattr(run.rules, name):.6g}" for name in ("threshold", "margin", "alpha")},
+        "rounds": texts.rounds(run),
+        "environment": texts.environment(run),
+        "exit_code": str(int(outcome.exit_code)),
+        "conclusion": texts.title(outcome),
+    }  # fmt: skip
+    _add_properties(suite, facts.items())
+    for row in outcome.rows:
+        _add_cell(suite, row)
+    found = outcome.controls
+    shown = texts.controls(run, outcome)
+    timed: Element | None = "skipped" if found.found is None else None
+    blind, untrusted = found.found is False, bool(found.untrusted)
+    _add_case(suite, SUITE, "positive control", "error" if blind else timed, "blind", shown[0])
+    _add_case(suite, SUITE, "A/A control", "error" if untrusted else timed, "untrusted", shown[1])
+    if outcome.exit_code == ExitCode.USAGE:  # all were skipped: that must not look like a pass
+        words = texts.flat(outcome.words)
+        _add_case(suite, SUITE, "something is comparable", "error", "not comparable", words)
+    names = {"failures": "failure", "errors": "error", "skipped": "skipped", "tests": "testcase"}
+    for element in (root, suite):
+        for name, tag in names.items():
+            element.set(name, str(len(suite.findall(f".//{tag}"))))
+        element.set("time", f"{texts.total_s(run):.3f}")
     ElementTree.indent(root)
     text = ElementTree.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 
-def _facts(run: GateRun, outcome: Outcome) -> Iterator[tuple[str, str]]:
-    for name, text in zip(("base", "candidate"), texts.sides(run), strict=True):
-        yield name, text.removeprefix(f"{name}: ")
-    yield "threshold", f"{run.rules.threshold:.6g}"
-    yield "margin", f"{run.rules.margin:.6g}"
-    yield "alpha", f"{run.rules.alpha:.6g}"
-    yield "rounds", texts.rounds(run)
-    yield "environment", texts.environment(run)
-    yield "exit_code", str(int(outcome.exit_code))
-    yield "conclusion", texts.title(outcome)
-
-
-def _cases(run: GateRun, outcome: Outcome) -> Iterator[_Case]:
-    for row in outcome.rows:
-        yield _cell(row)
-    yield from _controls(run, outcome)
-    if outcome.exit_code == ExitCode.USAGE:  # all were skipped: that must not look like a pass
-        yield _Case(
-            classname=SUITE, name="something is comparable", kind="error", type="not comparable",
-            message=texts.flat(outcome.words),
-        )  # fmt: skip
-
-
-def _cell(row: Row) -> _Case:
+def _add_cell(suite: ElementTree.Element, row: Row) -> None:
     known: list[tuple[str, str]] = [("verdict", row.verdict)]
     known += [
         (name, f"{value:.6g}")
@@ -240,42 +232,130 @@ def _cell(row: Row) -> _Case:
         known += [("wins", str(row.wins)), ("rounds", str(row.rounds))]
     known += [("note", note) for note in row.notes]
     measured = f"{texts.change(row.ratio)} ({texts.interval(row.low, row.high)}): "
-    return _Case(
-        classname=row.cell.impl,
-        name=case_label(row.cell.case),
-        kind=_ELEMENTS.get(row.verdict),
-        type=row.verdict,
-        message=(measured if row.ratio is not None else "") + texts.flat(row.reason),
-        properties=tuple(known),
-    )
+    message = (measured if row.ratio is not None else "") + texts.flat(row.reason)
+    impl, label, element = row.cell.impl, case_label(row.cell.case), _ELEMENTS.get(row.verdict)
+    _add_properties(_add_case(suite, impl, label, element, row.verdict, message), known)
 
 
-def _controls(run: GateRun, outcome: Outcome) -> Iterator[_Case]:
-    found = outcome.controls
-    failed = (("positive control", found.found is False, "blind"),
-              ("A/A control", bool(found.untrusted), "untrusted"))  # fmt: skip
-    timed: Element | None = "skipped" if found.found is None else None
-    for (name, bad, type_), message in zip(failed, texts.controls(run, outcome), strict=True):
-        yield _Case(
-            classname=SUITE, name=name, kind="error" if bad else timed,
-            type=type_ if bad else "not comparable", message=message,
-        )  # fmt: skip
+def _add_case(
+    suite: ElementTree.Element, classname: str, name: str, element: Element | None, type_: str,
+    message: str,
+) -> ElementTree.Element:  # fmt: skip
+    """Add one test case; without an `element` it passed."""
+    names = {"classname": texts.flat(classname), "name": texts.flat(name)}
+    case = ElementTree.SubElement(suite, "testcase", names)
+    if element == "skipped":
+        ElementTree.SubElement(case, element, {"message": message})
+    elif element is not None:
+        attributes = {"type": type_, "message": message}
+        ElementTree.SubElement(case, element, attributes).text = message
+    return case
 
 
-def _add_case(suite: ElementTree.Element, case: _Case) -> None:
-    names = {"classname": texts.flat(case.classname), "name": texts.flat(case.name)}
-    element = ElementTree.SubElement(suite, "testcase", names)
-    _add_properties(element, case.properties)
-    if case.kind == "skipped":
-        ElementTree.SubElement(element, "skipped", {"message": case.message})
-    elif case.kind is not None:
-        attributes = {"type": case.type, "message": case.message}
-        ElementTree.SubElement(element, case.kind, attributes).text = case.message
-
-
-def _add_properties(parent: ElementTree.Element, known: tuple[tuple[str, str], ...]) -> None:
-    if not known:
-        return
+def _add_properties(parent: ElementTree.Element, known: Iterable[tuple[str, str]]) -> None:
     element = ElementTree.SubElement(parent, "properties")
     for name, value in known:
         ElementTree.SubElement(element, "property", {"name": name, "value": texts.flat(value)})
+
+
+def redraw(folder: Path) -> Path:
+    """Decide again from the raw data in a gate run's folder, and draw its page.
+
+    Raises:
+        StoreError: there is no gate run, it is damaged, or the folder cannot be written.
+    """
+    run = load_gate(folder)
+    return write_page(folder, run, decide(run))
+
+
+def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
+    """Write gate.html and its figures (plots/gate-rounds-*) into a gate run's folder.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    from attnbench.report import pages  # matplotlib
+    from attnbench.report.gate import figure
+
+    try:
+        plots = figure.draw_all(run, outcome, folder / PLOTS)
+        groups = pages.plot_groups(plots)
+    except OSError as err:
+        raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
+    common, names = texts.labels(run.cells)
+    metrics = _metrics(run, names)
+    disturbed = texts.vetoes(run)
+    bad = (outcome.controls.found is False, bool(outcome.controls.untrusted))
+    values = {
+        "plots": groups,
+        "replay": texts.replay(folder / NAME),
+        "title": texts.title(outcome),
+        "exit_code": int(outcome.exit_code),
+        "counts": texts.counts(outcome),
+        "sides": [*texts.sides(run), *texts.code(run)],
+        "files": [(side.name, texts.flat(file)) for side in (run.base, run.candidate)
+                  for file in side.files],
+        "facts": texts.environment(run),
+        "common": common,
+        "header": texts.HEADER[1:],
+        "reading": texts.READING,
+        "rows": [
+            {
+                "texts": texts.texts(row, f"{texts.SIGNS[row.verdict]} {names[number]}")[1:-1],
+                "mark": texts.mark(row.verdict),
+                "look": _LOOKS[row.verdict],
+                "reason": texts.flat(row.reason),
+                "notes": [texts.flat(note) for note in row.notes],
+            }
+            for number, row in texts.worst_first(outcome.rows)
+        ],
+        "controls": list(zip(texts.controls(run, outcome), bad, strict=True)),
+        "promise": texts.promise(run.rules),
+        "metrics": [row for row in metrics if row["differs"]],
+        "same_metrics": [row for row in metrics if not row["differs"]][:MOST_METRICS],
+        "rounds": texts.rounds(run),
+        "disturbed": disturbed[:MOST_DISTURBED],
+        "failures": texts.failures(run)[:MOST_DISTURBED],
+        "spent": texts.spent(run),
+        "environment": _known_values(run.environment),
+        "options": _known_values(run.options),
+    }  # fmt: skip
+    write_whole(folder / PAGE, pages.template("gate.html.jinja").render(values))
+    return folder / PAGE
+
+
+def _metrics(run: GateRun, names: list[str]) -> list[dict[str, Any]]:
+    """What repeats exactly, on both sides, cell by cell."""
+    found = []
+    for number, both in run.checks.items():
+        sides = [_known(both.get(side)) for side in ("base", "candidate")]
+        right = all(side["status"] == "ok" for side in sides)
+        for name in dict.fromkeys([*sides[0], *sides[1]]) if right else ("status",):
+            base, candidate = (_metric(name, side.get(name)) for side in sides)
+            found.append(
+                {"cell": names[number], "metric": name, "base": base, "candidate": candidate,
+                 "differs": base != candidate}
+            )  # fmt: skip
+    return found
+
+
+def _known(checked: Checked | None) -> dict[str, Any]:
+    if checked is None:
+        return {"status": "absent"}
+    status = checked.status + (f": {checked.reason}" if checked.reason else "")
+    return {"status": status, **checked.metrics}
+
+
+def _metric(name: str, value: Any) -> str:
+    if type(value) in (int, float) and not name.endswith("_bytes"):
+        return units.digits(value) if type(value) is float else units.count(value)
+    exact = f" ({units.count(value)})" if type(value) is int and value >= 1024 else ""
+    return texts.flat(value_text(name, value)) + exact
+
+
+def _known_values(known: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        texts.flat(name): texts.flat(value_text(name, value))
+        for name, value in known.items()
+        if name not in LIMITS
+    }
