@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnbench.analysis.claims.cells import Cells
-from attnbench.analysis.claims.formula import Formula
 from attnbench.analysis.claims.ledger import agrees, exit_code, finding, ledger
+from attnbench.analysis.claims.quantities import Cells
 from attnbench.analysis.claims.reading import read
-from attnbench.analysis.claims.statement import Relation, Unmeasured
+from attnbench.analysis.claims.statement import Formula, Relation, Unmeasured
 from attnbench.cli.main import main
 from attnbench.errors import UnknownNameError, UsageError
 from attnbench.execution.store import Run, load_run
@@ -215,7 +214,6 @@ HOSTILE = {
     "empty": list,
     "failed": synthetic.failed_records,
     "bare": synthetic.bare_records,
-    "zero times": lambda: map(slower(lambda c: 0), decode_cells()),
     "nan times": lambda: map(slower(lambda c: math.nan), attention_cells()),
 }
 

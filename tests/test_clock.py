@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnbench.analysis.roofline import launch_bound
+from attnbench.analysis.times import launch_bound
 from attnbench.machine import host
 from attnbench.measure import clock as clocks
 from attnbench.measure.clock import CudaClock, GraphClock, HostClock, clock_for

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.cells import Laws
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
 from attnbench.analysis.scaling.series import all_series
-from attnbench.analysis.scaling.verdicts import scaling
 from attnbench.execution.process import Settings
 from attnbench.execution.session import Listener, SweepRequest, sweep
 from attnbench.execution.store import Run, load_run

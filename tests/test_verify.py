@@ -72,7 +72,7 @@ def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def answer(*verdicts: Verdict) -> None:
         synthetic.write_named(tmp_path / "results", "one").rename(tmp_path / "results" / "made")
         found = Scaling(problems=tuple(_finding(verdict) for verdict in verdicts))
-        monkeypatch.setattr("attnbench.analysis.scaling.verdicts.scaling", lambda run: found)
+        monkeypatch.setattr("attnbench.analysis.scaling.scaling", lambda run: found)
 
     return answer
 

@@ -2,19 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from attnbench.analysis import notes, roofline, times
+from attnbench.analysis import notes, times
 from attnbench.base.registry import Registry
 from attnbench.base.stats import median
 from attnbench.execution.store import Run
 from attnbench.machine import limits
+from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 
 ColumnKind = Literal["int", "float", "text"]
+Bound = Literal["compute", "memory", "launch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellLimits:
+    """One cell against its machine, all per unit (a call; a token for decode); None is unknown.
+
+    The model is the roofline of Williams, Waterman and Patterson (CACM 2009) with a third limit,
+    that every kernel must be started. `flops_executed` are the useful ones where an implementation
+    does not declare them. All other fields are columns of the same name.
+    """
+
+    ceilings: limits.Ceilings
+    flops_executed: int | None
+    bytes_min: int | None
+    arithmetic_intensity: float | None
+    fraction_of_compute_peak: float | None
+    fraction_of_memory_peak: float | None
+    bound: Bound | None
+    peak_tflops_measured: float | None
+    peak_tflops_datasheet: float | None
+    read_gbps_measured: float | None
+    copy_gbps_measured: float | None
+    memory_gbps_datasheet: float | None
+    launch_us_measured: float | None
+
+
+def cell_limits(
+    case: Case, metrics: Mapping[str, Any], time_us: float | None, environment: Mapping[str, Any]
+) -> CellLimits:
+    """Compare one cell with the machine of `environment`; all is unknown on another device."""
+    here = environment if environment.get("device", case.device) == case.device else {}
+    ceilings, known = limits.ceilings_of(here), limits.peaks_of(here.get("device_name"))
+    useful, executed = metrics.get("flops_useful"), metrics.get("flops_executed")
+    executed = useful if executed is None else executed
+    traffic, peak = metrics.get("bytes_min"), ceilings.matmul_tflops.get(case.dtype)
+    kernels = metrics.get("kernel_count")  # of one call, which makes all the tokens of a decode
+    least_us: dict[Bound, float | None] = {
+        "compute": _quotient(executed, peak, per=1e-6),
+        "memory": _quotient(traffic, ceilings.read_gbps, per=1e-3),
+        "launch": None
+        if kernels is None or ceilings.launch_us is None
+        else kernels / (case.new_tokens or 1) * ceilings.launch_us,
+    }
+    return CellLimits(
+        ceilings=ceilings,
+        flops_executed=executed,
+        bytes_min=traffic,
+        arithmetic_intensity=_quotient(useful, traffic),
+        fraction_of_compute_peak=_quotient(least_us["compute"], time_us),
+        fraction_of_memory_peak=_quotient(least_us["memory"], time_us),
+        bound=_bound(least_us, time_us, metrics.get("enqueue_us")),
+        peak_tflops_measured=peak,
+        peak_tflops_datasheet=limits.peak_tflops(here, case.dtype),
+        read_gbps_measured=ceilings.read_gbps,
+        copy_gbps_measured=ceilings.copy_gbps,
+        memory_gbps_datasheet=1e3 * known[1].memory_tbps if known else None,
+        launch_us_measured=ceilings.launch_us,
+    )
+
+
+def _bound(
+    least_us: dict[Bound, float | None], time_us: float | None, enqueue_us: float | None
+) -> Bound | None:
+    """The limit that takes longest; unknown unless all are: the missing one might be it."""
+    if times.launch_bound(enqueue_us, time_us):
+        return "launch"
+    known = {name: us for name, us in least_us.items() if us is not None}
+    if not time_us or len(known) < len(least_us):
+        return None
+    return max(known, key=lambda name: known[name])
+
+
+def _quotient(amount: float | None, other: float | None, per: float = 1.0) -> float | None:
+    """Quotient × `per`; None where either is unknown, or the divisor is nothing."""
+    return None if amount is None or not other else amount / other * per
 
 
 @dataclass(frozen=True)
@@ -45,10 +122,10 @@ class TableRow:
         return times.interval_us(self.record) or (None, None)
 
     @cached_property
-    def limits(self) -> roofline.CellLimits:
+    def limits(self) -> CellLimits:
         """Where the cell stands between the machine's limits."""
         case, metrics = self.record.cell.case, self.record.metrics
-        return roofline.cell_limits(case, metrics, self.time_us, self.environment)
+        return cell_limits(case, metrics, self.time_us, self.environment)
 
 
 Value = Callable[[TableRow], Any]

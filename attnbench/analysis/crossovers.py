@@ -135,12 +135,12 @@ def crossovers(run: Run) -> tuple[Crossover, ...]:
     (`times.ratio_of`), wider between the sizes by what a curve may deviate there; where the sizes
     are more than a factor of `NEAR` apart, a crossing's interval is the whole gap.
     """
-    found = []
-    for by, impl, ways in _slices(run.records):
-        for names in combinations(sorted(ways, key=lambda name: (name != BASELINE, name)), 2):
-            crossover = _between(by, impl, names, ways)
-            found += [crossover] if crossover else []
-    return tuple(found)
+    found = (
+        _between(by, impl, names, ways)
+        for by, impl, ways in _slices(run.records)
+        for names in combinations(sorted(ways, key=lambda name: (name != BASELINE, name)), 2)
+    )
+    return tuple(crossover for crossover in found if crossover)
 
 
 def _slices(records: Sequence[Record]) -> Iterator[tuple[By, str | None, _Ways]]:

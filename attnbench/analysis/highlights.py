@@ -27,8 +27,7 @@ def highlights(frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     for _, rows in slices(frame, SLICE):
         hardest = " ".join(filter(None, (fastest_sentence(rows), workspace_sentence(rows))))
         sentences += [hardest, cache_sentence(rows)]
-    sentences += [rope_sentence(costs), suspect_sentence(frame)]
-    sentences += [noise_sentence(frame), notes_sentence(frame), interval_sentence(frame)]
+    sentences += [rope_sentence(costs), *doubt_sentences(frame)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -76,14 +75,10 @@ def fastest_sentence(rows: pd.DataFrame) -> str:
         text += f" (level within the intervals: {', '.join(level)})"
     if best["impl"] == BASELINE or units.is_unknown(best["speed"]):
         return text + "."
-    return text + f", {units.ratio(best['speed'])} as fast as {BASELINE}{_between(best, 'speed')}."
-
-
-def _between(row: pd.Series[Any], name: str) -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    if units.is_unknown(low):
-        return " (too few samples for an interval)"
-    return f" (95 % interval {units.ratio_interval(low, high)})"
+    between = "too few samples for an interval"
+    if not units.is_unknown(best["speed_low"]):
+        between = f"95 % interval {units.ratio_interval(best['speed_low'], best['speed_high'])}"
+    return text + f", {units.ratio(best['speed'])} as fast as {BASELINE} ({between})."
 
 
 def workspace_sentence(rows: pd.DataFrame) -> str:
@@ -153,46 +148,30 @@ def failed_sentence(frame: pd.DataFrame) -> str:
     )
 
 
-def suspect_sentence(frame: pd.DataFrame) -> str:
-    """How many times cannot be right."""
-    count = int(frame["suspect"].notna().sum())
-    return (
-        f"{count} times are beyond what the device can do: see the column suspect." if count else ""
-    )
-
-
-def notes_sentence(frame: pd.DataFrame) -> str:
-    """How many times come with a note."""
-    count = int(frame["unsteady"].notna().sum())
-    return (
-        f"{count} of {int(frame['time_us_median'].notna().sum())} times were disturbed or unsteady"
-        " (column notes): don't compare by them; measure again on a quiet machine, or with"
-        " --threads 1."
-        if count
-        else ""
-    )
-
-
-def noise_sentence(frame: pd.DataFrame) -> str:
-    """How many times are too uncertain to compare by."""
+def doubt_sentences(frame: pd.DataFrame) -> list[str]:
+    """How many times cannot be right, are too uncertain to compare by, or come with a note."""
+    found = []
+    if suspect := int(frame["suspect"].notna().sum()):
+        found.append(f"{suspect} times are beyond what the device can do: see the column suspect.")
     width = (frame["time_us_ci_high"] - frame["time_us_ci_low"]) / frame["time_us_median"]
-    wide, known = int((width > WIDE_INTERVAL).sum()), int(width.notna().sum())
-    if not wide:
-        return ""
-    return (
-        f"{units.count(wide)} of {units.count(known)} intervals are wider than"
-        f" {100 * WIDE_INTERVAL:.0f} % of their median: the machine was busy, or the samples few."
-    )
-
-
-def interval_sentence(frame: pd.DataFrame) -> str:
-    """What the intervals do not cover."""
-    if frame["interval"].isna().all():
-        return ""
-    return (
-        "Intervals replicate samples within one process; another process of the same code may"
-        " differ by a few percent more."
-    )
+    if wide := int((width > WIDE_INTERVAL).sum()):
+        found.append(
+            f"{units.count(wide)} of {units.count(int(width.notna().sum()))} intervals are wider"
+            f" than {100 * WIDE_INTERVAL:.0f} % of their median: the machine was busy, or the"
+            " samples few."
+        )
+    if unsteady := int(frame["unsteady"].notna().sum()):
+        found.append(
+            f"{unsteady} of {int(frame['time_us_median'].notna().sum())} times were disturbed or"
+            " unsteady (column notes): don't compare by them; measure again on a quiet machine, or"
+            " with --threads 1."
+        )
+    if frame["interval"].notna().any():
+        found.append(
+            "Intervals replicate samples within one process; another process of the same code may"
+            " differ by a few percent more."
+        )
+    return found
 
 
 # The summary table: one row a column.

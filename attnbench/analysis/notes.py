@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnbench.analysis import times
-from attnbench.analysis.roofline import launch_bound
 from attnbench.base import units
 from attnbench.base.registry import Registry
 from attnbench.base.sample import DiscardCode
@@ -87,17 +86,15 @@ def _disturbed(record: Record) -> str | None:
 @_note("stolen-time", serious=True)
 def _stolen(record: Record) -> str | None:
     share = record.metrics.get("stolen_share") or 0.0
-    if share <= STEAL_SHARE:
-        return None
-    return f"the hypervisor gave {share:.1%} of its processors' time to others"
+    text = f"the hypervisor gave {share:.1%} of its processors' time to others"
+    return text if share > STEAL_SHARE else None
 
 
 @_note("withheld-time", serious=True)
 def _withheld(record: Record) -> str | None:
     share = record.metrics.get("throttled_share") or 0.0
-    if share <= STEAL_SHARE:
-        return None
-    return f"a CPU quota held the process back for {share:.1%} of the time"
+    text = f"a CPU quota held the process back for {share:.1%} of the time"
+    return text if share > STEAL_SHARE else None
 
 
 @_note("far-from-its-fastest", serious=True)
@@ -267,7 +264,7 @@ def _changes_process(record: Record) -> str | None:
 @_note("launch-bound", serious=False)
 def _launch_bound(record: Record) -> str | None:
     enqueue_us = record.metrics.get("enqueue_us")
-    if enqueue_us is None or not launch_bound(enqueue_us, times.time_us(record)):
+    if enqueue_us is None or not times.launch_bound(enqueue_us, times.time_us(record)):
         return None
     return f"launch-bound: the host takes {units.time(enqueue_us)} to issue a call"
 

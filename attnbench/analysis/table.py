@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import pandas as pd
 
 from attnbench.analysis.axes import in_order
-from attnbench.analysis.columns import COLUMNS, Column, ColumnKind, TableRow
+from attnbench.analysis.columns import COLUMNS, ColumnKind, TableRow
 from attnbench.analysis.times import ratio
 from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
@@ -35,12 +35,11 @@ def load(run: Run | Path | str) -> pd.DataFrame:
     """
     loaded = run if isinstance(run, Run) else load_run(Path(run))
     rows = [TableRow(record, loaded) for record in loaded.records]
-    return pd.DataFrame({name: _series(item, rows) for name, item in COLUMNS.items()})
-
-
-def _series(column: Column, rows: list[TableRow]) -> pd.Series[Any]:
-    values = [_plain(column.value(row), column.kind) for row in rows]
-    return pd.Series(values, dtype=_PANDAS_TYPES[column.kind])  # type: ignore[call-overload]
+    found = {}
+    for name, column in COLUMNS.items():
+        values = [_plain(column.value(row), column.kind) for row in rows]
+        found[name] = pd.Series(values, dtype=_PANDAS_TYPES[column.kind])  # type: ignore[call-overload]
+    return pd.DataFrame(found)
 
 
 def _plain(value: Any, kind: ColumnKind) -> int | float | str | None:

@@ -20,6 +20,7 @@ from attnbench.schema.record import Record, Sample
 
 Interval = tuple[float, float]
 _POWER = 0.8
+HOST_BOUND = 0.95  # of the time, spent by the host on issuing the call: the device waits for it
 _ORDER_STATISTICS = 6  # from so many values on the interval is one of order statistics
 
 
@@ -169,3 +170,11 @@ def ratio_of(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None
     both = sorted(above.processes_us.keys() & below.processes_us.keys())
     paired = [above.processes_us[process] / below.processes_us[process] for process in both]
     return (median(paired), processes_interval(paired)) if len(paired) > 1 else (value, None)
+
+
+def launch_bound(enqueue_us: float | None, time_us: float | None) -> bool:
+    """Whether the host takes as long to issue a call as the device to run it; False if unknown.
+
+    Both per unit; `time_us` is the reported time.
+    """
+    return bool(enqueue_us is not None and time_us and enqueue_us >= HOST_BOUND * time_us)

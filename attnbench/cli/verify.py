@@ -58,7 +58,7 @@ def verify(**options: Any) -> None:
     memory; it takes about five minutes on two cores. With --impls or --impl only the named
     implementations are measured, as cores: no layers, decoding or networks.
     """
-    from attnbench.analysis.scaling.verdicts import scaling
+    from attnbench.analysis.scaling import scaling
     from attnbench.execution.store import find_run, load_run
 
     flags = [flag for name, flag in given().items() if name in _SWEEP_ONLY]

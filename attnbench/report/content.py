@@ -12,8 +12,8 @@ from attnbench.analysis import table
 from attnbench.analysis.axes import fixed, label, label_axes, slices, varying
 from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.highlights import highlights, summary_rows
+from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import Scaling
-from attnbench.analysis.scaling.verdicts import scaling
 from attnbench.base import units
 from attnbench.execution.store import Run
 from attnbench.machine import limits

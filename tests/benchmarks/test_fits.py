@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.model import models
-from attnbench.analysis.scaling.verdicts import scaling
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Cell, Record, Sample

@@ -10,8 +10,15 @@ from typing import Any, get_args
 import msgspec
 
 from attnbench.analysis.axes import AXES
-from attnbench.analysis.claims.formula import Formula
-from attnbench.analysis.claims.statement import Claim, Quantity, Range, Relation, Strict, Where
+from attnbench.analysis.claims.statement import (
+    Claim,
+    Formula,
+    Quantity,
+    Range,
+    Relation,
+    Strict,
+    Where,
+)
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.scaling.model_terms import TERMS
 from attnbench.base.registry import Registry, unknown

@@ -1,1 +1,99 @@
-"""How cost grows: series from a run, exponents, models of several terms, verdicts."""
+"""All that a run says of how cost grows: exact layer, exponents, models, and what went unasked."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attnbench.analysis.scaling.cells import Laws, measured
+from attnbench.analysis.scaling.exact import exact_fits
+from attnbench.analysis.scaling.exponents import DRAWS, fit_many
+from attnbench.analysis.scaling.model import models
+from attnbench.analysis.scaling.results import Scaling
+from attnbench.analysis.scaling.series import SeriesCells, all_series
+from attnbench.execution.store import Run
+from attnbench.schema.finding import Finding
+from attnbench.schema.record import Record
+
+ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
+NEVER_RAN = ("unsupported", "skipped")
+LEAST_DRAWS, MOST_DRAWN_SIZES = 200, 2_000_000  # a huge run gets fewer draws for each size
+
+
+def scaling(run: Run) -> Scaling:
+    """Every fit and finding of a run; where nothing can be fitted, a finding says why."""
+    with _collector_paused():
+        laws, cells = Laws(run), measured(run)
+        # What never ran takes none of these cases: that is no failure.
+        found = [
+            group
+            for group in all_series(run, laws, cells)
+            if any(cell.record.status not in NEVER_RAN for cell in group.cells)
+        ]
+        known = {group.series.impl for group in found if any(group.series.times_us)}
+        timed = [group.series for group in found if group.series.impl in known]
+        sizes = sum(len(series.sizes) for series in timed)
+        draws = max(LEAST_DRAWS, min(DRAWS, MOST_DRAWN_SIZES // max(1, sizes)))
+        exact = exact_fits(found, laws)
+        unreadable = [_problem(impl, text, "its law") for impl, text in laws.problems.items()]
+        return Scaling(
+            exponents=tuple(fit_many(timed, draws=draws)),
+            exact=exact,
+            models=models(run, cells),
+            problems=(*unreadable, *_unanswered(run, found)),
+        )
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A large run makes millions of small objects, no cycles: to look for some takes a third."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _problem(subject: str, reason: str, question: str = "how its cost grows") -> Finding:
+    return Finding(
+        subject=subject, question=question, law="–", verdict="inconclusive", reason=reason
+    )
+
+
+def _unanswered(run: Run, found: list[SeriesCells]) -> list[Finding]:
+    """One line for each implementation without any series, and for a run of two devices."""
+    if not run.records:
+        return [_problem(run.run_id, f"no record in this run; {ASK}")]
+    answered = {(g.series.impl, g.series.workload) for g in found if any(g.series.times_us)}
+    records_of: dict[tuple[str, str], list[Record]] = {}
+    for record in run.records:
+        records_of.setdefault((record.cell.impl, record.cell.case.workload), []).append(record)
+    problems = [
+        _problem(f"{impl}, {workload}", _why(records))
+        for (impl, workload), records in records_of.items()
+        if (impl, workload) not in answered
+    ]
+    devices = sorted({record.cell.case.device for record in run.records})
+    if len(devices) > 1:
+        several = f"records of {len(devices)} devices ({', '.join(devices)}) are fitted apart"
+        problems.append(_problem(run.run_id, several, "one machine"))
+    return problems
+
+
+def _why(records: list[Record]) -> str:
+    """Why the records of one implementation and workload make no series along n."""
+    ok = [record for record in records if record.status == "ok"]
+    if not ok:
+        counts = Counter(record.status for record in records)
+        listed = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return f"no cell was measured ({listed}: {records[0].reason})"
+    sizes = sorted({record.cell.case.seq_len for record in ok})
+    listed = ", ".join(map(str, sizes[:8]))
+    if len(sizes) == 1:
+        return f"one size of n only ({listed}); {ASK}"
+    alone = "no two sizes of n with all else the same and a time, beside an overhead"
+    return f"{alone} (n = {listed}); {ASK}"

@@ -47,10 +47,6 @@ class _Exact:
     text: Callable[[float], str]
     law: Callable[[Laws, str, Case], Law | None]
 
-    def agrees(self, measured: float, predicted: float) -> bool:
-        """Whether the miss is within the tolerance."""
-        return abs(measured - predicted) <= max(self.miss * predicted, self.rounding)
-
 
 QUANTITIES: dict[Quantity, _Exact] = {
     "flops": _Exact(
@@ -74,10 +70,10 @@ QUANTITIES: dict[Quantity, _Exact] = {
 }
 
 
-def exact_fits(groups: Iterable[SeriesCells], laws: Laws) -> list[ExactFit]:
+def exact_fits(groups: Iterable[SeriesCells], laws: Laws) -> tuple[ExactFit, ...]:
     """FLOPs and workspace of every series in which any was counted."""
     fits = (_exact(g, name, row, laws) for g in groups for name, row in QUANTITIES.items())
-    return [fit for fit in fits if fit is not None]
+    return tuple(fit for fit in fits if fit is not None)
 
 
 def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> ExactFit | None:
@@ -88,11 +84,8 @@ def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> E
     predicted = tuple([_number(cell, row.predicted) for cell in group.cells])
     law = row.law(laws, series.impl, group.case)
     known = [(s, m) for s, m in zip(series.sizes, measured, strict=True) if m is not None]
-    both = [
-        (s, m, p)
-        for s, m, p in zip(series.sizes, measured, predicted, strict=True)
-        if m is not None and p is not None
-    ]
+    rows = zip(series.sizes, measured, predicted, strict=True)
+    both = [(s, m, p) for s, m, p in rows if m is not None and p is not None]
     growth = top_power(known)
     # What is said to be an estimate cannot be wrong by a few percent.
     sources = {cell.record.metrics.get("memory_predicted_source") for cell in group.cells}
@@ -139,7 +132,7 @@ def _formula(
     # Where the count is itself a formula, of one op whatever it skips, it refutes nothing.
     sources = {cell.record.metrics.get(f"{row.measured}_source") for cell in group.cells}
     opaque = ", where the count is the price of an opaque op" if "formula" in sources else ""
-    wrong = [(s, m, p) for s, m, p in both if not row.agrees(m, p)]
+    wrong = [(s, m, p) for s, m, p in both if abs(m - p) > max(row.miss * p, row.rounding)]
     if wrong:
         size, counted, formula = max(wrong, key=lambda found: _miss(*found[1:]))
         at = f"{NOUNS[group.series.axis]} = {plain_size(size)}"

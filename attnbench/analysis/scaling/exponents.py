@@ -11,7 +11,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench.analysis.roofline import launch_bound
 from attnbench.analysis.scaling import slopes
 from attnbench.analysis.scaling.cells import Floats, Replicates
 from attnbench.analysis.scaling.decide import ExponentEvidence, decide
@@ -23,7 +22,7 @@ from attnbench.analysis.scaling.results import (
     as_figures,
     plain_size,
 )
-from attnbench.analysis.times import are_times
+from attnbench.analysis.times import are_times, launch_bound
 from attnbench.base import units
 from attnbench.base.stats import median
 from attnbench.schema.finding import Finding
@@ -168,10 +167,11 @@ def _net_excess(
     Subtracting an overhead magnifies what disturbed a time that is near it, beyond any bound where
     the undisturbed time may be the overhead.
     """
-    excess = []
-    for series in many:
-        known = zip(series.excess or (math.inf,) * len(series.sizes), _doubts(series), strict=True)
-        excess.append([factor if doubt else 1.0 for factor, doubt in known])
+    excess = [
+        [factor if doubt else 1.0 for factor, doubt in zip(factors, _doubts(series), strict=True)]
+        for series in many
+        for factors in [series.excess or (math.inf,) * len(series.sizes)]
+    ]
     shorter = middle / np.array(excess) - overhead
     possible = counts & (shorter > 0)
     factor = np.where(possible, (middle - overhead) / np.where(possible, shorter, 1.0), np.inf)
@@ -265,18 +265,15 @@ def _changepoint_text(series: Series, at: int, factor: float) -> str:
 def _cut_short(left_out: tuple[str | None, ...]) -> str | None:
     """How many sizes do not count, with the last one's reason."""
     reasons = [why for why in left_out if why is not None]
-    if not reasons:
-        return None
-    return f"{len(reasons)} of {len(left_out)} left out, the last with {reasons[-1]}"
+    count = f"{len(reasons)} of {len(left_out)}"
+    return f"{count} left out, the last with {reasons[-1]}" if reasons else None
 
 
 def _disturbed(series: Series, left_out: tuple[str | None, ...]) -> str | None:
     """Which of the sizes that count have serious notes on their times."""
     known = zip(series.sizes, _doubts(series), left_out, strict=True)
-    bad = [plain_size(size) for size, doubt, why in known if doubt and why is None]
-    if not bad:
-        return None
-    return f"the times at {NOUNS[series.axis]} = {', '.join(bad)} were disturbed or unsteady"
+    bad = ", ".join(plain_size(size) for size, doubt, why in known if doubt and why is None)
+    return f"the times at {NOUNS[series.axis]} = {bad} were disturbed or unsteady" if bad else None
 
 
 def _boundaries(series: Series) -> list[str]:

@@ -53,7 +53,8 @@ def fit(cells: ModelCells) -> FittedModel:
     describe the smaller sizes at all; where others predict it as well within noise, the fewest.
     """
     relative = cells.design / cells.times_us[:, None]
-    largest = _held_out(cells.sizes["n"])
+    n = cells.sizes["n"]  # where it has too few sizes to fit to the others, none is held out
+    largest = np.equal(n, n.max()) & (len(np.unique(n)) >= FEWEST_N)
     whole = Subsets(relative)
     rest = Subsets(relative[~largest])
     one = np.ones((len(relative), 1))
@@ -64,7 +65,11 @@ def fit(cells: ModelCells) -> FittedModel:
     coefficients[chosen] = (
         nnls(whole.rows[:, chosen], one[:, 0], maxiter=NNLS_STEPS)[0] / whole.scale[chosen]
     )
-    spread = _spread(relative @ coefficients, int((coefficients > 0).sum()), held_out, cells)
+    # How far a cell lies from the model: of the fit, or where it had to predict, if that is more;
+    # at least what processes differ by, where there was one.
+    freedom = max(1, len(relative) - int((coefficients > 0).sum()))
+    own = math.sqrt(((relative @ coefficients - 1) ** 2).sum() / freedom)
+    spread = max(own, held_out or 0.0, 0.0 if cells.between else PERSISTENT)
     targets = _resampled(cells, spread)
     # A draw holds the noise of the times it is drawn from beside its own.
     many, _ = _choose(rest, relative, largest, targets, math.sqrt(2) * noise)
@@ -76,12 +81,6 @@ def fit(cells: ModelCells) -> FittedModel:
         spread=spread,
         twins=whole.twins,
     )
-
-
-def _held_out(n: Floats) -> Bools:
-    """The cells of the largest n; none where too few sizes would be left to fit to."""
-    largest: Bools = np.equal(n, n.max())
-    return largest if len(np.unique(n)) >= FEWEST_N else np.zeros_like(largest)
 
 
 def _noise(cells: ModelCells) -> float:
@@ -130,16 +129,6 @@ def _refitted(whole: Subsets, targets: Floats, index: NDArray[np.intp]) -> Float
     best = np.where(outside[index].T, np.inf, misfit).argmin(axis=0)
     coefficients: Floats = found[best, :, np.arange(targets.shape[1])].T / whole.scale[:, None]
     return coefficients
-
-
-def _spread(fitted: Floats, terms: int, held_out: float | None, cells: ModelCells) -> float:
-    """How far a cell lies from the model: of the fit, or where it had to predict, if that is more.
-
-    At least what processes differ by, where there was one.
-    """
-    freedom = max(1, len(fitted) - terms)
-    own = math.sqrt(((fitted - 1) ** 2).sum() / freedom)
-    return max(own, held_out or 0.0, 0.0 if cells.between else PERSISTENT)
 
 
 def _resampled(cells: ModelCells, spread: float) -> Floats:

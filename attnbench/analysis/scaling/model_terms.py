@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -136,15 +136,11 @@ def candidates(workload: str, *, window: bool) -> tuple[Candidate, ...]:
 
 def design(terms: Sequence[Candidate], sizes: dict[str, Floats]) -> Floats:
     """Each term at each point, m × p. `sizes` has n, d, w, heads and batch of every point."""
-    columns = []
-    for candidate in terms:
-        product: Any = np.ones_like(sizes["n"])
-        for name, power in candidate.term.powers:
-            product = product * sizes[name] ** float(power)
-        for name in candidate.per:
-            product = product * sizes[name]
-        columns.append(product)
-    return np.stack(columns, axis=1)
+    rows = np.ones((len(sizes["n"]), len(terms)))
+    for i, candidate in enumerate(terms):
+        for name, power in (*candidate.term.powers, *((name, 1) for name in candidate.per)):
+            rows[:, i] *= sizes[name] ** float(power)
+    return rows
 
 
 # What a law says of the terms.
@@ -302,21 +298,14 @@ def _varied(alike: list[Measured]) -> bool:
 
 
 def _model_cells(alike: list[Measured], laws: Laws) -> ModelCells:
-    def array(values: Iterable[float]) -> Floats:
-        return np.array(list(values), dtype=float)
-
     cases = tuple([cell.record.cell.case for cell in alike])
     impl, before = alike[0].record.cell.impl, cases[0].mask.before
     replicates = Replicates([cell.times_us for cell in alike])
     middle, low, high = replicates.intervals()
-    n = array(case.seq_len for case in cases)
-    sizes = {
-        "n": n,
-        "d": array(_d(case) for case in cases),
-        "w": n if before is None else np.minimum(n, before + 1.0),
-        "heads": array(case.heads for case in cases),
-        "batch": array(case.batch for case in cases),
-    }
+    rows = [(case.seq_len, _d(case), case.heads, case.batch) for case in cases]
+    n, d, heads, batch = np.array(rows, dtype=float).T
+    w = n if before is None else np.minimum(n, before + 1.0)
+    sizes = {"n": n, "d": d, "w": w, "heads": heads, "batch": batch}
     return ModelCells(
         impl=impl,
         cases=cases,

@@ -179,15 +179,16 @@ def _split(data: LogData, after: NDArray[np.int64]) -> _Split:
     upper = np.arange(data.x.shape[1]) > after[:, None]
     groups = [data.weight * upper, data.weight * ~upper]
     counts = [group.sum(1) for group in groups]
-    x_mean = [ratio((g * data.x).sum(1), n) for g, n in zip(groups, counts, strict=True)]
-    y_mean = [ratio((g * data.y).sum(1), n) for g, n in zip(groups, counts, strict=True)]
-    filled = [np.nan_to_num(x)[:, None] for x in x_mean]
-    around = data.weight * (data.x - np.where(upper, filled[0], filled[1]))
+
+    def means_and_rest(values: Floats) -> tuple[list[Floats], Floats]:
+        means = [ratio((g * values).sum(1), n) for g, n in zip(groups, counts, strict=True)]
+        filled = [np.nan_to_num(mean)[:, None] for mean in means]
+        return means, data.weight * (values - np.where(upper, *filled))
+
+    (x_mean, around), (y_mean, centred) = means_and_rest(data.x), means_and_rest(data.y)
     spread = (around**2).sum(1)
     coefficients = ratio(around, spread[:, None])
     slope = (coefficients * data.y).sum(1)
-    y_filled = [np.nan_to_num(y)[:, None] for y in y_mean]
-    centred = data.weight * (data.y - np.where(upper, y_filled[0], y_filled[1]))
     x_step = x_mean[0] - x_mean[1]
     return _Split(
         slope=slope,
