@@ -138,8 +138,10 @@ def design(terms: Sequence[Candidate], sizes: dict[str, Floats]) -> Floats:
     """Each term at each point, m × p. `sizes` has n, d, w, heads and batch of every point."""
     rows = np.ones((len(sizes["n"]), len(terms)))
     for i, candidate in enumerate(terms):
-        for name, power in (*candidate.term.powers, *((name, 1) for name in candidate.per)):
+        for name, power in candidate.term.powers:
             rows[:, i] *= sizes[name] ** float(power)
+        for name in candidate.per:
+            rows[:, i] *= sizes[name]
     return rows
 
 
