@@ -10,10 +10,10 @@ import torch
 
 from attnbench.analysis.times import launch_bound
 from attnbench.machine import host
+from attnbench.machine.facts import last_cache_bytes
 from attnbench.measure import clock as clocks
-from attnbench.measure.clock import CudaClock, GraphClock, HostClock, clock_for
+from attnbench.measure.clock import CaptureError, CudaClock, GraphClock, HostClock, clock_for
 from attnbench.measure.gpu import SmClock
-from attnbench.measure.graph import CaptureError
 from tests import fakegpu
 
 
@@ -361,14 +361,14 @@ def test_last_caches_are_added_up_over_groups_of_cores_and_counted_once_in_one(
 ):
     cores(tmp_path, monkeypatch, groups=[[0, 1], [2, 3]])
     monkeypatch.setattr(os, "sched_getaffinity", affinity, raising=False)
-    assert clocks.last_cache_bytes("cpu") == caches * (32 << 20)
+    assert last_cache_bytes("cpu") == caches * (32 << 20)
 
 
 def test_a_cache_that_is_not_known_is_taken_for_64_mib(tmp_path, monkeypatch):
     cores(tmp_path, monkeypatch, groups=[[0]], size="large")
     for index in (0, 1):
         (tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}/size").write_text("")
-    assert clocks.last_cache_bytes("cpu") is None
+    assert last_cache_bytes("cpu") is None
     assert clocks.Flush("cpu").nbytes >= 64 << 20
 
 

@@ -106,7 +106,7 @@ def test_flops_executed_by_a_step_tell_the_caches_apart():
     for cache in CACHES.names():
         case = dataclasses.replace(DECODE, cache=cache)
         decoder, _ = bound(case)
-        from attnbench.measure.counted import count_flops
+        from attnbench.measure.probes import count_flops
         from attnbench.theory.costs import OPAQUE_FORMULAS
 
         counted, source = count_flops(decoder.call, OPAQUE_FORMULAS)

@@ -5,11 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from attnbench.measure.clock import CudaClock, Flush, GraphClock
+from attnbench.measure.clock import CaptureError, CudaClock, Flush, GraphClock
 from attnbench.measure.energy import measure_energy
 from attnbench.measure.gpu import GpuSensor, SmClock
-from attnbench.measure.graph import CaptureError
-from attnbench.measure.profiled import profile_call
+from attnbench.measure.probes import profile_call
 from attnbench.theory.traits import case_label
 
 pytestmark = [

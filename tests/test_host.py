@@ -11,6 +11,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from attnbench.errors import UsageError
+from attnbench.execution.process import Settings
+from attnbench.execution.runner import LocalRunner
 from attnbench.machine import facts, host
 
 CPU = "sys/devices/system/cpu"
@@ -251,3 +254,35 @@ def test_only_variables_that_matter_are_kept(monkeypatch):
 def test_this_machines_own_facts_are_plain_json():
     found = host.facts()
     assert json.loads(json.dumps(found)) == found
+
+
+# How glibc hands memory to workers: the same in each, said, and never over the user's choice.
+
+
+@pytest.fixture
+def _no_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LD_PRELOAD", *(x for v in host.MALLOC_VARIABLES.values() for x in v)):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("_no_malloc")
+@pytest.mark.parametrize("policy", host.ALLOCATOR_POLICIES)
+def test_a_worker_tells_its_allocator_policy_and_never_overrides_the_users(policy, monkeypatch):
+    wanted = host.allocator_variables({}, policy)
+    assert wanted
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
+    assert host.allocator_policy() == policy
+    for variable in ("MALLOC_ARENA_MAX", "MALLOC_MMAP_MAX_", "LD_PRELOAD"):
+        assert host.allocator_variables({variable: "1"}, policy) == {}
+        with monkeypatch.context() as users:
+            users.setenv(variable, "1")
+            assert host.allocator_policy() == "as set by the user"
+
+
+@pytest.mark.usefixtures("_no_malloc")
+def test_a_worker_that_keeps_its_memory_says_so_itself():
+    with pytest.raises(UsageError, match="--allocator 'hoard' is not settled or keep"):
+        Settings(allocator="hoard")  # type: ignore[arg-type]
+    with LocalRunner(Settings(device="cpu", allocator="keep")) as runner:
+        assert runner.catalogue().environment["allocator"] == "keep"

@@ -14,8 +14,7 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, Case, Estimate, dense_mask
 from attnbench.api.loader import BUILT_IN, load_built_in
-from attnbench.measure.counted import count_flops
-from attnbench.measure.profiled import profile_call
+from attnbench.measure.probes import count_flops, profile_call
 from attnbench.schema.case import parse_mask, parse_position
 from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker.catalogue import reasons_against

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, attention_builder
-from attnbench.measure.counted import Saved
+from attnbench.measure.probes import Saved
 from attnbench.schema.case import PASSES, Case
 from tests.test_costs_measured import probed, tried
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, attention_builder
-from attnbench.measure.profiled import call_kept
+from attnbench.measure.probes import call_kept
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.record import Record
 from attnbench.worker.measuring import Entry, prepare

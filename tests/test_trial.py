@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, Estimate, Implementation, attention, attention_builder
-from attnbench.measure.clock import clock_for
-from attnbench.measure.graph import CaptureError
+from attnbench.measure.clock import CaptureError, clock_for
 from attnbench.measure.sampling import StoppingRule, UnmeasurableError
 from attnbench.measure.watch import Watch
 from attnbench.schema.case import Case

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from attnbench.execution.process import Settings, Worker
-from attnbench.measure.graph import CaptureError
+from attnbench.measure.clock import CaptureError
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Measure, Ready
 from attnbench.worker import __main__ as worker

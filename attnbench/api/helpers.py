@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attnbench.machine.allocator import settings_for_workers
+from attnbench.machine.host import allocator_variables
 from attnbench.schema.case import Case, Mask
 
 _numbers = itertools.count()
@@ -119,7 +119,7 @@ def run_file(file: str) -> None:
     installed ones of the same names, so that a copy of a built-in file runs, too.
     """
     command = [sys.executable, "-P", "-m", "attnbench.worker.alone", str(Path(file).resolve())]
-    environment = os.environ | settings_for_workers(os.environ)
+    environment = os.environ | allocator_variables(os.environ)
     ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, check=False)
     if ended.returncode not in (0, 1):  # else what is there is torch's own profiler's
         sys.stderr.buffer.write(ended.stderr)

@@ -20,7 +20,7 @@ import msgspec
 
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import AttnbenchError, UsageError
-from attnbench.machine.allocator import POLICIES, Policy, settings_for_workers
+from attnbench.machine.host import ALLOCATOR_POLICIES, AllocatorPolicy, allocator_variables
 from attnbench.schema.messages import Ends, Event, Heartbeat, Request, WorkerConfig
 
 
@@ -48,7 +48,7 @@ class Settings:
     l2: str | None = None  # cold or warm; None: cold on a GPU, warm on a CPU
     timer: str | None = None  # events or graph, on a GPU
     energy: bool = False
-    allocator: Policy = "settled"  # how glibc hands memory out, on a CPU
+    allocator: AllocatorPolicy = "settled"  # how glibc hands memory out, on a CPU
     replace: bool = False
     root: str | None = None
     other_root: str | None = None
@@ -88,7 +88,7 @@ _EXPECTED: tuple[tuple[str, str, str, Callable[[Any], bool]], ...] = (
     ("--processes", "processes", "a whole number from 1 on", _at_least(1)),
     ("--l2", "l2", "cold or warm", ("cold", "warm", None).__contains__),
     ("--timer", "timer", "events or graph", ("events", "graph", None).__contains__),
-    ("--allocator", "allocator", " or ".join(POLICIES), POLICIES.__contains__),
+    ("--allocator", "allocator", " or ".join(ALLOCATOR_POLICIES), ALLOCATOR_POLICIES.__contains__),
 )
 
 
@@ -293,7 +293,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
     if (root / "pyproject.toml").exists():  # a source tree, which -P hides if not installed
         paths = [*environment.get("PYTHONPATH", "").split(os.pathsep), str(root)]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    environment |= settings_for_workers(environment, settings.allocator)
+    environment |= allocator_variables(environment, settings.allocator)
     if settings.threads is not None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = str(settings.threads)

@@ -1,1 +1,1 @@
-"""What this machine is: its facts, counters, allocator and datasheets."""
+"""What this machine is: its facts, counters, allocator and limits."""

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from attnbench.machine import allocator, host
+from attnbench.machine import host
 
 _OF_THE_HOST = ("cpu_quota", "load_1m", "governor", "smt", "thp", "hypervisor", "thread_env")
 
@@ -45,7 +45,7 @@ def environment(device: str) -> dict[str, Any]:
         "blas": blas(),
         "affinity": host.ranges(affinity),
         **{name: system[name] for name in _OF_THE_HOST},
-        "allocator": allocator.policy() if device == "cpu" else None,
+        "allocator": host.allocator_policy() if device == "cpu" else None,
     }
 
 
@@ -78,6 +78,21 @@ def device_name(device: str) -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "unknown CPU"
+
+
+def last_cache_bytes(device: str) -> int | None:
+    """Bytes of the L2 of the GPU, or of the last caches of the cores we may use; None if unknown.
+
+    Cores in groups have a last cache for each group, which are added up.
+    """
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).L2_cache_size) or None
+    found = {}
+    for cpu in host.affinity() or [0]:  # where that is unknown, as if there were one such cache
+        level, (shared, size) = max(host.data_caches(cpu).items(), default=(0, (None, 0)))
+        if shared is not None:  # else it might be counted once for each CPU
+            found[level, shared] = size
+    return sum(found.values()) or None
 
 
 def reason_against_device(device: str) -> str | None:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from attnbench.machine.facts import free_bytes
-from attnbench.measure.clock import Clock, clock_for, last_cache_bytes
+from attnbench.machine.facts import free_bytes, last_cache_bytes
+from attnbench.measure.clock import Clock, clock_for
 
 MIB = 2**20
 T = TypeVar("T")

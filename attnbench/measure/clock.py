@@ -10,58 +10,8 @@ from typing import Any, Literal, Protocol, cast, get_args
 
 import torch
 
-from attnbench.machine import host
+from attnbench.machine.facts import last_cache_bytes
 from attnbench.measure.gpu import SmClock, shared_sm_clock
-from attnbench.measure.graph import Captured, capture, external_event
-
-_TIMES_THE_CACHE = 2.0
-_ASSUMED_CACHE_BYTES = 64 << 20  # where neither driver nor system tells
-# Elements in a row. Long enough that the sums, the only bytes written, are few; short enough that
-# CUDA's reduction gives each row to one thread block and so needs no scratch memory.
-_ROW = 1 << 16
-
-
-class Flush:
-    """Evicts the last cache of a device by reading a buffer of twice its size.
-
-    A call only reads, and writes 4 bytes for every 256 KiB it has read: hardly a dirty line is
-    left to be written back while something else is timed. It allocates nothing and may be
-    captured in a CUDA graph. On CUDA it is enqueued on the current stream and not waited for.
-    """
-
-    def __init__(self, device: str) -> None:
-        """Allocate the buffer; a cache of unknown size is taken to have 64 MiB."""
-        wanted = (last_cache_bytes(device) or _ASSUMED_CACHE_BYTES) * _TIMES_THE_CACHE
-        rows = -(-int(wanted) // (_ROW * 4))
-        # Ones, not zeros: on CPU pages that nobody has written to are all the same page of
-        # zeros, and reading it would evict nothing.
-        self._data = torch.ones(rows, _ROW, dtype=torch.float32, device=device)
-        self._sums = torch.empty(rows, dtype=torch.float32, device=device)
-
-    def __call__(self) -> None:
-        """Read all of the buffer."""
-        torch.sum(self._data, dim=1, out=self._sums)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of what a call reads."""
-        return self._data.nbytes
-
-
-def last_cache_bytes(device: str) -> int | None:
-    """Bytes of the L2 of the GPU, or of the last caches of the cores we may use; None if unknown.
-
-    Cores in groups have a last cache for each group, which are added up.
-    """
-    if device == "cuda":
-        return int(torch.cuda.get_device_properties(0).L2_cache_size) or None
-    found = {}
-    for cpu in host.affinity() or [0]:  # where that is unknown, as if there were one such cache
-        level, (shared, size) = max(host.data_caches(cpu).items(), default=(0, (None, 0)))
-        if shared is not None:  # else it might be counted once for each CPU
-            found[level, shared] = size
-    return sum(found.values()) or None
-
 
 # Bound here, before any implementation is loaded: one that replaces the clock changes no time.
 now_ns = time.perf_counter_ns
@@ -70,8 +20,8 @@ L2 = Literal["cold", "warm"]
 Timer = Literal["host", "events", "graph"]
 Call = Callable[[], Any]
 
-# CUDA documents about half a microsecond for event times.
-_EVENT_RESOLUTION_US = 0.5
+_EVENT_RESOLUTION_US = 0.5  # about what CUDA documents for event times
+_WARM_UPS = 3  # before a capture, as torch's documentation on graphs does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +56,32 @@ class Clock(Protocol):
     @property
     def resolution_us(self) -> float:
         """The smallest difference the clock can tell, in microseconds."""
+
+
+class Flush:
+    """Evicts the last cache of a device by reading a buffer of twice its size.
+
+    It allocates nothing and may be captured in a CUDA graph. On CUDA it is enqueued on the current
+    stream and not waited for.
+    """
+
+    # Elements in a row. Long enough that the sums, the only bytes written, leave hardly a dirty
+    # line to be written back while something else is timed; short enough that CUDA's reduction
+    # gives each row to one thread block and so needs no scratch memory.
+    _ROW = 1 << 16
+
+    def __init__(self, device: str) -> None:
+        """Allocate the buffer; a cache of unknown size is taken to have 64 MiB."""
+        rows = -(-2 * (last_cache_bytes(device) or 64 << 20) // (self._ROW * 4))
+        # Ones, not zeros: on CPU pages that nobody has written to are all the same page of
+        # zeros, and reading it would evict nothing.
+        self._data = torch.ones(rows, self._ROW, dtype=torch.float32, device=device)
+        self._sums = torch.empty(rows, dtype=torch.float32, device=device)
+        self.nbytes = self._data.nbytes
+
+    def __call__(self) -> None:
+        """Read all of the buffer."""
+        torch.sum(self._data, dim=1, out=self._sums)
 
 
 class HostClock:
@@ -196,13 +172,34 @@ class CudaClock:
         """Nothing is kept."""
 
 
+class CaptureError(RuntimeError):
+    """The callable, or this torch, cannot be timed with `--timer graph`; says why in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Captured:
+    """The graphs of a callable, which they need alive, and the events around its timed parts."""
+
+    call: Call
+    calls: int
+    graph: torch.cuda.CUDAGraph
+    alone: torch.cuda.CUDAGraph | None  # one call without events
+    pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]]
+
+
 class GraphClock:
     """Replays of a CUDA graph in which the calls, the flushes and the events are nodes.
 
     The host then has no part in stream time: `enqueue_us` is the time to launch the graph, per
     call. `e2e_us` is host time from the launch of a graph of one call until it is done. The
-    graphs of a callable hold the memory it works in until `release`. See `capture` for what
-    cannot be captured.
+    graphs of a callable hold the memory it works in until `release`.
+
+    Captured is what a call enqueues on the current stream. It must therefore not wait for the
+    device, copy to pageable host memory, decide by values on the device (`.item()`, `nonzero`),
+    or enqueue on a stream that does not wait for this one. Autograd's backward runs on the stream
+    of its forward: both in one call are captured, and so is a backward pass whose forward ran on
+    the stream that captures, which is the current one unless that is the default stream. Of a
+    forward on the default stream the backward cannot be captured.
     """
 
     timer: Timer = "graph"
@@ -210,20 +207,21 @@ class GraphClock:
 
     def __init__(self, l2: L2 = "cold", sm_clock: SmClock | None = None) -> None:
         """Raise CaptureError where this torch has no events for graphs."""
-        external_event()
+        _external_event()
         self.l2 = l2
         self._flush = Flush("cuda") if l2 == "cold" else None
         self._sm_clock = sm_clock
-        self._kept: dict[tuple[int, int], Captured] = {}
+        self._kept: dict[tuple[int, int], _Captured] = {}
 
     def batch(self, call: Call, calls: int) -> Batch:
-        """Capture, unless that is done, replay, and read the events; raises CaptureError."""
+        """Capture, unless that is done, replay, and read the events.
+
+        Raises CaptureError; out of memory, and what the call raises without a capture, pass.
+        """
         kept = self._kept.get(_identity(call))
         if kept is None or kept.calls != calls:
             self.release(call)
-            alone = calls > 1 or self._flush is not None
-            kept = capture(call, calls, flush=self._flush, alone=alone)
-            self._kept[_identity(call)] = kept
+            kept = self._kept[_identity(call)] = self._capture(call, calls)
         torch.cuda.synchronize()
         begin = now_ns()
         kept.graph.replay()
@@ -234,7 +232,7 @@ class GraphClock:
         if kept.alone is not None:
             e2e_us = _end_to_end_us(kept.alone.replay, self._flush)
         return Batch(
-            time_us=kept.stream_us(),
+            time_us=sum(begin.elapsed_time(end) for begin, end in kept.pairs) * 1000 / calls,
             e2e_us=e2e_us,
             enqueue_us=(issued - begin) / 1000 / calls,
             sm_mhz=sm_mhz,
@@ -243,8 +241,73 @@ class GraphClock:
     def release(self, call: Call) -> None:
         """Free the graphs of this callable, and the memory they hold."""
         kept = self._kept.pop(_identity(call), None)
-        if kept is not None:
-            kept.reset()
+        for graph in (kept.graph, kept.alone) if kept is not None else ():
+            if graph is not None:
+                graph.reset()
+
+    def _capture(self, call: Call, calls: int) -> _Captured:
+        """Cold: each call behind a flush and between events of its own; warm: one pair around all.
+
+        In a graph of its own one call more, where the first graph does not tell its `e2e_us`.
+        """
+        outer = stream = torch.cuda.current_stream()
+        if outer == torch.cuda.default_stream():  # which cannot capture
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(outer)
+        failure: BaseException | None = None
+        # Around all that follows: a capture that fails leaves torch on the capture's stream.
+        with torch.cuda.stream(stream):
+            for _ in repeat(None, _WARM_UPS):
+                if self._flush is not None:
+                    self._flush()
+                call()
+            torch.cuda.synchronize()
+            together = calls if self._flush is None else 1  # calls between two events
+            pairs = [(_external_event(), _external_event()) for _ in range(calls // together)]
+            graph = torch.cuda.CUDAGraph()
+            alone = torch.cuda.CUDAGraph() if calls > 1 or self._flush is not None else None
+            try:
+                with torch.cuda.graph(graph, stream=stream):
+                    for begin, end in pairs:
+                        if self._flush is not None:
+                            self._flush()
+                        begin.record()
+                        for _ in repeat(None, together):
+                            call()
+                        end.record()
+                if alone is not None:  # never replayed at the same time: they may share memory
+                    with torch.cuda.graph(alone, pool=graph.pool(), stream=stream):
+                        call()
+            except Exception as err:
+                failure = _explained(err)
+        if failure is not None:  # raised here, it does not hold on to the frames of its cause
+            raise failure
+        outer.wait_stream(stream)
+        return _Captured(call=call, calls=calls, graph=graph, alone=alone, pairs=pairs)
+
+
+def _external_event() -> torch.cuda.Event:
+    """An event that a graph records anew at each replay; CaptureError where torch has none."""
+    try:
+        return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
+    except TypeError:
+        raise CaptureError(
+            f"--timer graph needs events that a graph can record (Event(external=True)), which "
+            f"torch {torch.__version__} does not have; use --timer events"
+        ) from None
+
+
+def _explained(err: BaseException) -> BaseException:
+    """The error to raise for a capture that failed: named after what broke it first."""
+    while err.__context__ is not None:  # ending a broken capture raises again
+        err = err.__context__
+    if isinstance(err, torch.cuda.OutOfMemoryError):
+        return err.with_traceback(None)
+    text = " ".join(str(err).split())[:200]
+    return CaptureError(
+        f"--timer graph: the call cannot be captured in a CUDA graph "
+        f"({type(err).__name__}: {text}); use --timer events"
+    )
 
 
 def _identity(call: Call) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from attnbench.base.registry import Registry
-from attnbench.machine.allocator import Policy
+from attnbench.machine.host import AllocatorPolicy
 from attnbench.planning.plan import Axes
 
 
@@ -22,7 +22,7 @@ class Preset:
     max_time_s: float
     min_time_s: float = 0.05
     threads: int | None = None
-    allocator: Policy = "settled"
+    allocator: AllocatorPolicy = "settled"
 
 
 def _doubled(first: int, count: int) -> tuple[int, ...]:

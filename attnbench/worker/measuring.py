@@ -13,7 +13,7 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.base.stats import median
-from attnbench.machine import allocator
+from attnbench.machine import host
 from attnbench.machine.facts import free_bytes
 from attnbench.machine.state import settle
 from attnbench.measure.clock import Clock, clock_for
@@ -127,7 +127,7 @@ def measure_group(entries: list[Entry], instruments: Instruments, reporter: Repo
 
 
 def _measure_together(entries: list[Entry], instruments: Instruments, reporter: Reporter) -> None:
-    allocator.give_back()
+    host.return_freed_memory()
     trials: dict[str, Trial] = {}
     indices: dict[str, int] = {}
     for entry in entries:

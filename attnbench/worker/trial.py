@@ -13,9 +13,8 @@ import torch
 
 from attnbench.api import Estimate, Implementation
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
-from attnbench.measure.counted import count_flops, watch_saved
-from attnbench.measure.graph import CaptureError
-from attnbench.measure.profiled import call_kept, profile_call
+from attnbench.measure.clock import CaptureError
+from attnbench.measure.probes import call_kept, count_flops, profile_call, watch_saved
 from attnbench.schema.case import Case
 from attnbench.schema.record import Status
 from attnbench.theory.costs import OPAQUE_FORMULAS

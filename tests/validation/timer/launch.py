@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.execution.process import ending
-from attnbench.machine import allocator
+from attnbench.machine import host
 from tests.validation.timer.programs import RESULT, Program
 from tests.validation.timer.raw import Result
 
@@ -144,7 +144,7 @@ def environment(ours: bool, user_threads: int | None = None) -> dict[str, str]:
         variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     if not ours:
         return variables
-    variables |= allocator.settings_for_workers(variables)
+    variables |= host.allocator_variables(variables)
     if user_threads is not None:
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(user_threads))
     return variables
