@@ -19,11 +19,11 @@ from attnbench.gate.decide.data import Rules, Version, VersionName
 from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run import measuring
 from attnbench.gate.run.measuring import GateRequest, run_gate
-from attnbench.gate.run.rounds import ChangedError, RoundError
+from attnbench.gate.run.rounds import RoundError
 from attnbench.planning.plan import Axes
 from attnbench.report.gate import texts
 from attnbench.schema.messages import Catalogue
-from tests.gate_runs import BASE, CANDIDATE, a_round, a_run
+from tests.gate_runs import a_round, a_run
 
 HEADER = "import os, pathlib, torch\nfrom attnbench.api import attention\nKEPT = []\n"
 KERNEL = """
@@ -208,15 +208,6 @@ def test_a_round_that_fails_is_measured_again_once(monkeypatch):
     with pytest.raises(WorkerError, match="fail again and again: a process"):
         measure(monkeypatch, fails)
     assert not failing
-
-
-def test_code_that_is_edited_meanwhile_ends_the_run_with_one_line(monkeypatch):
-    def edited(plan, number):
-        raise ChangedError(CANDIDATE)
-
-    with pytest.raises(UsageError, match=r"/home/me/repo changed while they were measured"):
-        measure(monkeypatch, edited)
-    assert BASE.root not in str(ChangedError(CANDIDATE))
 
 
 def test_an_interrupt_does_not_wait_for_the_checks():

@@ -59,7 +59,7 @@ def test_identical_sides_pass_after_the_screen_alone():
     decision = play(noise=0.01)
     assert [d.verdict for d in decision.decided.values()] == ["ok"] * 4
     assert {d.stage for d in decision.decided.values()} == {"screen"}
-    assert decision.controls().found
+    assert decision.controls.summary().found
     assert decision.suspects == ()
 
 
@@ -168,7 +168,7 @@ def test_what_noise_hides_is_inconclusive_and_does_not_pass():
 
 def test_a_planted_slowdown_that_is_not_found_makes_the_run_blind():
     decision = play(noise=0.005, blind=True)
-    controls = decision.controls()
+    controls = decision.controls.summary()
     assert controls.found is False
     assert controls.rounds == RULES.looks[-1]
 
@@ -195,11 +195,11 @@ def test_a_cell_whose_base_differs_from_itself_by_the_threshold_is_never_decided
     decision = play({0: 0.3}, cells=1, noise=0.001, null=0.12)
     assert decision.decided[0].verdict == "inconclusive"
     assert decision.decided[0].reason == "its A/A control differs by 12 %"
-    assert decision.controls().untrusted
+    assert decision.controls.summary().untrusted
 
 
 def test_an_advantage_of_one_side_in_all_cells_is_noticed_below_the_threshold():
-    untrusted = play(noise=0.001, null=0.05).controls().untrusted
+    untrusted = play(noise=0.001, null=0.05).controls.summary().untrusted
     assert untrusted is not None
     assert "advantage" in untrusted
 
@@ -210,7 +210,7 @@ def test_vetoed_rounds_count_for_nothing():
         plan = planned(decision)
         decision.add(a_round(plan, {0: 0.5}, veto="other processes kept 2 CPUs busy"))
     assert decision.suspects is None
-    assert decision.controls().rounds == 0
+    assert decision.controls.summary().rounds == 0
 
 
 @pytest.mark.parametrize(
@@ -291,4 +291,4 @@ def test_confirmation_alone_continues_the_control_where_no_cell_is_open():
     assert plan.slowed is not None
     while (more := decision.next_round()) is not None:
         decision.add(a_round(more))
-    assert decision.controls().found
+    assert decision.controls.summary().found

@@ -76,7 +76,7 @@ def test_deciding_round_by_round(benchmark, full_run):
             decision.add(found)
         return decision
 
-    assert benchmark(rounds).controls().rounds
+    assert benchmark(rounds).controls.summary().rounds
 
 
 @pytest.mark.benchmark(group="gate: a whole run of 8 cells")

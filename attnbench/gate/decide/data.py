@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from statistics import fmean
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
@@ -55,7 +55,7 @@ class Rules:
             raise UsageError(f"--growth {self.growth:.4g} is not a share from 0% to 100%")
         if not (math.isfinite(self.budget_s) and self.budget_s >= 1):
             raise UsageError(f"--budget {self.budget_s:g} s is not a time of at least 1 s")
-        if any(later <= earlier for earlier, later in pairwise(self.looks)):
+        if any(later <= earlier for earlier, later in itertools.pairwise(self.looks)):
             raise ValueError(f"looks must ascend, not {self.looks}")
 
     @property
@@ -171,10 +171,7 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns"}):
         The round's one observation. Other work on the machine only ever adds to a time; of short
         batches spread over the round's samples the fastest has met the least of it.
         """
-        of = self.samples.get(cell, {})
-        if above not in of or "base" not in of:
-            return None
-        return math.log(min(map(min, of[above])) / min(map(min, of["base"])))
+        return self._log_ratio(cell, above, lambda samples: min(map(min, samples)))
 
     def mean_log_ratio(self, cell: int, above: Variant) -> float | None:
         """ln(mean over all batches of `above` / that of the base) in a cell; None if not timed.
@@ -182,11 +179,15 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns"}):
         It shows what the fastest batch hides: a call that is slow now and then. Nothing is called
         a regression by it, since all that goes on beside it is in it, too.
         """
+        return self._log_ratio(cell, above, lambda samples: fmean(itertools.chain(*samples)))
+
+    def _log_ratio(
+        self, cell: int, above: Variant, time: Callable[[Samples], float]
+    ) -> float | None:
         of = self.samples.get(cell, {})
         if above not in of or "base" not in of:
             return None
-        mean, base = (fmean(ns for sample in of[v] for ns in sample) for v in (above, "base"))
-        return math.log(mean / base)
+        return math.log(time(of[above]) / time(of["base"]))
 
     @property
     def slowed(self) -> int | None:
@@ -206,12 +207,12 @@ class GateRun:
     base: Version
     candidate: Version
     cells: tuple[Cell, ...]
-    checks: Mapping[int, Mapping[VersionName, Checked]]
+    checks: Mapping[CellNumber, Mapping[VersionName, Checked]]
     rounds: tuple[Round, ...]
     environment: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     created: str = ""
-    spent: Mapping[str, float] = field(default_factory=dict)
+    spent: Mapping[str, Amount] = field(default_factory=dict)
     over_budget: bool = False
 
 

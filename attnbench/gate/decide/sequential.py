@@ -147,7 +147,7 @@ class SequentialDecision:
         self._screen = {cell: _Observations() for cell in self.cells}
         self._fresh = {cell: _Observations() for cell in self.cells}
         self._screened = self._added = 0
-        self._controls = ControlTest(rules)
+        self.controls = ControlTest(rules)
         self._failures: dict[int, list[Failure]] = {}
         self._rotation = list(self.cells)
         random.Random(seed).shuffle(self._rotation)
@@ -164,7 +164,7 @@ class SequentialDecision:
         slowed = alive[self._added % len(alive)]
         if self.suspects is None:
             return RoundPlan(stage="screen", cells=cells, slowed=slowed)
-        if self._controls.over:
+        if self.controls.over:
             return RoundPlan(stage="confirm", cells=cells, slowed=None) if cells else None
         return RoundPlan(stage="confirm", cells=cells, slowed=slowed)
 
@@ -177,13 +177,14 @@ class SequentialDecision:
             self._fail(cell, failure)
         if found.failures:
             return  # it was broken off: the others are measured again
-        self._controls.add(found, self.cells)
+        self.controls.add(found, self.cells)
         if found.stage == "screen":
             self._add_screening(found)
             return
         for cell in self._open():
-            if self._fresh[cell].add(found, cell):
-                self._decide(cell, self._confirmed(self._fresh[cell]))
+            seen = self._fresh[cell]
+            if seen.add(found, cell) and (decision := self._confirmed(seen)) is not None:
+                self.decided[cell] = decision
 
     def progress(self) -> dict[int, str]:
         """The cells without a verdict, and how far each has come."""
@@ -199,17 +200,9 @@ class SequentialDecision:
             return "confirm", tuple(self._fresh[cell].candidate)
         return "screen", tuple(self._screen[cell].candidate)
 
-    def controls(self) -> Controls:
-        """What the controls have shown so far."""
-        return self._controls.summary()
-
     def _open(self) -> tuple[int, ...]:
         among = self.cells if self.suspects is None else self.suspects
         return tuple(cell for cell in among if cell not in self.decided)
-
-    def _decide(self, cell: int, decision: Decision | None) -> None:
-        if decision is not None:
-            self.decided[cell] = decision
 
     def _fail(self, cell: int, failure: Failure) -> None:
         """A failure in a round; a wrong result decides, whatever was decided before."""
@@ -237,7 +230,8 @@ class SequentialDecision:
         if self._screened < self.rules.screen_rounds:
             return
         for cell in self._open():
-            self._decide(cell, self._cleared(self._screen[cell]))
+            if (decision := self._cleared(self._screen[cell])) is not None:
+                self.decided[cell] = decision
         self.suspects = tuple(cell for cell in self.cells if cell not in self.decided)
 
     def _cleared(self, seen: _Observations) -> Decision | None:

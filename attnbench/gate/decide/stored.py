@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,7 @@ from attnbench.base.files import write_whole
 from attnbench.base.jsontext import decode, encode
 from attnbench.base.registry import nearest
 from attnbench.errors import StoreError, UsageError
-from attnbench.gate.decide.data import (
-    Amount,
-    CellNumber,
-    Checked,
-    Failure,
-    GateRun,
-    Outcome,
-    Round,
-    Rules,
-    Version,
-    VersionName,
-)
+from attnbench.gate.decide.data import CellNumber, Failure, GateRun, Outcome, Round
 from attnbench.schema.case import Case
 from attnbench.schema.record import STATUSES, Cell, Status
 from attnbench.version import __version__
@@ -68,20 +58,12 @@ class _StoredCell(Struct):
     impl: str
 
 
-class _StoredRun(Struct, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class _StoredRun(GateRun):
     """The raw data of a run; but for its rounds they are the first line of `rounds.jsonl`."""
 
-    rules: Rules
-    base: Version
-    candidate: Version
-    cells: list[_StoredCell]
-    checks: dict[CellNumber, dict[VersionName, Checked]]
-    rounds: list[_StoredRound]
-    environment: dict[str, Any]
-    options: dict[str, Any]
-    created: str
-    spent: dict[str, Amount]
-    over_budget: bool
+    cells: tuple[_StoredCell, ...]  # type: ignore[assignment]
+    rounds: tuple[_StoredRound, ...]
 
 
 def raw(run: GateRun) -> dict[str, Any]:
@@ -113,22 +95,12 @@ def run_of(text: bytes, kept_rounds: list[bytes] | None = None) -> GateRun:
     for number in range(count):
         if len(stored.checks.get(number, ())) < 2:
             raise ValueError(f"cell {number} lacks a version - at `$.checks`")
-    rounds = stored.rounds
+    rounds: Iterable[_StoredRound] = stored.rounds
     if kept_rounds is not None:
         rounds = [decode(line, _StoredRound) for line in kept_rounds]
-    return GateRun(
-        rules=stored.rules,
-        base=stored.base,
-        candidate=stored.candidate,
-        cells=tuple(_cell(cell, number) for number, cell in enumerate(stored.cells)),
-        checks=stored.checks,
-        rounds=tuple(_round(found, number, count) for number, found in enumerate(rounds)),
-        environment=stored.environment,
-        options=stored.options,
-        created=stored.created,
-        spent=stored.spent,
-        over_budget=stored.over_budget,
-    )
+    cells = tuple(_cell(cell, number) for number, cell in enumerate(stored.cells))
+    whole = tuple(_round(found, number, count) for number, found in enumerate(rounds))
+    return GateRun(**(vars(stored) | {"cells": cells, "rounds": whole}))
 
 
 def _cell(stored: _StoredCell, number: int) -> Cell:
@@ -159,7 +131,7 @@ def write_gate(path: Path, run: GateRun, outcome: Outcome) -> Path:
         StoreError: it cannot be written; no half file is left.
     """
     file = path if path.suffix == ".json" and not os.path.isdir(path) else path / NAME
-    rows = [{"cell": number, **_without_cell(row)} for number, row in enumerate(outcome.rows)]
+    rows = [vars(row) | {"cell": number} for number, row in enumerate(outcome.rows)]
     decided = {
         "exit_code": int(outcome.exit_code),
         "words": outcome.words,
@@ -172,10 +144,6 @@ def write_gate(path: Path, run: GateRun, outcome: Outcome) -> Path:
         raise StoreError(f"cannot write {file} ({err.strerror}); choose another folder") from err
     write_whole(file, _lines(raw(run) | {"decided": decided}) + "\n")
     return file
-
-
-def _without_cell(row: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(row).items() if name != "cell"}
 
 
 def _lines(value: Any) -> str:

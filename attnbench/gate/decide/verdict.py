@@ -54,7 +54,7 @@ def decide(run: GateRun) -> Outcome:
             verdict = "incorrect" if row.verdict == "incorrect" else "regressed"
             row = replace(row, verdict=verdict, reason="; ".join(reasons))
         rows.append(row)
-    controls = times.controls()
+    controls = times.controls.summary()
     exit_code, words = _conclusion(run, tuple(rows), grown, controls)
     return Outcome(rows=tuple(rows), controls=controls, exit_code=exit_code, words=words)
 

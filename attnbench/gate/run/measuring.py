@@ -21,11 +21,19 @@ from attnbench.base.files import digest
 from attnbench.errors import AttnbenchError, UsageError, WorkerError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.gate.decide.data import Checked, GateRun, Round, RoundFacts, Rules, Version
+from attnbench.gate.decide.data import (
+    Checked,
+    GateRun,
+    Round,
+    RoundFacts,
+    Rules,
+    Version,
+    VersionName,
+)
 from attnbench.gate.decide.exact import checked
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import comparable
-from attnbench.gate.run.rounds import Bench, ChangedError, RoundError, measure_round
+from attnbench.gate.run.rounds import Bench, RoundError, measure_round
 from attnbench.gate.run.worktree import own_prefix
 from attnbench.machine import host
 from attnbench.planning.plan import Axes, check_names, expand, make_plan, misfit
@@ -97,8 +105,7 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
     listener.planned(run.cells)
     checked_s = time.perf_counter() - begin
     settings = replace(request.settings, device=run.environment["device"])
-    pinned = settings.device == "cpu" and settings.threads == 1
-    cpus = host.affinity() if pinned else None
+    cpus = host.affinity() if settings.device == "cpu" and settings.threads == 1 else None
     listener.stage("timing in turns")
     with tempfile.TemporaryDirectory(prefix=own_prefix(), ignore_cleanup_errors=True) as kept:
         bench = Bench(
@@ -113,8 +120,7 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
             injected=request.injected,
             digests=digests,
         )
-        deadline = begin + request.rules.budget_s
-        rounds, over = _measure(bench, run, listener, deadline, request.keep)
+        rounds, over = _measure(bench, run, listener, begin + request.rules.budget_s, request.keep)
     spent_s = {
         "checks_s": checked_s,
         "rounds_s": sum(found.spent_s for found in rounds),
@@ -163,14 +169,12 @@ def _measure(
 def _measure_twice(bench: Bench, plan: RoundPlan, number: int) -> Round:
     """Measure a round; once more, if a process fails and no cell is to blame."""
     try:
+        return measure_round(bench, plan, number)
+    except RoundError:
         try:
             return measure_round(bench, plan, number)
-        except RoundError:
-            return measure_round(bench, plan, number)
-    except RoundError as err:
-        raise WorkerError(f"the processes of a round fail again and again: {err}") from err
-    except ChangedError as err:
-        raise UsageError(str(err)) from err
+        except RoundError as err:
+            raise WorkerError(f"the processes of a round fail again and again: {err}") from err
 
 
 @dataclass(kw_only=True)
@@ -213,11 +217,11 @@ class _Examined:
 
     def doubtful(self, other: _Examined) -> list[Cell]:
         """The cells that failed here, for a reason that may pass, and not so in the other."""
+        statuses = {key: record.status for key, record in other.records.items()}
         return [
             record.cell
             for key, record in self.records.items()
-            if record.status in _MAY_PASS
-            and (key not in other.records or other.records[key].status != record.status)
+            if record.status in _MAY_PASS and statuses.get(key) != record.status
         ]
 
     def checked(self, key: _Key) -> Checked:
@@ -242,11 +246,11 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
     base, candidate = request.base, request.candidate
     # One call a cell is enough here: these times decide nothing.
     brief = replace(request.settings, min_time_s=0.0, max_time_s=0.001, replace=True)
-    settings = [
+    settings, candidates = (
         replace(brief, files=version.files, root=version.root, other_root=other.root)
         for version, other in ((base, candidate), (candidate, base))
-    ]
-    with LocalRunner(settings[0]) as theirs, LocalRunner(settings[1]) as mine:
+    )
+    with LocalRunner(settings) as theirs, LocalRunner(candidates) as mine:
         ours = _Examined(version=candidate, runner=mine)
         before = _Examined(version=base, runner=theirs)
         ours.load()
@@ -257,20 +261,23 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
         own = list(dict.fromkeys([*ours.names, *before.names]))
         cells, misfits = _cells(request.sweeps, ours.catalogue, own)
         fit = [cell for cell in cells if cell.key not in misfits]
-        together = ours.catalogue.device == "cpu"  # nothing is timed: both at once
-        _do([partial(ours.check, fit), partial(before.check, fit)], together=together)
-        again = ours.doubtful(before), before.doubtful(ours)
-        _do([partial(ours.check, again[0]), partial(before.check, again[1])], together=together)
+        mine_again, theirs_again = fit, fit
+        for _ in range(2):
+            jobs = [partial(ours.check, mine_again), partial(before.check, theirs_again)]
+            _do(jobs, together=ours.catalogue.device == "cpu")  # nothing is timed: both at once
+            mine_again, theirs_again = ours.doubtful(before), before.doubtful(ours)
         warnings = [*mine.warnings]
     if before.failure is not None:
         warnings.append(f"the base does not load: {before.failure}")
-    checks = {}
-    for number, cell in enumerate(cells):
-        unfit = Checked(status="skipped", reason=misfits.get(cell.key))
-        checks[number] = {
-            examined.version.name: unfit if unfit.reason else examined.checked(cell.key)
-            for examined in (before, ours)
-        }
+
+    def check_of(examined: _Examined, key: _Key) -> Checked:
+        unfit = misfits.get(key)
+        return Checked(status="skipped", reason=unfit) if unfit else examined.checked(key)
+
+    checks: dict[int, dict[VersionName, Checked]] = {
+        number: {"base": check_of(before, cell.key), "candidate": check_of(ours, cell.key)}
+        for number, cell in enumerate(cells)
+    }
     run = GateRun(
         rules=request.rules,
         base=base,

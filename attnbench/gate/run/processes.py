@@ -20,13 +20,11 @@ from attnbench.gate.protocol import (
     RoundRequest,
     VariantConfig,
 )
-from attnbench.schema.messages import Ends
 
 _GRACE_S, _REPORT_S = 0.5, 1.0
 CAN_FORK = sys.platform == "linux"  # elsewhere forking after importing a BLAS is not safe
 
 T = TypeVar("T")
-ConfigOf = Callable[[Ends, tuple[VariantConfig, ...]], RoundConfig]
 
 
 class ProcessError(Exception):
@@ -41,13 +39,13 @@ class RoundProcesses:
     """One fresh process a variant, all warm and alive at once. Use as a context manager.
 
     `versions` has for each variant the version whose code it runs, and the other; processes are
-    forked in this order. `config_of` makes the server's configuration.
+    forked in this order. `config` makes the server's from `report` and `variants`.
     """
 
     def __init__(
         self,
         versions: Sequence[tuple[Variant, Version, Version]],
-        config_of: ConfigOf,
+        config: Callable[..., RoundConfig],
         settings: Settings,
     ) -> None:
         self._timeout_s = settings.timeout_s
@@ -55,37 +53,35 @@ class RoundProcesses:
         self._servers: dict[Variant, tuple[Line, Child]] = {}
         try:
             for group in [versions] if CAN_FORK else [[row] for row in versions]:
-                self._start(group, config_of, settings)
-        except OSError as err:
+                self._start(group, config, settings)
+        except BaseException as err:
             self.end()
-            raise WorkerError(f"the processes of a round cannot be started ({err})") from err
-        except BaseException:
-            self.end()
+            if isinstance(err, OSError):
+                raise WorkerError(f"the processes of a round cannot be started ({err})") from err
             raise
 
     def _start(
         self,
         group: Sequence[tuple[Variant, Version, Version]],
-        config_of: ConfigOf,
+        config: Callable[..., RoundConfig],
         settings: Settings,
     ) -> None:
-        report = Line()
-        configs = []
-        for variant, version, other in group:
-            line = self._lines[variant] = Line()
-            configs.append(
-                VariantConfig(
-                    variant=variant,
-                    files=version.files,
-                    root=version.root,
-                    other_root=other.root,
-                    ends=line.ends,
-                )
+        lines: dict[Variant, Line] = {variant: Line() for variant, *_ in group}
+        self._lines |= lines
+        variants = tuple(
+            VariantConfig(
+                variant=variant, files=version.files, root=version.root, other_root=other.root,
+                ends=lines[variant].ends,
             )
-        lines = [report, *(self._lines[variant] for variant, *_ in group)]
-        config = config_of(report.ends, tuple(configs))
-        server = report, Child("attnbench.gate.server", config, settings, lines)
-        self._servers |= {variant: server for variant, *_ in group}
+            for variant, version, other in group
+        )  # fmt: skip
+        report = Line()
+        started = config(report=report.ends, variants=variants)
+        server = (
+            report,
+            Child("attnbench.gate.server", started, settings, [report, *lines.values()]),
+        )
+        self._servers |= dict.fromkeys(lines, server)
 
     def prepared(self, variant: Variant) -> Prepared:
         """What a process says once its cells are warm; it names each before it builds it.

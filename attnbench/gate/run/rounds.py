@@ -7,9 +7,11 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Self
 
+from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.gate.decide.data import (
     Failure,
@@ -32,12 +34,10 @@ from attnbench.gate.protocol import (
     SampleTaken,
     TakeSample,
     TimeEstimated,
-    VariantConfig,
     VerifyCell,
 )
 from attnbench.gate.run.processes import ProcessError, RoundProcesses
 from attnbench.machine import host
-from attnbench.schema.messages import Ends
 from attnbench.schema.record import Cell
 
 # A cell gets about this much of each process's time in a round, in batches of this length at least.
@@ -92,23 +92,12 @@ class RoundError(Exception):
     """A process of a round failed before it was at any cell; the message says how."""
 
 
-class ChangedError(Exception):
-    """The files of a version are not what they were in the round before."""
-
-    def __init__(self, version: Version) -> None:
-        super().__init__(
-            f"files below {version.root} changed while they were measured; leave them alone and"
-            " run again"
-        )
-
-
 def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
     """Measure one round in fresh processes; what fails in it is part of the round.
 
     Raises:
-        ChangedError: someone edits the code that is being measured.
         RoundError: a process failed, and no cell is to blame.
-        UsageError: one version imports the other's code.
+        UsageError: a version's code was edited meanwhile, or imports the other's.
         WorkerError: no process can be started.
     """
     begin = time.perf_counter()
@@ -121,22 +110,18 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
     ]
     bench.rng.shuffle(versions)  # who is forked first has other memory
 
-    def config(report: Ends, variants: tuple[VariantConfig, ...]) -> RoundConfig:
-        return RoundConfig(
-            report=report,
-            variants=variants,
-            cells={cell: bench.cells[cell] for cell in cells},
-            references=str(bench.references),
-            device=bench.settings.device,
-            threads=bench.settings.threads,
-            seed=bench.settings.seed,
-            l2=bench.settings.l2,
-            timer=bench.settings.timer,
-            cpu=cpu,
-        )
-
-    samples: dict[int, dict[Variant, Samples]] = {}
-    grown: dict[str, dict[str, int]] = {}
+    config = partial(
+        RoundConfig,
+        cells={cell: bench.cells[cell] for cell in cells},
+        references=str(bench.references),
+        device=bench.settings.device,
+        threads=bench.settings.threads,
+        seed=bench.settings.seed,
+        l2=bench.settings.l2,
+        timer=bench.settings.timer,
+        cpu=cpu,
+    )
+    samples, grown = {}, {}
     facts, veto = RoundFacts(), None
     with RoundProcesses(versions, config, bench.settings) as processes:
         try:
@@ -156,7 +141,7 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
             failures = {err.cell: err.failure}
     if failures:  # broken off: what it timed counts for nothing
         samples = {}
-        grown.clear()
+        facts.pop("grown", None)
     return Round(
         stage=plan.stage,
         samples=samples,
@@ -180,7 +165,10 @@ def _prepare(
         version = bench.candidate if variant == "candidate" else bench.base
         for file, digest in prepared.digests.items():  # not always the same: some import late
             if bench.digests.setdefault((version.name, file), digest) != digest:
-                raise ChangedError(version)
+                raise UsageError(
+                    f"files below {version.root} changed while they were measured; leave them"
+                    " alone and run again"
+                )
         for cell, failed in prepared.failures.items():
             if cell not in failures or variant != "candidate":
                 found = Failure(variant=variant, code=failed.code, reason=failed.reason)
@@ -288,22 +276,19 @@ class Counters:
         now = Counters.read(processes)
         wall_s = max(now.wall_s - self.wall_s, 1e-9)
 
-        def share(before: float | None, after: float | None, unit_s: float) -> float | None:
-            known = before is not None and after is not None
-            return max(0.0, after - before) * unit_s / wall_s if known else None  # type: ignore
-
-        stolen = share(self.stolen, now.stolen, _TICK_S)
-        foreign = share(self.busy, now.busy, _TICK_S)
-        withheld = share(self.withheld_us, now.withheld_us, 1e-6)
-        if foreign is not None:
-            foreign = max(0.0, foreign - (now.own_s - self.own_s) / wall_s)
+        shares: dict[str, float] = {}
+        for name, unit_s in (("stolen", _TICK_S), ("busy", _TICK_S), ("withheld_us", 1e-6)):
+            before, after = getattr(self, name), getattr(now, name)
+            if before is not None and after is not None:
+                shares[name] = max(0.0, after - before) * unit_s / wall_s
         facts = RoundFacts()
-        if stolen is not None:
-            facts["stolen"] = round(stolen, 4)
-        if foreign is not None:
-            facts["foreign"] = round(foreign, 4)
-        if withheld is not None:
-            facts["withheld"] = round(withheld, 4)
+        if "stolen" in shares:
+            facts["stolen"] = round(shares["stolen"], 4)
+        if "busy" in shares:
+            own = (now.own_s - self.own_s) / wall_s
+            facts["foreign"] = round(max(0.0, shares["busy"] - own), 4)
+        if "withheld_us" in shares:
+            facts["withheld"] = round(shares["withheld_us"], 4)
         return facts, now.veto or why_vetoed(facts)
 
 

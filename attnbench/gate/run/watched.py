@@ -6,7 +6,6 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from attnbench.planning.plan import Axes, with_overrides
 from attnbench.theory.traits import TRAITS
 
 PYPROJECT = "pyproject.toml"
-_TABLE = "[tool.attnbench.gate]"
+_TABLE, _SWEEPS = "[tool.attnbench.gate]", "[[tool.attnbench.gate.sweeps]]"
+DEVICES = ("auto", "cpu", "cuda")
 # Unless sizes are given: small ones, in which a slowdown costs least to find.
 _DEFAULT = Axes(seq_lens=(128, 256, 512, 1024))
 _OF_SIZES = (
@@ -151,9 +151,10 @@ def watched(root: Path, folder: Path, flags: Mapping[str, Any]) -> Watched:
             "no file to watch: name one that has implementations, --impl path/in/repo.py, or list"
             f' them in {PYPROJECT}: {_TABLE} files = ["path/in/repo.py"]'
         )
-    chosen = {name: value for name, value in (table | given).items() if name in _SETTINGS}
+    others = {"files", "sweeps", *AXES}
+    chosen = {name: value for name, value in (table | given).items() if name not in others}
     found = Watched(files=tuple(dict.fromkeys(files)), sweeps=_sweeps(table, given), **chosen)
-    found.rules("cpu")  # values that no rule can have are refused before anything is done
+    found.rules("cpu")  # refuses what no rule can be, before anything is done
     return found
 
 
@@ -173,89 +174,77 @@ def read_table(root: Path) -> dict[str, Any]:
         table = table.get(name, {})
         if not isinstance(table, dict):
             raise UsageError(f"'{name}' in {PYPROJECT} is not a table; {_TABLE} is one")
-    return _read(table, _READERS, _TABLE)
-
-
-def _read(
-    table: Mapping[str, Any], readers: Mapping[str, Callable[[Any, str], Any]], title: str
-) -> dict[str, Any]:
-    found = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in readers or "_" in key:
-            valid = [name.replace("_", "-") for name in readers]
-            raise unknown("key", key, valid, f"{PYPROJECT} {title}")
-        found[name] = readers[name](value, f"'{key}' in {PYPROJECT} {title}")
-    if "budget" in found:
-        found["budget_s"] = found.pop("budget")
+    found = _read(table, _READERS | {"sweeps": None}, _TABLE)
+    rows = table.get("sweeps", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"'sweeps' in {PYPROJECT} {_TABLE} takes tables: {_SWEEPS}")
+    if rows:
+        found["sweeps"] = [_read(row, _AXIS_READERS, _SWEEPS) for row in rows]
+    try:
+        Rules(
+            **{name: found[name] for name in ("threshold", "budget_s", "growth") if name in found}
+        )
+    except UsageError as err:
+        raise UsageError(f"{PYPROJECT} {_TABLE}: {err}") from err
     return found
 
 
-def _listed(value: Any, where: str) -> str:
-    """A value as the command line has it: commas between what may be a list."""
-    parts = value if isinstance(value, list) else [value]
-    if not all(isinstance(part, str | int) and not isinstance(part, bool) for part in parts):
-        raise UsageError(
-            f"{where} takes a text as on the command line, a whole number or a list of them, not"
-            f" {value!r}"
-        )
-    return ",".join(str(part) for part in parts)
+def _read(
+    table: Mapping[str, Any], readers: Mapping[str, _Reader | None], title: str
+) -> dict[str, Any]:
+    """The values by field, read as on the command line; lists as if joined by commas."""
+    found = {}
+    valid = {name.removesuffix("_s").replace("_", "-"): name for name in readers}
+    for key, value in table.items():
+        if key not in valid:
+            raise unknown("key", key, list(valid), f"{PYPROJECT} {title}")
+        read, where = readers[valid[key]], f"'{key}' in {PYPROJECT} {title}"
+        if read is None:
+            continue
+        parts = value if isinstance(value, list) else [value]
+        if not all(type(part) in (str, int, float) for part in parts):
+            raise UsageError(
+                f"{where} takes a text as on the command line, a number or a list, not {value!r}"
+            )
+        found[valid[key]] = read(",".join(map(str, parts)), where)
+    return found
 
 
-def _sizes(value: Any, where: str) -> tuple[int, ...]:
-    return tuple(parse_sizes(_listed(value, where), where))
+def _sizes(text: str, where: str) -> tuple[int, ...]:
+    return tuple(parse_sizes(text, where))
 
 
-def _names(value: Any, where: str) -> tuple[str, ...]:
-    return tuple(parse_names(_listed(value, where), where))
+def _names(text: str, where: str) -> tuple[str, ...]:
+    return tuple(parse_names(text, where))
 
 
-def _text(value: Any, where: str, among: tuple[str, ...] = ()) -> str:
-    if not isinstance(value, str) or not value or (among and value not in among):
-        raise UsageError(f"{where} takes {', '.join(among) or 'a text'}, not {value!r}")
-    return value
+def _text(text: str, where: str) -> str:
+    if not text:
+        raise UsageError(f"{where} takes a text")
+    return text
 
 
-def _count(value: Any, where: str) -> int:
-    sizes = _sizes(value, where)
+def _device(text: str, where: str) -> str:
+    if text not in DEVICES:
+        raise UsageError(f"{where} takes {', '.join(DEVICES)}, not {text!r}")
+    return text
+
+
+def _count(text: str, where: str) -> int:
+    sizes = _sizes(text, where)
     if len(sizes) != 1:
-        raise UsageError(f"{where} takes one whole number, not {value!r}")
+        raise UsageError(f"{where} takes one whole number, not {text!r}")
     return sizes[0]
 
 
-def _amount(name: str, parse: Callable[[str, str], float], value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UsageError(f"{where} takes a text as on the command line, not {value!r}")
-    number = parse(str(value), where)
-    try:
-        values: dict[str, Any] = {name: number}
-        Rules(**values)
-    except UsageError as err:  # it names the flag, which was not given
-        raise UsageError(f"{where}: {str(err).split(' ', 1)[1]}") from err
-    return number
-
-
-def _rows(value: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise UsageError(f"{where} takes tables: [[tool.attnbench.gate.sweeps]]")
-    return [_read(row, _AXIS_READERS, "[[tool.attnbench.gate.sweeps]]") for row in value]
-
-
-_AXIS_READERS: dict[str, Callable[[Any, str], Any]] = {
+_Reader = Callable[[str, str], Any]
+_AXIS_READERS: dict[str, _Reader] = {
     axis: _text if axis == "workload" else _sizes if axis in _OF_SIZES else _names for axis in AXES
 }
-_SETTINGS = ("base", "threshold", "budget_s", "growth", "threads", "device")
-_READERS: dict[str, Callable[[Any, str], Any]] = {
-    "files": _names,
-    "base": _text,
-    "threshold": partial(_amount, "threshold", parse_share),
-    "budget": partial(_amount, "budget_s", parse_duration),
-    "growth": partial(_amount, "growth", parse_share),
-    "threads": _count,
-    "device": partial(_text, among=("auto", "cpu", "cuda")),
-    **_AXIS_READERS,
-    "sweeps": _rows,
-}
+_READERS: dict[str, _Reader] = {
+    "files": _names, "base": _text, "threshold": parse_share, "budget_s": parse_duration,
+    "growth": parse_share, "threads": _count, "device": _device, **_AXIS_READERS,
+}  # fmt: skip
 
 
 def _expanded(text: str, root: Path) -> list[str]:

@@ -95,7 +95,9 @@ class VariantProcess:
             return
         if config.cpu is not None:
             settle()
-            pin_all_threads(config.cpu)
+            for thread in os.listdir("/proc/self/task"):  # those that they start inherit it
+                with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.sched_setaffinity(int(thread), [config.cpu])
             remember()
         self._answer(Prepared(failures, digests_of_loaded(mine.root)))
         for line in self._requests:
@@ -141,11 +143,7 @@ class VariantProcess:
         with torch.set_grad_enabled(cell.case.needs_grad):
             bound = workload.bind(cell.case, impl, tensors)
         with torch.set_grad_enabled(bound.grad):
-            result = bound.call()
-            restore_settings(grad=bound.grad)  # before the harness computes anything
-            verdict = judge(bound.named(result), reference, cell.case.dtype)
-            if verdict.reason:
-                raise IncorrectError(verdict.reason)
+            _judge(cell, bound, reference)
             begin, calls = time.perf_counter(), 0
             while calls < _WARM_CALLS and (calls == 0 or time.perf_counter() - begin < _WARM_S):
                 bound.call()
@@ -168,9 +166,8 @@ class VariantProcess:
 
     def _served(self, request: RoundRequest) -> RoundAnswer:
         if isinstance(request, ReadCounters):
-            reading = self._sensor.read() if self._sensor is not None else None
-            veto = must_discard(reading) if reading is not None else None
-            return CountersRead(time.process_time_ns(), veto)
+            reading = self._sensor and self._sensor.read()
+            return CountersRead(time.process_time_ns(), reading and must_discard(reading))
         if isinstance(request, VerifyCell):
             return self._verified(request)
         with torch.set_grad_enabled(self._warm[request.cell].bound.grad), collector_off():
@@ -191,13 +188,7 @@ class VariantProcess:
         reference = self._reference(warm.cell, warm.tensors, seed)
         with torch.set_grad_enabled(warm.bound.grad):
             changed_us = self._clock.batch(warm.bound.call, 1).time_us
-            result = warm.bound.call()
-            restore_settings(grad=warm.bound.grad)
-            verdict = judge(warm.bound.named(result), reference, warm.cell.case.dtype)
-            if verdict.reason:
-                raise IncorrectError(
-                    f"{verdict.reason} (after the timing, once its inputs changed)"
-                )
+            _judge(warm.cell, warm.bound, reference, " (after the timing, once its inputs changed)")
             for more in range(1, _VERIFY_DRAWS):
                 if changed_us <= request.remembered * request.fastest_us:
                     break
@@ -237,12 +228,17 @@ class VariantProcess:
         return max(self._clock.batch(call, math.ceil(_BATCH_US / once_us)).time_us, 0.01)
 
 
-_STAGES: dict[type, str] = {
-    EstimateTime: "estimate",
-    TakeSample: "sample",
-    VerifyCell: "verify",
-    ReadCounters: "counters",
-}
+_STAGES = {
+    EstimateTime: "estimate", TakeSample: "sample", VerifyCell: "verify", ReadCounters: "counters",
+}  # fmt: skip
+
+
+def _judge(cell: Cell, bound: Bound, reference: Reference, when: str = "") -> None:
+    result = bound.call()
+    restore_settings(grad=bound.grad)  # before the harness computes anything
+    verdict = judge(bound.named(result), reference, cell.case.dtype)
+    if verdict.reason:
+        raise IncorrectError(verdict.reason + when)
 
 
 def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float:
@@ -288,13 +284,6 @@ def followed_by_sleep(call: Call, share: float, clock: Clock) -> Call:
     )
     cycles_per_us = _TRIAL_CYCLES / max(long_us - least_us, 1e-3)
     return asleep(max(1, round((share * own_us - (least_us - own_us)) * cycles_per_us)))
-
-
-def pin_all_threads(cpu: int) -> None:
-    """Let every thread of this process run on `cpu` alone; those that they start inherit it."""
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.sched_setaffinity(int(thread), [cpu])
 
 
 def resident_bytes() -> int | None:
