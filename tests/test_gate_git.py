@@ -32,13 +32,10 @@ def test_the_root_is_found_from_a_folder_below_it(root: Path) -> None:
     assert repository(root / "deep" / "er") == root
 
 
-def test_what_is_no_repository_is_said_in_one_line_with_what_to_do(tmp_path: Path) -> None:
+def test_what_is_no_repository_or_has_no_working_tree_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"not in a git repository.*--base.*git init") as caught:
         repository(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_repository_without_a_working_tree_is_refused(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet", "--bare")
     with pytest.raises(UsageError, match="without a working tree"):
         repository(tmp_path)
@@ -63,22 +60,15 @@ def test_a_ref_that_does_not_exist_is_one_line_that_names_the_flag(root: Path, r
     assert "\n" not in str(caught.value)
 
 
-def test_a_misspelt_branch_is_answered_with_the_nearest(root: Path) -> None:
+def test_a_misspelt_branch_or_one_that_only_the_remote_has_is_answered_with_the_nearest(
+    root: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="did you mean 'main'"):
         resolve(root, "mian")
-
-
-def test_a_branch_that_only_the_remote_has_is_named(root: Path, tmp_path: Path) -> None:
     git(root, "branch", "topic")
     git(tmp_path, "clone", "--quiet", str(root), "clone")
     with pytest.raises(UsageError, match="did you mean 'origin/topic'"):
         resolve(tmp_path / "clone", "topic")
-
-
-def test_a_repository_without_a_commit_has_nothing_to_compare_with(tmp_path: Path) -> None:
-    root = repositories.new(tmp_path / "new")
-    with pytest.raises(UsageError, match="no commit yet"):
-        default_base(root, Changes())
 
 
 # The base by default.
@@ -94,20 +84,21 @@ def test_on_a_branch_the_base_is_where_it_left_the_default_branch(root: Path) ->
     assert base_of(root) == ("main", left)
 
 
-def test_on_the_default_branch_changes_are_held_against_the_last_commit(root: Path) -> None:
-    write(root, a="3")
-    assert base_of(root) == ("HEAD", git(root, "rev-parse", "HEAD"))
-
-
-def test_on_a_clean_default_branch_the_base_is_the_parent_and_that_is_said(root: Path) -> None:
+def test_on_the_default_branch_the_base_is_its_last_commit_or_where_clean_the_one_before(
+    root: Path,
+) -> None:
     write(root, b="untracked files change nothing that is committed")
     found = default_base(root, changes(root))
     assert (found.ref, found.commit) == ("HEAD~1", git(root, "rev-parse", "HEAD~1"))
     assert "parent of HEAD" in found.words
+    write(root, a="3")
+    assert base_of(root) == ("HEAD", git(root, "rev-parse", "HEAD"))
 
 
 def test_the_first_commit_without_changes_has_no_base(tmp_path: Path) -> None:
     root = repositories.new(tmp_path / "repo")
+    with pytest.raises(UsageError, match="no commit yet"):
+        default_base(root, Changes())
     commit(root, a="1")
     with pytest.raises(UsageError, match=r"HEAD has no parent.*--base REF"):
         default_base(root, Changes())
@@ -123,36 +114,28 @@ def test_the_default_branch_is_what_origin_says(root: Path, tmp_path: Path) -> N
     assert base_of(clone) == ("origin/trunk", git(root, "rev-parse", "trunk"))
 
 
-def test_without_a_default_branch_a_base_must_be_named(root: Path) -> None:
-    git(root, "branch", "--move", "main", "elsewhere")
-    with pytest.raises(UsageError, match=r"no default branch \(origin/main.*--base REF"):
-        default_base(root, Changes())
-
-
-def test_branches_without_a_common_commit_have_no_default_base(root: Path) -> None:
+def test_without_a_default_branch_or_a_common_commit_a_base_must_be_named(root: Path) -> None:
     git(root, "checkout", "--quiet", "--orphan", "other")
     commit(root, a="3")
     with pytest.raises(UsageError, match=r"no common commit of HEAD and main.*--base REF"):
+        default_base(root, Changes())
+    git(root, "branch", "--move", "main", "elsewhere")
+    with pytest.raises(UsageError, match=r"no default branch \(origin/main.*--base REF"):
         default_base(root, Changes())
 
 
 # A shallow clone, as CI makes it.
 
 
-@pytest.fixture
-def shallow(root: Path, tmp_path: Path) -> Path:
+def test_a_shallow_clone_names_the_next_command_and_compares_what_it_has(
+    root: Path, tmp_path: Path
+) -> None:
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{root}", "shallow")
-    return tmp_path / "shallow"
-
-
-def test_in_a_shallow_clone_the_next_command_is_named(shallow: Path) -> None:
+    shallow = tmp_path / "shallow"
     assert is_shallow(shallow)
     for ask in (lambda: resolve(shallow, "HEAD~1"), lambda: default_base(shallow, Changes())):
         with pytest.raises(UsageError, match=r"shallow clone; .*--unshallow.*fetch-depth: 0"):
             ask()
-
-
-def test_what_a_shallow_clone_has_can_be_compared_with(shallow: Path) -> None:
     write(shallow, a="3")
     assert base_of(shallow) == ("HEAD", git(shallow, "rev-parse", "HEAD"))
 
@@ -160,12 +143,9 @@ def test_what_a_shallow_clone_has_can_be_compared_with(shallow: Path) -> None:
 # What is uncommitted.
 
 
-def test_a_clean_tree_has_no_changes(root: Path) -> None:
-    assert (changes(root), changes(root).words) == (Changes(), "")
-
-
 def test_changed_staged_moved_and_untracked_files_are_counted(root: Path) -> None:
     commit(root, b="b", c="c")
+    assert (changes(root), changes(root).words) == (Changes(), "")
     write(root, a="changed", new__one="1", new__two="2", staged="s")
     git(root, "add", "staged.py")
     git(root, "mv", "b.py", "moved.py")

@@ -9,7 +9,7 @@ import pytest
 
 from tests import repositories
 from tests.conftest import Cli, Refused
-from tests.repositories import commit, git, kernel, worktrees
+from tests.repositories import commit, kernel, worktrees
 
 
 @pytest.fixture(autouse=True)
@@ -63,29 +63,6 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(
     assert_refused(result, *says)
     assert not (root / "results").exists()
     assert worktrees(root) == 0
-
-
-def test_outside_a_repository_the_line_says_what_to_do(
-    cli: Cli, assert_refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert_refused(cli("gate"), "not in a git repository", "--base", "git init")
-
-
-def test_without_a_file_to_watch_the_line_says_how_to_name_one(
-    cli: Cli, assert_refused: Refused, root: Path
-) -> None:
-    (root / "pyproject.toml").unlink()
-    assert_refused(cli("gate"), "no file to watch", "--impl", "[tool.attnbench.gate]")
-
-
-def test_a_shallow_clone_is_told_how_to_get_the_rest(
-    cli: Cli, assert_refused: Refused, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{root}", "shallow")
-    monkeypatch.chdir(tmp_path / "shallow")
-    for args in ((), ("--base", "HEAD~1")):
-        assert_refused(cli("gate", *args), "shallow clone", "git fetch --unshallow", "fetch-depth")
 
 
 def test_a_name_that_is_taken_is_noticed_first(

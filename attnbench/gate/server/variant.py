@@ -166,8 +166,9 @@ class VariantProcess:
 
     def _served(self, request: RoundRequest) -> RoundAnswer:
         if isinstance(request, ReadCounters):
-            reading = self._sensor and self._sensor.read()
-            return CountersRead(time.process_time_ns(), reading and must_discard(reading))
+            reading = self._sensor.read() if self._sensor is not None else None
+            veto = must_discard(reading) if reading is not None else None
+            return CountersRead(time.process_time_ns(), veto)
         if isinstance(request, VerifyCell):
             return self._verified(request)
         with torch.set_grad_enabled(self._warm[request.cell].bound.grad), collector_off():
