@@ -18,10 +18,6 @@ from attnbench.theory.traits import (
     TRAITS,
     case_label,
     impossible,
-    law_of,
-    memory_of,
-    n_name,
-    one_query,
 )
 from attnbench.worker.workloads import WORKLOADS
 
@@ -54,38 +50,27 @@ def test_every_workload_has_one_row_for_planning():
         (decode("static"), "n^2 d", "d^2 + n d"),
         (decode("static"), "n w d", "d^2 + d w"),
         (decode("static"), "n", "d^2 + n"),
+        (decode("static"), "O(n^2 + n)", "O(d^2 + n)"),
         (decode("static"), "n d^2", "d^2 + n d^2"),
         (decode("static"), "n^2 log n", "d^2 + n log n"),
-        (decode("static"), "1", "d^2 + 1"),
     ],
 )
 def test_a_core_s_law_becomes_the_workload_s(case, core, law):
-    assert law_of(parse(core), case) == parse(law)
+    assert TRAITS.get(case.workload).time(parse(core), case) == parse(law)
 
 
 @pytest.mark.parametrize(
     ("case", "core", "law"),
     [
         (Case(), "n^2", "n^2"),
-        (Case(workload="layer"), "n^2", "n d + n^2"),
         (Case(workload="layer"), "O(n)", "O(n d + n)"),
         (decode("rerun"), "n^2", "n d + n^2"),
         (decode("none"), "n^2", "n d + n"),
-        (decode("concat"), "n^2", "n d + n"),
         (decode("static"), "n^2", "d + n"),
     ],
 )
 def test_a_core_s_memory_becomes_the_workload_s(case, core, law):
-    assert memory_of(parse(core), case) == parse(law)
-
-
-def test_one_query_merges_terms_that_become_alike():
-    assert one_query(parse("O(n^2 + n)")) == parse("O(n)")
-
-
-def test_the_context_is_called_so():
-    assert n_name("decode") == "context n"
-    assert {n_name(name) for name in ("attention", "layer", "recurrent")} == {"sequence length n"}
+    assert TRAITS.get(case.workload).memory(parse(core), case) == parse(law)
 
 
 @pytest.mark.parametrize(

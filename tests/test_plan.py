@@ -14,7 +14,6 @@ from attnbench.planning.plan import (
     jobs_of,
     make_plan,
     misfit,
-    with_overrides,
 )
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case, parse_mask, parse_position
@@ -216,11 +215,6 @@ def test_a_sweep_takes_whom_its_workload_is_served_by_and_whoever_is_asked_for_b
     assert implementations(Axes(workload="recurrent", impls=("naive",)), catalogue) == ["naive"]
     asked = implementations(Axes(workload="layer"), catalogue, own=["mine"])
     assert asked == ["naive", "mine"]  # a file of the user's was asked for: refused, not dropped
-
-
-def test_overrides_replace_what_was_given_alone():
-    axes = with_overrides(Axes(seq_lens=(1, 2)), {"heads": (8,), "seq_lens": None})
-    assert (axes.heads, axes.seq_lens) == ((8,), (1, 2))
 
 
 def test_the_quick_preset_is_what_it_promises():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from statistics import mean, stdev
-from statistics import median as _median
 
 
 def median(values: Iterable[float]) -> float:
@@ -16,10 +15,7 @@ def median(values: Iterable[float]) -> float:
     Raises:
         ValueError: there are no values.
     """
-    ordered = sorted(values)
-    if not ordered:
-        raise ValueError("no median of no values")
-    return float(_median(ordered))
+    return float(statistics.median(values))
 
 
 def median_interval(
@@ -99,8 +95,8 @@ def log_t_interval(values: Iterable[float]) -> tuple[float, float] | None:
     logs = [math.log(value) for value in values]
     if len(logs) < 2:
         return None
-    middle = mean(logs)
-    half = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    middle = statistics.mean(logs)
+    half = t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(middle - half), math.exp(middle + half)
 
 

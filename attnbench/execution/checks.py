@@ -92,25 +92,21 @@ def _run(
     cases = list({item.case.case_id: item.case for item, _ in pairs}.values())
     reasons = runner.reasons(cases, list(dict.fromkeys(name for _, name in pairs)))
     results: dict[int, CheckResult] = {}
+
+    def record(index: int, status: str, reason: str | None, metrics: dict[str, Any]) -> None:
+        item, name = pairs[index]
+        results[index] = CheckResult(
+            item=item, impl=name, status=status, reason=reason, metrics=metrics
+        )
+        seen(results[index])
+
     wanted = []
     for index, (item, name) in enumerate(pairs):
-        reason = reasons[item.case.case_id, name]
-        if reason:
-            results[index] = CheckResult(
-                item=item, impl=name, status="unsupported", reason=reason, metrics={}
-            )
-            seen(results[index])
+        if reason := reasons[item.case.case_id, name]:
+            record(index, "unsupported", reason, {})
         else:
             wanted.append(index)
     asked = [CheckItem(pairs[i][0].case, pairs[i][1], pairs[i][0].draw) for i in wanted]
     for number, found in runner.check(asked):
-        checked = CheckResult(
-            item=pairs[wanted[number]][0],
-            impl=found.impl,
-            status=found.status,
-            reason=found.reason,
-            metrics=found.metrics,
-        )
-        results[wanted[number]] = checked
-        seen(checked)
+        record(wanted[number], found.status, found.reason, found.metrics)
     return [results[index] for index in sorted(results)]

@@ -226,6 +226,9 @@ class Child:
         self.process.wait()
 
 
+_FROM_SETTINGS = ("threads", "files", "replace", "root", "other_root")
+
+
 class Worker:
     """One worker process, its line and its heartbeat. Use as a context manager."""
 
@@ -244,11 +247,7 @@ class Worker:
                 ends=self.line.ends,
                 device=device,
                 heartbeat=str(path),
-                threads=settings.threads,
-                files=settings.files,
-                replace=settings.replace,
-                root=settings.root,
-                other_root=settings.other_root,
+                **{name: getattr(settings, name) for name in _FROM_SETTINGS},
             )
             child = Child("attnbench.worker", config, settings, [self.line])
             begun.callback(child.kill)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -149,7 +149,12 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
     with LocalRunner(settings, listener.working) as runner:
         if missing:
             catalogue = _catalogue(runner, listener)
-            if lines := differing(environment, catalogue.environment):
+            now = catalogue.environment
+            if lines := [
+                f"{name} was {environment.get(name)}, is {now.get(name)}"
+                for name in FINGERPRINT
+                if environment.get(name) != now.get(name)
+            ]:
                 raise UsageError(
                     f"this is not where the run began: {'; '.join(lines)} (--resume);"
                     " start a new run"
@@ -224,17 +229,6 @@ def _measure(
     before = info.get("spent", {})
     total = {name: round(before.get(name, 0.0) + seconds, 3) for name, seconds in spent.items()}
     write_info(writer.path, info | {"spent": total})
-
-
-def differing(
-    before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str] = FINGERPRINT
-) -> list[str]:
-    """The facts of two environments that differ, one line each: `threads was 2, is 1`."""
-    return [
-        f"{name} was {before.get(name)}, is {now.get(name)}"
-        for name in names
-        if before.get(name) != now.get(name)
-    ]
 
 
 PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}

@@ -122,13 +122,17 @@ def load_run(path: Path) -> Run:
     Raises:
         StoreError: no such run, or a file in it that is damaged or not ours.
     """
-    info = load_info(path)
+    info, file = load_info(path), path / RECORDS
+    try:
+        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    except OSError as err:
+        raise StoreError(f"{file} cannot be read ({err})") from err
     latest: dict[tuple[tuple[str, str], int], Record] = {}
-    for number, line in enumerate(_complete_lines(path / RECORDS), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             record = Record.from_line(line)
         except AttnbenchError as err:
-            raise StoreError(f"{path / RECORDS}, line {number}: {err}") from err
+            raise StoreError(f"{file}, line {number}: {err}") from err
         key = record.cell.key, record.process
         latest.pop(key, None)
         latest[key] = record
@@ -171,15 +175,6 @@ def load_info(path: Path) -> dict[str, Any]:
     if schema not in READABLE:
         raise StoreError(f"{file} has schema {schema}; this version reads {SCHEMA}")
     return info
-
-
-def _complete_lines(file: Path) -> list[bytes]:
-    if not file.exists():
-        return []
-    try:
-        return file.read_bytes().split(b"\n")[:-1]
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err})") from err
 
 
 def runs_in(output: Path) -> list[Path]:

@@ -239,13 +239,17 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
     """
     known = [*(info.name for info in catalogue.implementations), *others]
     for axes in sweeps:
-        _known("workload", "--workload", [axes.workload], catalogue.workloads)
-        _known("implementation", "--impls", axes.impls or [], known)
-        _known("cache", "--caches", axes.caches or [], catalogue.caches)
-        projections = catalogue.projections
-        _known("projection", "--projections", axes.projections or [], projections)
         positions = [parse_position(text).name for text in axes.positions]
-        _known("position encoding", "--positions", positions, catalogue.positions)
+        for kind, flag, names, valid in (
+            ("workload", "--workload", [axes.workload], catalogue.workloads),
+            ("implementation", "--impls", axes.impls or [], known),
+            ("cache", "--caches", axes.caches or [], catalogue.caches),
+            ("projection", "--projections", axes.projections or [], catalogue.projections),
+            ("position encoding", "--positions", positions, catalogue.positions),
+        ):
+            for name in names:
+                if name not in valid:
+                    raise unknown(kind, name, list(valid), flag)
         for name, flag in TRAITS.get(axes.workload).foreign().items():
             if getattr(axes, name):
                 having = [w for w, kind in TRAITS.items() if name in kind.axes]
@@ -263,13 +267,6 @@ def implementations(axes: Axes, catalogue: Catalogue, own: Iterable[str] = ()) -
     serving = [info.name for info in catalogue.implementations if axes.workload in info.workloads]
     names = serving if axes.impls is None else list(axes.impls)
     return names + [name for name in own if name not in names]
-
-
-def _known(kind: str, flag: str, names: Iterable[str], known: Iterable[str]) -> None:
-    valid = list(known)
-    for name in names:
-        if name not in valid:
-            raise unknown(kind, name, valid, flag)
 
 
 def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, ...]:
@@ -293,8 +290,3 @@ def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, 
                          if name in nowhere or name not in foreign[axes.workload]})
         for axes in sweeps
     )  # fmt: skip
-
-
-def with_overrides(axes: Axes, overrides: dict[str, Any]) -> Axes:
-    """The sweep with every axis that was given on the command line replaced."""
-    return replace(axes, **{name: value for name, value in overrides.items() if value is not None})

@@ -19,7 +19,7 @@ from attnbench.report import figures
 from attnbench.report.figures import Page
 from attnbench.report.style import Look
 from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, Finding, Verdict
-from attnbench.theory.traits import TRAITS, n_name
+from attnbench.theory.traits import TRAITS
 
 MOST_PAGES = 1  # of one kind of figure for one workload and axis; the table has every verdict
 PANELS_A_PAGE = 6
@@ -65,7 +65,7 @@ def signed_percent(share: float) -> str:
 def axis_name(axis: str, workload: str) -> str:
     """What stands below an axis along which a series runs."""
     if axis == "n":
-        return n_name(workload) if workload in TRAITS.names() else "sequence length n"
+        return TRAITS.get(workload).n_name if workload in TRAITS.names() else "sequence length n"
     return "model width E" if axis == "d" and workload != "attention" else AXIS_NAMES[axis]
 
 

@@ -23,7 +23,7 @@ from attnbench.report.axes import End, Failed, short
 from attnbench.report.charts import CHARTS, Chart, Panel, Scale, Sheet, Tables
 from attnbench.report.figures import Plot
 from attnbench.report.style import Look
-from attnbench.theory.traits import n_name
+from attnbench.theory.traits import TRAITS
 
 PANEL_INCHES = 3.4
 PEAK_FROM = 0.25  # a datasheet's peak is drawn if something reaches this share of it
@@ -160,7 +160,7 @@ def _annotate(ax: Axes, panel: Panel, frame: Frame, failed: Sequence[Failed]) ->
     if len(frame.lengths) == 1:
         ax.set_xlabel(frame.axis)
     else:
-        ax.set_xlabel(n_name(str(panel.rows["workload"].iloc[0])))
+        ax.set_xlabel(TRAITS.get(str(panel.rows["workload"].iloc[0])).n_name)
         ax.set_ylabel(frame.axis)
 
 

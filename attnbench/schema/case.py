@@ -21,13 +21,6 @@ PASSES: tuple[Pass, ...] = get_args(Pass)
 DEVICES: tuple[Device, ...] = get_args(Device)
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
-# The columns a mask and a position are printed in are text: `name` or `name:parameter`.
-
-
-def _split(text: str) -> tuple[str, str | None]:
-    name, colon, parameter = text.partition(":")
-    return name, parameter if colon else None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mask:
@@ -55,33 +48,11 @@ class Mask:
         return lowest and highest
 
 
-def _full(parameter: str | None) -> Mask:
-    _no_parameter("full", parameter)
-    return Mask(text="full")
-
-
-def _causal(parameter: str | None) -> Mask:
-    _no_parameter("causal", parameter)
-    return Mask(text="causal", after=0)
-
-
-def _window(parameter: str | None) -> Mask:
-    text = parameter or ""
-    if not (text.isascii() and text.isdecimal() and len(text) <= 12 and int(text) >= 1):
-        raise UsageError("mask window needs a width of at least 1 (--masks window:256)")
-    # The query's own position counts as one of the `width` keys, as Mistral's sliding window.
-    return Mask(text=f"window:{int(text)}", before=int(text) - 1, after=0)
-
-
-def _no_parameter(name: str, parameter: str | None) -> None:
-    if parameter is not None:
-        raise UsageError(f"mask '{name}' takes no parameter (--masks {name})")
-
-
+# None: the parameter makes the mask.
 MASKS: Registry[Any] = Registry("mask", "--masks")
-MASKS.add("full", _full)
-MASKS.add("causal", _causal)
-MASKS.add("window", _window)
+MASKS.add("full", Mask())
+MASKS.add("causal", Mask(text="causal", after=0))
+MASKS.add("window", None)
 
 
 def parse_mask(text: str) -> Mask:
@@ -90,9 +61,16 @@ def parse_mask(text: str) -> Mask:
     Raises:
         UsageError: unknown mask, or a parameter that is missing or out of range.
     """
-    name, parameter = _split(text)
-    mask: Mask = MASKS.get(name)(parameter)
-    return mask
+    name, colon, width = text.partition(":")
+    mask: Mask | None = MASKS.get(name)
+    if mask is not None:
+        if colon:
+            raise UsageError(f"mask '{name}' takes no parameter (--masks {name})")
+        return mask
+    if not (width.isascii() and width.isdecimal() and len(width) <= 12 and int(width) >= 1):
+        raise UsageError("mask window needs a width of at least 1 (--masks window:256)")
+    # The query's own position counts as one of the keys, as in Mistral's sliding window.
+    return Mask(text=f"window:{int(width)}", before=int(width) - 1, after=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +94,8 @@ def parse_position(text: str) -> Position:
     Raises:
         UsageError: the base is not a number above 1.
     """
-    name, parameter = _split(text)
-    if parameter is None:
+    name, colon, parameter = text.partition(":")
+    if not colon:
         return Position(name=name)
     try:
         base = float(parameter)
@@ -165,9 +143,13 @@ class Case:
         for name, source in _FOLLOWS.items():
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, getattr(self, source))
-        _check_choice("pass", self.pass_, PASSES, "--passes")
-        _check_choice("device", self.device, DEVICES, "--device")
-        _check_choice("dtype", self.dtype, tuple(DTYPE_BYTES), "--dtypes")
+        for kind, value, choices, flag in (
+            ("pass", self.pass_, PASSES, "--passes"),
+            ("device", self.device, DEVICES, "--device"),
+            ("dtype", self.dtype, DTYPE_BYTES, "--dtypes"),
+        ):
+            if value not in choices:
+                raise UsageError(f"unknown {kind} '{value}' ({flag}); one of {', '.join(choices)}")
         for name, flag in _SIZE_FLAGS.items():
             size = getattr(self, name)
             if size is not None and (type(size) is not int or size < 1):
@@ -263,8 +245,3 @@ _SIZE_FLAGS = {
     "width": "--widths",
     "new_tokens": "--new-tokens",
 }
-
-
-def _check_choice(kind: str, value: str, choices: tuple[str, ...], flag: str) -> None:
-    if value not in choices:
-        raise UsageError(f"unknown {kind} '{value}' ({flag}); one of {', '.join(choices)}")

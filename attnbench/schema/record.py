@@ -11,15 +11,14 @@ from typing import Any, Literal, Self, get_args, get_type_hints
 import msgspec
 
 from attnbench.base.jsontext import decode
-from attnbench.base.sample import DiscardCode, Sample
+from attnbench.base.sample import DiscardCode
+from attnbench.base.sample import Sample as Sample
 from attnbench.errors import StoreError
 from attnbench.schema.case import Case, CaseRow
 
 # 2: samples may be discarded, and a cell may have a record for each of several processes.
 SCHEMA = 2
 READABLE = (1, 2)
-
-__all__ = ["READABLE", "SCHEMA", "STATUSES", "Cell", "Record", "Sample", "Status"]
 
 Status = Literal["ok", "unsupported", "incorrect", "oom", "timeout", "crashed", "error", "skipped"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -161,7 +160,11 @@ def _samples(columns: Any) -> tuple[Sample, ...]:
     """Inverse of `_columns`; older records have the reason of a discard, and no code."""
     given = {name: column for name in _SAMPLE if (column := getattr(columns, name)) is not None}
     if "discarded" in given and "discard_code" not in given:
-        given["discard_code"] = [_discard_code(reason) for reason in given["discarded"]]
+        given["discard_code"] = [
+            reason
+            and next((c for text, c in _OLD_REASONS.items() if reason.startswith(text)), "other")
+            for reason in given["discarded"]
+        ]
     rows = zip(*given.values(), strict=True)
     return tuple([Sample(**dict(zip(given, row, strict=True))) for row in rows])
 
@@ -173,13 +176,6 @@ _OLD_REASONS: dict[str, DiscardCode] = {
     "something was compiled": "compiled",
     "the clock": "clock",
 }
-
-
-def _discard_code(reason: str | None) -> DiscardCode | None:
-    """What a reason says that was stored without its code."""
-    if reason is None:
-        return None
-    return next((code for text, code in _OLD_REASONS.items() if reason.startswith(text)), "other")
 
 
 _LARGEST = 2.0**63  # what a table of whole numbers can hold
@@ -234,17 +230,14 @@ def merged(records: list[Record]) -> Record:
 def _merged_metric(name: str, values: list[Any]) -> Any:
     known = [value for value in values if value is not None]
     if known and all(isinstance(value, str) for value in known):
-        return _joined(known, len(values))
+        if known.count(known[0]) == len(values):
+            return known[0]
+        return "; ".join(
+            f"{text} ({known.count(text)} of {len(values)})" for text in dict.fromkeys(known)
+        )
     if not all(isinstance(value, (int, float)) for value in known) or not known:
         return known[0] if known else None
     return _MERGES.get(name, max)(known)
-
-
-def _joined(texts: list[str], processes: int) -> str:
-    """As `flash (2 of 3); math (1 of 3)`, in order of first appearance; unanimous as it is."""
-    if texts.count(texts[0]) == processes:
-        return texts[0]
-    return "; ".join(f"{t} ({texts.count(t)} of {processes})" for t in dict.fromkeys(texts))
 
 
 _CONDITIONS = (

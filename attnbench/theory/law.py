@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -41,7 +41,12 @@ class Term:
 
     def times(self, other: Term) -> Term:
         """The product of two terms."""
-        return Term.of(_added(self.powers, other.powers), _added(self.logs, other.logs))
+        mine, theirs = (dict(self.powers), dict(self.logs)), (dict(other.powers), dict(other.logs))
+        powers, logs = (
+            {name: a.get(name, 0) + b.get(name, 0) for name in VARIABLES}
+            for a, b in zip(mine, theirs, strict=True)
+        )
+        return Term.of(powers, logs)
 
     def value(self, sizes: Mapping[str, float]) -> float:
         """The term at these sizes, one for each variable that occurs."""
@@ -73,7 +78,10 @@ class Law:
 
     def along(self, variable: str) -> Law:
         """What is left where only `variable` varies: `n d^2 + n^2 d` along n is `n + n^2`."""
-        kept = (Term.of(_only(t.powers, variable), _only(t.logs, variable)) for t in self.terms)
+        kept = [
+            Term.of(*({variable: dict(x).get(variable, 0)} for x in (term.powers, term.logs)))
+            for term in self.terms
+        ]
         return replace(self, terms=tuple(dict.fromkeys(kept)))
 
     def times(self, text: str) -> Law:
@@ -120,7 +128,7 @@ def _term(part: str, law: str) -> Term:
         found = _FACTOR.match(part, at)
         if not found or (found[3] and found[3] not in VARIABLES):
             raise UsageError(
-                f"'{law}' is no law; write a sum of products of {_names()}, {_EXAMPLES}"
+                f"'{law}' is no law; write a sum of products of {', '.join(VARIABLES)}, {_EXAMPLES}"
             )
         if found[3]:
             into = logs if found[2] else powers
@@ -131,25 +139,8 @@ def _term(part: str, law: str) -> Term:
     return Term.of(powers, logs)
 
 
-def _names() -> str:
-    return ", ".join(VARIABLES)
-
-
 def _ordered(powers: Mapping[str, Fraction | int]) -> tuple[tuple[str, Fraction], ...]:
     return tuple((name, Fraction(powers[name])) for name in VARIABLES if powers.get(name))
-
-
-def _added(
-    some: Iterable[tuple[str, Fraction]], others: Iterable[tuple[str, Fraction]]
-) -> dict[str, Fraction]:
-    total = dict(some)
-    for name, power in others:
-        total[name] = total.get(name, Fraction(0)) + power
-    return total
-
-
-def _only(powers: Iterable[tuple[str, Fraction]], variable: str) -> dict[str, Fraction]:
-    return {name: power for name, power in powers if name == variable}
 
 
 def _power(name: str, power: Fraction) -> str:

@@ -75,21 +75,6 @@ class Traits:
         return f"{case.workload} {reason}"
 
 
-def law_of(core: Law, case: Case) -> Law:
-    """How time (or FLOPs) grows in the case's workload around a core of law `core`."""
-    return TRAITS.get(case.workload).time(core, case)
-
-
-def memory_of(core: Law, case: Case) -> Law:
-    """How the workspace grows in the case's workload around a core of memory law `core`."""
-    return TRAITS.get(case.workload).memory(core, case)
-
-
-def n_name(workload: str) -> str:
-    """What n is called on an axis of a plot."""
-    return TRAITS.get(workload).n_name
-
-
 def one_query(core: Law) -> Law:
     """The law of a core that has one query instead of n: n²d becomes n d, n w d becomes w d.
 

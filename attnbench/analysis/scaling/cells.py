@@ -21,7 +21,7 @@ from attnbench.machine import limits
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.theory.law import Law, parse
-from attnbench.theory.traits import TRAITS, law_of, memory_of
+from attnbench.theory.traits import TRAITS
 
 Floats = NDArray[np.float64]
 _SEED = 20_260
@@ -124,7 +124,8 @@ class Laws:
                 self.problems[impl] = f"{field}: {err}"
                 core = None
             if core:
-                law = memory_of(core, case) if field == "memory" else law_of(core, case)
+                traits = TRAITS.get(case.workload)
+                law = (traits.memory if field == "memory" else traits.time)(core, case)
             self._known[key] = law.upper() if law and windowed else law
         return self._known[key]
 

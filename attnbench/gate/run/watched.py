@@ -17,7 +17,7 @@ from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import DEFAULT_THRESHOLD, Rules, Version
 from attnbench.gate.run import git
 from attnbench.gate.run.measuring import GateRequest
-from attnbench.planning.plan import Axes, with_overrides
+from attnbench.planning.plan import Axes
 from attnbench.theory.traits import TRAITS
 
 PYPROJECT = "pyproject.toml"
@@ -295,7 +295,8 @@ def _sweeps(table: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Axes, .
     found = []
     for row, own in zip(sweeps, workloads, strict=True):
         axes = {**_fitting(shared, own, workloads), **row, **_fitting(flags, own, workloads)}
-        found.append(with_overrides(_DEFAULT, axes | {"workload": own}))
+        given = {name: value for name, value in axes.items() if value is not None}
+        found.append(replace(_DEFAULT, **given | {"workload": own}))
     return tuple(found)
 
 
