@@ -375,13 +375,11 @@ BAD: list[tuple[str, str, tuple[str, ...]]] = [
     ('column = "tflops"', 'colum = "tflops"', ("quantity: unknown field 'colum'", "'column'?")),
     ('"tflops"', '"tflop"', ("quantity.column", "unknown column of numbers", "'tflops'?")),
     ('"tflops"', '"reason"', ("quantity.column", "unknown column of numbers 'reason'")),
-    ('"tflops"', "3", ("quantity.column", "Expected `str`, got `int`")),
     ("impl =", "imp =", ("quantity.where: unknown column 'imp'", "'impl'?")),
     ('"naive"', "7", ("quantity.where: column impl takes text, not 7",)),
     ('impl = "naive"', 'seq_len = "long"', ("column seq_len takes numbers", "largest or smallest")),
     ('impl = "naive"', "seq_len = true", ("quantity.where", "got `bool`")),
     ('where = { impl = "naive" }', 'where = {}, per = "n*d"', ("quantity.per: unknown size 'd'",)),
-    ('is = ">"', 'iz = ">"', ("relation: unknown field 'iz'",)),
     ('is = ">"', 'is = "=>"', ("relation.is", "=>")),
     ("limit = 1", 'limit = "1"', ("relation.limit", "got `str`")),
     ("limit = 1", "limit = [1, 2]", ("relation", "one number for all others")),
@@ -394,7 +392,6 @@ BAD: list[tuple[str, str, tuple[str, ...]]] = [
     ("[[claim]]", "[[claims]]", ("unknown field 'claims'", "did you mean 'claim'?")),
     (GOOD, GOOD + GOOD, ("claim good, id: another claim has it already",)),
     (GOOD, "", ("holds no claims",)),
-    (GOOD, "claim = 3", ("holds no claims",)),
     (GOOD, "claim = [3]", ("claim number 1", "got `int`")),
     (GOOD, "so says the paper", ("not TOML",)),
 ]
@@ -406,9 +403,7 @@ def test_a_file_that_makes_no_sense_is_one_line(
 ):
     file = tmp_path / "mine.toml"
     file.write_text(GOOD.replace(old, new, 1))
-    before = sorted(tmp_path.rglob("*"))
     assert_refused(cli("claims", "--file", file, "--output", tmp_path), "mine.toml", *says)
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_is_no_file_of_text_is_one_line(cli: Cli, assert_refused: Refused, tmp_path):
@@ -433,7 +428,10 @@ def test_the_example_in_the_help_can_be_used_as_it_stands(cli: Cli, tmp_path):
     assert "1 holds, 0 refuted, 0 inconclusive; all as expected" in result.stdout
 
 
-def test_the_latest_run_is_taken_and_json_holds_claims_with_findings(cli: Cli, tmp_path):
+def test_the_latest_run_is_taken_and_json_holds_claims_with_findings(
+    cli: Cli, assert_refused: Refused, tmp_path
+):
+    assert_refused(cli("claims", "--output", tmp_path), "no run", "attnbench sweep")
     synthetic.write_run(tmp_path, "mine", decode_cells())
     result = cli("claims", "--output", tmp_path, "--only", "rerun-flops,cached-flops", "--json")
     found = json.loads(result.stdout, parse_constant=pytest.fail)
@@ -441,6 +439,11 @@ def test_the_latest_run_is_taken_and_json_holds_claims_with_findings(cli: Cli, t
     assert [row["finding"]["verdict"] for row in found["claims"]] == ["refuted", "holds"]
     assert [row["expected"] for row in found["claims"]] == ["refuted", "holds"]
     assert result.exit_code == 0
+    result = cli("claims", "--output", tmp_path, "--only", "total-flops,rope-perplexity")
+    assert result.exit_code == 3
+    assert "not measured: needs a trained model" in result.stdout
+    result = cli("claims", "--output", tmp_path, "--only", "cached-flosp")
+    assert_refused(result, "unknown claim 'cached-flosp' (--only)", "did you mean 'cached-flops'")
 
 
 def test_a_verdict_that_is_not_expected_exits_1_and_is_named(cli: Cli, tmp_path):
@@ -449,17 +452,3 @@ def test_a_verdict_that_is_not_expected_exits_1_and_is_named(cli: Cli, tmp_path)
     result = cli("claims", "lying", "--output", tmp_path, "--only", "cached-flops,cache-grows")
     assert result.exit_code == 1
     assert "not as expected: cached-flops" in result.stdout
-
-
-def test_no_verdict_at_all_exits_3(cli: Cli, tmp_path):
-    synthetic.write_run(tmp_path, "mine", decode_cells())
-    result = cli("claims", "--output", tmp_path, "--only", "total-flops,rope-perplexity")
-    assert result.exit_code == 3
-    assert "not measured: needs a trained model" in result.stdout
-
-
-def test_an_unknown_claim_or_run_is_one_line(cli: Cli, assert_refused: Refused, tmp_path):
-    assert_refused(cli("claims", "--output", tmp_path), "no run", "attnbench sweep")
-    synthetic.write_run(tmp_path, "mine", decode_cells())
-    result = cli("claims", "--output", tmp_path, "--only", "cached-flosp")
-    assert_refused(result, "unknown claim 'cached-flosp' (--only)", "did you mean 'cached-flops'")

@@ -216,10 +216,6 @@ def test_one_process_is_never_surer_than_processes_agree() -> None:
     assert band.high / band.value - 1 >= 1.9 * 0.015
 
 
-def test_the_same_run_gives_the_same_model() -> None:
-    assert models(run(layers(), layer_us)) == models(run(layers(), layer_us))
-
-
 # Heads.
 
 
@@ -235,10 +231,6 @@ def test_more_heads_cost_more_at_equal_flops_because_of_the_scores() -> None:
     assert isinstance(high, float)
     assert low < many / few < high
     assert figures["share_H_n2"] == pytest.approx(only(run(cores(), core_us)).shares["H n^2"].value)
-
-
-def test_without_two_numbers_of_heads_there_is_no_cost_of_heads() -> None:
-    assert "heads_few" not in only(run(layers(), layer_us)).figures
 
 
 # Layers.

@@ -257,6 +257,13 @@ class TestNotes:
         withheld = record([100.0] * 9, throttled_share=0.4)
         assert "a CPU quota held the process back for 40.0%" in (notes.notes(withheld) or "")
         assert notes.unsteady(withheld) == "withheld-time"
+        often = record([100.0] * 9, interruptions_per_s=250.0)
+        assert "interrupted 250 times a second" in (notes.notes(often) or "")
+        assert notes.notes(record([100.0] * 9, interruptions_per_s=90.0)) is None
+        far = record([100.0, 240.0, 240.0, 250.0])
+        assert "the reported time is 2.4 times the fastest sample" in (notes.notes(far) or "")
+        meddling = record([100.0] * 9, meddles="the number of threads")
+        assert "it changes the number of threads" in (notes.notes(meddling) or "")
         launch = record([10.0] * 9, enqueue_us=14.0)
         assert "launch-bound: the host takes 14.0 µs" in (notes.notes(launch) or "")
         assert notes.unsteady(launch) is None
