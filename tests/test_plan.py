@@ -57,12 +57,6 @@ def test_a_range_off_its_end_names_the_two_that_would_do():
         parse_sizes("128..1000", "--seq-lens")
 
 
-def test_a_cell_that_several_sweeps_share_is_planned_once():
-    cell = Cell(case=Case(), impl="naive")
-    plan = make_plan([cell, cell], {})
-    assert plan.cells == plan.passes[0] == (cell,)
-
-
 def test_axes_multiply():
     axes = Axes(seq_lens=(64, 128), heads=(2, 4), masks=("full", "causal"), passes=("both",))
     cases = list(expand(axes, "cpu"))

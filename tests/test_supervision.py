@@ -84,11 +84,6 @@ def play(tmp_path):
     return run
 
 
-def test_results_come_as_they_are(play):
-    results, _ = play([(0, "b"), (0, "a"), (1, "a"), "done"])
-    assert set(results) == set(KEYS)
-
-
 def test_a_death_costs_the_cell_it_was_at_and_the_rest_goes_on(play):
     first = [(0, "a"), ("at", 0, 1, "check"), "dies"]
     results, asked = play(first, [(0, "a"), "done"])  # the second numbers its cases from 0 again
