@@ -59,18 +59,26 @@ def unwritten(figure: Figure, stem: str, folder: Path) -> tuple[Path, Path]:
 CEILINGS = {"matmul_tflops": {"float32": 0.2}, "read_gbps": 31.0, "copy_gbps": 28.0}
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The page of every run; the figures of one alone are written for real."""
-    folder, found = tmp_path_factory.mktemp("runs"), {}
-    for name, records in synthetic.RUNS.items():
+class Pages(dict[str, Path]):
+    """The page of each run, drawn when first asked for; the figures of one are written for real."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Path:
         with pytest.MonkeyPatch.context() as patch:
             if name != "one":
                 patch.setattr(figures, "write", unwritten)
             quick = {"environment": synthetic.CPU | {"ceilings": CEILINGS}}
             info = quick if name == "quick" else None
-            found[name] = write_report(synthetic.write_run(folder, name, records(), info))
-    return found
+            records = synthetic.RUNS[name]()
+            self[name] = write_report(synthetic.write_run(self.folder, name, records, info))
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    return Pages(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
