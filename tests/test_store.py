@@ -166,12 +166,12 @@ def test_run_json_is_plain_json_with_the_schema(writer):
 
 
 EDITED = {
-    "a time of zero": ("samples", {"time_us": [0.0]}),
-    "a time below zero": ("samples", {"time_us": [-3.0]}),
-    "a time that is infinite": ("samples", {"time_us": [float("inf")]}),
-    "a time that is a text": ("samples", {"time_us": ["3"]}),
-    "no time": ("samples", {"time_us": [None]}),
-    "a block of NaN": ("samples", {"blocks_us": [[1.0, float("nan")]]}),
+    "a time of zero": ("samples", {"time_us": [0.0] * 3}),
+    "a time below zero": ("samples", {"time_us": [-3.0] * 3}),
+    "a time that is infinite": ("samples", {"time_us": [float("inf")] * 3}),
+    "a time that is a text": ("samples", {"time_us": ["3"] * 3}),
+    "no time": ("samples", {"time_us": [None] * 3}),
+    "a block of NaN": ("samples", {"blocks_us": [[1.0, float("nan")]] * 3}),
     "samples that are none": ("samples", None),
     "bytes below zero": ("metrics", {"memory_workspace_bytes": -1}),
     "FLOPs that are NaN": ("metrics", {"flops_counted": float("nan")}),
