@@ -1,5 +1,4 @@
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +27,6 @@ def record(n: int = 64, impl: str = "naive") -> Record:
 def writer(tmp_path):
     with RunWriter.create(tmp_path, "r", {"created": "2026-01-01T00:00:00+00:00"}) as opened:
         yield opened
-
-
-def test_a_record_survives_its_line():
-    assert Record.from_line(record().to_line()) == record()
 
 
 @pytest.mark.parametrize(
@@ -76,14 +71,6 @@ def test_nan_cannot_be_stored():
     broken = Record(cell=record().cell, status="ok", samples=record().samples, metrics={"x": 1e999})
     with pytest.raises(ValueError, match="not JSON compliant"):
         broken.to_line()
-
-
-def test_each_record_is_on_disk_when_append_returns(writer, monkeypatch):
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
-    writer.append(record())
-    assert synced == [(writer.path / "records.jsonl").stat().st_size]
-    assert load_run(writer.path).records == [record()]
 
 
 def test_the_latest_record_of_a_cell_wins(writer):
@@ -159,10 +146,9 @@ def test_latest_of_nothing_says_how_to_make_a_run(tmp_path):
         find_run("latest", tmp_path)
 
 
-def test_run_json_is_plain_json_with_the_schema(writer):
+def test_run_json_has_the_schema(writer):
     info = json.loads((writer.path / "run.json").read_text())
-    assert info["schema"] == SCHEMA == 2
-    assert info["run_id"] == "r"
+    assert (info["schema"], info["run_id"]) == (SCHEMA, "r") == (2, "r")
 
 
 EDITED = {
