@@ -81,7 +81,8 @@ def cells(*cases: Case, impls: tuple[str, ...] = ("naive", "sdpa")) -> list[Cell
 def test_nothing_planned_vanishes():
     good, odd = Case(seq_len=64), Case(seq_len=64, kv_heads=3)
     asked = cells(good, odd)
-    plan = make_plan(asked, {(good.case_id, "sdpa"): "no such kernel"})
+    plan = make_plan([*asked, *asked], {(good.case_id, "sdpa"): "no such kernel"})
+    assert list(plan.cells) == asked  # each once, whatever several sweeps share
     decided = {record.cell.key: record for record in plan.decided}
     measured = [cell for job in plan.jobs for cell in job.cells()]
     assert {cell.key for cell in asked} == set(decided) | {cell.key for cell in measured}
