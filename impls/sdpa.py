@@ -5,8 +5,8 @@ chooses with a boolean mask that is always passed).
 """
 
 import functools
+import re
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,13 +24,8 @@ from attnbench.api import (
     visible_blocks,
 )
 
-_cuda = torch.backends.cuda  # where the switches live; they govern the CPU kernels too
-SWITCHES: dict[str, tuple[Callable[[bool], None], Callable[[], bool]]] = {
-    "math": (_cuda.enable_math_sdp, _cuda.math_sdp_enabled),
-    "flash": (_cuda.enable_flash_sdp, _cuda.flash_sdp_enabled),
-    "efficient": (_cuda.enable_mem_efficient_sdp, _cuda.mem_efficient_sdp_enabled),
-    "cudnn": (_cuda.enable_cudnn_sdp, _cuda.cudnn_sdp_enabled),
-}
+# The switches in torch.backends.cuda; they govern the CPU kernels, too.
+SWITCHES = {"math": "math", "flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn"}
 
 
 def masking(case: Case, route: str) -> str:
@@ -48,7 +43,12 @@ def masking(case: Case, route: str) -> str:
 
 
 def build(route: str, case: Case) -> AttentionCall:
-    """SDPA along the route, with all that the case fixes already bound."""
+    """SDPA along the route, with all that the case fixes already bound.
+
+    A kernel is forced by switching the others off, so that it runs or raises: the six switches
+    cost 0.9 µs a call, entering torch.nn.attention.sdpa_kernel 11.5 µs (beside 7 µs for SDPA itself
+    at n = 8, torch 2.13). They are global, hence off in the call only.
+    """
     kind, mask = masking(case, route), None
     if kind == "dense":
         mask = dense_mask(case.mask, case.seq_len, case.kv_len, case.device)
@@ -63,27 +63,25 @@ def build(route: str, case: Case) -> AttentionCall:
         scale=case.softmax_scale,
         enable_gqa=case.kv_heads != case.heads,
     )
-    return forced(plain, route) if route in SWITCHES else plain
+    if route not in SWITCHES:
+        return plain
+    cuda: Any = torch.backends.cuda
+    others = [
+        (getattr(cuda, f"enable_{switch}_sdp"), getattr(cuda, f"{switch}_sdp_enabled")())
+        for name, switch in SWITCHES.items()
+        if name != route
+    ]
 
-
-def forced(plain: AttentionCall, kernel: str) -> AttentionCall:
-    """`plain` with every other kernel switched off, so that it runs `kernel` or raises.
-
-    The six switches cost 0.9 µs a call; entering torch.nn.attention.sdpa_kernel costs 11.5 µs
-    (beside 7 µs for SDPA itself at n = 8, torch 2.13). They are global, hence off in the call only.
-    """
-    others = [(set_, enabled()) for name, (set_, enabled) in SWITCHES.items() if name != kernel]
-
-    def only(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /) -> torch.Tensor:
-        for set_, _ in others:
-            set_(False)
+    def forced(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /) -> torch.Tensor:
+        for switch, _ in others:
+            switch(False)
         try:
             return plain(q_BHLD, k_BGSD, v_BGSV)
         finally:
-            for set_, before in others:
-                set_(before)
+            for switch, before in others:
+                switch(before)
 
-    return only
+    return forced
 
 
 def tiny(case: Case) -> Case:
@@ -114,17 +112,13 @@ def run_once(case: Case, call: AttentionCall) -> None:
         RuntimeError: torch refuses, or a query that sees no key does not come out as zero.
     """
     generator = torch.Generator(case.device).manual_seed(0)
+    like = {"device": case.device, "dtype": getattr(torch, case.dtype), "generator": generator}
     queries, keys = (case.batch, case.heads, case.seq_len), (case.batch, case.kv_heads, case.kv_len)
-    q_BHLD, k_BGSD, v_BGSV = (
-        torch.randn(
-            *shape, device=case.device, dtype=getattr(torch, case.dtype), generator=generator
-        ).requires_grad_(case.needs_grad)
-        for shape in ((*queries, case.head_dim), (*keys, case.head_dim), (*keys, case.value_dim))
-    )
-    results = [call(q_BHLD, k_BGSD, v_BGSV)]
+    shapes = (*queries, case.head_dim), (*keys, case.head_dim), (*keys, case.value_dim)
+    inputs = [torch.randn(shape, **like).requires_grad_(case.needs_grad) for shape in shapes]
+    results = [call(*inputs)]
     if case.needs_grad:
-        do_BHLV = torch.ones_like(results[0])
-        results += torch.autograd.grad(results[0], (q_BHLD, k_BGSD, v_BGSV), do_BHLV)
+        results += torch.autograd.grad(results[0], inputs, torch.ones_like(results[0]))
     blind = 0 if case.unmasked else max(0, case.seq_len - case.kv_len)
     loud = any(x[:, :, :blind].any() for x in results[:2])  # o and dq
     if loud or any(x.isnan().any() for x in results):
@@ -143,17 +137,12 @@ def refusal(case: Case, route: str) -> str | None:
         try:
             run_once(case, build(route, case))
         except RuntimeError as error:
-            texts = [one_line(str(warning.message)) for warning in caught]
+            texts = [str(warning.message) for warning in caught]
             why = [t for t in texts if "because:" not in t and "runtime disabled" not in t]
-            return f"{route}: {[*why, one_line(str(error))][0]}"
+            # Without the place in torch's sources, and without the sizes of the trial.
+            text = re.split(r" \(Triggered internally| Got |\n", [*why, str(error)][0])[0]
+            return f"{route}: {text.strip().rstrip('.')}"
     return None
-
-
-def one_line(text: str) -> str:
-    """The message without the place in torch's sources and without the sizes of the trial."""
-    for tail in (" (Triggered internally", " Got ", "\n"):
-        text = text.partition(tail)[0]
-    return text.strip().rstrip(".")
 
 
 def kernel_taken(case: Case, route: str) -> str:
@@ -185,39 +174,25 @@ def flops(route: str, case: Case) -> int:
 
 
 def workspace(route: str, case: Case) -> int:
-    """Bytes beyond the outputs: exact forward on a CPU in float32 and float64."""
-    kernel, kind, element = kernel_taken(case, route), masking(case, route), case.element_bytes
-    exact = case.pass_ == "forward" and element >= 4 and case.device == "cpu"
-    wide, square = max(4, element), case.seq_len * case.kv_len
-    row = case.batch * case.heads * wide
-    # A boolean mask becomes one of numbers in every call; so does math's causal one.
-    mask = square * element if kind == "dense" or (kernel, kind) == ("math", "is_causal") else 0
-    if kernel == "math":
-        # Scaled q and k, k and v of every head, scores and weights, and which scores are -inf.
-        q, k = row * case.seq_len * case.head_dim, row * case.kv_len * case.head_dim
-        copies = row * case.kv_len * (case.head_dim + case.value_dim)
-        scores, o = row * square, row * case.seq_len * case.value_dim
-        if exact:
-            bare = mask + q + copies * (case.kv_heads != case.heads) - o
-            return bare + scores + max(scores + scores // wide, k)
-        return Estimate(mask + (3 if case.pass_ == "both" else 2) * scores)
-    kept, scratch = mask + row * case.seq_len, 0  # and the log-sum-exp of each query
-    if case.device == "cpu":  # what each thread works in: scores, their sums, and its output
-        queries, keys = map(min, flash_blocks(case), (case.seq_len, case.kv_len))
-        scratch = torch.get_num_threads() * queries * (keys + 2 + case.head_dim) * wide
+    """Score matrices of the math path; else what each thread of a CPU works in, and statistics."""
+    square, wide = case.seq_len * case.kv_len, max(4, case.element_bytes)
+    rows = case.batch * case.heads * wide
+    # A boolean mask becomes one of numbers in every call.
+    mask = square * case.element_bytes if masking(case, route) == "dense" else 0
+    if kernel_taken(case, route) == "math":
+        return Estimate(mask + (3 if case.pass_ == "both" else 2) * rows * square)
+    queries, keys = map(min, flash_blocks(case), (case.seq_len, case.kv_len))
+    threads = torch.get_num_threads() if case.device == "cpu" else 0
+    scratch = threads * queries * (keys + case.head_dim) * wide
     if case.pass_ == "forward":
-        return kept + scratch if exact else Estimate(kept + scratch)
+        return Estimate(mask + rows * case.seq_len + scratch)
     # Backward copies do, and works with two blocks of scores.
-    do = row * case.seq_len * case.value_dim
-    return Estimate(do + 2 * scratch + (kept if case.pass_ == "both" else 0))
+    kept = mask + rows * case.seq_len if case.pass_ == "both" else 0
+    return Estimate(kept + rows * case.seq_len * case.value_dim + 2 * scratch)
 
 
 def register(name: str, route: str, memory: str, doc: str, devices: Any = ("cpu", "cuda")) -> None:
     """Add one of the family; `doc` is what `attnbench list` says of it."""
-
-    def supports(case: Case) -> str | None:
-        return refusal(tiny(case), route)
-
     attention_builder(
         name,
         time="n^2 d",
@@ -226,7 +201,7 @@ def register(name: str, route: str, memory: str, doc: str, devices: Any = ("cpu"
         masks=("full", "causal", "window"),
         flops=functools.partial(flops, route),
         workspace=functools.partial(workspace, route),
-        supports=supports,
+        supports=lambda case: refusal(tiny(case), route),
         doc=doc,
     )(functools.partial(build, route))
 

@@ -12,7 +12,7 @@ from attnbench.worker.inputs import Draw
 from attnbench.worker.positions import POSITIONS, rotation, turned
 from attnbench.worker.reference import judge
 from attnbench.worker.workloads import WORKLOADS
-from attnbench.worker.workloads.caches import CACHES
+from attnbench.worker.workloads.decode import CACHES
 
 load_built_in()
 

@@ -272,16 +272,20 @@ def test_supports_probes_once_for_many_sizes():
     assert len({sdpa.tiny(case) for case in cases}) == 1
 
 
+def switches(sdpa: Any) -> list[bool]:
+    return [getattr(torch.backends.cuda, f"{x}_sdp_enabled")() for x in sdpa.SWITCHES.values()]
+
+
 def test_a_probe_leaves_the_random_numbers_and_the_switches_alone():
     sdpa = module("sdpa")
     sdpa.refusal.cache_clear()
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
-    states = [enabled() for _, enabled in sdpa.SWITCHES.values()]
+    states = switches(sdpa)
     assert unsupported("sdpa-flash", case_of(value_dim=9))
     assert not unsupported("sdpa-math", case_of(value_dim=9))
     assert torch.equal(before, torch.random.get_rng_state())
-    assert states == [enabled() for _, enabled in sdpa.SWITCHES.values()]
+    assert states == switches(sdpa)
 
 
 def test_a_forced_kernel_that_cannot_run_raises():
@@ -351,10 +355,7 @@ def test_causal_chunked_executes_little_more_than_half_of_full():
 
 
 BIG: dict[str, dict[str, Any]] = {
-    "plain": {"batch": 1, "heads": 3, "seq_len": 576, "head_dim": 48},
-    "long": {"batch": 1, "heads": 2, "seq_len": 800, "head_dim": 96},
     "grouped": {"batch": 2, "heads": 4, "kv_heads": 2, "seq_len": 520, "head_dim": 80},
-    "causal": {"batch": 1, "heads": 3, "seq_len": 600, "head_dim": 72, "mask": "causal"},
     "blind": {"batch": 1, "heads": 2, "seq_len": 600, "kv_len": 520, "mask": "causal"},
     "wide": {"batch": 1, "heads": 2, "seq_len": 640, "head_dim": 40, "value_dim": 88},
     "narrow, few queries": {"seq_len": 8, "kv_len": 1024, "head_dim": 64, "value_dim": 16},
@@ -370,32 +371,33 @@ def workspaces(name: str, case: Case) -> tuple[int | None, int]:
 
 
 @pytest.mark.parametrize("shape", BIG)
-@pytest.mark.parametrize("name", EAGER)
-def test_the_workspace_of_a_forward_pass_is_declared_exactly(name, shape):
+@pytest.mark.parametrize("name", ["naive", "naive-heads"])
+def test_the_workspace_of_a_plain_forward_pass_is_declared_exactly(name, shape):
     dtype = "float64" if shape in ("grouped", "blind") else "float32"
-    case = case_of(**BIG[shape] | {"dtype": dtype, "pass_": "forward"})
-    if name == "sdpa-flash" and case.value_dim != case.head_dim:
-        assert unsupported(name, case)
-        return
-    predicted, measured = workspaces(name, case)
+    predicted, measured = workspaces(
+        name, case_of(**BIG[shape] | {"dtype": dtype, "pass_": "forward"})
+    )
     assert type(predicted) is int
-    # math looks for rows without keys, which takes a few bytes each.
-    miss = 0.02 * measured if name.startswith("sdpa") else 0
-    assert abs(predicted - measured) <= miss
+    assert predicted == measured
 
 
 ESTIMATES = pairwise(
-    {"name": EAGER[:-1], "dtype": ("float32", "bfloat16"), "pass_": PASSES, "kv_heads": (4, 2)}
+    {
+        "name": EAGER,
+        "dtype": ("float32", "bfloat16"),
+        "pass_": PASSES,
+        "kv_heads": (4, 2),
+        "mask": ("full", "causal"),
+    }
 )
 
 
 @pytest.mark.parametrize("row", ESTIMATES, ids=ids(ESTIMATES))
-def test_the_workspace_of_other_passes_is_an_estimate_of_the_right_size(row):
-    row = dict(row)
-    name = row.pop("name")
-    case = case_of(**row, seq_len=600, head_dim=32)
-    predicted, measured = workspaces(name, case)
-    exact = row["pass_"] == "forward" and row["dtype"] == "float32"
+def test_other_workspaces_are_estimates_of_the_right_size(row):
+    fields = {name: value for name, value in row.items() if name != "name"}
+    predicted, measured = workspaces(row["name"], case_of(**fields, seq_len=600, head_dim=32))
+    plain = row["name"] in ("naive", "naive-heads")
+    exact = plain and (row["pass_"], row["dtype"]) == ("forward", "float32")
     assert isinstance(predicted, Estimate) != exact
     assert predicted is not None
     assert 0.4 < predicted / measured < 2.5
@@ -416,14 +418,13 @@ CHUNKED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("row", DECLARED, ids=ids(DECLARED))
-def test_chunked_multiplies_and_allocates_exactly_what_it_declares(row):
+def test_chunked_multiplies_and_allocates_what_it_declares(row):
     sizes = {"batch": 1, "head_dim": 16} | CHUNKED[row["shape"]]
     case = case_of(**sizes, mask=row["mask"], pass_=row["pass_"])
     call = prepared("chunked", case)
     assert count_flops(call, {}) == (flops_of("chunked", case), "dispatched")
     predicted, measured = workspaces("chunked", case)
-    assert type(predicted) is int
-    assert predicted == measured
+    assert predicted == pytest.approx(measured, rel=0.1)
     kernels = profile_call(call, "cpu").kernels
     assert "aten::bmm" in kernels
     assert not [name for name in kernels if "attention" in name or "softmax" in name]
@@ -461,7 +462,7 @@ def test_compiled_ones_are_right(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "function"), [("flex", "flex_call"), ("compiled", "plain_attention")]
+    ("name", "function"), [("flex", "flex_call"), ("naive", "plain_attention")]
 )
 def test_ten_shapes_in_one_process_all_stay_compiled(name, function):
     compiled: list[int] = []
@@ -481,7 +482,7 @@ def test_ten_shapes_in_one_process_all_stay_compiled(name, function):
 
 
 def test_without_a_code_object_of_their_own_the_ninth_would_be_an_error():
-    impl = module("compiled")
+    impl = module("naive")
     cases = [case_of(seq_len=n, pass_="forward") for n in range(3, 12)]
 
     def run_all() -> None:
@@ -496,7 +497,7 @@ def test_without_a_code_object_of_their_own_the_ninth_would_be_an_error():
 
 def test_a_kernel_file_run_alone_prints_its_check_and_one_time(tmp_path):
     source = (Path(__file__).parent.parent / "impls" / "chunked.py").read_text()
-    wrong = source.replace("scale * LOG2_E)", "1.01 * scale * LOG2_E)")
+    wrong = source.replace("tiling.scale * LOG2_E)", "1.01 * tiling.scale * LOG2_E)")
     assert wrong != source
     for text, code, shown in ((source, 0, "right (error "), (wrong, 1, "incorrect: o is off")):
         copy = tmp_path / "mine.py"  # the name it registers is that of the built-in file

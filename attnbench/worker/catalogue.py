@@ -14,8 +14,8 @@ from attnbench.schema.messages import Catalogue, ImplementationInfo
 from attnbench.theory.traits import TRAITS, impossible
 from attnbench.worker.positions import POSITIONS
 from attnbench.worker.workloads import WORKLOADS
-from attnbench.worker.workloads.caches import CACHES
-from attnbench.worker.workloads.projections import PROJECTIONS
+from attnbench.worker.workloads.decode import CACHES
+from attnbench.worker.workloads.layer import PROJECTIONS
 
 
 def describe(device: str) -> Catalogue:

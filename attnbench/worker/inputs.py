@@ -17,7 +17,6 @@ Tensors = dict[str, torch.Tensor]
 # of its query's weight, and dropping it moves the output by the size of v itself.
 _NEEDLE_LOGIT = 6.0
 _NEEDLES = 15
-_RIDGE = 0.05  # of weights whose rows have length 1, and so singular values between 0 and 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,28 +105,18 @@ def needle_pairs(mask: Mask, queries: int, keys: int, seed: int) -> list[tuple[i
     return list(chosen.items())
 
 
-def hidden_states(
-    case: Case,
-    rows_BGMD: torch.Tensor,
-    wk: torch.Tensor,
-    places: torch.Tensor,
-    keys: torch.Tensor,
+def wanted_keys(
+    case: Case, rows_BGMD: torch.Tensor, places: torch.Tensor, keys: torch.Tensor, count: int
 ) -> torch.Tensor:
-    """Hidden states (B, M, E) whose keys, at `keys`, align with the queries at `places`.
+    """Projected keys (B, M, G·D), at `keys`, that align with the queries at `places`, in float64.
 
-    They solve wk·x = wanted by ridge regression: where wk has as many rows as columns, exact
-    solutions are huge along its weakest directions, and their values would hide all others. The
-    logits, which an exact solution would give ln(n) + 6, come out a quarter lower at most.
+    Their logits are ln(`count`) + 6, `count` being the keys that compete for the weight.
     """
     rows = turned(rows_BGMD.double(), case.position, places)
     aligned = unturned(rows, case.position, keys)
     size = aligned.square().sum(-1, keepdim=True).clamp_min(1e-3) * case.softmax_scale
-    logit = math.log(case.kv_len) + _NEEDLE_LOGIT
-    wanted_BMK = (aligned * logit / size).transpose(1, 2).flatten(2)
-    wide = wk.double()
-    gram_KK = wide @ wide.mT + _RIDGE * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
-    solved_BKM: torch.Tensor = torch.linalg.solve(gram_KK, wanted_BMK.mT)
-    return solved_BKM.mT @ wide
+    logit = math.log(count) + _NEEDLE_LOGIT
+    return (aligned * logit / size).transpose(1, 2).flatten(2)
 
 
 def plant_needles(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, case: Case, seed: int) -> None:

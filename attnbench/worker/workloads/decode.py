@@ -6,21 +6,143 @@ without a vocabulary. What differs between `--caches` is where the keys and valu
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from functools import partial
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
-from attnbench.api import AttentionCall, Estimate, Implementation, SizeFormula
+from attnbench.api import Implementation, SizeFormula
+from attnbench.base.registry import Registry
 from attnbench.schema.case import Case, Position, parse_mask
 from attnbench.theory import costs
 from attnbench.theory.traits import impossible
-from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal
-from attnbench.worker.positions import turned, unturned
+from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
+from attnbench.worker.positions import Rotation, rotation
 from attnbench.worker.reference import PlainResult, Reference, plain_attention, reference_of
 from attnbench.worker.workloads import WORKLOADS, Bound
-from attnbench.worker.workloads.caches import CACHES, DecodeLayer
+
+KeysValues = tuple[torch.Tensor, torch.Tensor]  # k_BGSD, v_BGSV
+
+
+class DecodeLayer:
+    """The projections of one layer around its n + T tokens; rotary tables are shared."""
+
+    def __init__(self, case: Case, tensors: Tensors) -> None:
+        self.case, self._tensors = case, tensors
+        self.context, self.total = case.seq_len, case.seq_len + (case.new_tokens or 1)
+        self._rotation = rotation(case, 0, self.total)
+        self._turns: dict[tuple[int, int], Rotation] = {}
+
+    def queries(self, first: int, end: int) -> torch.Tensor:
+        """q_BHLD of tokens `first` to `end`, turned to their places."""
+        return self._turned(self._heads("wq", self.case.heads, first, end), first, end)
+
+    def keys_values(self, first: int, end: int) -> KeysValues:
+        """k_BGSD, turned to its places, and v_BGSV of tokens `first` to `end`."""
+        k, v = (self._heads(name, self.case.kv_heads, first, end) for name in ("wk", "wv"))
+        return self._turned(k, first, end), v
+
+    def output(self, o_BHLV: torch.Tensor) -> torch.Tensor:
+        """Heads merged and projected: (B, L, E)."""
+        return linear(o_BHLV.transpose(1, 2).flatten(2), self._tensors["wo"])
+
+    def _heads(self, weight: str, heads: int, first: int, end: int) -> torch.Tensor:
+        projected = linear(self._tensors["x"][:, first:end], self._tensors[weight])
+        return projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
+
+    def _turned(self, x_BHLD: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        if self._rotation is None:
+            return x_BHLD
+        if (first, end) not in self._turns:  # made in the untimed check
+            self._turns[first, end] = self._rotation.window(first, end - first)
+        return self._turns[first, end](x_BHLD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """Where keys and values come from.
+
+    `prefill(layer)` is done untimed and again whenever the inputs change. `extend(layer, prefilled,
+    previous, t)` is timed: the keys and values of the first n + t + 1 tokens, from what the prefill
+    left and from what the step before returned (the prefilled ones at t = 0).
+    `all_queries`: the step runs the layer for every token, not for the new one alone;
+    `all_keys`: it projects the keys and values of every token; `grows`: it makes them anew, one
+    longer, beside the old ones.
+    """
+
+    doc: str
+    prefill: Callable[[DecodeLayer], KeysValues | None]
+    extend: Callable[[DecodeLayer, Any, Any, int], KeysValues]
+    all_queries: bool = False
+    all_keys: bool = False
+    grows: bool = False
+
+
+def _recompute(layer: DecodeLayer, _: Any, __: Any, t: int) -> KeysValues:
+    return layer.keys_values(0, layer.context + t + 1)
+
+
+def _prefill_exact(layer: DecodeLayer) -> KeysValues:
+    k, v = layer.keys_values(0, layer.context)
+    return k.contiguous(), v.contiguous()
+
+
+def _concatenate(layer: DecodeLayer, _: Any, previous: KeysValues, t: int) -> KeysValues:
+    k_new, v_new = layer.keys_values(layer.context + t, layer.context + t + 1)
+    return torch.cat((previous[0], k_new), dim=2), torch.cat((previous[1], v_new), dim=2)
+
+
+def _prefill_whole(layer: DecodeLayer) -> KeysValues:
+    """Buffers for all n + T tokens, of which the context is filled in."""
+    k, v = layer.keys_values(0, layer.context)
+    k_whole, v_whole = (x.new_zeros(*x.shape[:2], layer.total, x.shape[3]) for x in (k, v))
+    k_whole[:, :, : layer.context], v_whole[:, :, : layer.context] = k, v
+    return k_whole, v_whole
+
+
+def _write_in_place(layer: DecodeLayer, prefilled: KeysValues, _: Any, t: int) -> KeysValues:
+    end = layer.context + t + 1
+    (k_whole, v_whole), (k_new, v_new) = prefilled, layer.keys_values(end - 1, end)
+    k_whole[:, :, end - 1 : end], v_whole[:, :, end - 1 : end] = k_new, v_new
+    return k_whole[:, :, :end], v_whole[:, :, :end]
+
+
+CACHES: Registry[Cache] = Registry("cache", "--caches")
+CACHES.add(
+    "rerun",
+    Cache(
+        doc="no cache: the whole layer over all tokens at each step",
+        prefill=lambda layer: None,
+        extend=_recompute,
+        all_queries=True,
+        all_keys=True,
+    ),
+)
+CACHES.add(
+    "none",
+    Cache(
+        doc="no cache: keys and values recomputed, one query",
+        prefill=lambda layer: None,
+        extend=_recompute,
+        all_keys=True,
+    ),
+)
+CACHES.add(
+    "concat",
+    Cache(doc="grown by torch.cat", prefill=_prefill_exact, extend=_concatenate, grows=True),
+)
+CACHES.add(
+    "static",
+    Cache(doc="preallocated, written in place", prefill=_prefill_whole, extend=_write_in_place),
+)
+
+
+def cache_of(case: Case) -> Cache:
+    """The case's cache; `static` where it names none."""
+    return CACHES.get(case.cache or "static")
 
 
 def step_case(case: Case, t: int) -> Case:
@@ -29,11 +151,10 @@ def step_case(case: Case, t: int) -> Case:
     The core sees tensors that were turned already, hence no position encoding.
     """
     tokens = case.seq_len + t + 1
-    queries = tokens if CACHES.get(case.cache or "static").all_queries else 1
-    return dataclasses.replace(
+    return replace(
         case,
         workload="attention",
-        seq_len=queries,
+        seq_len=tokens if cache_of(case).all_queries else 1,
         kv_len=tokens,
         position=Position(),
         width=None,
@@ -49,58 +170,49 @@ def plant_cached_needles(case: Case, tensors: Tensors) -> None:
     key/value head aligns with the query of its first query head at step t, with a logit of
     ln(n) + 6 where the width allows it exactly: a cache that lost the token shows in bfloat16.
     """
-    layer = DecodeLayer(dataclasses.replace(case, position=Position()), tensors)
-    steps = range(min(layer.total - layer.context, layer.context))
-    places = torch.tensor([layer.context + t for t in steps], device=case.device)
+    layer = DecodeLayer(replace(case, position=Position()), tensors)
+    count = min(layer.total - layer.context, layer.context)
+    places = torch.arange(layer.context, layer.context + count, device=case.device)
     # Spread over the context: its first token, its last one, and some between.
-    keys = torch.linspace(0, layer.context - 1, len(steps), device=case.device).long()
-    q_BHTD = layer.queries(slice(layer.context, layer.context + len(steps)), None).double()
-    rows_BGTD = turned(q_BHTD[:, :: case.heads // case.kv_heads], case.position, places)
-    aligned = unturned(rows_BGTD, case.position, keys)
-    logit = math.log(layer.context + 1) + 6.0
-    size = aligned.square().sum(-1, keepdim=True).clamp_min(1e-3) * case.softmax_scale
-    wanted_BTK = (aligned * logit / size).transpose(1, 2).flatten(2)
+    keys = torch.linspace(0, layer.context - 1, count, device=case.device).long()
+    q_BHTD = layer.queries(layer.context, layer.context + count)
+    rows_BGTD = q_BHTD[:, :: case.heads // case.kv_heads]
+    wanted_BTK = wanted_keys(case, rows_BGTD, places, keys, layer.context + 1)
     solved_BTE = wanted_BTK @ torch.linalg.pinv(tensors["wk"].double()).mT
     tensors["x"][:, keys] = solved_BTE.to(tensors["x"].dtype)
 
 
-class _Generate:
+class Generate:
     """The timed call: T steps from the same prefilled state; returns one (B, 1, E) a step."""
 
     def __init__(self, case: Case, impl: Implementation, tensors: Tensors) -> None:
-        steps = range(case.new_tokens or 1)
-        self._cache = CACHES.get(case.cache or "static")
-        self._layer = layer = DecodeLayer(case, tensors)
-        self._extend = self._cache.steps(layer)
-        self._cores: list[AttentionCall] = [impl.build(step_case(case, t)) for t in steps]
-        self._tokens = [
-            slice(0 if self._cache.all_queries else end - 1, end)
-            for end in range(layer.context + 1, layer.total + 1)
-        ]
-        self._turns = [layer.turn(s.start, s.stop - s.start) for s in self._tokens]
+        self._cache, self._layer = cache_of(case), DecodeLayer(case, tensors)
+        self._cores = [impl.build(step_case(case, t)) for t in range(case.new_tokens or 1)]
         self.refresh()
 
     def refresh(self) -> None:
+        """Prefill the cache from the inputs as they are now."""
         with torch.no_grad():
             self._prefilled = self._cache.prefill(self._layer)
 
     def __call__(self) -> list[torch.Tensor]:
-        layer, prefilled, outputs = self._layer, self._prefilled, []
-        state = prefilled
+        """The layer's output for each new token."""
+        layer, cache, outputs = self._layer, self._cache, []
+        state = self._prefilled
         for t, core in enumerate(self._cores):
-            q = layer.queries(self._tokens[t], self._turns[t])
-            k, v = state = self._extend(prefilled, state, t)
+            end = layer.context + t + 1
+            q = layer.queries(0 if cache.all_queries else end - 1, end)
+            k, v = state = cache.extend(layer, self._prefilled, state, t)
             y = layer.output(core(q, k, v))
             # A view of the last token would keep the outputs of all of them alive.
             outputs.append(y[:, -1:].clone() if y.shape[1] > 1 else y)
         return outputs
 
 
-class DecodeWorkload:
-    """x_BNE -> the layer's output for the last T tokens, one step a token."""
+class _Decode:
+    """x_BNE -> the layer's output for the last T tokens, one step a token; forward only."""
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        """Forward only; otherwise what the core says of its first step."""
         if impossible(case):
             return impossible(case)
         if case.mask.after is None:
@@ -110,9 +222,8 @@ class DecodeWorkload:
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
         """x_BNE and the weights wq, wk, wv, wo, each (out features, in features)."""
         e, d, v = case.model_width, case.head_dim, case.value_dim
-        total = case.seq_len + (case.new_tokens or 1)
         shapes = {
-            "x": (case.batch, total, e),
+            "x": (case.batch, case.seq_len + (case.new_tokens or 1), e),
             "wq": (case.heads * d, e),
             "wk": (case.kv_heads * d, e),
             "wv": (case.kv_heads * v, e),
@@ -131,8 +242,7 @@ class DecodeWorkload:
         tensors["wq"].mul_(draw.query_amplitude)
 
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
-        """Build a core for each of the T lengths and prefill the cache, untimed."""
-        generate = _Generate(case, impl, tensors)
+        generate = Generate(case, impl, tensors)
         return Bound(
             call=generate,
             named=lambda steps: {"o": torch.cat(steps, dim=1)},
@@ -142,30 +252,28 @@ class DecodeWorkload:
         )
 
     def truth(self, case: Case, tensors: Tensors) -> Reference:
-        """The full forward pass over all tokens, of which the last T are compared."""
-        return reference_of(case, tensors, partial(_plain_layer, case))
+        return reference_of(case, tensors, functools.partial(_plain_layer, case))
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """FLOPs and traffic per token; the predicted workspace is that of a whole generation."""
         return {
             "flops_useful": costs.decode_flops_useful(case),
-            "flops_executed": _flops_executed(case, impl),
+            "flops_executed": _flops_of(case, impl.flops) if impl.flops else None,
             "bytes_min": costs.decode_bytes_min(case),
             "memory_predicted_bytes": _workspace(case, impl),
         }
 
     def why_flops(self, case: Case, flops: int) -> list[str]:
         """What the kind of cache does again at each step, and keys that the mask hides."""
-        cache, tokens = CACHES.get(case.cache or "static"), case.new_tokens or 1
         if flops == costs.decode_flops_useful(case):
             return []
         reasons = []
-        if cache.all_queries:
+        if cache_of(case).all_queries:
             reasons.append("each step runs the layer for all tokens, not for the new one alone")
-        elif cache.all_keys:
+        elif cache_of(case).all_keys:
             reasons.append("each step makes the keys and values of all tokens again")
         every_key = _flops_of(case, lambda step: costs.core_flops(step, step.seq_len * step.kv_len))
-        if flops == every_key and not step_case(case, tokens - 1).unmasked:
+        if flops == every_key and not step_case(case, (case.new_tokens or 1) - 1).unmasked:
             reasons.append("every pair of the steps is multiplied, hidden by the mask or not")
         return reasons
 
@@ -177,56 +285,44 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
     another way than those of eight at once, and rounds otherwise (float32, n = 32768: seven times
     the error).
     """
-    del terms
-    layer = DecodeLayer(dataclasses.replace(case, position=Position()), tensors)
-    k, v = layer.keys_values(slice(0, layer.total), None)
-    q = layer.queries(slice(layer.context, layer.total), None)
+    layer = DecodeLayer(replace(case, position=Position()), tensors)
+    k, v = layer.keys_values(0, layer.total)
+    q = layer.queries(layer.context, layer.total)
     mask = case.mask if case.mask.after is not None else parse_mask("causal")
     steps = []
     for t in range(layer.total - layer.context):
         end = layer.context + t + 1
-        step = dataclasses.replace(case, workload="attention", seq_len=1, kv_len=end, mask=mask)
+        step = replace(case, workload="attention", seq_len=1, kv_len=end, mask=mask)
         seen = {"q": q[:, :, t : t + 1], "k": k[:, :, :end], "v": v[:, :, :end]}
         steps.append(plain_attention(step, seen).values["o"])
     return PlainResult(values={"o": layer.output(torch.cat(steps, dim=2))})
 
 
 def _workspace(case: Case, impl: Implementation) -> int | None:
-    """Bytes that a generation allocates beyond its outputs, at its worst moment.
+    """Bytes that a generation allocates beyond its outputs, at its worst moment, the last step.
 
-    Step t holds the outputs so far and q; then the new token's k and v and, where the cache
-    grows, keys and values of both lengths; then the longer ones, o and what the core takes.
-    None without a cache: a core is then handed strided keys, of which it may make copies. None
-    in half precision on CPU, where oneDNN packs the operands of products as the processor wants.
+    It holds q; then the new token's k and v and, where the cache grows, keys and values of both
+    lengths; then the longer ones, o and what the core takes. None without a cache: a core is then
+    handed strided keys, of which it may make copies. None in half precision on CPU, where oneDNN
+    packs the operands of products as the processor wants.
     """
-    cache, tokens = CACHES.get(case.cache or "static"), case.new_tokens or 1
+    cache, last = cache_of(case), (case.new_tokens or 1) - 1
     packed = case.device == "cpu" and case.element_bytes < 4
-    if impl.workspace is None or cache.all_keys or packed:
+    taken = impl.workspace(step_case(case, last)) if impl.workspace else None
+    if taken is None or cache.all_keys or packed:
         return None
     element = case.batch * case.element_bytes
     y = element * case.model_width
     q, o = element * case.heads * case.head_dim, element * case.heads * case.value_dim
     token = element * case.kv_heads * (case.head_dim + case.value_dim)  # of k and v
-    peak, exact = 0, True
-    for t in range(tokens):
-        longer = token * (case.seq_len + t + 1) if cache.grows else 0
-        shorter = token * (case.seq_len + t) if cache.grows and t else 0
-        taken = impl.workspace(step_case(case, t))
-        if taken is None:
-            return None
-        exact &= not isinstance(taken, Estimate)
-        core = o + max(y, taken)
-        peak = max(peak, t * y + q + max(token + shorter + longer, longer + core))
-    return peak - tokens * y if exact else Estimate(peak - tokens * y)
-
-
-def _flops_executed(case: Case, impl: Implementation) -> int | None:
-    return None if impl.flops is None else _flops_of(case, impl.flops)
+    longer = token * (case.seq_len + last + 1) * cache.grows
+    shorter = token * (case.seq_len + last) * cache.grows * (last > 0)
+    return type(taken)(q + max(token + shorter + longer, longer + o + max(y, taken)) - y)
 
 
 def _flops_of(case: Case, core_flops: SizeFormula) -> int:
     """FLOPs per token of a generation whose core executes `core_flops` of each step."""
-    cache, tokens = CACHES.get(case.cache or "static"), case.new_tokens or 1
+    cache, tokens = cache_of(case), case.new_tokens or 1
     total = 0
     for t in range(tokens):
         step = step_case(case, t)
@@ -235,4 +331,4 @@ def _flops_of(case: Case, core_flops: SizeFormula) -> int:
     return total // tokens
 
 
-WORKLOADS.add("decode", DecodeWorkload())
+WORKLOADS.add("decode", _Decode())

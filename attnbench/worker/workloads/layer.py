@@ -1,24 +1,138 @@
-"""Workload `layer`: x_BLE -> o_BLE, multi-head attention with its projections around any core."""
+"""Workload `layer`: x_BLE -> o_BLE, multi-head attention with its projections around any core.
+
+All projections cut the rows of one canonical matrix wqkv, (H·D + G·D + G·V, E), into weights of
+their own: those of the query heads, then of the key heads, then of the value heads. Hence the same
+numbers give the same layer, and gradients of the parts, laid one under the other, that of wqkv.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch.nn.functional import linear
 
 from attnbench.api import Implementation
+from attnbench.base.registry import Registry
 from attnbench.schema.case import Case, Position
 from attnbench.theory import costs
 from attnbench.theory.traits import impossible
-from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, hidden_states, needle_pairs
+from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
 from attnbench.worker.positions import turned, turned_squares, unturned
 from attnbench.worker.reference import PlainResult, Reference, plain_attention, reference_of
-from attnbench.worker.workloads import WORKLOADS, Bound, Gradients, bind_pass
+from attnbench.worker.workloads import WORKLOADS, Bound, bind_pass
 from attnbench.worker.workloads.attention import rotated_workspace, with_position
-from attnbench.worker.workloads.projections import PROJECTIONS, Projection, by_head, parts_of
+
+_RIDGE = 0.05  # of weights whose rows have length 1, and so singular values between 0 and 2
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q_BHLD, k_BGLD, v_BGLV
+Project = Callable[[torch.Tensor, Sequence[torch.Tensor]], Heads]
+
+
+def parts_of(case: Case) -> tuple[tuple[int, int], ...]:
+    """(heads, dims a head) of the queries, the keys and the values."""
+    return (
+        (case.heads, case.head_dim),
+        (case.kv_heads, case.head_dim),
+        (case.kv_heads, case.value_dim),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """One way to project: the names and heights of its weights, and what is timed.
+
+    `rows(case)` are in the order of wqkv's rows. `heads(case)` returns the projection of x_BLE
+    with those weights. `one_matrix`: q, k and v are views of one tensor. `strided`: they are views
+    whose heads lie side by side in every token, and not tensors (B, heads, L, dims) of their own.
+    """
+
+    doc: str
+    rows: Callable[[Case], dict[str, int]]
+    heads: Callable[[Case], Project]
+    one_matrix: bool = False
+    strided: bool = True
+
+
+def by_head(x_BLF: torch.Tensor, dims: int) -> torch.Tensor:
+    """(B, L, heads·dims) seen as (B, heads, L, dims)."""
+    return x_BLF.view(*x_BLF.shape[:2], -1, dims).transpose(1, 2)
+
+
+def _fused(case: Case) -> Project:
+    parts = parts_of(case)
+    widths = [heads * dims for heads, dims in parts]
+
+    def project(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> Heads:
+        chunks = torch.split(linear(x_BLE, weights[0]), widths, dim=-1)
+        q, k, v = (by_head(x, dims) for x, (_, dims) in zip(chunks, parts, strict=True))
+        return q, k, v
+
+    return project
+
+
+def _separate(case: Case) -> Project:
+    parts = parts_of(case)
+
+    def project(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> Heads:
+        q, k, v = (
+            by_head(linear(x_BLE, weight), dims)
+            for weight, (_, dims) in zip(weights, parts, strict=True)
+        )
+        return q, k, v
+
+    return project
+
+
+def _per_head(case: Case) -> Project:
+    counts = [heads for heads, _ in parts_of(case)]
+
+    def project(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> Heads:
+        left = iter(weights)
+        q, k, v = (
+            torch.stack([linear(x_BLE, next(left)) for _ in range(count)], dim=1)
+            for count in counts
+        )
+        return q, k, v
+
+    return project
+
+
+PROJECTIONS: Registry[Projection] = Registry("projection", "--projections")
+PROJECTIONS.add(
+    "fused",
+    Projection(
+        doc="one matrix for q, k and v, its result cut in three",
+        rows=lambda case: {"wqkv": sum(heads * dims for heads, dims in parts_of(case))},
+        heads=_fused,
+        one_matrix=True,
+    ),
+)
+PROJECTIONS.add(
+    "separate",
+    Projection(
+        doc="wq, wk and wv, as in Llama",
+        rows=lambda case: {
+            f"w{name}": heads * dims
+            for name, (heads, dims) in zip("qkv", parts_of(case), strict=True)
+        },
+        heads=_separate,
+    ),
+)
+PROJECTIONS.add(
+    "per-head",
+    Projection(
+        doc="a matrix for each head, the formula to the letter; heads are stacked",
+        rows=lambda case: {
+            f"w{name}{head}": dims
+            for name, (heads, dims) in zip("qkv", parts_of(case), strict=True)
+            for head in range(heads)
+        },
+        heads=_per_head,
+        strided=False,
+    ),
+)
 
 
 def projection_of(case: Case) -> Projection:
@@ -28,31 +142,30 @@ def projection_of(case: Case) -> Projection:
 
 def core_case(case: Case) -> Case:
     """The attention case that the core sees; q and k come to it turned, hence no encoding."""
-    return dataclasses.replace(
-        case, workload="attention", position=Position(), width=None, projection=None
-    )
+    return replace(case, workload="attention", position=Position(), width=None, projection=None)
 
 
-class LayerCall:
-    """What is timed: projections, position encoding, core, heads merged, output projection."""
+def layer_call(case: Case, impl: Implementation) -> Callable[..., torch.Tensor]:
+    """What is timed: projections, position encoding, core, heads merged, output projection.
 
-    def __init__(self, case: Case, impl: Implementation) -> None:
-        turning = dataclasses.replace(core_case(case), position=case.position)
-        self._project = projection_of(case).heads(case)
-        self._core = with_position(impl.build(core_case(case)), turning)
+    It takes x_BLE, the weights of the projection and wo, and returns (B, L, E).
+    """
+    project = projection_of(case).heads(case)
+    turning = replace(core_case(case), position=case.position)
+    core = with_position(impl.build(core_case(case)), turning)
 
-    def __call__(self, x_BLE: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        """The layer's output (B, L, E); `weights` are those of the projection, then wo."""
+    def call(x_BLE: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         # Nothing but the core's arguments holds q, k and v, so that they are free once it is done.
-        o_BHLV = self._core(*self._project(x_BLE, weights[:-1]))
+        o_BHLV = core(*project(x_BLE, weights[:-1]))
         return linear(o_BHLV.transpose(1, 2).flatten(2), weights[-1])
 
+    return call
 
-class LayerWorkload:
+
+class _Layer:
     """x_BLE -> o_BLE: O(nd² + n²d)."""
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        """What makes no sense of the layer, or what the core says of its case."""
         return impossible(case) or impl.reason_against(core_case(case))
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
@@ -84,20 +197,24 @@ class LayerWorkload:
             if draw.needles:
                 plant_needle_tokens(case, tensors["x"], wqkv, draw.seed)
             wqkv[: case.heads * case.head_dim].mul_(draw.query_amplitude)
-            for name, part in zip(names, _cut(wqkv, tensors, names), strict=True):
+            parts = torch.split(wqkv, list(projection_of(case).rows(case).values()))
+            for name, part in zip(names, parts, strict=True):
                 tensors[name].copy_(part)
 
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
         """The layer for the case's pass; gradients of x and of every weight."""
         inputs = tuple(x for name, x in tensors.items() if name != "do")
-        return bind_pass(case.pass_, LayerCall(case, impl), inputs, tensors.get("do"), _canonical)
+
+        def named(gradients: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+            dx, *dweights, dwo = gradients  # by the names that all projections share
+            return {"dx": dx, "dwqkv": torch.cat(dweights), "dwo": dwo}
+
+        return bind_pass(case.pass_, layer_call(case, impl), inputs, tensors.get("do"), named)
 
     def truth(self, case: Case, tensors: Tensors) -> Reference:
-        """The float64 reference: `o`, and the gradients `dx`, `dwqkv` and `dwo`."""
         return reference_of(case, tensors, partial(_plain_layer, case))
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
-        """Projections and core; null where the core declares no formula."""
         projections, core = costs.layer_projection_flops(case), core_case(case)
         return {
             "flops_useful": projections + costs.attention_flops_useful(core),
@@ -111,20 +228,13 @@ class LayerWorkload:
         return costs.why_core_flops(core_case(case), flops - costs.layer_projection_flops(case))
 
 
-def _cut(wqkv: torch.Tensor, tensors: Tensors, names: list[str]) -> tuple[torch.Tensor, ...]:
-    return torch.split(wqkv, [tensors[name].shape[0] for name in names])
-
-
-def _canonical(gradients: Gradients) -> dict[str, torch.Tensor]:
-    """Gradients by the names that all projections share."""
-    dx, *dweights, dwo = gradients
-    return {"dx": dx, "dwqkv": torch.cat(dweights), "dwo": dwo}
-
-
 def plant_needle_tokens(case: Case, x_BLE: torch.Tensor, wqkv: torch.Tensor, seed: int) -> None:
     """Turn a few tokens, in place, so that each one's keys align with the queries of another.
 
-    The pairs are those of `needle_pairs`, less those whose query would be turned, too.
+    The pairs are those of `needle_pairs`, less those whose query would be turned, too. The tokens
+    solve wk·x = wanted by ridge regression: where wk has as many rows as columns, exact solutions
+    are huge along its weakest directions, and their values would hide all others. The logits,
+    which an exact solution would give ln(n) + 6, come out a quarter lower at most.
     """
     pairs = needle_pairs(case.mask, case.seq_len, case.kv_len, seed)
     turned_tokens = {key for _, key in pairs}
@@ -133,9 +243,12 @@ def plant_needle_tokens(case: Case, x_BLE: torch.Tensor, wqkv: torch.Tensor, see
         return
     queries, keys = (torch.tensor(side, device=x_BLE.device) for side in zip(*pairs, strict=True))
     (_, d), (groups, _), _ = parts_of(case)
-    wq, wk = wqkv[: case.heads * d], wqkv[case.heads * d : (case.heads + groups) * d]
+    wq, wk = wqkv[: case.heads * d], wqkv[case.heads * d : (case.heads + groups) * d].double()
     rows_BGMD = by_head(x_BLE[:, queries] @ wq.mT, d)[:, :: case.heads // groups]
-    x_BLE[:, keys] = hidden_states(case, rows_BGMD, wk, queries, keys).to(x_BLE.dtype)
+    wanted_BMK = wanted_keys(case, rows_BGMD, queries, keys, case.kv_len)
+    gram_KK = wk @ wk.mT + _RIDGE * torch.eye(len(wk), dtype=wk.dtype, device=wk.device)
+    solved_BKM: torch.Tensor = torch.linalg.solve(gram_KK, wanted_BMK.mT)
+    x_BLE[:, keys] = (solved_BKM.mT @ wk).to(x_BLE.dtype)
 
 
 def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
@@ -214,7 +327,7 @@ def workspace(case: Case, impl: Implementation) -> int | None:
     not as the core goes about it; in half precision on CPU, where oneDNN packs the operands of
     products; and where the heads to be merged weigh most, which some cores need no copy for.
     """
-    core = rotated_workspace(dataclasses.replace(core_case(case), position=case.position), impl)
+    core = rotated_workspace(replace(core_case(case), position=case.position), impl)
     projection, element = projection_of(case), case.batch * case.seq_len * case.element_bytes
     packed = case.device == "cpu" and case.element_bytes < 4
     if core is None or case.needs_grad or packed or (projection.strided and case.batch > 1):
@@ -227,4 +340,4 @@ def workspace(case: Case, impl: Implementation) -> int | None:
     return None if merging > most else type(core)(most - output)
 
 
-WORKLOADS.add("layer", LayerWorkload())
+WORKLOADS.add("layer", _Layer())
