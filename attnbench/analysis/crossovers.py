@@ -260,14 +260,10 @@ def _deviations(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
     of the gap, whichever is larger; 0 where there are only two points.
     """
     slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True))]
-    seconds = [
-        abs(after - before) / ((xs[i + 2] - xs[i]) / 2)
-        for i, (before, after) in enumerate(pairwise(slopes))
-    ]
-    return [
-        (xs[i + 1] - xs[i]) ** 2 / 8 * max(seconds[max(0, i - 1) : i + 1], default=0.0)
-        for i in range(len(slopes))
-    ]
+    changes = enumerate(abs(after - before) for before, after in pairwise(slopes))
+    seconds = [change / ((xs[i + 2] - xs[i]) / 2) for i, change in changes]
+    most = [max(seconds[max(0, i - 1) : i + 1], default=0.0) for i in range(len(slopes))]
+    return [(x1 - x0) ** 2 / 8 * m for (x0, x1), m in zip(pairwise(xs), most, strict=True)]
 
 
 def _widened_band(band: Sequence[_Band], deviations: Sequence[float]) -> Iterator[_Band]:

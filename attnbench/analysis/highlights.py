@@ -135,17 +135,16 @@ def rope_sentence(costs: pd.DataFrame) -> str:
 def failed_sentence(frame: pd.DataFrame) -> str:
     """How many cells have no result, by status."""
     counts = frame["status"].value_counts()
-    bad = [f"{counts[status]} {status}" for status in WORST_FIRST if status in counts]
+    bad = ", ".join(f"{counts[status]} {status}" for status in WORST_FIRST if status in counts)
     if frame.empty:
         return "No cell has been recorded yet."
     if not bad and len(frame) == 1:
         return "The only cell passed its check and was measured."
+    cells = units.count(len(frame))
     if not bad:
-        return f"All {units.count(len(frame))} cells passed their check and were measured."
-    missing = len(frame) - int(counts.get("ok", 0))
-    return (
-        f"{units.count(missing)} of {units.count(len(frame))} cells have no time: {', '.join(bad)}."
-    )
+        return f"All {cells} cells passed their check and were measured."
+    missing = units.count(len(frame) - int(counts.get("ok", 0)))
+    return f"{missing} of {cells} cells have no time: {bad}."
 
 
 def doubt_sentences(frame: pd.DataFrame) -> list[str]:

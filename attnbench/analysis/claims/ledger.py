@@ -73,8 +73,8 @@ def exit_code(found: Iterable[tuple[Claim, Finding]]) -> ExitCode:
     rows = list(found)
     if not all(agrees(claim, of) for claim, of in rows):
         return ExitCode.FINDING
-    reached = any(of.verdict != "inconclusive" for _, of in rows)
-    return ExitCode.OK if reached else ExitCode.INCONCLUSIVE
+    undecided = all(of.verdict == "inconclusive" for _, of in rows)
+    return ExitCode.INCONCLUSIVE if undecided else ExitCode.OK
 
 
 # Which command would measure what a claim needs.

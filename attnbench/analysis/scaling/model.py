@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -167,15 +168,11 @@ def _overtaking(
     with np.errstate(divide="ignore", invalid="ignore"):
         draws = np.divide(*times_us(fit.draws)) * n
     crossing = _estimate(linear_us / square_us * n, np.nan_to_num(draws, nan=np.inf, posinf=np.inf))
-    return (
-        crossing,
-        theory,
-        {
-            "projections_gflops": rates[0] / 1e3,
-            "attention_gflops": rates[1] / 1e3,
-            "rate_ratio": rates[1] / rates[0],
-        },
-    )
+    gflops: dict[str, Figure] = {
+        "projections_gflops": rates[0] / 1e3, "attention_gflops": rates[1] / 1e3,
+        "rate_ratio": rates[1] / rates[0],
+    }  # fmt: skip
+    return crossing, theory, gflops
 
 
 def _heads_cost(cells: ModelCells, fit: FittedModel) -> dict[str, Figure]:
@@ -184,10 +181,9 @@ def _heads_cost(cells: ModelCells, fit: FittedModel) -> dict[str, Figure]:
     At the largest n at which the run has that, between the fewest and the most heads; {} where it
     has not.
     """
-    found: dict[tuple[int, int, int], list[int]] = {}
+    found = defaultdict[tuple[int, int, int], list[int]](list)
     for index, case in enumerate(cells.cases):
-        key = (case.seq_len, case.heads * case.head_dim, case.batch)
-        found.setdefault(key, []).append(index)
+        found[case.seq_len, case.heads * case.head_dim, case.batch].append(index)
     several = {key: rows for key, rows in found.items() if len(rows) > 1}
     if not several:
         return {}
@@ -237,23 +233,21 @@ def _obstacles(cells: ModelCells, fit: FittedModel, law: Law) -> Iterator[Decisi
     """Why the model cannot answer."""
     n = cells.sizes["n"]
     sizes = len(np.unique(n))
-    reasons = []
     if sizes < FEWEST_N:
         few = "sizes of n are too few to predict one from the others"
-        reasons.append(f"{sizes} {few} ({FEWEST_N})")
+        yield "inconclusive", f"{sizes} {few} ({FEWEST_N})"
     if fit.held_out is not None and fit.held_out > MISSED:
         missed = f"the model misses it by {units.percent(fit.held_out)}"
-        reasons.append(f"fitted without n = {int(n.max())}, {missed}")
+        yield "inconclusive", f"fitted without n = {int(n.max())}, {missed}"
     if fit.spread > SCATTERED:
-        reasons.append(f"cells lie {units.percent(fit.spread)} from the model")
+        yield "inconclusive", f"cells lie {units.percent(fit.spread)} from the model"
     if law.has_logs:
-        reasons.append("a logarithm is no term of the model")
+        yield "inconclusive", "a logarithm is no term of the model"
     owners = carriers(law, cells.terms).values()
     for first, second in fit.twins:
         if not any(first in group and second in group for group in owners):
             names = f"{cells.terms[first].name} and {cells.terms[second].name}"
-            reasons.append(f"the sizes measured cannot tell {names} apart")
-    return (("inconclusive", reason) for reason in reasons)
+            yield "inconclusive", f"the sizes measured cannot tell {names} apart"
 
 
 def _decisions(cells: ModelCells, fit: FittedModel, law: Law) -> Iterator[Decision]:

@@ -180,11 +180,8 @@ def surplus(law: Law, terms: Sequence[Candidate]) -> list[int]:
     def bounds(term: Term, other: Term) -> bool:
         return all(mine >= its for mine, its in zip(orders(term), orders(other), strict=True))
 
-    return [
-        index
-        for index, candidate in enumerate(terms)
-        if not any(bounds(term, candidate.term) for term in law.terms)
-    ]
+    above = (not any(bounds(term, other.term) for term in law.terms) for other in terms)
+    return [index for index, is_above in enumerate(above) if is_above]
 
 
 def expected_shares(law: Law, sizes: dict[str, Floats]) -> dict[Term, Floats]:
@@ -262,10 +259,8 @@ class ModelCells:
         """
         n = self.sizes["n"]
         series = list(zip(*(self.sizes[k].tolist() for k in ("batch", "heads", "d")), strict=True))
-        counts = Counter(series)
-        return max(
-            np.flatnonzero(n == n.max()).tolist(), key=lambda i: (counts[series[i]], series[i])
-        )
+        counts, largest = Counter(series), np.flatnonzero(n == n.max()).tolist()
+        return max(largest, key=lambda i: (counts[series[i]], series[i]))
 
 
 def model_cells(run: Run, cells: list[Measured] | None = None) -> list[ModelCells]:

@@ -17,6 +17,7 @@ from attnbench.machine import limits
 from attnbench.schema.case import Case
 
 OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
+_PEAK = "memory_peak_bytes"
 MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer than the fits
 
 
@@ -180,6 +181,7 @@ def _series(
     first = cells[0].record.cell
     metrics = [cell.record.metrics for cell in cells]
     doubts = [_doubt(cell) if with_notes else cell.doubt for cell in cells]
+    disturbed = [(c, doubt and c.times_us) for c, doubt in zip(cells, doubts, strict=True)]
     kernels, launch_us = metrics[0].get("kernel_count"), ceilings.launch_us
     return Series(
         impl=first.impl,
@@ -191,15 +193,12 @@ def _series(
         overhead_us=overhead_us,
         law=laws.time(first.impl, first.case),
         kernels=tuple([known.get("kernel") for known in metrics]),
-        working_set_bytes=tuple([_working_set_bytes(known) for known in metrics]),
+        working_set_bytes=tuple(
+            [m.get("bytes_min") if m.get(_PEAK) is None else m[_PEAK] for m in metrics]
+        ),
         cache_bytes=ceilings.cache_bytes,
         doubts=tuple(doubts),
-        excess=tuple(
-            [
-                times.excess(cell.record) if doubt and cell.times_us else 1.0
-                for cell, doubt in zip(cells, doubts, strict=True)
-            ]
-        ),
+        excess=tuple([times.excess(cell.record) if bad else 1.0 for cell, bad in disturbed]),
         # Time to start the kernels of the smallest size one after another, per call or token.
         least_overhead_us=kernels * launch_us / (first.case.new_tokens or 1)
         if kernels and launch_us
@@ -210,11 +209,6 @@ def _series(
 
 def _size(case: Case, axis: Axis) -> float:
     return float(case.width or case.head_dim if axis == "d" else getattr(case, _RULES[axis].size))
-
-
-def _working_set_bytes(metrics: dict[str, Any]) -> float | None:
-    peak = metrics.get("memory_peak_bytes")
-    return metrics.get("bytes_min") if peak is None else peak
 
 
 def _doubt(cell: Measured) -> str | None:
