@@ -80,18 +80,11 @@ class Notes:
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.rounds: list[str] = []
-
-    def stage(self, words: str) -> None:
-        pass
-
-    def planned(self, cells: Any) -> None:
-        pass
+        self.warned = self.warnings.append
+        self.stage = self.planned = lambda _: None
 
     def round_measured(self, found: Any, number: int, words: str) -> None:
         self.rounds.append(words)
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 @pytest.fixture

@@ -44,6 +44,16 @@ def planned(decision: SequentialDecision) -> RoundPlan:
     return plan
 
 
+def screened(cells, how, **more):
+    """The decision after a whole screen, whose rounds are made as `how(number)` says."""
+    decision = SequentialDecision(range(cells), RULES)
+    for number in range(RULES.screen_rounds):
+        plan = planned(decision)
+        assert plan.stage == "screen"
+        decision.add(a_round(plan, **how(number), **more))
+    return decision
+
+
 def play(slower=None, *, cells=4, rules=RULES, seed=1, most=200, **how):
     """A whole run with these true slowdowns; the decision after its last round."""
     decision, chance = SequentialDecision(range(cells), rules, seed), random.Random(seed)
@@ -73,11 +83,7 @@ def test_a_slowdown_of_the_threshold_is_confirmed_on_fresh_rounds():
 
 
 def test_the_screen_alone_never_says_regressed():
-    decision = SequentialDecision(range(2), RULES)
-    for _ in range(RULES.screen_rounds):
-        plan = planned(decision)
-        assert plan.stage == "screen"
-        decision.add(a_round(plan, {0: 0.5}))
+    decision = screened(2, lambda number: {"slower": {0: 0.5}})
     assert 0 not in decision.decided
     plan = planned(decision)
     assert (plan.stage, plan.cells) == ("confirm", (0,))
@@ -119,11 +125,8 @@ def test_a_call_that_is_slow_now_and_then_does_not_pass_by_its_fastest_blocks():
 
 @pytest.mark.parametrize("slower", [0.0, 0.9 * RULES.margin])
 def test_a_suspect_that_was_unlucky_is_cleared_by_fresh_rounds(slower):
-    decision, calm = SequentialDecision(range(2), RULES), random.Random(3)
-    for number in range(RULES.screen_rounds):
-        plan = planned(decision)
-        unlucky = {0: 0.3} if number < 5 else {}
-        decision.add(a_round(plan, unlucky, chance=calm))
+    calm = random.Random(3)
+    decision = screened(2, lambda n: {"slower": {0: 0.3} if n < 5 else {}}, chance=calm)
     assert decision.suspects == (0,)
     while (more := decision.next_round()) is not None:
         decision.add(a_round(more, {0: slower}, chance=calm))
@@ -273,10 +276,7 @@ def test_a_round_that_broke_off_is_measured_again():
 
 
 def test_confirmation_alone_continues_the_control_where_no_cell_is_open():
-    decision = SequentialDecision(range(2), RULES)
-    for number in range(RULES.screen_rounds):
-        plan = planned(decision)
-        decision.add(a_round(plan, blind=number == 0))
+    decision = screened(2, lambda number: {"blind": number == 0})
     plan = planned(decision)
     assert plan == RoundPlan(stage="confirm", cells=(), slowed=plan.slowed)
     assert plan.slowed is not None

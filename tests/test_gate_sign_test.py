@@ -11,22 +11,22 @@ from attnbench.gate.decide.data import Rules
 from attnbench.gate.decide.sign_test import boundaries, enough, rejects
 
 
-def rejected_share(looks: tuple[int, ...], level: float) -> Fraction:
+def rejected_share(looks: tuple[int, ...], needed: tuple[int | None, ...]) -> Fraction:
     """The probability that fair coins are rejected at any look, over every sequence there is."""
-    needed = boundaries(looks, level)
-    crossed = 0
-    for tosses in itertools.product((0, 1), repeat=looks[-1]):
-        crossed += any(
+    crossed = sum(
+        any(
             wins is not None and sum(tosses[:look]) >= wins
             for look, wins in zip(looks, needed, strict=True)
         )
+        for tosses in itertools.product((0, 1), repeat=looks[-1])
+    )
     return Fraction(crossed, 2 ** looks[-1])
 
 
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("looks", [(8,), (5, 8, 12), (1, 2, 3, 4, 10), (7, 14)])
 def test_fair_coins_are_rejected_no_more_often_than_the_level(looks, level):
-    assert rejected_share(looks, level) <= level
+    assert rejected_share(looks, boundaries(looks, level)) <= level
 
 
 def test_no_number_of_wins_less_would_keep_the_level():
@@ -34,12 +34,7 @@ def test_no_number_of_wins_less_would_keep_the_level():
     looks, level = (5, 8, 12), 0.05
     needed = boundaries(looks, level)
     assert needed[-1] is not None
-    weaker = (*needed[:-1], needed[-1] - 1)
-    crossed = sum(
-        any(w is not None and sum(t[:k]) >= w for k, w in zip(looks, weaker, strict=True))
-        for t in itertools.product((0, 1), repeat=looks[-1])
-    )
-    assert Fraction(crossed, 2 ** looks[-1]) > level
+    assert rejected_share(looks, (*needed[:-1], needed[-1] - 1)) > level
 
 
 def test_a_single_look_is_the_ordinary_sign_test():
@@ -66,13 +61,13 @@ def test_more_suspects_never_need_fewer_wins():
             assert hard is None or (easy is not None and easy <= hard)
 
 
-@pytest.mark.parametrize("looks", [(), (0, 3), (5, 5), (8, 4)])
-def test_looks_that_do_not_ascend_are_refused(looks):
-    with pytest.raises(ValueError, match="ascend"):
-        boundaries(looks, 0.05)
-
-
-@pytest.mark.parametrize("level", [0.0, 1.0, -1.0])
-def test_a_level_is_a_probability(level):
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        boundaries((8,), level)
+@pytest.mark.parametrize(
+    ("looks", "level", "says"),
+    [
+        *[(looks, 0.05, "ascend") for looks in ((), (0, 3), (5, 5), (8, 4))],
+        *[((8,), level, "between 0 and 1") for level in (0.0, 1.0, -1.0)],
+    ],
+)
+def test_looks_ascend_and_a_level_is_a_probability(looks, level, says):
+    with pytest.raises(ValueError, match=says):
+        boundaries(looks, level)

@@ -115,20 +115,14 @@ heads = 4
 )
 
 
-def test_sweeps_take_what_is_shared_and_their_own_before_it(root: Path) -> None:
+def test_sweeps_take_what_is_shared_their_own_before_it_and_flags_before_both(root: Path) -> None:
     assert asked(root, SEVERAL).sweeps == (
         Axes(seq_lens=(64,), heads=(2,)),
         Axes(workload="decode", seq_lens=SMALL.seq_lens, heads=(4,), caches=("static",)),
     )
-
-
-def test_a_flag_goes_to_every_sweep_that_has_the_axis(root: Path) -> None:
     found = asked(root, SEVERAL, heads=(8,), new_tokens=(2,)).sweeps
-    assert [axes.heads for axes in found] == [(8,), (8,)]
-    assert [axes.new_tokens for axes in found] == [None, (2,)]
-
-
-def test_a_workload_that_is_asked_for_leaves_its_sweeps_alone(root: Path) -> None:
+    assert [(axes.heads, axes.new_tokens) for axes in found] == [((8,), None), ((8,), (2,))]
+    # a workload that is asked for leaves its sweeps alone
     assert [axes.heads for axes in asked(root, SEVERAL, workload="decode").sweeps] == [(4,)]
     other = asked(root, SEVERAL, workload="layer", heads=(1,)).sweeps
     assert [(axes.workload, axes.heads) for axes in other] == [("layer", (1,))]
@@ -148,16 +142,16 @@ def test_without_any_file_the_flag_and_the_table_are_explained(root: Path) -> No
         watched(root, root, {"files": ()})
 
 
-@pytest.mark.parametrize("text", ["../out.py", "/etc/hostname"])
-def test_a_file_outside_the_repository_is_refused(root: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        *[(text, "outside the repository .*--impl") for text in ("../out.py", "/etc/hostname")],
+        *[(text, "no file .*--impl") for text in ("no.py", "kernels", "x" * 300)],
+    ],
+)
+def test_a_file_that_is_elsewhere_or_not_there_is_refused(root: Path, text: str, says: str) -> None:
     (root.parent / "out.py").write_text("")
-    with pytest.raises(UsageError, match=r"outside the repository .*--impl"):
-        watched(root, root, {"files": (text,)})
-
-
-@pytest.mark.parametrize("text", ["gone.py", "kernels", "x" * 300])
-def test_a_file_that_is_not_there_is_refused(root: Path, text: str) -> None:
-    with pytest.raises(UsageError, match=r"no file .* in the working tree .*--impl"):
+    with pytest.raises(UsageError, match=says):
         watched(root, root, {"files": (text,)})
 
 
@@ -208,17 +202,15 @@ def test_a_wrong_table_is_one_line_that_names_key_and_file(
     assert "pyproject.toml" in message or "--workload" in message
 
 
-@pytest.mark.parametrize("text", ["[tool", "tool = 1", "[tool]\nattnbench = 1"])
-def test_a_damaged_pyproject_is_one_line(root: Path, text: str) -> None:
-    (root / "pyproject.toml").write_text(text)
-    with pytest.raises(UsageError, match=r"pyproject\.toml"):
-        read_table(root)
-
-
-def test_a_repository_without_a_table_has_an_empty_one(root: Path) -> None:
+def test_a_damaged_pyproject_is_one_line_and_without_a_table_it_is_empty(root: Path) -> None:
     assert read_table(root) == {}
-    (root / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    file = root / "pyproject.toml"
+    file.write_text("[project]\nname = 'x'\n")
     assert read_table(root) == {}
+    for text in ("[tool", "tool = 1", "[tool]\nattnbench = 1"):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=r"pyproject\.toml"):
+            read_table(root)
 
 
 # Amounts.
@@ -227,26 +219,20 @@ def test_a_repository_without_a_table_has_an_empty_one(root: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("300", 300), ("90s", 90), ("5m", 300), ("2m30s", 150), ("1m 0 s", 60), ("1.5h", 5400),
-     ("5 min", 300), (" 0.5 ", 0.5)],
+     ("5 min", 300), (" 0.5 ", 0.5), *dict.fromkeys(
+        ("", "m", "-5", "1.2.3s", "nan", "inf", "5d", "30s2m", "٣", "5m5m")).items()],
 )  # fmt: skip
-def test_a_time_is_read_in_seconds(text: str, seconds: float) -> None:
-    assert parse_duration(text, "--budget") == seconds
-
-
-@pytest.mark.parametrize(
-    "text", ["", "m", "-5", "1.2.3s", "nan", "inf", "5d", "30s2m", "٣", "5m5m"]
-)
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_a_time_is_read_in_seconds(text: str, seconds: float | None) -> None:
+    if seconds is not None:
+        assert parse_duration(text, "--budget") == seconds
+        return
     with pytest.raises(UsageError, match=r"--budget takes a time such as 90s, 5m or 2m30s"):
         parse_duration(text, "--budget")
 
 
-@pytest.mark.parametrize("text", ["10%", "10 %", "0.1", "1e-1", " 10% "])
-def test_a_share_is_read_from_percent_or_a_fraction(text: str) -> None:
-    assert parse_share(text, "--threshold") == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("text", ["", "%", "-1", "nan", "inf", "ten", "1_0", "٣%"])
-def test_what_is_no_share_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--threshold takes a share such as 10% or 0.1"):
-        parse_share(text, "--threshold")
+def test_a_share_is_read_from_percent_or_a_fraction() -> None:
+    for text in ("10%", "10 %", "0.1", "1e-1", " 10% "):
+        assert parse_share(text, "--threshold") == pytest.approx(0.1)
+    for text in ("", "%", "-1", "nan", "inf", "ten", "1_0", "٣%"):
+        with pytest.raises(UsageError, match=r"--threshold takes a share such as 10% or 0.1"):
+            parse_share(text, "--threshold")

@@ -13,6 +13,7 @@ from typing import Self
 
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
+from attnbench.gate import protocol
 from attnbench.gate.decide.data import (
     Failure,
     Round,
@@ -25,17 +26,6 @@ from attnbench.gate.decide.data import (
     VersionName,
 )
 from attnbench.gate.decide.sequential import RoundPlan
-from attnbench.gate.protocol import (
-    CellVerified,
-    CountersRead,
-    EstimateTime,
-    ReadCounters,
-    RoundConfig,
-    SampleTaken,
-    TakeSample,
-    TimeEstimated,
-    VerifyCell,
-)
 from attnbench.gate.run.processes import ProcessError, RoundProcesses
 from attnbench.machine import host
 from attnbench.schema.record import Cell
@@ -52,10 +42,9 @@ REMEMBERED = 20.0
 PATIENCE_S, PATIENCE_FACTOR = 30.0, 50.0
 
 PROCESSES: tuple[Variant, ...] = ("base", "candidate", "null")
-# Shares of the round's wall time beyond which it is measured again.
-MOST_STOLEN = 0.10  # of one CPU, by the hypervisor
-MOST_FOREIGN = 0.50  # CPUs that others kept busy, on the CPUs that are ours
-MOST_WITHHELD = 0.10  # by a CPU quota
+# Shares of the round's wall time beyond which it is measured again: of one CPU, by the hypervisor;
+# CPUs that others kept busy, on the CPUs that are ours; by a CPU quota.
+MOST_STOLEN, MOST_FOREIGN, MOST_WITHHELD = 0.10, 0.50, 0.10
 _TICK_S = 0.01
 
 
@@ -111,7 +100,7 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
     bench.rng.shuffle(versions)  # who is forked first has other memory
 
     config = partial(
-        RoundConfig,
+        protocol.RoundConfig,
         cells={cell: bench.cells[cell] for cell in cells},
         references=str(bench.references),
         device=bench.settings.device,
@@ -190,7 +179,7 @@ def _visit(
     if cell in bench.injected:
         slowdown["candidate"] = bench.injected[cell]
     if cell not in bench.each_us:
-        estimated = processes.ask("base", EstimateTime(cell), TimeEstimated)
+        estimated = processes.ask("base", protocol.EstimateTime(cell), protocol.TimeEstimated)
         bench.each_us[cell] = estimated.each_us
     each_us = bench.each_us[cell]
     calls, batches, visits = _amounts(each_us)
@@ -201,8 +190,8 @@ def _visit(
         bench.rng.shuffle(variants)
         for variant in variants + variants[::-1]:
             process: Variant = "null" if variant == "planted" else variant
-            request = TakeSample(cell, calls, batches, slowdown.get(variant))
-            taken = processes.ask(process, request, SampleTaken, patience_s)
+            request = protocol.TakeSample(cell, calls, batches, slowdown.get(variant))
+            taken = processes.ask(process, request, protocol.SampleTaken, patience_s)
             if min(taken.ns) <= 0:
                 reason = "its clock stood still or stepped back"
                 raise ProcessError(Failure(variant=variant, code="error", reason=reason), cell)
@@ -233,8 +222,8 @@ def _verify(processes: RoundProcesses, cell: int, samples: Mapping[Variant, Samp
 
     def ratio(variant: Variant) -> float:
         fastest_us = min(map(min, samples[variant])) / 1000
-        request = VerifyCell(cell, fastest_us, REMEMBERED)
-        return processes.ask(variant, request, CellVerified).changed_ratio
+        request = protocol.VerifyCell(cell, fastest_us, REMEMBERED)
+        return processes.ask(variant, request, protocol.CellVerified).changed_ratio
 
     base, candidate = ratio("base"), ratio("candidate")
     # What either process of the base does as well is the machine's doing, or the case's.
@@ -261,7 +250,9 @@ class Counters:
     @classmethod
     def read(cls, processes: RoundProcesses) -> Self:
         """Read all counters now."""
-        answers = [processes.ask(of, ReadCounters(), CountersRead) for of in PROCESSES]
+        answers = [
+            processes.ask(of, protocol.ReadCounters(), protocol.CountersRead) for of in PROCESSES
+        ]
         return cls(
             wall_s=time.perf_counter(),
             own_s=sum(answer.cpu_ns for answer in answers) / 1e9 + time.process_time(),

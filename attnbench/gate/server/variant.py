@@ -21,24 +21,7 @@ from attnbench.api.loader import is_installed, load_side, refuse_foreign
 from attnbench.base.files import digest
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import UsageError
-from attnbench.gate.protocol import (
-    CellFailed,
-    CellVerified,
-    CountersRead,
-    EstimateTime,
-    Prepared,
-    Preparing,
-    ReadCounters,
-    Refused,
-    RoundAnswer,
-    RoundConfig,
-    RoundRequest,
-    SampleTaken,
-    TakeSample,
-    TimeEstimated,
-    VariantConfig,
-    VerifyCell,
-)
+from attnbench.gate import protocol
 from attnbench.machine.state import adopt, beyond_repair, remember, restore_clocks, settle
 from attnbench.measure.clock import Clock, clock_for, now_ns
 from attnbench.measure.gpu import GpuSensor, must_discard
@@ -68,7 +51,7 @@ class _Warm:
 class VariantProcess:
     """Answers requests, one line of JSON each, until its pipe is closed."""
 
-    def __init__(self, config: RoundConfig, mine: VariantConfig) -> None:
+    def __init__(self, config: protocol.RoundConfig, mine: protocol.VariantConfig) -> None:
         self._config, self._mine = config, mine
         self._requests = os.fdopen(mine.ends.read, "rb")
         self._answers = os.fdopen(mine.ends.write, "wb")
@@ -91,7 +74,7 @@ class VariantProcess:
                 ", ".join(mine.files), Path(mine.root).resolve(), Path(mine.other_root).resolve()
             )
         except UsageError as err:
-            self._answer(Refused(str(err)))
+            self._answer(protocol.Refused(str(err)))
             return
         if config.cpu is not None:
             settle()
@@ -99,31 +82,31 @@ class VariantProcess:
                 with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                     os.sched_setaffinity(int(thread), [config.cpu])
             remember()
-        self._answer(Prepared(failures, digests_of_loaded(mine.root)))
+        self._answer(protocol.Prepared(failures, digests_of_loaded(mine.root)))
         for line in self._requests:
-            request: RoundRequest = decode(line, RoundRequest)  # type: ignore[arg-type]
+            request: protocol.RoundRequest = decode(line, protocol.RoundRequest)  # type: ignore[arg-type]
             try:
                 try:
                     answer = self._served(request)
                 finally:
                     restore_settings()
             except Exception as err:
-                answer = CellFailed(*classify(err, _STAGES[type(request)]))
+                answer = protocol.CellFailed(*classify(err, _STAGES[type(request)]))
             self._answer(answer)
 
-    def _answer(self, answer: RoundAnswer) -> None:
+    def _answer(self, answer: protocol.RoundAnswer) -> None:
         self._answers.write(encode(answer) + b"\n")
         self._answers.flush()
 
-    def _prepare_all(self) -> dict[int, CellFailed]:
+    def _prepare_all(self) -> dict[int, protocol.CellFailed]:
         """Prepare all cells, each announced; return those that cannot be timed, and why."""
         failures = {}
         for number, cell in self._config.cells.items():
-            self._answer(Preparing(number))
+            self._answer(protocol.Preparing(number))
             try:
                 self._prepare(number, cell)
             except Exception as err:
-                failures[number] = CellFailed(*classify(err, "build and check"))
+                failures[number] = protocol.CellFailed(*classify(err, "build and check"))
             if beyond_repair():
                 break  # the cells after it are not to blame, and the round is broken off
         return failures
@@ -164,19 +147,21 @@ class VariantProcess:
         sizes = {name: Size(max=high, rms=rms) for name, (high, rms) in kept["allowed"].items()}
         return Reference(values=kept["values"], allowed=sizes)
 
-    def _served(self, request: RoundRequest) -> RoundAnswer:
-        if isinstance(request, ReadCounters):
+    def _served(self, request: protocol.RoundRequest) -> protocol.RoundAnswer:
+        if isinstance(request, protocol.ReadCounters):
             reading = self._sensor.read() if self._sensor is not None else None
             veto = must_discard(reading) if reading is not None else None
-            return CountersRead(time.process_time_ns(), veto)
-        if isinstance(request, VerifyCell):
+            return protocol.CountersRead(time.process_time_ns(), veto)
+        if isinstance(request, protocol.VerifyCell):
             return self._verified(request)
         with torch.set_grad_enabled(self._warm[request.cell].bound.grad), collector_off():
-            if isinstance(request, EstimateTime):
-                return TimeEstimated(self._estimate_us(self._warm[request.cell].bound.call))
-            return SampleTaken(self._sample(request), resident_bytes())
+            if isinstance(request, protocol.EstimateTime):
+                return protocol.TimeEstimated(
+                    self._estimate_us(self._warm[request.cell].bound.call)
+                )
+            return protocol.SampleTaken(self._sample(request), resident_bytes())
 
-    def _verified(self, request: VerifyCell) -> CellVerified:
+    def _verified(self, request: protocol.VerifyCell) -> protocol.CellVerified:
         """After the timing: overwrite the inputs in place, and see that the result is still right.
 
         And how many times as long a call takes whose inputs have just changed as the fastest timed
@@ -195,7 +180,7 @@ class VariantProcess:
                     break
                 self._overwrite(warm, seed + more)
                 changed_us = min(changed_us, self._clock.batch(warm.bound.call, 1).time_us)
-        return CellVerified(changed_us / request.fastest_us)
+        return protocol.CellVerified(changed_us / request.fastest_us)
 
     def _overwrite(self, warm: _Warm, seed: int) -> None:
         """Fill the inputs with other numbers, where they are, and redo what was prepared."""
@@ -204,7 +189,7 @@ class VariantProcess:
         with torch.set_grad_enabled(warm.bound.grad):
             warm.bound.refresh()
 
-    def _sample(self, request: TakeSample) -> tuple[int, ...]:
+    def _sample(self, request: protocol.TakeSample) -> tuple[int, ...]:
         """One untimed call, since the caches are another's, then batches: nanoseconds a call."""
         call, slowdown = self._warm[request.cell].bound.call, request.slowdown
         if slowdown and self._config.device == "cuda":
@@ -230,8 +215,11 @@ class VariantProcess:
 
 
 _STAGES = {
-    EstimateTime: "estimate", TakeSample: "sample", VerifyCell: "verify", ReadCounters: "counters",
-}  # fmt: skip
+    protocol.EstimateTime: "estimate",
+    protocol.TakeSample: "sample",
+    protocol.VerifyCell: "verify",
+    protocol.ReadCounters: "counters",
+}
 
 
 def _judge(cell: Cell, bound: Bound, reference: Reference, when: str = "") -> None:
