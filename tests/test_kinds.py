@@ -31,6 +31,8 @@ def decode(cache: str) -> Case:
 def test_every_workload_has_one_row_for_planning():
     assert set(TRAITS.names()) == set(WORKLOADS.names())
     assert set(OPTIONAL_AXES) <= set(Axes.__dataclass_fields__)
+    names = {name: kind.n_name for name, kind in TRAITS.items()}
+    assert [name for name, n in names.items() if n == "context n"] == ["decode"]
     for kind in dict(TRAITS.items()).values():
         assert set(kind.axes) <= set(OPTIONAL_AXES)
         assert set(kind.defaults) <= set(Case.__dataclass_fields__)
