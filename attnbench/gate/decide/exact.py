@@ -171,21 +171,18 @@ def verdict_of(base: Checked, candidate: Checked) -> tuple[Verdict, str] | None:
         words = _CANDIDATE_WORDS.get(candidate.status, candidate.status)
         also = " (the base's is wrong, too)" if base.status == "incorrect" else ""
         return "incorrect", f"{_with_reason(words, candidate)}{also}"
-    return "not comparable", _why_not(base, candidate)
-
-
-def _why_not(base: Checked, candidate: Checked) -> str:
     if candidate.status == "absent":
-        return "removed: the candidate has no such implementation"
-    if base.status == "absent":
-        new = "new: the base has no such implementation"
-        if candidate.status == "ok":
-            return new
-        return f"{new}; {_with_reason(candidate.status, candidate)}"
-    if candidate.status == "ok":
-        return f"the base has no right result: {_with_reason(base.status, base)}"
-    also = f" (on the base; {candidate.status} on the candidate, too)"
-    return _with_reason(base.status, base) + also
+        why = "removed: the candidate has no such implementation"
+    elif base.status == "absent":
+        why = "new: the base has no such implementation"
+        if candidate.status != "ok":
+            why += f"; {_with_reason(candidate.status, candidate)}"
+    elif candidate.status == "ok":
+        why = f"the base has no right result: {_with_reason(base.status, base)}"
+    else:
+        also = f" (on the base; {candidate.status} on the candidate, too)"
+        why = _with_reason(base.status, base) + also
+    return "not comparable", why
 
 
 def _with_reason(words: str, found: Checked) -> str:

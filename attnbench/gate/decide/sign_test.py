@@ -33,7 +33,8 @@ def boundaries(looks: tuple[int, ...], level: float) -> tuple[int | None, ...]:
     paths, spent, done = [1], Fraction(0), 0  # paths[w]: ways to w wins that crossed nothing yet
     needed: list[int | None] = []
     for look in looks:
-        paths = _after(paths, look - done)
+        for _ in range(look - done):
+            paths = [lost + won for lost, won in zip([*paths, 0], [0, *paths], strict=True)]
         done = look
         allowed = Fraction(level * math.sqrt(look / looks[-1])) - spent
         wins, ways = look + 1, 0
@@ -57,14 +58,3 @@ def rejects(wins: int, rounds: int, looks: Sequence[int], level: float) -> bool:
 def enough(rounds: int, level: float) -> int | None:
     """How many wins of `rounds` reject at `level` with a single look; None if none does."""
     return boundaries((rounds,), level)[0] if rounds else None
-
-
-def _after(paths: list[int], steps: int) -> list[int]:
-    """The numbers of paths to each number of wins after `steps` more rounds."""
-    for _ in range(steps):
-        longer = [0] * (len(paths) + 1)
-        for wins, ways in enumerate(paths):
-            longer[wins] += ways
-            longer[wins + 1] += ways
-        paths = longer
-    return paths
