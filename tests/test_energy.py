@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnbench.measure.energy import EnergyRule, measure_energy
+from attnbench.measure.energy import measure_energy
 from attnbench.measure.gpu import GpuReading
 
 
@@ -41,11 +41,10 @@ class FakeBoard:
         ticks = int(self.now_s / self.tick_s + 1e-6)
         return round(1e6 + ticks * self.tick_s * 300_000)
 
-    def measure(self, **rule):
+    def measure(self, call=None):
         return measure_energy(
-            self.call,
-            self,
-            rule=EnergyRule(**rule),
+            call or self.call,
+            self,  # type: ignore[arg-type]
             now=lambda: self.now_s,
             sleep=self.sleep,
             synchronize=self.synchronize,
@@ -131,4 +130,4 @@ def test_what_the_call_raises_passes():
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        measure_energy(call, board, sleep=board.sleep, synchronize=board.synchronize)
+        board.measure(call)

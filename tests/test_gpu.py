@@ -84,7 +84,7 @@ def test_a_spin_takes_the_stream_as_long_as_the_host():
 
 
 def test_the_sm_clock_is_that_of_a_spin_of_known_cycles_or_not_known():
-    sm_clock = SmClock.open()
+    sm_clock = SmClock()
     batch = CudaClock("warm", sm_clock).batch(partial(torch.cuda._sleep, SPIN_CYCLES), 1)
     if batch.sm_mhz is None:
         pytest.skip(str(sm_clock.problem))

@@ -5,23 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from attnbench.measure.gpu import GpuReading
+from attnbench.measure.gpu import GpuSensor
 
+# The loop lasts until both MIN_S and MIN_TICKS of the counter are reached, but at most MAX_S.
+MIN_S, MIN_TICKS, MAX_S = 2.0, 20, 10.0
+_IDLE_S = 1.5  # of rest before the idle power is read: NVML averages over about a second
 _BATCH_S = 0.01  # between two readings of the counter, so that its ticks are seen one by one
-
-
-class EnergySensor(Protocol):
-    """What is asked of a sensor: GpuSensor, or a fake."""
-
-    def energy_mj(self) -> int | None:
-        """A counter of millijoules that only grows."""
-
-    def read(self) -> GpuReading | None:
-        """A reading with the power of now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,25 +35,10 @@ class Energy:
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnergyRule:
-    """How long to loop: until both `min_s` and `min_ticks` are reached, but at most `max_s`.
-
-    `idle_s` is how long the device rests before its idle power is read; NVML averages power over
-    about a second.
-    """
-
-    min_s: float = 2.0
-    min_ticks: int = 20
-    max_s: float = 10.0
-    idle_s: float = 1.5
-
-
 def measure_energy(
     call: Callable[[], Any],
-    sensor: EnergySensor,
+    sensor: GpuSensor,
     *,
-    rule: EnergyRule | None = None,
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
     synchronize: Callable[[], None] = torch.cuda.synchronize,
@@ -70,9 +48,8 @@ def measure_energy(
     The loop begins and ends on a tick of the counter: energy, time and calls then cover the same
     stretch. Whatever `call` raises passes. `now` and `sleep` are in seconds.
     """
-    rule = rule or EnergyRule()
     synchronize()
-    sleep(rule.idle_s)
+    sleep(_IDLE_S)
     reading = sensor.read()
     seconds, ticks, calls = 0.0, 0, 0  # between the first tick and the last one seen
 
@@ -95,8 +72,8 @@ def measure_energy(
     begin_s = now()
     make(1)
     call_s = max(now() - begin_s, 1e-6)
-    if call_s * rule.min_ticks > rule.max_s:  # the counter is read once a call at best
-        return ended(reason=f"a call of {call_s:.3g} s is too long for a loop of {rule.max_s:g} s")
+    if call_s * MIN_TICKS > MAX_S:  # the counter is read once a call at best
+        return ended(reason=f"a call of {call_s:.3g} s is too long for a loop of {MAX_S:g} s")
     begin_s, batch = now(), max(1, int(_BATCH_S / call_s))
     last = sensor.energy_mj()
     first: tuple[float, int] | None = None  # time and counter at the first tick
@@ -115,11 +92,11 @@ def measure_energy(
                 first, made = (at_s, value), 0
             else:
                 seconds, ticks, calls = at_s - first[0], ticks + 1, made
-                if ticks >= rule.min_ticks and seconds >= rule.min_s:
+                if ticks >= MIN_TICKS and seconds >= MIN_S:
                     return ended((value - first[1]) / 1000 / made)
-        if at_s - begin_s >= rule.max_s:
+        if at_s - begin_s >= MAX_S:
             return ended(
                 reason=f"the energy counter ticked {ticks} times in {seconds:.3g} s of a "
-                f"loop of {rule.max_s:g} s; needed are {rule.min_ticks} and {rule.min_s:g} s"
+                f"loop of {MAX_S:g} s; needed are {MIN_TICKS} and {MIN_S:g} s"
             )
     return ended(reason="the energy counter cannot be read")

@@ -99,19 +99,18 @@ class GpuSensor:
     @classmethod
     def open(cls, index: int = 0) -> GpuSensor:
         """The sensor of torch's CUDA device `index`; `problem` says what is missing."""
-        try:
+        nvml: Any = None
+        problem = "pynvml cannot be imported"
+        try:  # absent or broken; no driver or permission; no CUDA or a device NVML does not know
             nvml = importlib.import_module("pynvml")
-        except Exception as err:  # absent, or broken on import
-            return cls(None, None, f"NVML: pynvml cannot be imported ({_text(err)})")
-        try:
+            problem = "it cannot be started"
             nvml.nvmlInit()
-        except Exception as err:  # no driver, no permission, or no such function
-            return cls(None, None, f"NVML: it cannot be started ({_text(err)})")
-        try:
+            problem = f"CUDA device {index} was not found"
             return cls(nvml, _device(nvml, index))
-        except Exception as err:  # no CUDA, or a device that NVML does not know
-            _shut_down(nvml)
-            return cls(None, None, f"NVML: CUDA device {index} was not found ({_text(err)})")
+        except Exception as err:
+            with contextlib.suppress(Exception):  # not started: nothing to shut down
+                nvml.nvmlShutdown()
+            return cls(None, None, f"NVML: {problem} ({_text(err)})")
 
     @property
     def problem(self) -> str | None:
@@ -153,12 +152,8 @@ class GpuSensor:
         """Let NVML go; later readings are None."""
         if self._device is not None:
             self._device, self._problem = None, "NVML: closed"
-            _shut_down(self._nvml)
-
-
-def _shut_down(nvml: Any) -> None:
-    with contextlib.suppress(Exception):  # nothing is left to be read, so nothing is lost
-        nvml.nvmlShutdown()
+            with contextlib.suppress(Exception):  # nothing is left to be read, so nothing is lost
+                self._nvml.nvmlShutdown()
 
 
 def _device(nvml: Any, index: int) -> Any:
@@ -220,59 +215,44 @@ def power_state(readings: Iterable[GpuReading | None]) -> str | None:
     return "sustained" if 2 * capped >= len(known) else "burst"
 
 
-_PLAUSIBLE_MHZ = (100.0, 5000.0)
-_KERNEL_MODULE = "attnbench.measure.smkernel"  # needs triton
-
-
 class SmClock:
     """The clock of the GPU's multiprocessors, read by a tiny kernel.
 
     Once that has failed it is None for good, and `problem` says why. `launch` enqueues a kernel
-    that writes (cycles, nanoseconds) of one spin to its argument, int64 [2].
+    that writes (cycles, nanoseconds) of one spin to its argument, int64 [2]: by default that of
+    `smkernel`, compiled at the first reading.
     """
 
     def __init__(
         self,
-        launch: Callable[[torch.Tensor], None] | None,
-        counters: torch.Tensor | None,
-        problem: str | None = None,
+        launch: Callable[[torch.Tensor], None] | None = None,
+        counters: torch.Tensor | None = None,
     ) -> None:
         self._launch = launch
         self._counters = counters
-        self.problem = problem
-
-    @classmethod
-    def open(cls) -> SmClock:
-        """Compile the kernel and try it once; never raises."""
-        try:
-            launch = importlib.import_module(_KERNEL_MODULE).launch
-            counters = torch.zeros(2, dtype=torch.int64, device="cuda")
-        except Exception as err:  # no triton, no device, no compiler: all end the same way
-            return cls(None, None, _no_sm_clock(err))
-        clock = cls(launch, counters)
-        clock.sample_mhz()
-        return clock
+        self.problem: str | None = None
 
     def sample_mhz(self) -> float | None:
         """Enqueue the kernel on the current stream, wait for it, and return the clock in MHz."""
-        if self.problem is not None or self._launch is None or self._counters is None:
+        if self.problem is not None:
             return None
-        try:
+        try:  # no triton, no device, no compiler: none may cost the cell it stands beside
+            if self._launch is None:
+                self._launch = importlib.import_module("attnbench.measure.smkernel").launch
+            if self._counters is None:
+                self._counters = torch.zeros(2, dtype=torch.int64, device="cuda")
             self._launch(self._counters)
             torch.cuda.synchronize()
             cycles, ns = self._counters.tolist()
-            return _within(*_PLAUSIBLE_MHZ)(cycles / ns * 1000)
-        except Exception as err:  # a reading that fails must not cost the cell it stands beside
-            self.problem = _no_sm_clock(err)
+            return _within(100.0, 5000.0)(cycles / ns * 1000)
+        except Exception as err:
+            text = f"{type(err).__name__}: {_text(err)}"
+            self.problem = f"no SM clock from in-stream counters: {text}"
             return None
-
-
-def _no_sm_clock(err: Exception) -> str:
-    return f"no SM clock from in-stream counters: {type(err).__name__}: {_text(err)}"
 
 
 @functools.cache
 def shared_sm_clock() -> SmClock | None:
     """The SM clock of this process, opened at the first use; None where it does not work."""
-    clock = SmClock.open()
-    return clock if clock.problem is None else None
+    clock = SmClock()
+    return clock if clock.sample_mhz() is not None else None
