@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +131,9 @@ def limit_memory(share: float = 0.9) -> None:
     the runner or the user's own.
     """
     available = available_bytes()
-    try:
-        import resource
-
-        limit = psutil.Process().memory_info().data + int(share * (available or 0))
-        if available is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-    except (ImportError, AttributeError, OSError, ValueError):
-        return  # no such limit on this system: the runner still survives the worker's death
+    if available is None:
+        return
+    # No such limit on this system: the runner still survives the worker's death.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        limit = psutil.Process().memory_info().data + int(share * available)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))

@@ -93,11 +93,8 @@ class Ceilings:
 def ceilings_of(environment: Mapping[str, Any]) -> Ceilings:
     """The ceilings in `environment` (of run.json); older runs hold the matmul's alone."""
     found = environment.get("ceilings") or {"matmul_tflops": environment.get("matmul_tflops")}
-    known = {name: value for name, value in found.items() if name in _CEILINGS}
-    return Ceilings(**(known | {"matmul_tflops": found.get("matmul_tflops") or {}}))
-
-
-_CEILINGS = {item.name for item in fields(Ceilings)}
+    known = {item.name: found.get(item.name) for item in fields(Ceilings)}
+    return Ceilings(**(known | {"matmul_tflops": known["matmul_tflops"] or {}}))
 
 
 def suspect(

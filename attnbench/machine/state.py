@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -25,11 +26,6 @@ from torch.backends import cuda, cudnn, mkldnn
 from torch.nn import functional
 from torch.utils import _config_module
 from torch.utils import _python_dispatch as dispatch
-
-try:
-    import resource
-except ImportError:  # not on this system: it has no such limits
-    resource = None  # type: ignore[assignment]
 
 
 class _Setting(NamedTuple):
@@ -94,9 +90,9 @@ def _put_environment(wanted: dict[str, str]) -> None:
 
 
 _SIGNALS = [
-    number for name in ("INT", "TERM", "HUP", "ALRM", "USR1", "USR2", "CHLD", "PIPE", "SEGV", "FPE")
-    if (number := getattr(signal, f"SIG{name}", None)) is not None
-]  # fmt: skip
+    getattr(signal, f"SIG{name}")
+    for name in "INT TERM HUP ALRM USR1 USR2 CHLD PIPE SEGV FPE".split()
+]
 
 
 def _put_handler(number: int, handler: Any) -> None:
@@ -108,8 +104,6 @@ def _put_handler(number: int, handler: Any) -> None:
 _PARTS = [getattr(of, kind, None) for of in (cudnn, mkldnn) for kind in ("conv", "rnn", "matmul")]
 _FLOAT32 = (torch.backends, cuda.matmul, cudnn, mkldnn, *filter(None, _PARTS))
 
-
-_LIMITS = [getattr(resource, x) for x in dir(resource) if x.startswith("RLIMIT_")]
 
 _REDUCED = (
     "allow_fp16_reduced_precision_reduction",
@@ -191,7 +185,7 @@ _WATCHED: list[_Setting] = [
             partial(resource.getrlimit, limit),
             partial(resource.setrlimit, limit),
         )
-        for limit in _LIMITS
+        for limit in (getattr(resource, x) for x in dir(resource) if x.startswith("RLIMIT_"))
     ),
 ]
 if hasattr(os, "sched_getaffinity"):
@@ -292,12 +286,9 @@ def _read(setting: _Setting) -> Any:
         return type(err)
 
 
-_COMPILERS = {
-    "torch._dynamo.config": "dynamo's flags",
-    "torch._inductor.config": "inductor's flags",
-}
+_COMPILERS = "dynamo", "inductor"
 _UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
-_flags: dict[str, tuple[bytes, dict[str, Any]]] = {}  # by module: hash and values
+_flags: dict[str, tuple[bytes, dict[str, Any]]] = {}  # by compiler: hash and values
 
 
 def _settle_compilers() -> list[str]:
@@ -306,18 +297,18 @@ def _settle_compilers() -> list[str]:
     Importing them takes seconds, so they are not remembered before someone needs them.
     """
     changed = []
-    for module, name in _COMPILERS.items():
-        config: Any = sys.modules.get(module)
+    for name in _COMPILERS:
+        config: Any = sys.modules.get(f"torch._{name}.config")
         if config is None or not _remembered:
             continue
-        if module not in _flags:
-            changed += [name] if _unset(config) else []
-        elif config.get_hash() != _flags[module][0]:
-            config.load_config(_flags[module][1])
-            changed.append(name)
+        if name not in _flags:
+            changed += [f"{name}'s flags"] if _unset(config) else []
+        elif config.get_hash() != _flags[name][0]:
+            config.load_config(_flags[name][1])
+            changed.append(f"{name}'s flags")
         else:
             continue
-        _flags[module] = config.get_hash(), config.get_config_copy()
+        _flags[name] = config.get_hash(), config.get_config_copy()
     return changed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,11 +13,6 @@ from typing import Any, Protocol
 from attnbench.base.sample import Discard
 from attnbench.machine import host
 from attnbench.machine.host import SLICE_US
-
-try:
-    import resource
-except ImportError:  # not on this system: nothing is counted
-    resource = None  # type: ignore[assignment]
 
 TICK_US = 10_000.0  # what a tick of steal is worth
 # A batch or round that lost this share of its planned length to others says little.
@@ -31,8 +27,8 @@ class Sensor(Protocol):
 
 
 def interruptions() -> int:
-    """Involuntary context switches of this process so far, all threads; 0 where not counted."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
+    """Involuntary context switches of this process so far, all threads."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 @dataclass
