@@ -72,6 +72,7 @@ def test_rates_are_work_over_the_least_time():
         "cache_bytes": 8 * MIB,
     }
     assert json.loads(json.dumps(found)) == found
+    assert torch.is_grad_enabled()
 
 
 def test_a_wider_product_is_tried_where_one_is_over_too_soon():
@@ -116,7 +117,7 @@ def test_a_worker_measures_the_ceilings_for_the_runner():
     with LocalRunner(Settings(device="cpu", threads=1)) as runner:
         found = runner.ceilings(["float32"])
     assert set(found) == NAMES
-    assert found["matmul_tflops"]["float32"] > 0
+    assert all(value > 0 for value in (found | found.pop("matmul_tflops")).values())
 
 
 def test_while_the_least_times_disagree_the_rounds_go_on():
@@ -175,12 +176,3 @@ def test_where_memory_is_short_nothing_is_streamed(monkeypatch):
 def test_buffers_are_far_past_the_cache_and_well_within_memory(cache, free, size):
     found = ceilings.stream_bytes(cache, free)
     assert found is None if size is None else abs(found - size) < 32768
-
-
-def test_the_real_clock_gives_every_ceiling_a_positive_number():
-    found = ceilings.measure_ceilings("cpu", ["float32", "float64"])
-    assert set(found) == NAMES
-    assert set(found["matmul_tflops"]) == {"float32", "float64"}
-    for value in (*found["matmul_tflops"].values(), *(found[n] for n in NAMES - {"matmul_tflops"})):
-        assert value > 0
-    assert torch.is_grad_enabled()

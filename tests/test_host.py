@@ -131,11 +131,6 @@ def test_a_cache_that_is_garbled_is_left_out(tmp_path, name, text):
 FILED = "governor turbo smt hypervisor cpu_quota throttled_us steal_share thp".split()
 
 
-def test_where_there_are_no_files_every_fact_of_theirs_is_unknown(tmp_path):
-    found = host.facts(tmp_path)
-    assert {name: found[name] for name in FILED} == dict.fromkeys(FILED)
-
-
 @pytest.mark.parametrize("error", [NotImplementedError, psutil.AccessDenied, AttributeError])
 def test_what_psutil_does_not_tell_is_unknown(machine, monkeypatch, error):
     def refuse(*args, **kwargs):

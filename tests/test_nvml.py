@@ -86,8 +86,6 @@ def test_a_working_sensor_reads_everything_and_has_no_problem(monkeypatch, devic
 REFUSED = [
     (None, "pynvml cannot be imported"),
     (FakeNvml(nvmlInit=NVMLError("Driver Not Loaded")), "Driver Not Loaded"),
-    (FakeNvml(nvmlInit=NVMLError("Insufficient Permissions")), "Insufficient Permissions"),
-    (FakeNvml(nvmlInit=AttributeError), "nvmlInit"),
     (FakeNvml(nvmlInit=OSError("cannot open\nshared object")), "cannot open shared object"),
     (SyntaxError("written for another Python"), "written for another Python"),
 ]
@@ -137,10 +135,8 @@ OLDER = {
     ("field", "fault"),
     [
         ("sm_mhz", NVMLError("Not Supported")),
-        ("power_w", NVMLError("Insufficient Permissions")),
         ("temperature_c", ValueError("odd")),
         ("throttle", NVMLError("Not Supported")),
-        ("sm_mhz", None),
         ("throttle", None),
     ],
 )
@@ -243,13 +239,9 @@ def test_only_heat_and_the_hardwares_own_slowdown_discard_a_sample(
     assert reading.throttle == words
     reason = must_discard(reading)
     assert (reason is not None) == discarded
+    assert must_discard(None) is must_discard(GpuReading(power_w=400.0)) is None
     for word in {"thermal", "hardware slowdown"} & words:
         assert word in str(reason)
-
-
-def test_what_was_not_read_discards_nothing():
-    assert must_discard(None) is None
-    assert must_discard(GpuReading(power_w=400.0)) is None
 
 
 def readings(*throttles):
