@@ -192,10 +192,11 @@ def test_what_the_base_does_as_well_against_itself_is_not_held_against_the_candi
 
 
 def test_a_round_is_vetoed_by_counters_beyond_their_limits():
-    for facts in ({}, {"stolen": 0.1, "foreign": 0.5, "withheld": 0.1}):
-        assert rounds.why_vetoed(facts) is None
-    for facts in ({"stolen": 0.11}, {"foreign": 0.51}, {"withheld": 0.11}):
-        assert rounds.why_vetoed(facts)
+    assert rounds.why_vetoed({}) is None
+    assert rounds.why_vetoed({"stolen": 0.1, "foreign": 0.5, "withheld": 0.1}) is None
+    assert rounds.why_vetoed({"stolen": 0.11})
+    assert rounds.why_vetoed({"foreign": 0.51})
+    assert rounds.why_vetoed({"withheld": 0.11})
 
 
 def test_a_failure_outside_of_any_cell_blames_none_and_late_foreign_imports_are_refused(tmp_path):
