@@ -48,9 +48,6 @@ def printed(run, outcome, capsys, width=80):
 )  # fmt: skip
 def test_a_ratio_is_written_as_a_change_in_percent(ratio, text):
     assert texts.change(ratio) == text
-
-
-def test_an_interval_has_one_unit_and_unknown_is_a_dash():
     assert texts.interval(0.98, 1.11) == "−2.0 … +11.0 %"
     assert texts.interval(None, 1.0) == "–"
 
@@ -81,11 +78,6 @@ def test_the_terminal_shows_every_cell_its_verdict_and_the_conclusion(kind, caps
         assert re.search(rf"^. +{cell} .*{row.verdict} *$", out, re.MULTILINE), cell
     assert f"(exit code {int(outcome.exit_code)})" in out.replace("\n", " ")
     assert "attnbench gate --replay results/g/gate.json" in out
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_eighty_columns_are_enough(kind, capsys):
-    out = printed(KINDS[kind], decide(KINDS[kind]), capsys)
     assert max(map(len, out.splitlines())) <= 80
     assert "…\n" not in out
 

@@ -15,18 +15,15 @@ from typing import Any
 import click
 
 from attnbench.cli.check import check, doctor
-from attnbench.cli.claims import claims
 from attnbench.cli.gate import gate
 from attnbench.cli.options import OneLineError
 from attnbench.cli.runs import export, list_, report
 from attnbench.cli.sweep import sweep
-from attnbench.cli.verify import verify
+from attnbench.cli.verdicts import claims, verify
 from attnbench.errors import AttnbenchError, ExitCode
 from attnbench.version import __version__
 
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
-
-
 _DATA = ("export", "list", "report")  # what they print may be cut short
 
 

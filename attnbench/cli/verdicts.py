@@ -1,0 +1,206 @@
+"""`attnbench verify` and `claims`: laws and statements held against a run; an exit code."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnbench.cli.options import (
+    NAMES,
+    device_option,
+    given,
+    impl_files,
+    output_option,
+    run_argument,
+    seed_option,
+    threads_option,
+)
+from attnbench.errors import UsageError
+from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, exit_code
+
+if TYPE_CHECKING:
+    from attnbench.analysis.claims.ledger import Ledger
+    from attnbench.analysis.scaling.results import Scaling
+
+_COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
+_SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--sweep", "measures", is_flag=True, help="Measure a suitable run first.")
+@click.option("--impls", type=NAMES, help="With --sweep: cores by name [the preset's].")
+@impl_files(
+    "With --sweep: a Python file with implementations of yours, measured in place of the preset's"
+    " cores."
+)
+@device_option
+@threads_option("1: cores that come and go distort every curve", before="With --sweep: ")
+@seed_option
+@output_option
+@click.option("--name", help="With --sweep: the run's name [a time stamp].")
+@click.option("--json", "as_json", is_flag=True, help="Every finding with its figures as JSON.")
+@click.option(
+    "--verbose", "-v", is_flag=True, help="Every finding, also FLOPs and workspace that hold."
+)
+@click.option("--quiet", is_flag=True, help="With --sweep: no progress.")
+def verify(**options: Any) -> None:
+    """Ask whether cost grows as the laws declare.
+
+    RUN is a folder, a name, or `latest`. FLOPs and workspace are compared with their formulas and
+    laws exactly; time by its exponent along each axis, with an interval, and by a model of several
+    terms where sizes vary together. Each verdict is holds, refuted or inconclusive, with the
+    reason. Exits 1 if something is refuted, 3 if nothing holds of some implementation, else 0.
+
+    --sweep measures some 300 cells on a CPU, in one thread and with an allocator that keeps its
+    memory; it takes about five minutes on two cores. With --impls or --impl only the named
+    implementations are measured, as cores: no layers, decoding or networks.
+    """
+    from attnbench.analysis.scaling import scaling
+    from attnbench.execution.store import find_run, load_run
+
+    flags = [flag for name, flag in given().items() if name in _SWEEP_ONLY]
+    if options["measures"] and options["run"]:
+        raise UsageError(
+            f"--sweep makes a run of its own; remove '{options['run']}', or name it by --name"
+        )
+    if flags and not options["measures"]:
+        raise UsageError(f"{', '.join(flags)} goes with --sweep, which measures; add it")
+    if options["measures"]:
+        from attnbench.cli.progress import SweepDisplay
+        from attnbench.execution.process import Settings
+        from attnbench.execution.session import sweep_for_verdicts
+
+        settings = Settings(
+            files=tuple(str(Path(file).resolve()) for file in options["files"]),
+            **{name: options[name] for name in ("device", "threads", "seed")},
+        )
+        names = {"output": options["output"], "name": options["name"]}
+        with SweepDisplay(quiet=options["quiet"]) as display:
+            path = sweep_for_verdicts(settings, display, impls=options["impls"] or (), **names)
+    else:
+        path = find_run("latest" if options["run"] is None else options["run"], options["output"])
+    found = scaling(load_run(path))
+    if options["as_json"]:
+        click.echo(json.dumps([finding.to_json() for finding in found.findings], indent=1))
+    else:
+        _print_laws(found, path, every=options["verbose"])
+    raise SystemExit(int(exit_code(found.findings)))
+
+
+def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
+    """What is refuted, then time, then what needs no statistics, in short; how many of each."""
+    from attnbench.report.tables import table
+
+    shown = found.findings if every else found.notable
+    rows = [
+        (SIGNS[f.verdict], f.verdict, f.subject, f.question, f.law, f.reason)
+        for f in sorted(shown, key=lambda finding: WORST_FIRST.index(finding.verdict))
+    ]
+    if rows:
+        header = ("", "verdict", "subject", "question", "law", "reason")
+        click.echo(table(header, rows), nl=False)
+    if len(shown) < len(found.findings):
+        click.echo(
+            f"{SIGNS['holds']} {len(found.findings) - len(shown)} series of FLOPs and workspace"
+            " hold as well: counted as predicted, and grown as declared (--verbose shows each)"
+        )
+    counts = Counter(finding.verdict for finding in found.findings)
+    click.echo(
+        ", ".join(
+            click.style(f"{SIGNS[name]} {counts[name]} {name}", fg=_COLOURS[name])
+            for name in VERDICTS
+        )
+    )
+    click.echo(f"run: {path}; plots and intervals: attnbench report {path}")
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--file", type=click.Path(path_type=Path), metavar="TOML", help="Your claims, not the notes'."
+)
+@click.option("--only", type=NAMES, metavar="IDS", help="These claims alone, by their ids.")
+@click.option("--json", "as_json", is_flag=True, help="Claims, findings and figures as one object.")
+def claims(
+    run: str, output: Path, file: Path | None, only: tuple[str, ...] | None, as_json: bool
+) -> None:
+    """Hold claims against RUN: whether a paper's table, or a README's, comes out here.
+
+    RUN is a folder, a name, or `latest`. Without --file the claims are those of five lecture notes
+    on attention. A claim is a few lines of TOML:
+
+    \b
+      [[claim]]
+      id = "sdpa-speed"
+      source = "README"
+      place = "Results, table 1"
+      says = "sdpa is at least 1.5x faster than naive at n = 2048"
+      quantity.kind = "ratio"
+      quantity.where = { workload = "attention", seq_len = 2048 }
+      quantity.first = { impl = "naive" }
+      quantity.second = { impl = "sdpa" }
+      relation = { is = ">=", limit = 1.5 }
+
+    `where` selects by columns of `attnbench export`. A quantity is a value, ratio, exponent,
+    crossover, share (of a model's term) or unmeasured; a relation one of ==, <, >, <=, >=, between,
+    about, with a tolerance. `right = "…"` marks what should be refuted, and says what is right;
+    `open = true` marks what may go either way. Every field: attnbench/analysis/claims/statement.py.
+
+    Each claim holds, is refuted, or is inconclusive, with the reason. Exits 0 when every verdict
+    that was reached is the expected one, 1 when one is not, 3 when none could be reached.
+    """  # noqa: D301
+    from msgspec import to_builtins
+
+    from attnbench.analysis.claims.ledger import agrees, ledger
+    from attnbench.analysis.claims.ledger import exit_code as code_of
+    from attnbench.analysis.claims.reading import NOTES, read
+    from attnbench.execution.store import find_run, load_run
+
+    stated = read(file or NOTES)
+    loaded = load_run(find_run(run, output))
+    found = ledger(stated, loaded, only)
+    code = int(code_of(found))
+    if as_json:
+        rows = [
+            {
+                **to_builtins(c),
+                "expected": c.expected,
+                "finding": f.to_json(),
+                "agrees": agrees(c, f),
+            }
+            for c, f in found
+        ]
+        click.echo(json.dumps({"run": loaded.run_id, "claims": rows}, indent=1))
+    else:
+        _print_claims(found)
+        click.echo(f"run: {loaded.path}")
+        verdicts = [finding.verdict for _, finding in found]
+        counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
+        against = ", ".join(claim.id for claim, finding in found if not agrees(claim, finding))
+        summary = f"not as expected: {against}" if against else "all as expected"
+        click.secho(f"{counts}; {summary}", fg={0: "green", 1: "red", 3: "yellow"}[code])
+    raise SystemExit(code)
+
+
+def _print_claims(found: Ledger) -> None:
+    """One row a claim; what is right where a statement is not."""
+    from attnbench.report.tables import table
+
+    header = ("", "claim", "what is claimed", "where", "measured", "verdict", "expected")
+    rows = [
+        [SIGNS[f.verdict], c.id, c.says, f"{c.source} · {c.place}", f.reason, f.verdict, c.expected]
+        for c, f in found
+    ]
+    shown = [[text or "either" for text in row] for row in rows]
+    click.echo(table(header, shown), nl=False)
+    click.echo()
+    for claim, _ in found:
+        if claim.right or claim.note:
+            read_as = f" (read as: {claim.reading})" if claim.reading else ""
+            what = "right is" if claim.right else "note"
+            click.echo(f"{claim.id}, {what}: {claim.right or claim.note}{read_as}")
