@@ -60,4 +60,4 @@ def test_an_idle_worker_ends_when_its_runner_closes_the_pipe():
     with Worker(Settings(device="cpu"), "cpu") as started:
         assert isinstance(started.event(120), Ready)
         started.line.close()
-        assert started.ended(60) == 0
+        assert started.ended(30) == 0

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import queue
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.mutants.isolated import FAILED, PASSED, run_tests
+
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120.0
-PASSED, FAILED = 0, 1  # exit codes of pytest; any other says that it could not run the tests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +107,7 @@ def run(mutants: list[Mutant], jobs: int, folder: Path) -> int:
     tests = sorted({node for m in mutants if not m.stale for node in m.node_ids})
     with ThreadPoolExecutor(jobs) as pool:
         parts = [(c, part) for i, c in enumerate(copies.queue) if (part := tests[i::jobs])]
-        for code, output in pool.map(lambda part: run_tests(*part), parts):
+        for code, output in pool.map(lambda part: run_tests(*part, mutated=False), parts):
             if code != PASSED:
                 print(output, "these tests fail without any variant: nothing is proven", sep="\n")
                 return 1
@@ -127,7 +125,7 @@ def is_caught(mutant: Mutant, copies: queue.Queue[Path]) -> bool:
     if outcome is None:
         text = (copy / mutant.file).read_text()
         (copy / mutant.file).write_text(text.replace(mutant.find, mutant.replace))
-        code, output = run_tests(copy, mutant.node_ids, "-x")
+        code, output = run_tests(copy, mutant.node_ids, mutated=True)
         (copy / mutant.file).write_text(text)
         outcome = f"the tests could not run (pytest ended with {code}): {output[-300:]}"
         if code == PASSED:
@@ -139,21 +137,6 @@ def is_caught(mutant: Mutant, copies: queue.Queue[Path]) -> bool:
     spent = f"{time.monotonic() - begin:5.1f} s"
     print(f"{mutant.package:10} {mutant.name:30} {spent}  {outcome}", flush=True)
     return outcome.startswith("caught")
-
-
-def run_tests(copy: Path, tests: list[str], *options: str) -> tuple[int, str]:
-    """The exit code of pytest and what it printed; as a failure where it took too long."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfE"]
-    # Workers import the copy, too. A variant leaves no bytecode behind.
-    environment = os.environ | {"PYTHONPATH": str(copy)}
-    environment |= {"PYTHONDONTWRITEBYTECODE": "1"} if options else {}
-    timeout_s = TIMEOUT_S if options else None
-    run = functools.partial(subprocess.run, cwd=copy, env=environment, timeout=timeout_s, text=True)
-    try:
-        ended = run([*command, *options, *tests], capture_output=True)
-    except subprocess.TimeoutExpired:
-        return FAILED, ""
-    return ended.returncode, ended.stdout + ended.stderr
 
 
 if __name__ == "__main__":
