@@ -10,8 +10,9 @@ bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
 	$(BIN)/attnbench report latest
 
+# One process a core; whole files, so that what a file's tests share is made once.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check .
