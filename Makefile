@@ -20,7 +20,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Does a test notice each of these deliberately broken variants of the package? About ten minutes.
+# Does a test notice each of these deliberately broken variants of the package? About five minutes.
 mutants: .venv/installed
 	$(BIN)/python -m tests.mutants --jobs 2
 
