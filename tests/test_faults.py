@@ -242,7 +242,10 @@ def test_resume_without_the_implementation_is_refused(
 def test_an_interrupt_ends_with_130_the_resume_command_and_no_worker(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
     sweep.process.send_signal(signal.SIGINT)
-    _, stderr = sweep.process.communicate(timeout=60)
+    try:
+        _, stderr = sweep.process.communicate(timeout=60)
+    finally:
+        sweep.process.kill()  # one that goes on would outlive this test
     assert sweep.process.returncode == 130
     assert stderr.splitlines()[-1] == "Interrupted. Continue with: attnbench sweep --resume" + (
         " results/r"
