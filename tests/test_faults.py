@@ -146,7 +146,11 @@ class Sweep:
             # Where the tests were started in the background, an interrupt would be ignored.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
-        wait_until(lambda: self.complete_lines() != b"" or self.process.poll() is not None)
+        try:
+            wait_until(lambda: self.complete_lines() != b"" or self.process.poll() is not None)
+        except AssertionError:
+            self.process.kill()  # it must not outlive the tests
+            raise
         assert self.process.poll() is None, "it ended before it was caught"
 
     def complete_lines(self) -> bytes:
@@ -242,10 +246,7 @@ def test_resume_without_the_implementation_is_refused(
 def test_an_interrupt_ends_with_130_the_resume_command_and_no_worker(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
     sweep.process.send_signal(signal.SIGINT)
-    try:
-        _, stderr = sweep.process.communicate(timeout=60)
-    finally:
-        sweep.process.kill()  # one that goes on would outlive this test
+    _, stderr = sweep.process.communicate(timeout=60)
     assert sweep.process.returncode == 130
     assert stderr.splitlines()[-1] == "Interrupted. Continue with: attnbench sweep --resume" + (
         " results/r"
