@@ -10,7 +10,7 @@ from attnbench.theory import costs
 from attnbench.worker.inputs import Draw, Tensors, attention_tensors, fill_attention
 from attnbench.worker.positions import rotation
 from attnbench.worker.reference import Reference, plain_attention, reference_of
-from attnbench.worker.workloads import WORKLOADS, Bound, bind_pass
+from attnbench.worker.workloads.base import WORKLOADS, Bound, bind_pass
 
 
 def with_position(core: AttentionCall, case: Case) -> AttentionCall:

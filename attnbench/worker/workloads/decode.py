@@ -22,7 +22,7 @@ from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
 from attnbench.worker.positions import Rotation, rotation
 from attnbench.worker.reference import PlainResult, Reference, plain_attention, reference_of
-from attnbench.worker.workloads import WORKLOADS, Bound
+from attnbench.worker.workloads.base import WORKLOADS, Bound
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # k_BGSD, v_BGSV
 

@@ -22,8 +22,8 @@ from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
 from attnbench.worker.positions import turned, turned_squares, unturned
 from attnbench.worker.reference import PlainResult, Reference, plain_attention, reference_of
-from attnbench.worker.workloads import WORKLOADS, Bound, bind_pass
 from attnbench.worker.workloads.attention import rotated_workspace, with_position
+from attnbench.worker.workloads.base import WORKLOADS, Bound, bind_pass
 
 _RIDGE = 0.05  # of weights whose rows have length 1, and so singular values between 0 and 2
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q_BHLD, k_BGLD, v_BGLV

@@ -14,7 +14,7 @@ from attnbench.theory import costs
 from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal
 from attnbench.worker.reference import PlainResult, Reference, reference_of
-from attnbench.worker.workloads import WORKLOADS, Bound, Gradients, bind_pass
+from attnbench.worker.workloads.base import WORKLOADS, Bound, Gradients, bind_pass
 
 
 class RecurrentWorkload:

@@ -1,0 +1,110 @@
+"""Workloads: what is computed around a core implementation. Each module registers one.
+
+A workload gives its tensors, the callable that is timed, the reference, and the costs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from attnbench.api import Implementation
+from attnbench.base.registry import Registry
+from attnbench.schema.case import Case
+from attnbench.worker.inputs import Draw, Tensors
+from attnbench.worker.reference import Reference
+
+Gradients = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A core bound to its inputs.
+
+    `call()` is what is timed; `named(result)` names the tensors it returned; `refresh()` redoes
+    what was prepared from the inputs (a graph, a cache) after they were overwritten in place.
+    `grad` says whether the call needs autograd; a call does `units` units of work (tokens).
+    """
+
+    call: Callable[[], Any]
+    named: Callable[[Any], dict[str, torch.Tensor]]
+    refresh: Callable[[], None] = lambda: None
+    grad: bool
+    units: int = 1
+
+
+class Workload(Protocol):
+    """One workload. All sizes come from the case; costs are for its pass.
+
+    What planning must know of it is its row in `attnbench.theory.traits`, by the same name.
+    """
+
+    def reason_against(self, case: Case, impl: Implementation) -> str | None:
+        """Why this pair cannot run, or None."""
+
+    def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
+        """Uninitialised inputs by name."""
+
+    def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
+        """Overwrite the inputs in place."""
+
+    def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
+        """Build the core, prepare what is not timed, return the callable."""
+
+    def truth(self, case: Case, tensors: Tensors) -> Reference:
+        """Float64 results and allowed errors for the inputs as they are now."""
+
+    def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
+        """flops_useful, flops_executed, bytes_min (each per unit), memory_predicted_bytes."""
+
+    def why_flops(self, case: Case, flops: int) -> list[str]:
+        """In plain words, why `flops` a unit are not the useful ones; empty where unknown."""
+
+
+WORKLOADS: Registry[Workload] = Registry("workload", "--workload")
+
+
+def bind_pass(
+    pass_: str,
+    function: Callable[..., torch.Tensor],
+    inputs: tuple[torch.Tensor, ...],
+    do: torch.Tensor | None,
+    named: Callable[[Gradients], dict[str, torch.Tensor]],
+) -> Bound:
+    """`function(*inputs)` for a pass; `do` is the gradient of its result where one is asked for.
+
+    `named` gives the gradients, one for each of the inputs, the names that the check knows. For
+    `backward` the graph is made once per content of the inputs, and held.
+    """
+    if pass_ == "forward":
+        return Bound(
+            call=functools.partial(function, *inputs), named=lambda o: {"o": o}, grad=False
+        )
+    # An input that the output does not depend on has gradient 0, which the check then judges.
+    gradients = functools.partial(
+        torch.autograd.grad, grad_outputs=do, allow_unused=True, materialize_grads=True
+    )
+    if pass_ == "both":
+
+        def both() -> tuple[torch.Tensor, Gradients]:
+            o = function(*inputs)
+            return o, gradients(o, inputs)
+
+        return Bound(call=both, named=lambda result: {"o": result[0]} | named(result[1]), grad=True)
+    held: list[torch.Tensor] = []
+
+    def refresh() -> None:
+        with torch.enable_grad():
+            held[:] = [function(*inputs)]
+
+    refresh()
+    return Bound(
+        call=lambda: gradients(held[0], inputs, retain_graph=True),
+        named=named,
+        refresh=refresh,
+        grad=True,
+    )
