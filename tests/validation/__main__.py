@@ -7,6 +7,8 @@ folder under results/; `gate` goes on where it stopped.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -64,11 +66,12 @@ def timer(**options: Any) -> None:
     installed is a row with the reason. Writes the raw samples, tables and a picture. Exits 3 if
     fewer than 2 runs of attnbench succeeded; the figures decide nothing.
     """
-    from tests.validation.timer.session import FEWEST_RUNS, Request, compare
+    from tests.validation.timer.session import FEWEST_RUNS, PAGE, Request, compare
+    from tests.validation.timer.tables import sentences, tables
 
     given = {name: value for name, value in options.items() if value is not None}
     finished = compare(Request(**given), _tell)
-    _print(finished)
+    _show(tables(finished.summary), finished.path / PAGE, sentences(finished.summary))
     if finished.interrupted:
         raise SystemExit(ExitCode.INTERRUPTED)
     if finished.own_runs < FEWEST_RUNS:
@@ -101,13 +104,16 @@ def scaling(as_json: bool, **options: Any) -> None:
     beside it the rule that others use. Nothing is timed. Writes tables. Exits 1 if more than 1 %
     of the verdicts are wrong, or more than 10 % inconclusive over four octaves.
     """
-    from tests.validation.scaling.session import Request, examine
+    from tests.validation.scaling.session import PAGE, Request, examine
+    from tests.validation.scaling.tables import tables
 
     finished = examine(Request(**options), _tell)
     if as_json:
         click.echo(json.dumps(finished.summary))
     else:
-        _print_matrices(finished)
+        found = tables(finished.summary)
+        notes = dict.fromkeys(matrix.note for matrix in found)
+        _show(found, finished.path / PAGE, notes)
     if not finished.met:
         raise SystemExit(ExitCode.FINDING)
 
@@ -157,55 +163,36 @@ def gate(**options: Any) -> None:
     applied to the same times. A live run takes one to five minutes. Exits 1 if all runs are there
     (or with --report-only) and a goal is missed.
     """
-    from attnbench.report.tables import table
     from tests.validation.gate.session import PAGE, Request, examine
     from tests.validation.gate.tables import tables
 
     finished = examine(Request(**options), _tell)
-    for found in tables(finished.summary):
-        click.echo(f"\n{found.title}")
-        click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
-        if found.note:
-            click.echo(found.note)
-    click.echo(f"\ntables:  {finished.path / PAGE}")
+    _show(tables(finished.summary), finished.path / PAGE, noted=True)
     if finished.interrupted:
         raise SystemExit(ExitCode.INTERRUPTED)
     if finished.missed:
         raise SystemExit(ExitCode.FINDING)
 
 
-def _print_matrices(finished: Any) -> None:
-    from attnbench.report.tables import table
-    from tests.validation.scaling.session import PAGE
-    from tests.validation.scaling.tables import tables
-
-    notes = []
-    for found in tables(finished.summary):
-        click.echo(f"\n{found.title}")
-        click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
-        notes.append(found.note)
-    click.echo("")
-    for note in dict.fromkeys(notes):
-        click.echo(note)
-    click.echo(f"tables:  {finished.path / PAGE}")
-
-
 def _tell(message: str) -> None:
     click.echo(message, err=True)
 
 
-def _print(finished: Any) -> None:
+def _show(
+    tables: Iterable[Any], page: Path, closing: Iterable[str] = (), *, noted: bool = False
+) -> None:
+    """Print tables, each with its note where `noted`, then closing lines and where the page is."""
     from attnbench.report.tables import table
-    from tests.validation.timer.session import PAGE
-    from tests.validation.timer.tables import sentences, tables
 
-    for found in tables(finished.summary):
+    for found in tables:
         click.echo(f"\n{found.title}")
         click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
+        if noted and found.note:
+            click.echo(found.note)
     click.echo("")
-    for sentence in sentences(finished.summary):
-        click.echo(sentence)
-    click.echo(f"tables:  {finished.path / PAGE}")
+    for line in closing:
+        click.echo(line)
+    click.echo(f"tables:  {page}")
 
 
 if __name__ == "__main__":
