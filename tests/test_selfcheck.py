@@ -200,7 +200,7 @@ def test_every_self_test_runs_on_this_machine_and_is_plain_numbers(monkeypatch):
     """For real, with next to no work: what the figures are is not looked at."""
     monkeypatch.setattr(selfcheck, "noise", lambda clock, call: {"short": call() is None})
     monkeypatch.setattr(diagnosis, "_SLOWDOWN", replace(FEW, min_samples=9))
-    small = replace(diagnosis.SIZES["cpu"], batches=20, matmul_width=64)
+    small = diagnosis.SIZES["cpu"]._replace(batches=20, matmul_width=64)
     monkeypatch.setitem(diagnosis.SIZES, "cpu", small)
     begun: list[str] = []
     outcome = diagnosis.diagnose("cpu", begun.append)

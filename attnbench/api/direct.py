@@ -73,30 +73,25 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
 def _case(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float | None
 ) -> Case:
-    tensors = {"q": q, "k": k, "v": v}
-    if not all(isinstance(x, torch.Tensor) for x in tensors.values()):
+    tensors = (q, k, v)
+    if not all(isinstance(x, torch.Tensor) for x in tensors):
         raise UsageError("q, k and v must be torch tensors")
-    if any(x.dim() != 4 for x in tensors.values()):
+    if any(x.dim() != 4 for x in tensors):
         raise UsageError("q, k and v must have four axes: (batch, heads, tokens, dims)")
-    fits = (
-        q.shape[0] == k.shape[0] == v.shape[0]
-        and k.shape[1:3] == v.shape[1:3]
-        and q.shape[3] == k.shape[3]
-    )
-    if not fits:
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
+    if (q.shape[0], *k.shape[:3], q.shape[3]) != (k.shape[0], *v.shape[:3], k.shape[3]):
         raise UsageError(
-            f"shapes do not fit together: {shapes}; q (B,H,L,D), k (B,G,S,D), v (B,G,S,V)"
+            f"shapes do not fit together: q {tuple(q.shape)}, k {tuple(k.shape)},"
+            f" v {tuple(v.shape)}; q (B,H,L,D), k (B,G,S,D), v (B,G,S,V)"
         )
-    dtypes = [str(x.dtype).removeprefix("torch.") for x in tensors.values()]
+    dtypes = [str(x.dtype).removeprefix("torch.") for x in tensors]
     if len(set(dtypes)) > 1 or dtypes[0] not in DTYPE_BYTES:
         raise UsageError(
             f"q, k and v must share one dtype of {', '.join(DTYPE_BYTES)}, not {', '.join(dtypes)}"
         )
-    devices = [str(x.device) for x in tensors.values()]
+    devices = [str(x.device) for x in tensors]
     if len(set(devices)) > 1:
         raise UsageError(f"q, k and v must be on one device, not {', '.join(devices)}")
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     return Case(
         pass_="both" if grad else "forward",
         device=q.device.type,  # type: ignore[arg-type]

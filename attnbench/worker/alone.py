@@ -16,7 +16,7 @@ from attnbench.measure.clock import clock_for
 from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import Watch
 from attnbench.schema.case import Case, parse_mask
-from attnbench.schema.record import Record
+from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import case_label
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.measuring import Entry, Instruments, measure_group
@@ -27,8 +27,7 @@ RULE = StoppingRule(precision=0.02, min_time_s=0.1, max_time_s=1.0)
 class Printer:
     """Prints each record as a line."""
 
-    def __init__(self) -> None:
-        self.failed = False
+    failed = False
 
     def at(self, case: int, impl: str | None, stage: str) -> None:
         """Nothing: it takes a second."""
@@ -54,26 +53,21 @@ def main(file: str) -> int:
         print(f"Error: {err}", file=sys.stderr)
         return int(err.exit_code)
     printer, printed = Printer(), ""
-    for index, name in enumerate(names):
+    for name in names:
         implementation = IMPLEMENTATIONS.get(name)
         gpu = torch.cuda.is_available() and "cuda" in implementation.devices
-        causal = parse_mask("causal")
-        case = Case(
-            workload=implementation.workloads[0],
-            device="cuda" if gpu else "cpu",
-            seq_len=256,
-            mask=causal,
-        )
+        workload, device = implementation.workloads[0], "cuda" if gpu else "cpu"
+        case = Case(workload=workload, device=device, seq_len=256, mask=parse_mask("causal"))  # type: ignore[arg-type]
         if case_label(case) != printed:
             printed = case_label(case)
             print(f"{printed}, against float64")
         reason = reasons_against([case], [name])[name][0]
         if reason is not None:
-            print(f"  {name:<16} unsupported: {reason}")
+            cell = Cell(case=case, impl=name)
+            printer.record(0, Record(cell=cell, status="unsupported", reason=reason))
             continue
-        clock = clock_for(case.device)
-        instruments = Instruments(rule=RULE, clock=clock, watch=Watch())
-        measure_group([Entry(index=index, case=case, impls=(name,))], instruments, printer)
+        instruments = Instruments(rule=RULE, clock=clock_for(device), watch=Watch())
+        measure_group([Entry(index=0, case=case, impls=(name,))], instruments, printer)
     return 1 if printer.failed else 0
 
 

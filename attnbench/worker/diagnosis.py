@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,11 +23,12 @@ _SLOWDOWN = StoppingRule(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
+class Sizes(NamedTuple):
     """How much work the self-tests do on a device: a spin in µs, widths of squares, bytes read.
 
-    `read_bytes` fits the cache that `cold` evicts, and lasts well above the cost of a launch.
+    `read_bytes` fits the cache that `cold` evicts, and lasts well above the cost of a launch. On
+    CPU the read stays below torch's threshold for several threads (32768 elements), whose start
+    would hide it.
     """
 
     spin_us: float
@@ -39,22 +39,8 @@ class Sizes:
 
 
 SIZES = {
-    # On CPU the read stays below torch's threshold for several threads (32768 elements), whose
-    # start would hide it.
-    "cpu": Sizes(
-        spin_us=2000.0,
-        batches=1000,
-        matmul_width=1024,
-        read_bytes=1 << 17,
-        noise_width=256,
-    ),
-    "cuda": Sizes(
-        spin_us=40_000.0,
-        batches=300,
-        matmul_width=4096,
-        read_bytes=1 << 24,
-        noise_width=2048,
-    ),
+    "cpu": Sizes(2000.0, 1000, 1024, 1 << 17, 256),
+    "cuda": Sizes(40_000.0, 300, 4096, 1 << 24, 2048),
 }
 
 
@@ -67,11 +53,15 @@ def diagnose(device: str, tell: Callable[[str], None] = lambda test: None) -> di
     facts = environment(device) | host.facts()
     begin, ticks = time.perf_counter(), host.cpu_ticks()
     throttled_us, switches = host.throttled_us(), interruptions()
-    tests = {}
+    tests: dict[str, Any] = {}
     with torch.no_grad():
         for name, test in _tests(device).items():
             tell(name)
-            tests[name] = _outcome(test)
+            try:
+                tests[name] = test()
+            except Exception as err:  # whatever a broken driver raises costs this test alone
+                text = " ".join(str(err).split())[:200]
+                tests[name] = {"raised": f"{type(err).__name__}: {text}"}
     gpu = gpu_facts(GpuSensor.open()) if device == "cuda" else None  # while it is still warm
     wall_s = time.perf_counter() - begin
     after_us = host.throttled_us()
@@ -120,23 +110,38 @@ def _tests(device: str) -> dict[str, Callable[[], Any]]:
     sizes = SIZES[device]
     # Tests build their clocks themselves: one that cannot be built costs its own test alone.
     warm, cold = partial(clock_for, device, l2="warm"), partial(clock_for, device, l2="cold")
-    square = partial(_square, device=device)
+
+    def square(width: int) -> torch.Tensor:
+        return torch.randn(width, width, device=device)
+
+    def product(width: int) -> Callable[[], Any]:
+        a = square(width)
+        return partial(torch.mm, a, a, out=torch.empty_like(a))
+
+    def read() -> Callable[[], Any]:
+        data = torch.randn(sizes.read_bytes // 4, device=device)
+        return partial(torch.sum, data, 0, out=torch.empty((), device=device))
+
+    def unit() -> Callable[[], Any]:
+        """The work that is repeated 20 or 21 times, some microseconds of it.
+
+        On a GPU a product that lasts longer than the host needs to issue the next. On CPU what runs
+        in one thread: two threads that wait for each other on a busy machine are a matter of noise,
+        which is another test.
+        """
+        if device == "cuda":
+            return product(1024)
+        data = torch.randn(8192)
+        return partial(torch.exp, data, out=torch.empty_like(data))
+
     return {
         "clock": lambda: selfcheck.resolution(warm(), batches=sizes.batches),
         "spin": lambda: _spin(device, sizes.spin_us),
         "matmul": lambda: selfcheck.matmul_rate(warm(), square(sizes.matmul_width)),
-        "cold": lambda: selfcheck.cold_and_warm(cold(), warm(), _read(device, sizes.read_bytes)),
-        "planted": lambda: selfcheck.slowdown(warm(), _unit(device), _SLOWDOWN),
-        "noise": lambda: selfcheck.noise(clock_for(device), _product(square(sizes.noise_width))),
+        "cold": lambda: selfcheck.cold_and_warm(cold(), warm(), read()),
+        "planted": lambda: selfcheck.slowdown(warm(), unit(), _SLOWDOWN),
+        "noise": lambda: selfcheck.noise(clock_for(device), product(sizes.noise_width)),
     }
-
-
-def _outcome(test: Callable[[], Any]) -> dict[str, Any]:
-    try:
-        outcome: dict[str, Any] = test()
-    except Exception as err:  # whatever a broken driver raises costs this test alone
-        return {"raised": f"{type(err).__name__}: {' '.join(str(err).split())[:200]}"}
-    return outcome
 
 
 def _spin(device: str, duration_us: float) -> selfcheck.Numbers:
@@ -145,29 +150,3 @@ def _spin(device: str, duration_us: float) -> selfcheck.Numbers:
         return selfcheck.spin_reading(clock, selfcheck.DeviceSpin(duration_us))
     spin = selfcheck.Spin(duration_us)
     return selfcheck.spin_reading(clock, spin, lasted_us=lambda: spin.lasted_us)
-
-
-def _square(width: int, device: str) -> torch.Tensor:
-    return torch.randn(width, width, device=device)
-
-
-def _product(a: torch.Tensor) -> Callable[[], Any]:
-    return partial(torch.mm, a, a, out=torch.empty_like(a))
-
-
-def _unit(device: str) -> Callable[[], Any]:
-    """The work that is repeated 20 or 21 times, some microseconds of it.
-
-    On a GPU a product that lasts longer than the host needs to issue the next. On CPU what runs
-    in one thread: two threads that wait for each other on a busy machine are a matter of noise,
-    which is another test.
-    """
-    if device == "cuda":
-        return _product(_square(1024, device))
-    data = torch.randn(8192)
-    return partial(torch.exp, data, out=torch.empty_like(data))
-
-
-def _read(device: str, size: int) -> Callable[[], Any]:
-    data = torch.randn(size // 4, device=device)
-    return partial(torch.sum, data, 0, out=torch.empty((), device=device))

@@ -26,7 +26,6 @@ from attnbench.schema.case import Case
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.inputs import Draw
-from attnbench.worker.reference import Reference
 from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
@@ -227,22 +226,16 @@ def check_twice(
         share = (time.perf_counter() - begin) / len(trials)  # one reference serves all
         for trial in trials.values():
             trial.spent_s["check"] = trial.spent_s.get("check", 0.0) + share
-        for name in list(trials):
-            _build_and_check(entry, trials[name], reference, first, reporter)
-            if trials[name].status is not None:
+        for name, trial in list(trials.items()):
+            reporter.at(entry.index, name, "build")
+            with trial.stage("build"):
+                trial.build() if first or trial.bound is None else trial.bound.refresh()
+            if trial.status is None:
+                reporter.at(entry.index, name, "check")
+                with trial.stage("check"):
+                    trial.check(reference, first=first)
+            if trial.status is not None:
                 reporter.record(entry.index, record_of(trials.pop(name)))
-
-
-def _build_and_check(
-    entry: Entry, trial: Trial, reference: Reference, first: bool, reporter: Reporter
-) -> None:
-    reporter.at(entry.index, trial.impl.name, "build")
-    with trial.stage("build"):
-        trial.build() if first else trial.refresh()
-    if trial.status is None:
-        reporter.at(entry.index, trial.impl.name, "check")
-        with trial.stage("check"):
-            trial.check(reference, first=first)
 
 
 class _Silent:
@@ -295,7 +288,13 @@ def timed_record(
     trial.metrics |= {"l2": instruments.clock.l2, "timer": instruments.clock.timer}
     if instruments.sensor is not None and instruments.sensor.problem:
         trial.metrics["sensor_note"] = instruments.sensor.problem
-    trial.metrics |= _conditions(target) | marks.metrics() | _gpu(target)
+    trial.metrics |= {"kept_disturbed": target.conditions.kept_disturbed, "window": target.window}
+    if target.spent_s:
+        interrupted = target.conditions.interrupted / target.spent_s
+        trial.metrics["interruptions_per_s"] = round(interrupted, 1)
+        cpus = target.cpu_s / target.spent_s
+        trial.metrics["cpu_share"] = round(cpus / torch.get_num_threads(), 4)
+    trial.metrics |= marks.metrics() | _gpu(target)
     if target.compile_s:
         before = trial.metrics.get("compile_s") or 0.0
         trial.metrics["compile_s"] = before + target.compile_s
@@ -319,16 +318,6 @@ def record_of(trial: Trial, target: Target | None = None) -> Record:
         metrics=trial.metrics,
         spent_s={stage: round(seconds, 6) for stage, seconds in trial.spent_s.items()},
     )
-
-
-def _conditions(target: Target) -> dict[str, Any]:
-    seen = target.conditions
-    metrics: dict[str, Any] = {"kept_disturbed": seen.kept_disturbed, "window": target.window}
-    if target.spent_s:
-        metrics["interruptions_per_s"] = round(seen.interrupted / target.spent_s, 1)
-        cpus = target.cpu_s / target.spent_s
-        metrics["cpu_share"] = round(cpus / torch.get_num_threads(), 4)
-    return metrics
 
 
 def _gpu(target: Target) -> dict[str, Any]:

@@ -18,9 +18,8 @@ such statistics are kept: in half precision this adds next to nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -136,11 +135,16 @@ def plain_attention(
         lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
         result.terms["o"] = (o * (1 + statistics_share(case) * lse_bound)).flatten(1, 2)
     if sums is not None:
-        dq, dk = sums.dq.flatten(1, 2), sums.dk.squeeze(2)
+        dq, dk, dv = (x.flatten(1, 2) for x in sums.sums)
         result.values["dq"] = unturned(dq, case.position, query_places)
         result.values["dk"] = unturned(dk, case.position, key_places)
-        result.values["dv"] = sums.dv.squeeze(2)
-        result.terms |= sums.terms() if terms else {}
+        result.values["dv"] = dv
+    if sums is not None and terms:
+        # Rounding errors of many summands have no common sign: their squares add up.
+        names = ("dq", "dk", "dv")
+        result.terms |= {
+            n: x.sqrt().flatten(1, 2) for n, x in zip(names, sums.squares, strict=True)
+        }
     return result
 
 
@@ -154,53 +158,38 @@ def statistics_share(case: Case) -> float:
 class _GradientSums:
     """Gradients of one attention, summed over blocks of queries; heads are (B, G, H/G, …)."""
 
-    def __init__(self, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def __init__(self, case: Case, *inputs: torch.Tensor) -> None:
         self._recompute = ROUNDINGS * statistics_share(case)
         self._scale = case.softmax_scale
-        self._q, self._k, self._v = q, k, v
-        wide = torch.promote_types(q.dtype, torch.float32)
-        self.dq = torch.zeros_like(q, dtype=wide)
-        self.dk = torch.zeros_like(k, dtype=wide)
-        self.dv = torch.zeros_like(v, dtype=wide)
-        self._dq_squares = torch.zeros_like(self.dq)
-        self._dk_squares = torch.zeros_like(self.dk)
-        self._dv_squares = torch.zeros_like(self.dv)
+        self._inputs = inputs  # q, k and v
+        wide = torch.promote_types(inputs[0].dtype, torch.float32)
+        self.sums = [torch.zeros_like(x, dtype=wide) for x in inputs]  # dq, dk and dv
+        self.squares = [torch.zeros_like(x) for x in self.sums]
 
     def add(
         self, rows: slice, weights: torch.Tensor, lse: torch.Tensor | None, do: torch.Tensor
     ) -> None:
-        """Add what the queries in `rows` contribute, (B, G, H/G, rows, …) each.
-
-        The terms are added up where `lse` is given.
-        """
-        q, scale = self._q[..., rows, :], self._scale
-        dweights = do @ self._v.mT
+        """Add what the queries in `rows` contribute; the squares of terms where `lse` is given."""
+        (q, k, v), scale = self._inputs, self._scale
+        q = q[..., rows, :]
+        dq, dk, dv = self.sums
+        dweights = do @ v.mT
         mean = (weights * dweights).sum(-1, keepdim=True)
         dscores = weights * (dweights - mean)
-        self.dq[..., rows, :] = (dscores @ self._k) * scale
+        dq[..., rows, :] = (dscores @ k) * scale
         # The products sum over the query heads that share a key/value head, too.
-        self.dk += ((dscores * scale).mT @ q).sum(2, keepdim=True)
-        self.dv += (weights.mT @ do).sum(2, keepdim=True)
+        dk += ((dscores * scale).mT @ q).sum(2, keepdim=True)
+        dv += (weights.mT @ do).sum(2, keepdim=True)
         if lse is None:
             return
         # dscores is a difference that may cancel to nothing (at n = 1 it does): what rounding
         # leaves behind scales with what was subtracted, so the floor does too.
         unsure = weights * (1 + self._recompute * lse.abs())
         uncancelled = unsure * (dweights.abs() + mean.abs()) * scale
-        self._dq_squares[..., rows, :] = uncancelled.square() @ self._k.square()
-        self._dk_squares += (uncancelled.square().mT @ q.square()).sum(2, keepdim=True)
-        self._dv_squares += (unsure.square().mT @ do.square()).sum(2, keepdim=True)
-
-    def terms(self) -> dict[str, torch.Tensor]:
-        """How large the summands of each gradient are: the root of the sum of their squares.
-
-        Rounding errors of many summands have no common sign and add up in that way.
-        """
-        return {
-            "dq": self._dq_squares.sqrt().flatten(1, 2),
-            "dk": self._dk_squares.sqrt().squeeze(2),
-            "dv": self._dv_squares.sqrt().squeeze(2),
-        }
+        dq_squares, dk_squares, dv_squares = self.squares
+        dq_squares[..., rows, :] = uncancelled.square() @ k.square()
+        dk_squares += (uncancelled.square().mT @ q.square()).sum(2, keepdim=True)
+        dv_squares += (unsure.square().mT @ do.square()).sum(2, keepdim=True)
 
 
 def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
@@ -209,10 +198,9 @@ def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
     return x_BHLD.detach().reshape(shape)
 
 
-Block = tuple[slice, torch.Tensor | None, torch.Tensor | None]
-
-
-def _blocks(case: Case, q: torch.Tensor) -> Iterator[Block]:
+def _blocks(
+    case: Case, q: torch.Tensor
+) -> Iterator[tuple[slice, torch.Tensor | None, torch.Tensor | None]]:
     """Rows of queries, the pairs hidden from them, and which of them see no key at all."""
     count = max(1, _BLOCK_ELEMENTS[q.device.type] // (case.batch * case.heads * case.kv_len))
     for first in range(0, case.seq_len, count):
@@ -220,23 +208,14 @@ def _blocks(case: Case, q: torch.Tensor) -> Iterator[Block]:
         if case.unmasked:
             yield rows, None, None
             continue
-        admitted = dense_mask(
-            case.mask,
-            case.seq_len,
-            case.kv_len,
-            str(q.device),
-            first_query=first,
-            count=rows.stop - first,
-        )
+        sizes = case.seq_len, case.kv_len, str(q.device)
+        admitted = dense_mask(case.mask, *sizes, first_query=first, count=rows.stop - first)
         blind = ~admitted.any(-1, keepdim=True)
         yield rows, ~admitted & ~blind, blind
 
 
-class Plain(Protocol):
-    """A plain computation, in whatever dtype its tensors have."""
-
-    def __call__(self, tensors: dict[str, torch.Tensor], /, *, terms: bool) -> PlainResult:
-        """Compute in the dtype of the tensors; with `terms`, those of the errors' floor, too."""
+# Computes in the dtype of its tensors; with `terms=True` the terms of the errors' floor, too.
+Plain = Callable[..., PlainResult]
 
 
 def reference_of(case: Case, tensors: Tensors, plain: Plain) -> Reference:
@@ -253,25 +232,18 @@ def reference_of(case: Case, tensors: Tensors, plain: Plain) -> Reference:
     if case.pass_ == "backward":
         del reference.values["o"]
     eps, shrink = torch.finfo(dtype).eps, torch.finfo(dtype).eps / torch.finfo(coarse).eps
-    allowed = {
-        name: _allowed_error(name, reference, baseline, eps, shrink) for name in reference.values
-    }
+    allowed = {}
+    for name, value in reference.values.items():
+        error = Size.of(baseline.values[name].double() - value)
+        if not math.isfinite(error.max):
+            error = Size(max=0.0, rms=0.0)  # a baseline that overflows excuses no error
+        scale = Size.of(reference.terms.get(name, value))
+        factor = (GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR) * shrink
+        allowed[name] = Size(
+            max=factor * error.max + FLOOR_EPS * eps * scale.max,
+            rms=factor * error.rms + RMS_FLOOR_EPS * eps * scale.rms,
+        )
     return Reference(values=reference.values, allowed=allowed)
-
-
-def _allowed_error(
-    name: str, reference: PlainResult, baseline: PlainResult, eps: float, shrink: float
-) -> Size:
-    value = reference.values[name]
-    error = Size.of(baseline.values[name].double() - value)
-    if not math.isfinite(error.max):
-        error = Size(max=0.0, rms=0.0)  # a baseline that overflows excuses no error
-    scale = Size.of(reference.terms.get(name, value))
-    factor = (GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR) * shrink
-    return Size(
-        max=factor * error.max + FLOOR_EPS * eps * scale.max,
-        rms=factor * error.rms + RMS_FLOOR_EPS * eps * scale.rms,
-    )
 
 
 def judge(outputs: Mapping[str, torch.Tensor], truth: Reference, dtype: str) -> CheckResult:
@@ -287,9 +259,15 @@ def _judge_one(
 ) -> CheckResult:
     if not isinstance(output, torch.Tensor):
         return CheckResult(reason=f"{name} is {type(output).__name__}, not a tensor")
-    malformed = _reason_against_form(name, output, value, dtype)
-    if malformed:
-        return CheckResult(reason=malformed)
+    if output.shape != value.shape:
+        expected = tuple(value.shape)
+        return CheckResult(reason=f"{name} has shape {tuple(output.shape)}, expected {expected}")
+    if output.dtype != getattr(torch, dtype):
+        return CheckResult(reason=f"{name} is {output.dtype}, expected torch.{dtype}")
+    if output.device != value.device:
+        return CheckResult(reason=f"{name} is on {output.device}, expected {value.device}")
+    if count := int((~torch.isfinite(output)).sum()):
+        return CheckResult(reason=f"{name} has {count} elements that are not finite")
     error = Size.of(output.detach().double() - value)
     # An allowed error of 0 (all inputs exactly representable) still admits an exact result.
     parts = [("", error.max, allowed.max), (" in the root mean square", error.rms, allowed.rms)]
@@ -305,18 +283,3 @@ def _judge_one(
         error_ratio=ratio if math.isfinite(ratio) else None,
         reason=reason,
     )
-
-
-def _reason_against_form(
-    name: str, output: torch.Tensor, value: torch.Tensor, dtype: str
-) -> str | None:
-    if output.shape != value.shape:
-        return f"{name} has shape {tuple(output.shape)}, expected {tuple(value.shape)}"
-    if output.dtype != getattr(torch, dtype):
-        return f"{name} is {output.dtype}, expected torch.{dtype}"
-    if output.device != value.device:
-        return f"{name} is on {output.device}, expected {value.device}"
-    if not bool(torch.isfinite(output).all()):
-        count = int((~torch.isfinite(output)).sum())
-        return f"{name} has {count} elements that are not finite"
-    return None

@@ -138,9 +138,8 @@ class Trial:
 
     def _compare(self, bound: Bound, reference: Reference, *, first: bool) -> None:
         def poisoned_call() -> Any:
-            dtype = getattr(torch, self.case.dtype)
             held = [
-                torch.full(x.shape, torch.nan, dtype=dtype, device=x.device)
+                torch.full_like(x, torch.nan, dtype=getattr(torch, self.case.dtype))
                 for x in reference.values.values()
             ]
             held.clear()
@@ -172,11 +171,6 @@ class Trial:
             self.metrics[name] = getattr(self.result, name)
         if found.reason:
             raise IncorrectError(found.reason + ("" if first else " (after its inputs changed)"))
-
-    def refresh(self) -> None:
-        """Redo what was prepared from the inputs."""
-        assert self.bound is not None
-        self.bound.refresh()
 
     def costs(self) -> dict[str, Any]:
         """What sizes alone say: FLOPs, least traffic, workspace, and if that is an estimate."""
@@ -224,8 +218,8 @@ class Trial:
         }
 
     def _memory(self, peak_bytes: int, result: Any) -> dict[str, Any]:
-        inputs = sum(x.numel() * x.element_size() for x in self.tensors.values())
-        outputs = sum(x.numel() * x.element_size() for x in leaves(result))
+        inputs = sum(x.nbytes for x in self.tensors.values())
+        outputs = sum(x.nbytes for x in leaves(result))
         workspace = max(0, peak_bytes - outputs)
         predicted = self.metrics.get("memory_predicted_bytes")
         miss = None
@@ -241,10 +235,9 @@ class Trial:
 
     def _flops_note(self) -> str | None:
         """Where useful, executed and counted FLOPs disagree, and why; None where they agree."""
-        useful, executed = self.metrics.get("flops_useful"), self.metrics.get("flops_executed")
-        counted, source = (
-            self.metrics.get("flops_counted"),
-            self.metrics.get("flops_counted_source"),
+        useful, executed, counted, source = (
+            self.metrics.get(f"flops_{name}")
+            for name in ("useful", "executed", "counted", "counted_source")
         )
         notes = []
 
@@ -255,21 +248,17 @@ class Trial:
 
         if useful and executed and executed != useful:
             add(executed, "executes", useful, "useful")
-        if counted is None:
-            compiled = "not counted: compiled code"
-            notes.append(compiled if self.impl.compiles else "torch counted no matmul")
-            return "; ".join(notes)
         seen = "torch's formula for the opaque op:"
         if source != "formula":
             seen = "the matmuls dispatched:"
-        if executed and counted != executed:
+        if counted is None:
+            compiled = self.impl.compiles
+            notes.append("not counted: compiled code" if compiled else "torch counted no matmul")
+        elif executed and counted != executed:
             add(counted, seen, executed, "executed")
-        if useful and executed is None and counted != useful:
+        elif useful and executed is None and counted != useful:
             add(counted, seen, useful, "useful", "what it executes is not declared")
         return "; ".join(notes) or None
-
-
-_SDPA_OP = re.compile(r"aten::_scaled_dot_product_(?:(\w+?)_attention|attention_(math))")
 
 
 def sdpa_backend(ops: Iterable[str]) -> str | None:
@@ -277,7 +266,8 @@ def sdpa_backend(ops: Iterable[str]) -> str | None:
 
     The math path leaves no kernel of its own name, and its backward pass no op either.
     """
-    found = (_SDPA_OP.match(name) for name in ops)
+    named = r"aten::_scaled_dot_product_(?:(\w+?)_attention|attention_(math))"
+    found = (re.match(named, name) for name in ops)
     return "; ".join(sorted({match[1] or match[2] for match in found if match})) or None
 
 
@@ -313,12 +303,12 @@ def classify(err: Exception, stage: str) -> tuple[Status, str]:
         return "unsupported", text
     if isinstance(err, UnsettledError):
         return "error", f"{stage}: {text}"
-    if out_of_memory(err):
+    if _out_of_memory(err):
         return "oom", f"{stage}: {text or 'out of memory'}"
     return "error", f"{stage}: {type(err).__name__}: {text}"
 
 
-def out_of_memory(err: BaseException) -> bool:
+def _out_of_memory(err: BaseException) -> bool:
     """True for Python's, the CPU allocator's and CUDA's out-of-memory errors."""
     if isinstance(err, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True

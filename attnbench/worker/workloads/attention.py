@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
+
 from attnbench.api import AttentionCall, Estimate, Implementation
 from attnbench.schema.case import Case
 from attnbench.theory import costs
@@ -22,38 +24,30 @@ def with_position(core: AttentionCall, case: Case) -> AttentionCall:
     return lambda q, k, v: core(turn_q(q), turn_k(k), v)
 
 
-class AttentionWorkload:
+class _Attention:
     """q_BHLD, k_BGSD, v_BGSV -> o_BHLV: O(n²d)."""
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        """The implementation's own limits are all there is."""
         return impl.reason_against(case)
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
-        """q, k, v and, where the pass differentiates, do."""
         return attention_tensors(case, strided=strided)
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
-        """Normal random numbers, needles where asked for."""
         fill_attention(case, tensors, draw)
 
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
-        """Bind the core for the case's pass; for `backward` the forward graph is held."""
-        core = with_position(impl.build(case), case)
-        return bind_pass(
-            case.pass_,
-            core,
-            (tensors["q"], tensors["k"], tensors["v"]),
-            tensors.get("do"),
-            lambda gradients: dict(zip(("dq", "dk", "dv"), gradients, strict=True)),
-        )
+        inputs, core = tuple(tensors[name] for name in "qkv"), with_position(impl.build(case), case)
+
+        def named(gradients: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+            return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+
+        return bind_pass(case.pass_, core, inputs, tensors.get("do"), named)
 
     def truth(self, case: Case, tensors: Tensors) -> Reference:
-        """The float64 reference."""
         return reference_of(case, tensors, partial(plain_attention, case))
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
-        """From sizes alone; null where the implementation declares no formula."""
         return {
             "flops_useful": costs.attention_flops_useful(case),
             "flops_executed": impl.flops(case) if impl.flops else None,
@@ -80,4 +74,4 @@ def rotated_workspace(case: Case, impl: Implementation) -> int | None:
     return None if case.needs_grad else Estimate(turned + core_bytes)
 
 
-WORKLOADS.add("attention", AttentionWorkload())
+WORKLOADS.add("attention", _Attention())

@@ -18,7 +18,7 @@ from attnbench.schema.case import Case
 from attnbench.worker.inputs import Draw, Tensors
 from attnbench.worker.reference import Reference
 
-Gradients = tuple[torch.Tensor, ...]
+Gradients = tuple[torch.Tensor, ...]  # one for each of a pass's inputs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,10 @@ from attnbench.worker.reference import PlainResult, Reference, reference_of
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Gradients, bind_pass
 
 
-class RecurrentWorkload:
+class _Recurrent:
     """x_BLE -> the hidden states o_BLE of a GRU without biases: O(nd²), in n steps."""
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        """What makes no sense of it, or what the implementation says of the case."""
         return impossible(case) or impl.reason_against(case)
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
@@ -49,16 +48,13 @@ class RecurrentWorkload:
                 tensors[name].mul_(case.model_width**-0.5)
 
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
-        """The network for the case's pass; gradients of x and of both weights."""
         inputs = tensors["x"], tensors["w_ih"], tensors["w_hh"]
         return bind_pass(case.pass_, impl.build(case), inputs, tensors.get("do"), _named)
 
     def truth(self, case: Case, tensors: Tensors) -> Reference:
-        """The float64 reference, one token after another."""
         return reference_of(case, tensors, _plain_network)
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
-        """From sizes alone; null where the implementation declares no formula."""
         return {
             "flops_useful": costs.recurrent_flops_useful(case),
             "flops_executed": impl.flops(case) if impl.flops else None,
@@ -99,7 +95,6 @@ def gru_states(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> t
 
 def _plain_network(tensors: Tensors, *, terms: bool) -> PlainResult:
     """The states, and their gradients where `do` is given; floors of errors scale with values."""
-    del terms
     inputs = [tensors[name].detach() for name in ("x", "w_ih", "w_hh")]
     if "do" not in tensors:
         return PlainResult(values={"o": gru_states(*inputs)})
@@ -111,4 +106,4 @@ def _plain_network(tensors: Tensors, *, terms: bool) -> PlainResult:
     return PlainResult(values={"o": o.detach()} | _named(gradients))
 
 
-WORKLOADS.add("recurrent", RecurrentWorkload())
+WORKLOADS.add("recurrent", _Recurrent())
