@@ -13,7 +13,6 @@ from attnbench.machine import host
 from attnbench.machine.facts import last_cache_bytes
 from attnbench.measure import clock as clocks
 from attnbench.measure.clock import CaptureError, CudaClock, GraphClock, HostClock, clock_for
-from attnbench.measure.gpu import SmClock
 from tests import fakegpu
 
 
@@ -21,16 +20,6 @@ from tests import fakegpu
 def gpu(monkeypatch):
     """A call costs the host 3 us and the device 50, a flush 2 and 40, an event the host 1."""
     return fakegpu.install(monkeypatch)
-
-
-def sm_clock_of(gpu, mhz=1755.0):
-    """An SM clock whose kernel takes 20 us and counts at `mhz`."""
-
-    def launch(counters):
-        gpu.launch("spin", device_us=20.0, host_us=15.0)
-        counters.copy_(torch.tensor([int(mhz * 20), 20_000]))
-
-    return SmClock(launch, torch.zeros(2, dtype=torch.int64))
 
 
 def test_a_cold_call_on_the_host_stands_behind_a_flush_that_is_not_timed(monkeypatch):
@@ -120,61 +109,6 @@ def test_a_host_slower_than_the_flush_is_in_the_stream_time_of_a_cold_call_and_s
     assert launch_bound(batch.enqueue_us, batch.time_us)
     assert batch.e2e_us == pytest.approx(105.0)
     assert GraphClock("cold").batch(slow, 3).time_us == pytest.approx(5.0)
-
-
-@pytest.mark.parametrize(
-    ("make", "l2", "calls"),
-    [
-        (CudaClock, "warm", 1),
-        (CudaClock, "cold", 5),
-        (GraphClock, "warm", 5),
-        (GraphClock, "cold", 1),
-    ],
-)
-def test_reading_the_sm_clock_changes_no_time(gpu, make, l2, calls):
-    without = make(l2).batch(gpu.call, calls)
-    gpu.log.clear()
-    batch = make(l2, sm_clock_of(gpu)).batch(gpu.call, calls)
-    assert (batch.time_us, batch.e2e_us) == pytest.approx((without.time_us, without.e2e_us))
-    assert batch.enqueue_us == pytest.approx(without.enqueue_us)
-    assert (batch.sm_mhz, without.sm_mhz) == (pytest.approx(1755.0), None)
-    assert gpu.log.count("spin") == 1
-
-
-def test_the_sm_clock_is_read_behind_the_timed_calls_and_before_any_other(gpu):
-    CudaClock("warm", sm_clock_of(gpu)).batch(gpu.call, 2)
-    assert [x for x in gpu.log if x in ("call", "spin")] == ["call", "call", "spin", "call"]
-
-
-@pytest.mark.parametrize("mhz", [99.0, 5001.0])
-def test_an_implausible_sm_clock_is_none_for_good(gpu, mhz):
-    clock = sm_clock_of(gpu, mhz)
-    assert clock.sample_mhz() is None
-    assert "implausible" in str(clock.problem)
-    assert clock.sample_mhz() is None
-    assert gpu.log.count("spin") == 1
-
-
-@pytest.mark.parametrize("stands_still", [True, False])
-def test_a_kernel_that_fails_or_a_timer_that_stands_still_costs_the_sm_clock_alone(
-    gpu, stands_still
-):
-    def launch(counters):
-        counters.zero_()
-        if not stands_still:
-            raise RuntimeError("ptxas: no such architecture")
-
-    sm_clock = SmClock(launch, torch.zeros(2, dtype=torch.int64))
-    batch = CudaClock("warm", sm_clock).batch(gpu.call, 2)
-    assert (batch.sm_mhz, batch.time_us > 0) == (None, True)
-    assert ("ZeroDivisionError" if stands_still else "ptxas") in str(sm_clock.problem)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what is missing without CUDA")
-def test_without_cuda_there_is_no_sm_clock_and_a_reason():
-    clock = SmClock()
-    assert clock.sample_mhz() is None
-    assert str(clock.problem).startswith("no SM clock from in-stream counters: ")
 
 
 def test_in_a_cold_graph_every_call_stands_behind_a_flush_between_its_own_events(gpu):

@@ -13,7 +13,8 @@ import pytest
 
 from attnbench.measure import engine
 from attnbench.measure.clock import Batch, HostClock
-from attnbench.measure.engine import COMPILED, STEPPED_BACK, measure_interleaved
+from attnbench.measure.engine import COMPILED, STEPPED_BACK, Measurement
+from attnbench.measure.gpu import GpuReading
 from attnbench.measure.sampling import (
     MOST_CALLS,
     StoppingRule,
@@ -57,14 +58,13 @@ class Machine:
         self.released.append(call)
 
     def measure(self, targets: dict[str, Target], rule: StoppingRule, **options: Any) -> None:
-        sensor = {name: options.pop(name) for name in ("sensor", "must_discard") & options.keys()}
         watch = Watch(
+            sensor=options.pop("sensor", None),
             interruptions=lambda: self.switches,
             stolen_ticks=lambda: self.ticks,
             throttled_us=lambda: self.withheld_us,
-            **sensor,
         )
-        measure_interleaved(targets, self, rule, seed=1, watch=watch, **options)  # type: ignore[arg-type]
+        Measurement(targets, self, rule, watch, **options).run(seed=1)  # type: ignore[arg-type]
 
     def run(self, costs: dict[str, Cost], rule: StoppingRule, **options: Any) -> dict[str, Target]:
         targets = {
@@ -324,7 +324,7 @@ def test_an_interrupted_sample_is_taken_again_in_its_round_whatever_it_took(mach
     assert target.samples[1].discarded == "interrupted by other work (1 time)"
     assert [sample.time_us for sample in target.samples[1:3]] == [2000.0, 9000.0]
     assert (target.samples[2].round, target.samples[2].position) == (1, 1)
-    assert target.conditions.interrupted == 1
+    assert target.interrupted == 1
 
 
 @pytest.mark.usefixtures("long_samples")
@@ -348,7 +348,7 @@ def test_samples_are_taken_again_only_so_often_and_the_rest_is_kept_and_counted(
     machine.happens = happens
     target = machine.one(2000.0, RULE)
     kept = len(target.times_us)
-    assert target.conditions.kept_disturbed == kept >= 6
+    assert target.kept_disturbed == kept >= 6
     assert len(target.samples) - kept <= 0.5 * kept + 2
 
 
@@ -357,7 +357,7 @@ def test_a_call_that_has_spent_its_budget_takes_no_sample_again(machine):
     machine.happens = {batch: {"switches": 100} for batch in range(1000)}
     target = machine.one(50_000.0, StoppingRule(max_time_s=0.05))
     assert codes(target) == [None] * 7
-    assert target.conditions.kept_disturbed == 7
+    assert target.kept_disturbed == 7
 
 
 @pytest.mark.usefixtures("long_samples")
@@ -389,14 +389,11 @@ class Hot:
 
     def read(self):
         self.count += 1
-        return "thermal" if self.hot(self.count) else "fine"
+        return GpuReading(throttle=frozenset({"thermal"} if self.hot(self.count) else ()))
 
 
 def heated(machine, hot, *names):
-    def slowed(reading):
-        return "thermal slowdown" if reading == "thermal" else None
-
-    return machine.run(dict.fromkeys(names, 2000.0), RULE, sensor=Hot(hot), must_discard=slowed)
+    return machine.run(dict.fromkeys(names, 2000.0), RULE, sensor=Hot(hot))
 
 
 def test_a_round_under_thermal_slowdown_counts_for_no_target_however_many_there_are(machine):
@@ -410,7 +407,7 @@ def test_a_device_that_does_not_cool_down_is_an_error_that_says_so(machine, good
     error = heated(machine, lambda count: count >= good, "a")["a"].error
     assert isinstance(error, UnmeasurableError)
     assert str(error).startswith(f"{good} of ")
-    assert "thermal slowdown" in str(error)
+    assert "the GPU was slowed: thermal" in str(error)
 
 
 @pytest.mark.usefixtures("long_samples")
@@ -440,14 +437,14 @@ def test_counters_beside_a_cell_are_shares_of_wall_time(monkeypatch):
     monkeypatch.setattr("attnbench.measure.watch.time.perf_counter", lambda: next(now))
     monkeypatch.setattr("attnbench.measure.watch.host.stolen_ticks", lambda: next(ticks))
     monkeypatch.setattr("attnbench.measure.watch.host.throttled_us", lambda: next(withheld))
-    metrics = CounterMarks.now().metrics()
-    assert metrics["stolen_share"] == pytest.approx(0.25)  # 50 ticks of 10 ms in 2 s
-    assert metrics["throttled_share"] == pytest.approx(0.25)
+    shares = CounterMarks.now().shares()
+    assert shares["stolen_share"] == pytest.approx(0.25)  # 50 ticks of 10 ms in 2 s
+    assert shares["throttled_share"] == pytest.approx(0.25)
 
 
 def test_counters_that_cannot_be_read_are_unknown_and_disturb_nothing(monkeypatch):
     monkeypatch.setattr("attnbench.measure.watch.host.stolen_ticks", lambda: None)
     monkeypatch.setattr("attnbench.measure.watch.host.throttled_us", lambda: None)
-    assert CounterMarks.now().metrics()["stolen_share"] is None
+    assert CounterMarks.now().shares()["stolen_share"] is None
     watch = Watch(interruptions=lambda: 0, stolen_ticks=lambda: None, throttled_us=lambda: None)
     assert watch.lost_by_round(watch.mark(), 1.0, []) is None

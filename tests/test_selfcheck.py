@@ -41,6 +41,7 @@ class WorldClock:
     """Reads the world's time in ticks, times `gain`; `noise` is added to each block in turn."""
 
     timer: Literal["host", "events", "graph"] = "host"
+    resolution_us = 0.001
 
     def __init__(
         self,
@@ -69,10 +70,6 @@ class WorldClock:
 
     def release(self, call: Callable[[], Any]) -> None:
         pass
-
-    @property
-    def resolution_us(self) -> float:
-        return 0.001
 
 
 def test_a_fine_clock_is_seen_to_resolve_its_tick_and_its_overhead():

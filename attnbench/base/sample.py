@@ -31,9 +31,8 @@ class Sample:
     Times are microseconds per call, or per unit of work where a call does several (per token for
     decode). `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a
     call until its result is there; `enqueue_us`, on CUDA alone, is host time to issue a call.
-    `sm_mhz` is the GPU's clock right after the batch. `process` numbers the fresh processes of
-    a cell. `discarded` says why the sample does not count, and `discard_code` is that as a value;
-    None for the others. It is kept, not dropped.
+    `process` numbers the fresh processes of a cell. `discarded` says why the sample does not count,
+    and `discard_code` is that as a value; None for the others. It is kept, not dropped.
     """
 
     round: int
@@ -42,7 +41,6 @@ class Sample:
     time_us: Time
     e2e_us: Time
     enqueue_us: float | None = None
-    sm_mhz: float | None = None
     process: int = 0
     discarded: str | None = None
     blocks_us: tuple[Time, ...] = ()

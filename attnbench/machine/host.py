@@ -57,7 +57,6 @@ def facts(root: Path = ROOT) -> dict[str, Any]:
         "hypervisor": "hypervisor" in flags[1].split() if flags else None,
         "cpu_quota": cpu_quota(root),
         "throttled_us": throttled_us(root),
-        "steal_share": steal_share(cpu_ticks(root)),
         "thp": pages[1] if pages else None,
         "swap_used_bytes": _known(lambda: int(psutil.swap_memory().used)),
         "on_battery": _known(lambda: _DRAINED.get(psutil.sensors_battery().power_plugged)),
@@ -160,12 +159,6 @@ def stolen_ticks(root: Path = ROOT) -> float | None:
     return None if rows is None else sum(row[7] for row in rows) / len(rows)
 
 
-def cpu_ticks(root: Path = ROOT) -> tuple[int, int] | None:
-    """Return (stolen, all) ticks since boot, summed over the CPUs in the affinity."""
-    rows = _tick_rows(root)
-    return None if rows is None else (sum(row[7] for row in rows), sum(map(sum, rows)))
-
-
 def busy_ticks(root: Path = ROOT) -> float | None:
     """Ticks (1/100 s) that the CPUs in the affinity have spent on work so far, summed.
 
@@ -192,15 +185,6 @@ def _tick_rows(root: Path) -> list[list[int]] | None:
     cpus = affinity()
     wanted = list(rows) if cpus is None else [f"cpu{cpu}" for cpu in cpus]
     return [rows[name] for name in wanted] if wanted and rows.keys() >= set(wanted) else None
-
-
-def steal_share(
-    after: tuple[int, int] | None, before: tuple[int, int] | None = (0, 0)
-) -> float | None:
-    """The share of stolen ticks between two readings of `cpu_ticks`; since boot with one."""
-    if after is None or before is None or after[1] <= before[1]:
-        return None
-    return max(0, after[0] - before[0]) / (after[1] - before[1])
 
 
 @functools.lru_cache(maxsize=8)

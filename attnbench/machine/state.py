@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import autograd
 from torch.backends import cuda, cudnn, mkldnn
 from torch.nn import functional
 from torch.utils import _config_module
@@ -53,6 +54,11 @@ def _attributes(name: str, owner: Any, *attributes: str) -> _Setting:
     )
 
 
+def _numbered(name: str, get: Callable[..., Any], put: Callable[..., Any], of: Any) -> _Setting:
+    """One of several that the same two functions serve."""
+    return _Setting(name, partial(get, of), partial(put, of))
+
+
 def _put_methods(wanted: dict[str, Any]) -> None:
     now = dict(vars(torch.Tensor))
     for name in now.keys() - wanted.keys():
@@ -60,6 +66,10 @@ def _put_methods(wanted: dict[str, Any]) -> None:
     for name, value in wanted.items():
         if now.get(name) is not value:
             setattr(torch.Tensor, name, value)
+
+
+def _flushes() -> bool:
+    return sys.float_info.min / 2 == 0.0
 
 
 def _modes(name: str, length: Callable[[], int], pop: Callable[[], Any]) -> _Setting:
@@ -89,15 +99,11 @@ def _put_environment(wanted: dict[str, str]) -> None:
     os.environ.update(wanted)
 
 
+_ALARM = signal.ITIMER_REAL
 _SIGNALS = [
     getattr(signal, f"SIG{name}")
     for name in "INT TERM HUP ALRM USR1 USR2 CHLD PIPE SEGV FPE".split()
 ]
-
-
-def _put_handler(number: int, handler: Any) -> None:
-    if handler is not None:  # None: not set by Python, and not to be had
-        signal.signal(number, handler)
 
 
 # What carries a precision of float32 products in torch 2.9 and later, beside the older switches.
@@ -105,15 +111,10 @@ _PARTS = [getattr(of, kind, None) for of in (cudnn, mkldnn) for kind in ("conv",
 _FLOAT32 = (torch.backends, cuda.matmul, cudnn, mkldnn, *filter(None, _PARTS))
 
 
-_REDUCED = (
-    "allow_fp16_reduced_precision_reduction",
-    "allow_bf16_reduced_precision_reduction",
-    "allow_fp16_accumulation",
-)
-_PRODUCTS = (
-    "matmul", "mm", "bmm", "baddbmm", "addmm", "einsum", "softmax", "exp", "where", "cat",
-    "empty", "zeros", "ones", "full", "randn", "tril", "triu",
-)  # fmt: skip
+_REDUCED = [f"allow_{x}_reduced_precision_reduction" for x in ("fp16", "bf16")]
+_OF_TORCH = (
+    "matmul mm bmm baddbmm addmm einsum softmax exp where cat empty zeros ones full randn tril triu"
+).split()
 _OF_F = [name for name, value in vars(functional).items() if callable(value)]
 
 _ENVIRONMENT = _Setting("the environment", _environment, _put_environment)
@@ -134,7 +135,9 @@ _WATCHED: list[_Setting] = [
         _attributes("the precision of float32 products", owner, "fp32_precision")
         for owner in _FLOAT32
     ),
-    _attributes("the reduced precision of products", cuda.matmul, *_REDUCED),
+    _attributes(
+        "the reduced precision of products", cuda.matmul, *_REDUCED, "allow_fp16_accumulation"
+    ),
     _attributes("cuDNN's flags", cudnn, "enabled", "benchmark", "deterministic"),
     _attributes("oneDNN's flags", mkldnn, "enabled", "deterministic"),
     *(
@@ -146,7 +149,7 @@ _WATCHED: list[_Setting] = [
         for backend in ("flash", "mem_efficient", "math", "cudnn")
     ),
     *(
-        _Setting("autocast", partial(get, device), partial(put, device))
+        _numbered("autocast", get, put, device)
         for device in ("cpu", "cuda")
         for get, put in (
             (torch.is_autocast_enabled, torch.set_autocast_enabled),
@@ -155,15 +158,9 @@ _WATCHED: list[_Setting] = [
     ),
     # There is no way back from outside.
     _Setting("inference mode", torch.is_inference_mode_enabled, lambda wanted: None),
-    _Setting(
-        "autograd's anomaly mode", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
-    ),
-    _Setting(
-        "the flushing of denormals",
-        lambda: sys.float_info.min / 2 == 0.0,
-        torch.set_flush_denormal,
-    ),
-    _attributes("functions of torch", torch, *_PRODUCTS),
+    _Setting("autograd's anomaly mode", torch.is_anomaly_enabled, autograd.set_detect_anomaly),
+    _Setting("the flushing of denormals", _flushes, torch.set_flush_denormal),
+    _attributes("functions of torch", torch, *_OF_TORCH),
     _attributes("functions of torch.nn.functional", functional, *_OF_F),
     _Setting("methods of torch.Tensor", lambda: dict(vars(torch.Tensor)), _put_methods),
     _attributes("time.sleep", time, "sleep"),
@@ -175,32 +172,15 @@ _WATCHED: list[_Setting] = [
     _attributes("the standard streams", sys, "stdin", "stdout", "stderr"),
     _ENVIRONMENT,
     _FOLDER,
+    _Setting("an alarm", partial(signal.getitimer, _ALARM), lambda x: signal.setitimer(_ALARM, *x)),
+    *(_numbered("signal handlers", signal.getsignal, signal.signal, x) for x in _SIGNALS),
     *(
-        _Setting("signal handlers", partial(signal.getsignal, x), partial(_put_handler, x))
-        for x in _SIGNALS
-    ),
-    *(
-        _Setting(
-            "the limits of the process",
-            partial(resource.getrlimit, limit),
-            partial(resource.setrlimit, limit),
-        )
-        for limit in (getattr(resource, x) for x in dir(resource) if x.startswith("RLIMIT_"))
+        _numbered("the limits of the process", resource.getrlimit, resource.setrlimit, x)
+        for x in (getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
     ),
 ]
 if hasattr(os, "sched_getaffinity"):
-    _PROCESS, _ALARM = os.PRIO_PROCESS, signal.ITIMER_REAL
-    _WATCHED += [
-        _Setting("its CPUs", partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)),
-        _Setting(
-            "its priority",
-            partial(os.getpriority, _PROCESS, 0),
-            partial(os.setpriority, _PROCESS, 0),
-        ),
-        _Setting(
-            "an alarm", partial(signal.getitimer, _ALARM), lambda x: signal.setitimer(_ALARM, *x)
-        ),
-    ]
+    _WATCHED.append(_numbered("its CPUs", os.sched_getaffinity, os.sched_setaffinity, 0))
 
 _threads: int | None = None
 _remembered: dict[_Setting, Any] = {}
@@ -286,50 +266,31 @@ def _read(setting: _Setting) -> Any:
         return type(err)
 
 
-_COMPILERS = "dynamo", "inductor"
 _UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
-_flags: dict[str, tuple[bytes, dict[str, Any]]] = {}  # by compiler: hash and values
+_settled: dict[str, bytes] = {}  # by compiler: the hash of its flags
 
 
 def _settle_compilers() -> list[str]:
-    """Put back the flags of torch's compilers, once they are loaded: to what they were by default.
-
-    Importing them takes seconds, so they are not remembered before someone needs them.
-    """
-    changed = []
-    for name in _COMPILERS:
-        config: Any = sys.modules.get(f"torch._{name}.config")
-        if config is None or not _remembered:
-            continue
-        if name not in _flags:
-            changed += [f"{name}'s flags"] if _unset(config) else []
-        elif config.get_hash() != _flags[name][0]:
-            config.load_config(_flags[name][1])
-            changed.append(f"{name}'s flags")
-        else:
-            continue
-        _flags[name] = config.get_hash(), config.get_config_copy()
-    return changed
-
-
-def _unset(config: Any) -> bool:
-    """Give every flag its default; return whether one had another value.
+    """Give the flags of torch's compilers their defaults, once someone has loaded them.
 
     Reads torch's private tables, since a flag's default is nowhere else; where they are not as
     they were in torch 2.13, nothing is changed.
     """
-    changed = False
-    with contextlib.suppress(Exception), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of flags that are on their way out
-        for flag, entry in config._config.items():
-            default = (
-                entry.default if entry.env_value_default is _UNSET else entry.env_value_default
-            )
-            plain = entry.alias is None and entry.justknob is None and default is not _UNSET
-            if plain and getattr(config, flag) != default:
-                setattr(config, flag, default)
-                changed = True
-    return changed
+    changed = []
+    for name in ("dynamo", "inductor"):
+        config: Any = sys.modules.get(f"torch._{name}.config")
+        if config is None or not _remembered or config.get_hash() == _settled.get(name):
+            continue
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of flags that are on their way out
+            for flag, entry in config._config.items():
+                default = entry.default if (e := entry.env_value_default) is _UNSET else e
+                plain = entry.alias is None and entry.justknob is None and default is not _UNSET
+                if plain and getattr(config, flag) != default:
+                    setattr(config, flag, default)
+                    changed.append(f"{name}'s flags")
+        _settled[name] = config.get_hash()
+    return list(dict.fromkeys(changed))
 
 
 def beyond_repair() -> str | None:

@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, cast, get_args
 import torch
 
 from attnbench.machine.facts import last_cache_bytes
-from attnbench.measure.gpu import SmClock, shared_sm_clock
 
 # Bound here, before any implementation is loaded: one that replaces the clock changes no time.
 now_ns = time.perf_counter_ns
@@ -29,16 +28,14 @@ class Batch:
     """Calls timed by one reading of the clock; all times are microseconds per call, as means.
 
     `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a call to
-    its result, without the flush. CUDA alone: `enqueue_us`, the host time to issue one call (one
-    that is not below `time_us` says that the host, not the device, sets the pace), and `sm_mhz`,
-    the clock of the multiprocessors right after the batch; None where not known. A time is
-    negative if the clock behind it stepped back: that is for the caller to judge.
+    its result, without the flush. `enqueue_us`, on CUDA alone, is the host time to issue one
+    call: one that is not below `time_us` says that the host, not the device, sets the pace. A time
+    is negative if the clock behind it stepped back: that is for the caller to judge.
     """
 
     time_us: float
     e2e_us: float
     enqueue_us: float | None = None
-    sm_mhz: float | None = None
 
 
 class Clock(Protocol):
@@ -46,23 +43,20 @@ class Clock(Protocol):
 
     l2: L2
     timer: Timer
+    resolution_us: float  # the smallest difference the clock can tell
 
     def batch(self, call: Call, calls: int) -> Batch:
         """Time `calls` calls. A clock that steps back gives negative times, and hides nothing."""
 
     def release(self, call: Call) -> None:
-        """Forget whatever is kept for this callable."""
-
-    @property
-    def resolution_us(self) -> float:
-        """The smallest difference the clock can tell, in microseconds."""
+        """Forget whatever is kept for this callable: nothing, unless a clock says otherwise."""
+        del call
 
 
 class Flush:
     """Evicts the last cache of a device by reading a buffer of twice its size.
 
-    It allocates nothing and may be captured in a CUDA graph. On CUDA it is enqueued on the current
-    stream and not waited for.
+    It allocates nothing. On CUDA it is enqueued on the current stream and not waited for.
     """
 
     # Elements in a row. Long enough that the sums, the only bytes written, leave hardly a dirty
@@ -71,7 +65,7 @@ class Flush:
     _ROW = 1 << 16
 
     def __init__(self, device: str) -> None:
-        """Allocate the buffer; a cache of unknown size is taken to have 64 MiB."""
+        # A cache of unknown size is taken to have 64 MiB.
         rows = -(-2 * (last_cache_bytes(device) or 64 << 20) // (self._ROW * 4))
         # Ones, not zeros: on CPU pages that nobody has written to are all the same page of
         # zeros, and reading it would evict nothing.
@@ -84,7 +78,7 @@ class Flush:
         torch.sum(self._data, dim=1, out=self._sums)
 
 
-class HostClock:
+class HostClock(Clock):
     """perf_counter_ns, for CPU, where a call returns when it is done.
 
     Warm: around a bare loop. Cold: around each call, behind a flush that is not timed.
@@ -114,27 +108,22 @@ class HostClock:
         elapsed_us = elapsed_ns / 1000 / calls
         return Batch(time_us=elapsed_us, e2e_us=elapsed_us)
 
-    def release(self, call: Call) -> None:
-        """Nothing is kept."""
 
-
-class CudaClock:
+class CudaClock(Clock):
     """A pair of events on the current stream, used again and again.
 
-    Warm: around all calls of the batch. Cold: around each call, behind a flush; each call then
-    starts on a device that has nothing else to do, and the host issues it while the flush still
-    runs. A host that needs longer for that than the flush lasts keeps the stream waiting, and
-    stream time has the wait in it: an `enqueue_us` above the duration of the flush says so, and a
-    GraphClock gives the time without. `e2e_us` comes from one call that is waited for.
+    Warm: around all calls of the batch. Cold: around each call, issued while a flush before it
+    still runs. A host that takes longer for that than the flush lasts keeps the stream waiting, and
+    stream time has the wait in it, unlike a GraphClock's. `e2e_us` comes from one call that is
+    waited for.
     """
 
     timer: Timer = "events"
     resolution_us = _EVENT_RESOLUTION_US  # of one pair; a cold batch takes the mean of many
 
-    def __init__(self, l2: L2 = "cold", sm_clock: SmClock | None = None) -> None:
+    def __init__(self, l2: L2 = "cold") -> None:
         self.l2 = l2
         self._flush = Flush("cuda") if l2 == "cold" else None
-        self._sm_clock = sm_clock
         self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
@@ -159,17 +148,12 @@ class CudaClock:
             waited_ns += now_ns() - begin
             issue_ns += issued - begin
             stream_ms += self._begin.elapsed_time(self._end)
-        sm_mhz = self._sm_clock.sample_mhz() if self._sm_clock else None
         alone = calls == 1 and self._flush is None
         return Batch(
             time_us=stream_ms * 1000 / calls,
             e2e_us=waited_ns / 1000 if alone else _end_to_end_us(call, self._flush),
             enqueue_us=issue_ns / 1000 / calls,
-            sm_mhz=sm_mhz,
         )
-
-    def release(self, call: Call) -> None:
-        """Nothing is kept."""
 
 
 class CaptureError(RuntimeError):
@@ -178,7 +162,7 @@ class CaptureError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Captured:
-    """The graphs of a callable, which they need alive, and the events around its timed parts."""
+    """The graphs of a callable and the events around its timed parts; the call is kept alive."""
 
     call: Call
     calls: int
@@ -187,30 +171,26 @@ class _Captured:
     pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]]
 
 
-class GraphClock:
+class GraphClock(Clock):
     """Replays of a CUDA graph in which the calls, the flushes and the events are nodes.
 
     The host then has no part in stream time: `enqueue_us` is the time to launch the graph, per
     call. `e2e_us` is host time from the launch of a graph of one call until it is done. The
     graphs of a callable hold the memory it works in until `release`.
 
-    Captured is what a call enqueues on the current stream. It must therefore not wait for the
-    device, copy to pageable host memory, decide by values on the device (`.item()`, `nonzero`),
-    or enqueue on a stream that does not wait for this one. Autograd's backward runs on the stream
-    of its forward: both in one call are captured, and so is a backward pass whose forward ran on
-    the stream that captures, which is the current one unless that is the default stream. Of a
-    forward on the default stream the backward cannot be captured.
+    A call must not wait for the device, copy to pageable host memory, decide by values on the
+    device (`.item()`, `nonzero`), or enqueue on a stream that does not wait for the current one.
+    A backward pass runs on the stream of its forward, which must therefore not be the default one.
     """
 
     timer: Timer = "graph"
     resolution_us = _EVENT_RESOLUTION_US
 
-    def __init__(self, l2: L2 = "cold", sm_clock: SmClock | None = None) -> None:
+    def __init__(self, l2: L2 = "cold") -> None:
         """Raise CaptureError where this torch has no events for graphs."""
         _external_event()
         self.l2 = l2
         self._flush = Flush("cuda") if l2 == "cold" else None
-        self._sm_clock = sm_clock
         self._kept: dict[tuple[int, int], _Captured] = {}
 
     def batch(self, call: Call, calls: int) -> Batch:
@@ -228,14 +208,12 @@ class GraphClock:
         issued = now_ns()
         torch.cuda.synchronize()
         e2e_us = (now_ns() - begin) / 1000
-        sm_mhz = self._sm_clock.sample_mhz() if self._sm_clock else None
         if kept.alone is not None:
             e2e_us = _end_to_end_us(kept.alone.replay, self._flush)
         return Batch(
             time_us=sum(begin.elapsed_time(end) for begin, end in kept.pairs) * 1000 / calls,
             e2e_us=e2e_us,
             enqueue_us=(issued - begin) / 1000 / calls,
-            sm_mhz=sm_mhz,
         )
 
     def release(self, call: Call) -> None:
@@ -330,10 +308,7 @@ def _end_to_end_us(call: Call, flush: Flush | None) -> float:
 # By device and timer; the first timer of a device is its default.
 _CLOCKS: dict[str, dict[str, Callable[[L2], Clock]]] = {
     "cpu": {"host": HostClock},
-    "cuda": {
-        "events": lambda l2: CudaClock(l2, shared_sm_clock()),
-        "graph": lambda l2: GraphClock(l2, shared_sm_clock()),
-    },
+    "cuda": {"events": CudaClock, "graph": GraphClock},
 }
 _DEFAULT_L2: dict[str, L2] = {"cpu": "warm", "cuda": "cold"}
 

@@ -11,7 +11,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -38,40 +38,26 @@ STEPPED_BACK = Discard("clock", "the clock stepped back or stood still")
 COMPILED = Discard("compiled", "something was compiled in it")
 
 
-def measure_interleaved(
-    targets: dict[str, Target],
-    clock: Clock,
-    rule: StoppingRule,
-    seed: int,
-    *,
-    watch: Watch | None = None,
-    before_sample: Callable[[str, str], None] = lambda name, stage: None,
-    after_sample: Callable[[str], None] = lambda name: None,
-    finished: Callable[[str], None] = lambda name: None,
-) -> None:
-    """Warm all targets up, then time them round by round until the rule ends each.
+@dataclass
+class Measurement:
+    """Targets that are warmed up, then timed round by round until the rule ends each.
 
     A target that raises keeps its exception in `error` and leaves; the others go on.
     `before_sample(name, stage)` and `after_sample(name)` are called around each warm-up and sample,
     outside of what is timed; what the latter raises ends the target, too. `finished(name)` is
     called when a target has left, between two rounds.
     """
-    _Measurement(targets, clock, rule, watch or Watch(), before_sample, after_sample, finished).run(
-        seed
-    )
 
-
-@dataclass
-class _Measurement:
     targets: dict[str, Target]
     clock: Clock
     rule: StoppingRule
-    watch: Watch
-    before_sample: Callable[[str, str], None]
-    after_sample: Callable[[str], None]
-    finished: Callable[[str], None]
+    watch: Watch = field(default_factory=Watch)
+    before_sample: Callable[[str, str], None] = lambda name, stage: None
+    after_sample: Callable[[str], None] = lambda name: None
+    finished: Callable[[str], None] = lambda name: None
 
     def run(self, seed: int) -> None:
+        """Measure; the seed is that of the order within the rounds."""
         order = random.Random(seed)
         self.running = dict(self.targets)
         for name in list(self.running):
@@ -118,7 +104,7 @@ class _Measurement:
             if retake:
                 self.targets[name].discard(begin[name], why)
             else:
-                self.targets[name].conditions.kept_disturbed += 1
+                self.targets[name].kept_disturbed += 1
 
     def _may_retake(self, target: Target) -> bool:
         """Within the budget alone: a slow call has no time for another sample."""
@@ -133,10 +119,9 @@ class _Measurement:
 
     def _take_sample(self, name: str, place: tuple[int, int], readings: list[Any]) -> None:
         self._attempt(name, "samples", partial(self._sample, place=place))
-        reading = self.watch.read()
-        if reading is not None:
+        if reading := self.watch.read():
             readings.append(reading)
-            self.targets[name].conditions.readings.append(reading)
+            self.targets[name].readings.append(reading)
 
     def _attempt(self, name: str, stage: str, step: Callable[[Target], None]) -> None:
         self.before_sample(name, stage)
@@ -165,7 +150,7 @@ class _Measurement:
             disturbed.append(self.watch.interruptions() - switches)
         target.spent_s += time.perf_counter() - begin
         target.cpu_s += time.process_time() - cpu
-        target.conditions.interrupted += sum(disturbed)
+        target.interrupted += sum(disturbed)
         why = self._lost(target, disturbed)
         if compile_activity() != compiled:
             why = COMPILED
@@ -180,7 +165,6 @@ class _Measurement:
                 time_us=fastest.time_us / units,
                 e2e_us=fastest.e2e_us / units,
                 enqueue_us=None if fastest.enqueue_us is None else fastest.enqueue_us / units,
-                sm_mhz=fastest.sm_mhz,
                 discarded=why and why.reason,
                 discard_code=why and why.code,
                 blocks_us=tuple(b.time_us / units for b in batches) if len(batches) > 1 else (),
@@ -200,7 +184,7 @@ class _Measurement:
             return None
         if self._may_retake(target):
             return reasons[0]
-        target.conditions.kept_disturbed += 1
+        target.kept_disturbed += 1
         return None
 
     def _done(self, target: Target) -> bool:

@@ -1,14 +1,11 @@
-"""What the GPU says of itself: through NVML, and through two counters read on its own stream.
+"""What the GPU says of itself, through NVML: clock, power, heat, energy, and why it slows down.
 
-NVML gives clock, power, temperature, energy, and why the GPU slows down; it may be missing, denied,
-or answer only some questions: each answer that does not come is None. Its clock is an average of
-the past; a kernel of 20 us (`SmClock`) sees the clock as it is on the stream now.
+NVML may be missing, denied, or answer only some questions: each answer that does not come is None.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -67,22 +64,14 @@ def _within(low: float, high: float, scale: float = 1.0) -> Callable[[Any], floa
     return convert
 
 
-# What is asked, by field of a reading (and the energy counter): functions of NVML, the newer name
-# first, with what follows the device; and how the answer is converted.
-_QUERIES: dict[str, tuple[tuple[str, ...], tuple[int, ...], Callable[[Any], Any]]] = {
-    "sm_mhz": (("nvmlDeviceGetClockInfo",), (_SM_CLOCK,), _within(0, 10_000)),
-    "power_w": (("nvmlDeviceGetPowerUsage",), (), _within(0, 10_000, scale=1e-3)),
-    "temperature_c": (
-        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
-        (_CORE_SENSOR,),
-        _within(-50, 200),
-    ),
-    "throttle": (
-        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
-        (),
-        _throttle,
-    ),
-    "energy_mj": (("nvmlDeviceGetTotalEnergyConsumption",), (), int),
+# By field of a reading (and the energy counter): a function of NVML, what follows the device, and
+# how the answer is converted. Of two names of a function the older one, which all drivers keep.
+_QUERIES: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
+    "sm_mhz": ("nvmlDeviceGetClockInfo", (_SM_CLOCK,), _within(0, 10_000)),
+    "power_w": ("nvmlDeviceGetPowerUsage", (), _within(0, 10_000, scale=1e-3)),
+    "temperature_c": ("nvmlDeviceGetTemperature", (_CORE_SENSOR,), _within(-50, 200)),
+    "throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons", (), _throttle),
+    "energy_mj": ("nvmlDeviceGetTotalEnergyConsumption", (), int),
 }
 
 
@@ -106,7 +95,10 @@ class GpuSensor:
             problem = "it cannot be started"
             nvml.nvmlInit()
             problem = f"CUDA device {index} was not found"
-            return cls(nvml, _device(nvml, index))
+            # By UUID: NVML's numbers are not torch's under CUDA_VISIBLE_DEVICES.
+            uuid = str(torch.cuda.get_device_properties(index).uuid)
+            prefixed = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+            return cls(nvml, nvml.nvmlDeviceGetHandleByUUID(prefixed))
         except Exception as err:
             with contextlib.suppress(Exception):  # not started: nothing to shut down
                 nvml.nvmlShutdown()
@@ -133,20 +125,16 @@ class GpuSensor:
     def _ask(self, name: str) -> Any:
         if self._device is None or self._failures[name] >= _GIVE_UP_AFTER:
             return None
-        functions, arguments, convert = _QUERIES[name]
-        reasons = []
-        for function in functions:
-            try:
-                answer = convert(getattr(self._nvml, function)(self._device, *arguments))
-            except Exception as err:  # NVMLError, or whatever else such a library raises
-                reasons.append(_text(err))
-                continue
-            self._failures[name] = 0
-            self._missing.pop(name, None)
-            return answer
-        self._failures[name] += 1
-        self._missing[name] = reasons[0]
-        return None
+        function, arguments, convert = _QUERIES[name]
+        try:
+            answer = convert(getattr(self._nvml, function)(self._device, *arguments))
+        except Exception as err:  # NVMLError, or whatever else such a library raises
+            self._failures[name] += 1
+            self._missing[name] = _text(err)
+            return None
+        self._failures[name] = 0
+        self._missing.pop(name, None)
+        return answer
 
     def close(self) -> None:
         """Let NVML go; later readings are None."""
@@ -154,37 +142,6 @@ class GpuSensor:
             self._device, self._problem = None, "NVML: closed"
             with contextlib.suppress(Exception):  # nothing is left to be read, so nothing is lost
                 self._nvml.nvmlShutdown()
-
-
-def _device(nvml: Any, index: int) -> Any:
-    """NVML's handle of torch's device: their numbers differ under CUDA_VISIBLE_DEVICES.
-
-    By UUID, by PCI address, or as the only GPU there is. Raises LookupError if none does.
-    """
-    facts: Any = torch.cuda.get_device_properties(index)
-
-    def by_uuid() -> Any:
-        uuid = str(facts.uuid)
-        prefixed = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-        return nvml.nvmlDeviceGetHandleByUUID(prefixed)
-
-    def by_address() -> Any:
-        return nvml.nvmlDeviceGetHandleByPciBusId(
-            f"{facts.pci_domain_id:08x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
-        )
-
-    def only_one() -> Any:
-        if (count := nvml.nvmlDeviceGetCount()) != 1:
-            raise LookupError(f"NVML sees {count} GPUs and cannot tell which it is")
-        return nvml.nvmlDeviceGetHandleByIndex(0)
-
-    reasons = []
-    for look_up in (by_uuid, by_address, only_one):
-        try:
-            return look_up()
-        except Exception as err:  # an older torch has no UUID, an older NVML no such look-up
-            reasons.append(_text(err))
-    raise LookupError("; ".join(dict.fromkeys(reasons)))
 
 
 def _text(err: Exception) -> str:
@@ -213,46 +170,3 @@ def power_state(readings: Iterable[GpuReading | None]) -> str | None:
         return None
     capped = sum(POWER_CAP in throttle for throttle in known)
     return "sustained" if 2 * capped >= len(known) else "burst"
-
-
-class SmClock:
-    """The clock of the GPU's multiprocessors, read by a tiny kernel.
-
-    Once that has failed it is None for good, and `problem` says why. `launch` enqueues a kernel
-    that writes (cycles, nanoseconds) of one spin to its argument, int64 [2]: by default that of
-    `smkernel`, compiled at the first reading.
-    """
-
-    def __init__(
-        self,
-        launch: Callable[[torch.Tensor], None] | None = None,
-        counters: torch.Tensor | None = None,
-    ) -> None:
-        self._launch = launch
-        self._counters = counters
-        self.problem: str | None = None
-
-    def sample_mhz(self) -> float | None:
-        """Enqueue the kernel on the current stream, wait for it, and return the clock in MHz."""
-        if self.problem is not None:
-            return None
-        try:  # no triton, no device, no compiler: none may cost the cell it stands beside
-            if self._launch is None:
-                self._launch = importlib.import_module("attnbench.measure.smkernel").launch
-            if self._counters is None:
-                self._counters = torch.zeros(2, dtype=torch.int64, device="cuda")
-            self._launch(self._counters)
-            torch.cuda.synchronize()
-            cycles, ns = self._counters.tolist()
-            return _within(100.0, 5000.0)(cycles / ns * 1000)
-        except Exception as err:
-            text = f"{type(err).__name__}: {_text(err)}"
-            self.problem = f"no SM clock from in-stream counters: {text}"
-            return None
-
-
-@functools.cache
-def shared_sm_clock() -> SmClock | None:
-    """The SM clock of this process, opened at the first use; None where it does not work."""
-    clock = SmClock()
-    return clock if clock.sample_mhz() is not None else None

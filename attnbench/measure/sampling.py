@@ -14,7 +14,6 @@ from typing import Any, cast
 from attnbench.base.sample import Discard, Sample
 from attnbench.base.stats import fastest_of_windows, median, median_interval
 from attnbench.measure.clock import Clock
-from attnbench.measure.watch import SampleConditions
 
 # A sample on CPU lasts this long at most, a few slices of a scheduler, so that some of its batches
 # are likely to be left alone; where little time is asked for, as long as leaves the fewest samples.
@@ -34,7 +33,8 @@ class Target:
     `each_us` is the time of a call and `wall_us` that of all that goes with it (flushing, say),
     both from warming up: they decide on samples, never what was timed since. A sample lasts about
     `sample_us`; `window` is the number of samples of which the fastest counts. `spent_s` and
-    `cpu_s` are the wall and the processor time of all samples.
+    `cpu_s` are the wall and the processor time of all samples; `interrupted` counts switches to
+    other work in them, `readings` are the GPU's state beside them.
     """
 
     call: Callable[[], Any]
@@ -47,7 +47,9 @@ class Target:
     sample_us: float = SAMPLE_US
     window: int = 1
     samples: list[Sample] = field(default_factory=list)
-    conditions: SampleConditions = field(default_factory=SampleConditions)
+    interrupted: int = 0
+    kept_disturbed: int = 0
+    readings: list[Any] = field(default_factory=list)
     warm_s: float = 0.0
     compile_s: float = 0.0
     spent_s: float = 0.0

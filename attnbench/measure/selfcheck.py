@@ -16,7 +16,7 @@ import torch
 
 from attnbench.base.stats import median, median_interval, ratio_interval
 from attnbench.measure.clock import Clock
-from attnbench.measure.engine import measure_interleaved
+from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import WARM_SHARE, StoppingRule, Target, achieved
 
 Call = Callable[[], Any]
@@ -175,7 +175,7 @@ def slowdown(clock: Clock, unit: Call, rule: StoppingRule, seed: int = 0) -> dic
 
     counts = {"first": _UNITS, "twin": _UNITS, "slowed": round(_UNITS * PLANTED)}
     targets = {name: Target(call=partial(loop, count)) for name, count in counts.items()}
-    measure_interleaved(targets, clock, rule, seed)
+    Measurement(targets, clock, rule).run(seed)
     times: dict[str, dict[int, float]] = {}
     for name, target in targets.items():
         if target.error is not None:
@@ -205,7 +205,7 @@ def noise(
         samples_s = budget_s / (1 + WARM_SHARE)
         rule = StoppingRule(precision=0.0, min_time_s=samples_s, max_time_s=samples_s)
         target = Target(call=call)
-        measure_interleaved({"noise": target}, clock, rule, seed=0)
+        Measurement({"noise": target}, clock, rule).run(seed=0)
         if target.error is not None:
             raise target.error
         width = achieved(target.fastest_us)

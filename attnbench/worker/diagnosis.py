@@ -15,7 +15,7 @@ from attnbench.measure import selfcheck
 from attnbench.measure.clock import clock_for
 from attnbench.measure.gpu import GpuSensor
 from attnbench.measure.sampling import StoppingRule
-from attnbench.measure.watch import interruptions
+from attnbench.measure.watch import CounterMarks, interruptions
 
 # 500 rounds, so that 5 % stand out on a busy machine, too; or 1.6 s for each of the three.
 _SLOWDOWN = StoppingRule(
@@ -51,8 +51,7 @@ def diagnose(device: str, tell: Callable[[str], None] = lambda test: None) -> di
     `facts` are of the machine as the tests began; `meanwhile` is what happened beside them.
     """
     facts = environment(device) | host.facts()
-    begin, ticks = time.perf_counter(), host.cpu_ticks()
-    throttled_us, switches = host.throttled_us(), interruptions()
+    marks, switches = CounterMarks.now(), interruptions()
     tests: dict[str, Any] = {}
     with torch.no_grad():
         for name, test in _tests(device).items():
@@ -63,16 +62,15 @@ def diagnose(device: str, tell: Callable[[str], None] = lambda test: None) -> di
                 text = " ".join(str(err).split())[:200]
                 tests[name] = {"raised": f"{type(err).__name__}: {text}"}
     gpu = gpu_facts(GpuSensor.open()) if device == "cuda" else None  # while it is still warm
-    wall_s = time.perf_counter() - begin
-    after_us = host.throttled_us()
-    withheld_us = None if throttled_us is None or after_us is None else after_us - throttled_us
+    wall_s, shares = time.perf_counter() - marks.begin, marks.shares()
+    withheld = shares["throttled_share"]
     return {
         "facts": facts,
         "gpu": gpu,
         "meanwhile": {
             "wall_s": round(wall_s, 3),
-            "steal_share": host.steal_share(host.cpu_ticks(), ticks),
-            "throttled_us": withheld_us,
+            "steal_share": shares["stolen_share"],
+            "throttled_us": withheld and withheld * wall_s * 1e6,
             "interruptions_per_s": round((interruptions() - switches) / wall_s, 2),
         },
         "tests": tests,

@@ -18,8 +18,8 @@ from attnbench.machine.facts import free_bytes
 from attnbench.machine.state import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.energy import measure_energy
-from attnbench.measure.engine import measure_interleaved
-from attnbench.measure.gpu import GpuSensor, must_discard, power_state
+from attnbench.measure.engine import Measurement
+from attnbench.measure.gpu import GpuSensor, power_state
 from attnbench.measure.sampling import StoppingRule, Target
 from attnbench.measure.watch import CounterMarks, Watch
 from attnbench.schema.case import Case
@@ -80,7 +80,7 @@ class Instruments:
                 max_time_s=request.max_time_s,
             ),
             clock=clock,
-            watch=Watch(sensor=sensor, must_discard=must_discard) if sensor else Watch(),
+            watch=Watch(sensor=sensor),
             seed=request.seed,
             sensor=sensor,
             energy=request.energy,
@@ -155,16 +155,15 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         later = instruments.energy and targets[key].error is None
         over.append(key) if later else emit(key)
 
-    measure_interleaved(
+    Measurement(
         targets,
         instruments.clock,
         instruments.rule,
-        instruments.seed,
         watch=instruments.watch,
         before_sample=at,
         after_sample=lambda key: trials[key].restore_settings(),
         finished=finished,
-    )
+    ).run(instruments.seed)
     for key in over:
         at(key, "energy")
         emit(key)
@@ -288,13 +287,13 @@ def timed_record(
     trial.metrics |= {"l2": instruments.clock.l2, "timer": instruments.clock.timer}
     if instruments.sensor is not None and instruments.sensor.problem:
         trial.metrics["sensor_note"] = instruments.sensor.problem
-    trial.metrics |= {"kept_disturbed": target.conditions.kept_disturbed, "window": target.window}
+    trial.metrics |= {"kept_disturbed": target.kept_disturbed, "window": target.window}
     if target.spent_s:
-        interrupted = target.conditions.interrupted / target.spent_s
+        interrupted = target.interrupted / target.spent_s
         trial.metrics["interruptions_per_s"] = round(interrupted, 1)
         cpus = target.cpu_s / target.spent_s
         trial.metrics["cpu_share"] = round(cpus / torch.get_num_threads(), 4)
-    trial.metrics |= marks.metrics() | _gpu(target)
+    trial.metrics |= marks.shares() | host.cell_facts() | _gpu(target)
     if target.compile_s:
         before = trial.metrics.get("compile_s") or 0.0
         trial.metrics["compile_s"] = before + target.compile_s
@@ -324,12 +323,12 @@ def _gpu(target: Target) -> dict[str, Any]:
     """What the GPU said beside the batches, averaged; nothing on CPU or where it says nothing."""
     kept = [sample for sample in target.samples if sample.discarded is None]
     enqueue = [sample.enqueue_us for sample in kept if sample.enqueue_us is not None]
-    readings = target.conditions.readings
+    readings = target.readings
     throttle = Counter(reason for reading in readings for reason in reading.throttle or ())
     shares = [f"{why} {count / len(readings):.0%}" for why, count in throttle.most_common()]
     metrics = {
         "enqueue_us": median(enqueue) if enqueue else None,
-        "sm_mhz": _mean(s.sm_mhz for s in kept) or _mean(r.sm_mhz for r in readings),
+        "sm_mhz": _mean(r.sm_mhz for r in readings),
         "power_w": _mean(r.power_w for r in readings),
         "temperature_c": _mean(r.temperature_c for r in readings),
         "power_state": power_state(readings),

@@ -150,8 +150,7 @@ class VariantProcess:
     def _served(self, request: protocol.RoundRequest) -> protocol.RoundAnswer:
         if isinstance(request, protocol.ReadCounters):
             reading = self._sensor.read() if self._sensor is not None else None
-            veto = must_discard(reading) if reading is not None else None
-            return protocol.CountersRead(time.process_time_ns(), veto)
+            return protocol.CountersRead(time.process_time_ns(), must_discard(reading))
         if isinstance(request, protocol.VerifyCell):
             return self._verified(request)
         with torch.set_grad_enabled(self._warm[request.cell].bound.grad), collector_off():

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from attnbench.machine.state import settle
-from attnbench.measure.engine import measure_interleaved
+from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import StoppingRule, Target
 from attnbench.schema.messages import Measure
 from attnbench.worker.measuring import Instruments
@@ -92,9 +92,7 @@ def measure(job: Job) -> Instruments:
         account.turn(name, stage)
         settle()  # as a worker does
 
-    measure_interleaved(
-        targets, setup.clock, rule, job.seed, watch=setup.watch, before_sample=before_sample
-    )
+    Measurement(targets, setup.clock, rule, setup.watch, before_sample).run(job.seed)
     account.close()
     job.found = {name: _found(targets[name], account.ended_s[name]) for name in calls}
     return setup
