@@ -1,4 +1,4 @@
-"""What a gate run says on the terminal, in JUnit XML, in Markdown and in a CI job's summary."""
+"""What a gate run says on the terminal, in JUnit XML, in Markdown, and on its page."""
 
 import re
 from dataclasses import replace
@@ -6,13 +6,19 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
-from attnbench.gate.decide.data import Checked, GateRun, Outcome
+from attnbench.errors import StoreError
+from attnbench.gate.decide.data import Checked, GateRun, Outcome, Round
+from attnbench.gate.decide.stored import write_gate
 from attnbench.gate.decide.verdict import decide
-from attnbench.report.gate import outputs, texts
+from attnbench.report import figures
+from attnbench.report.gate import figure, outputs, texts
 from attnbench.theory.traits import case_label
 from tests import gate_runs
+from tests.conftest import Cli, Refused
+from tests.test_report import Page, unwritten
 
 KINDS = gate_runs.the_kinds()
 STRANGE = "a\x00\x1b[31m|`<b>&\"'\ud800\ufffe]]>\n*x*"
@@ -34,20 +40,16 @@ def strange() -> tuple[GateRun, Outcome]:
     return run, decide(run)
 
 
-def printed(run, outcome, capsys, width=80):
-    to = Console(width=width, highlight=False)
-    return outputs.terminal(run, outcome, Path("results/g"), to)
+def printed(run, outcome, width=80):
+    return outputs.terminal(run, outcome, Path("results/g"), Console(width=width, highlight=False))
 
 
-@pytest.mark.parametrize(
-    ("ratio", "text"),
-    [
+def test_a_ratio_is_written_as_a_change_in_percent():
+    for ratio, text in (
         (1.104, "+10.4 %"), (0.8, "−20.0 %"), (1.0, "0.0 %"), (1.0004, "0.0 %"),
         (0.9999, "0.0 %"), (3.5, "+250 %"), (None, "–"), (float("nan"), "–"),
-    ],
-)  # fmt: skip
-def test_a_ratio_is_written_as_a_change_in_percent(ratio, text):
-    assert texts.change(ratio) == text
+    ):  # fmt: skip
+        assert texts.change(ratio) == text
     assert texts.interval(0.98, 1.11) == "−2.0 … +11.0 %"
     assert texts.interval(None, 1.0) == "–"
 
@@ -56,59 +58,63 @@ def test_labels_say_what_differs_and_stay_apart():
     common, names = texts.labels(gate_runs.CELLS)
     assert common == "attention forward B=1 H=4 D=64 float32"
     assert names[0] == "naive n=128"
-    twins = (gate_runs.CELLS[0], gate_runs.CELLS[0])
-    assert texts.labels([*twins, replace(twins[0], impl="x")])[1][2] == "x n=128"
-    odd = [twins[0], replace(twins[0], case=replace(twins[0].case, scale=0.5))]
+    first = gate_runs.CELLS[0]
+    odd = [first, replace(first, case=replace(first.case, scale=0.5))]
     assert len(set(texts.labels(odd)[1])) == 2
     assert texts.labels([]) == ("", [])
 
 
 def test_the_worst_comes_first_and_of_equals_the_slowest():
-    rows = [row for _, row in texts.worst_first(decide(KINDS["broken"]).rows)]
+    rows = [line.row for line in texts.lines(KINDS["broken"], decide(KINDS["broken"]))]
     assert [row.verdict for row in rows][:4] == ["incorrect"] * 2 + ["regressed"] * 2
     assert (rows[2].ratio or 0) > (rows[3].ratio or 0)
     assert rows[4].verdict == "not comparable"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_terminal_shows_every_cell_its_verdict_and_the_conclusion(kind, capsys):
+def test_terminal_and_markdown_show_every_cell_its_verdict_and_the_conclusion(kind):
     run, outcome = KINDS[kind], decide(KINDS[kind])
-    out = printed(run, outcome, capsys)
+    out = printed(run, outcome)
+    text = outputs.markdown(run, outcome, Path("results/my run/gate.json"))
     for cell, row in zip(texts.labels(run.cells)[1], outcome.rows, strict=True):
-        assert re.search(rf"^. +{cell} .*{row.verdict} *$", out, re.MULTILINE), cell
+        assert re.search(rf"^{cell} .*. {row.verdict} *$", out, re.MULTILINE), cell
+        assert re.search(rf"^\| {cell} \|.*. {row.verdict} \|$", text, re.MULTILINE), cell
     assert f"(exit code {int(outcome.exit_code)})" in out.replace("\n", " ")
     assert "attnbench gate --replay results/g/gate.json" in out
     assert max(map(len, out.splitlines())) <= 80
-    assert "…\n" not in out
+    assert text.startswith(f"## attnbench gate: {texts.TITLES[outcome.exit_code]}")
+    assert "    attnbench gate --replay 'results/my run/gate.json'" in text
+    assert text.count("<details>") == text.count("</details>") == 1
 
 
-def test_all_that_is_not_ok_has_its_reason(capsys):
-    out = printed(KINDS["broken"], decide(KINDS["broken"]), capsys, width=200)
-    assert "✗ naive n=128: wrong result: o is off by 0.31 at [0, 1, 5, 7]" in out
-    assert "✗ sdpa n=1024: workspace grew from 2.0 MiB to 4.0 MiB" in out
-    assert "note: kernels: +aten::clone" in out
-    assert "– naive n=256: new: the base has no such implementation" in out
-    assert "✗ naive n=512: failed in 5 rounds: crashed: killed by signal 11" in out
+def test_all_that_is_not_ok_has_its_reason_and_controls_say_what_they_showed():
+    for kind, says in {
+        "broken": [
+            "✗ naive n=128: wrong result: o is off by 0.31 at [0, 1, 5, 7]",
+            "✗ sdpa n=1024: workspace grew from 2.0 MiB to 4.0 MiB",
+            "note: kernels: +aten::clone",
+            "– naive n=256: new: the base has no such implementation",
+            "✗ naive n=512: failed in 5 rounds: crashed: killed by signal 11",
+        ],
+        "blind": ["a slowdown of 10 %) was NOT found: seen as ", "? not passed: blind"],
+        "untrusted": ["A/A control (the base again): +", "; not to be trusted: "],
+        "nothing": ["– naive n=128, naive n=256: new: the base", ": none, since no time was"],
+    }.items():
+        out = printed(KINDS[kind], decide(KINDS[kind]), width=200)
+        assert [text for text in says if text not in out] == []
 
 
-def test_controls_say_what_they_showed(capsys):
-    blind = printed(KINDS["blind"], decide(KINDS["blind"]), capsys, width=200)
-    assert "positive control (a slowdown of 10 %) was NOT found" in blind
-    assert "? not passed: blind" in blind
-    untrusted = printed(KINDS["untrusted"], decide(KINDS["untrusted"]), capsys, width=200)
-    assert re.search(r"A/A control \(the base again\): \+\d\.\d %; not to be trusted", untrusted)
-    none = printed(KINDS["nothing"], decide(KINDS["nothing"]), capsys, width=200)
-    assert "none, since no time was compared" in none
-
-
-def test_sides_name_ref_commit_and_uncommitted_changes():
+def test_sides_name_ref_commit_and_uncommitted_changes_and_if_the_code_is_the_same():
     run = KINDS["clean"]
     assert texts.sides(run) == [
         "base: main (3f2a91c0d1)",
         "candidate: the working tree at 9b01c2d3e4, with uncommitted changes",
     ]
-    bare = replace(run, base=replace(run.base, ref=None, commit=None))
+    bare = replace(
+        run, base=replace(run.base, ref=None, commit=None), options={"loaded_alike": True}
+    )
     assert texts.sides(bare)[0] == "base: the files in /tmp/base"
+    assert "the same code" in texts.sides(bare)[2]
 
 
 ELEMENTS = {
@@ -118,7 +124,7 @@ ELEMENTS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_junit_has_a_case_a_cell_and_one_for_each_control(kind):
+def test_junit_has_a_case_a_cell_and_looks_like_a_pass_exactly_if_the_run_passed(kind):
     run, outcome = KINDS[kind], decide(KINDS[kind])
     root = ElementTree.fromstring(outputs.junit(run, outcome).encode())
     cases = {(c.get("classname"), c.get("name")): c for c in root.iter("testcase")}
@@ -126,14 +132,7 @@ def test_junit_has_a_case_a_cell_and_one_for_each_control(kind):
         case = cases[row.cell.impl, case_label(row.cell.case)]
         found = [e.tag for e in case if e.tag != "properties"]
         assert found == [e for e in [ELEMENTS[row.verdict]] if e]
-    assert ("attnbench gate", "positive control") in cases
-    assert ("attnbench gate", "A/A control") in cases
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_junit_looks_like_a_pass_exactly_if_the_run_passed(kind):
-    outcome = decide(KINDS[kind])
-    root = ElementTree.fromstring(outputs.junit(KINDS[kind], outcome).encode())
+    assert {("attnbench gate", "positive control"), ("attnbench gate", "A/A control")} < set(cases)
     suite = root.find("testsuite")
     assert suite is not None
     bad = int(suite.get("failures", "")) + int(suite.get("errors", ""))
@@ -148,55 +147,129 @@ def test_junit_gives_ratio_and_interval_as_properties():
     root = ElementTree.fromstring(outputs.junit(run, outcome).encode())
     case = next(c for c in root.iter("testcase") if c.find("failure") is not None)
     known = {p.get("name"): p.get("value") for p in case.iter("property")}
-    row = outcome.rows[5]
-    assert float(known["ratio"] or 0) == pytest.approx(row.ratio, rel=1e-5)
+    assert float(known["ratio"] or 0) == pytest.approx(outcome.rows[5].ratio, rel=1e-5)
     assert float(known["low"] or 0) < float(known["ratio"] or 0) < float(known["high"] or 0)
     assert known["wins"] == known["rounds"] == "12"
     assert next(case.iter("failure")).get("message", "").startswith("+12")
 
 
-def test_strange_texts_break_no_output(tmp_path, capsys):
+def test_strange_texts_break_no_output(tmp_path):
     run, outcome = strange()
     outputs.write_all(tmp_path, run, outcome)
     root = ElementTree.fromstring((tmp_path / "gate.xml").read_bytes())
-    assert next(root.iter("testcase")).get("classname", "").startswith("a[31m|`<b>&\"'")
+    names = [case.get("classname", "") for case in root.iter("testcase")]
+    assert [name for name in names if name.startswith("a[31m|`<b>&\"'")]
     text = (tmp_path / "gate.md").read_text(encoding="utf-8")
     assert "<b>" not in text
     assert all("\n" not in line and "\x1b" not in line for line in text.splitlines())
-    out = printed(run, outcome, capsys)
-    assert "\x1b[31m" not in out
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_markdown_begins_with_the_verdict_and_has_a_row_a_cell(kind):
-    run, outcome = KINDS[kind], decide(KINDS[kind])
-    text = outputs.markdown(run, outcome, Path("results/my run/gate.json"))
-    assert text.startswith(f"## attnbench gate: {texts.TITLES[outcome.exit_code]}")
-    assert len(re.findall(r"^\| (?:naive|sdpa) n=", text, re.MULTILINE)) == len(run.cells)
-    assert "    attnbench gate --replay 'results/my run/gate.json'" in text
-    assert text.count("<details>") == text.count("</details>") == 1
-
-
-def test_a_markdown_table_of_very_many_cells_is_cut_and_says_so():
-    run = gate_runs.a_run(cells=gate_runs.many_cells(40) * 2)
-    text = outputs.markdown(run, decide(run), Path("g.json"))
-    assert f"… and {80 - outputs.MOST_ROWS} more cells in gate.html" in text
+    assert "\x1b[31m" not in printed(run, outcome)
+    page = Page(tmp_path / "gate.html")
+    assert page.open == []
+    assert "b" not in {tag for tag, _ in page.tags}
+    assert not re.search("[\x00-\x08\x1b]", page.text)
 
 
 def test_all_files_are_written_and_the_summary_of_the_job_is_appended_to(tmp_path, monkeypatch):
-    summary = tmp_path / "summary.md"
+    summary, run = tmp_path / "summary.md", KINDS["nothing"]
     summary.write_text("before\n")
     monkeypatch.setenv(outputs.SUMMARY, str(summary))
-    run = KINDS["clean"]
-    outputs.write_all(tmp_path / "g", run, decide(run))
+    assert outputs.write_all(tmp_path / "g", run, decide(run)) is None
     names = {path.name for path in (tmp_path / "g").iterdir()}
-    assert names == {"gate.json", "gate.xml", "gate.md", "gate.html", "plots"}
-    assert summary.read_text().startswith("before\n## attnbench gate: ✓ passed")
-
-
-def test_a_summary_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
+    assert names == {"gate.json", "gate.xml", "gate.md", "gate.html"}
+    assert summary.read_text().startswith("before\n## attnbench gate: – nothing is comparable")
     monkeypatch.setenv(outputs.SUMMARY, str(tmp_path / "no" / "summary.md"))
-    run = KINDS["nothing"]
     warning = outputs.write_all(tmp_path / "g", run, decide(run))
     assert re.fullmatch(r"cannot append to .* \(No such file or directory\)", warning or "")
-    assert (tmp_path / "g" / "gate.html").exists()
+
+
+# The page.
+
+
+def test_every_page_nests_loads_nothing_and_says_what_the_run_found(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("broken", "nothing", "clean", "regressed"):
+        if kind == "clean":  # from here on without figures: most of the time goes into them
+            monkeypatch.setattr(figures, "write", unwritten)
+        run, outcome = KINDS[kind], decide(KINDS[kind])
+        write_gate(tmp_path / kind, run, outcome)
+        result = cli("report", kind, "--output", tmp_path)
+        assert (result.exit_code, result.stdout) == (0, f"{tmp_path / kind / 'gate.html'}\n")
+        page = Page(tmp_path / kind / "gate.html")
+        assert page.open == []
+        assert not page.all("script") + page.all("link")
+        assert all((a.get("src") or "").startswith("data:") for a in page.all("img"))
+        targets = {a["id"] for _, a in page.tags if "id" in a}
+        assert {a["href"] for a in page.all("a")} <= {f"#{target}" for target in targets}
+        text = " ".join(page.text.split())
+        says = [
+            outcome.words, "base: main (3f2a91c0d1)", "with uncommitted changes",
+            "positive control (a slowdown of 10 %)", "attnbench gate --replay",
+            "is called a regression in at most 1 % of runs", *(row.reason for row in outcome.rows),
+            *SAYS.get(kind, ()),
+        ]  # fmt: skip
+        assert [words for words in says if words not in text] == []
+        alt = " ".join(image["alt"] or "" for image in page.all("img"))
+        assert [words for words in ALT.get(kind, ()) if words not in alt] == []
+        assert bool(alt) == (kind != "nothing")
+
+
+# What repeats exactly stands side by side.
+SAYS = {
+    "broken": [
+        "memory_workspace_bytes2.0 MiB (2,097,152)4.0 MiB (4,194,304)",
+        "flops_counted33,554,43233,554,432", "kernels: +aten::clone, −aten::_softmax",
+        "naive n=512: candidate: crashed: killed by signal 11 (SIGSEGV)",
+    ],
+    "clean": ["Nothing differs between the sides."],
+    "regressed": ["round 4: vetoed: another process used 1.3 CPUs"],
+}  # fmt: skip
+ALT = {"regressed": ["sdpa n=256 +12", "12/12  ✗ regressed", "positive control (+10 %)"]}
+
+
+def test_each_round_is_a_dot_hollow_full_or_vetoed_and_controls_have_their_rows():
+    run = KINDS["regressed"]
+    first = figure.cells(run, decide(run))[0]
+    markers = [marker for _, marker in first.dots]
+    assert first.label == "sdpa n=256"
+    assert (markers.count("×"), markers.count("●")) == (2, 12)
+    assert first.ends is not None
+    assert first.middle is not None
+    assert first.ends[0] < first.middle < first.ends[1]
+    null, planted = figure.controls(KINDS["clean"], decide(KINDS["clean"]))
+    assert (len(null.dots), len(planted.dots)) == (8 * 9, 9)
+    assert planted.words.endswith(" found")
+    assert "NOT found" in figure.controls(KINDS["blind"], decide(KINDS["blind"]))[1].words
+
+
+def test_the_axis_shows_threshold_and_every_interval_and_no_stray_round_moves_it():
+    for kind in ("inconclusive", "broken"):
+        run = KINDS[kind]
+        strips = figure.cells(run, decide(run))
+        low, high = figure.limits(run, strips)
+        assert low < -10
+        assert all(s.ends is None or low < s.ends[0] < s.ends[1] < high for s in strips)
+    run = KINDS["clean"]
+    cell = run.rounds[0].samples[0]
+    slow = {**cell, "candidate": tuple(tuple(20 * ns for ns in t) for t in cell["candidate"])}
+    stray: Round = structs.replace(run.rounds[0], samples={**run.rounds[0].samples, 0: slow})
+    other = replace(run, rounds=(stray, *run.rounds[1:]))
+    assert figure.limits(run, figure.cells(other, decide(run)))[1] < 30
+
+
+def test_very_many_cells_are_drawn_on_several_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "write", unwritten)
+    run = gate_runs.a_run({0: 0.2}, cells=gate_runs.many_cells(40) + gate_runs.CELLS)
+    drawn = figure.draw_all(run, decide(run), tmp_path)
+    assert [plot.alt.count(" n=") for plot in drawn] == [42, 6]
+
+
+def test_a_gate_that_is_damaged_or_cannot_be_written_is_one_line(
+    cli: Cli, assert_refused: Refused, tmp_path: Path
+) -> None:
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "gate.json").write_text("{")
+    assert_refused(cli("report", "g", "--output", tmp_path), "gate.json", "damaged")
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(StoreError, match="cannot write"):
+        outputs.write_page(tmp_path / "file", KINDS["clean"], decide(KINDS["clean"]))

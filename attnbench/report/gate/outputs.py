@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from xml.etree import ElementTree
 
 from rich.console import Console, RenderableType
@@ -15,7 +15,7 @@ from attnbench.base import units
 from attnbench.base.files import write_whole
 from attnbench.base.units import escape, table
 from attnbench.errors import ExitCode, StoreError
-from attnbench.gate.decide.data import Checked, GateRun, Outcome, Row, Verdict
+from attnbench.gate.decide.data import GateRun, Outcome, counted
 from attnbench.gate.decide.stored import NAME, drop_kept_rounds, load_gate, write_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.report import tables
@@ -24,20 +24,9 @@ from attnbench.report.tables import LIMITS, value_text
 from attnbench.theory.traits import case_label
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the variable that names the file
-MOST_ROWS = 60  # a summary is cut off by its reader at a megabyte
-LONGEST = 400  # letters of a reason
 SUITE = "attnbench gate"
-XML, MARKDOWN, PAGE = "gate.xml", "gate.md", "gate.html"
-PLOTS = "plots"
-MOST_METRICS, MOST_DISTURBED = 400, 200  # rows of the page's tables
-_LOOKS: dict[Verdict, str] = {  # how a verdict looks, as `page.css` calls it
-    "incorrect": "refuted", "regressed": "refuted", "inconclusive": "inconclusive",
-    "not comparable": "inconclusive", "improved": "holds", "ok": "holds",
-}  # fmt: skip
-_STYLES = {
-    "incorrect": "bold red", "regressed": "bold red", "inconclusive": "yellow",
-    "not comparable": "dim", "improved": "cyan", "ok": "green",
-}  # fmt: skip
+XML, MARKDOWN, PAGE, PLOTS = "gate.xml", "gate.md", "gate.html", "plots"
+_STYLES = {"✗": "bold red", "?": "yellow", "–": "dim", "↓": "cyan", "✓": "green"}
 
 
 def terminal(
@@ -47,32 +36,28 @@ def terminal(
 
     `folder` is where the files are, if there are any; `to` is standard output unless given.
     """
-    common, names = texts.labels(run.cells)
-    rows: list[tuple[str | Text, ...]] = []
-    for number, row in texts.worst_first(outcome.rows):
-        sign, *parts, verdict = texts.texts(row, names[number])
-        style = _STYLES[row.verdict]
-        rows.append((Text(sign, style=style), *parts, Text(verdict, style=style)))
+    shown = texts.lines(run, outcome)
+    rows: list[tuple[str | Text, ...]] = [
+        (*line.columns[:-1], Text(line.columns[-1], style=_STYLES[line.look.sign]))
+        for line in shown
+    ]
     head: list[RenderableType] = [
-        tables.grid(texts.HEADER, rows, right=texts.HEADER[2:5], whole=texts.HEADER[2:]),
-        Text(f"wins: {texts.WINS}", style="dim"),
+        tables.grid(texts.HEADER, rows, right=texts.HEADER[1:4], whole=texts.HEADER[1:]),
+        Text(texts.READING, style="dim"),
     ]
     reasons = (
-        Text.assemble((f"{texts.SIGNS[verdict]} {name}", _STYLES[verdict]), f": {why}")
-        for verdict, name, why in texts.reasons(run, outcome)
+        Text.assemble((cells, _STYLES[cells[0]]), f": {why}") for cells, why in texts.reasons(shown)
     )
-    facts = (
-        f"all cells: {common}", *texts.sides(run), *texts.code(run),
-        *texts.controls(run, outcome), texts.rounds(run), texts.spent(run),
-    )  # fmt: skip
+    common = f"all cells: {texts.labels(run.cells)[0]}"
+    facts = (common, *texts.sides(run), *texts.controls(run, outcome), *texts.measured(run))
     colour = {0: "green", 1: "red"}.get(int(outcome.exit_code), "yellow")
     conclusion = f"{texts.title(outcome)} (exit code {int(outcome.exit_code)})"
     where = [] if folder is None else [
-        Text(f"page:   {folder / 'gate.html'}", no_wrap=True),
+        Text(f"page:   {folder / PAGE}", no_wrap=True),
         Text(f"replay: {texts.replay(folder / NAME)}", no_wrap=True),
     ]  # fmt: skip
     return tables.shown(
-        *(head if outcome.rows else []), *reasons, *map(Text, facts),
+        *(head if rows else []), *reasons, *map(Text, facts),
         Text(conclusion, style=f"bold {colour}"), *where, to=to,
     )  # fmt: skip
 
@@ -88,9 +73,14 @@ def write_all(folder: Path, run: GateRun, outcome: Outcome) -> str | None:
     file = write_gate(folder, run, outcome)
     drop_kept_rounds(folder)
     write_whole(folder / XML, junit(run, outcome))
-    text = markdown(run, outcome, file)
+    text, warning = markdown(run, outcome, file), None
     write_whole(folder / MARKDOWN, text)
-    warning = append_summary(text)
+    if name := os.environ.get(SUMMARY):
+        try:
+            with open(name, "a", encoding="utf-8", errors="replace") as summary:
+                summary.write(text + "\n")
+        except OSError as err:
+            warning = f"cannot append to {name}, which ${SUMMARY} names ({err.strerror})"
     write_page(folder, run, outcome)
     return warning
 
@@ -100,83 +90,35 @@ def markdown(run: GateRun, outcome: Outcome, file: Path) -> str:
 
     `file` is where the raw data lie: its path stands in the command that decides again.
     """
-    common, names = texts.labels(run.cells)
-    rows = [texts.texts(row, names[i]) for i, row in texts.worst_first(outcome.rows)]
+    shown = texts.lines(run, outcome)
+    reasons = [f"{cells}: {why}" for cells, why in texts.reasons(shown)]
+    common = texts.labels(run.cells)[0]
+    details = [
+        texts.promise(run.rules), texts.READING, *texts.measured(run), texts.environment(run),
+        *texts.incidents(run),
+    ]  # fmt: skip
     blocks = [
         f"## attnbench gate: {escape(texts.title(outcome))}",
-        escape(f"{'; '.join([*texts.sides(run), *texts.code(run)])}. {texts.counts(outcome)}."),
+        escape(f"{'; '.join(texts.sides(run))}. {_counts(outcome)}."),
         escape(f"All cells: {common}.") if common else "",
-        _table(rows),
-        *_more(len(rows) - MOST_ROWS, "cells"),
-        _reasons(run, outcome),
+        table(texts.HEADER, [line.columns for line in shown]) if shown else "No cells.",
+        _bullets(reasons),
         _bullets(texts.controls(run, outcome)),
-        _details(run),
+        "<details><summary>How it was measured</summary>",
+        _bullets(details),
+        "</details>",
         "Decide again from the raw data:",
         f"    {texts.replay(file)}",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def append_summary(text: str) -> str | None:
-    """Append to the file that $GITHUB_STEP_SUMMARY names, if it is set; return what went wrong."""
-    name = os.environ.get(SUMMARY)
-    if not name:
-        return None
-    try:
-        with open(name, "a", encoding="utf-8", errors="replace") as file:
-            file.write(text + "\n")
-    except (OSError, ValueError) as err:
-        why = getattr(err, "strerror", None) or err
-        return f"cannot append to {texts.flat(name)}, which ${SUMMARY} names ({why})"
-    return None
+def _bullets(sentences: Iterable[str]) -> str:
+    return "\n".join(f"- {escape(sentence)}" for sentence in sentences if sentence)
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
-    shown = [(cell, *numbers, f"{sign} {verdict}") for sign, cell, *numbers, verdict in rows]
-    return table(texts.HEADER[1:], shown[:MOST_ROWS]) if shown else "No cells."
-
-
-def _reasons(run: GateRun, outcome: Outcome) -> str:
-    found = texts.reasons(run, outcome)
-    lines = [
-        f"{texts.SIGNS[verdict]} {name}: {_short(why)}" for verdict, name, why in found[:MOST_ROWS]
-    ]
-    return "\n\n".join([_bullets(lines), *_more(len(found) - MOST_ROWS, "reasons")]).strip()
-
-
-def _details(run: GateRun) -> str:
-    lines = [
-        texts.promise(run.rules),
-        texts.READING,
-        texts.rounds(run),
-        texts.spent(run),
-        texts.environment(run),
-        *(f"round {number} {_short(why)}" for number, why in texts.vetoes(run)[:20]),
-    ]
-    body = _bullets([line for line in lines if line])
-    return f"<details><summary>How it was measured</summary>\n\n{body}\n\n</details>"
-
-
-def _bullets(lines: list[str]) -> str:
-    return "\n".join(f"- {escape(line)}" for line in lines)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-
-
-def _more(count: int, what: str) -> list[str]:
-    return [f"… and {count} more {what} in gate.html"] if count > 0 else []
-
-
-Element = Literal["failure", "error", "skipped"]
-# What is open must not look like a pass; what cannot be compared is no fault of the candidate.
-_ELEMENTS: dict[Verdict, Element] = {
-    "incorrect": "failure",
-    "regressed": "failure",
-    "inconclusive": "error",
-    "not comparable": "skipped",
-}
+def _counts(outcome: Outcome) -> str:
+    return counted(row.verdict for row in outcome.rows)
 
 
 def junit(run: GateRun, outcome: Outcome) -> str:
@@ -188,29 +130,41 @@ def junit(run: GateRun, outcome: Outcome) -> str:
     root = ElementTree.Element("testsuites", {"name": SUITE})
     suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE})
     if run.created:
-        suite.set("timestamp", texts.clean(run.created[:19]))
-    sides = texts.sides(run)
-    facts = {
-        **{name: text.removeprefix(f"{name}: ")
-           for name, text in zip(("base", "candidate"), sides, strict=True)},
-        **{name: f"{getattr(run.rules, name):.6g}" for name in ("threshold", "margin", "alpha")},
-        "rounds": texts.rounds(run),
-        "environment": texts.environment(run),
-        "exit_code": str(int(outcome.exit_code)),
-        "conclusion": texts.title(outcome),
-    }  # fmt: skip
-    _add_properties(suite, facts.items())
-    for row in outcome.rows:
-        _add_cell(suite, row)
-    found = outcome.controls
-    shown = texts.controls(run, outcome)
-    timed: Element | None = "skipped" if found.found is None else None
-    blind, untrusted = found.found is False, bool(found.untrusted)
-    _add_case(suite, SUITE, "positive control", "error" if blind else timed, "blind", shown[0])
-    _add_case(suite, SUITE, "A/A control", "error" if untrusted else timed, "untrusted", shown[1])
+        suite.set("timestamp", texts.flat(run.created[:19]))
+    sides = (side.split(": ", 1) for side in texts.sides(run)[:2])
+    promises = ((name, getattr(run.rules, name)) for name in ("threshold", "margin", "alpha"))
+    _add_properties(
+        suite,
+        *sides,
+        *promises,
+        ("rounds", texts.rounds(run)),
+        ("environment", texts.environment(run)),
+        ("exit_code", int(outcome.exit_code)),
+        ("conclusion", texts.title(outcome)),
+    )
+    for line in texts.lines(run, outcome):
+        row, message = line.row, line.reason
+        if row.ratio is not None:
+            message = f"{line.columns[1]} ({line.columns[2]}): {message}"
+        case = _add_case(
+            suite, row.cell.impl, case_label(row.cell.case), line.look.element, row.verdict, message
+        )
+        values = {name: getattr(row, name) for name in ("ratio", "low", "high", "wins")}
+        values["rounds"] = None if row.wins is None else row.rounds
+        known = ((name, value) for name, value in values.items() if value is not None)
+        notes = (("note", note) for note in row.notes)
+        _add_properties(case, ("verdict", row.verdict), *known, *notes)
+    found, shown = outcome.controls, texts.controls(run, outcome)
+    timed: texts.Element | None = "skipped" if found.found is None else None
+    planted, null = (
+        "error" if found.found is False else timed,
+        "error" if found.untrusted else timed,
+    )
+    _add_case(suite, SUITE, "positive control", planted, "blind", shown[0])
+    _add_case(suite, SUITE, "A/A control", null, "untrusted", shown[1])
     if outcome.exit_code == ExitCode.USAGE:  # all were skipped: that must not look like a pass
-        words = texts.flat(outcome.words)
-        _add_case(suite, SUITE, "something is comparable", "error", "not comparable", words)
+        name = "something is comparable"
+        _add_case(suite, SUITE, name, "error", "not comparable", texts.flat(outcome.words))
     names = {"failures": "failure", "errors": "error", "skipped": "skipped", "tests": "testcase"}
     for element in (root, suite):
         for name, tag in names.items():
@@ -221,41 +175,23 @@ def junit(run: GateRun, outcome: Outcome) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 
-def _add_cell(suite: ElementTree.Element, row: Row) -> None:
-    known: list[tuple[str, str]] = [("verdict", row.verdict)]
-    known += [
-        (name, f"{value:.6g}")
-        for name, value in (("ratio", row.ratio), ("low", row.low), ("high", row.high))
-        if value is not None
-    ]
-    if row.wins is not None:
-        known += [("wins", str(row.wins)), ("rounds", str(row.rounds))]
-    known += [("note", note) for note in row.notes]
-    measured = f"{texts.change(row.ratio)} ({texts.interval(row.low, row.high)}): "
-    message = (measured if row.ratio is not None else "") + texts.flat(row.reason)
-    impl, label, element = row.cell.impl, case_label(row.cell.case), _ELEMENTS.get(row.verdict)
-    _add_properties(_add_case(suite, impl, label, element, row.verdict, message), known)
-
-
 def _add_case(
-    suite: ElementTree.Element, classname: str, name: str, element: Element | None, type_: str,
-    message: str,
+    suite: ElementTree.Element, classname: str, name: str, element: texts.Element | None,
+    type_: str, message: str,
 ) -> ElementTree.Element:  # fmt: skip
     """Add one test case; without an `element` it passed."""
     names = {"classname": texts.flat(classname), "name": texts.flat(name)}
     case = ElementTree.SubElement(suite, "testcase", names)
-    if element == "skipped":
-        ElementTree.SubElement(case, element, {"message": message})
-    elif element is not None:
-        attributes = {"type": type_, "message": message}
-        ElementTree.SubElement(case, element, attributes).text = message
+    if element is not None:
+        ElementTree.SubElement(case, element, {"type": type_, "message": message}).text = message
     return case
 
 
-def _add_properties(parent: ElementTree.Element, known: Iterable[tuple[str, str]]) -> None:
+def _add_properties(parent: ElementTree.Element, *known: Iterable[Any]) -> None:
     element = ElementTree.SubElement(parent, "properties")
     for name, value in known:
-        ElementTree.SubElement(element, "property", {"name": name, "value": texts.flat(value)})
+        text = f"{value:.6g}" if isinstance(value, float) else texts.flat(str(value))
+        ElementTree.SubElement(element, "property", {"name": name, "value": text})
 
 
 def redraw(folder: Path) -> Path:
@@ -278,45 +214,29 @@ def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
     from attnbench.report.gate import figure
 
     try:
-        plots = figure.draw_all(run, outcome, folder / PLOTS)
-        groups = pages.plot_groups(plots)
+        plots = pages.plot_groups(figure.draw_all(run, outcome, folder / PLOTS))
     except OSError as err:
         raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
-    common, names = texts.labels(run.cells)
-    metrics = _metrics(run, names)
-    disturbed = texts.vetoes(run)
     bad = (outcome.controls.found is False, bool(outcome.controls.untrusted))
     values = {
-        "plots": groups,
+        "plots": plots,
         "replay": texts.replay(folder / NAME),
         "title": texts.title(outcome),
         "exit_code": int(outcome.exit_code),
-        "counts": texts.counts(outcome),
-        "sides": [*texts.sides(run), *texts.code(run)],
+        "counts": _counts(outcome),
+        "sides": texts.sides(run),
         "files": [(side.name, texts.flat(file)) for side in (run.base, run.candidate)
                   for file in side.files],
         "facts": texts.environment(run),
-        "common": common,
-        "header": texts.HEADER[1:],
+        "common": texts.labels(run.cells)[0],
+        "header": texts.HEADER,
         "reading": texts.READING,
-        "rows": [
-            {
-                "texts": texts.texts(row, f"{texts.SIGNS[row.verdict]} {names[number]}")[1:-1],
-                "mark": texts.mark(row.verdict),
-                "look": _LOOKS[row.verdict],
-                "reason": texts.flat(row.reason),
-                "notes": [texts.flat(note) for note in row.notes],
-            }
-            for number, row in texts.worst_first(outcome.rows)
-        ],
+        "lines": texts.lines(run, outcome),
         "controls": list(zip(texts.controls(run, outcome), bad, strict=True)),
         "promise": texts.promise(run.rules),
-        "metrics": [row for row in metrics if row["differs"]],
-        "same_metrics": [row for row in metrics if not row["differs"]][:MOST_METRICS],
-        "rounds": texts.rounds(run),
-        "disturbed": disturbed[:MOST_DISTURBED],
-        "failures": texts.failures(run)[:MOST_DISTURBED],
-        "spent": texts.spent(run),
+        "metrics": list(_metrics(run)),
+        "measured": texts.measured(run),
+        "incidents": texts.incidents(run),
         "environment": _known_values(run.environment),
         "options": _known_values(run.options),
     }  # fmt: skip
@@ -324,33 +244,29 @@ def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
     return folder / PAGE
 
 
-def _metrics(run: GateRun, names: list[str]) -> list[dict[str, Any]]:
-    """What repeats exactly, on both sides, cell by cell."""
-    found = []
-    for number, both in run.checks.items():
-        sides = [_known(both.get(side)) for side in ("base", "candidate")]
-        right = all(side["status"] == "ok" for side in sides)
-        for name in dict.fromkeys([*sides[0], *sides[1]]) if right else ("status",):
-            base, candidate = (_metric(name, side.get(name)) for side in sides)
-            found.append(
-                {"cell": names[number], "metric": name, "base": base, "candidate": candidate,
-                 "differs": base != candidate}
-            )  # fmt: skip
-    return found
-
-
-def _known(checked: Checked | None) -> dict[str, Any]:
-    if checked is None:
-        return {"status": "absent"}
-    status = checked.status + (f": {checked.reason}" if checked.reason else "")
-    return {"status": status, **checked.metrics}
+def _metrics(run: GateRun) -> Iterator[dict[str, Any]]:
+    """What repeats exactly, on both sides, cell by cell; of a cell that failed its status alone."""
+    for number, cell in enumerate(texts.labels(run.cells)[1]):
+        sides = [run.checks[number]["base"], run.checks[number]["candidate"]]
+        known: list[dict[str, Any]] = [
+            {"status": f"{side.status}: {side.reason}" if side.reason else side.status}
+            | side.metrics
+            for side in sides
+        ]
+        right = all(side.status == "ok" for side in sides)
+        for metric in dict.fromkeys([*known[0], *known[1]]) if right else ("status",):
+            base, candidate = (_metric(metric, side.get(metric)) for side in known)
+            yield {
+                "cell": cell, "metric": metric, "base": base, "candidate": candidate,
+                "differs": base != candidate,
+            }  # fmt: skip
 
 
 def _metric(name: str, value: Any) -> str:
-    if type(value) in (int, float) and not name.endswith("_bytes"):
-        return units.digits(value) if type(value) is float else units.count(value)
-    exact = f" ({units.count(value)})" if type(value) is int and value >= 1024 else ""
-    return texts.flat(value_text(name, value)) + exact
+    if type(value) is not int:
+        return units.digits(value) if type(value) is float else texts.flat(value_text(name, value))
+    exact = units.count(value)
+    return f"{units.size(value)} ({exact})" if name.endswith("_bytes") and value > 1023 else exact
 
 
 def _known_values(known: Mapping[str, Any]) -> dict[str, str]:

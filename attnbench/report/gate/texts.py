@@ -6,30 +6,35 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from attnbench.base import units
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import (
-    VERDICTS,
-    GateRun,
-    Outcome,
-    Row,
-    Rules,
-    Verdict,
-    Version,
-    counted,
-)
+from attnbench.gate.decide.data import VERDICTS, GateRun, Outcome, Row, Rules, Verdict, Version
 from attnbench.schema.record import Cell
 from attnbench.theory.traits import case_label
 
-SIGNS: dict[Verdict, str] = {
-    "incorrect": "✗",
-    "regressed": "✗",
-    "inconclusive": "?",
-    "not comparable": "–",
-    "improved": "↓",
-    "ok": "✓",
+Element = Literal["failure", "error", "skipped"]
+
+
+class Look(NamedTuple):
+    """How a verdict is shown: its sign, its class in `page.css`, and its element in JUnit XML."""
+
+    sign: str
+    page: str
+    element: Element | None = None
+
+
+# What is open must not look like a pass; what cannot be compared is no fault of the candidate.
+LOOKS: dict[Verdict, Look] = {
+    "incorrect": Look("✗", "refuted", "failure"),
+    "regressed": Look("✗", "refuted", "failure"),
+    "inconclusive": Look("?", "inconclusive", "error"),
+    "not comparable": Look("–", "inconclusive", "skipped"),
+    "improved": Look("↓", "holds"),
+    "ok": Look("✓", "holds"),
 }
 # What stands before the conclusion, by how the run ends.
 TITLES: dict[ExitCode, str] = {
@@ -39,25 +44,19 @@ TITLES: dict[ExitCode, str] = {
     ExitCode.INCONCLUSIVE: "? not passed: ",
     ExitCode.ENVIRONMENT: "! ",
 }
-STAGES = {"screen": "screening", "confirm": "confirmation"}
-HEADER = ("", "cell", "change", "95 % interval", "wins", "verdict")
-WINS = "rounds beyond the margin, of all that decide; of an ok cell those below the threshold"
+HEADER = ("cell", "change", "95 % interval", "wins", "verdict")
 READING = (
     "Change: candidate / base − 1, the median over rounds (above 0: slower), with its 95 % interval"
-    f" over rounds; of a suspect from its confirmation alone. Wins: {WINS}."
+    " over rounds; of a suspect from its confirmation alone. Wins: rounds beyond the margin, of all"
+    " that decide; of an ok cell those below the threshold."
 )
 # What no page, XML file or terminal can show: control characters, halves of a pair, non-characters.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-def clean(text: str) -> str:
-    """The text without what XML and terminals cannot show; line breaks and tabs stay."""
-    return _UNPRINTABLE.sub("", text)
-
-
 def flat(text: str) -> str:
-    """The text, clean and on one line."""
-    return clean(" ".join(text.split()))
+    """The text on one line, without what XML and terminals cannot show."""
+    return _UNPRINTABLE.sub("", " ".join(text.split()))
 
 
 def change(ratio: float | None) -> str:
@@ -76,16 +75,6 @@ def interval(low: float | None, high: float | None) -> str:
     return f"{change(low).removesuffix(' %')} … {change(high)}"
 
 
-def wins(row: Row) -> str:
-    """`11/12`, or `–` where no round decided."""
-    return units.UNKNOWN if row.wins is None else f"{row.wins}/{row.rounds}"
-
-
-def mark(verdict: Verdict) -> str:
-    """A verdict with its sign, readable without colour."""
-    return f"{SIGNS[verdict]} {verdict}"
-
-
 def labels(cells: Sequence[Cell]) -> tuple[str, list[str]]:
     """What the cases of all cells have in common, and what tells each cell: `sdpa n=512`."""
     words = [case_label(cell.case).split() for cell in cells]
@@ -102,45 +91,46 @@ def labels(cells: Sequence[Cell]) -> tuple[str, list[str]]:
     return " ".join(common), [flat(text) for text in named]
 
 
-def worst_first(rows: Iterable[Row]) -> list[tuple[int, Row]]:
-    """Rows with the numbers of their cells; of equal verdicts the slowest first."""
-    numbered = list(enumerate(rows))
-    return sorted(numbered, key=lambda item: (VERDICTS.index(item[1].verdict), -_ratio(item[1])))
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A cell as every output shows it; `columns` are those of `HEADER`."""
+
+    number: int
+    row: Row
+    look: Look
+    columns: tuple[str, ...]
+    reason: str
+    notes: tuple[str, ...]
 
 
-def _ratio(row: Row) -> float:
-    return 0.0 if row.ratio is None else row.ratio
+def lines(run: GateRun, outcome: Outcome) -> list[Line]:
+    """All cells, the worst verdict first; of equal ones the slowest."""
+    found = []
+    for number, (name, row) in enumerate(zip(labels(run.cells)[1], outcome.rows, strict=True)):
+        look = LOOKS[row.verdict]
+        wins = units.UNKNOWN if row.wins is None else f"{row.wins}/{row.rounds}"
+        shown = (name, change(row.ratio), interval(row.low, row.high), wins)
+        found.append(
+            Line(
+                number=number, row=row, look=look, columns=(*shown, f"{look.sign} {row.verdict}"),
+                reason=flat(row.reason), notes=tuple(map(flat, row.notes)),
+            )
+        )  # fmt: skip
+    worst = {verdict: place for place, verdict in enumerate(VERDICTS)}
+    return sorted(found, key=lambda line: (worst[line.row.verdict], -(line.row.ratio or 0.0)))
 
 
-def texts(row: Row, label: str) -> tuple[str, ...]:
-    """A row of the table, as `HEADER` names its columns."""
-    return (
-        SIGNS[row.verdict], label, change(row.ratio), interval(row.low, row.high), wins(row),
-        row.verdict,
-    )  # fmt: skip
+def reasons(shown: Iterable[Line]) -> list[tuple[str, str]]:
+    """`✗ sdpa n=512`, and why: for all that is not ok, and all of which there is a note.
 
-
-def reasons(run: GateRun, outcome: Outcome) -> list[tuple[Verdict, str, str]]:
-    """Verdict, cells, and why, for all that is not ok; and for all of which there is a note.
-
-    Cells that share verdict and reason are named together.
+    Cells that share it are named together.
     """
-    _, names = labels(run.cells)
-    sharing: dict[tuple[Verdict, str], list[str]] = {}
-    for number, row in worst_first(outcome.rows):
-        if row.verdict != "ok":
-            sharing.setdefault((row.verdict, flat(row.reason)), []).append(names[number])
-        for note in row.notes:  # held against nobody: the sign of no verdict
-            key: tuple[Verdict, str] = "not comparable", flat(f"note: {note}")
-            sharing.setdefault(key, []).append(names[number])
-    return [(verdict, _some(cells), why) for (verdict, why), cells in sharing.items()]
-
-
-def _some(names: Sequence[str], most: int = 4) -> str:
-    """The names, or the first of them and how many more there are."""
-    if len(names) <= most:
-        return ", ".join(names)
-    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+    sharing: dict[tuple[str, str], list[str]] = {}
+    for line in shown:
+        own = [] if line.row.verdict == "ok" else [(line.look.sign, line.reason)]
+        for key in (*own, *(("–", f"note: {note}") for note in line.notes)):
+            sharing.setdefault(key, []).append(line.columns[0])
+    return [(f"{sign} {', '.join(cells)}", why) for (sign, why), cells in sharing.items()]
 
 
 def title(outcome: Outcome) -> str:
@@ -148,30 +138,19 @@ def title(outcome: Outcome) -> str:
     return TITLES[outcome.exit_code] + flat(outcome.words)
 
 
-def counts(outcome: Outcome) -> str:
-    """`1 regressed, 7 ok`."""
-    return counted(row.verdict for row in outcome.rows)
-
-
 def sides(run: GateRun) -> list[str]:
-    """What was held against what: `base: main (3f2a91c0d1)`."""
-    return [f"{side.name}: {_side(side)}" for side in (run.base, run.candidate)]
-
-
-def code(run: GateRun) -> list[str]:
-    """What a reader must know who expects a difference: that nothing of it was loaded."""
-    if not run.options.get("loaded_alike"):
-        return []
-    return ["every file that was loaded holds the same code on both sides"]
+    """What was held against what: `base: main (3f2a91c0d1)`; and if that is the same code."""
+    alike = ["every file that was loaded holds the same code on both sides"]
+    return [_side(run.base), _side(run.candidate)] + alike * bool(run.options.get("loaded_alike"))
 
 
 def _side(side: Version) -> str:
     commit = (side.commit or "")[:10]
-    ref = side.ref or ("the working tree" if commit else f"the files in {side.root}")
-    at = f" ({commit})" if commit and not (side.commit or "").startswith(ref) else ""
-    if at and side.ref is None:
-        at = f" at {commit}"
-    return flat(f"{ref}{at}{', with uncommitted changes' if side.dirty else ''}")
+    if side.ref is not None:
+        words = side.ref if commit.startswith(side.ref) else f"{side.ref} ({commit})"
+    else:
+        words = f"the working tree at {commit}" if commit else f"the files in {side.root}"
+    return flat(f"{side.name}: {words}{', with uncommitted changes' if side.dirty else ''}")
 
 
 def promise(rules: Rules) -> str:
@@ -189,24 +168,18 @@ def promise(rules: Rules) -> str:
 def controls(run: GateRun, outcome: Outcome) -> list[str]:
     """What the positive control and the A/A control have shown."""
     found = outcome.controls
+    planted = f"positive control (a slowdown of {units.brief_percent(run.rules.threshold)})"
+    seen = f"seen as {change(found.planted_ratio)}, beyond the margin in"
+    rounds = f"{found.wins} of {found.rounds} rounds"
+    words = {
+        None: ": none, since no time was compared",
+        True: f" was found: {seen} {rounds}",
+        False: f" was NOT found: {seen} only {rounds}; the run is blind",
+    }[found.found]
     null = f"A/A control (the base again): {change(found.null_ratio)}"
     if found.untrusted:
         null += f"; not to be trusted: {flat(found.untrusted)}"
-    return [_planted(run.rules, outcome), null]
-
-
-def _planted(rules: Rules, outcome: Outcome) -> str:
-    found = outcome.controls
-    planted = f"positive control (a slowdown of {units.brief_percent(rules.threshold)})"
-    if found.found is None:
-        return f"{planted}: none, since no time was compared"
-    seen = f"seen as {change(found.planted_ratio)}, beyond the margin in"
-    if found.found:
-        return f"{planted} was found: {seen} {found.wins} of {found.rounds} rounds"
-    return (
-        f"{planted} was NOT found: {seen} only {found.wins} of {found.rounds} rounds;"
-        " the run is blind"
-    )
+    return [planted + words, null]
 
 
 def environment(run: GateRun) -> str:
@@ -216,8 +189,7 @@ def environment(run: GateRun) -> str:
     facts = [
         known.get("device_name") or known.get("device"),
         f"{threads} thread{'s' * (threads != 1)}" if threads else None,
-        f"torch {known['torch']}" if known.get("torch") else None,
-        f"attnbench {known['attnbench']}" if known.get("attnbench") else None,
+        *(f"{name} {known[name]}" for name in ("torch", "attnbench") if known.get(name)),
         units.moment(run.created) if run.created else None,
     ]
     return flat(" · ".join(str(fact) for fact in facts if fact))
@@ -228,47 +200,40 @@ def total_s(run: GateRun) -> float:
     return run.spent.get("wall_s", sum(run.spent.values()))
 
 
-def spent(run: GateRun) -> str:
-    """`1 min 52 s of a budget of 5 min 0 s: checks 20.0 s, rounds 92.0 s`."""
-    known = {k.removesuffix("_s"): v for k, v in run.spent.items() if k != "wall_s"}
-    parts = [f"{name} {units.seconds(value)}" for name, value in known.items()]
-    over = "; it ended before all was decided" if run.over_budget else ""
-    detail = f": {', '.join(parts)}" if parts else ""
-    budget = units.seconds(run.rules.budget_s)
-    return f"{units.seconds(total_s(run))} of a budget of {budget}{over}{detail}"
-
-
 def rounds(run: GateRun) -> str:
     """`20 rounds: 8 screening, 12 confirmation; 2 more vetoed`."""
-    counted = [found.stage for found in run.rounds if found.veto is None]
-    parts = [f"{counted.count(s)} {w}" for s, w in STAGES.items() if s in counted]
-    vetoed = len(run.rounds) - len(counted)
-    more = f"; {vetoed} more vetoed" if vetoed else ""
-    kept = sum("not_vetoed" in found.facts for found in run.rounds)
-    more += f"; {kept} of them disturbed, but counted" if kept else ""
-    what = f"{len(counted)} round{'s' * (len(counted) != 1)}"
-    return f"{what}{': ' if parts else ''}{', '.join(parts)}{more}"
+    stages = [found.stage for found in run.rounds if found.veto is None]
+    names = {"screen": "screening", "confirm": "confirmation"}
+    parts = ", ".join(f"{stages.count(s)} {w}" for s, w in names.items() if s in stages)
+    vetoed = len(run.rounds) - len(stages)
+    disturbed = sum("not_vetoed" in found.facts for found in run.rounds)
+    return (
+        f"{len(stages)} round{'s' * (len(stages) != 1)}{': ' * bool(parts)}{parts}"
+        + f"; {vetoed} more vetoed" * bool(vetoed)
+        + f"; {disturbed} of them disturbed, but counted" * bool(disturbed)
+    )
 
 
-def vetoes(run: GateRun) -> list[tuple[int, str]]:
-    """The rounds that were disturbed, by number from 1, and by what: counted only where it says."""
-    found = []
-    for number, round_ in enumerate(run.rounds, start=1):
-        if round_.veto is not None:
-            found.append((number, flat(f"vetoed: {round_.veto}")))
-        elif "not_vetoed" in round_.facts:
-            found.append((number, flat(f"disturbed, but counted: {round_.facts['not_vetoed']}")))
-    return found
+def measured(run: GateRun) -> list[str]:
+    """How many rounds there were, and how long the run took, by its parts."""
+    parts = {k.removesuffix("_s"): v for k, v in run.spent.items() if k != "wall_s"}
+    detail = ", ".join(f"{name} {units.seconds(value)}" for name, value in parts.items())
+    over = "; it ended before all was decided" if run.over_budget else ""
+    budget = f"of a budget of {units.seconds(run.rules.budget_s)}{over}"
+    return [rounds(run), f"{units.seconds(total_s(run))} {budget}{': ' * bool(detail)}{detail}"]
 
 
-def failures(run: GateRun) -> list[tuple[int, str, str]]:
-    """Round, cell, and why the cell has no time in it."""
-    _, names = labels(run.cells)
-    return [
-        (number, names[cell], flat(f"{failure.variant}: {failure}"))
-        for number, found in enumerate(run.rounds, start=1)
-        for cell, failure in found.failures.items()
-    ]
+def incidents(run: GateRun) -> list[str]:
+    """The rounds that were vetoed or disturbed, and the cells without a time in one, and why."""
+    names, found = labels(run.cells)[1], []
+    for number, seen in enumerate(run.rounds, start=1):
+        if seen.veto is not None:
+            found.append(f"round {number}: vetoed: {seen.veto}")
+        elif "not_vetoed" in seen.facts:
+            found.append(f"round {number}: disturbed, but counted: {seen.facts['not_vetoed']}")
+        for cell, why in seen.failures.items():
+            found.append(f"round {number}: {names[cell]}: {why.variant}: {why}")
+    return [flat(text) for text in found]
 
 
 def replay(file: Path) -> str:
