@@ -15,8 +15,8 @@ Axes beyond the usual ones: `N` slices, one for each batch item and key/value he
 heads that share a slice; `I` queries and `J` keys of a block; `M` = R·I, the rows of its matmul.
 """
 
+import functools
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,6 @@ import torch
 from attnbench.api import (
     AttentionCall,
     Case,
-    Estimate,
     attention_builder,
     dense_mask,
     run_file,
@@ -43,9 +42,9 @@ KeyBlock = tuple[slice, torch.Tensor | None]
 
 
 class Tiling(NamedTuple):
-    """What `build` prepares: blocks of queries, each with the blocks of keys that it sees."""
+    """What `build` prepares: every few slices with each block of queries, and the keys it sees."""
 
-    blocks: list[tuple[slice, list[KeyBlock]]]
+    places: list[tuple[slice, slice, list[KeyBlock]]]
     most: tuple[int, int, int]
     scale: float
 
@@ -66,23 +65,23 @@ def cut(case: Case) -> Tiling:
     Keys are cut from the last one down, so that the diagonal crosses every row of blocks in the
     same place.
     """
-    most = _, rows, columns = block_sizes(case)
-    masks: dict[tuple[int, int, int], torch.Tensor | None] = {}
+    most = step, rows, columns = block_sizes(case)
+
+    @functools.cache
+    def hidden(queries: int, keys: int, ahead: int) -> torch.Tensor | None:
+        """What to hide where the first query is at the place of key `ahead` of the block."""
+        hidden_IJ = ~dense_mask(case.mask, keys - ahead, keys, case.device, count=queries)
+        return hidden_IJ if bool(hidden_IJ.any()) else None
+
     blocks: list[tuple[slice, list[KeyBlock]]] = []
     for queries, seen in visible_blocks(case, rows):
-        key_blocks: list[KeyBlock] = []
-        for end in range(seen.stop, seen.start, -columns):
-            start = max(seen.start, end - columns)
-            # Keys before the block that are at or before the first query's place (bottom-right).
-            ahead = queries.start + case.kv_len - case.seq_len - start
-            place = ahead, len(queries), end - start
-            if place not in masks:
-                sizes = end - start - ahead, end - start, case.device
-                hidden_IJ = ~dense_mask(case.mask, *sizes, count=len(queries))
-                masks[place] = hidden_IJ if bool(hidden_IJ.any()) else None
-            key_blocks.append((slice(start, end), masks[place]))
+        first = queries.start + case.kv_len - case.seq_len  # its place among the keys
+        ends = range(seen.stop, seen.start, -columns)
+        keys = [slice(max(seen.start, end - columns), end) for end in ends]
+        key_blocks = [(j, hidden(len(queries), j.stop - j.start, first - j.start)) for j in keys]
         blocks.append((slice(queries.start, queries.stop), key_blocks))
-    return Tiling(blocks, most, case.softmax_scale)
+    slices = [slice(n, n + step) for n in range(0, case.batch * case.kv_heads, step)]
+    return Tiling([(n, *block) for n in slices for block in blocks], most, case.softmax_scale)
 
 
 def rows_of(x_NRID: torch.Tensor, wide: torch.dtype, factor: float = 1.0) -> torch.Tensor:
@@ -94,14 +93,6 @@ def rows_of(x_NRID: torch.Tensor, wide: torch.dtype, factor: float = 1.0) -> tor
 def by_slice(x_BHLD: torch.Tensor, slices: int) -> torch.Tensor:
     """(B, H, L, D) as (N, R, L, D): each query head beside those it shares keys with."""
     return x_BHLD.reshape(slices, -1, *x_BHLD.shape[2:])
-
-
-def places(tiling: Tiling, total: int) -> Iterator[tuple[slice, slice, list[KeyBlock]]]:
-    """Every few slices with every block of queries, and its blocks of keys."""
-    step, _, _ = tiling.most
-    for first in range(0, total, step):
-        for queries, key_blocks in tiling.blocks:
-            yield slice(first, min(first + step, total)), queries, key_blocks
 
 
 def attend(
@@ -117,7 +108,8 @@ def attend(
     lse_NRL = q_NRLD.new_empty(q_NRLD.shape[:3], dtype=wide) if keep else None
     # Every block uses it again: fresh memory for each would cost its page faults.
     buffer = q_NRLD.new_empty(heads * math.prod(tiling.most), dtype=wide)
-    for n, i, key_blocks in places(tiling, len(k_NSD)):
+
+    def attend_block(n: slice, i: slice, key_blocks: list[KeyBlock]) -> None:
         q_NMD = rows_of(q_NRLD[n, :, i], wide, tiling.scale * LOG2_E)
         o_NMV = q_NMD.new_zeros(*q_NMD.shape[:2], v_NSV.shape[2])
         sum_NM1 = q_NMD.new_zeros(*q_NMD.shape[:2], 1)
@@ -141,6 +133,9 @@ def attend(
         o_NRLV[n, :, i] = o_NMV.div_(sum_NM1).view_as(o_NRLV[n, :, i])
         if lse_NRL is not None:
             lse_NRL[n, :, i] = max_NM1.add_(sum_NM1.log2_()).view_as(lse_NRL[n, :, i])
+
+    for place in tiling.places:  # a call each, at whose end its memory is free
+        attend_block(*place)
     return o_BHLV, lse_NRL
 
 
@@ -160,7 +155,8 @@ def differentiate(
     query_side = (q_BHLD, o_BHLV, do_BHLV, dq_BHLD)
     q_NRLD, o_NRLV, do_NRLV, dq_NRLD = (by_slice(x, len(k_NSD)) for x in query_side)
     buffers = lse_NRL.new_empty(2, heads * math.prod(tiling.most))
-    for n, i, key_blocks in places(tiling, len(k_NSD)):
+
+    def differentiate_block(n: slice, i: slice, key_blocks: list[KeyBlock]) -> None:
         q_NMD = rows_of(q_NRLD[n, :, i], wide, tiling.scale * LOG2_E)
         do_NMV = rows_of(do_NRLV[n, :, i], wide)
         delta_N1M = rows_of(o_NRLV[n, :, i], wide).mul_(do_NMV).sum(2).unsqueeze(1)
@@ -179,6 +175,9 @@ def differentiate(
             dk_NSD[n, j].baddbmm_(ds_NJM, q_NMD, alpha=LN_2)  # q holds scale · log2(e) already
             dq_NMD.baddbmm_(ds_NJM.mT, k_NSD[n, j], alpha=tiling.scale)
         dq_NRLD[n, :, i] = dq_NMD.view_as(dq_NRLD[n, :, i])
+
+    for place in tiling.places:
+        differentiate_block(*place)
     dk_BGSD.copy_(dk_NSD.view(dk_BGSD.shape))
     dv_BGSV.copy_(dv_NSV.view(dv_BGSV.shape))
     return dq_BHLD, dk_BGSD, dv_BGSV
@@ -211,19 +210,18 @@ def flops(case: Case) -> int:
 
 
 def workspace(case: Case) -> int:
-    """One block of scores (two backward), its queries and outputs, wide copies of half precision.
-
-    In bytes, with what is kept for the backward pass: nearly all that there is.
-    """
+    """Bytes of the largest block, of what is kept for the backward, of half precision made wide."""
     slices, queries, keys = block_sizes(case)
     d, v = case.head_dim, case.value_dim
     rows = slices * queries * (case.heads // case.kv_heads)
     copies = case.batch * case.kv_heads * case.kv_len * (d + v) if case.element_bytes < 4 else 0
-    times = 1 + case.needs_grad
     kept = case.batch * case.heads * case.seq_len if case.pass_ == "both" else 0
-    return Estimate(
-        (rows * (times * keys + d + v) + times * copies + kept) * max(4, case.element_bytes)
-    )
+    if case.needs_grad:  # two blocks of scores, q, do, delta, and dq where o · do was before
+        kept += copies
+        row = 2 * keys + d + v + 1 + max(d, v)
+    else:  # one block of scores, q, o, and the sum, the maximum and a spare one
+        row = keys + d + v + 3
+    return (rows * row + copies + kept) * max(4, case.element_bytes)
 
 
 @attention_builder(

@@ -43,16 +43,11 @@ def block_mask(case: Case) -> Any:
 
     def admits(_b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         offset = key - (query + (keys - queries))
-        seen = offset == offset  # True, in whatever shape torch traces this with
-        if before is not None:
-            seen = seen & (offset >= -before)
-        if after is not None:
-            seen = seen & (offset <= after)
-        return seen
+        seen = offset <= (keys if after is None else after)
+        return seen if before is None else seen & (offset >= -before)
 
-    return create_block_mask(
-        admits, None, None, queries, keys, device=case.device, BLOCK_SIZE=BLOCK
-    )
+    sizes: Any = {"Q_LEN": queries, "KV_LEN": keys, "BLOCK_SIZE": BLOCK}
+    return create_block_mask(admits, None, None, **sizes, device=case.device)
 
 
 def flops(case: Case) -> int:

@@ -1,7 +1,5 @@
 """The baselines: softmax(QKᵀ·scale)V with whole score matrices: at once, by head, and compiled."""
 
-from types import FunctionType
-
 import torch
 
 from attnbench.api import (
@@ -49,23 +47,21 @@ def workspace_by_head(case: Case) -> int:
     return Estimate(matrices * scores)
 
 
-class NaiveAttention:
-    """One case's scale and mask."""
+def attend_with(case: Case) -> AttentionCall:
+    """softmax(QKᵀ·scale)V over the last two axes, whatever stands before them."""
+    scale, (hidden_LS, blind_L1) = case.softmax_scale, hidden_and_blind(case)
 
-    def __init__(self, case: Case) -> None:
-        self.scale = case.softmax_scale
-        self.hidden_LS, self.blind_L1 = hidden_and_blind(case)
-
-    def __call__(self, q_LD: torch.Tensor, k_SD: torch.Tensor, v_SV: torch.Tensor) -> torch.Tensor:
-        """O over the last two axes, whatever stands before them."""
+    def attend(q_LD: torch.Tensor, k_SD: torch.Tensor, v_SV: torch.Tensor, /) -> torch.Tensor:
         # Scaling q and not the scores keeps large float16 logits inside float16's range.
-        scores_LS = (q_LD * self.scale) @ k_SD.mT
-        if self.hidden_LS is not None:
-            scores_LS.masked_fill_(self.hidden_LS, float("-inf"))
+        scores_LS = (q_LD * scale) @ k_SD.mT
+        if hidden_LS is not None:
+            scores_LS.masked_fill_(hidden_LS, float("-inf"))
         wide = torch.promote_types(scores_LS.dtype, torch.float32)
         weights_LS = torch.softmax(scores_LS, dim=-1, dtype=wide).to(v_SV.dtype)
         o_LV = weights_LS @ v_SV
-        return o_LV if self.blind_L1 is None else o_LV.masked_fill_(self.blind_L1, 0)
+        return o_LV if blind_L1 is None else o_LV.masked_fill_(blind_L1, 0)
+
+    return attend
 
 
 @attention_builder(
@@ -73,12 +69,12 @@ class NaiveAttention:
 )
 def build_naive(case: Case) -> AttentionCall:
     """softmax(QKᵀ·scale)V with the whole score matrix: the baseline of every comparison."""
-    attend, sharing = NaiveAttention(case), case.heads // case.kv_heads
+    attend, sharing = attend_with(case), case.heads // case.kv_heads
 
     def naive(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /) -> torch.Tensor:
-        k_BHSD, v_BHSV = (
-            x if sharing == 1 else x.repeat_interleave(sharing, dim=1) for x in (k_BGSD, v_BGSV)
-        )
+        if sharing == 1:
+            return attend(q_BHLD, k_BGSD, v_BGSV)
+        k_BHSD, v_BHSV = (x.repeat_interleave(sharing, dim=1) for x in (k_BGSD, v_BGSV))
         return attend(q_BHLD, k_BHSD, v_BHSV)
 
     return naive
@@ -94,7 +90,7 @@ def build_naive(case: Case) -> AttentionCall:
 )
 def build_naive_heads(case: Case) -> AttentionCall:
     """The textbook loop: softmax(QKᵀ·scale)V one head after another, the results stacked."""
-    attend, sharing = NaiveAttention(case), case.heads // case.kv_heads
+    attend, sharing = attend_with(case), case.heads // case.kv_heads
 
     def naive_heads(
         q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /
@@ -111,25 +107,6 @@ def build_naive_heads(case: Case) -> AttentionCall:
     return naive_heads
 
 
-def plain_attention(case: Case) -> FunctionType:
-    """softmax(QKᵀ·scale)V over one case's mask, as one would write it to be compiled."""
-    scale, sharing = case.softmax_scale, case.heads // case.kv_heads
-    wide = torch.promote_types(getattr(torch, case.dtype), torch.float32)
-    hidden_LS, blind_L1 = hidden_and_blind(case)
-
-    def naive(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> torch.Tensor:
-        k_BHSD = k_BGSD.repeat_interleave(sharing, dim=1) if sharing > 1 else k_BGSD
-        v_BHSV = v_BGSV.repeat_interleave(sharing, dim=1) if sharing > 1 else v_BGSV
-        scores_BHLS = (q_BHLD * scale) @ k_BHSD.mT
-        if hidden_LS is not None:
-            scores_BHLS = scores_BHLS.masked_fill(hidden_LS, float("-inf"))
-        weights_BHLS = torch.softmax(scores_BHLS, dim=-1, dtype=wide).to(v_BHSV.dtype)
-        o_BHLV = weights_BHLS @ v_BHSV
-        return o_BHLV if blind_L1 is None else o_BHLV.masked_fill(blind_L1, 0)
-
-    return naive  # type: ignore[return-value]
-
-
 @attention_builder(
     "naive-compiled",
     time="n^2 d",
@@ -141,7 +118,7 @@ def plain_attention(case: Case) -> FunctionType:
 )
 def build_naive_compiled(case: Case) -> AttentionCall:
     """torch.compile of softmax(QKᵀ·scale)V, compiled afresh for every case."""
-    return compile_alone(plain_attention(case))
+    return compile_alone(build_naive(case))
 
 
 if __name__ == "__main__":

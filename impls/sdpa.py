@@ -4,6 +4,7 @@ A route is how SDPA is asked: the name of a kernel to force, `any` (torch choose
 chooses with a boolean mask that is always passed).
 """
 
+import dataclasses
 import functools
 import re
 import warnings
@@ -45,9 +46,8 @@ def masking(case: Case, route: str) -> str:
 def build(route: str, case: Case) -> AttentionCall:
     """SDPA along the route, with all that the case fixes already bound.
 
-    A kernel is forced by switching the others off, so that it runs or raises: the six switches
-    cost 0.9 µs a call, entering torch.nn.attention.sdpa_kernel 11.5 µs (beside 7 µs for SDPA itself
-    at n = 8, torch 2.13). They are global, hence off in the call only.
+    A kernel is forced by switching the others off in the call, so that it runs or raises: that
+    costs 0.9 µs, where entering torch.nn.attention.sdpa_kernel costs 11.5 µs (torch 2.13).
     """
     kind, mask = masking(case, route), None
     if kind == "dense":
@@ -91,58 +91,55 @@ def tiny(case: Case) -> Case:
     """
     groups, shorter = min(case.kv_heads, 2), min(case.seq_len, case.kv_len, 33)
     band = case.mask if case.mask.text == "causal" else Mask(text="window:2", before=1, after=0)
-    return Case(
+    return dataclasses.replace(
+        case,
         pass_="both" if case.needs_grad else "forward",
-        device=case.device,
-        dtype=case.dtype,
+        batch=1,
         heads=groups * (case.heads // case.kv_heads),
         kv_heads=groups,
         seq_len=shorter + min(32, max(0, case.seq_len - case.kv_len)),
         kv_len=shorter + min(32, max(0, case.kv_len - case.seq_len)),
-        head_dim=case.head_dim,
-        value_dim=case.value_dim,
         mask=Mask() if case.unmasked else band,
+        scale=None,
     )
-
-
-def run_once(case: Case, call: AttentionCall) -> None:
-    """Run the case's pass on random tensors.
-
-    Raises:
-        RuntimeError: torch refuses, or a query that sees no key does not come out as zero.
-    """
-    generator = torch.Generator(case.device).manual_seed(0)
-    like = {"device": case.device, "dtype": getattr(torch, case.dtype), "generator": generator}
-    queries, keys = (case.batch, case.heads, case.seq_len), (case.batch, case.kv_heads, case.kv_len)
-    shapes = (*queries, case.head_dim), (*keys, case.head_dim), (*keys, case.value_dim)
-    inputs = [torch.randn(shape, **like).requires_grad_(case.needs_grad) for shape in shapes]
-    results = [call(*inputs)]
-    if case.needs_grad:
-        results += torch.autograd.grad(results[0], inputs, torch.ones_like(results[0]))
-    blind = 0 if case.unmasked else max(0, case.seq_len - case.kv_len)
-    loud = any(x[:, :, :blind].any() for x in results[:2])  # o and dq
-    if loud or any(x.isnan().any() for x in results):
-        raise RuntimeError("queries that see no key do not give zero")
 
 
 @functools.cache
 def refusal(case: Case, route: str) -> str | None:
-    """Why SDPA does not take this tiny case along the route, in torch's words: it is run."""
+    """Why SDPA does not take this tiny case along the route, in torch's words: it is run on ones.
+
+    Nor where a query that sees no key does not come out as zero.
+    """
     if case.device == "cuda" and not torch.cuda.is_available():
         return "torch sees no CUDA device"
     if case.device == "cpu" and route in ("efficient", "cudnn"):
         return f"{route}: no CPU kernel"
+    queries, keys = (1, case.heads, case.seq_len), (1, case.kv_heads, case.kv_len)
+    shapes = (*queries, case.head_dim), (*keys, case.head_dim), (*keys, case.value_dim)
+    like: Any = {"device": case.device, "dtype": getattr(torch, case.dtype)}
+    inputs = [torch.ones(shape, **like, requires_grad=case.needs_grad) for shape in shapes]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            run_once(case, build(route, case))
+            results = [build(route, case)(*inputs)]
+            if case.needs_grad:
+                results += torch.autograd.grad(results[0], inputs, torch.ones_like(results[0]))
         except RuntimeError as error:
             texts = [str(warning.message) for warning in caught]
             why = [t for t in texts if "because:" not in t and "runtime disabled" not in t]
             # Without the place in torch's sources, and without the sizes of the trial.
             text = re.split(r" \(Triggered internally| Got |\n", [*why, str(error)][0])[0]
             return f"{route}: {text.strip().rstrip('.')}"
+    blind = 0 if case.unmasked else max(0, case.seq_len - case.kv_len)
+    loud = any(x[:, :, :blind].any() for x in results[:2])  # o and dq
+    if loud or any(x.isnan().any() for x in results):
+        return f"{route}: queries that see no key do not give zero"
     return None
+
+
+def supports(route: str, case: Case) -> str | None:
+    """Why the route cannot take the case, or None."""
+    return refusal(tiny(case), route)
 
 
 def kernel_taken(case: Case, route: str) -> str:
@@ -174,51 +171,55 @@ def flops(route: str, case: Case) -> int:
 
 
 def workspace(route: str, case: Case) -> int:
-    """Score matrices of the math path; else what each thread of a CPU works in, and statistics."""
-    square, wide = case.seq_len * case.kv_len, max(4, case.element_bytes)
-    rows = case.batch * case.heads * wide
-    # A boolean mask becomes one of numbers in every call.
-    mask = square * case.element_bytes if masking(case, route) == "dense" else 0
-    if kernel_taken(case, route) == "math":
-        return Estimate(mask + (3 if case.pass_ == "both" else 2) * rows * square)
-    queries, keys = map(min, flash_blocks(case), (case.seq_len, case.kv_len))
+    """Bytes beyond the outputs: exact forward on a CPU in float32 and float64."""
+    math, kind, d = kernel_taken(case, route) == "math", masking(case, route), case.head_dim
+    n, s, wide = case.seq_len, case.kv_len, max(4, case.element_bytes)
+    rows, columns = (case.batch * case.heads * length * wide for length in (n, s))
+    # A boolean mask becomes one of numbers in every call; so does math's causal one.
+    mask = n * s * case.element_bytes * (kind == "dense" or (math and kind == "is_causal"))
+    exact = int if case.device == "cpu" and wide == case.element_bytes else Estimate
+    if math and case.pass_ != "forward":
+        return Estimate(mask + (3 if case.pass_ == "both" else 2) * rows * s)
+    if math:
+        # Scaled q, k and v for each query head, scores; then scaled k, or weights and which of
+        # them, and of the queries, are all -inf. The output comes after.
+        copies = columns * (d + case.value_dim) * (case.heads != case.kv_heads)
+        most = max(columns * d, rows * s + rows * (s + 1) // wide + wide)
+        return exact(mask + rows * (d + s - case.value_dim) + copies + most)
+    # The log-sum-exp of each query; and scores, statistics and output that a thread works in.
+    queries, keys = map(min, flash_blocks(case), (n, s))
     threads = torch.get_num_threads() if case.device == "cpu" else 0
-    scratch = threads * queries * (keys + case.head_dim) * wide
+    scratch = threads * queries * (keys + 2 + d) * wide
     if case.pass_ == "forward":
-        return Estimate(mask + rows * case.seq_len + scratch)
+        return exact(mask + rows + scratch)
     # Backward copies do, and works with two blocks of scores.
-    kept = mask + rows * case.seq_len if case.pass_ == "both" else 0
-    return Estimate(kept + rows * case.seq_len * case.value_dim + 2 * scratch)
+    kept = mask + rows if case.pass_ == "both" else 0
+    return Estimate(kept + rows * case.value_dim + 2 * scratch)
 
 
-def register(name: str, route: str, memory: str, doc: str, devices: Any = ("cpu", "cuda")) -> None:
-    """Add one of the family; `doc` is what `attnbench list` says of it."""
+# name, route, memory, what `attnbench list` says of it.
+FAMILY = (
+    ("sdpa", "any", "O(n)", "scaled_dot_product_attention with the kernel that torch chooses."),
+    ("sdpa-math", "math", "n^2", "SDPA's math path, forced: the whole score matrix."),
+    ("sdpa-flash", "flash", "O(n)", "SDPA's flash kernel, forced: blocks of scores."),
+    ("sdpa-efficient", "efficient", "O(n)", "SDPA's memory-efficient kernel, forced."),
+    ("sdpa-cudnn", "cudnn", "O(n)", "SDPA's cuDNN kernel, forced."),
+    # As models with a cache do. The mask bars the flash kernels on CUDA, hides from the CPU's that
+    # it is causal, and becomes an (L, S) mask of numbers in every call.
+    ("sdpa-mask", "mask", "O(n^2)", "SDPA with a boolean (L, S) mask, passed even when full."),
+)
+for name, route, memory, doc in FAMILY:
     attention_builder(
         name,
         time="n^2 d",
         memory=memory,
-        devices=devices,
+        devices=("cuda",) if route in ("efficient", "cudnn") else ("cpu", "cuda"),
         masks=("full", "causal", "window"),
         flops=functools.partial(flops, route),
         workspace=functools.partial(workspace, route),
-        supports=lambda case: refusal(tiny(case), route),
+        supports=functools.partial(supports, route),
         doc=doc,
     )(functools.partial(build, route))
-
-
-register("sdpa", "any", "O(n)", "scaled_dot_product_attention with the kernel that torch chooses.")
-register("sdpa-math", "math", "n^2", "SDPA's math path, forced: the whole score matrix.")
-register("sdpa-flash", "flash", "O(n)", "SDPA's flash kernel, forced: blocks of scores.")
-register("sdpa-efficient", "efficient", "O(n)", "SDPA's memory-efficient kernel, forced.", ["cuda"])
-register("sdpa-cudnn", "cudnn", "O(n)", "SDPA's cuDNN kernel, forced.", ["cuda"])
-# As models with a cache do. The mask bars the flash kernels on CUDA, hides from the CPU's that it
-# is causal, and becomes an (L, S) mask of numbers in every call.
-register(
-    "sdpa-mask",
-    "mask",
-    "O(n^2)",
-    "SDPA with a boolean mask, tril(ones(L, S), S - L) for causal, passed even when full.",
-)
 
 
 if __name__ == "__main__":

@@ -44,22 +44,15 @@ def dense_mask(
     return admitted
 
 
-def mask_for(case: Case) -> torch.Tensor | None:
-    """The case's boolean (L, S) mask on its device, or None where every pair is admitted."""
-    if case.unmasked:
-        return None
-    return dense_mask(case.mask, case.seq_len, case.kv_len, case.device)
-
-
 def hidden_and_blind(case: Case) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(L, S) mask of the pairs to hide, and (L, 1) mask of the queries that see no key.
 
     A row of hidden pairs alone would make softmax NaN, so blind queries are left to see every
     key; they must lose their output, and with it their gradient, afterwards.
     """
-    admitted_LS = mask_for(case)
-    if admitted_LS is None:
+    if case.unmasked:
         return None, None
+    admitted_LS = dense_mask(case.mask, case.seq_len, case.kv_len, case.device)
     blind_L1 = ~admitted_LS.any(dim=1, keepdim=True)
     return ~(admitted_LS | blind_L1), blind_L1 if bool(blind_L1.any()) else None
 
@@ -78,7 +71,7 @@ def visible_blocks(case: Case, queries: int, keys: int = 1) -> Iterator[tuple[ra
 
 
 def compile_alone(
-    function: types.FunctionType, backend: Any = "inductor"
+    function: Callable[..., torch.Tensor], backend: Any = "inductor"
 ) -> Callable[..., torch.Tensor]:
     """torch.compile for the shapes of one case; whatever would fall back to eager raises instead.
 
@@ -92,6 +85,7 @@ def compile_alone(
     from torch._functorch import config
 
     config.donated_buffer = False
+    assert isinstance(function, types.FunctionType)
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     own = types.FunctionType(
         code, function.__globals__, code.co_name, function.__defaults__, function.__closure__
