@@ -1,9 +1,11 @@
-"""`attnbench gate` on real repositories, with imagined rounds: what it asks, says and leaves."""
+"""`attnbench gate` on real repositories, with imagined rounds: what it asks, says and leaves.
+
+And what it refuses, by one line with the flag, before anything is measured or written.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,11 +19,12 @@ from attnbench.gate.decide.stored import load_gate
 from attnbench.gate.run.measuring import GateListener, GateRequest
 from attnbench.planning.plan import Axes
 from tests import gate_runs, repositories
-from tests.conftest import Cli, Refused, run_script
+from tests.conftest import Cli, Refused
 from tests.gate_runs import a_run
 from tests.repositories import commit, git, kernel, worktrees, write
 
 TABLE = "[tool.attnbench.gate]\nfiles = 'a.py'\n"
+KINDS = gate_runs.the_kinds()
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +36,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     commit(made, a=kernel(), b=kernel("other"))
     monkeypatch.chdir(made)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setattr("attnbench.report.gate.figure.draw_all", lambda *_: [])
     return made
 
 
@@ -112,8 +116,14 @@ def test_flags_reach_the_request(cli: Cli, imagined: Imagined) -> None:
 def test_on_a_gpu_the_threshold_is_finer_and_no_threads_are_set(
     cli: Cli, imagined: Imagined
 ) -> None:
-    assert cli("gate", "--device", "cuda").exit_code == 0
-    assert (imagined.request.rules.threshold, imagined.request.settings.threads) == (0.05, None)
+    """Of earlier gates, whose results lie about, no change is made; the parent is the base."""
+    for name in ("one", "two"):
+        result = cli("gate", "--device", "cuda", "--name", name)
+        assert (result.exit_code, imagined.base_text) == (0, "old = 1")
+        assert "base: HEAD~1 at" in result.stderr
+    for asked in imagined.requests:
+        assert (asked.rules.threshold, asked.settings.threads) == (0.05, None)
+        assert not asked.candidate.dirty
 
 
 def test_what_is_uncommitted_is_measured_as_it_is_and_said(
@@ -123,22 +133,8 @@ def test_what_is_uncommitted_is_measured_as_it_is_and_said(
     result = cli("gate")
     assert imagined.request.candidate.dirty
     assert imagined.request.base.commit == git(root, "rev-parse", "HEAD")
-    assert "the working tree at" in result.stderr
-    assert "1 changed and 1 untracked files" in result.stderr
+    assert "files changed: 1, untracked: 1" in result.stderr
     assert "without the changes" in result.stderr
-
-
-def test_results_of_earlier_gates_are_no_changes(cli: Cli, imagined: Imagined) -> None:
-    for name in ("one", "two"):
-        assert cli("gate", "--name", name).exit_code == 0
-    assert [asked.candidate.dirty for asked in imagined.requests] == [False, False]
-
-
-def test_on_a_clean_default_branch_the_parent_is_taken_and_said(
-    cli: Cli, imagined: Imagined
-) -> None:
-    assert "base: HEAD~1 at" in cli("gate").stderr
-    assert imagined.base_text == "old = 1"
 
 
 def test_a_base_without_the_file_is_said_and_measured_without_it(
@@ -162,16 +158,12 @@ def test_a_base_without_the_file_is_said_and_measured_without_it(
 def test_the_exit_code_is_that_of_the_outcome_and_advisory_tells_it(
     cli: Cli, imagined: Imagined, kind: str, code: int
 ) -> None:
-    imagined.run = gate_runs.the_kinds()[kind]
+    imagined.run = KINDS[kind]
     assert cli("gate").exit_code == code
-    result = cli("gate", "--advisory")
-    assert result.exit_code == 0
-    assert (f"advisory: exit code {code} was changed to 0" in result.stderr) == (code > 0)
-
-
-def test_quiet_prints_the_path_alone(cli: Cli, imagined: Imagined) -> None:
-    result = cli("gate", "--quiet", "--name", "r")
-    assert (result.stdout, result.stderr) == ("results/r\n", "")
+    result = cli("gate", "--advisory", "--quiet", "--name", "r")
+    assert (result.exit_code, result.stdout) == (0, "results/r\n")
+    expected = f"advisory: exit code {code} was changed to 0 (--advisory)\n" if code else ""
+    assert result.stderr == expected
 
 
 def assert_nothing_is_left(root: Path) -> None:
@@ -180,13 +172,19 @@ def assert_nothing_is_left(root: Path) -> None:
     assert git(root, "status", "--porcelain") == ""
 
 
-def test_an_interrupt_leaves_nothing_behind(cli: Cli, imagined: Imagined, root: Path) -> None:
-    imagined.error = KeyboardInterrupt()
-    imagined.run = replace(imagined.run, rounds=())
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [(KeyboardInterrupt(), 130, "Interrupted"), (WorkerError("no worker"), 4, "Error: no worker")],
+)
+def test_what_ends_a_run_before_its_first_round_leaves_nothing_behind(
+    cli: Cli, imagined: Imagined, root: Path, error: BaseException, code: int, says: str
+) -> None:
+    imagined.error, imagined.run = error, replace(imagined.run, rounds=())
     result = cli("gate")
-    assert result.exit_code == 130
-    assert "Interrupted" in result.stderr
+    assert (result.exit_code, says in result.stderr) == (code, True)
     assert not Path(imagined.request.base.root).exists()
+    if code == 4:
+        assert cli("gate", "--advisory").exit_code == 0
     assert_nothing_is_left(root)
 
 
@@ -225,51 +223,13 @@ def test_what_nobody_foresaw_is_no_finding_and_leaves_its_rounds(
     assert load_gate(Path("results/r")).rounds == imagined.run.rounds
 
 
-def test_a_disk_that_is_full_in_the_middle_ends_no_run(
-    cli: Cli, imagined: Imagined, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(folder: Path, *_: Any) -> None:
-        raise StoreError(f"cannot write {folder} (No space left on device)")
-
-    monkeypatch.setattr("attnbench.gate.decide.stored.keep_round", full)
-    result = cli("gate")
-    assert result.exit_code == 0
-    assert result.stderr.count("No space left on device") == 1
-
-
-@pytest.mark.parametrize(("advisory", "code"), [((), 4), (("--advisory",), 0)])
-def test_workers_that_cannot_be_started_leave_nothing_behind(
-    cli: Cli, imagined: Imagined, root: Path, advisory: tuple[str, ...], code: int
-) -> None:
-    imagined.error = WorkerError("no worker")
-    imagined.run = replace(imagined.run, rounds=())
-    result = cli("gate", *advisory)
-    assert result.exit_code == code
-    assert "Error: no worker" in result.stderr
-    assert_nothing_is_left(root)
-
-
-def test_a_full_disk_is_noticed_before_anything_is_measured(
-    cli: Cli, assert_refused: Refused, imagined: Imagined, root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    def full(path: Path, data: bytes) -> int:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    says = cli("gate", "--quiet")
-    assert_refused(says, "No space left on device", "--output")
-    assert imagined.requests == []
-    assert_nothing_is_left(root)
-
-
 def test_a_disk_that_is_full_in_the_end_hides_no_verdict(
     cli: Cli, imagined: Imagined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(folder: Path, *_: Any) -> None:
         raise StoreError(f"cannot write {folder} (No space left on device)")
 
-    imagined.run = gate_runs.the_kinds()["regressed"]
+    imagined.run = KINDS["regressed"]
     monkeypatch.setattr("attnbench.report.gate.outputs.write_all", full)
     result = cli("gate")
     assert result.exit_code == 2
@@ -283,7 +243,7 @@ def test_a_disk_that_is_full_in_the_end_hides_no_verdict(
 def test_a_replay_decides_again_without_a_repository(
     cli: Cli, imagined: Imagined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    imagined.run = gate_runs.the_kinds()["regressed"]
+    imagined.run = KINDS["regressed"]
     shown = cli("gate", "--output", tmp_path / "o", "--name", "r").stdout
     monkeypatch.chdir(tmp_path)
     for text in (tmp_path / "o" / "r" / "gate.json", "r", "latest"):
@@ -295,11 +255,39 @@ def test_a_replay_decides_again_without_a_repository(
     assert (tmp_path / "o" / "s" / "gate.html").is_file()
 
 
-def test_help_loads_nothing_heavy() -> None:
-    heavy = ("torch", "numpy", "scipy", "pandas", "matplotlib")
-    script = (
-        "import sys; from attnbench.cli import main\n"
-        "try: main(['gate', '--help'])\nexcept SystemExit: pass\n"
-        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
-    )
-    assert run_script(script).stderr.splitlines()[-1] == "[]"
+# What is refused.
+
+WRONG = {
+    "--base gone": ["no commit 'gone'", "--base", "git branch -a"],
+    "--base mian": ["did you mean 'main'"],
+    "--base=": ["no commit ''", "--base"],
+    "--impl gone.py": ["gone.py", "--impl"],
+    "--impl /etc/hostname": ["outside the repository", "--impl"],
+    "--threshold ten": ["--threshold", "10%"],
+    "--threshold 0": ["--threshold", "from 0.1% to 100%"],
+    "--growth=-1%": ["--growth"],
+    "--budget soon": ["--budget", "5m"],
+    "--budget 0.1s": ["--budget", "at least 1 s"],
+    "--threads 0": ["--threads"],
+    "--device tpu": ["--device", "cuda"],
+    "--timeout 0": ["--timeout"],
+    "--workload decoder": ["workload", "'decode'?"],
+    "--seq-lens x": ["--seq-lens"],
+    "--name ..": ["--name"],
+    "--name a": ["'a' exists in results", "--name"],
+    "--output a.py": ["a.py", "--output"],
+    "--replay gone.json": ["gone.json"],
+    "--replay=": ["gate"],
+    "--replay r --base x": ["--replay", "stored", "remove --base"],
+}
+
+
+def test_what_is_wrong_is_one_line_and_nothing_is_written(
+    cli: Cli, assert_refused: Refused, imagined: Imagined, root: Path
+) -> None:
+    (root / "results" / "a").mkdir(parents=True)
+    for args, says in WRONG.items():
+        assert_refused(cli("gate", "--quiet", *args.split()), *says)
+    assert imagined.requests == []
+    assert [path.name for path in (root / "results").iterdir()] == ["a"]
+    assert worktrees(root) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.gate.run.git import Changes, changes, default_base, is_shallow, repository, resolve
+from attnbench.gate.run.git import changes, default_base, is_shallow, repository, resolve
 from tests import repositories
 from tests.repositories import commit, git, kernel, write
 
@@ -23,41 +23,34 @@ def root(tmp_path: Path) -> Path:
 
 
 def base_of(root: Path) -> tuple[str, str]:
-    found = default_base(root, changes(root))
+    found = default_base(root, changes(root)[0])
     return found.ref, found.commit
 
 
-def test_the_root_is_found_from_a_folder_below_it(root: Path) -> None:
+def test_the_root_is_found_from_below_and_what_is_none_is_one_line(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (root / "deep" / "er").mkdir(parents=True)
     assert repository(root / "deep" / "er") == root
-
-
-def test_what_is_no_repository_or_has_no_working_tree_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"not in a git repository.*--base.*git init") as caught:
+    with pytest.raises(UsageError, match=r"not a git repository.*git init") as caught:
         repository(tmp_path)
     assert "\n" not in str(caught.value)
     git(tmp_path, "init", "--quiet", "--bare")
-    with pytest.raises(UsageError, match="without a working tree"):
+    with pytest.raises(UsageError, match="must be run in a work tree"):
         repository(tmp_path)
-
-
-def test_without_git_the_line_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(root))
-    with pytest.raises(UsageError, match=r"git is not on PATH.*--base"):
+    with pytest.raises(UsageError, match=r"git cannot be run.*--base"):
         repository(root)
 
 
-@pytest.mark.parametrize("ref", ["HEAD~1", "main~1", "v1"])
-def test_a_ref_becomes_a_full_id(root: Path, ref: str) -> None:
+def test_a_ref_becomes_a_full_id_or_one_line_that_names_the_flag(root: Path) -> None:
     git(root, "tag", "--annotate", "--message", "m", "v1", "HEAD~1")
-    assert resolve(root, ref) == git(root, "rev-parse", "HEAD~1")
-
-
-@pytest.mark.parametrize("ref", ["gone", "HEAD~9", "", "--all", "HEAD:a.py", "0" * 40, "a b", "é"])
-def test_a_ref_that_does_not_exist_is_one_line_that_names_the_flag(root: Path, ref: str) -> None:
-    with pytest.raises(UsageError, match=r"no commit .*--base.*git branch -a") as caught:
-        resolve(root, ref)
-    assert "\n" not in str(caught.value)
+    for ref in ("HEAD~1", "main~1", "v1"):
+        assert resolve(root, ref) == git(root, "rev-parse", "HEAD~1")
+    for ref in ("gone", "HEAD~9", "", "--all", "HEAD:a.py", "0" * 40, "a b", "é"):
+        with pytest.raises(UsageError, match=r"no commit .*--base.*git branch -a") as caught:
+            resolve(root, ref)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_misspelt_branch_or_one_that_only_the_remote_has_is_answered_with_the_nearest(
@@ -71,37 +64,22 @@ def test_a_misspelt_branch_or_one_that_only_the_remote_has_is_answered_with_the_
         resolve(tmp_path / "clone", "topic")
 
 
-# The base by default.
-
-
-def test_on_a_branch_the_base_is_where_it_left_the_default_branch(root: Path) -> None:
+def test_the_base_is_where_head_left_the_default_branch_or_what_came_before_on_it(
+    root: Path,
+) -> None:
     left = git(root, "rev-parse", "HEAD")
+    write(root, b="untracked files change nothing that is committed")
+    found = default_base(root, changes(root)[0])
+    assert (found.ref, found.commit) == ("HEAD~1", git(root, "rev-parse", "HEAD~1"))
+    assert "parent of HEAD" in found.words
+    write(root, a="3")
+    assert base_of(root) == ("HEAD", left)
     git(root, "checkout", "--quiet", "-b", "topic")
     commit(root, a="3")
     git(root, "checkout", "--quiet", "main")
     commit(root, b="4")
     git(root, "checkout", "--quiet", "topic")
     assert base_of(root) == ("main", left)
-
-
-def test_on_the_default_branch_the_base_is_its_last_commit_or_where_clean_the_one_before(
-    root: Path,
-) -> None:
-    write(root, b="untracked files change nothing that is committed")
-    found = default_base(root, changes(root))
-    assert (found.ref, found.commit) == ("HEAD~1", git(root, "rev-parse", "HEAD~1"))
-    assert "parent of HEAD" in found.words
-    write(root, a="3")
-    assert base_of(root) == ("HEAD", git(root, "rev-parse", "HEAD"))
-
-
-def test_the_first_commit_without_changes_has_no_base(tmp_path: Path) -> None:
-    root = repositories.new(tmp_path / "repo")
-    with pytest.raises(UsageError, match="no commit yet"):
-        default_base(root, Changes())
-    commit(root, a="1")
-    with pytest.raises(UsageError, match=r"HEAD has no parent.*--base REF"):
-        default_base(root, Changes())
 
 
 def test_the_default_branch_is_what_origin_says(root: Path, tmp_path: Path) -> None:
@@ -114,17 +92,20 @@ def test_the_default_branch_is_what_origin_says(root: Path, tmp_path: Path) -> N
     assert base_of(clone) == ("origin/trunk", git(root, "rev-parse", "trunk"))
 
 
-def test_without_a_default_branch_or_a_common_commit_a_base_must_be_named(root: Path) -> None:
+def test_where_there_is_no_base_by_default_one_must_be_named(root: Path, tmp_path: Path) -> None:
+    first = repositories.new(tmp_path / "first")
+    with pytest.raises(UsageError, match="no commit yet"):
+        base_of(first)
+    commit(first, a="1")
+    with pytest.raises(UsageError, match=r"HEAD has no parent.*--base REF"):
+        base_of(first)
     git(root, "checkout", "--quiet", "--orphan", "other")
     commit(root, a="3")
     with pytest.raises(UsageError, match=r"no common commit of HEAD and main.*--base REF"):
-        default_base(root, Changes())
+        base_of(root)
     git(root, "branch", "--move", "main", "elsewhere")
     with pytest.raises(UsageError, match=r"no default branch \(origin/main.*--base REF"):
-        default_base(root, Changes())
-
-
-# A shallow clone, as CI makes it.
+        base_of(root)
 
 
 def test_a_shallow_clone_names_the_next_command_and_compares_what_it_has(
@@ -133,51 +114,38 @@ def test_a_shallow_clone_names_the_next_command_and_compares_what_it_has(
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{root}", "shallow")
     shallow = tmp_path / "shallow"
     assert is_shallow(shallow)
-    for ask in (lambda: resolve(shallow, "HEAD~1"), lambda: default_base(shallow, Changes())):
+    for ask in (lambda: resolve(shallow, "HEAD~1"), lambda: default_base(shallow, False)):
         with pytest.raises(UsageError, match=r"shallow clone; .*--unshallow.*fetch-depth: 0"):
             ask()
     write(shallow, a="3")
     assert base_of(shallow) == ("HEAD", git(shallow, "rev-parse", "HEAD"))
 
 
-# What is uncommitted.
-
-
-def test_changed_staged_moved_and_untracked_files_are_counted(root: Path) -> None:
+def test_changed_staged_moved_and_untracked_files_of_any_name_are_counted(root: Path) -> None:
     commit(root, b="b", c="c")
-    assert (changes(root), changes(root).words) == (Changes(), "")
-    write(root, a="changed", new__one="1", new__two="2", staged="s")
+    assert changes(root) == (False, "")
+    (root / "two\nlines ü -> x.py").write_text("")
+    (root / os.fsdecode(b"\xff.py")).write_text("")
+    assert changes(root) == (False, "files changed: 0, untracked: 2")
+    write(root, a="changed", staged="s")
     git(root, "add", "staged.py")
     git(root, "mv", "b.py", "moved.py")
     (root / "c.py").unlink()
-    found = changes(root)
     # a moved file is one that is gone and one that is new
-    assert (found.tracked, found.untracked) == (5, 2)
-    assert found.words == "5 changed and 2 untracked files"
+    assert changes(root) == (True, "files changed: 5, untracked: 2")
 
 
-def test_names_of_any_kind_count_once(root: Path) -> None:
-    (root / "two\nlines ü -> x.py").write_text("")
-    (root / os.fsdecode(b"\xff.py")).write_text("")
-    assert changes(root).words == "2 untracked files"
-
-
-def test_ignored_files_and_results_are_no_changes(root: Path) -> None:
+def test_ignored_files_and_results_are_no_changes_nor_what_hooks_point_at(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (root / ".gitignore").write_text("*.log\n")
     commit(root)
     (root / "x.log").write_text("")
     (root / "results" / "r").mkdir(parents=True)
     (root / "results" / "r" / "gate.json").write_text("")
-    assert changes(root, besides=root / "results") == Changes()
-    assert changes(root) == Changes(untracked=1)
-
-
-def test_the_variables_that_git_sets_for_hooks_are_not_followed(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = repositories.new(tmp_path / "other")
-    commit(other, a=kernel())
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+    commit(other := repositories.new(tmp_path / "other"), a=kernel())
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):  # as git sets them for its hooks
         monkeypatch.setenv(name, str(other / ".git"))
     assert repository(root) == root
-    assert changes(root) == Changes()
+    assert changes(root, besides=root / "results") == (False, "")
+    assert changes(root)[1] == "files changed: 0, untracked: 1"

@@ -21,7 +21,6 @@ from attnbench.gate.run import measuring
 from attnbench.gate.run.measuring import GateRequest, run_gate
 from attnbench.gate.run.rounds import RoundError
 from attnbench.planning.plan import Axes
-from attnbench.report.gate import texts
 from attnbench.schema.messages import Catalogue
 from tests.gate_runs import a_round, a_run
 
@@ -229,4 +228,3 @@ def test_a_run_with_real_rounds_says_whether_what_it_loaded_differs(tmp_path, ap
     }  # fmt: skip
     assert len(decide(run).rows) == 1
     assert run.options["loaded_alike"] is alike
-    assert bool(texts.code(run)) is alike

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from attnbench.base.units import parse_duration, parse_share
-from attnbench.cli.options import AXES as ROWS
+from attnbench.cli.gate import read_table
 from attnbench.errors import UsageError
-from attnbench.gate.run.watched import AXES, Watched, read_table, watched
+from attnbench.gate.run.watched import Watched, watched
 from attnbench.planning.plan import Axes
 
 SMALL = Axes(seq_lens=(128, 256, 512, 1024))
@@ -24,31 +24,20 @@ def root(tmp_path: Path) -> Path:
     for name in ("a.py", "kernels/b.py", "kernels/c.py", "kernels/__init__.py", "kernels/x.md"):
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text("")
+    (tmp_path / "out.py").write_text("")
     return made
 
 
 def asked(root: Path, table: str = ALONE, **flags: Any) -> Watched:
     (root / "pyproject.toml").write_text(table)
-    return watched(root, root, flags)
+    return watched(root, root, read_table(root), flags)
 
 
-def test_without_a_word_on_sizes_small_ones_are_watched(root: Path) -> None:
-    found = watched(root, root, {"files": ("a.py",), "heads": None})
+def test_without_a_word_on_sizes_small_ones_are_watched_and_the_device_decides(root: Path) -> None:
+    found = watched(root, root, read_table(root), {"files": ("a.py",), "heads": None})
     assert found == Watched(files=("a.py",), sweeps=(SMALL,))
-    assert (found.budget_s, found.growth, found.base) == (300.0, 0.01, None)
-
-
-@pytest.mark.parametrize(
-    ("device", "threshold", "threads"), [("cpu", 0.1, 1), ("cuda", 0.05, None)]
-)
-def test_threshold_and_threads_follow_from_the_device(
-    root: Path, device: str, threshold: float, threads: int | None
-) -> None:
-    found = asked(root)
-    assert found.rules(device).threshold == threshold
-    assert found.threads_on(device) == threads
-    given = asked(root, threshold=0.2, threads=3)
-    assert (given.rules(device).threshold, given.threads_on(device)) == (0.2, 3)
+    assert (found.rules("cpu").threshold, found.rules("cuda").threshold) == (0.1, 0.05)
+    assert asked(root, threshold=0.2).rules("cuda").threshold == 0.2
 
 
 def test_every_key_of_the_table_has_its_place(root: Path) -> None:
@@ -79,8 +68,8 @@ def test_every_key_of_the_table_has_its_place(root: Path) -> None:
         masks=("full", "window:64"), caches=("static",), new_tokens=(4,), impls=("one", "two"),
     )  # fmt: skip
     assert found == Watched(
-        files=("a.py", "kernels/b.py", "kernels/c.py"), sweeps=(axes,), base="release",
-        threshold=0.05, budget_s=150.0, growth=0.02, threads=2, device="cpu",
+        files=("a.py", "kernels/b.py", "kernels/c.py"), sweeps=(axes,), base="release", threads=2,
+        device="cpu", promises={"threshold": 0.05, "budget_s": 150.0, "growth": 0.02},
     )  # fmt: skip
 
 
@@ -90,16 +79,10 @@ def test_flags_go_before_the_table(root: Path) -> None:
         root, table, files=("kernels/b.py",), threshold=0.1, seq_lens=(32,), base="y", budget_s=9.0
     )
     assert found == Watched(
-        files=("kernels/b.py",), sweeps=(Axes(seq_lens=(32,), heads=(2,)),), threshold=0.1,
-        base="y", budget_s=9.0,
+        files=("kernels/b.py",), sweeps=(Axes(seq_lens=(32,), heads=(2,)),), base="y",
+        promises={"threshold": 0.1, "budget_s": 9.0},
     )  # fmt: skip
 
-
-def test_the_table_and_the_command_line_have_the_same_axes() -> None:
-    assert {name for _, name, _, _ in ROWS} | {"workload"} == set(AXES)
-
-
-# Several sweeps.
 
 SEVERAL = (
     ALONE
@@ -128,92 +111,61 @@ def test_sweeps_take_what_is_shared_their_own_before_it_and_flags_before_both(ro
     assert [(axes.workload, axes.heads) for axes in other] == [("layer", (1,))]
 
 
-# Files.
-
-
 def test_flags_name_files_from_the_folder_or_from_the_root(root: Path) -> None:
     for text in ("b.py", "kernels/b.py", str(root / "kernels" / "b.py")):
-        found = watched(root, root / "kernels", {"files": (text, text)})
+        found = watched(root, root / "kernels", {}, {"files": (text, text)})
         assert found.files == ("kernels/b.py",)
 
 
-def test_without_any_file_the_flag_and_the_table_are_explained(root: Path) -> None:
-    with pytest.raises(UsageError, match=r"--impl path/in/repo.py.*\[tool.attnbench.gate\] files"):
-        watched(root, root, {"files": ()})
-
-
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("files", "says"),
     [
-        *[(text, "outside the repository .*--impl") for text in ("../out.py", "/etc/hostname")],
-        *[(text, "no file .*--impl") for text in ("no.py", "kernels", "x" * 300)],
+        ((), r"--impl path/in/repo.py.*\[tool.attnbench.gate\]: files"),
+        *[((text,), "outside the repository .*--impl") for text in ("../out.py", "/etc/hostname")],
+        *[((text,), "no file .*--impl") for text in ("no.py", "kernels", "x" * 300)],
     ],
 )
-def test_a_file_that_is_elsewhere_or_not_there_is_refused(root: Path, text: str, says: str) -> None:
-    (root.parent / "out.py").write_text("")
+def test_a_file_that_is_elsewhere_or_not_there_is_refused(
+    root: Path, files: tuple[str, ...], says: str
+) -> None:
     with pytest.raises(UsageError, match=says):
-        watched(root, root, {"files": (text,)})
+        watched(root, root, {}, {"files": files})
 
 
-# What is wrong in the table: its line, and what the message must say.
-
+# What is wrong in the table, and what the message must say.
 WRONG = {
-    "a key nobody knows": ("seqlens = 1", ["unknown key 'seqlens'", "'seq-lens'?", "files"]),
-    "a key with an underscore": ("seq_lens = 1", ["unknown key 'seq_lens'", "'seq-lens'?"]),
-    "no size": ("seq-lens = 'x'", ["'seq-lens'", "whole numbers"]),
-    "a size of nothing": ("heads = 0", ["'heads'", "at least 1"]),
-    "half a size": ("heads = 1.5", ["'heads'", "1.5"]),
-    "no list of sizes": ("heads = [[1]]", ["'heads'", "[[1]]"]),
-    "true": ("heads = true", ["'heads'", "True"]),
-    "an empty list": ("masks = []", ["'masks'", "empty element"]),
-    "no share": ("threshold = 'ten'", ["'threshold'", "10% or 0.1"]),
-    "a share beyond all": ("threshold = 10", ["--threshold 10 ", "from 0.1% to 100%"]),
-    "negative growth": ("growth = -0.1", ["'growth'", "10% or 0.1"]),
-    "no time": ("budget = 'long'", ["'budget'", "5m"]),
-    "no time at all": ("budget = 0", ["--budget 0 s", "at least 1 s"]),
-    "not a number": ("budget = nan", ["'budget'"]),
-    "several threads": ("threads = [1, 2]", ["'threads'", "one whole number"]),
-    "an unknown device": ("device = 'tpu'", ["'device'", "auto, cpu, cuda"]),
-    "a base of nothing": ("base = ''", ["'base'"]),
-    "sweeps that are no tables": ("sweeps = 3", ["'sweeps'", "[[tool.attnbench.gate.sweeps]]"]),
-    "a setting in a sweep": (
-        "[[tool.attnbench.gate.sweeps]]\nthreshold = 1",
-        ["unknown key 'threshold'", "[[tool.attnbench.gate.sweeps]]", "seq-lens"],
-    ),
-    "a file that is not there": ("files = 'gone.py'", ["'files'", "no file gone.py"]),
-    "a file outside": ("files = '../out.py'", ["'files'", "outside the repository"]),
-    "a pattern of nothing": ("files = 'no/*.py'", ["'files'", "no Python file"]),
-    "a pattern outside": ("files = '/*.py'", ["'files'", "'/*.py'"]),
-    "an unknown workload": ("workload = 'decoder'", ["'decode'?"]),
+    "seqlens = 1": ["unknown key 'seqlens'", "'seq-lens'?", "files"],
+    "seq_lens = 1": ["unknown key 'seq_lens'", "'seq-lens'?"],
+    "seq-lens = 'x'": ["--seq-lens", "whole numbers"],
+    "heads = 0": ["--heads", "at least 1"],
+    "heads = [[1]]": ["--heads", "[1]"],
+    "heads = true": ["--heads", "True"],
+    "masks = []": ["--masks", "empty element"],
+    "threshold = 'ten'": ["--threshold", "10% or 0.1"],
+    "threshold = 10": ["--threshold 10 ", "from 0.1% to 100%"],
+    "budget = 'long'": ["--budget", "5m"],
+    "budget = nan": ["--budget"],
+    "threads = [1, 2]": ["--threads", "'1,2'"],
+    "device = 'tpu'": ["--device", "'cpu'"],
+    "workload = 'decoder'": ["'decode'?"],
+    "sweeps = 3": ["[tool.attnbench.gate]"],
+    "[[tool.attnbench.gate.sweeps]]\nthreshold = 1": ["unknown key 'threshold'", "seq-lens"],
+    "files = 'gone.py'": ["'files'", "no Python file", "gone.py"],
+    "files = '../out.py'": ["outside the repository"],
+    "files = '/*.py'": ["'files'", "'/*.py'"],
+    "[tool": ["pyproject.toml"],
+    "[[tool.attnbench.gate]]": ["pyproject.toml"],
 }
 
 
-@pytest.mark.parametrize(("line", "says"), WRONG.values(), ids=WRONG)
-def test_a_wrong_table_is_one_line_that_names_key_and_file(
-    root: Path, line: str, says: list[str]
-) -> None:
-    (root.parent / "out.py").write_text("")
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_table_is_one_line_that_names_the_option(root: Path, line: str) -> None:
     head = "[tool.attnbench.gate]\n" if line.startswith("files") else ALONE
     with pytest.raises(UsageError) as caught:
-        asked(root, head + line)
+        asked(root, line if line.startswith(("[tool", "[[tool.attnbench.gate]]")) else head + line)
     message = str(caught.value)
     assert "\n" not in message
-    assert [text for text in says if text not in message] == [], message
-    assert "pyproject.toml" in message or "--workload" in message
-
-
-def test_a_damaged_pyproject_is_one_line_and_without_a_table_it_is_empty(root: Path) -> None:
-    assert read_table(root) == {}
-    file = root / "pyproject.toml"
-    file.write_text("[project]\nname = 'x'\n")
-    assert read_table(root) == {}
-    for text in ("[tool", "tool = 1", "[tool]\nattnbench = 1"):
-        file.write_text(text)
-        with pytest.raises(UsageError, match=r"pyproject\.toml"):
-            read_table(root)
-
-
-# Amounts.
+    assert [text for text in WRONG[line] if text not in message] == [], message
 
 
 @pytest.mark.parametrize(

@@ -56,14 +56,22 @@ def assert_nothing_is_left(root: Path, temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_the_tree_is_that_of_the_commit_and_the_working_tree_stays(
-    root: Path, old: str, temporary: Path
+def test_the_tree_is_that_of_the_commit_no_hook_runs_and_all_stays_as_it_was(
+    root: Path, old: str, temporary: Path, tmp_path: Path
 ) -> None:
     write(root, a="edited")
+    hook = root / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    hook.chmod(0o755)
+    watched = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = [signal.getsignal(number) for number in watched]
     with checked_out(root, old) as tree:
         assert (tree / "a.py").read_text() == "old"
         assert tree.parent == temporary
         assert git(tree, "status", "--porcelain") == ""
+        assert signal.getsignal(signal.SIGTERM) is not before[0]
+    assert [signal.getsignal(number) for number in watched] == before
+    assert not (tmp_path / "ran").exists()
     assert (root / "a.py").read_text() == "edited"
     assert git(root, "branch", "--list") == "* main"
     assert_nothing_is_left(root, temporary)
@@ -123,23 +131,6 @@ def test_the_worktree_of_a_living_process_stays(root: Path, old: str, temporary:
         assert worktrees(root) == len(list(temporary.iterdir())) == 1
 
 
-def test_handlers_of_signals_are_as_before(root: Path, old: str) -> None:
-    watched = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    before = [signal.getsignal(number) for number in watched]
-    with checked_out(root, old):
-        assert signal.getsignal(signal.SIGTERM) is not before[0]
-    assert [signal.getsignal(number) for number in watched] == before
-
-
-def test_hooks_do_not_run(root: Path, old: str, tmp_path: Path) -> None:
-    hook = root / ".git" / "hooks" / "post-checkout"
-    hook.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
-    hook.chmod(0o755)
-    with checked_out(root, old):
-        pass
-    assert not (tmp_path / "ran").exists()
-
-
 def test_large_files_stay_pointers_and_their_filter_is_not_called(root: Path) -> None:
     (root / ".gitattributes").write_text("*.bin filter=lfs\n")
     (root / "w.bin").write_text("pointer")
@@ -150,21 +141,16 @@ def test_large_files_stay_pointers_and_their_filter_is_not_called(root: Path) ->
         assert (tree / "w.bin").read_text() == "pointer"
 
 
-def test_a_temporary_folder_in_the_repository_or_that_cannot_be_written_is_one_line(
-    root: Path, old: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for folder, says in ((root, "lies in the repository"), (root.parent / "gone", "cannot make ")):
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        with pytest.raises(UsageError, match=f"{says}.*TMPDIR"), checked_out(root, old):
-            pass
-
-
-def test_what_git_cannot_check_out_is_one_line_and_leaves_nothing(
-    root: Path, temporary: Path
+def test_what_cannot_be_checked_out_is_one_line_and_leaves_nothing(
+    root: Path, old: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match=r"cannot check out .*--base"), checked_out(root, "0" * 40):
         pass
     assert_nothing_is_left(root, temporary)
+    for folder, says in ((root, "lies in the repository"), (root.parent / "gone", "cannot make ")):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with pytest.raises(UsageError, match=f"{says}.*TMPDIR"), checked_out(root, old):
+            pass
 
 
 class running:  # noqa: N801

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from attnbench.base.registry import unknown
 from attnbench.cli.options import (
     AXIS_FIELDS,
     DURATION,
+    NAMES,
     POSITIVE,
     SHARE,
     axes_options,
@@ -26,14 +30,13 @@ from attnbench.errors import AttnbenchError, ExitCode, StoreError, UsageError
 
 if TYPE_CHECKING:
     from attnbench.cli.progress import GateDisplay
-    from attnbench.gate.decide.data import GateRun, Round
+    from attnbench.gate.decide.data import GateRun
     from attnbench.gate.run.watched import Comparison
 
 # The options that mean something beside --replay, which measures nothing.
 _WITH_REPLAY = ("replay", "output", "name", "advisory", "quiet")
 # What the table of pyproject.toml may hold beside the axes.
 _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "device")
-_LEAST_SPACE = 4 << 20  # bytes, more than what a run of many cells and rounds leaves
 
 
 @click.command()
@@ -118,24 +121,65 @@ def gate(**options: Any) -> None:
 def compare(options: dict[str, Any]) -> ExitCode:
     """The working tree and a commit, measured in turns."""
     from attnbench.cli.progress import GateDisplay
-    from attnbench.gate.run.watched import comparison
+    from attnbench.gate.run import git
+    from attnbench.gate.run.watched import comparison, watched
 
+    root = git.repository(Path.cwd())
     flags = {name: options[name] for name in (*AXIS_FIELDS, *_SETTINGS)}
-    asked = comparison(Path.cwd(), flags, options["output"].resolve())
-    head = f"the working tree at {asked.head[:10]}"
+    found = watched(root, Path.cwd(), read_table(root), flags)
+    asked = comparison(root, found, options["output"].resolve())
     with GateDisplay(quiet=options["quiet"]) as display:
         display.say(f"base: {asked.base.ref} at {asked.base.commit[:10]}, {asked.base.words}")
-        display.say(f"candidate: {head}, {asked.changes.words or 'nothing changed'}")
+        on_top = asked.changes or "nothing changed"
+        display.say(f"candidate: the working tree at {asked.head[:10]}, {on_top}")
         with _result_folder(options["output"], options["name"]) as folder:
             run = _measured(asked, options, display, folder)
             display.close()
             return _finish(run, folder, options["quiet"])
 
 
+def read_table(root: Path) -> dict[str, Any]:
+    """The table of pyproject.toml by field, its values read as those of the options.
+
+    Raises:
+        UsageError: the file or the table is damaged; a key or value that cannot be right.
+    """
+    file = root / "pyproject.toml"
+    try:
+        table: Any = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for name in ("tool", "attnbench", "gate"):
+            table = dict(table.get(name, {}))
+        rows = [_read(dict(row), AXIS_FIELDS) for row in table.pop("sweeps", ())]
+        return _read(table, (*_SETTINGS, *AXIS_FIELDS)) | {"sweeps": rows}
+    except click.ClickException as err:
+        raise UsageError(f"{file} [tool.attnbench.gate]: {err.format_message()}") from err
+    except (OSError, ValueError, TypeError, AttributeError) as err:
+        raise UsageError(f"[tool.attnbench.gate] cannot be read from {file} ({err})") from err
+
+
+def _read(table: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Lists as if joined by commas."""
+    options = {
+        "files" if option.name == "files" else option.opts[0].removeprefix("--"): option
+        for option in gate.params
+        if option.name in names
+    }
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in options:
+            raise unknown("key", key, list(options), "pyproject.toml [tool.attnbench.gate]")
+        option = options[key]
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        kind = NAMES if key == "files" else option.type
+        found[str(option.name)] = kind.convert(text, option, None)
+    return found
+
+
 def _measured(
     asked: Comparison, options: dict[str, Any], display: GateDisplay, folder: Path
 ) -> GateRun:
     from attnbench.execution.process import Settings
+    from attnbench.gate.decide.stored import keep_round
     from attnbench.gate.run.measuring import run_gate
     from attnbench.gate.run.watched import device_of
     from attnbench.gate.run.worktree import checked_out
@@ -143,34 +187,13 @@ def _measured(
     settings = Settings(
         device=device_of(asked.watched.device), seed=options["seed"], timeout_s=options["timeout"]
     )
-    typed = {flag: _plain(options[name]) for name, flag in given().items()}
+    typed = {flag: options[name] for name, flag in given().items()}
+    typed |= {flag: str(value) for flag, value in typed.items() if isinstance(value, Path)}
     with checked_out(asked.root, asked.base.commit) as tree:
         for file in asked.missing(tree):
             display.warned(f"the base has no {file}: what is in it cannot be compared")
         request = asked.request(tree, settings, typed)
-        return run_gate(replace(request, keep=_keeper(folder, display)), display)
-
-
-def _keeper(folder: Path, display: GateDisplay) -> Callable[[GateRun, Round], None]:
-    """Keeps rounds in `folder`; a disk that is full is warned of, once, and ends no run."""
-    from attnbench.gate.decide.stored import keep_round
-
-    writes = True
-
-    def keep(run: GateRun, found: Round) -> None:
-        nonlocal writes
-        if writes:
-            try:
-                keep_round(folder, run, found)
-            except StoreError as err:
-                writes = False
-                display.warned(f"{err}: rounds are saved only at the end of the run")
-
-    return keep
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+        return run_gate(replace(request, keep=partial(keep_round, folder)), display)
 
 
 def replay(options: dict[str, Any]) -> ExitCode:
@@ -210,12 +233,12 @@ def _finish(run: GateRun, folder: Path | None, quiet: bool) -> ExitCode:
 
 @contextlib.contextmanager
 def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
-    """A new folder for the result, in which something can be written; gone if nothing was.
+    """A new folder for the result, gone if nothing was written.
 
     Where the run ends before its result is written, the rounds it has kept are pointed out.
 
     Raises:
-        StoreError: the name is taken or none, the folder cannot be made or the disk is full.
+        StoreError: the name is taken or none, or the folder cannot be made.
     """
     from attnbench.base.files import make_folder
     from attnbench.gate.decide.stored import NAME, ROUNDS
@@ -223,7 +246,6 @@ def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
     new = not output.exists()
     folder = make_folder(output, name, "gate-")
     try:
-        _check_space(folder)
         yield folder
     finally:
         if (folder / ROUNDS).exists() and not (folder / NAME).exists():
@@ -233,15 +255,3 @@ def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
             folder.rmdir()
             if new:
                 output.rmdir()
-
-
-def _check_space(folder: Path) -> None:
-    """Notice a full disk before minutes of measuring."""
-    trial = folder / ".trial"
-    try:
-        trial.write_bytes(bytes(_LEAST_SPACE))
-    except OSError as err:
-        raise StoreError(f"cannot write {folder} ({err.strerror}); choose --output DIR") from err
-    finally:
-        with contextlib.suppress(OSError):
-            trial.unlink()

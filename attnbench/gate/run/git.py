@@ -6,9 +6,7 @@ no library does all of what worktrees, shallow clones and a user's configuration
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from attnbench.errors import UsageError
 # in `git commit --only` even at an index of that commit alone.
 _FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
 _SETTINGS = {
-    "LC_ALL": "C",  # messages are told apart by their words
+    "LC_ALL": "C",  # `fatal:` begins its last word
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_OPTIONAL_LOCKS": "0",  # `git status` must not write the index beside a user's own git
 }
@@ -39,22 +37,6 @@ class Base:
     words: str = "as asked for"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """What a working tree has that its last commit has not: numbers of files."""
-
-    tracked: int = 0
-    untracked: int = 0
-
-    @property
-    def words(self) -> str:
-        """`2 changed and 1 untracked files`, or the empty string where there are none."""
-        counts = {"changed": self.tracked, "untracked": self.untracked}
-        parts = [f"{count} {kind}" for kind, count in counts.items() if count]
-        many = "s" * (self.tracked + self.untracked != 1)
-        return f"{' and '.join(parts)} file{many}" if parts else ""
-
-
 def repository(folder: Path) -> Path:
     """The root of the working tree that `folder` lies in, resolved.
 
@@ -62,19 +44,12 @@ def repository(folder: Path) -> Path:
         UsageError: git is not installed, or there is no working tree.
     """
     found = run_git(folder, "rev-parse", "--show-toplevel")
-    if found.returncode == 0:
-        return Path(found.stdout.removesuffix("\n")).resolve()
-    if "not a git repository" in found.stderr:
+    if found.returncode:
         raise UsageError(
-            f"{folder} is not in a git repository, where --base is looked up; change into one, or"
-            " make one: git init && git add . && git commit"
+            f"{folder} is in no working tree of git, where --base is looked up"
+            f" ({complaint(found)}); make one: git init && git add . && git commit"
         )
-    if "must be run in a work tree" in found.stderr:
-        raise UsageError(
-            f"{folder} is in a git repository without a working tree, which is what would be"
-            " compared with --base; run it in a clone"
-        )
-    raise UsageError(f"git cannot read the repository of {folder} (--base): {complaint(found)}")
+    return Path(found.stdout.removesuffix("\n")).resolve()
 
 
 def resolve(root: Path, ref: str) -> str:
@@ -99,41 +74,46 @@ def resolve(root: Path, ref: str) -> str:
     )
 
 
-def default_base(root: Path, changes: Changes) -> Base:
+def default_base(root: Path, changed: bool) -> Base:
     """The merge base of HEAD with the default branch.
 
-    On that branch itself it would be HEAD: with tracked changes that is the base, and the changes
-    are what is judged; without any the first parent is, since HEAD is the same as itself.
+    On that branch itself it would be HEAD: where tracked files are `changed` that is the base, and
+    the changes are what is judged; else the first parent is, since HEAD is the same as itself.
 
     Raises:
         UsageError: there is no default branch or no common commit; a shallow clone is named.
     """
     head = resolve(root, "HEAD")
-    branch = _default_branch(root)
+    named = _lines(root, "symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD")
+    known = (branch for branch in (*named, *_DEFAULT_BRANCHES) if _commit(root, branch))
+    if (branch := next(known, None)) is None:
+        raise _no_base(root, f"no default branch ({', '.join(_DEFAULT_BRANCHES)})")
     found = run_git(root, "merge-base", "HEAD", branch)
     if found.returncode:
-        raise UsageError(_without("no common commit of HEAD and " + branch, is_shallow(root)))
+        raise _no_base(root, f"no common commit of HEAD and {branch}")
     commit = found.stdout.strip()
     if commit != head:
         return Base(commit=commit, ref=branch, words=f"where HEAD left {branch}")
-    if changes.tracked:
-        return Base(
-            commit=head, ref="HEAD", words=f"the last commit, part of {branch}, without the changes"
-        )
-    parent = _commit(root, "HEAD~1")
-    if parent is None:
-        raise UsageError(_without("HEAD has no parent, and nothing is changed", is_shallow(root)))
-    return Base(
-        commit=parent,
-        ref="HEAD~1",
-        words=f"the parent of HEAD, which is part of {branch} and has no changes on top",
-    )
+    if changed:
+        words = f"the last commit, part of {branch}, without the changes"
+        return Base(commit=head, ref="HEAD", words=words)
+    if (parent := _commit(root, "HEAD~1")) is None:
+        raise _no_base(root, "HEAD has no parent, and nothing is changed")
+    words = f"the parent of HEAD, which is part of {branch} and has no changes on top"
+    return Base(commit=parent, ref="HEAD~1", words=words)
 
 
-def changes(root: Path, besides: Path | None = None) -> Changes:
-    """How many files are changed or untracked in the working tree; ignored ones do not count.
+def _no_base(root: Path, fact: str) -> UsageError:
+    if is_shallow(root):
+        return UsageError(f"{fact}, in this shallow clone; {_UNSHALLOW}, or name one: --base REF")
+    return UsageError(f"{fact}: there is no default base; name a commit: --base REF")
 
-    Nor do untracked ones in the folder `besides`, where results are written.
+
+def changes(root: Path, besides: Path | None = None) -> tuple[bool, str]:
+    """Whether tracked files are changed in the working tree; and what is uncommitted, in words.
+
+    The words are empty where nothing is. Ignored files do not count, nor untracked ones in the
+    folder `besides`, where results are written.
 
     Raises:
         UsageError: git cannot read the working tree.
@@ -143,8 +123,11 @@ def changes(root: Path, besides: Path | None = None) -> Changes:
         raise UsageError(f"git cannot read the working tree of {root} (--base): {complaint(found)}")
     entries = [entry for entry in found.stdout.split("\0") if entry]
     untracked = [root / entry[3:] for entry in entries if entry.startswith("??")]
+    tracked = len(entries) - len(untracked)
     others = [path for path in untracked if besides is None or not path.is_relative_to(besides)]
-    return Changes(tracked=len(entries) - len(untracked), untracked=len(others))
+    if not tracked and not others:
+        return False, ""
+    return bool(tracked), f"files changed: {tracked}, untracked: {len(others)}"
 
 
 def is_shallow(root: Path) -> bool:
@@ -160,31 +143,20 @@ def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     try:
-        process = subprocess.Popen(
+        return subprocess.run(
             ["git", *_CONFIGURATION, *arguments],
             cwd=folder,
             env=environment | _SETTINGS,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",  # file names may be any bytes
             start_new_session=True,
         )
-    except FileNotFoundError as err:
-        missing = f"{folder} is not there" if not folder.is_dir() else "git is not on PATH"
-        raise UsageError(f"{missing}; --base needs git and a repository: install git") from err
     except OSError as err:
-        raise UsageError(f"git cannot be run in {folder} (--base): {err.strerror}") from err
-    with process:
-        try:
-            stdout, stderr = process.communicate()
-        except BaseException:  # an interrupt ends it with all that it started
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+        raise UsageError(
+            f"git cannot be run in {folder} ({err.strerror}); --base needs it and a repository"
+        ) from err
 
 
 def complaint(found: subprocess.CompletedProcess[str]) -> str:
@@ -203,21 +175,3 @@ def _commit(root: Path, ref: str) -> str | None:
 
 def _lines(root: Path, *arguments: str) -> list[str]:
     return run_git(root, *arguments).stdout.splitlines()
-
-
-def _default_branch(root: Path) -> str:
-    """What `origin` says it is, else the first usual name that there is."""
-    named = _lines(root, "symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD")
-    for branch in (*named, *_DEFAULT_BRANCHES):
-        if _commit(root, branch) is not None:
-            return branch
-    raise UsageError(
-        _without(f"no default branch ({', '.join(_DEFAULT_BRANCHES)})", is_shallow(root))
-    )
-
-
-def _without(fact: str, shallow: bool) -> str:
-    """Why there is no default base, and what to do."""
-    if shallow:
-        return f"{fact}, in this shallow clone; {_UNSHALLOW}, or name a commit: --base REF"
-    return f"{fact}: there is no default base; name a commit: --base REF"
