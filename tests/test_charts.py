@@ -8,7 +8,7 @@ import pytest
 from matplotlib.text import Text
 
 from attnbench.analysis.axes import fixed, overhead_size
-from attnbench.analysis.scaling.cells import same_text
+from attnbench.analysis.scaling.series import same_text
 from attnbench.analysis.table import compared, rope_cost
 from attnbench.base import units
 from attnbench.execution.store import load_run

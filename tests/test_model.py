@@ -21,7 +21,7 @@ from attnbench.analysis.scaling.model_terms import (
     model_cells,
     surplus,
 )
-from attnbench.analysis.scaling.results import ModelFit
+from attnbench.analysis.scaling.results import Estimate, ModelFit
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Cell, Record, Sample
@@ -99,9 +99,9 @@ def only(made: Run) -> ModelFit:
     return found
 
 
-def verdict(found: ModelFit) -> tuple[str, str]:
-    assert found.finding is not None
-    return found.finding.verdict, found.finding.reason
+def ends(found: Estimate | None) -> tuple[float, float]:
+    assert found is not None
+    return found.ends
 
 
 # The fit.
@@ -117,10 +117,8 @@ def test_a_term_that_is_absent_gets_no_share() -> None:
     for seed in range(5):
         found = only(run(cores(), core_us, seed=seed))
         assert "n d^2" not in found.terms
-        share = found.shares["n d^2"]
-        assert share.value == 0.0
-        assert share.high is not None
-        assert share.high < 0.02
+        assert found.shares["n d^2"].value == 0.0
+        assert ends(found.shares["n d^2"])[1] < 0.02
 
 
 def test_shares_along_n_add_up_and_move_from_the_overhead_to_the_square() -> None:
@@ -177,74 +175,31 @@ def test_the_terms_chosen_predict_the_largest_n_as_well_as_all_terms_do(seed: in
     assert found <= math.hypot(error, 0.04)
 
 
-def test_the_choice_is_not_the_one_that_fits_the_small_sizes_best() -> None:
-    """The small sizes scatter so that n d^2 helps there; it would miss the largest n."""
-    rng = np.random.default_rng(3)
-    records = [
-        measured(case, core_us(case) * (1 + 0.04 * (case.head_dim >= 128)), rng, 0.003)
-        if case.seq_len < 512
-        else measured(case, core_us(case), rng, 0.003)
-        for case in cores()
-    ]
-    (cells,) = model_cells(run_of(records))
-    relative = cells.design / cells.times_us[:, None]
-    small = cells.sizes["n"] < 2048
-    scale = relative.max(axis=0)
-    in_sample, _ = nnls(relative[small] / scale, np.ones(small.sum()))
-    chosen = fit(cells).chosen
-    assert (in_sample > 0).sum() > chosen.sum()
-
-
 def test_times_that_no_model_describes_widen_the_band() -> None:
     def waves(case: Case) -> float:
         return core_us(case) * (1.3 if int(math.log2(case.seq_len)) % 2 else 1.0)
 
-    smooth, rough = (only(run(cores(), time_us)) for time_us in (core_us, waves))
-    widths = []
-    for found in (smooth, rough):
-        share = found.shares["n^2 d"]
-        assert share.high is not None
-        assert share.low is not None
-        widths.append(share.high - share.low)
-    assert widths[1] > 3 * widths[0]
+    shares = (ends(only(run(cores(), of)).shares["n^2 d"]) for of in (core_us, waves))
+    smooth, rough = (high - low for low, high in shares)
+    assert rough > 3 * smooth
 
 
 def test_one_process_is_never_surer_than_processes_agree() -> None:
-    found = only(run(cores(), core_us, noise=1e-6))
-    band = found.predicted_us[-1]
-    assert band.high is not None
-    assert band.high / band.value - 1 >= 1.9 * 0.015
+    band = only(run(cores(), core_us, noise=1e-6)).predicted_us[-1]
+    assert ends(band)[1] / band.value - 1 >= 1.9 * 0.015
 
 
-# Heads.
-
-
-def test_more_heads_cost_more_at_equal_flops_because_of_the_scores() -> None:
-    figures = only(run(cores(), core_us)).figures
-    few, many = (core_us(Case(seq_len=2048, heads=h, head_dim=256 // h)) for h in (1, 16))
-    assert (figures["heads_few"], figures["heads_many"], figures["heads_n"]) == (1, 16, 2048)
-    assert figures["heads_width"] == 256
-    assert figures["heads_cost_measured"] == pytest.approx(many / few, rel=0.1)
-    assert figures["heads_cost_model"] == pytest.approx(many / few, rel=0.1)
-    low, high = figures["heads_cost_model_low"], figures["heads_cost_model_high"]
-    assert isinstance(low, float)
-    assert isinstance(high, float)
-    assert low < many / few < high
-    assert figures["share_H_n2"] == pytest.approx(only(run(cores(), core_us)).shares["H n^2"].value)
+# Layers.
 
 
 # Layers.
 
 
 def test_the_crossing_is_where_the_planted_terms_cross() -> None:
+    true = 1e-5 * 1024**2 / (4e-4 * 4 + 1.2e-5 * 1024)
     for seed in range(4):
-        found = only(run(layers(), layer_us, seed=seed)).overtakes_n
-        true = 1e-5 * 1024**2 / (4e-4 * 4 + 1.2e-5 * 1024)
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        assert found.low <= true <= found.high
-        assert found.value == pytest.approx(true, rel=0.1)
+        low, high = ends(only(run(layers(), layer_us, seed=seed)).overtakes_n)
+        assert low <= true <= high < 1.3 * low
 
 
 @pytest.mark.parametrize(
@@ -264,16 +219,6 @@ def test_the_crossing_in_flops_is_the_one_on_paper(fields: dict[str, Any], facto
     assert found.figures["overtakes_n_theory"] == found.overtakes_theory
 
 
-def test_the_crossings_differ_by_the_ratio_of_the_flop_rates() -> None:
-    found = only(run(layers(), layer_us))
-    assert found.overtakes_n is not None
-    assert found.overtakes_theory is not None
-    ratio = found.overtakes_n.value / found.overtakes_theory
-    assert found.figures["rate_ratio"] == pytest.approx(ratio)
-    # Useful FLOPs of the projections: 8·n·E² in 1e-5·n·E² µs.
-    assert found.figures["projections_gflops"] == pytest.approx(8 / 1e-5 / 1e3, rel=0.1)
-
-
 def test_attention_alone_and_windows_cross_nothing() -> None:
     assert only(run(cores(), core_us)).overtakes_n is None
     windowed = only(run(layers(mask=parse_mask("window:64")), layer_us))
@@ -283,64 +228,49 @@ def test_attention_alone_and_windows_cross_nothing() -> None:
 # Verdicts.
 
 
-def test_a_layer_holds_its_two_terms() -> None:
-    found = only(run(layers(), layer_us))
-    said, reason = verdict(found)
-    assert (said, found.finding and found.finding.law) == ("holds", "n d^2 + n^2 d")
-    assert "n d^2 takes" in reason
-    assert "n^2 d takes" in reason
-    assert found.finding is not None
-    assert found.finding.question == "terms of time"
-    assert found.finding.figures["share_n_d2"] == found.shares["n d^2"].value
+def linear(case: Case) -> float:
+    return 20 + 1e-5 * case.seq_len * case.model_width**2
 
 
-def test_a_layer_without_its_square_is_refuted_and_a_bound_is_not() -> None:
-    def linear(case: Case) -> float:
-        return 20 + 1e-5 * case.seq_len * case.model_width**2
-
-    said, reason = verdict(only(run(layers(), linear)))
-    assert said == "refuted"
-    assert "n^2 d takes 0.0 % to" in reason
-    assert verdict(only(run(layers(), linear, law="O(n^2 d)")))[0] == "holds"
+def cached(case: Case) -> float:
+    return 30 + 1e-3 * case.model_width**2 + 2e-3 * case.seq_len * case.model_width
 
 
-def test_a_layer_that_claims_to_be_linear_is_refuted_by_its_square() -> None:
-    said, reason = verdict(only(run(layers(), layer_us, law="n d")))
-    assert said == "refuted"
-    assert "terms above the law" in reason
-    assert "n^2" in reason
-    assert verdict(only(run(layers(), layer_us, law="O(n d)")))[0] == "refuted"
+FIXED_RATIO = [
+    Case(workload="layer", seq_len=n, width=n, heads=4, head_dim=n // 4, projection="fused")
+    for n in (64, 128, 256, 512, 1024, 2048, 4096)
+]
+TWO_SIZES = [case for case in layers() if case.seq_len in (512, 1024)]
+VERDICTS: dict[str, tuple[list[Case], Time, str, str, tuple[str, ...]]] = {
+    "a layer's two terms": (
+        layers(), layer_us, "n^2 d", "holds", ("n d^2 takes", "n^2 d takes")),
+    "no square": (layers(), linear, "n^2 d", "refuted", ("n^2 d takes 0.0 % to",)),
+    "no square, a bound": (layers(), linear, "O(n^2 d)", "holds", ()),
+    "a square that is denied": (layers(), layer_us, "n d", "refuted", ("terms above the law",)),
+    "and of a bound": (layers(), layer_us, "O(n d)", "refuted", ("n^2",)),
+    "the softmax may carry the square": (
+        layers(), lambda c: linear(c) + 2e-2 * c.seq_len**2, "n^2 d", "holds", ()),
+    "a cached step": (decodes(), cached, "n^2 d", "holds", ()),
+    "a cached step over all tokens": (
+        decodes(), lambda c: 30 + 1e-4 * c.seq_len * c.model_width**2, "n^2 d", "refuted",
+        ("n d^2",)),
+    "what it cannot predict": (
+        layers(), lambda c: layer_us(c) * (1 + c.seq_len / 256), "n^2 d", "inconclusive",
+        ("n = 2048",)),
+    "terms that are one": (FIXED_RATIO, layer_us, "n^2 d", "inconclusive", ("cannot tell",)),
+    "two sizes of n": (TWO_SIZES, layer_us, "n^2 d", "inconclusive", ("2 sizes of n",)),
+    "an overhead that outweighs all": (
+        layers(), lambda c: 1e6 + layer_us(c) / 1e3, "n^2 d", "inconclusive", ()),
+}  # fmt: skip
 
 
-def test_the_softmax_may_carry_the_square() -> None:
-    def softmax(case: Case) -> float:
-        return 20 + 1e-5 * case.seq_len * case.model_width**2 + 2e-2 * case.seq_len**2
-
-    assert verdict(only(run(layers(), softmax)))[0] == "holds"
-
-
-def test_a_cached_step_that_runs_over_all_tokens_is_refuted() -> None:
-    def cached(case: Case) -> float:
-        return 30 + 1e-3 * case.model_width**2 + 2e-3 * case.seq_len * case.model_width
-
-    def again(case: Case) -> float:
-        return 30 + 1e-4 * case.seq_len * case.model_width**2
-
-    kept = only(run(decodes(), cached))
-    assert kept.terms == ("floor", "d^2", "n d")
-    assert verdict(kept)[0] == "holds"
-    said, reason = verdict(only(run(decodes(), again)))
-    assert said == "refuted"
-    assert "n d^2" in reason
-
-
-def test_times_that_the_model_cannot_predict_are_inconclusive() -> None:
-    def cubic(case: Case) -> float:
-        return layer_us(case) * (1 + case.seq_len / 256)
-
-    said, reason = verdict(only(run(layers(), cubic)))
-    assert said == "inconclusive"
-    assert "n = 2048" in reason
+@pytest.mark.parametrize("row", VERDICTS.values(), ids=VERDICTS)
+def test_a_verdict_on_the_terms_says_why(row: Any) -> None:
+    cases, time_us, law, expected, says = row
+    finding = only(run(cases, time_us, law=law)).finding
+    assert finding is not None
+    assert (finding.question, finding.verdict) == ("terms of time", expected)
+    assert [text for text in says if text not in finding.reason] == []
 
 
 @pytest.mark.parametrize("law", ["n^2 d", "O(n^2 d)", None, "n ^^ 2"])
@@ -348,30 +278,6 @@ def test_a_law_of_one_term_or_none_has_shares_and_no_verdict(law: str | None) ->
     found = only(run(cores(), core_us, law=law))
     assert found.finding is None
     assert found.figures["share_H_n2"] == found.shares["H n^2"].value
-
-
-def test_terms_that_the_sizes_cannot_tell_apart_are_inconclusive() -> None:
-    fixed_ratio = [
-        Case(workload="layer", seq_len=n, width=n, heads=4, head_dim=n // 4, projection="fused")
-        for n in (64, 128, 256, 512, 1024, 2048, 4096)
-    ]
-    said, reason = verdict(only(run(fixed_ratio, layer_us)))
-    assert said == "inconclusive"
-    assert "cannot tell" in reason
-
-
-def test_two_sizes_of_n_are_inconclusive() -> None:
-    few = [case for case in layers() if case.seq_len in (512, 1024)]
-    found = only(run(few, layer_us))
-    assert found.held_out is None
-    said, reason = verdict(found)
-    assert said == "inconclusive"
-    assert "2 sizes of n" in reason
-
-
-def test_a_overhead_that_outweighs_all_is_inconclusive() -> None:
-    found = only(run(layers(), lambda case: 1e6 + layer_us(case) / 1e3))
-    assert verdict(found)[0] == "inconclusive"
 
 
 # Which cells.
@@ -414,19 +320,6 @@ def test_a_time_that_is_none_leaves_its_cell_out(bad: float) -> None:
     assert models(run_of(everything)) == ()
 
 
-def test_suspect_times_are_left_out_as_they_are_of_the_series() -> None:
-    good = run(cores(), core_us)
-    environment = {"device": "cpu", "matmul_tflops": {"float32": 0.1}}
-    impossible = [
-        replace(r, metrics=r.metrics | {"flops_executed": 10**18})
-        if r.cell.case.seq_len == 512 else r
-        for r in good.records
-    ]  # fmt: skip
-    found = only(replace(good, info=good.info | {"environment": environment}, records=impossible))
-    assert 512 not in {point["n"] for point in found.points}
-    assert len(found.points) < len(good.records)
-
-
 @pytest.mark.parametrize(
     ("low", "high", "law", "expected"),
     [
@@ -450,12 +343,14 @@ def test_a_term_that_certainly_takes_next_to_nothing_is_not_there(
     assert presence(cells, parse(law), term, draws, expected_share, visible)[0] == expected
 
 
-def test_failed_cells_and_keys_of_another_number_make_no_model() -> None:
-    cells = [record.cell for record in run(cores(), core_us).records]
-    failed = [Record(cell=cell, status="oom", reason="too large") for cell in cells]
+def test_failed_and_suspect_cells_and_keys_of_another_number_make_no_model() -> None:
+    good = run(cores(), core_us)
+    failed = [Record(cell=r.cell, status="oom", reason="too large") for r in good.records]
     assert models(run_of(failed)) == ()
-    cross = [replace(case, kv_len=4096) for case in cores()]
-    assert models(run(cross, core_us)) == ()
+    assert models(run([replace(case, kv_len=4096) for case in cores()], core_us)) == ()
+    info = good.info | {"environment": {"device": "cpu", "matmul_tflops": {"float32": 0.1}}}
+    impossible = [replace(r, metrics={"flops_executed": 10**18}) for r in good.records]
+    assert models(replace(good, info=info, records=impossible)) == ()
 
 
 def test_a_window_has_a_term_of_its_own() -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from attnbench.analysis.scaling import scaling
-from attnbench.analysis.scaling.cells import Laws
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
-from attnbench.analysis.scaling.series import all_series
+from attnbench.analysis.scaling.series import Laws, all_series, measured
 from attnbench.execution.process import Settings
 from attnbench.execution.session import Listener, SweepRequest, sweep
 from attnbench.execution.store import Run, load_run
@@ -47,7 +46,7 @@ def run_of(records: list[Record], **laws: dict[str, Any]) -> Run:
 
 
 def series_of(run: Run) -> list[Series]:
-    return [group.series for group in all_series(run, Laws(run))]
+    return [group.series for group in all_series(run, Laws(run), measured(run))]
 
 
 def along(found: Scaling, quantity: str, axis: str = "n") -> ExactFit:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 from attnbench.base.stats import (
     fastest_of_windows,
@@ -15,6 +16,7 @@ from attnbench.base.stats import (
     quotient_interval,
     t_quantile,
 )
+from attnbench.machine import limits
 from attnbench.machine.host import SLICE_US
 from attnbench.schema.record import Record, Sample
 
@@ -129,6 +131,31 @@ def detectable(record: Record) -> float | None:
     processes = len(by_process(record))
     held = t_quantile(processes - 1) if processes < _ORDER_STATISTICS else z(0.975)
     return half * (held * math.sqrt(2) + power) / held
+
+
+def described(environment: Mapping[str, Any], device: str) -> Mapping[str, Any]:
+    """The environment of run.json; empty where it is that of another device."""
+    return environment if environment.get("device", device) == device else {}
+
+
+def flops(record: Record) -> int | None:
+    """The executed FLOPs; the useful ones where an implementation does not declare them."""
+    executed: int | None = record.metrics.get("flops_executed")
+    return record.metrics.get("flops_useful") if executed is None else executed
+
+
+def suspect(record: Record, environment: Mapping[str, Any], time_us: float | None) -> str | None:
+    """Why a time of the record cannot be right on its machine, or None."""
+    here = described(environment, record.cell.case.device)
+    return limits.suspect(
+        device_name=here.get("device_name"),
+        dtype=record.cell.case.dtype,
+        matmul_precision=here.get("matmul_precision"),
+        time_us=time_us,
+        flops=flops(record),
+        bytes_min=record.metrics.get("bytes_min"),
+        measured=limits.ceilings_of(here),
+    )
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from attnbench.analysis.claims.statement import (
 from attnbench.analysis.columns import COLUMNS, TableRow
 from attnbench.analysis.crossovers import Crossover, crossovers, size_text
 from attnbench.analysis.scaling import scaling
-from attnbench.analysis.scaling.cells import same_text
 from attnbench.analysis.scaling.results import Estimate, ExponentFit, Scaling
+from attnbench.analysis.scaling.series import same_text
 from attnbench.analysis.times import Interval, are_times, interval_us, ratio, time_us
 from attnbench.base import units
 from attnbench.execution.store import Run

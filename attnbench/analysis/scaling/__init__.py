@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from attnbench.analysis.scaling.cells import Laws, measured
 from attnbench.analysis.scaling.exact import exact_fits
 from attnbench.analysis.scaling.exponents import DRAWS, fit_many
 from attnbench.analysis.scaling.model import models
 from attnbench.analysis.scaling.results import Scaling
-from attnbench.analysis.scaling.series import SeriesCells, all_series
+from attnbench.analysis.scaling.series import Laws, SeriesCells, all_series, measured
 from attnbench.execution.store import Run
 from attnbench.schema.finding import Finding
 from attnbench.schema.record import Record

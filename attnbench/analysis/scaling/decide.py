@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from attnbench.analysis.scaling.results import Estimate, power_text
+from attnbench.analysis.scaling.results import Estimate, Slope, power_text
 from attnbench.schema.finding import Verdict
 
 TOLERANCE = 0.15  # of the exponent: how far the ends of its interval may lie from the law
@@ -21,21 +20,14 @@ Decision = tuple[Verdict, str]
 class ExponentEvidence:
     """What the sizes that count say, beside what is declared.
 
-    `exponent` is their slope, `top` that of the top octave, both in log-log. `octaves` is the
-    range they span, a changepoint left out, `sizes` how many differ. `power` is the declared
-    exponent, `bound` whether it is an upper bound; `logs` is the slope that the law's logarithms
-    add on this range, None where it has none. `noun` names the axis. `cut_short` says why sizes do
-    not count where some do not; `changepoint` describes a sudden change between two sizes, and
-    `change_in_top` says that less than an octave lies beyond it. `lowest` and `highest` are the
-    ends of the interval whichever change that the times allow were taken out; a refutation has to
-    stand even so. `curvature` is 1 where the slope surely rises with size, −1 where it falls.
-    `disturbed` says which of the times cannot be trusted; what disturbed them may have raised the
-    exponent by `lower` at most, or lowered it by `higher`.
+    `sizes` is how many differ. `power` is the declared exponent, `bound` whether it is an upper
+    bound; `logs` is the slope that the law's logarithms add on this range, None where it has none.
+    `noun` names the axis. `cut_short` says why sizes do not count where some do not; `changepoint`
+    describes a sudden change between two sizes. `disturbed` says which of the times cannot be
+    trusted.
     """
 
-    exponent: Estimate | None
-    top: Estimate | None
-    octaves: float
+    slope: Slope
     sizes: int
     power: float
     bound: bool = False
@@ -43,13 +35,7 @@ class ExponentEvidence:
     noun: str = "n"
     cut_short: str | None = None
     changepoint: str | None = None
-    change_in_top: bool = False
-    lowest: float | None = None
-    highest: float | None = None
-    curvature: int = 0
     disturbed: str | None = None
-    lower: float = math.inf
-    higher: float = math.inf
 
     @property
     def least(self) -> float:
@@ -81,12 +67,12 @@ def decide(evidence: ExponentEvidence) -> Decision:
     order weighs on the small sizes). A law with logarithms cannot hold on such ranges: n log n has
     the slope 1 + 1/ln n, as some power of n has.
     """
-    for rule in (_too_little, _above, _below, _change_in_top, _logs, _short, _loose):
+    for rule in (_too_little, _off, _change_in_top, _logs, _short, _loose):
         found = rule(evidence)
         if found is not None:
             return _unless_disturbed(evidence, found)
     aside = "; a log factor would not show on this range"
-    over = f"over {evidence.octaves:.1f} octaves{_changed(evidence)}"
+    over = f"over {evidence.slope.octaves:.1f} octaves{_changed(evidence)}"
     return _unless_disturbed(evidence, ("holds", f"{_measured(evidence)} {over}{aside}"))
 
 
@@ -99,67 +85,53 @@ def _unless_disturbed(evidence: ExponentEvidence, found: Decision) -> Decision:
     harmless = verdict == "holds" and not evidence.changepoint
     if not evidence.disturbed or verdict == "inconclusive" or harmless:
         return found
-    most = _most_disturbance(evidence) if verdict == "refuted" else None
+    slope, most = evidence.slope, None
+    if verdict == "refuted" and slope.exponent:
+        # A changepoint and a disturbance are not assumed together: the scatter that makes the one
+        # likely is the other's.
+        low, high = slope.exponent.ends
+        if low - slope.lower > evidence.most:
+            most = slope.lower
+        elif not evidence.bound and high + slope.higher < evidence.least:
+            most = slope.higher
     if most is None:
         return "inconclusive", f"{evidence.disturbed}: measure again; {reason}"
     at_most = f"which changes the exponent by {most:.2g} at most"
     return verdict, f"{reason}; {evidence.disturbed}, {at_most}"
 
 
-def _most_disturbance(evidence: ExponentEvidence) -> float | None:
-    """How far off disturbances may have put an exponent that is off the law in any case.
-
-    That it is off even if a changepoint were taken out is known by then. A changepoint and a
-    disturbance are not assumed together: the scatter that makes the one likely is the other's.
-    """
-    exponent = evidence.exponent
-    if exponent is None:
-        return None
-    if _low(exponent) - evidence.lower > evidence.most:
-        return evidence.lower
-    off = not evidence.bound and _high(exponent) + evidence.higher < evidence.least
-    return evidence.higher if off else None
-
-
 def _too_little(evidence: ExponentEvidence) -> Decision | None:
-    enough = evidence.sizes >= LEAST_SIZES and evidence.octaves >= TO_REFUTE - _ROUNDING
-    if evidence.exponent is not None and enough:
+    slope = evidence.slope
+    if evidence.sizes >= LEAST_SIZES and slope.exponent and slope.octaves >= TO_REFUTE - _ROUNDING:
         return None
     return "inconclusive", f"too short: {_range(evidence)}, a verdict needs two octaves at least"
 
 
-def _above(evidence: ExponentEvidence) -> Decision | None:
-    exponent, top = evidence.exponent, evidence.top
-    if exponent is None or _low(exponent) <= evidence.most:
-        return None
-    reaches = top is not None and _low(top) <= evidence.most
-    if evidence.change_in_top and (top is None or reaches):
-        return None
-    if reaches and evidence.curvature < 0:
-        return "inconclusive", f"{_measured(evidence)}: still falling towards {evidence.law}"
-    if evidence.lowest is not None and evidence.lowest <= evidence.most:
-        return "inconclusive", _if_changed(evidence, evidence.lowest)
-    over = f"grows faster than {evidence.law}"
-    return "refuted", f"{over}: {_measured(evidence)}{_changed(evidence)}"
-
-
-def _below(evidence: ExponentEvidence) -> Decision | None:
-    exponent, top = evidence.exponent, evidence.top
-    if evidence.bound or exponent is None or _high(exponent) >= evidence.least:
-        return None
-    reaches = top is not None and _high(top) >= evidence.least
-    if evidence.change_in_top and (top is None or reaches):
-        return None
-    if reaches and evidence.curvature > 0:
-        return "inconclusive", f"{_measured(evidence)}: still rising towards {evidence.law}"
-    if evidence.highest is not None and evidence.highest >= evidence.least:
-        return "inconclusive", _if_changed(evidence, evidence.highest)
-    over = f"grows more slowly than {evidence.law}"
-    return "refuted", f"{over}: {_measured(evidence)}{_changed(evidence)}"
+def _off(evidence: ExponentEvidence) -> Decision | None:
+    """An exponent above the law, or below one that is no bound."""
+    slope, top = evidence.slope, evidence.slope.top
+    above = 1, evidence.most, slope.lowest, "falling", "faster"
+    below = -1, evidence.least, slope.highest, "rising", "more slowly"
+    for sign, limit, changed, still, how in (above,) if evidence.bound else (above, below):
+        nearest = sign < 0  # of an interval's ends
+        reaches, top_reaches = (
+            found is None or sign * (found.ends[nearest] - limit) <= 0
+            for found in (slope.exponent, top)
+        )
+        if reaches or (slope.change_in_top and top_reaches):
+            continue
+        measured = _measured(evidence)
+        if top and top_reaches and slope.curvature == -sign:
+            return "inconclusive", f"{measured}: still {still} towards {evidence.law}"
+        if sign * (changed - limit) <= 0:
+            change = "the constant changes between two sizes, as it may"
+            return "inconclusive", f"{measured}, or {changed:.2f} if {change}"
+        return "refuted", f"grows {how} than {evidence.law}: {measured}{_changed(evidence)}"
+    return None
 
 
 def _change_in_top(evidence: ExponentEvidence) -> Decision | None:
-    if not evidence.change_in_top:
+    if not evidence.slope.change_in_top:
         return None
     beyond = "and less than an octave lies beyond it: measure larger sizes"
     return "inconclusive", f"{evidence.changepoint}, {beyond}"
@@ -167,57 +139,43 @@ def _change_in_top(evidence: ExponentEvidence) -> Decision | None:
 
 def _logs(evidence: ExponentEvidence) -> Decision | None:
     """A bound with logarithms holds where it would without them."""
-    exponent = evidence.exponent
+    exponent = evidence.slope.exponent
     if evidence.logs is None or exponent is None:
         return None
-    if evidence.bound and _high(exponent) <= evidence.power + TOLERANCE:
+    if evidence.bound and exponent.ends[1] <= evidence.power + TOLERANCE:
         return None
-    return (
-        "inconclusive",
-        f"unresolved: log factors. {_measured(evidence)} agrees with {evidence.law}, and as well"
-        f" with a power of {evidence.noun} alone",
-    )
+    found = f"unresolved: log factors. {_measured(evidence)} agrees with {evidence.law}"
+    return "inconclusive", f"{found}, and as well with a power of {evidence.noun} alone"
 
 
 def _short(evidence: ExponentEvidence) -> Decision | None:
-    if evidence.octaves >= TO_HOLD - _ROUNDING:
+    if evidence.slope.octaves >= TO_HOLD - _ROUNDING:
         return None
     needed = f"{_range(evidence)}, to hold a law needs three{_changed(evidence)}"
     return "inconclusive", f"too short: {needed}; {_measured(evidence)} so far"
 
 
 def _loose(evidence: ExponentEvidence) -> Decision | None:
-    exponent, top = evidence.exponent, evidence.top
+    exponent, top = evidence.slope.exponent, evidence.slope.top
     assert exponent is not None, "what has no exponent is too short"
+    low, high = exponent.ends
     top_most = evidence.power + TOP_TOLERANCE
     reasons = []
-    if _high(exponent) > evidence.most:
+    if high > evidence.most:
         reasons.append(f"the interval reaches past {evidence.most:.2f}")
-    if not evidence.bound and _low(exponent) < evidence.least:
+    if not evidence.bound and low < evidence.least:
         reasons.append(f"the interval reaches below {evidence.least:.2f}")
-    if top is None or _high(top) > top_most:
+    if top is None or top.ends[1] > top_most:
         reasons.append(f"the top octave's slope {_shown(top)} reaches past {top_most:.2f}")
     if not reasons:
         return None
     return "inconclusive", f"{_measured(evidence)}: {'; '.join(reasons)}{_changed(evidence)}"
 
 
-def _low(estimate: Estimate) -> float:
-    return estimate.value if estimate.low is None else estimate.low
-
-
-def _high(estimate: Estimate) -> float:
-    return estimate.value if estimate.high is None else estimate.high
-
-
-def _if_changed(evidence: ExponentEvidence, exponent: float) -> str:
-    change = "the constant changes between two sizes, as it may"
-    return f"{_measured(evidence)}, or {exponent:.2f} if {change}"
-
-
 def _measured(evidence: ExponentEvidence) -> str:
-    top = "" if evidence.top is None else f", top octave {_shown(evidence.top)}"
-    return f"{evidence.noun}^{_shown(evidence.exponent)}{top}"
+    top = evidence.slope.top
+    octave = "" if top is None else f", top octave {_shown(top)}"
+    return f"{evidence.noun}^{_shown(evidence.slope.exponent)}{octave}"
 
 
 def _shown(estimate: Estimate | None) -> str:
@@ -231,7 +189,7 @@ def _shown(estimate: Estimate | None) -> str:
 
 def _range(evidence: ExponentEvidence) -> str:
     sizes = f"{evidence.sizes} size{'' if evidence.sizes == 1 else 's'}"
-    over = f"{evidence.octaves:.1f} octaves" if evidence.sizes > 1 else "no octave"
+    over = f"{evidence.slope.octaves:.1f} octaves" if evidence.sizes > 1 else "no octave"
     why = f" ({evidence.cut_short})" if evidence.cut_short else ""
     return f"{sizes} count{'s' if evidence.sizes == 1 else ''}, over {over}{why}"
 

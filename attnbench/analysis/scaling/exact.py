@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, nnls
 
-from attnbench.analysis.scaling.cells import Laws, Measured
 from attnbench.analysis.scaling.decide import LEAST_SIZES, TOLERANCE, Decision
 from attnbench.analysis.scaling.results import (
     NOUNS,
@@ -20,7 +19,7 @@ from attnbench.analysis.scaling.results import (
     plain_size,
     power_text,
 )
-from attnbench.analysis.scaling.series import SeriesCells
+from attnbench.analysis.scaling.series import Laws, Measured, SeriesCells
 from attnbench.base import units
 from attnbench.schema.case import Case
 from attnbench.schema.finding import WORST_FIRST, Finding, Verdict

@@ -12,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnbench.analysis.scaling import slopes
-from attnbench.analysis.scaling.cells import Floats, Replicates
 from attnbench.analysis.scaling.decide import ExponentEvidence, decide
 from attnbench.analysis.scaling.results import (
     NOUNS,
     Estimate,
     ExponentFit,
     Series,
+    Slope,
     as_figures,
     plain_size,
 )
+from attnbench.analysis.scaling.slopes import Floats, Replicates, estimates
 from attnbench.analysis.times import are_times, launch_bound
 from attnbench.base import units
 from attnbench.base.stats import median
@@ -49,11 +50,6 @@ class _Overhead:
     reason: str
 
 
-def fit_series(series: Series, *, draws: int = DRAWS) -> ExponentFit:
-    """The exponent of one series, with its finding where a law is declared."""
-    return fit_many([series], draws=draws)[0]
-
-
 def fit_many(many: Sequence[Series], *, draws: int = DRAWS) -> list[ExponentFit]:
     """The exponents of many series, in their order; the draws are the same for the same input."""
     alike: dict[int, list[int]] = defaultdict(list)
@@ -70,8 +66,6 @@ def fit_many(many: Sequence[Series], *, draws: int = DRAWS) -> list[ExponentFit]
 
 def _fit_alike(many: list[Series], draws: int) -> list[ExponentFit]:
     """Series of as many sizes each."""
-    if not many[0].sizes:
-        return [_without_sizes(series) for series in many]
     replicates = Replicates([times for series in many for times in series.times_us])
     shape = (len(many), len(many[0].sizes))
     middle, low, high = (part.reshape(shape) for part in replicates.intervals())
@@ -82,12 +76,8 @@ def _fit_alike(many: list[Series], draws: int) -> list[ExponentFit]:
     ]
     drawn = replicates.drawn_medians(draws, shape[1]).reshape(*shape, draws)
     lines = slopes.fit(_log_data(many, overheads, left_out, middle, drawn))
-    rows = zip(middle.tolist(), low.tolist(), high.tolist(), strict=True)
-    times = [tuple(_estimate(*ends) for ends in zip(*row, strict=True)) for row in rows]
-    return [
-        _fitted(series, overheads[i], left_out[i], times[i], lines, i)
-        for i, series in enumerate(many)
-    ]
+    times = [tuple(estimates(*rows)) for rows in zip(middle, low, high, strict=True)]
+    return list(map(_fitted, many, overheads, left_out, times, lines))
 
 
 def _log_data(
@@ -183,60 +173,35 @@ def _doubts(series: Series) -> tuple[str | None, ...]:
     return series.doubts or (None,) * len(series.sizes)
 
 
-def _estimate(value: float, low: float, high: float) -> Estimate:
-    if low != low or high != high:
-        return Estimate(value=value)
-    return Estimate(value=value, low=low, high=high)
-
-
-def _without_sizes(series: Series) -> ExponentFit:
-    power, bound, _ = power_of(series, ())
-    return ExponentFit(
-        series=series, time_us=(), left_out=(), overhead_us=0.0, exponent=None, top=None,
-        intercept=None, declared=power, bound=bound,
-    )  # fmt: skip
-
-
 def _fitted(
     series: Series,
     overhead: _Overhead,
     left_out: tuple[str | None, ...],
     times: tuple[Estimate, ...],
-    lines: slopes.Lines,
-    i: int,
+    slope: Slope,
 ) -> ExponentFit:
     used = [size for size, why in zip(series.sizes, left_out, strict=True) if why is None]
-    whole = _line_estimate(lines.whole, i)
-    top = _line_estimate(lines.top, i) if whole else None
     power, bound, logs = power_of(series, used)
-    at = int(lines.change_after[i])
-    change = None if at < 0 else (series.sizes[at], math.exp(lines.change_log[i]))
-    octaves = float(lines.octaves[i])
-    evidence = None if power is None else ExponentEvidence(
-        exponent=whole, top=top, octaves=octaves, sizes=len(set(used)), power=power,
-        bound=bound, logs=logs, noun=NOUNS[series.axis], cut_short=_cut_short(left_out),
+    at = slope.change_after
+    change = None if at < 0 else (series.sizes[at], math.exp(slope.change_log))
+    finding = None if power is None else _finding(series, overhead, ExponentEvidence(
+        slope=slope, sizes=len(set(used)), power=power, bound=bound, logs=logs,
+        noun=NOUNS[series.axis], cut_short=_cut_short(left_out),
         changepoint=change and _changepoint_text(series, at, change[1]),
-        change_in_top=bool(lines.change_in_top[i]),
-        lowest=float(lines.least[i]), highest=float(lines.most[i]),
-        curvature=int(lines.curvature[i]), disturbed=_disturbed(series, left_out),
-        lower=float(lines.lower[i]), higher=float(lines.higher[i]),
-    )  # fmt: skip
+        disturbed=_disturbed(series, left_out),
+    ))  # fmt: skip
     return ExponentFit(
-        series=series, time_us=times, left_out=left_out, overhead_us=overhead.us, exponent=whole,
-        top=top, intercept=float(lines.intercept[i]) if whole else None, declared=power,
-        bound=bound, octaves=octaves, changepoint=change,
-        finding=None if evidence is None else _finding(series, evidence, overhead),
+        series=series, time_us=times, left_out=left_out, overhead_us=overhead.us,
+        exponent=slope.exponent, top=slope.top,
+        intercept=slope.intercept if slope.exponent else None, declared=power, bound=bound,
+        octaves=slope.octaves, changepoint=change, finding=finding,
     )  # fmt: skip
 
 
-def _line_estimate(line: slopes.Line, i: int) -> Estimate | None:
-    value, low, high = float(line.slope[i]), float(line.low[i]), float(line.high[i])
-    return None if value != value else _estimate(value, low, high)
-
-
-def _finding(series: Series, evidence: ExponentEvidence, overhead: _Overhead) -> Finding:
+def _finding(series: Series, overhead: _Overhead, evidence: ExponentEvidence) -> Finding:
     """The verdict; where the law does not hold, with the caches and kernels that are passed."""
     verdict, reason = decide(evidence)
+    slope = evidence.slope
     if verdict != "holds":
         reason = "; ".join((reason, *_boundaries(series)))
     # Of several terms an exponent can only judge the bound by the largest.
@@ -248,9 +213,9 @@ def _finding(series: Series, evidence: ExponentEvidence, overhead: _Overhead) ->
         verdict=verdict,
         reason=reason,
         figures={
-            **(as_figures("exponent", evidence.exponent) or {"exponent": None}),
-            **(as_figures("top_slope", evidence.top) or {"top_slope": None}),
-            "octaves": evidence.octaves,
+            **(as_figures("exponent", slope.exponent) or {"exponent": None}),
+            **(as_figures("top_slope", slope.top) or {"top_slope": None}),
+            "octaves": slope.octaves,
             "floor_us": overhead.us,  # as stored since the first runs
         },
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from attnbench.analysis.scaling.cells import Floats, Measured
 from attnbench.analysis.scaling.decide import Decision
 from attnbench.analysis.scaling.model_fit import FEWEST_N, FittedModel, fit
 from attnbench.analysis.scaling.model_terms import (
@@ -24,6 +22,8 @@ from attnbench.analysis.scaling.model_terms import (
     surplus,
 )
 from attnbench.analysis.scaling.results import Estimate, ModelFit, as_figures
+from attnbench.analysis.scaling.series import Measured
+from attnbench.analysis.scaling.slopes import Floats
 from attnbench.base import units
 from attnbench.execution.store import Run
 from attnbench.schema.finding import Figure, Finding, Verdict
@@ -65,14 +65,12 @@ def _model(cells: ModelCells) -> ModelFit:
     at_largest = {
         term.name: _estimate(float(values[0, i]), draws[0, i]) for i, term in enumerate(cells.terms)
     }
-    crossing, theory, rates = _overtaking(cells, found)
+    crossing, theory = _overtaking(cells, found)
     known: dict[str, Figure] = {
         "held_out": found.held_out,
         "spread": found.spread,
         "overtakes_n_theory": theory,
         **as_figures("overtakes_n", crossing),
-        **rates,
-        **_heads_cost(cells, found),
     }
     for name, share in at_largest.items():  # as share_H_n2
         known |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
@@ -133,22 +131,19 @@ def predicted(fit: FittedModel, rows: Floats) -> tuple[Estimate, ...]:
     )
 
 
-def _overtaking(
-    cells: ModelCells, fit: FittedModel
-) -> tuple[Estimate | None, float | None, dict[str, Figure]]:
+def _overtaking(cells: ModelCells, fit: FittedModel) -> tuple[Estimate | None, float | None]:
     """Where a layer's quadratic terms overtake its projections: the n by the model, that by theory.
 
     By the model: terms linear in n against those in n², at the width and the heads of the largest
     cell. By theory: where the FLOPs of attention equal those of the projections, E·(1 + G/H)
     forward, full; twice that for causal, × 0.8 for the backward pass, × 6/7 for both. None under
-    other masks and for other workloads. The figures are the FLOP rates of both, by the model, at
-    the largest cell; `rate_ratio` is attention's / the projections', by which the two n differ.
+    other masks and for other workloads. The two differ by the ratio of the FLOP rates of both.
     """
     at = cells.at_largest
     case = cells.cases[at]
     pairs_of_square = _PAIRS_OF_SQUARE.get(case.mask.text)
     if not TERMS[case.workload].overtakes or pairs_of_square is None:
-        return None, None, {}
+        return None, None
     wide = replace(case, width=case.model_width)
     # FLOPs of the projections a token, and of attention a token squared, in the case's pass.
     projections = costs.projection_flops(wide, 1, 1) * _PROJECTIONS[case.pass_]
@@ -163,44 +158,11 @@ def _overtaking(
     linear_us, square_us = map(float, times_us(fit.coefficients))
     theory = projections / attention
     if not linear_us or not square_us:
-        return None, theory, {}
-    rates = projections * n / linear_us, attention * n**2 / square_us
+        return None, theory
     with np.errstate(divide="ignore", invalid="ignore"):
         draws = np.divide(*times_us(fit.draws)) * n
     crossing = _estimate(linear_us / square_us * n, np.nan_to_num(draws, nan=np.inf, posinf=np.inf))
-    gflops: dict[str, Figure] = {
-        "projections_gflops": rates[0] / 1e3, "attention_gflops": rates[1] / 1e3,
-        "rate_ratio": rates[1] / rates[0],
-    }  # fmt: skip
-    return crossing, theory, gflops
-
-
-def _heads_cost(cells: ModelCells, fit: FittedModel) -> dict[str, Figure]:
-    """By how much many heads cost more than few of the same total width, measured and modelled.
-
-    At the largest n at which the run has that, between the fewest and the most heads; {} where it
-    has not.
-    """
-    found = defaultdict[tuple[int, int, int], list[int]](list)
-    for index, case in enumerate(cells.cases):
-        found[case.seq_len, case.heads * case.head_dim, case.batch].append(index)
-    several = {key: rows for key, rows in found.items() if len(rows) > 1}
-    if not several:
-        return {}
-    key = max(several, key=lambda k: (k[0], len(several[k]), k[1], -k[2]))
-    by_heads = sorted(several[key], key=lambda index: cells.cases[index].heads)
-    few, many = by_heads[0], by_heads[-1]
-    rows = cells.design[[few, many]]
-    modelled, draws = rows @ fit.coefficients, rows @ fit.draws
-    cost = _estimate(float(modelled[1] / modelled[0]), draws[1] / draws[0])
-    return {
-        "heads_few": cells.cases[few].heads,
-        "heads_many": cells.cases[many].heads,
-        "heads_n": cells.cases[few].seq_len,
-        "heads_width": key[1],
-        "heads_cost_measured": float(cells.times_us[many] / cells.times_us[few]),
-        **as_figures("heads_cost_model", cost),
-    }
+    return crossing, theory
 
 
 # The verdict: the law's terms are there, and none of a higher order is.

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from attnbench.analysis.scaling.cells import Floats
 from attnbench.analysis.scaling.exact import NNLS_STEPS
 from attnbench.analysis.scaling.model_terms import Bools, ModelCells
+from attnbench.analysis.scaling.slopes import Floats
 
 # Two processes of identical code differ persistently by one to several percent: what one process
 # says of a cell is at least so uncertain, however its samples agree.

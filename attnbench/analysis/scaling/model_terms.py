@@ -11,15 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench.analysis.scaling.cells import (
-    Floats,
-    Laws,
-    Measured,
-    Replicates,
-    kind_words,
-    measured,
-)
 from attnbench.analysis.scaling.results import Estimate
+from attnbench.analysis.scaling.series import Laws, Measured, kind_words, measured
+from attnbench.analysis.scaling.slopes import Floats, Replicates, estimates
 from attnbench.analysis.times import over_processes
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
@@ -36,34 +30,19 @@ FEWEST_SIZES = 2  # of n, and of d
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A term: `law` in n, d and w, times the sizes named in `per` (batch, heads).
+    """A term in n, d and w, times the sizes named in `per` (batch, heads).
 
     `band` says for which masks it is there: all of them, those without a window, or windows only.
     """
 
     name: str
-    law: str
     per: tuple[str, ...]
     band: Band = "any"
 
-    @property
+    @cached_property
     def term(self) -> Term:
         """The powers of n, d and w."""
-        return parse(self.law).terms[0]
-
-
-_OVERHEAD = Candidate(name=OVERHEAD, law="1", per=())
-_EACH_HEAD = ("batch", "heads")  # of attention, where d is the head dim
-_WIDTH = ("batch",)  # where d is the model width, in which the heads are contained
-
-
-def _of(per: tuple[str, ...], *laws: str, band: Band = "any") -> tuple[Candidate, ...]:
-    return tuple(Candidate(name=law, law=law, per=per, band=band) for law in laws)
-
-
-def _per_head(law: str, band: Band = "any") -> Candidate:
-    """What each head pays once more, whatever its dim: softmax, traffic of the scores."""
-    return Candidate(name=f"H {law}", law=law, per=_EACH_HEAD, band=band)
+        return parse("1" if self.name == OVERHEAD else self.name.removeprefix("H ")).terms[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,52 +58,38 @@ class Terms:
     overtakes: bool = False
 
 
-# A new workload is one row. Where a window is given, n w d takes the place of n d, which is the
-# same but for a factor; at n below the window w is n.
+def _terms(per: tuple[str, ...], names: str, once: str = "") -> tuple[Candidate, ...]:
+    """The overhead, what is there `once`, and by `per` each of `names`.
+
+    H before a name is what each head pays once more, whatever its dim: softmax, traffic of the
+    scores. What has a w is there under a window alone, and n d not where n w d is.
+    """
+    found = [Candidate(name=name, per=()) for name in (OVERHEAD, *once.split(", ")) if name]
+    for name in names.split(", "):
+        band: Band = "window" if "w" in name else "any"
+        if name == "n d" and "n w d" in names:  # which is the same but for a factor
+            band = "full"
+        of = _EACH_HEAD if name.startswith("H ") else per
+        found.append(Candidate(name=name, per=of, band=band))
+    return tuple(found)
+
+
+_EACH_HEAD = ("batch", "heads")  # of attention, where d is the head dim
+_WIDTH = ("batch",)  # where d is the model width, in which the heads are contained
+_PRODUCTS = "n d, n w d, H n w, n d^2, H n^2, n^2 d"
+# A new workload is one row. At n below the window w is n.
 TERMS: dict[str, Terms] = {
-    "attention": Terms(
-        d="head_dim",
-        candidates=(
-            _OVERHEAD,
-            *_of(_EACH_HEAD, "n d", band="full"),
-            *_of(_EACH_HEAD, "n w d", band="window"),
-            _per_head("n w", band="window"),
-            *_of(_EACH_HEAD, "n d^2"),
-            _per_head("n^2"),
-            *_of(_EACH_HEAD, "n^2 d"),
-        ),
-    ),
+    "attention": Terms(d="head_dim", candidates=_terms(_EACH_HEAD, _PRODUCTS)),
+    # The weights are read once, however many tokens there are.
     "layer": Terms(
-        d="model_width",
-        overtakes=True,
-        candidates=(
-            _OVERHEAD,
-            *_of((), "d^2"),  # the weights are read once, however many tokens there are
-            *_of(_WIDTH, "n d", band="full"),
-            *_of(_WIDTH, "n w d", band="window"),
-            _per_head("n w", band="window"),
-            *_of(_WIDTH, "n d^2"),
-            _per_head("n^2"),
-            *_of(_WIDTH, "n^2 d"),
-        ),
+        d="model_width", overtakes=True, candidates=_terms(_WIDTH, _PRODUCTS, once="d^2")
     ),
     "decode": Terms(
         d="model_width",
-        candidates=(
-            _OVERHEAD,
-            *_of(_WIDTH, "d^2", "n d"),
-            *_of(_WIDTH, "w d", band="window"),
-            _per_head("n"),
-            *_of(_WIDTH, "n d^2"),
-            _per_head("n^2"),
-            *_of(_WIDTH, "n^2 d"),
-        ),
+        candidates=_terms(_WIDTH, "d^2, n d, w d, H n, n d^2, H n^2, n^2 d"),
     ),
     # A step costs something however narrow the network is: n steps one after another.
-    "recurrent": Terms(
-        d="model_width",
-        candidates=(_OVERHEAD, *_of((), "n"), *_of(_WIDTH, "n d", "n d^2", "n^2 d")),
-    ),
+    "recurrent": Terms(d="model_width", candidates=_terms(_WIDTH, "n d, n d^2, n^2 d", once="n")),
 }
 
 
@@ -227,11 +192,7 @@ class ModelCells:
     @property
     def estimates_us(self) -> tuple[Estimate, ...]:
         """The time of each point with its interval, where it has one."""
-        rows = zip(self.times_us.tolist(), *self.interval_us.tolist(), strict=True)
-        return tuple(
-            Estimate(value=value, low=low, high=high) if low == low else Estimate(value=value)
-            for value, low, high in rows
-        )
+        return tuple(estimates(self.times_us, *self.interval_us))
 
     @cached_property
     def points(self) -> tuple[dict[str, float], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -33,6 +34,12 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Low and high; the value itself where there is no interval."""
+        low, high = self.low, self.high
+        return self.value if low is None else low, self.value if high is None else high
 
 
 def as_figures(name: str, found: Estimate | None) -> dict[str, Figure]:
@@ -74,6 +81,34 @@ class Series:
     def subject(self) -> str:
         """What a finding is about."""
         return f"{self.impl}, {self.same}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slope:
+    """What the regression in log-log says of one series; None where there is no slope.
+
+    `exponent` is the slope over the sizes that count, `top` that of the top octave. `octaves` is
+    the range of the sizes, less that of a changepoint. `change_after` is the index of the last size
+    before it, −1 where there is none; `change_log` the logarithm of its factor; `change_in_top`
+    says that it lies in the top octave. `intercept` is that of the sizes beyond it. `lowest` and
+    `highest` are the ends of the exponent's interval whichever change that the times allow were
+    taken out. `curvature` is 1 where the slope surely rises with size, −1 where it falls, else 0.
+    What disturbed the times may have raised the exponent by `lower` at most, or lowered it by
+    `higher`.
+    """
+
+    exponent: Estimate | None
+    top: Estimate | None
+    octaves: float
+    intercept: float = math.nan
+    change_after: int = -1
+    change_log: float = 0.0
+    change_in_top: bool = False
+    lowest: float = math.nan
+    highest: float = math.nan
+    curvature: float = 0.0
+    lower: float = math.inf
+    higher: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

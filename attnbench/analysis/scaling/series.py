@@ -10,15 +10,136 @@ import numpy as np
 import pandas as pd
 
 from attnbench.analysis import notes, times
-from attnbench.analysis.scaling.cells import Laws, Measured, describes, measured, same_text
 from attnbench.analysis.scaling.results import Axis, Series
+from attnbench.base.stats import median
+from attnbench.errors import UsageError
 from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.schema.case import Case
+from attnbench.schema.record import Record
+from attnbench.theory.law import Law, parse
+from attnbench.theory.traits import TRAITS
 
 OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
 _PEAK = "memory_peak_bytes"
 MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer than the fits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A cell with the replicates of its time; `doubt` says why there are none.
+
+    `kind` numbers all that makes cells alike but their sizes.
+    """
+
+    record: Record
+    kind: int
+    times_us: tuple[float, ...] = ()
+    doubt: str | None = None
+
+
+def measured(run: Run) -> list[Measured]:
+    """Every record of the run. Those that failed or are suspect have a doubt and no times."""
+    environment = run.info.get("environment") or {}
+    kinds: dict[tuple[Any, ...], int] = {}
+    found = []
+    for record in run.records:
+        case = record.cell.case
+        alike = (
+            record.cell.impl, case.workload, case.pass_, case.device, case.dtype, case.mask.text,
+            case.position.text, case.projection, case.cache, case.new_tokens, case.scale,
+        )  # fmt: skip
+        kind = kinds.setdefault(alike, len(kinds))
+        times_us, doubt = _times_or_doubt(record, environment)
+        found.append(Measured(record=record, kind=kind, times_us=times_us, doubt=doubt))
+    return found
+
+
+def _times_or_doubt(
+    record: Record, environment: dict[str, Any]
+) -> tuple[tuple[float, ...], str | None]:
+    if record.status != "ok":
+        return (), f"{record.status}: {record.reason}"
+    observed = tuple(times.observations_us(record))
+    if not times.are_times(observed):
+        return (), "not a valid time (0 or NaN)"
+    suspect = times.suspect(record, environment, median(observed))
+    return ((), f"suspect: {suspect}") if suspect else (observed, None)
+
+
+class Laws:
+    """Declared laws by implementation; text that cannot be parsed is a problem and no law."""
+
+    def __init__(self, run: Run) -> None:
+        rows = run.info.get("implementations") or []
+        self._rows: dict[str, dict[str, Any]] = {row["name"]: row for row in rows if "name" in row}
+        self._known: dict[tuple[Any, ...], Law | None] = {}
+        self.problems: dict[str, str] = {}
+
+    def time(self, impl: str, case: Case) -> Law | None:
+        """How time grows; per token where the workload's times are."""
+        return self._law(impl, "time", case)
+
+    def flops(self, impl: str, case: Case) -> Law | None:
+        """How FLOPs grow: as `flops_law`, or else as time."""
+        declared = (self._rows.get(impl) or {}).get("flops_law")
+        return self._law(impl, "flops_law" if declared else "time", case)
+
+    def memory(self, impl: str, case: Case) -> Law | None:
+        """How the workspace grows."""
+        return self._law(impl, "memory", case)
+
+    def _law(self, impl: str, field: str, case: Case) -> Law | None:
+        """In the case's workload. A window may need less than is declared for all pairs."""
+        windowed = case.mask.before is not None
+        key = impl, field, case.workload, case.cache, case.projection, windowed
+        if key not in self._known:
+            text, law = (self._rows.get(impl) or {}).get(field), None
+            try:
+                core = parse(str(text)) if text else None
+            except UsageError as err:
+                self.problems[impl] = f"{field}: {err}"
+                core = None
+            if core:
+                traits = TRAITS.get(case.workload)
+                law = (traits.memory if field == "memory" else traits.time)(core, case)
+            self._known[key] = law.upper() if law and windowed else law
+        return self._known[key]
+
+
+def kind_words(case: Case) -> list[str]:
+    """Mask, position encoding, projection and cache, unless they are the plain ones."""
+    words = [text for text in (case.mask.text, case.position.text) if text not in ("full", "none")]
+    return words + [text for text in (case.projection, case.cache) if text]
+
+
+def same_text(case: Case, axis: Axis) -> str:
+    """As `attention forward B=1 H=2 D=64 float32`: all but what varies along the axis."""
+    of_heads, of_dims = ("heads", "heads at fixed width"), ("d", "heads at fixed width")
+    own_keys, grouped = case.kv_len != case.seq_len, case.kv_heads != case.heads
+    # Each size with the axes along which it varies.
+    sizes: list[tuple[str, tuple[str, ...]]] = [
+        (f"n={case.seq_len}", ("n",)),
+        (f"S={case.kv_len}" * own_keys, ("n",)),
+        (f"B={case.batch}", ("batch",)),
+    ]
+    if TRAITS.get(case.workload).heads:
+        sizes += [
+            (f"H={case.heads}", of_heads),
+            (f"G={case.kv_heads}" * grouped, of_heads),
+            (f"D={case.head_dim}", of_dims),
+            (f"V={case.value_dim}" * (case.value_dim != case.head_dim), of_dims),
+            (f"E={case.width}" if case.width else "", ("d", "heads")),
+        ]
+    else:
+        sizes.append((f"E={case.model_width}", ("d",)))
+    words = [case.workload, case.pass_, *(text for text, varies in sizes if axis not in varies)]
+    words += [f"H·D={case.heads * case.head_dim}"] if axis == "heads at fixed width" else []
+    words += [f"H/G={case.heads // case.kv_heads}"] if axis in of_heads and grouped else []
+    words += [case.dtype, *kind_words(case)]
+    words += [f"T={case.new_tokens}"] if case.new_tokens else []
+    words += [f"scale={case.scale:g}"] if case.scale is not None else []
+    return " ".join(filter(None, words))
 
 
 @dataclass(frozen=True)
@@ -61,19 +182,16 @@ class SeriesCells:
         return self.cells[0].record.cell.case
 
 
-def all_series(run: Run, laws: Laws, cells: list[Measured] | None = None) -> list[SeriesCells]:
+def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]:
     """Every series of a run that could show how cost grows.
 
     Along n from two sizes on. Along the other axes from three, and once for all else alike: at the
     n that has most sizes, the largest of those, since a small problem shows its overhead. Cells
-    that failed or that are suspect have no replicates, and a doubt that says why. `cells` are those
-    of the run where they are known already.
+    that failed or that are suspect have no replicates, and a doubt that says why.
     """
-    cells = measured(run) if cells is None else cells
     if not cells:
         return []
     environment = run.info.get("environment") or {}
-    ceilings = limits.ceilings_of(environment)
     frame = _frame(cells)
     overheads = _smallest(
         [c for c, small in zip(cells, frame["is_overhead"], strict=True) if small and c.times_us]
@@ -83,9 +201,9 @@ def all_series(run: Run, laws: Laws, cells: list[Measured] | None = None) -> lis
     for axis, rule in _RULES.items():
         for members in _members(frame, axis, rule):
             chosen = [cells[i] for i in members]
-            here = describes(environment, chosen[0].record)
-            known = ceilings if here else limits.Ceilings()
+            here = times.described(environment, chosen[0].record.cell.case.device)
             overhead_us = _overhead_us(overheads, chosen[0])
+            known = limits.ceilings_of(here)
             series = _series(axis, chosen, overhead_us, laws, known, with_notes=with_notes)
             found.append(SeriesCells(series=series, cells=tuple(chosen)))
     return found

@@ -1,4 +1,4 @@
-"""Slopes of many series at once: regression in log-log, at most one changepoint, intervals.
+"""Replicates of times, and slopes of many series at once: regression in log-log, intervals.
 
 Arrays are S series × K sizes (× D draws). Weights are 1 where a size counts, else 0.
 """
@@ -6,14 +6,21 @@ Arrays are S series × K sizes (× D draws). Weights are 1 where a size counts, 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from attnbench.analysis.scaling.cells import Floats
+from attnbench.analysis.scaling.results import Estimate, Slope
+from attnbench.base.stats import interval_rank
+
+Floats = NDArray[np.float64]
+_SEED = 20_260
 
 # The scatter of single sizes around the line is known from a few residuals alone. What is known
 # beforehand helps: one cell measured in fresh processes spreads by 1.4 to 2.6 % on a shared machine
@@ -24,6 +31,84 @@ USUAL_SCATTER, USUAL_FREEDOM = 0.02, 4
 # is only this likely is not taken out, but a refutation must stand if it were.
 CHANGE_FACTOR, CHANGE_SURE, CHANGE_SURE_SWITCHED, CHANGE_LIKELY = math.log(1.1), 4.0, 2.5, 2.0
 _OCTAVE = math.log(2) * (1 + 1e-6)
+
+
+class Replicates:
+    """Many sets of replicates, sorted, those of equal count together in one array.
+
+    A set is treated as empty if one of its replicates is not above 0, or not finite.
+    """
+
+    def __init__(self, many: Sequence[tuple[float, ...]]) -> None:
+        members: dict[int, list[int]] = defaultdict(list)
+        for index, times_us in enumerate(many):
+            if times_us:
+                members[len(times_us)].append(index)
+        self.size = len(many)
+        self.alike: dict[int, tuple[NDArray[np.int64], Floats]] = {}
+        for count, where in members.items():
+            values = np.array([many[i] for i in where], dtype=np.float64)
+            fine = ((values > 0) & (values < np.inf)).all(axis=1)
+            self.alike[count] = np.array(where)[fine], np.sort(values[fine], axis=1)
+
+    def intervals(self) -> tuple[Floats, Floats, Floats]:
+        """Median, low and high of each set; NaN where it is empty, or has no interval.
+
+        As `stats.processes_interval`: order statistics from six replicates on, below that
+        Student's t on the logarithms.
+        """
+        middle, low, high = (np.full(self.size, np.nan) for _ in range(3))
+        for count, (where, ordered) in self.alike.items():
+            middle[where] = np.median(ordered, axis=1)
+            rank = interval_rank(count)
+            if rank is not None:
+                low[where], high[where] = ordered[:, rank - 1], ordered[:, -rank]
+            elif count > 1:
+                logs = np.log(ordered)
+                half = special.stdtrit(count - 1, 0.975) * logs.std(axis=1, ddof=1) / np.sqrt(count)
+                low[where] = np.exp(logs.mean(axis=1) - half)
+                high[where] = np.exp(logs.mean(axis=1) + half)
+        return middle, low, high
+
+    def drawn_medians(self, draws: int, cycle: int, *, seed: int = 0) -> Floats:
+        """Medians of bootstrap samples of each set: sets × draws; NaN where a set is empty.
+
+        Sets whose indices agree modulo `cycle` share their random numbers, so that the sets of one
+        series are independent. The k-th smallest of R numbers drawn with replacement from R ordered
+        ones is the ⌊R·U⌋-th of those, where U is the k-th smallest of R uniform numbers, that is,
+        of distribution Beta(k, R − k + 1): one random number makes the median of a draw, or two if
+        R is even.
+        """
+        found = np.full((self.size, draws), np.nan)
+        for count, (where, ordered) in self.alike.items():
+            lower, upper = _ranks(count, cycle, draws, seed)
+            turn = where % cycle
+            found[where] = np.take_along_axis(ordered, lower[turn], axis=1)
+            if count % 2 == 0:
+                found[where] = (found[where] + np.take_along_axis(ordered, upper[turn], axis=1)) / 2
+        return found
+
+
+def estimates(middle: Floats, low: Floats, high: Floats) -> list[Estimate]:
+    """Values with their intervals; those with an end that is NaN have none."""
+    rows = zip(middle.tolist(), low.tolist(), high.tolist(), strict=True)
+    return [
+        Estimate(value=row[0], low=row[1], high=row[2])
+        if row[1] == row[1] and row[2] == row[2]
+        else Estimate(value=row[0])
+        for row in rows
+    ]
+
+
+@lru_cache(maxsize=8)
+def _ranks(count: int, cycle: int, draws: int, seed: int) -> tuple[NDArray[np.int64], ...]:
+    """Indices of the middle value of each draw, or of the two middle ones: cycle × draws each."""
+    random = np.random.default_rng((_SEED, seed, count))
+    middle = (count + 1) // 2
+    first = random.beta(middle, count - middle + 1, (cycle, draws))
+    rest = max(1, count - middle)
+    second = 1 - (1 - first) * random.random((cycle, draws)) ** (1 / rest)
+    return tuple(np.minimum((count * u).astype(np.int64), count - 1) for u in (first, second))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,50 +132,6 @@ class LogData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """A slope with its 95 % interval, for each series; NaN where there is none."""
-
-    slope: Floats
-    low: Floats
-    high: Floats
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lines:
-    """The result of the regression for each series.
-
-    `change_after` is the index of the last size before the changepoint, −1 where there is none;
-    `change_log` the logarithm of its factor, `change_in_top` whether it lies in the top octave.
-    `intercept` is that of the sizes beyond it. `octaves` is the range of the sizes that count, less
-    the changepoint's. `least` and `most` are the ends of the exponent's interval whichever likely
-    changepoint were taken out. `curvature` is 1 where the slope surely rises with size, −1 where it
-    falls, else 0. `lower` and `higher` are by how much the exponent may be off at most for what
-    disturbed the times of large sizes, and of small ones.
-    """
-
-    whole: Line
-    top: Line
-    intercept: Floats
-    octaves: Floats
-    change_after: NDArray[np.int64]
-    change_log: Floats
-    change_in_top: NDArray[np.bool_]
-    least: Floats
-    most: Floats
-    curvature: Floats
-    lower: Floats
-    higher: Floats
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Changepoint:
-    after: NDArray[np.int64]
-    log: Floats
-    least: Floats
-    most: Floats
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Split:
     """One slope through two groups of sizes, each with a constant of its own (or through one)."""
 
@@ -103,7 +144,7 @@ class _Split:
     intercept: Floats  # of the upper group
 
 
-def fit(data: LogData) -> Lines:
+def fit(data: LogData) -> list[Slope]:
     """Fit every series.
 
     The interval of a slope is the wider of two, side by side: the bootstrap's, from the replicates
@@ -115,29 +156,36 @@ def fit(data: LogData) -> Lines:
     top octave is a fact about its own sizes, whatever line the others follow: there the scatter is
     that of each size about the chord of its neighbours.
     """
-    change = _changepoints(data)
-    chosen = _split(data, change.after)
-    freedom = data.weight.sum(1) - 2 - (change.after >= 0)
+    after, log, least, most = _changepoints(data)
+    chosen = _split(data, after)
+    freedom = data.weight.sum(1) - 2 - (after >= 0)
     whole = _line(data, chosen.coefficients, _half(data, chosen.residual, freedom, chosen.spread))
-    coefficients, spread, change_in_top = _top(data, change.after)
-    beyond = (np.arange(data.x.shape[1]) > change.after[:, None]) & (change.after[:, None] >= 0)
-    level = data.y - np.where(beyond, change.log[:, None], 0.0)  # the changepoint taken out
+    coefficients, spread, change_in_top = _top(data, after)
+    beyond = (np.arange(data.x.shape[1]) > after[:, None]) & (after[:, None] >= 0)
+    level = data.y - np.where(beyond, log[:, None], 0.0)  # the changepoint taken out
     local, pieces = local_residual(data.x, level, data.weight)
     top = _line(data, coefficients, _half(data, local, pieces, spread))
-    return Lines(
-        whole=whole,
-        top=top,
-        intercept=chosen.intercept,
-        octaves=_octaves(data, change.after),
-        change_after=change.after,
-        change_log=change.log,
-        change_in_top=change_in_top,
-        least=np.fmin(whole.low, change.least),
-        most=np.fmax(whole.high, change.most),
-        curvature=_curvature_sign(data, level, freedom),
-        lower=_most(chosen.coefficients, data.excess),
-        higher=_most(-chosen.coefficients, data.excess),
-    )
+    columns = {
+        "octaves": _octaves(data, after),
+        "intercept": chosen.intercept,
+        "change_after": after,
+        "change_log": log,
+        "change_in_top": change_in_top,
+        "lowest": np.fmin(whole[1], least),
+        "highest": np.fmax(whole[2], most),
+        "curvature": _curvature_sign(data, level, freedom),
+        "lower": _most(chosen.coefficients, data.excess),
+        "higher": _most(-chosen.coefficients, data.excess),
+    }
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    lines = [
+        [one if one.value == one.value else None for one in estimates(*line)]
+        for line in (whole, top)
+    ]
+    return [
+        Slope(exponent=slope, top=end if slope else None, **dict(zip(columns, row, strict=True)))
+        for slope, end, row in zip(*lines, rows, strict=True)
+    ]
 
 
 def _most(coefficients: Floats, excess: Floats) -> Floats:
@@ -201,9 +249,10 @@ def _split(data: LogData, after: NDArray[np.int64]) -> _Split:
     )
 
 
-def _changepoints(data: LogData) -> _Changepoint:
+def _changepoints(data: LogData) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
     """Where the constant of each series changes (−1: nowhere), and by how much (as a logarithm).
 
+    With the ends of the exponent's interval whichever likely changepoint were taken out.
     At each interval in turn the line gets another constant beyond it; the interval where that
     constant is surest is the changepoint, if it is sure at all, and describes the series better
     than curvature does. Four sizes at least. A smallest size above the line of the others is the
@@ -235,7 +284,7 @@ def _changepoints(data: LogData) -> _Changepoint:
         best = np.where(better, sure, best)
         after = np.where(better, index, after)
         log = np.where(better, split.change, log)
-    return _Changepoint(after=after, log=log, least=least, most=most)
+    return after, log, least, most
 
 
 def _top(data: LogData, after: NDArray[np.int64]) -> tuple[Floats, Floats, NDArray[np.bool_]]:
@@ -256,17 +305,15 @@ def _top(data: LogData, after: NDArray[np.int64]) -> tuple[Floats, Floats, NDArr
     return ratio(around, spread[:, None]), spread, (below * member).sum(1) > 0
 
 
-def _line(data: LogData, coefficients: Floats, half: Floats) -> Line:
+def _line(data: LogData, coefficients: Floats, half: Floats) -> tuple[Floats, Floats, Floats]:
+    """Slopes with the ends of their 95 % intervals; NaN where there is none."""
     slope = (coefficients * data.y).sum(1)
     other = (coefficients * data.y_other).sum(1)
     drawn = np.sort(np.einsum("sk,skd->sd", coefficients, data.y_drawn), axis=1)
     draws = drawn.shape[1]
     low, high = drawn[:, int(0.025 * draws)], drawn[:, -1 - int(0.025 * draws)]
-    return Line(
-        slope=slope,
-        low=np.minimum(np.minimum(slope, other) - half, low),
-        high=np.maximum(np.maximum(slope, other) + half, high),
-    )
+    low = np.minimum(np.minimum(slope, other) - half, low)
+    return slope, low, np.maximum(np.maximum(slope, other) + half, high)
 
 
 def _octaves(data: LogData, after: NDArray[np.int64]) -> Floats:

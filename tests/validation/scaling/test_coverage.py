@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from attnbench.analysis import notes, times
-from attnbench.analysis.scaling.cells import Replicates
 from attnbench.analysis.scaling.exponents import fit_many
 from attnbench.analysis.scaling.model import predicted
 from attnbench.analysis.scaling.model_fit import fit
 from attnbench.analysis.scaling.model_terms import ModelCells, design, model_cells
+from attnbench.analysis.scaling.slopes import Replicates
 from attnbench.base.stats import log_t_interval
 from attnbench.schema.case import Case
 from attnbench.schema.record import merged
