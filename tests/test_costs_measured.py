@@ -44,7 +44,7 @@ MORE: dict[str, dict[str, Any]] = {
         "mask": parse_mask("window:100"),
     },
 }
-GENERATIONS = pairwise({"name": CORES[:2], "cache": ("static", "concat"), "more": list(MORE)})
+GENERATIONS = pairwise({"name": CORES, "cache": ("static", "concat"), "more": list(MORE)})
 
 
 @pytest.mark.parametrize("row", GENERATIONS, ids=ids(GENERATIONS))
@@ -60,7 +60,7 @@ def test_with_rotary_encoding_the_prediction_is_an_estimate(name, position):
     metrics = probed(Case(seq_len=512, position=parse_position(position)), name)
     miss = metrics["memory_workspace_bytes"] / metrics["memory_predicted_bytes"] - 1
     assert metrics["memory_predicted_miss"] == pytest.approx(miss)
-    exact = position == "none" and name in CORES[:2]
+    exact = position == "none"
     assert metrics["memory_predicted_source"] == ("formula" if exact else "estimate")
     assert miss == 0 if exact else abs(miss) <= 0.5
 
