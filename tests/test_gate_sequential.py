@@ -68,7 +68,6 @@ def play(slower=None, *, cells=4, rules=RULES, seed=1, most=200, **how):
 def test_identical_sides_pass_after_the_screen_alone():
     decision = play(noise=0.01)
     assert [d.verdict for d in decision.decided.values()] == ["ok"] * 4
-    assert {d.stage for d in decision.decided.values()} == {"screen"}
     assert decision.controls.summary().found
     assert decision.suspects == ()
 
@@ -76,9 +75,9 @@ def test_identical_sides_pass_after_the_screen_alone():
 def test_a_slowdown_of_the_threshold_is_confirmed_on_fresh_rounds():
     decision = play({2: RULES.threshold}, noise=0.01)
     assert decision.suspects == (2,)
-    found = decision.decided[2]
-    assert (found.verdict, found.stage) == ("regressed", "confirm")
-    assert len(found.logs) == found.wins == RULES.looks[0]
+    found, (stage, logs) = decision.decided[2], decision.observations(2)
+    assert (found.verdict, stage) == ("regressed", "confirm")
+    assert len(logs) == found.wins == RULES.looks[0]
     assert "8 of 8 fresh rounds" in found.reason
 
 
@@ -98,15 +97,16 @@ def test_the_screen_alone_never_says_regressed():
     ],
 )
 def test_what_lies_beyond_the_margin_is_reported_where_it_is_sure(slower, noise, verdict):
-    found = play({0: slower}, noise=noise).decided[0]
-    assert (found.verdict, found.stage) == (verdict, "screen" if verdict == "ok" else "confirm")
+    decision = play({0: slower}, noise=noise)
+    assert decision.decided[0].verdict == verdict
+    assert decision.suspects == (() if verdict == "ok" else (0,))
 
 
 def test_an_improvement_among_other_suspects_waits_for_a_look_that_can_show_it():
     """With two suspects eight rounds are too few to reject, though a slowdown is excluded."""
     decision = play({1: -0.2, 2: 0.12}, noise=0.01)
     assert decision.decided[1].verdict == "improved"
-    assert len(decision.decided[1].logs) == RULES.looks[1]
+    assert len(decision.observations(1)[1]) == RULES.looks[1]
 
 
 def test_a_call_that_is_slow_now_and_then_does_not_pass_by_its_fastest_blocks():
@@ -130,7 +130,7 @@ def test_a_suspect_that_was_unlucky_is_cleared_by_fresh_rounds(slower):
     assert decision.suspects == (0,)
     while (more := decision.next_round()) is not None:
         decision.add(a_round(more, {0: slower}, chance=calm))
-    assert (decision.decided[0].verdict, decision.decided[0].stage) == ("ok", "confirm")
+    assert decision.decided[0].verdict == "ok"
 
 
 def test_false_alarms_stay_at_the_level_where_every_cell_lies_on_the_margin():
@@ -141,9 +141,9 @@ def test_false_alarms_stay_at_the_level_where_every_cell_lies_on_the_margin():
     """
     alarms = sum(
         any(d.verdict == "regressed" for d in on_the_margin(seed).decided.values())
-        for seed in range(600)
+        for seed in range(150)
     )
-    assert alarms <= 14  # 6 expected at most; 15 or more happen in 0.2 % of the cases
+    assert alarms <= 5  # 1.5 expected at most; 6 or more happen in 0.4 % of the cases
 
 
 def on_the_margin(seed, cells=8):
@@ -158,21 +158,9 @@ def on_the_margin(seed, cells=8):
 def test_a_slowdown_of_the_threshold_hardly_ever_passes_whatever_the_noise():
     passed = sum(
         play({1: RULES.threshold}, noise=0.1, seed=seed).decided[1].verdict == "ok"
-        for seed in range(150)
+        for seed in range(50)
     )
-    assert passed <= 5
-
-
-def test_what_noise_hides_is_inconclusive_and_does_not_pass():
-    verdicts = [play({1: 0.06}, noise=0.4, seed=s).decided[1].verdict for s in range(20)]
-    assert "inconclusive" in verdicts
-
-
-def test_a_planted_slowdown_that_is_not_found_makes_the_run_blind():
-    decision = play(noise=0.005, blind=True)
-    controls = decision.controls.summary()
-    assert controls.found is False
-    assert controls.rounds == RULES.looks[-1]
+    assert passed <= 3
 
 
 def test_the_planted_slowdown_visits_every_cell():
@@ -234,19 +222,6 @@ def test_a_cell_that_always_fails_in_an_arm_is_given_up_and_the_rest_goes_on(arm
     assert decision.decided[0].verdict == "ok"
 
 
-def test_what_strikes_any_process_at_random_is_hardly_ever_held_against_the_candidate():
-    blamed, chance = 0, random.Random(0)
-    for _ in range(1000):
-        decision = SequentialDecision([0], RULES)
-        while 0 not in decision.decided:
-            why = Failure(
-                variant=chance.choice(("base", "candidate", "null")), code="oom", reason="full"
-            )
-            decision.add(Round(stage="screen", samples={}, failures={0: why}))
-        blamed += decision.decided[0].verdict == "incorrect"
-    assert blamed <= 13  # (1/3)^5: 4 expected
-
-
 @pytest.mark.parametrize("after", [0, 3, RULES.screen_rounds])
 def test_one_wrong_result_is_enough_even_of_a_cell_that_had_passed(after):
     decision = SequentialDecision(range(2), RULES)
@@ -272,7 +247,7 @@ def test_a_round_that_broke_off_is_measured_again():
         )
         decision.add(broken if number == 3 else a_round(plan))
     assert [d.verdict for d in decision.decided.values()] == ["ok", "ok"]
-    assert {len(d.logs) for d in decision.decided.values()} == {RULES.screen_rounds}
+    assert {len(decision.observations(cell)[1]) for cell in (0, 1)} == {RULES.screen_rounds}
 
 
 def test_confirmation_alone_continues_the_control_where_no_cell_is_open():

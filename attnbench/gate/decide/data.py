@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from attnbench.errors import ExitCode, UsageError
-from attnbench.schema.record import Cell, Status
+from attnbench.schema.record import STATUSES, Cell, Status
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Amount = Annotated[float, Meta(ge=0, le=2.0**63)]
@@ -129,8 +129,15 @@ class Failure(Struct, frozen=True, kw_only=True, rename={"variant": "arm"}):
     """Why a cell has no time in a round, and in which variant's process that was."""
 
     variant: Variant
-    code: Status
+    code: Status = None  # type: ignore[assignment]
     reason: str
+
+    def __post_init__(self) -> None:
+        if self.code is None:  # the first versions wrote it at the beginning of the reason
+            start, _, rest = self.reason.partition(": ")
+            code, reason = (start, rest) if start in STATUSES else ("error", self.reason)
+            structs.force_setattr(self, "code", code)
+            structs.force_setattr(self, "reason", reason)
 
     def __str__(self) -> str:
         return f"{self.code}: {self.reason}"
@@ -156,6 +163,9 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns"}):
 
     `failures` are of the cells that have no samples. `veto` says why the round counts for nothing:
     a reason from counters of the system, never from its times. `spent_s` is the wall time.
+
+    Raises:
+        ValueError: more than one cell is slowed, or one without its base.
     """
 
     stage: Stage
@@ -164,6 +174,11 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns"}):
     veto: str | None = None
     facts: RoundFacts = {}
     spent_s: Amount = 0.0
+
+    def __post_init__(self) -> None:
+        slowed = [of for of in self.samples.values() if "planted" in of]
+        if len(slowed) > 1 or any("base" not in of for of in slowed):
+            raise ValueError("one cell is slowed at most, beside its base")
 
     def log_ratio(self, cell: int, above: Variant) -> float | None:
         """ln(fastest batch of `above` / fastest batch of the base) in a cell; None if not timed.
@@ -201,6 +216,9 @@ class GateRun:
 
     `checks` holds by cell number and version what `Checked` says. `spent` maps parts of the run to
     wall seconds. `over_budget` says that time ran out before all was decided.
+
+    Raises:
+        ValueError: a cell without its checks, a round with a cell that is none, a wrong seed.
     """
 
     rules: Rules
@@ -214,6 +232,16 @@ class GateRun:
     created: str = ""
     spent: Mapping[str, Amount] = field(default_factory=dict)
     over_budget: bool = False
+
+    def __post_init__(self) -> None:
+        for number in range(len(self.cells)):
+            if len(self.checks.get(number, ())) < 2:
+                raise ValueError(f"cell {number} lacks a version")
+        for found in self.rounds:
+            if strange := {*found.samples, *found.failures} - set(range(len(self.cells))):
+                raise ValueError(f"there is no cell {min(strange)}")
+        if not isinstance(self.options.get("seed", 0), int):
+            raise ValueError("the seed is not a whole number")
 
 
 Verdict = Literal["incorrect", "regressed", "inconclusive", "not comparable", "improved", "ok"]

@@ -27,7 +27,8 @@ class Differences:
     notes: tuple[str, ...] = ()
 
 
-_NONE = Differences()
+# Whether a difference is held against the candidate, and the sentence on it; None: there is none.
+_Difference = tuple[bool, str] | None
 
 
 def _amount(
@@ -37,13 +38,13 @@ def _amount(
     base: int,
     candidate: int,
     growth: float | None,
-) -> Differences:
-    """More than `growth` and more than `least`: a failure. Less, or within: a note.
+) -> _Difference:
+    """More than `growth` and more than `least` is held against it; not less, or within.
 
-    Without `growth` the two were not counted alike, and nothing fails.
+    Without `growth` the two were not counted alike, and nothing is.
     """
     if abs(candidate - base) <= least:
-        return _NONE
+        return None
     shown = text(base), text(candidate)
     if shown[0] == shown[1]:  # rounding hides the difference
         shown = count(base), count(candidate)
@@ -52,38 +53,35 @@ def _amount(
     way = "shrank" if candidate < base else "grew"
     sentence = f"{words} {way} from {shown[0]} to {shown[1]}{change}"
     if candidate < base:
-        return Differences(notes=(sentence,))
+        return False, sentence
     if growth is None:
-        return Differences(notes=(f"{sentence}, counted in another way: not compared",))
-    sentence += f", allowed: +{brief_percent(growth)}"
-    if candidate - base <= growth * base:
-        return Differences(notes=(sentence,))
-    return Differences(failures=(sentence,))
+        return False, f"{sentence}, counted in another way: not compared"
+    return candidate - base > growth * base, f"{sentence}, allowed: +{brief_percent(growth)}"
 
 
-def _changed(words: str, base: Any, candidate: Any, growth: float | None) -> Differences:
-    return _NONE if base == candidate else Differences(notes=(f"{words}: {candidate}, was {base}",))
+def _changed(words: str, base: Any, candidate: Any, growth: float | None) -> _Difference:
+    return None if base == candidate else (False, f"{words}: {candidate}, was {base}")
 
 
-def _kernels(words: str, base: str, candidate: str, growth: float | None) -> Differences:
+def _kernels(words: str, base: str, candidate: str, growth: float | None) -> _Difference:
     """Which names are new and which have gone: the order says little, the list is long."""
     before, now = base.split("; "), candidate.split("; ")
     changes = [f"+{name}" for name in now if name not in before]
     changes += [f"−{name}" for name in before if name not in now]
-    return Differences(notes=(f"{words}: {', '.join(changes)}",)) if changes else _NONE
+    return (False, f"{words}: {', '.join(changes)}") if changes else None
 
 
-def _error(words: str, base: float, candidate: float, growth: float | None) -> Differences:
+def _error(words: str, base: float, candidate: float, growth: float | None) -> _Difference:
     if candidate <= base * (1 + ERROR_GROWTH):
-        return _NONE
+        return None
     shown = f"from {digits(base)} to {digits(candidate)} of what is allowed"
-    return Differences(notes=(f"{words} grew {shown}",))
+    return False, f"{words} grew {shown}"
 
 
 _bytes = partial(_amount, size, LEAST_BYTES)
 # Each metric: its words in sentences, what a difference means, and what stands for unknown where
 # that is an answer, too, such as no SDPA at all.
-_Judge = Callable[[str, Any, Any, float | None], Differences]
+_Judge = Callable[[str, Any, Any, float | None], _Difference]
 _ROWS: dict[str, tuple[str, _Judge, str | None]] = {
     "flops_counted": ("counted FLOPs", partial(_amount, count, 0), None),
     "memory_workspace_bytes": ("workspace", _bytes, None),
@@ -105,21 +103,21 @@ def compare(base: Checked, candidate: Checked, growth: float) -> Differences:
     more than a page. What is unknown in one version is a note; unknown in both it is not mentioned.
     """
     found = [_row(name, base.metrics, candidate.metrics, growth) for name in _ROWS]
-    notes = [text for differences in found for text in differences.notes]
+    notes = [each[1] for each in found if each is not None and not each[0]]
     # Of a check that is ok, that it was so only when it was tried again.
     notes += [checked.reason for checked in (base, candidate) if checked.reason]
-    failures = tuple(text for differences in found for text in differences.failures)
+    failures = tuple(each[1] for each in found if each is not None and each[0])
     return Differences(failures=failures, notes=tuple(notes))
 
 
-def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, growth: float) -> Differences:
+def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, growth: float) -> _Difference:
     words, judge, unknown = _ROWS[name]
     values: list[Any] = [base.get(name), candidate.get(name)]
     if values == [None, None]:
-        return _NONE
+        return None
     if None in values and unknown is None:
         known = "base" if values[1] is None else "candidate"
-        return Differences(notes=(f"{words}: known of the {known} alone, not compared",))
+        return False, f"{words}: known of the {known} alone, not compared"
     source = "flops_counted_source"
     # Formulas of opaque ops price work that a hand-written backward pass need not do.
     alike = name != "flops_counted" or base.get(source) == candidate.get(source)
@@ -139,24 +137,18 @@ def checked(record: Record | None) -> Checked:
 
 
 _NOT_RUN = ("absent", "unsupported", "skipped")
-# What a candidate's status is held against it for: the statuses of the base.
-_AGAINST: dict[str, tuple[str, ...]] = {
-    "incorrect": ("ok", "incorrect", "oom", "timeout", "crashed", "error", *_NOT_RUN),
-    "crashed": ("ok", "incorrect", *_NOT_RUN),
-    "error": ("ok", "incorrect", *_NOT_RUN),
-    "oom": ("ok",),
-    "timeout": ("ok",),
-    "unsupported": ("ok",),
-    "skipped": ("ok",),
-}
-_CANDIDATE_WORDS = {
-    "incorrect": "wrong result",
-    "oom": "out of memory",
-    "timeout": "timed out",
-    "error": "fails",
-    "unsupported": "no longer supports this case",
-    "skipped": "no longer supports this case",
-}
+# What a candidate's status is held against it for, the statuses of the base; and how it is called.
+_AGAINST: dict[str, tuple[tuple[str, ...], str]] = {
+    "incorrect": (
+        ("ok", "incorrect", "oom", "timeout", "crashed", "error", *_NOT_RUN), "wrong result"
+    ),
+    "crashed": (("ok", "incorrect", *_NOT_RUN), "crashed"),
+    "error": (("ok", "incorrect", *_NOT_RUN), "fails"),
+    "oom": (("ok",), "out of memory"),
+    "timeout": (("ok",), "timed out"),
+    "unsupported": (("ok",), "no longer supports this case"),
+    "skipped": (("ok",), "no longer supports this case"),
+}  # fmt: skip
 
 
 def verdict_of(base: Checked, candidate: Checked) -> tuple[Verdict, str] | None:
@@ -167,8 +159,8 @@ def verdict_of(base: Checked, candidate: Checked) -> tuple[Verdict, str] | None:
     """
     if base.status == candidate.status == "ok":
         return None
-    if base.status in _AGAINST.get(candidate.status, ()):
-        words = _CANDIDATE_WORDS.get(candidate.status, candidate.status)
+    against, words = _AGAINST.get(candidate.status, ((), ""))
+    if base.status in against:
         also = " (the base's is wrong, too)" if base.status == "incorrect" else ""
         return "incorrect", f"{_with_reason(words, candidate)}{also}"
     if candidate.status == "absent":
@@ -177,11 +169,9 @@ def verdict_of(base: Checked, candidate: Checked) -> tuple[Verdict, str] | None:
         why = "new: the base has no such implementation"
         if candidate.status != "ok":
             why += f"; {_with_reason(candidate.status, candidate)}"
-    elif candidate.status == "ok":
-        why = f"the base has no right result: {_with_reason(base.status, base)}"
     else:
-        also = f" (on the base; {candidate.status} on the candidate, too)"
-        why = _with_reason(base.status, base) + also
+        of = "" if candidate.status == "ok" else f" ({candidate.status} on the candidate, too)"
+        why = f"the base has no right result: {_with_reason(base.status, base)}{of}"
     return "not comparable", why
 
 

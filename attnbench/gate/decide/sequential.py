@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from attnbench.base.stats import median
@@ -32,13 +32,11 @@ class RoundPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The verdict on one cell's time; `logs` are the observations it rests on."""
+    """The verdict on one cell's time."""
 
     verdict: Verdict
     reason: str
-    stage: Stage | None = None
     wins: int | None = None
-    logs: tuple[float, ...] = ()
 
 
 @dataclass
@@ -149,6 +147,7 @@ class SequentialDecision:
         self._screened = self._added = 0
         self.controls = ControlTest(rules)
         self._failures: dict[int, list[Failure]] = {}
+        self._given_up: set[int] = set()  # decided by failures, not by times
         self._rotation = list(self.cells)
         random.Random(seed).shuffle(self._rotation)
         self._margin = math.log1p(rules.margin)
@@ -157,16 +156,17 @@ class SequentialDecision:
     def next_round(self) -> RoundPlan | None:
         """What to measure next, or None where nothing is left to decide."""
         cells = self._open()
-        decided_otherwise = {c for c, decision in self.decided.items() if decision.stage is None}
-        alive = [cell for cell in self._rotation if cell not in decided_otherwise]
+        alive = [cell for cell in self._rotation if cell not in self._given_up]
         if not alive:
             return None
         slowed = alive[self._added % len(alive)]
         if self.suspects is None:
             return RoundPlan(stage="screen", cells=cells, slowed=slowed)
-        if self.controls.over:
-            return RoundPlan(stage="confirm", cells=cells, slowed=None) if cells else None
-        return RoundPlan(stage="confirm", cells=cells, slowed=slowed)
+        if self.controls.over and not cells:
+            return None
+        return RoundPlan(
+            stage="confirm", cells=cells, slowed=None if self.controls.over else slowed
+        )
 
     def add(self, found: Round) -> None:
         """Take in a round that was measured, and decide what it lets decide."""
@@ -209,19 +209,22 @@ class SequentialDecision:
         seen = self._failures.setdefault(cell, [])
         seen.append(failure)
         if failure.variant == "candidate" and failure.code == "incorrect":
-            reason = f"{failure.reason} (in one round's process)"
-            self.decided[cell] = Decision(verdict="incorrect", reason=reason)
-        if cell in self.decided:
-            return
+            self.decided.pop(cell, None)
+            self._give_up(cell, "incorrect", f"{failure.reason} (in one round's process)")
         base = sum(found.variant != "candidate" for found in seen)
         times = f" ({base} times the base)" if base else ""
         reason = f"failed in {len(seen)} rounds{times}: {failure}"
         if not base and len(seen) >= CANDIDATE_FAILURES:
-            self.decided[cell] = Decision(verdict="incorrect", reason=reason)
+            self._give_up(cell, "incorrect", reason)
         elif base >= BASE_FAILURES:
-            self.decided[cell] = Decision(verdict="not comparable", reason=reason)
+            self._give_up(cell, "not comparable", reason)
         elif len(seen) >= ALL_FAILURES:
-            self.decided[cell] = Decision(verdict="inconclusive", reason=reason)
+            self._give_up(cell, "inconclusive", reason)
+
+    def _give_up(self, cell: int, verdict: Verdict, reason: str) -> None:
+        if cell not in self.decided:
+            self._given_up.add(cell)
+            self.decided[cell] = Decision(verdict=verdict, reason=reason)
 
     def _add_screening(self, found: Round) -> None:
         self._screened += 1
@@ -243,23 +246,21 @@ class SequentialDecision:
             return None
         if max(abs(median(logs)), abs(median(seen.null))) > self._margin:
             return None
-        return None if self._now_and_then(seen) else self._excluded("screen", logs, below)
+        return None if self._now_and_then(seen) else self._excluded(len(logs), below)
 
-    def _excluded(self, stage: Stage, logs: Sequence[float], below: int) -> Decision:
-        reason = (
-            f"slower by {brief_percent(self.rules.threshold)} is excluded:"
-            f" {below} of {len(logs)} rounds lie below"
-        )
-        return Decision(verdict="ok", reason=reason, stage=stage, wins=below, logs=tuple(logs))
+    def _excluded(self, rounds: int, below: int) -> Decision:
+        slower = f"slower by {brief_percent(self.rules.threshold)}"
+        reason = f"{slower} is excluded: {below} of {rounds} rounds lie below"
+        return Decision(verdict="ok", reason=reason, wins=below)
 
     def _confirmed(self, seen: _Observations) -> Decision | None:
         """The verdict on a suspect after one more fresh round, if this is a look and it shows."""
-        logs, looks = tuple(seen.candidate), self.rules.looks
+        logs, looks = seen.candidate, self.rules.looks
         if len(logs) not in looks:
             return None
 
         def decision(verdict: Verdict, reason: str, wins: int | None = None) -> Decision:
-            return Decision(verdict=verdict, reason=reason, stage="confirm", wins=wins, logs=logs)
+            return Decision(verdict=verdict, reason=reason, wins=wins)
 
         last = len(logs) == looks[-1]
         # At least what the A/A control showed in these rounds.
@@ -284,7 +285,7 @@ class SequentialDecision:
             doubt = self._now_and_then(seen)
             if doubt is not None:
                 return decision("inconclusive", doubt)
-            return self._excluded("confirm", logs, below)
+            return self._excluded(len(logs), below)
         if not last:
             return None
         reason = (
@@ -304,13 +305,3 @@ class SequentialDecision:
             f" by {brief_percent(math.expm1(median(seen.mean)))}, beyond the threshold in {beyond}"
             f" of {len(seen.mean)} rounds"
         )
-
-
-def decide_times(
-    rounds: Iterable[Round], cells: Iterable[int], rules: Rules, seed: int = 0
-) -> SequentialDecision:
-    """The decisions that these rounds lead to."""
-    decision = SequentialDecision(cells, rules, seed)
-    for found in rounds:
-        decision.add(found)
-    return decision

@@ -13,12 +13,11 @@ from attnbench.gate.decide.data import (
     GateRun,
     Outcome,
     Row,
-    Verdict,
     VersionName,
     counted,
 )
 from attnbench.gate.decide.exact import compare, growing, verdict_of
-from attnbench.gate.decide.sequential import SequentialDecision, decide_times
+from attnbench.gate.decide.sequential import Decision, SequentialDecision
 
 
 def comparable(run: GateRun) -> tuple[int, ...]:
@@ -33,7 +32,9 @@ def comparable(run: GateRun) -> tuple[int, ...]:
 def decide(run: GateRun) -> Outcome:
     """Every verdict, from the raw data alone, and how the process must end."""
     seed = int(run.options.get("seed") or 0)
-    times = decide_times(run.rounds, comparable(run), run.rules, seed)
+    times = SequentialDecision(comparable(run), run.rules, seed)
+    for found in run.rounds:
+        times.add(found)
     rows, grown = [], False
     for number, cell in enumerate(run.cells):
         base, candidate = run.checks[number]["base"], run.checks[number]["candidate"]
@@ -60,24 +61,21 @@ def decide(run: GateRun) -> Outcome:
 
 
 def _timed(run: GateRun, number: int, times: SequentialDecision) -> Row:
-    decision = times.decided.get(number)
     stage, logs = times.observations(number)
-    if decision is None:
+    if (decision := times.decided.get(number)) is None:
         why = "the time budget ended" if run.over_budget else "the run was cut short"
-        verdict: Verdict = "inconclusive"
-        reason, wins = f"{why} {times.progress().get(number, '')}".rstrip(), None
-    else:
-        verdict, reason, wins = decision.verdict, decision.reason, decision.wins
+        reason = f"{why} {times.progress().get(number, '')}".rstrip()
+        decision = Decision(verdict="inconclusive", reason=reason)
     interval = median_interval(logs)
     return Row(
         cell=run.cells[number],
-        verdict=verdict,
-        reason=reason,
+        verdict=decision.verdict,
+        reason=decision.reason,
         stage=stage if logs else None,
         ratio=math.exp(median(logs)) if logs else None,
         low=None if interval is None else math.exp(interval[0]),
         high=None if interval is None else math.exp(interval[1]),
-        wins=wins,
+        wins=decision.wins,
         rounds=len(logs),
     )
 
