@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import attnbench
 from attnbench.api import IMPLEMENTATIONS, loader
 from attnbench.errors import UnknownNameError, UsageError
-from tests.conftest import TINY, run_attnbench, run_script
+from tests.conftest import run_script
 
 # DESIGN's example, with a body.
 MINE = """\
@@ -47,32 +46,6 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=dtype)
 
 
-# On the command line.
-
-
-def test_the_file_is_checked_alone_and_is_right(mine: Path, tmp_path: Path) -> None:
-    args = ("--impl", mine, "--device", "cpu", "--dtypes", "float32", "--json")
-    ended = run_attnbench("check", *args, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    results = json.loads(ended.stdout)
-    assert {result["impl"] for result in results} == {"mine"}
-    assert {result["status"] for result in results} == {"ok", "unsupported"}
-    assert all(
-        result["case"]["mask"].startswith("window")
-        for result in results
-        if result["status"] == "unsupported"
-    )
-
-
-def test_the_file_is_swept_beside_the_others(mine: Path, tmp_path: Path) -> None:
-    args = ("--impl", mine, "--impls", "naive", "--seq-lens", "16", "--masks", "full,causal")
-    ended = run_attnbench("sweep", *args, *TINY, "--quiet", cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    table = attnbench.load("latest", output=tmp_path / "results")
-    assert set(table["impl"]) == {"naive", "mine"}
-    assert set(table["status"]) == {"ok"}
-
-
 # From Python.
 
 
@@ -86,13 +59,6 @@ def test_get_computes_what_sdpa_does(
     q, k, v = draw(2, 4, 9, 8), draw(2, 2, 9, 8), draw(2, 2, 9, 5)
     expected = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
     torch.testing.assert_close(call(q, k, v, causal=causal, scale=scale), expected)
-
-
-def test_get_is_not_causal_unless_asked() -> None:
-    q, k, v = draw(1, 2, 5, 4), draw(1, 2, 5, 4), draw(1, 2, 5, 4)
-    torch.testing.assert_close(
-        attnbench.get("naive")(q, k, v), scaled_dot_product_attention(q, k, v)
-    )
 
 
 def test_causal_is_bottom_right_where_the_lengths_differ() -> None:

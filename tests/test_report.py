@@ -48,8 +48,7 @@ class Page(HTMLParser):
 
 
 def unwritten(figure: Figure, stem: str, folder: Path) -> tuple[Path, Path]:
-    """Lay a figure out, and write a mark in its place: most of the time goes into writing."""
-    figures.lay_out(figure)
+    """Write a mark in the place of a figure: laying out and writing take most of the time."""
     paths = folder / f"{stem}.svg", folder / f"{stem}.png"
     for path in paths:
         path.write_text("<svg/>")
@@ -81,13 +80,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     return Pages(tmp_path_factory.mktemp("runs"))
 
 
-@pytest.fixture
-def _no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnbench.report.pages.draw_charts", lambda *_: [])
-
-
 @pytest.mark.parametrize("name", synthetic.RUNS)
-def test_every_run_gives_a_page_that_nests_and_a_markdown_file(pages, name):
+def test_every_run_gives_a_page_that_nests_and_loads_nothing_and_a_markdown_file(pages, name):
     page = Page(pages[name])
     assert page.open == []
     assert (pages[name].parent / "report.md").read_text().startswith("## attnbench: ")
@@ -100,16 +94,9 @@ def test_every_run_gives_a_page_that_nests_and_a_markdown_file(pages, name):
     assert pngs == svgs
     assert len(pngs) == len(images)
     assert bool(pngs) == (name not in ("failed", "empty"))
-
-
-@pytest.mark.parametrize("name", synthetic.RUNS)
-def test_a_page_loads_nothing_from_anywhere(pages, name):
-    page = Page(pages[name])
-    for _, attributes in page.tags:
-        source = attributes.get("src") or "data:"
-        target = attributes.get("href") or "#"
-        assert source.startswith("data:")
-        assert target.startswith("#")
+    for _, attributes in page.tags:  # nothing is loaded from anywhere
+        assert (attributes.get("src") or "data:").startswith("data:")
+        assert (attributes.get("href") or "#").startswith("#")
     assert not page.all("script")
     assert not page.all("link")
     style_sheet = pages[name].read_text().partition("</style>")[0]
@@ -161,8 +148,8 @@ def test_texts_from_outside_are_escaped(pages):
             assert cells in (4, 6, 10)  # one more than the columns of each of the three tables
 
 
-@pytest.mark.usefixtures("_no_charts")
-def test_a_killed_run_still_gets_its_page(tmp_path):
+def test_a_killed_run_still_gets_its_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "write", unwritten)
     records = [synthetic.ok(Case(seq_len=n), "naive") for n in (64, 128)]
     path = synthetic.write_run(tmp_path, "killed", records, {"spent": None, "options": None})
     with (path / "records.jsonl").open("a") as file:
@@ -183,15 +170,18 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
         write_report(tmp_path)
 
 
-@pytest.mark.usefixtures("_no_charts")
 def test_a_big_run_is_cut_short_and_the_page_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnbench.report.content.MOST_ROWS", 20)
+    monkeypatch.setattr("attnbench.report.content.MOST_ROWS", 10)
+    monkeypatch.setattr("attnbench.report.charts.MOST_SHEETS", 1)
+    monkeypatch.setattr(figures, "write", unwritten)
     records = [
-        synthetic.ok(Case(seq_len=n, heads=h), "naive") for h in range(1, 9) for n in (8, 16, 32)
-    ]
+        synthetic.ok(Case(seq_len=n, heads=h, pass_=p), "naive")
+        for p in PASSES[:2] for h in (1, 2) for n in (8, 16, 32)
+    ]  # fmt: skip
     page = Page(write_report(synthetic.write_run(tmp_path, "big", records)))
-    assert "6 more cells are not shown" in page.text
+    assert "3 more cells are not shown" in page.text
     assert "attnbench export big" in page.text
+    assert "1 more such figures are left out" in page.text
 
 
 def test_markdown_cells_cannot_break_the_table():
@@ -238,13 +228,3 @@ def test_a_report_is_written_without_torch_and_without_pyplot(pages):
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_figures_that_are_left_out_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnbench.report.charts.MOST_SHEETS", 1)
-    monkeypatch.setattr(figures, "write", unwritten)
-    records = [
-        synthetic.ok(Case(seq_len=n, pass_=p), "naive") for p in PASSES[:2] for n in (8, 16, 32)
-    ]
-    page = Page(write_report(synthetic.write_run(tmp_path, "many", records)))
-    assert "1 more such figures are left out" in page.text

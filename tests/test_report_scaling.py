@@ -2,11 +2,9 @@
 
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -73,18 +71,22 @@ def test_a_run_with_series_has_the_section_with_verdicts_figures_and_crossovers(
 
 
 @pytest.mark.usefixtures("unwritten")
-def test_a_run_without_a_series_has_no_such_section(tmp_path, monkeypatch):
-    page = report(tmp_path, monkeypatch, NOTHING, sizes=(128,))
-    assert "How cost grows" not in page.read_text()
-    assert "How cost grows" not in (page.parent / "report.md").read_text()
-    assert not list((page.parent / "plots").iterdir())
-
-
-@pytest.mark.usefixtures("unwritten")
-def test_a_run_with_pairs_alone_shows_its_crossovers(tmp_path, monkeypatch):
-    page = Page(report(tmp_path, monkeypatch, NOTHING))
-    assert "Crossovers" in page.text
-    assert "Verdicts" not in page.text
+@pytest.mark.parametrize(
+    ("found", "sizes", "verdicts", "crossovers"),
+    [
+        (NOTHING, (128,), False, False),
+        (NOTHING, (128, 256, 512), False, True),
+        (Scaling(problems=(fits.finding("inconclusive"),)), (128,), False, False),
+    ],
+)
+def test_without_series_and_pairs_there_is_no_such_section(
+    tmp_path, monkeypatch, found, sizes, verdicts, crossovers
+):
+    page = report(tmp_path, monkeypatch, found, sizes=sizes)
+    text = Page(page).text
+    assert ("How cost grows" in text, "Crossovers" in text) == (crossovers, crossovers)
+    assert ("Verdicts" in text) == verdicts
+    assert ("How cost grows" in (page.parent / "report.md").read_text()) == crossovers
 
 
 def test_verdicts_are_told_apart_by_sign_and_word_and_the_refuted_come_first():
@@ -120,14 +122,6 @@ def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch)
     markdown = (page.parent / "report.md").read_text()
     assert "Of these, 4 are FLOPs and workspace that are as predicted" in markdown
     assert "and 4 more verdicts in report.html" in markdown
-
-
-@pytest.mark.usefixtures("unwritten")
-def test_problems_stand_in_the_table_and_alone_make_no_section(tmp_path, monkeypatch):
-    problem = fits.finding("inconclusive", reason="one size only")
-    assert growth.verdicts(Scaling(problems=(problem,)))[0].reason == "one size only"
-    page = report(tmp_path, monkeypatch, Scaling(problems=(problem,)), sizes=(128,))
-    assert "How cost grows" not in Page(page).text
 
 
 LONG = "an-implementation-whose-name-goes-on-and-on-and-on-for-ever"
@@ -231,38 +225,31 @@ def test_a_forest_has_a_row_for_each_exponent_and_none_for_a_series_without(tmp_
     assert {"✓ holds", "✗ refuted"} <= set(texts(unwritten[0][1]))
 
 
-def test_many_exponents_are_cut_into_pages_and_the_rest_is_counted(tmp_path, unwritten):
-    many = [fits.exponent_fit(f"impl-{i:03}") for i in range(100)]
-    plots = exponents.draw_forests(many, style.looks([f.series.impl for f in many]), tmp_path)
-    assert len(plots) == exponents.MOST_FORESTS
-    rows = sum(len(figure.axes[0].get_yticks()) for _, figure in unwritten) - len(plots)
-    assert f"{100 - rows} more such panels are left out" in plots[0].reading
-
-
-def test_panels_beyond_a_page_are_counted_in_the_reading(tmp_path, unwritten):
-    many = [fits.exponent_fit(f"impl-{i}") for i in range(growth.PANELS_A_PAGE + 2)]
-    plots = exponents.draw_fits(many, style.looks([f.series.impl for f in many]), tmp_path)
-    assert len(plots) == 1
-    assert len(unwritten[0][1].axes) == growth.PANELS_A_PAGE
-    assert "2 more such panels are left out" in plots[0].reading
-
-
-def test_shares_are_stacked_to_one_and_both_overtakings_are_marked(tmp_path, unwritten):
+def test_shares_are_stacked_to_one_and_both_overtakings_are_named(tmp_path, unwritten):
     models.draw_all([fits.model_fit()], style.looks(["naive"]), tmp_path)
     lower = unwritten[0][1].axes[1]
     tops = [max(path.vertices[:, 1]) for area in lower.collections for path in area.get_paths()]
     assert max(tops) == pytest.approx(1.0)
-    found = texts(unwritten[0][1])
-    assert "in time: n = 330" in found
-    assert "in FLOPs: n = 512" in found
-    assert len(set(models.shades_of(fits.TERMS).values())) == len(fits.TERMS)
+    found = " ".join(text.get_text() for text in lower.get_legend().get_texts())
+    assert "in time: 330 (264 … 396)" in found
+    assert "in FLOPs: 512" in found
+    assert len({models.SHADES[term] for term in fits.TERMS}) == len(fits.TERMS)
 
 
-def test_terms_never_share_a_fill_that_is_known():
-    terms = ("floor", "d^2", "n d", "H n", "n d^2", "H n^2", "n^2 d")
-    found = models.shades_of(terms)
-    assert len(set(found.values())) == len(terms)
-    assert found["n^2 d"] == models.SHADES["n^2 d"]
+@pytest.mark.parametrize(
+    ("draw", "drawn", "left_out"),
+    [
+        (exponents.draw_forests, exponents.MOST_FORESTS, 100 - 2 * exponents.MOST_FITS),
+        (exponents.draw_fits, 1, 100 - growth.PANELS_A_PAGE),
+    ],
+)
+def test_what_is_drawn_on_no_page_is_counted_in_the_reading(
+    tmp_path, unwritten, draw, drawn, left_out
+):
+    many = [fits.exponent_fit(f"impl-{i:03}") for i in range(100)]
+    plots = draw(many, style.looks([f.series.impl for f in many]), tmp_path)
+    assert len(plots) == len(unwritten) == drawn
+    assert f"{left_out} more such panels are left out" in plots[0].reading
 
 
 def test_what_was_not_counted_is_no_ratio_and_nothing_over_nothing_is_right():
@@ -308,10 +295,3 @@ def test_pairs_that_change_the_lead_come_first_and_the_rest_is_counted(monkeypat
     assert left_out == 0
     monkeypatch.setattr("attnbench.report.growth.MOST_CROSSOVERS", 1)
     assert growth.crossover_tables(crossovers(run))[1] == 2
-
-
-def test_text_of_a_figure_is_taken_as_it_is(tmp_path, unwritten):
-    fit = fits.exponent_fit("a$b$c")
-    with mpl.rc_context(style.RC):
-        draw_growth(Scaling(exponents=(replace(fit, bound=True),)), tmp_path)
-    assert any("a$b$c" in text for _, figure in unwritten for text in texts(figure))

@@ -1,10 +1,9 @@
-"""Axes that a person can read: round ticks, names at the ends of lines, marks of failures."""
+"""Axes that a person can read: round ticks, guide lines, marks of failures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,8 +15,7 @@ from attnbench.report.style import QUIET, Look
 
 Text = Callable[[float], str]
 MOST_TICKS = 9
-LINE_POINTS = 9.7  # the height of a line of 8 pt text
-STRIP_ROWS = 4  # of failures above a panel
+STRIP_ROWS, STRIP_POINTS = 4, 9.7  # rows of failures above a panel, and the height of one
 LONGEST = 20  # letters of a name beside a panel
 DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1.5}
 # Steps of ticks by the base of an axis, the first that gives three ticks or more is taken.
@@ -113,11 +111,11 @@ def guide(ax: Axes, anchor: tuple[float, float], power: int) -> None:
     )  # fmt: skip
 
 
-def across(ax: Axes, value: float, name: str) -> None:
-    """A dashed line at `value` with its name."""
+def across(ax: Axes, value: float, name: str, above: float = 2) -> None:
+    """A dashed line at `value`, and its name so many points above it."""
     ax.axhline(value, **DASHED)
     ax.annotate(
-        name, (0.01, value), xycoords=("axes fraction", "data"), xytext=(0, 2),
+        name, (0.01, value), xycoords=("axes fraction", "data"), xytext=(0, above),
         textcoords="offset points", color=QUIET, fontsize=7.5,
     )  # fmt: skip
 
@@ -130,91 +128,30 @@ def beside(ax: Axes, y: float, text: str, offset: float, **style: Any) -> None:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class End:
-    """Where a line ends, in data coordinates."""
-
-    name: str
-    x: float
-    y: float
-
-
-def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """Move positions within [0, 1] as little as needed to be `gap` apart.
-
-    Neighbours that are too close form a block around their mean; blocks merge until all fit. If
-    there are too many for the room, they are spaced evenly over it.
-    """
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    gap = min(gap, 1 / max(1, len(wanted) - 1))
-    blocks: list[tuple[float, int]] = []  # (centre, members), bottom to top
-    for index in order:
-        centre, size = min(max(wanted[index], 0.0), 1.0), 1
-        while blocks and centre - blocks[-1][0] < gap * (blocks[-1][1] + size) / 2 - 1e-9:
-            below, members = blocks.pop()
-            centre = (below * members + centre * size) / (members + size)
-            size += members
-            reach = (size - 1) / 2 * gap
-            centre = min(max(centre, reach), 1 - reach)
-        blocks.append((centre, size))
-    places = [centre + (i - (size - 1) / 2) * gap for centre, size in blocks for i in range(size)]
-    return [place for _, place in sorted(zip(order, places, strict=True))]
-
-
-def short(name: str) -> str:
-    """Cut a name that would not fit beside a panel."""
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
-
-
-def label_ends(ax: Axes, ends: Sequence[End], looks: Mapping[str, Look]) -> None:
-    """Write each line's name right of the axes, with a hairline from its last point.
-
-    The figure must be laid out (`figures.lay_out`): the height of the axes tells which names are
-    too close.
-    """
-    to_axes = ax.transData + ax.transAxes.inverted()
-    points = [to_axes.transform((end.x, end.y)) for end in ends]
-    gap = LINE_POINTS * ax.figure.dpi / 72 / ax.bbox.height  # in fractions of the axes
-    for end, (x, y), place in zip(ends, points, spread([p[1] for p in points], gap), strict=True):
-        colour, early = looks[end.name].colour, x < 0.9  # the line stops before the right edge
-        (line,) = ax.plot(
-            [x, 1.03], [y, place], transform=ax.transAxes, color=colour, linewidth=0.6,
-            linestyle=":" if early else "-", alpha=0.6, clip_on=False, zorder=1.6,
-        )  # fmt: skip
-        line.set_in_layout(False)
-        ax.text(
-            1.04, place, short(end.name), transform=ax.transAxes, color=colour, fontsize=8,
-            va="center",
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Failed:
-    """One line's cells without a result: its name, their status, and where they would be."""
-
-    name: str
-    status: str
-    xs: tuple[float, ...]
-
-
-def mark_failed(ax: Axes, failed: Sequence[Failed], looks: Mapping[str, Look]) -> float:
-    """Put a row of × above the axes for each line that failed somewhere, with its status.
+def mark_failed(
+    ax: Axes, failed: Sequence[tuple[str, str, Sequence[float]]], looks: Mapping[str, Look]
+) -> float:
+    """Put a row of × above the axes for each line that failed somewhere: its name, status and xs.
 
     Returns how many points above the axes are taken.
     """
-    more = [f"and {len(failed) - STRIP_ROWS} more"] if len(failed) > STRIP_ROWS else []
-    names = [f"{short(item.name)}: {item.status}" for item in failed[:STRIP_ROWS]] + more
-    colours = [looks[item.name].colour for item in failed[:STRIP_ROWS]] + [QUIET]
-    for row, (name, colour) in enumerate(zip(names, colours, strict=False)):
-        height = LINE_POINTS * (row + 1)
-        ax.annotate(
-            name, (1.04, 1), xycoords="axes fraction", xytext=(0, height),
-            textcoords="offset points", color=colour, fontsize=7, va="center",
-        )  # fmt: skip
-        xs = failed[row].xs if row < STRIP_ROWS else ()
+    shown = failed[:STRIP_ROWS]
+    for row, (name, status, xs) in enumerate(shown, start=1):
+        height, colour = STRIP_POINTS * row, looks[name].colour
         above = ScaledTranslation(0, height / 72, ax.figure.dpi_scale_trans)
         ax.plot(
             xs, [1.0] * len(xs), transform=ax.get_xaxis_transform() + above, color=colour,
             marker="x", markersize=4.5, linestyle="none", markeredgewidth=1.3, clip_on=False,
         )  # fmt: skip
-    return LINE_POINTS * (len(names) + 0.6) if names else 0.0
+        last = len(failed) - len(shown) if row == len(shown) else 0
+        more = f", and {last} more" if last else ""
+        ax.annotate(
+            f"{short(name)}: {status}{more}", (1.02, 1), xycoords="axes fraction",
+            xytext=(0, height), textcoords="offset points", color=colour, fontsize=7, va="center",
+        )  # fmt: skip
+    return STRIP_POINTS * len(shown)
+
+
+def short(name: str) -> str:
+    """Cut a name that would not fit beside a panel."""
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"

@@ -51,19 +51,10 @@ class Chart:
     beside: bool = False  # recurrent networks stand in the panels of layers of their width
     crossings: bool = False  # mark where the lead changes
     guides: tuple[int, ...] = ()
-    guide_under: Literal["all", "slowest"] = "all"  # which lines the guides are drawn just below
     dodge: bool = False  # move lines apart sideways, where intervals would cover each other
     reference: tuple[float, str] | None = None
     unit: Callable[[float], tuple[float, str]] | None = None  # by the axis' upper end; see `axis`
     peak: bool = False  # draw the datasheet's peak, where it is known and near
-
-    def title_of(self, single: bool) -> str:
-        """The title, which speaks of n only where n varies."""
-        return self.title.split(" against ")[0] if single else self.title
-
-    def reading_of(self, single: bool) -> str:
-        """How to read it; what is said of slopes is left out where n does not vary."""
-        return self.reading.split(". ")[0].rstrip(".") + "." if single else self.reading
 
     def rows(self, tables: Tables) -> pd.DataFrame:
         """The rows this chart is about, the failed ones included; empty if none has a value."""
@@ -94,7 +85,7 @@ _WORKSPACE: dict[str, Any] = {
 }  # fmt: skip
 for _name, _chart in {
     "time": Chart(
-        title="Time against n",
+        title="Time per call",
         reading="Median time per call; bars are 95 % intervals. A straight line is a power law:"
         " compare its slope with the dashed guides.",
         axis="time per call", guides=(1, 2), beside=True, **_TIME,
@@ -103,27 +94,27 @@ for _name, _chart in {
         title="Time of a layer by its projections",
         reading="Median time per call of the same layer with its weights stored in different ways;"
         " bars are 95 % intervals. A straight line is a power law.",
-        axis="time per call", guides=(1, 2), guide_under="slowest", workloads=("layer",),
+        axis="time per call", guides=(1, 2), workloads=("layer",),
         lines="projection", several=True, **_TIME,
     ),
     "speed": Chart(
         title="Speed relative to naive",
         reading="naive's time / this time on the same case; bars are intervals of at least 95 %."
         " Above the line is faster than naive, twice as fast at 2×. A ring marks where one"
-        " overtakes another, with its interval; an arrow at an end says that it reaches further.",
+        " overtakes another, with its interval.",
         value="speed", low="speed_low", high="speed_high", axis="times as fast as naive",
         text=axes.round_ratio, scale="log2", reference=(1.0, BASELINE),
         workloads=("attention", "layer"), crossings=True,
     ),
     "tflops": Chart(
-        title="Useful FLOP rate against n",
+        title="Useful FLOP rate",
         reading="FLOPs of the admitted pairs (flash-attention's convention) / median time: higher"
         " is better, and a plateau is the limit of the machine or of the algorithm.",
         value="tflops", low="tflops_low", high="tflops_high", axis="useful {unit}",
         text=axes.plain, unit=units.rate_unit, scale="linear", peak=True,
     ),
     "workspace": Chart(
-        title="Workspace against n",
+        title="Workspace",
         reading="Markers are measured, lines are predicted from the sizes alone before the run; a"
         " marker off its line refutes the prediction. A marker on the lower edge means none.",
         **_WORKSPACE,
@@ -137,14 +128,14 @@ for _name, _chart in {
         workloads=("attention", "layer", "decode"),
     ),
     "decode": Chart(
-        title="Time per token against context",
+        title="Time per token",
         reading="Median time per generated token; bars are 95 % intervals. Flat: the context costs"
         " nothing; along ∝ n: every token pays for the whole context.",
-        axis="time per token", guides=(1,), guide_under="slowest", workloads=("decode",),
+        axis="time per token", guides=(1,), workloads=("decode",),
         lines="cache", **_TIME,
     ),
     "decode-workspace": Chart(
-        title="Workspace of decoding against context",
+        title="Workspace of decoding",
         reading="Highest allocation while all new tokens are generated, without inputs, prepared"
         " memory and outputs. Markers are measured, lines are predicted.",
         workloads=("decode",), lines="cache", **_WORKSPACE,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
-from attnbench.report.style import QUIET
+from attnbench.report.axes import short
+from attnbench.report.style import QUIET, Look
 
 WIDE, NARROW = 6.9, 5.1  # inches of a panel that stands alone, and of one of two in a row
 DPI = 160
@@ -61,20 +65,29 @@ def panels(count: int, height: float, title: str, subject: str) -> tuple[Figure,
     return figure, axes[:count]
 
 
-def lay_out(figure: Figure) -> None:
-    """Find room for all that was drawn so far; then the places of the axes are known."""
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.execute(figure)
+def legend(
+    figure: Figure, names: Iterable[str], looks: Mapping[str, Look], notes: Iterable[Artist] = ()
+) -> None:
+    """Say once, right of all panels, which colour and marker stands for what; `notes` follow."""
+    handles = [
+        Line2D([], [], color=looks[name].colour, marker=looks[name].marker, label=short(name))
+        for name in names
+    ]
+    figure.legend(handles=[*handles, *notes], loc="outside right upper", frameon=False)
 
 
 def write(figure: Figure, stem: str, folder: Path) -> tuple[Path, Path]:
     """Write `stem`.svg and `stem`.png, the same bytes for the same data; return both paths."""
-    lay_out(figure)
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
     figure.set_layout_engine("none")  # once is enough: it costs more than the writing
     svg, png = folder / f"{stem}.svg", folder / f"{stem}.png"
-    figure.savefig(svg, metadata={"Date": None, "Creator": "attnbench"})
-    figure.savefig(png, metadata={"Software": "attnbench"})
+    # Not by `savefig`, which draws every figure twice; the SVG, which changes the dpi, comes last.
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.print_png(png, metadata={"Software": "attnbench"})
+    canvas = FigureCanvasSVG(figure)
+    canvas.print_svg(svg, metadata={"Date": None, "Creator": "attnbench"})
     return svg, png
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from attnbench.analysis.crossovers import Crossing, Crossover
+from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.table import BASELINE
-from attnbench.base import units
 from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures, style
-from attnbench.report.axes import End, Failed, short
-from attnbench.report.charts import CHARTS, Chart, Panel, Scale, Sheet, Tables
+from attnbench.report.axes import short
+from attnbench.report.charts import CHARTS, Chart, Scale, Sheet, Tables
 from attnbench.report.figures import Plot
 from attnbench.report.style import Look
 from attnbench.theory.traits import TRAITS
@@ -45,18 +45,13 @@ def draw_all(
     `tables` maps `cells` to `compare.compared` (with the rate's interval) and `costs` to
     `compare.rope_cost`; `crossovers` are marked in the charts that show them.
     """
-    looks = style.looks(tables["cells"]["impl"].unique())
     crossings = crossovers_by_case(crossovers)
     drawn = []
     for name, chart in CHARTS.items():
-        found = chart.sheets(tables)
-        own = looks if chart.lines == "impl" else {}
-
-        def draw(sheet: Sheet, chart: Chart = chart, own: Mapping[str, Look] = own) -> Figure:
-            known = own or style.looks(lines_of(chart, sheet.rows), style.LINES[chart.lines])
-            return draw_sheet(chart, sheet, known, environment, crossings)
-
-        drawn += draw_sheets(name, chart, found, draw, folder)
+        known = style.LINES.get(chart.lines, style.KNOWN)
+        looks = style.looks(tables["cells"][chart.lines].dropna().unique(), known)
+        draw = partial(draw_sheet, chart, looks, environment, crossings)
+        drawn += draw_sheets(name, chart, chart.sheets(tables), draw, folder)
     return drawn
 
 
@@ -65,18 +60,16 @@ def draw_sheets(
 ) -> list[Plot]:
     """Draw and write the first figures of each workload; the first says how many are left out."""
     shown, plots = charts.first_of_each(found), []
+    left_out = len(found) - len(shown)
+    more = f" {left_out} more such figures are left out; the export has their numbers."
     for sheet in shown:
-        single = sheet.rows["seq_len"].nunique() == 1
         svg, png = figures.write(draw(sheet), f"{name}-{sheet.slug}", folder)
         titles = "; ".join(panel.title for panel in sheet.panels if panel.title)
         alt = f"{chart.title}, {sheet.title}, for {', '.join(lines_of(chart, sheet.rows))}."
-        reading = chart.reading_of(single)
-        if sheet is shown[0] and len(found) > len(shown):
-            left_out = len(found) - len(shown)
-            reading += f" {left_out} more such figures are left out; the export has their numbers."
         plots.append(
             Plot(
-                chart=name, title=chart.title, subject=sheet.title, reading=reading,
+                chart=name, title=chart.title, subject=sheet.title,
+                reading=chart.reading + more * (left_out > 0 and sheet is shown[0]),
                 alt=f"{alt} Panels: {titles}." if titles else alt, svg=svg, png=png,
             )
         )  # fmt: skip
@@ -84,8 +77,9 @@ def draw_sheets(
 
 
 def lines_of(chart: Chart, rows: pd.DataFrame) -> list[str]:
-    """Names of the lines, as they are written beside a panel."""
-    return [str(name) for name in rows[chart.lines].dropna().unique()]
+    """Names of the lines, the highest first; those without any value last."""
+    highest = rows.groupby(chart.lines, sort=False)[chart.value].max()
+    return [str(name) for name in highest.sort_values(ascending=False).index]
 
 
 @dataclass(frozen=True)
@@ -120,10 +114,10 @@ class Frame:
 
 def draw_sheet(
     chart: Chart,
-    sheet: Sheet,
     looks: Mapping[str, Look],
     environment: Mapping[str, Any],
     crossings: ByCase,
+    sheet: Sheet,
 ) -> Figure:
     """Draw one figure: the chart's panels, with common scales."""
     rows = sheet.rows
@@ -132,36 +126,26 @@ def draw_sheet(
         peak = None
     lengths = tuple(sorted(int(n) for n in rows["seq_len"].unique()))
     frame = Frame(chart, looks, lengths, *value_axis(chart, rows, peak), peak)
+    names = lines_of(chart, rows)
     single = len(lengths) == 1
-    most = max(len(lines_of(chart, panel.rows)) for panel in sheet.panels)
-    failed = [[] if single else failed_lines(chart, panel.rows) for panel in sheet.panels]
-    strip = axes.LINE_POINTS / 72 * min(axes.STRIP_ROWS + 1, max(map(len, failed)))
-    height = max(1.6, 0.36 * most + 0.8) if single else max(PANEL_INCHES, 0.14 * most + 1) + strip
-    title = chart.title_of(single)
-    figure, found = figures.panels(len(sheet.panels), height, title, sheet.title)
-    ends = []
-    for ax, panel, bad in zip(found, sheet.panels, failed, strict=True):
+    height = max(1.6, 0.36 * len(names) + 0.8) if single else PANEL_INCHES
+    figure, found = figures.panels(len(sheet.panels), height, chart.title, sheet.title)
+    for ax, panel in zip(found, sheet.panels, strict=True):
         if single:
             _draw_points(ax, panel.rows, frame)
-        else:
-            ends.append(_draw_lines(ax, panel.rows, frame, bad))
-        if chart.crossings and not single:
+            ax.set_xlabel(frame.axis)
+            ax.set_title(panel.title, loc="left", pad=5, color=INK)
+            continue
+        _draw_lines(ax, panel.rows, frame)
+        if chart.crossings:
             mark_crossings(ax, panel.rows, crossings)
-        _annotate(ax, panel, frame, bad)
-    figures.lay_out(figure)
-    for ax, own in zip(found, ends, strict=False):
-        axes.label_ends(ax, own, looks)
-    return figure
-
-
-def _annotate(ax: Axes, panel: Panel, frame: Frame, failed: Sequence[Failed]) -> None:
-    above = axes.mark_failed(ax, failed, frame.looks)
-    ax.set_title(panel.title, loc="left", pad=5 + above, color=INK)
-    if len(frame.lengths) == 1:
-        ax.set_xlabel(frame.axis)
-    else:
+        above = axes.mark_failed(ax, failed_lines(chart, panel.rows), looks)
+        ax.set_title(panel.title, loc="left", pad=5 + above, color=INK)
         ax.set_xlabel(TRAITS.get(str(panel.rows["workload"].iloc[0])).n_name)
         ax.set_ylabel(frame.axis)
+    if not single:
+        figures.legend(figure, names, looks)
+    return figure
 
 
 def value_axis(
@@ -194,35 +178,28 @@ def _set_value_axis(ax: Axes, frame: Frame, which: str) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: frame.text(value)))
 
 
-def failed_lines(chart: Chart, rows: pd.DataFrame) -> list[Failed]:
-    """The lines with cells that have no result, those that worked somewhere else first."""
-    found = []
-    for (name, status), part in rows[rows["status"] != "ok"].groupby(
-        [chart.lines, "status"], sort=False
-    ):
-        worked = bool((rows[rows[chart.lines] == name]["status"] == "ok").any())
-        xs = tuple(float(n) for n in sorted(part["seq_len"].unique()))
-        found.append((not worked, Failed(str(name), str(status), xs)))
-    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+def failed_lines(chart: Chart, rows: pd.DataFrame) -> list[tuple[str, str, list[float]]]:
+    """Name, status and n of the lines that failed somewhere, those that worked elsewhere first."""
+    worked = set(rows[rows["status"] == "ok"][chart.lines])
+    groups = rows[rows["status"] != "ok"].groupby([chart.lines, "status"], sort=False)["seq_len"]
+    found = [
+        (str(name), str(status), sorted(map(float, lengths.unique())))
+        for (name, status), lengths in groups
+    ]
+    return sorted(found, key=lambda item: item[0] not in worked)
 
 
-def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame, failed: Sequence[Failed]) -> list[End]:
-    """Draw a line for each implementation (or cache) against n; return where they end."""
+def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
+    """Draw a line for each implementation (or cache) against n."""
     chart = frame.chart
     axes.length_axis(ax, frame.lengths, room=DODGE_OCTAVES / 2 if chart.dodge else 0.0)
     _set_value_axis(ax, frame, "y")
     _draw_background(ax, rows, frame)
-    ends = []
     groups = list(rows[rows[chart.value].notna()].groupby(chart.lines, sort=False))
     for index, (name, part) in enumerate(groups):
         aside = 2 ** ((index - (len(groups) - 1) / 2) * min(0.07, DODGE_OCTAVES / len(groups)))
         ordered, look = part.sort_values("seq_len"), frame.looks[str(name)]
         _draw_line(ax, ordered, frame, look, aside if chart.dodge else 1.0)
-        last = ordered.iloc[-1]
-        ends.append(End(str(name), float(last["seq_len"]), frame.inside(last[chart.value])))
-    # A line that ends early because its next cell failed is named where that is marked.
-    named = {item.name for item in failed[: axes.STRIP_ROWS] if max(item.xs) == frame.lengths[-1]}
-    return [end for end in ends if end.name not in named]
 
 
 def _draw_line(ax: Axes, rows: pd.DataFrame, frame: Frame, look: Look, aside: float) -> None:
@@ -263,7 +240,7 @@ def _draw_background(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
     known = rows[rows[chart.value].notna() & (rows[chart.value] > 0)]
     if known.empty or len(frame.lengths) < 3:
         return
-    if chart.guide_under == "slowest":
+    if chart.lines != "impl":  # caches grow in different ways: beside the one that costs most
         slowest = known.sort_values(chart.value).iloc[-1]
         known = known[known[chart.lines] == slowest[chart.lines]]
     share = known["seq_len"].astype(float) / frame.lengths[-1]
@@ -319,51 +296,18 @@ def crossovers_by_case(found: Sequence[Crossover]) -> ByCase:
 
 
 def mark_crossings(ax: Axes, rows: pd.DataFrame, found: ByCase) -> None:
-    """Ring every crossing on the lines of one panel, with its interval; name those on the line 1.
-
-    `rows` are the panel's; limits and scales must be final.
-    """
-    named: list[Crossing] = []
+    """Ring every crossing on the lines of one panel, with its interval; `rows` are the panel's."""
     for crossover in (c for case in rows["case_id"].unique() for c in found.get(case, ())):
-        with_baseline = BASELINE in (crossover.first, crossover.second)
+        line = rows[(rows["impl"] == crossover.first) & rows["speed"].notna()]
+        line = line.sort_values("seq_len").astype({"seq_len": float})
         for crossing in crossover.crossings:
-            y = 1.0 if with_baseline else _speed(rows, crossover.first, crossing.n)
-            if y is not None:
-                _ring(ax, crossing, y)
-                named += [crossing] if with_baseline else []
-    x_low, x_high = ax.get_xlim()
-    level, last = 0, -math.inf
-    for crossing in sorted(named, key=lambda crossing: crossing.n):
-        # Texts of crossings that are close together stand at different heights.
-        place = math.log(crossing.n / x_low) / math.log(x_high / x_low)
-        level, last = (level + 1) % 3 if place - last < 0.13 else 0, place
-        ax.annotate(
-            units.length(float(units.digits(crossing.n))), (crossing.n, 1.0),
-            xytext=(0, (7, -8, 25)[level]), textcoords="offset points", ha="center", fontsize=7,
-            color=INK, va="top" if level == 1 else "bottom", zorder=4,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
-        )  # fmt: skip
-
-
-def _speed(rows: pd.DataFrame, impl: str, n: float) -> float | None:
-    """The line of `impl` at n, interpolated as it is drawn; None where it is not drawn there."""
-    line = rows[(rows["impl"] == impl) & rows["speed"].notna()].sort_values("seq_len")
-    for (x0, y0), (x1, y1) in pairwise(
-        zip(line["seq_len"].astype(float), line["speed"], strict=True)
-    ):
-        if x0 <= n <= x1:
-            return float(y0 * (y1 / y0) ** (math.log(n / x0) / math.log(x1 / x0)))
-    return None
-
-
-def _ring(ax: Axes, crossing: Crossing, y: float) -> None:
-    if crossing.low is not None and crossing.high is not None:
-        ax.plot([crossing.low, crossing.high], [y, y], color=INK, linewidth=1.0, zorder=3.4)
-        left = "<" if crossing.open_below else "|"
-        right = ">" if crossing.open_above else "|"
-        for end, marker in ((crossing.low, left), (crossing.high, right)):
-            ax.plot([end], [y], marker=marker, markersize=4.5, color=INK, zorder=3.4)
-    ax.plot(
-        [crossing.n], [y], marker="o", markersize=7.5, markerfacecolor="none", markeredgewidth=1.2,
-        linestyle="none", color=INK, zorder=3.5,
-    )  # fmt: skip
+            y = 1.0  # naive's own line, where it is one of the two; else on the line as it is drawn
+            if BASELINE not in (crossover.first, crossover.second):
+                logs = np.log(line["seq_len"]), np.log(line["speed"])
+                y = np.exp(np.interp(math.log(crossing.n), *logs)) if len(line) else math.nan
+            n, low, high = crossing.n, crossing.low, crossing.high
+            ax.errorbar(
+                [n], [y], xerr=[[n - (low or n)], [(high or n) - n]], marker="o", markersize=7.5,
+                markerfacecolor="none", markeredgewidth=1.2, elinewidth=1.0, capsize=2.5,
+                color=INK, zorder=3.5,
+            )  # fmt: skip
