@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, Implementation
+from attnbench.api import IMPLEMENTATIONS, recurrent_builder
+from attnbench.api.direct import get
+from attnbench.errors import UsageError
 from attnbench.schema.case import Case, parse_mask
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.inputs import Draw
@@ -15,12 +17,8 @@ from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads.recurrent import gru_states
 
-PASSES = ("forward", "backward", "both")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def gru(one_thread):
-    return IMPLEMENTATIONS.get("gru")
+PASSES, DTYPES = ("forward", "backward", "both"), ("float32", "bfloat16", "float64")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def case_of(**fields: Any) -> Case:
@@ -39,13 +37,6 @@ def probed(case: Case, name: str = "gru") -> dict[str, Any]:
     return trial.metrics
 
 
-@pytest.mark.parametrize("pass_", PASSES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_gru_is_right(pass_, dtype):
-    result = check_item(case_of(pass_=pass_, dtype=dtype, seq_len=40), "gru", {}, 0)
-    assert result["status"] == "ok", result["reason"]
-
-
 def test_the_reference_is_torch_s_module_without_biases():
     generator = torch.Generator().manual_seed(0)
     like: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
@@ -53,12 +44,6 @@ def test_the_reference_is_torch_s_module_without_biases():
     x_BLE = torch.randn(3, 7, 5, **like)
     w_ih, w_hh = module.parameters()
     torch.testing.assert_close(gru_states(x_BLE, w_ih, w_hh), module(x_BLE)[0])
-
-
-def add_wrong(build: Any) -> Implementation:
-    return IMPLEMENTATIONS.add(
-        "wrong", Implementation(name="wrong", build=build, workloads=("recurrent",))
-    )
 
 
 MUTANTS = {
@@ -72,60 +57,8 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_network_is_found(mutant):
-    add_wrong(lambda case: MUTANTS[mutant])
-    try:
-        result = check_item(case_of(pass_="both"), "wrong", {}, 0)
-    finally:
-        IMPLEMENTATIONS.remove("wrong")
-    assert result["status"] == "incorrect"
-
-
-@pytest.mark.parametrize("pass_", PASSES)
-@pytest.mark.parametrize("seq_len", [1, 2, 33])
-def test_counted_flops_are_those_executed_and_a_note_says_what_is_spared(pass_, seq_len):
-    case = case_of(pass_=pass_, seq_len=seq_len)
-    metrics = probed(case)
-    forward = 12 * case.batch * seq_len * 16**2
-    factor = {"forward": 1, "backward": 2, "both": 3}[pass_]
-    assert metrics["flops_useful"] == factor * forward
-    assert metrics["flops_counted"] == metrics["flops_executed"]
-    assert metrics["flops_counted_source"] == "dispatched"
-    spared = 0 if pass_ == "forward" else 6 * case.batch * 16**2
-    assert metrics["flops_useful"] - metrics["flops_counted"] == spared
-    assert ("state before the first token" in (metrics["flops_note"] or "")) == (spared > 0)
-
-
-@pytest.mark.parametrize("seq_len", [1, 2, 3, 4, 5, 64, 512])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_forward_workspace_is_what_sizes_say(seq_len, batch):
-    metrics = probed(case_of(seq_len=seq_len, batch=batch))
-    assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
-
-
-def test_workspace_is_unknown_where_autograd_and_packing_decide():
-    impl, workload = IMPLEMENTATIONS.get("gru"), WORKLOADS.get("recurrent")
-    for unsure in ({"pass_": "both"}, {"dtype": "bfloat16"}, {"device": "cuda"}):
-        assert workload.costs(case_of(**unsure), impl)["memory_predicted_bytes"] is None
-
-
-@pytest.mark.parametrize("pass_", PASSES)
-def test_weights_lie_together_and_before_two_biases_of_zero_as_cudnn_wants_them(pass_):
-    case = case_of(pass_=pass_)
-    workload = WORKLOADS.get("recurrent")
-    tensors = workload.tensors(case)
-    workload.fill(case, tensors, Draw(seed=1))
-    w_ih, w_hh = tensors["w_ih"], tensors["w_hh"]
-    assert w_ih.storage_offset() == 0
-    assert w_hh.data_ptr() == w_ih.data_ptr() + w_ih.numel() * w_ih.element_size()
-    block = w_ih.detach().new_empty(0).set_(w_ih.untyped_storage())
-    assert block.numel() == 6 * 16 * 16 + 2 * 3 * 16
-    assert not block[6 * 16 * 16 :].any()
-
-
-@pytest.mark.parametrize("pass_", PASSES)
-def test_the_network_trains_where_a_gradient_is_asked_for(pass_, monkeypatch):
+@pytest.mark.parametrize(("pass_", "dtype"), list(zip(PASSES, DTYPES, strict=True)))
+def test_gru_is_right_and_trains_where_a_gradient_is_asked_for(pass_, dtype, monkeypatch):
     # cuDNN refuses a backward after a forward that did not train; a CPU does not care.
     seen = []
     real = torch.gru
@@ -135,8 +68,67 @@ def test_the_network_trains_where_a_gradient_is_asked_for(pass_, monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(torch, "gru", watched)
-    assert check_item(case_of(pass_=pass_), "gru", {}, 0)["status"] == "ok"
+    result = check_item(case_of(pass_=pass_, dtype=dtype, seq_len=40), "gru", {}, 0)
+    assert (result["status"], result["reason"]) == ("ok", None)
     assert set(seen) == {pass_ != "forward"}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_network_is_found(mutant):
+    recurrent_builder("wrong")(lambda case: MUTANTS[mutant])
+    try:
+        result = check_item(case_of(pass_="both"), "wrong", {}, 0)
+    finally:
+        IMPLEMENTATIONS.remove("wrong")
+    assert result["status"] == "incorrect"
+
+
+@pytest.mark.parametrize(("pass_", "seq_len"), [("forward", 33), ("backward", 1), ("both", 9)])
+def test_counted_flops_are_those_executed_and_a_note_says_what_is_spared(pass_, seq_len):
+    case = case_of(pass_=pass_, seq_len=seq_len)
+    metrics = probed(case)
+    forward = 12 * case.batch * seq_len * 16**2
+    assert metrics["flops_useful"] == {"forward": 1, "backward": 2, "both": 3}[pass_] * forward
+    assert metrics["flops_counted"] == metrics["flops_executed"]
+    assert metrics["flops_counted_source"] == "dispatched"
+    spared = 0 if pass_ == "forward" else 6 * case.batch * 16**2
+    assert metrics["flops_useful"] - metrics["flops_counted"] == spared
+    assert ("state before the first token" in (metrics["flops_note"] or "")) == (spared > 0)
+
+
+@pytest.mark.parametrize(("seq_len", "batch"), [(1, 1), (3, 3), (4, 1), (5, 3), (64, 1)])
+def test_forward_workspace_is_what_sizes_say(seq_len, batch):
+    metrics = probed(case_of(seq_len=seq_len, batch=batch))
+    assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
+
+
+def test_workspace_is_unknown_where_autograd_and_packing_decide():
+    workspace = IMPLEMENTATIONS.get("gru").workspace
+    assert workspace is not None
+    for unsure in ({"pass_": "both"}, {"dtype": "bfloat16"}, {"device": "cuda"}):
+        assert workspace(case_of(**unsure)) is None
+
+
+@pytest.mark.parametrize("pass_", PASSES[:2])
+def test_weights_lie_together_and_before_two_biases_of_zero_as_cudnn_wants_them(pass_):
+    tensors = WORKLOADS.get("recurrent").tensors(case_of(pass_=pass_))
+    w_ih, w_hh = tensors["w_ih"], tensors["w_hh"]
+    assert w_ih.storage_offset() == 0
+    assert w_hh.data_ptr() == w_ih.data_ptr() + w_ih.numel() * w_ih.element_size()
+    block = w_ih.detach().new_empty(0).set_(w_ih.untyped_storage())
+    assert block.numel() == 6 * 16 * 16 + 2 * 3 * 16
+    assert not block[6 * 16 * 16 :].any()
+
+
+def test_cores_of_attention_serve_no_recurrence_nor_a_network_attention():
+    case = case_of()
+    assert reasons_against([case], ["naive"])["naive"] == (
+        "serves attention, layer, decode, not recurrent",
+    )
+    others = [replace(case, workload=name, cache=None) for name in ("attention", "layer", "decode")]
+    assert all(reasons_against(others, ["gru"])["gru"])
+    with pytest.raises(UsageError, match="serves recurrent, not attention"):
+        get("gru")(*[torch.zeros(1, 2, 3, 4)] * 3)
 
 
 @pytest.mark.gpu
@@ -147,21 +139,3 @@ def test_the_network_trains_where_a_gradient_is_asked_for(pass_, monkeypatch):
 def test_cudnn_is_right_and_takes_the_weights_as_they_lie(pass_, dtype):
     case = case_of(pass_=pass_, dtype=dtype, device="cuda", seq_len=40, width=64)
     assert check_item(case, "gru", {}, 0)["status"] == "ok"
-
-
-def test_cores_of_attention_serve_no_recurrence_nor_a_network_attention():
-    case = case_of()
-    assert reasons_against([case], ["naive"])["naive"] == (
-        "serves attention, layer, decode, not recurrent",
-    )
-    others = [replace(case, workload=name, cache=None) for name in ("attention", "layer", "decode")]
-    assert all(reasons_against(others, ["gru"])["gru"])
-
-
-def test_a_network_is_not_called_as_attention():
-    from attnbench.api.direct import get
-    from attnbench.errors import UsageError
-
-    q = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(UsageError, match="serves recurrent, not attention"):
-        get("gru")(q, q, q)
