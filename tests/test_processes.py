@@ -1,33 +1,13 @@
 """`--processes N`: each cell in N fresh processes, one row in the table; and how it is resumed."""
 
-import json
-
 import pytest
 
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RECORDS, load_run
 from tests import synthetic
-from tests.conftest import TINY, Cli, exported, run_attnbench
+from tests.conftest import TINY, Cli, exported
 
 AXES = ("--seq-lens", "16,32", "--impls", "naive,sdpa", *TINY)
-
-# Right in the process that plans and in the first that measures, wrong from then on: the file
-# remembers between processes.
-UNSTEADY = """
-from pathlib import Path
-from torch.nn.functional import scaled_dot_product_attention
-from attnbench.api import attention
-
-seen = Path(__file__).with_suffix(".seen")
-loads = len(seen.read_text()) if seen.exists() else 0
-seen.write_text("x" * (loads + 1))
-first = loads < 2
-
-@attention("unsteady")
-def unsteady(q, k, v, *, causal, scale):
-    o = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-    return o if first else o * 2
-"""
 
 
 def keys(path):
@@ -70,18 +50,30 @@ class TestPlanned:
         assert cli("sweep", "--resume", tmp_path / "r").exit_code == 0
         assert (tmp_path / "r" / RECORDS).read_bytes() == before
 
-    def test_what_has_failed_is_not_measured_again(self, cli: Cli, tmp_path, monkeypatch):
+    def test_what_has_failed_is_not_measured_again_and_has_no_time(
+        self, cli: Cli, tmp_path, monkeypatch
+    ):
+        passes = iter(range(3))
+
         def run(runner, jobs):
+            number = next(passes)
             for cell in (cell for job in jobs for cell in job.cells()):
-                if cell.impl == "sdpa":
+                if cell.impl == "sdpa" or number == 0:
                     yield synthetic.ok(cell.case, cell.impl)
                 else:
-                    yield synthetic.failed(cell.case, cell.impl, "error", "it fails")
+                    yield synthetic.failed(cell.case, cell.impl, "incorrect", "it fails")
 
         monkeypatch.setattr(LocalRunner, "run", run)
-        cli("sweep", *AXES, "--processes", 2, "--output", tmp_path, "--name", "r")
+        result = cli("sweep", *AXES, "--processes", 3, "--output", tmp_path, "--name", "r")
+        assert result.exit_code == 1
         impls = [impl for _, impl, _ in keys(tmp_path / "r")]
-        assert (impls.count("naive"), impls.count("sdpa")) == (2, 4)
+        assert (impls.count("naive"), impls.count("sdpa")) == (4, 6)
+        for row in exported(tmp_path / "r"):
+            if row["impl"] == "naive":
+                assert row["reason"] == "in process 2 of 2: it fails"
+                assert (row["status"], row["time_us_median"]) == ("incorrect", None)
+            else:
+                assert row["processes"] == 3
 
     @pytest.mark.parametrize(
         "flags", [("--timer", "graph"), ("--timer", "events"), ("--energy",)], ids=" ".join
@@ -96,20 +88,3 @@ class TestPlanned:
         self, cli: Cli, assert_refused, text
     ):
         assert_refused(cli("sweep", *AXES, "--processes", text), "--processes")
-
-
-def test_a_kernel_that_fails_in_the_second_process_has_no_time(tmp_path):
-    (tmp_path / "unsteady.py").write_text(UNSTEADY)
-    args = ("--impl", "unsteady.py", "--impls", "sdpa", "--seq-lens", "16,32", *TINY)
-    result = run_attnbench("sweep", *args, "--processes", 3, "--name", "r", cwd=tmp_path)
-    assert result.returncode == 1, result.stderr
-    rows = {(row["impl"], row["seq_len"]): row for row in exported(tmp_path / "results/r")}
-    for n in (16, 32):
-        bad = rows["unsteady", n]
-        assert bad["status"] == "incorrect"
-        assert bad["reason"].startswith("in process 2 of 2: ")
-        assert bad["time_us_median"] is None
-        assert rows["sdpa", n]["processes"] == 3
-    assert len(json.loads((tmp_path / "results/r/run.json").read_text())["plan"]) == 4
-    processes = [r.process for r in load_run(tmp_path / "results/r").parts]
-    assert processes.count(2) == 2, "what has failed was measured again"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import TINY, exported, run_attnbench, run_script
+from tests.conftest import run_script
 
 # What a call may leave behind, and how the row names it. Each would break or change other rows.
 LEFT = {
@@ -37,6 +36,10 @@ LEFT = {
     "tracing": ("sys.settrace(lambda *_: None)", "the trace function"),
     "streams": ("sys.stderr = open(os.devnull, 'w')", "the standard streams"),
     "collector": ("gc.set_threshold(1)", "the collector's thresholds"),
+    "compiler": (
+        "import torch._inductor.config as c; c.max_autotune = not c.max_autotune",
+        "inductor's flags",
+    ),
     "limits": (
         "resource.setrlimit(resource.RLIMIT_NOFILE,"
         " (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
@@ -85,85 +88,3 @@ def test_what_a_call_leaves_behind_is_put_back_and_named_each_time(
     named, clean, lasting, same = told[left]
     assert [LEFT[left][1] in names for names in named] == [True, True], named
     assert (clean, lasting, same) == ([], None, True)
-
-
-def test_the_flags_of_a_compiler_are_put_back_though_it_was_loaded_late() -> None:
-    ran = run_script("""
-from attnbench.machine.state import remember, settle
-remember(1)
-import torch._inductor.config as config
-default = config.max_autotune
-for _ in range(2):
-    config.max_autotune = not default
-    print(settle(), config.max_autotune == default, settle())
-""")
-    assert ran.stdout.splitlines() == ['["inductor\'s flags"] True []'] * 2, ran.stderr
-
-
-# In a sweep.
-
-HOSTILE = """
-import os, time
-import torch
-from attnbench.api import attention
-
-real = time.perf_counter_ns
-
-def hostile(name, deed):
-    @attention(name)
-    def core(q, k, v, *, causal, scale):
-        o = ((q @ k.mT) * scale).softmax(-1) @ v
-        deed()
-        return o
-
-def sprays():
-    for descriptor in range(3, 64):
-        try:
-            os.write(descriptor, b"garbage")
-        except OSError:
-            pass
-
-def closes():
-    os.closerange(3, 64)
-    time.sleep(3600)
-
-def slows_clock():
-    time.perf_counter_ns = lambda: real() // 2
-
-hostile("sprays", sprays)
-hostile("closes", closes)
-hostile("slows-clock", slows_clock)
-hostile("device", lambda: torch.set_default_device("meta"))
-kept = torch.inference_mode()
-hostile("inference", lambda: kept.__enter__())
-
-@attention("half")
-def half(q, k, v, *, causal, scale):
-    raise RuntimeError("one half: \\ud800")
-
-torch.set_default_dtype(torch.float64)
-os.environ["MINE"] = "1"  # may stay: what is imported when something is built may need it
-"""
-
-
-def test_hostile_implementations_cost_their_own_cells_alone(tmp_path: Path) -> None:
-    (tmp_path / "hostile.py").write_text(HOSTILE)
-    names = "naive,sprays,closes,slows-clock,device,inference,half,sdpa"
-    ran = run_attnbench(
-        "sweep", "--impl", "hostile.py", "--impls", names, "--seq-lens", "8", *TINY,
-        "--threads", "1", "--name", "r", cwd=tmp_path,
-    )  # fmt: skip
-    rows = {row["impl"]: row for row in exported(tmp_path / "results" / "r")}
-    status = {impl: row["status"] for impl, row in rows.items()}
-    assert status == {
-        "naive": "ok", "sdpa": "ok", "device": "ok", "half": "error", "sprays": "error",
-        "closes": "crashed", "slows-clock": "incorrect", "inference": "error",
-    }  # fmt: skip
-    assert rows["slows-clock"]["time_us_median"] is None
-    assert "time.perf_counter_ns" in rows["slows-clock"]["reason"]
-    assert "the default device" in rows["device"]["notes"]
-    assert "inference mode" in rows["inference"]["reason"]
-    assert "\ufffd" in rows["half"]["reason"]
-    assert ran.returncode == 1  # slows-clock
-    assert "hostile.py changed the default dtype; restored" in ran.stderr
-    assert "Traceback" not in ran.stderr

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, get_args, get_type_hints
+from typing import Any, Literal, Self, get_args
 
 import msgspec
 
@@ -199,38 +199,24 @@ class Case:
         return row | {"mask": self.mask.text, "position": self.position.text}
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Self:
+    def from_json(cls, row: Any) -> Self:
         """Inverse of `to_json`; missing fields take their default.
 
         Raises:
             UsageError: unknown fields, or values that make no case.
         """
+        names = {f.name.rstrip("_"): f.name for f in fields(cls)}
         try:
-            return cls.from_row(msgspec.convert(row, CaseRow))
-        except msgspec.ValidationError as err:
+            values = {names[name]: value for name, value in row.items()}
+            for name, parse in (("mask", parse_mask), ("position", parse_position)):
+                if name in values:
+                    values[name] = parse(values[name])
+            return msgspec.convert(values, cls)
+        except KeyError as err:
+            raise UsageError(f"not a case: it has an unknown field {err}") from err
+        except (msgspec.ValidationError, AttributeError) as err:
             raise UsageError(f"not a case: {err}") from err
 
-    @classmethod
-    def from_row(cls, row: Any) -> Self:
-        """The case of a `CaseRow`; raises UsageError as the constructor does."""
-        values = msgspec.structs.asdict(row)
-        texts = {"mask": parse_mask(row.mask), "position": parse_position(row.position)}
-        return cls(**(values | texts))
-
-
-_HINTS = get_type_hints(Case)
-# A case as plain JSON: mask and position are text, and what follows another field may be left out.
-CaseRow = msgspec.defstruct(
-    "CaseRow",
-    [
-        (item.name, str, item.default.text)
-        if isinstance(item.default, Mask | Position)
-        else (item.name, _HINTS[item.name], item.default)
-        for item in fields(Case)
-    ],
-    rename={"pass_": "pass"},
-    forbid_unknown_fields=True,
-)
 
 _FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
 

@@ -14,7 +14,7 @@ from attnbench.base.jsontext import decode
 from attnbench.base.sample import DiscardCode
 from attnbench.base.sample import Sample as Sample
 from attnbench.errors import StoreError
-from attnbench.schema.case import Case, CaseRow
+from attnbench.schema.case import Case
 
 # 2: samples may be discarded, and a cell may have a record for each of several processes.
 SCHEMA = 2
@@ -110,7 +110,7 @@ class Record:
             row = decode(line, _Line)
             _check_metrics(row.metrics)
             return cls(
-                cell=Cell(case=Case.from_row(row.case), impl=row.impl),
+                cell=Cell(case=Case.from_json(row.case), impl=row.impl),
                 status=row.status,
                 reason=row.reason,
                 samples=_samples(row.samples),
@@ -136,7 +136,7 @@ class _Line(msgspec.Struct, kw_only=True):
     """A record as it is stored: a column of values for each field of its samples."""
 
     schema: Literal[1, 2]
-    case: CaseRow  # type: ignore[valid-type]
+    case: dict[str, Any]
     impl: str
     status: Status
     reason: str | None
