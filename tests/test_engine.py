@@ -22,7 +22,6 @@ from attnbench.measure.sampling import (
     UnmeasurableError,
     achieved,
     compile_activity,
-    listen_to_triton,
     warm_up,
 )
 from attnbench.measure.watch import CounterMarks, Watch
@@ -299,18 +298,6 @@ def test_torchs_compile_counters_are_seen(monkeypatch):
     assert compile_activity() == before + 4
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", types.SimpleNamespace())
     assert compile_activity() <= before  # a torch without such counters says nothing
-
-
-def test_tritons_compilations_are_counted_and_a_listener_of_someone_else_is_left(monkeypatch):
-    knobs = types.SimpleNamespace(compilation=types.SimpleNamespace(listener=None))
-    monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
-    before = compile_activity()
-    listen_to_triton()
-    knobs.compilation.listener("kernel", metadata=None)
-    assert compile_activity() == before + 1
-    knobs.compilation.listener = theirs = object()
-    listen_to_triton()
-    assert knobs.compilation.listener is theirs
 
 
 # What disturbs a sample or a round.

@@ -264,7 +264,7 @@ def test_a_worker_tells_its_allocator_policy_and_never_overrides_the_users(polic
 
 @pytest.mark.usefixtures("_no_malloc")
 def test_a_worker_that_keeps_its_memory_says_so_itself():
-    with pytest.raises(UsageError, match="--allocator 'hoard' is not settled or keep"):
+    with pytest.raises(UsageError, match="--allocator 'hoard'"):
         Settings(allocator="hoard")  # type: ignore[arg-type]
     with LocalRunner(Settings(device="cpu", allocator="keep")) as runner:
         assert runner.catalogue().environment["allocator"] == "keep"

@@ -83,30 +83,25 @@ def run_checks(
             raise UsageError(
                 "nothing to check: implementations that compile are checked in float32"
             )
-        return _run(runner, pairs, seen or (lambda result: None))
+        cases = list({item.case.case_id: item.case for item in items}.values())
+        reasons = runner.reasons(cases, list(dict.fromkeys(name for _, name in pairs)))
+        results: dict[int, CheckResult] = {}
 
+        def record(index: int, status: str, reason: str | None, metrics: dict[str, Any]) -> None:
+            item, name = pairs[index]
+            results[index] = CheckResult(
+                item=item, impl=name, status=status, reason=reason, metrics=metrics
+            )
+            if seen is not None:
+                seen(results[index])
 
-def _run(
-    runner: LocalRunner, pairs: list[tuple[Item, str]], seen: Callable[[CheckResult], None]
-) -> list[CheckResult]:
-    cases = list({item.case.case_id: item.case for item, _ in pairs}.values())
-    reasons = runner.reasons(cases, list(dict.fromkeys(name for _, name in pairs)))
-    results: dict[int, CheckResult] = {}
-
-    def record(index: int, status: str, reason: str | None, metrics: dict[str, Any]) -> None:
-        item, name = pairs[index]
-        results[index] = CheckResult(
-            item=item, impl=name, status=status, reason=reason, metrics=metrics
-        )
-        seen(results[index])
-
-    wanted = []
-    for index, (item, name) in enumerate(pairs):
-        if reason := reasons[item.case.case_id, name]:
-            record(index, "unsupported", reason, {})
-        else:
-            wanted.append(index)
-    asked = [CheckItem(pairs[i][0].case, pairs[i][1], pairs[i][0].draw) for i in wanted]
-    for number, found in runner.check(asked):
-        record(wanted[number], found.status, found.reason, found.metrics)
-    return [results[index] for index in sorted(results)]
+        wanted = []
+        for index, (item, name) in enumerate(pairs):
+            if reason := reasons[item.case.case_id, name]:
+                record(index, "unsupported", reason, {})
+            else:
+                wanted.append(index)
+        asked = [CheckItem(pairs[i][0].case, pairs[i][1], pairs[i][0].draw) for i in wanted]
+        for number, found in runner.check(asked):
+            record(wanted[number], found.status, found.reason, found.metrics)
+        return [results[index] for index in sorted(results)]

@@ -11,17 +11,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import AttnbenchError, UsageError
-from attnbench.machine.host import ALLOCATOR_POLICIES, AllocatorPolicy, allocator_variables
+from attnbench.machine.host import AllocatorPolicy, allocator_variables
 from attnbench.schema.messages import Ends, Event, Heartbeat, Request, WorkerConfig
+
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +40,17 @@ class Settings:
         UsageError: a value that cannot be right, named by its flag.
     """
 
-    device: str = "auto"
-    threads: int | None = None
+    device: Annotated[str, Meta(pattern="^(auto|cpu|cuda)$")] = "auto"
+    threads: Count | None = None
     files: tuple[str, ...] = ()
-    seed: int = 0
-    precision: float = 0.02
-    min_time_s: float = 0.1
-    max_time_s: float = 1.0
-    timeout_s: float = 300.0
-    processes: int = 1
-    l2: str | None = None  # cold or warm; None: cold on a GPU, warm on a CPU
-    timer: str | None = None  # events or graph, on a GPU
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+    precision: Positive = 0.02
+    min_time_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.1
+    max_time_s: Positive = 1.0
+    timeout_s: Positive = 300.0
+    processes: Count = 1
+    l2: Annotated[str, Meta(pattern="^(cold|warm)$")] | None = None  # None: cold on a GPU alone
+    timer: Annotated[str, Meta(pattern="^(events|graph)$")] | None = None  # on a GPU
     energy: bool = False
     allocator: AllocatorPolicy = "settled"  # how glibc hands memory out, on a CPU
     replace: bool = False
@@ -54,42 +58,16 @@ class Settings:
     other_root: str | None = None
 
     def __post_init__(self) -> None:
-        for flag, name, expected, fits in _EXPECTED:
-            value = getattr(self, name)
-            if not fits(value):
-                raise UsageError(f"{flag} {value!r} is not {expected}")
+        for name, kind in get_type_hints(Settings, include_extras=True).items():
+            value, flag = getattr(self, name), "--" + name.removesuffix("_s").replace("_", "-")
+            try:
+                msgspec.convert(value, kind)
+            except msgspec.ValidationError as err:
+                raise UsageError(f"{flag} {value!r}: {str(err).lower()}") from err
         if self.min_time_s > self.max_time_s:
             raise UsageError(
                 f"--min-time {self.min_time_s:g} is above --max-time {self.max_time_s:g}"
             )
-
-
-def _at_least(low: int, high: float = math.inf) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and low <= value <= high
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and 0 <= value < math.inf
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
-# Flag, field, what is expected, and whether a value is that.
-_EXPECTED: tuple[tuple[str, str, str, Callable[[Any], bool]], ...] = (
-    ("--device", "device", "auto or cpu or cuda", ("auto", "cpu", "cuda").__contains__),
-    ("--threads", "threads", "a whole number from 1 on", lambda v: v is None or _at_least(1)(v)),
-    ("--seed", "seed", "a whole number from 0 to 4294967295", _at_least(0, 2**32 - 1)),
-    ("--precision", "precision", "a number above 0", _is_positive),
-    ("--min-time", "min_time_s", "a number from 0 on", _is_number),
-    ("--max-time", "max_time_s", "a number above 0", _is_positive),
-    ("--timeout", "timeout_s", "a number above 0", _is_positive),
-    ("--processes", "processes", "a whole number from 1 on", _at_least(1)),
-    ("--l2", "l2", "cold or warm", ("cold", "warm", None).__contains__),
-    ("--timer", "timer", "events or graph", ("events", "graph", None).__contains__),
-    ("--allocator", "allocator", " or ".join(ALLOCATOR_POLICIES), ALLOCATOR_POLICIES.__contains__),
-)
 
 
 GARBLED = "it writes to a file descriptor that it does not own: its worker's results are unreadable"

@@ -6,6 +6,7 @@ for what it was at.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import sys
@@ -64,11 +65,10 @@ class Supervision:
     """Cells (keys) to be worked off by workers, request after request until none is left.
 
     `worker()` gives a live worker, `discard()` ends it; `request(keys)` makes the request for
-    what is left. A worker that dies or hangs costs the cell it was at. If it was at none,
-    a fresh one tries the rest once more. One whose events cannot be read, or that closed its pipe,
-    is ended, too; the cell that it was at by then is tried again alone, in a fresh one, and is to
-    blame if that fails as well. An implementation that ended `deaths_each` workers is not tried
-    any further, where that is given.
+    what is left. A worker that dies or hangs costs the cell it was at; if it was at none, a fresh
+    one tries the rest once more. One whose events cannot be read, or that closed its pipe, is
+    ended, too, and the cell that it was at is tried again alone: to blame if that fails as well.
+    An implementation that ended `deaths_each` workers is not tried any further.
     """
 
     cases: list[Case]
@@ -199,21 +199,17 @@ class _Attempt:
         returncode = worker.ended()
         if returncode is None:
             return Death("crashed", f"{stage}: it closes the pipe of its worker", surely=False)
-        before, now = self._oom_kills, _oom_kills()
-        if returncode == -signal.SIGKILL and None not in (before, now) and now != before:
+        if returncode == -signal.SIGKILL and self._oom_kills != _oom_kills():
             return Death("oom", f"{stage}: killed by the system for want of memory")
         reason = f"{stage}: the process ended, {ending(returncode)}"
         return Death("crashed", reason, surely=returncode != 1)
 
 
-def _oom_kills() -> int | None:
-    """How many processes Linux has killed for want of memory since it started."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        pass
+def _oom_kills() -> str | None:
+    """The line in which Linux counts the processes that it has killed for want of memory."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/vmstat").read_text().splitlines()
+        return next((line for line in lines if line.startswith("oom_kill ")), None)
     return None
 
 
@@ -331,9 +327,9 @@ class LocalRunner:
         request: Callable[[list[Key]], Measure | Check],
         deaths_each: int | None = None,
     ) -> Supervision:
-        timeout_s = self.settings.timeout_s
+        seconds = self.settings.timeout_s
         return Supervision(
-            cases, self._worker, self.close, request, self._watch, timeout_s, deaths_each
+            cases, self._worker, self.close, request, self._watch, seconds, deaths_each
         )
 
     def _ask(self, request: messages.Request, kind: type[E]) -> E:

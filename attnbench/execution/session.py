@@ -126,7 +126,6 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
             f"{path} was begun by a version that measured in another way (schema"
             f" {run.info['schema']}, now {SCHEMA}; --resume); start a new run"
         )
-    done = {(record.cell.key, record.process) for record in run.parts}
     try:
         cells = [Cell.from_json(row) for row in run.info["plan"]]
         settings = Settings(
@@ -137,14 +136,11 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
         raise StoreError(
             f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
         ) from err
+    done = {(record.cell.key, record.process) for record in run.parts}
     # One that failed in any process has failed for good.
     over = {record.cell.key for record in run.parts if record.status != "ok"}
-    missing = [
-        cell
-        for cell in cells
-        if cell.key not in over
-        and any((cell.key, process) not in done for process in range(settings.processes))
-    ]
+    asked = [cell for cell in cells if cell.key not in over]
+    missing = [c for c in asked if any((c.key, i) not in done for i in range(settings.processes))]
     plan = Plan(cells=(), jobs=())
     with LocalRunner(settings, listener.working) as runner:
         if missing:

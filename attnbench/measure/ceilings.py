@@ -44,7 +44,7 @@ def measure_ceilings(
     `matmul_tflops` by dtype; `copy_gbps` (bytes read plus written) and `read_gbps`, from buffers
     several times the last cache; `launch_us`, the time of a call that does next to nothing;
     `cache_bytes`, the last cache. Each rate is the best of several interleaved rounds: what else
-    the machine does can only lower it. Without `clock` it is the device's own, the cache warm.
+    the machine does can only lower it.
     """
     clock = clock or clock_for(device, l2="warm")
     cache_bytes = _known(partial(last_cache_bytes, device))
@@ -110,9 +110,7 @@ def _matmul_tflops(clock: Clock, device: str, dtype: str) -> float | None:
 def _stream_gbps(clock: Clock, device: str, size: int) -> dict[str, float | None]:
     """Rates of copying and of reading buffers of `size` bytes, in GB/s (10⁹ bytes).
 
-    Reading is the best of four reductions of float32 into memory that is there already: sum,
-    amax, 2-norm, and row sums. On two x86 cores all reach the memory's rate, in turn as other
-    work lets them; mv, the 1-norm and the maximum norm stay far below it.
+    Reading is the best of four reductions of float32, which all reach the memory's rate.
     """
     # Pages that were never written may all be the same page of zeros, which a cache holds.
     source = torch.rand(_TILE, device=device).repeat(size // (4 * _TILE))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,12 +19,10 @@ _BATCH_S = 0.01  # between two readings of the counter, so that its ticks are se
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """Energy of one call, and what it rests on.
+    """Energy of one call, gross: what the whole board used in a loop, over its calls.
 
-    `energy_j` is gross: what the whole board used in the loop, over its calls; `idle_power_w`, the
-    power just before with nothing to do, stands beside it and is not taken off. `seconds`,
-    `ticks` (of the counter) and `calls` describe that loop. Where `energy_j` is None, `reason`
-    says why.
+    `idle_power_w` is the power just before; `seconds`, `ticks` (of the counter) and `calls` are
+    those of the loop. Where `energy_j` is None, `reason` says why.
     """
 
     energy_j: float | None
@@ -51,17 +49,9 @@ def measure_energy(
     synchronize()
     sleep(_IDLE_S)
     reading = sensor.read()
-    seconds, ticks, calls = 0.0, 0, 0  # between the first tick and the last one seen
-
-    def ended(energy_j: float | None = None, *, reason: str | None = None) -> Energy:
-        return Energy(
-            energy_j=energy_j,
-            idle_power_w=None if reading is None else reading.power_w,
-            seconds=seconds,
-            ticks=ticks,
-            calls=calls,
-            reason=reason,
-        )
+    idle_w = None if reading is None else reading.power_w
+    # Between the first tick and the last one seen.
+    seen = Energy(energy_j=None, idle_power_w=idle_w, seconds=0.0, ticks=0, calls=0)
 
     def make(count: int) -> None:
         for _ in range(count):
@@ -73,7 +63,7 @@ def measure_energy(
     make(1)
     call_s = max(now() - begin_s, 1e-6)
     if call_s * MIN_TICKS > MAX_S:  # the counter is read once a call at best
-        return ended(reason=f"a call of {call_s:.3g} s is too long for a loop of {MAX_S:g} s")
+        return replace(seen, reason=f"a call of {call_s:.3g} s is too long for {MAX_S:g} s")
     begin_s, batch = now(), max(1, int(_BATCH_S / call_s))
     last = sensor.energy_mj()
     first: tuple[float, int] | None = None  # time and counter at the first tick
@@ -85,18 +75,19 @@ def measure_energy(
         if value is None:
             break
         if value < last:
-            return ended(reason=f"the energy counter fell from {last} to {value} mJ")
+            return replace(seen, reason=f"the energy counter fell from {last} to {value} mJ")
         if value > last:
             last = value
             if first is None:
                 first, made = (at_s, value), 0
             else:
-                seconds, ticks, calls = at_s - first[0], ticks + 1, made
-                if ticks >= MIN_TICKS and seconds >= MIN_S:
-                    return ended((value - first[1]) / 1000 / made)
+                seen = replace(seen, seconds=at_s - first[0], ticks=seen.ticks + 1, calls=made)
+                if seen.ticks >= MIN_TICKS and seen.seconds >= MIN_S:
+                    return replace(seen, energy_j=(value - first[1]) / 1000 / made)
         if at_s - begin_s >= MAX_S:
-            return ended(
-                reason=f"the energy counter ticked {ticks} times in {seconds:.3g} s of a "
+            reason = (
+                f"the energy counter ticked {seen.ticks} times in {seen.seconds:.3g} s of a "
                 f"loop of {MAX_S:g} s; needed are {MIN_TICKS} and {MIN_S:g} s"
             )
-    return ended(reason="the energy counter cannot be read")
+            return replace(seen, reason=reason)
+    return replace(seen, reason="the energy counter cannot be read")

@@ -106,7 +106,7 @@ class GpuSensor:
 
     @property
     def problem(self) -> str | None:
-        """In one line what could not be read at the last try, and why; None where all could."""
+        """What could not be read at the last try, and why, in one line; or None."""
         if self._problem is not None:
             return self._problem
         missing = [f"{name} ({why})" for name, why in self._missing.items()]

@@ -54,8 +54,7 @@ def profile_call(call: Callable[[], Any], device: str) -> Profiled:
     """Run `call` once under the profiler and report its memory and its kernels.
 
     On CPU the profiler's memory events cover every allocation torch makes, those inside an op
-    too, and repeat exactly. On CUDA the caching allocator's own statistics give the bytes. Either
-    way from a clean state: nothing that ran before is charged to this call, or freed in it.
+    too; on CUDA the caching allocator's own statistics give the bytes.
     """
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
@@ -93,8 +92,7 @@ def call_kept(call: Callable[[], Any], device: str) -> tuple[Any, int]:
     """Run `call` once; return its result, and the bytes it allocated that are live with it.
 
     For a first call, which may leave behind what no later one allocates. What only dead cycles
-    hold is not kept: they are collected before the bytes are read, which costs little, since
-    Python looks at the youngest objects alone. On CUDA without a profiler.
+    hold is not kept: the youngest objects are collected before the bytes are read.
     """
     gc.collect(0)  # cycles from before must not be taken off this call's bytes
 
@@ -122,7 +120,6 @@ def make_matmul_workspaces(device: str = "cuda") -> None:
     cuBLAS and cuBLASLt take theirs (32 MiB on recent GPUs) from the caching allocator when a
     thread first multiplies on a stream, and keep them: whoever came first would be charged. The
     backward pass multiplies in a thread of its own, hence the gradients; `addmm` goes to cuBLASLt.
-    Clearing them instead would charge every one that multiplies, and none that does not.
     """
     for dtype in (torch.float32, torch.float16):
         with torch.enable_grad():
@@ -251,26 +248,35 @@ def _in_place(self_shape: Any, a_shape: Any, b_shape: Any, **_: Any) -> int:
 _IN_PLACE: dict[str, OpFormula] = {"baddbmm_": _in_place, "addmm_": _in_place}
 
 
-class Saved:
+class Saved(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of distinct storages that autograd saved between a forward and its backward pass.
 
-    Counted when the backward pass first asks for one of them, or at the end. Only storages that
-    were made while watching count: inputs, and masks or tables that were prepared, are alive
-    anyway. An output counts where it is saved (a fused kernel saves its o). What a function keeps
-    by other means than `save_for_backward` is not seen.
+    Counted when the backward pass first asks for one of them, or at the end. Only storages made
+    while watching count: inputs and what was prepared are alive anyway. What a function keeps by
+    other means than `save_for_backward` is not seen.
     """
 
     def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: int | None = None
         self._made: set[int] = set()  # addresses; one of a storage that lived before is never here
         self._packed: list[weakref.ref[torch.Tensor]] = []
 
-    def made(self, arguments: Any, result: Any) -> None:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         """Take note of the storages that an op has made: those that it was not given."""
-        given = {_address(x) for x in tree_leaves(arguments) if isinstance(x, torch.Tensor)}
-        for x in tree_leaves(result):
-            if isinstance(x, torch.Tensor) and _address(x) not in given:
-                self._made.add(_address(x))
+        result = func(*args, **(kwargs or {}))
+        given, now = (
+            {_address(x) for x in tree_leaves(tree) if isinstance(x, torch.Tensor)}
+            for tree in ((args, kwargs), result)
+        )
+        self._made |= now - given
+        return result
 
     def pack(self, x: torch.Tensor) -> torch.Tensor:
         """Autograd saves `x`; what a backward pass saves for itself no longer counts."""
@@ -294,34 +300,14 @@ class Saved:
         self.bytes = sum(size for address, size in sizes.items() if address in self._made)
 
 
-class _Makers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells `saved` of every op."""
-
-    def __init__(self, saved: Saved) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._saved = saved
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self._saved.made((args, kwargs), result)
-        return result
-
-
 @contextlib.contextmanager
 def watch_saved() -> Iterator[Saved]:
     """Watch one forward pass, and its backward pass where that follows; `bytes` is set at exit.
 
-    Not for compiled code: a dispatch mode makes torch.compile fall back. A graph made while
-    watching goes on calling back into Python: make another before it is timed.
+    A graph made while watching goes on calling back into Python: make another to be timed.
     """
     saved = Saved()
-    with saved_tensors_hooks(saved.pack, saved.unpack), _Makers(saved):
+    with saved_tensors_hooks(saved.pack, saved.unpack), saved:
         yield saved
         saved.count()
 

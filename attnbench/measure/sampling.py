@@ -133,34 +133,17 @@ def achieved(times_us: list[float]) -> float:
     return (interval[1] - interval[0]) / 2 / middle
 
 
-_triton_compilations = 0
-
-
 def compile_activity() -> int:
-    """A number that grows whenever torch.compile or Triton compiles or tunes in this process.
+    """A number that grows whenever torch.compile is at work in this process.
 
-    Looks only at what is loaded already: who compiles nothing pays nothing. Torch's counters
-    (`torch._dynamo.utils.counters`) grow with every graph captured and every Inductor pass;
-    Triton's listener is called for every kernel compiled, by an autotuner, too.
+    Torch's counters grow with every graph captured and every Inductor pass. Looks only at what is
+    loaded already: who compiles nothing pays nothing.
     """
-    counted = _triton_compilations
+    counted = 0
     with contextlib.suppress(Exception):  # private tables: absent or changed, they say nothing
         for table in cast(Any, sys.modules["torch._dynamo.utils"]).counters.values():
             counted += sum(table.values())
     return counted
-
-
-def listen_to_triton() -> None:
-    """Count Triton's compilations from here on, where it is loaded and nobody listens yet."""
-    with contextlib.suppress(Exception):
-        knobs = cast(Any, sys.modules["triton.knobs"]).compilation
-        if getattr(knobs, "listener", None) is None:
-            knobs.listener = _count
-
-
-def _count(*_: Any, **__: Any) -> None:
-    global _triton_compilations
-    _triton_compilations += 1
 
 
 # A batch lasts at least this long, and this many times what the clock can tell.
@@ -180,9 +163,9 @@ class UnmeasurableError(Exception):
 def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
     """Call until three windows in a row agree and no compiler has been at work in them.
 
-    Without compilation that takes a quarter of the budget at most; while something compiles, all
-    of it. Sets the calls of a batch, the length of a call, and the time of windows that compiled.
-    A call that has just been made and would take a quarter of the budget is not made again.
+    At most for a quarter of the budget; while something compiles, for all of it. Sets the calls of
+    a batch, the length of a call, and the time of windows that compiled. A call that has just been
+    made and would take a quarter of the budget is not made again.
 
     Raises:
         UnmeasurableError: the clock sees no time pass in 2^20 calls.
@@ -193,7 +176,6 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
     if target.last_call_s * 1e6 >= max(WARM_SHARE * rule.max_time_s * 1e6, least_us):
         target.each_us = target.wall_us = target.last_call_s * 1e6
         return
-    listen_to_triton()
     begin, calls, activity = time.perf_counter(), 1, compile_activity()
     windows: deque[tuple[float, float]] = deque(maxlen=_WINDOWS)
     while True:

@@ -41,9 +41,8 @@ def resolution(
     """What the clock can tell apart, and what it adds: by timing a call that does nothing.
 
     `seen_us` is the smallest positive difference between any two readings, 0 among them (None
-    where nothing above 0 was read for `patience_s`); `block_us` is the time of a batch of one
-    call; `call_us` is what each call of a long batch is charged; `negative` counts the readings
-    below 0.
+    where nothing above 0 was read for `patience_s`); `block_us` the time of a batch of one call;
+    `call_us` what each call of a long batch is charged; `negative` counts readings below 0.
     """
 
     def nothing() -> None:
@@ -81,24 +80,6 @@ class Spin:
         self.lasted_us = (reached - begin) / 1000
 
 
-class DeviceSpin:
-    """Keeps a CUDA device busy for about `duration_us`; how long is for others to see."""
-
-    def __init__(self, duration_us: float, now: Callable[[], int] = raw_ns) -> None:
-        self._cycles = 10_000_000
-        for _ in range(2):  # the first wakes the device up
-            torch.cuda.synchronize()
-            begin = now()
-            self()
-            torch.cuda.synchronize()
-            took_us = (now() - begin) / 1000
-        self._cycles = int(self._cycles * duration_us / took_us)
-
-    def __call__(self) -> None:
-        """Enqueue a kernel that counts the cycles down."""
-        torch.cuda._sleep(self._cycles)  # type: ignore[no-untyped-call]
-
-
 def spin_reading(
     clock: Clock,
     spin: Call,
@@ -110,8 +91,8 @@ def spin_reading(
     """Read a spin whose duration another clock knows; `error` is the median of read/known − 1.
 
     `lasted_us` tells how long the last spin was; without it, as on a device, the known duration
-    is that of the whole batch as `now` sees it, which adds some microseconds of launching. The
-    median, as a neighbour may take the core between two clocks' readings.
+    is that of the whole batch as `now` sees it. The median, as a neighbour may take the core
+    between two clocks' readings.
     """
     clock.batch(spin, 1)
     known, read = [], []
@@ -164,9 +145,8 @@ def slowdown(clock: Clock, unit: Call, rule: StoppingRule, seed: int = 0) -> dic
     """Measure three interleaved loops over the same work: two alike, one with 5 % more units.
 
     Returns for the second, `twin`, and for the third, `slowed`, the median over the rounds of the
-    ratio of their time to the first loop's, with its 99 % interval. Within a round other work hits
-    all three much alike, so the ratio holds still where the times do not; and as the loops share
-    what they work on, no address favours one of them.
+    ratio of their time to the first loop's, with its 99 % interval: within a round other work hits
+    all three alike, and they share what they work on.
     """
 
     def loop(count: int) -> None:
@@ -196,9 +176,8 @@ def noise(
 ) -> dict[str, Any]:
     """How narrow the 95 % interval of the reported time becomes in 1 s and in 10 s of measuring.
 
-    Warming up is part of the budget, and so are samples that other work disturbed and that were
-    taken again. `short` and `long` are half-widths relative to that time, within this process;
-    None where there is no interval.
+    Warming up is part of the budget, and so are samples that were taken again. `short` and `long`
+    are half-widths relative to that time; None where there is no interval.
     """
     widths: list[float | None] = []
     for budget_s in budgets_s:
@@ -208,8 +187,7 @@ def noise(
         Measurement({"noise": target}, clock, rule).run(seed=0)
         if target.error is not None:
             raise target.error
-        width = achieved(target.fastest_us)
-        widths.append(width if width < float("inf") else None)
+        widths.append(known if (known := achieved(target.fastest_us)) < float("inf") else None)
     kept = target.times_us
     return {
         "short": widths[0],

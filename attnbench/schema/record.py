@@ -13,7 +13,7 @@ import msgspec
 from attnbench.base.jsontext import decode
 from attnbench.base.sample import DiscardCode
 from attnbench.base.sample import Sample as Sample
-from attnbench.errors import StoreError
+from attnbench.errors import StoreError, UsageError
 from attnbench.schema.case import Case
 
 # 2: samples may be discarded, and a cell may have a record for each of several processes.
@@ -118,7 +118,7 @@ class Record:
                 spent_s=row.spent_s,
                 process=row.process,
             )
-        except ValueError as err:
+        except (ValueError, UsageError) as err:
             raise StoreError(f"not an attnbench record of schema 1 or {SCHEMA} ({err})") from err
 
 

@@ -145,6 +145,7 @@ def _tests(device: str) -> dict[str, Callable[[], Any]]:
 def _spin(device: str, duration_us: float) -> selfcheck.Numbers:
     clock = clock_for(device, l2="warm")
     if device == "cuda":
-        return selfcheck.spin_reading(clock, selfcheck.DeviceSpin(duration_us))
+        # 1500 cycles are about a microsecond; how long they took is for another clock to see.
+        return selfcheck.spin_reading(clock, partial(torch.cuda._sleep, int(1500 * duration_us)))
     spin = selfcheck.Spin(duration_us)
     return selfcheck.spin_reading(clock, spin, lasted_us=lambda: spin.lasted_us)
