@@ -19,7 +19,7 @@ from attnbench.base.jsontext import decode, encode
 from attnbench.base.registry import nearest
 from attnbench.errors import StoreError, UsageError
 from attnbench.gate.decide.data import GateRun, Outcome, Round
-from attnbench.schema.case import Case, CaseRow
+from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
 from attnbench.version import __version__
 
@@ -32,7 +32,7 @@ class _Created(Struct):
 
 
 class _StoredCell(Struct):
-    case: CaseRow  # type: ignore[valid-type]
+    case: dict[str, Any]
     impl: str
 
 
@@ -70,7 +70,7 @@ def run_of(text: bytes, kept_rounds: Sequence[bytes] = ()) -> GateRun:
     stored = decode(text, _StoredRun)
     values = {item.name: getattr(stored, item.name) for item in fields(GateRun)}
     values["cells"] = tuple(
-        Cell(case=Case.from_row(cell.case), impl=cell.impl) for cell in stored.cells
+        Cell(case=Case.from_json(cell.case), impl=cell.impl) for cell in stored.cells
     )
     values["rounds"] += tuple(decode(line, Round) for line in kept_rounds)
     return GateRun(**values)
