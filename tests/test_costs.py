@@ -28,16 +28,9 @@ def sees(mask: str, query: int, key: int, queries: int, keys: int) -> bool:
 def test_pairs_and_useful_flops_equal_a_count_one_by_one(mask, queries, keys, heads, dims, pass_):
     (d, v), (query_heads, kv_heads) = dims, heads
     case = Case(
-        pass_=pass_,
-        batch=2,
-        heads=query_heads,
-        kv_heads=kv_heads,
-        seq_len=queries,
-        kv_len=keys,
-        head_dim=d,
-        value_dim=v,
-        mask=parse_mask(mask),
-    )
+        pass_=pass_, batch=2, heads=query_heads, kv_heads=kv_heads, seq_len=queries, kv_len=keys,
+        head_dim=d, value_dim=v, mask=parse_mask(mask),
+    )  # fmt: skip
     pairs = sum(
         sees(mask, query, key, queries, keys) for query in range(queries) for key in range(keys)
     )
@@ -53,13 +46,7 @@ def test_pairs_and_useful_flops_equal_a_count_one_by_one(mask, queries, keys, he
     [
         ("forward", "causal", 36, True, []),
         ("both", "full", 64, True, []),
-        (
-            "forward",
-            "causal",
-            64,
-            True,
-            ["the full square of pairs, of which the mask admits 56.2 %"],
-        ),
+        ("forward", "causal", 64, True, ["the full square of pairs, of which the mask admits 56"]),
         ("backward", "full", 64, False, ["no scores recomputed in the backward pass"]),
         ("both", "causal", 64, False, ["the full square", "no scores recomputed"]),
         ("backward", "causal", 36, False, ["no scores recomputed"]),
@@ -71,28 +58,16 @@ def test_pairs_and_useful_flops_equal_a_count_one_by_one(mask, queries, keys, he
 def test_why_flops_differ_is_found_from_their_number(pass_, mask, pairs, recompute, reasons):
     case = Case(pass_=pass_, seq_len=8, head_dim=4, mask=parse_mask(mask))
     found = costs.why_core_flops(case, costs.core_flops(case, pairs, recompute=recompute))
-    assert len(found) == len(reasons)
-    for text, start in zip(found, reasons, strict=True):
-        assert text.startswith(start)
-
-
-def test_flops_that_fit_no_explanation_get_none():
-    case = Case(seq_len=8, mask=parse_mask("causal"))
-    assert costs.why_core_flops(case, costs.attention_flops_useful(case) + 1) == []
+    assert [text[: len(start)] for text, start in zip(found, reasons, strict=True)] == reasons
+    assert costs.why_core_flops(case, costs.core_flops(case, pairs) + 1) == []
 
 
 @pytest.mark.parametrize("mask", ["causal", "window:4"])
 def test_decode_flops_count_every_step_and_projection(mask):
     case = Case(
-        workload="decode",
-        seq_len=5,
-        new_tokens=3,
-        heads=4,
-        kv_heads=2,
-        head_dim=8,
-        width=24,
+        workload="decode", seq_len=5, new_tokens=3, heads=4, kv_heads=2, head_dim=8, width=24,
         mask=parse_mask(mask),
-    )
+    )  # fmt: skip
     steps = 0
     for t in range(3):
         keys = min(5 + t + 1, 4 if mask == "window:4" else 99)
@@ -108,14 +83,7 @@ def test_decode_flops_count_every_step_and_projection(mask):
 )
 def test_least_traffic_reads_inputs_and_writes_outputs_once(pass_, elements):
     case = Case(
-        pass_=pass_,
-        dtype="bfloat16",
-        batch=2,
-        heads=3,
-        kv_heads=1,
-        seq_len=4,
-        kv_len=5,
-        head_dim=8,
-        value_dim=6,
-    )
+        pass_=pass_, dtype="bfloat16", batch=2, heads=3, kv_heads=1, seq_len=4, kv_len=5,
+        head_dim=8, value_dim=6,
+    )  # fmt: skip
     assert costs.attention_bytes_min(case) == elements * 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.errors import UsageError
@@ -21,6 +21,7 @@ LAWS = st.builds(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(LAWS)
 def test_a_printed_law_reads_back_as_the_same(law: Law) -> None:
     assert parse(str(law)) == law
@@ -64,23 +65,10 @@ def test_a_power_that_no_size_could_bear_is_refused(text: str) -> None:
     assert parse("n^9").degree("n") == 9
 
 
-def test_along_one_variable_the_others_are_constants() -> None:
+def test_laws_are_taken_apart_and_put_together() -> None:
     assert str(parse("n d^2 + n^2 d").along("n")) == "n + n^2"
     assert str(parse("n d^2 + n d").along("n")) == "n"
     assert str(parse("O(n^2 d)").along("d")) == "O(d)"
-
-
-def test_terms_are_added_once_and_factors_reach_every_term() -> None:
     assert str(parse("n^2 d").plus("n d^2").plus("n d^2")) == "n d^2 + n^2 d"
     assert str(parse("O(n + d)").times("n")) == "O(n^2 + n d)"
     assert str(parse("n").upper()) == "O(n)"
-
-
-@given(LAWS, st.floats(2, 1e4))
-def test_the_largest_power_is_how_it_grows_alone(law: Law, size: float) -> None:
-    """At very large n a law without logarithms doubles by 2^degree."""
-    if law.has_logs:
-        return
-    others = {"d": size, "w": size}
-    small, large = (sum(term.value(others | {"n": n}) for term in law.terms) for n in (1e40, 2e40))
-    assert large / small == pytest.approx(2.0 ** float(law.degree("n")), rel=1e-3)
