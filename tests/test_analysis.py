@@ -26,7 +26,7 @@ from attnbench.analysis.table import (
 from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case, Position
-from attnbench.schema.record import Cell, Record
+from attnbench.schema.record import Record
 from tests import synthetic
 
 DESIGNED = """
@@ -57,13 +57,6 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loaded]:
     return {n: Loaded(run, load(run), compared(run), rope_cost(run)) for n, run in runs.items()}
 
 
-def one_cell(folder: Path, **metrics: float) -> Path:
-    """A run of one measured cell with these metrics."""
-    record = synthetic.ok(Case(), "naive")
-    cell = Record(cell=record.cell, status="ok", samples=record.samples, metrics=metrics)
-    return synthetic.write_run(folder, "cell", [cell])
-
-
 def test_the_designed_columns_come_first_and_in_their_order(loaded):
     names = re.split(r",\s+", DESIGNED.strip())
     assert list(loaded["quick"].frame.columns)[: len(names)] == names
@@ -87,12 +80,10 @@ def test_what_is_unknown_is_null_and_never_zero(loaded):
 
 
 def test_a_known_zero_stays_zero_and_large_counts_keep_every_digit(tmp_path):
-    exact = 2**60 + 1
-    metrics = {"memory_workspace_bytes": 0, "error_max": 0.0, "flops_useful": exact}
-    frame = load(one_cell(tmp_path, **metrics))
-    assert frame["flops_useful"].tolist() == [exact]
-    assert frame["memory_workspace_bytes"].tolist() == [0]
-    assert frame["error_max"].tolist() == [0.0]
+    metrics = {"memory_workspace_bytes": 0, "error_max": 0.0, "flops_useful": 2**60 + 1}
+    record = replace(synthetic.ok(Case(), "naive"), metrics=metrics)
+    row = load(synthetic.write_run(tmp_path, "cell", [record])).iloc[0]
+    assert {name: row[name] for name in metrics} == metrics
 
 
 def test_integers_beside_nulls_stay_integers(loaded):
@@ -110,44 +101,30 @@ def test_rates_are_the_metrics_over_the_median_time(loaded):
     assert row["interval"] == "within_process"
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(StoreError, match="no run"):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_csv_keeps_integers_and_writes_null_as_nothing(loaded, name):
+def test_exports_keep_integers_and_nulls(loaded, name, tmp_path):
     frame = loaded[name].frame
-    stream = io.StringIO()
-    to_csv(frame, stream)
-    back = pd.read_csv(io.StringIO(stream.getvalue()), dtype=str, keep_default_na=False)
+    csv, as_json, parquet = io.StringIO(), io.StringIO(), tmp_path / "run.parquet"
+    to_csv(frame, csv)
+    back = pd.read_csv(io.StringIO(csv.getvalue()), dtype=str, keep_default_na=False)
     assert len(back) == len(frame)
     for column in ("batch", "flops_useful", "memory_workspace_bytes", "new_tokens"):
         assert all(re.fullmatch(r"\d*", text) for text in back[column])
         assert ((back[column] == "").to_numpy() == frame[column].isna().to_numpy()).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_json_keeps_integers_and_writes_null_as_null(loaded, name):
-    frame = loaded[name].frame
-    stream = io.StringIO()
-    to_json(frame, stream)
-    rows = json.loads(stream.getvalue())
+    to_json(frame, as_json)
+    rows = json.loads(as_json.getvalue())
     assert len(rows) == len(frame)
     for row in rows:
         assert type(row["batch"]) is int
         assert row["flops_useful"] is None or type(row["flops_useful"]) is int
         assert row["energy_j"] is None or type(row["energy_j"]) is float
+    to_parquet(frame, parquet)
+    pd.testing.assert_frame_equal(pd.read_parquet(parquet), frame)
 
 
-def test_parquet_round_trips_types_and_nulls(loaded, tmp_path):
-    frame = loaded["quick"].frame
-    to_parquet(frame, tmp_path / "run.parquet")
-    back = pd.read_parquet(tmp_path / "run.parquet")
-    pd.testing.assert_frame_equal(back, frame)
-
-
-def test_parquet_into_a_missing_folder_is_a_readable_error(loaded, tmp_path):
+def test_what_is_no_run_and_what_cannot_be_written_are_refused(loaded, tmp_path):
+    with pytest.raises(StoreError, match="no run"):
+        load(tmp_path)
     with pytest.raises(StoreError, match="cannot write"):
         to_parquet(loaded["one"].frame, tmp_path / "missing" / "run.parquet")
 
@@ -187,10 +164,13 @@ def test_the_cost_of_rope_pairs_the_same_case_with_and_without(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_highlights_are_whole_sentences(loaded, name):
+def test_highlights_and_summaries_are_whole_texts(loaded, name):
     sentences = highlights(loaded[name].compared, loaded[name].costs)
     assert sentences
     assert all(text.endswith(".") and "nan" not in text.split() for text in sentences)
+    for row in summary_rows(loaded[name].compared):
+        assert list(row) == ["case", *SUMMARY.names()]
+        assert all(isinstance(text, str) and text for text in row.values())
 
 
 def test_highlights_name_the_fastest_and_what_is_level_with_it():
@@ -239,21 +219,9 @@ def test_labels_name_only_what_varies_in_a_workload(loaded):
     assert fixed(frame) == "cpu, float32, forward, full, D=64"
 
 
-def test_summary_rows_are_texts_with_every_summary_column(loaded):
-    for name in NAMES:
-        for row in summary_rows(loaded[name].compared):
-            assert list(row) == ["case", *SUMMARY.names()]
-            assert all(isinstance(text, str) and text for text in row.values())
-
-
-def test_the_environment_of_another_device_names_none(tmp_path):
-    records = [synthetic.ok(Case(), "naive"), synthetic.ok(Case(device="cuda"), "naive")]
-    frame = load(synthetic.write_run(tmp_path, "mixed", records))
+def test_a_cell_recorded_twice_is_one_row_and_one_of_another_device_has_no_device_name(tmp_path):
+    lost = synthetic.failed(Case(), "naive", "timeout", "60 s")
+    records = [lost, *(synthetic.ok(Case(device=d), "naive") for d in ("cpu", "cuda"))]
+    frame = load(synthetic.write_run(tmp_path, "again", records))
+    assert frame["status"].tolist() == ["ok", "ok"]
     assert frame["device_name"].notna().tolist() == [True, False]
-
-
-def test_a_cell_recorded_twice_is_one_row(tmp_path):
-    cell = Cell(case=Case(), impl="naive")
-    lost = Record(cell=cell, status="timeout", reason="60 s")
-    path = synthetic.write_run(tmp_path, "again", [lost, synthetic.ok(Case(), "naive")])
-    assert load(path)["status"].tolist() == ["ok"]
