@@ -52,7 +52,8 @@ def test_an_implementation_of_which_nothing_holds_is_not_covered_by_another() ->
     dead = replace(_finding("inconclusive"), subject="dead, forward")
     assert exit_code([_finding("holds"), dead]) == ExitCode.INCONCLUSIVE
     assert exit_code([_finding("holds"), dead, replace(dead, verdict="holds")]) == ExitCode.OK
-    for wrong in ({"verdict": "maybe"}, {"reason": ""}):
+    bad: list[dict[str, Any]] = [{"verdict": "maybe"}, {"reason": ""}]
+    for wrong in bad:
         with pytest.raises(ValueError, match=r"verdict|reason"):
             replace(dead, **wrong)
 
