@@ -1,4 +1,4 @@
-"""A whole gate run: real checks in real processes; rounds as they could have been measured."""
+"""A whole gate run: real checks and rounds in real processes; and what steers them, without any."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from msgspec import structs
 
 from attnbench.errors import ExitCode, UsageError, WorkerError
 from attnbench.execution.process import Settings
+from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import Rules, Version, VersionName
 from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run import measuring
@@ -22,9 +23,11 @@ from attnbench.gate.run.measuring import GateRequest, run_gate
 from attnbench.gate.run.rounds import RoundError
 from attnbench.planning.plan import Axes
 from attnbench.schema.messages import Catalogue
+from attnbench.schema.record import Record
+from tests import synthetic
 from tests.gate_runs import a_round, a_run
 
-HEADER = "import os, pathlib, torch\nfrom attnbench.api import attention\nKEPT = []\n"
+HEADER = "import torch\nfrom attnbench.api import attention\nKEPT = []\n"
 KERNEL = """
     @attention("{name}")
     def {name}(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
@@ -35,25 +38,12 @@ KERNEL = """
 """
 RIGHT, WRONG = {"first": "pass", "factor": 1}, {"first": "pass", "factor": 1.01}
 KEEPS = RIGHT | {"first": "KEPT or KEPT.append(torch.zeros(4, 64, 64, 64))"}
-
-
-def dies(how: str) -> dict[str, Any]:
-    return RIGHT | {"first": how}
-
-
-def once(name: str, how: str) -> dict[str, Any]:
-    """Fails in the first process that calls it."""
-    file = f"pathlib.Path(__file__).parent.parent / '{name}-was-here'"
-    return RIGHT | {"first": f"if not ({file}).exists(): ({file}).touch(); {how}"}
+SMALL = Axes(seq_lens=(16,), heads=(2,), head_dims=(8,))
 
 
 def code(**kernels: dict[str, Any]) -> str:
     text = textwrap.dedent(KERNEL)
     return HEADER + "".join(text.format(name=name, **parts) for name, parts in kernels.items())
-
-
-MINE = code(mine=RIGHT)
-SMALL = Axes(seq_lens=(16,), heads=(2,), head_dims=(8,))
 
 
 def a_request(folder: Path, base: str | None, candidate: str, **more: Any) -> GateRequest:
@@ -86,58 +76,96 @@ class Notes:
         self.rounds.append(words)
 
 
-@pytest.fixture
-def imagined_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds that are not measured: the versions are alike, and the positive control is found."""
-    rng = random.Random(0)
-    monkeypatch.setattr(measuring, "measure_round", lambda bench, plan, n: a_round(plan, {}, rng))
-
-
-@pytest.mark.usefixtures("imagined_rounds")
-def test_every_implementation_gets_its_row(tmp_path):
-    """Names of installed ones belong to the files; one lost process proves nothing."""
-    base = code(
-        gone=RIGHT, spoilt=RIGHT, hoarder=RIGHT, same=RIGHT, naive=WRONG, dead=RIGHT, lost=RIGHT,
-        busy=once("busy", "raise RuntimeError('busy')"),
-    )  # fmt: skip
-    candidate = code(
-        spoilt=WRONG, hoarder=KEEPS, same=RIGHT, new=RIGHT, naive=RIGHT, busy=RIGHT,
-        dead=dies("os._exit(9)"), lost=once("lost", "os.kill(os.getpid(), 9)"),
-    )  # fmt: skip
-    notes = Notes()
-    sweep = replace(SMALL, kv_heads=(2, 3))
-    run = run_gate(a_request(tmp_path, base, candidate, sweeps=(sweep,)), notes)
+def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, monkeypatch):
+    """Names of installed ones belong to the files. However busy the machine is, rounds count."""
+    monkeypatch.setattr(measuring, "MOST_VETOES", 0)
+    base = code(gone=RIGHT, spoilt=RIGHT, hoarder=RIGHT, same=RIGHT, naive=WRONG)
+    candidate = code(spoilt=WRONG, hoarder=KEEPS, same=RIGHT, new=RIGHT, naive=RIGHT)
+    notes, sweep = Notes(), replace(SMALL, kv_heads=(2, 3))
+    rules = Rules(screen_rounds=1, looks=(1,), alpha=0.5, beta=0.5)
+    run = run_gate(a_request(tmp_path, base, candidate, sweeps=(sweep,), rules=rules), notes)
     outcome = decide(run)
     unfit = [row for row in outcome.rows if row.cell.case.kv_heads == 3]
     assert {row.verdict for row in unfit} == {"not comparable"}
     rows = {row.cell.impl: row for row in outcome.rows if row.cell.case.kv_heads == 2}
+    assert rows.pop("same").rounds
     assert {name: row.verdict for name, row in rows.items()} == {
         "gone": "not comparable",
         "spoilt": "incorrect",
         "hoarder": "regressed",
-        "same": "ok",
         "naive": "not comparable",
-        "dead": "incorrect",
-        "lost": "ok",
-        "busy": "ok",
         "new": "not comparable",
     }
     assert (rows["gone"].only_in, rows["new"].only_in) == ("base", "candidate")
     assert "held on to after the call grew" in rows["hoarder"].reason
-    assert rows["lost"].notes[0].startswith("failed once on the candidate (crashed")
-    assert rows["busy"].notes[0].startswith("failed once on the base (error")
     assert outcome.exit_code == ExitCode.FINDING
     same = run.checks[next(n for n, cell in enumerate(run.cells) if cell.impl == "same")]
     assert same["base"].metrics == same["candidate"].metrics
     assert run.environment["threads"] == 1
-    assert len(run.rounds) == len(notes.rounds) >= Rules().screen_rounds
+    assert len(run.rounds) == len(notes.rounds) > 0
+    assert not any(found.failures for found in run.rounds)
+    assert {variant for found in run.rounds for of in found.samples.values() for variant in of} == {
+        "base", "candidate", "null", "planted",
+    }  # fmt: skip
+    assert run.options["loaded_alike"] is False
 
 
-@pytest.mark.usefixtures("imagined_rounds")
-@pytest.mark.parametrize("base", [None, "import no_such_module\n"])
-def test_a_base_without_the_file_or_that_does_not_import_leaves_nothing_to_compare(tmp_path, base):
+@pytest.fixture
+def imagined(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalogue) -> dict[Any, Any]:
+    """No process is started: `mine` is what a file registers, and what fails stands in here.
+
+    By version and attempt: the status of its check, or why its file does not load.
+    """
+    fails: dict[Any, Any] = {}
+    attempts = {"base": 0, "candidate": 0}
+    (info,) = [i for i in recorded_catalogue.implementations if i.name == "naive"]
+
+    def catalogue(runner: LocalRunner) -> Catalogue:
+        if why := fails.get(Path(str(runner.settings.root)).name):
+            raise UsageError(why)
+        runner.user_names = ["mine"]
+        known = (*recorded_catalogue.implementations, structs.replace(info, name="mine"))
+        return structs.replace(recorded_catalogue, implementations=known)
+
+    def run(runner: LocalRunner, jobs: Any) -> Any:
+        name = Path(str(runner.settings.root)).name
+        attempts[name] += 1
+        status = fails.get((name, attempts[name]), "ok")
+        for job in jobs:
+            for cell in job.cells():
+                bad = Record(cell=cell, status=status, reason="why") if status != "ok" else None
+                yield bad or synthetic.ok(cell.case, cell.impl)
+
+    monkeypatch.setattr(LocalRunner, "catalogue", catalogue)
+    monkeypatch.setattr(LocalRunner, "reasons", lambda *_: {})
+    monkeypatch.setattr(LocalRunner, "run", run)
+    rng = random.Random(0)
+    monkeypatch.setattr(measuring, "measure_round", lambda bench, plan, n: a_round(plan, {}, rng))
+    return fails
+
+
+@pytest.mark.parametrize("name", ["base", "candidate"])
+@pytest.mark.parametrize(
+    ("first", "again", "verdict"),
+    [("crashed", "ok", "ok"), ("error", "error", None), ("unsupported", "ok", None)],
+)
+def test_one_lost_process_proves_nothing_and_is_noted(
+    tmp_path, imagined, name, first, again, verdict
+):
+    imagined |= {(name, 1): first, (name, 2): again}
+    (row,) = decide(run_gate(a_request(tmp_path, "", ""), Notes())).rows
+    assert row.verdict == (verdict or {"base": "not comparable", "candidate": "incorrect"}[name])
+    assert row.notes == ((f"failed once on the {name} ({first}: why)",) if verdict else ())
+
+
+@pytest.mark.parametrize("base", [None, ""])
+def test_a_base_without_the_file_or_that_does_not_import_leaves_nothing_to_compare(
+    tmp_path, imagined, base
+):
     notes = Notes()
-    run = run_gate(a_request(tmp_path, base, MINE), notes)
+    if base is not None:
+        imagined["base"] = "no_such_module"
+    run = run_gate(a_request(tmp_path, base, ""), notes)
     outcome = decide(run)
     assert outcome.exit_code == ExitCode.USAGE
     assert run.rounds == ()
@@ -145,18 +173,17 @@ def test_a_base_without_the_file_or_that_does_not_import_leaves_nothing_to_compa
     assert ("no_such_module" in outcome.rows[0].reason) == (base is not None)
 
 
-def test_a_candidate_that_does_not_import_is_one_line(tmp_path):
+def test_a_candidate_that_does_not_import_and_sweeps_of_nonsense_are_one_line(tmp_path, imagined):
+    request = a_request(tmp_path, "", "")
+    for axes, says in (
+        ({"impls": ("sdpa",)}, r"sdpa \(--impls\) is in none of the files.*mine"),
+        ({"kv_heads": (3,)}, "kv"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            run_gate(replace(request, sweeps=(replace(SMALL, **axes),)), Notes())
+    imagined["candidate"] = "SyntaxError"
     with pytest.raises(UsageError, match=r"candidate cannot be measured.*SyntaxError"):
-        run_gate(a_request(tmp_path, MINE, "def broken(:\n"), Notes())
-
-
-def test_sweeps_of_foreign_implementations_or_of_nonsense_are_refused(
-    recorded_catalogue: Catalogue,
-) -> None:
-    with pytest.raises(UsageError, match=r"sdpa \(--impls\) is in none of the files.*mine"):
-        measuring._cells((replace(SMALL, impls=("sdpa",)),), recorded_catalogue, ["mine"])
-    with pytest.raises(UsageError, match="kv"):
-        measuring._cells((replace(SMALL, kv_heads=(3,)),), recorded_catalogue, ["mine"])
+        run_gate(request, Notes())
 
 
 # The loop over rounds, without any process.
@@ -181,12 +208,8 @@ def test_vetoed_rounds_are_measured_again_but_not_for_ever(monkeypatch):
     assert sum(found.veto is not None for found in rounds) == measuring.MOST_VETOES
     assert len(rounds) == measuring.MOST_VETOES + Rules().screen_rounds
     assert rounds[-1].facts["not_vetoed"] == veto
-
-
-def test_a_budget_that_ends_leaves_cells_open(monkeypatch):
-    rng = random.Random(0)
-    rounds, over = measure(monkeypatch, lambda plan, n: a_round(plan, {}, rng), time.perf_counter())
-    assert (rounds, over) == ([], True)
+    # a budget that has ended leaves all cells open
+    assert measure(monkeypatch, vetoed, time.perf_counter()) == ([], True)
 
 
 def test_a_round_that_fails_is_measured_again_once(monkeypatch):
@@ -202,29 +225,14 @@ def test_a_round_that_fails_is_measured_again_once(monkeypatch):
     assert not failing
 
 
-def test_an_interrupt_does_not_wait_for_the_checks():
+def test_what_ends_a_run_does_not_wait_for_the_checks():
     """The jobs are left behind: whoever is interrupted ends, and their workers with them."""
     ended = threading.Event()
 
-    def hangs() -> None:
-        ended.wait(60)
+    def fails() -> None:
+        raise UsageError("no")
 
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measuring._do([hangs, interrupted], together=True)
+    with pytest.raises(UsageError):
+        measuring.do_all([lambda: ended.wait(60) and None, fails], 2)
     assert not ended.is_set()
     ended.set()
-
-
-@pytest.mark.parametrize(("appended", "alike"), [("", True), ("# another comment\n", False)])
-def test_a_run_with_real_rounds_says_whether_what_it_loaded_differs(tmp_path, appended, alike):
-    rules = Rules(screen_rounds=2, looks=(2, 4), alpha=0.4, beta=0.4)
-    run = run_gate(a_request(tmp_path, MINE, MINE + appended, rules=rules), Notes())
-    assert not any(found.failures for found in run.rounds)
-    assert {variant for found in run.rounds for of in found.samples.values() for variant in of} == {
-        "base", "candidate", "null", "planted",
-    }  # fmt: skip
-    assert len(decide(run).rows) == 1
-    assert run.options["loaded_alike"] is alike

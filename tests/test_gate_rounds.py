@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from contextlib import nullcontext
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,45 +18,49 @@ import pytest
 
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
-from attnbench.gate.decide.data import Rules, Version
+from attnbench.gate.decide.data import Failure, Rules, Version
 from attnbench.gate.decide.sequential import RoundPlan
+from attnbench.gate.protocol import (
+    CellFailed,
+    CellVerified,
+    Prepared,
+    RoundConfig,
+    SampleTaken,
+    TakeSample,
+    VerifyCell,
+)
 from attnbench.gate.run import rounds
-from attnbench.gate.run.processes import ProcessError
-from attnbench.gate.run.rounds import Bench, RoundError, measure_round
+from attnbench.gate.run.processes import ProcessError, RoundProcesses
+from attnbench.gate.run.rounds import Bench, measure_round
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
 
-CODE = """
-    import os, time
-    import torch
-    from attnbench.api import attention
+HEADER = """
+import os, time
+import torch
+from attnbench.api import attention
 
-    CALLS = 0
-    KEPT = []
+sdpa = torch.nn.functional.scaled_dot_product_attention
+"""
+KERNEL = """
+CALLS_{name}, KEPT_{name} = [], []
 
-    @attention("mine")
-    def mine(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
-        global CALLS
-        CALLS += 1
-        {trouble}
-        return torch.nn.functional.scaled_dot_product_attention(
-            q_BHLD, k_BGSD, v_BGSV, is_causal=causal, scale=scale
-        )
-
-    @attention("other")
-    def other(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
-        return torch.nn.functional.scaled_dot_product_attention(q_BHLD, k_BGSD, v_BGSV)
+@attention("{name}")
+def {name}(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
+    CALLS, KEPT = CALLS_{name}, KEPT_{name}
+    CALLS.append(1)
+    {trouble}
+    return sdpa(q_BHLD, k_BGSD, v_BGSV, is_causal=causal, scale=scale)
 """
 # Right at first; later the output of earlier inputs, whatever the inputs are now.
 STALE = """
-    if CALLS == 5:
-        KEPT.append(torch.nn.functional.scaled_dot_product_attention(q_BHLD, k_BGSD, v_BGSV))
-    if CALLS > 5:
+    if len(CALLS) == 5:
+        KEPT.append(sdpa(q_BHLD, k_BGSD, v_BGSV))
+    if len(CALLS) > 5:
         return KEPT[0]"""
 # Always right, and done once for the same inputs from the third call on: the work is long, to be
 # sure. Torch counts the changes of a tensor.
 MEMO = """
-    sdpa = torch.nn.functional.scaled_dot_product_attention
     key = q_BHLD.data_ptr(), q_BHLD._version
     KEPT[:] = [x for x in KEPT if x[0] == key] + [[key, None]]
     if len(KEPT) < 3 or KEPT[0][1] is None:
@@ -70,25 +74,32 @@ HICCUP = """
     KEPT.append(q_BHLD._version)
     if len(set(KEPT)) == 2 and KEPT.count(KEPT[-1]) == 1:
         time.sleep(0.1)"""
+GARBAGE = """
+    for descriptor in range(3, 64):
+        try: os.write(descriptor, b"garbage\\n")
+        except OSError: pass"""
 PLAN = RoundPlan(stage="screen", cells=(0, 1), slowed=1)
 
 
-def a_side(folder: Path, name, trouble: str = "pass") -> Version:
+def a_side(folder: Path, name, kernels: dict[str, str]) -> Version:
     root = folder / name
     root.mkdir()
     file = root / "mine.py"
-    file.write_text(textwrap.dedent(CODE).format(trouble=trouble))
+    texts = [KERNEL.format(name=name, trouble=trouble) for name, trouble in kernels.items()]
+    file.write_text(HEADER + "".join(texts))
     return Version(name=name, root=str(root), files=(str(file),))
 
 
-def a_bench(folder: Path, trouble: str = "pass", timeout_s: float = 60.0) -> Bench:
+def a_bench(folder: Path, timeout_s: float = 60.0, **troubles: str) -> Bench:
+    """`mine` and `other`, or what there is `troubles` with on the candidate's side alone."""
     case = Case(workload="attention", device="cpu", seq_len=16, heads=1, head_dim=8)
     references = folder / "references"
     references.mkdir()
+    kernels = dict.fromkeys(("mine", "other"), "pass") | dict.fromkeys(troubles, "pass")
     return Bench(
-        base=a_side(folder, "base"),
-        candidate=a_side(folder, "candidate", trouble),
-        cells=(Cell(case=case, impl="mine"), Cell(case=case, impl="other")),
+        base=a_side(folder, "base", kernels),
+        candidate=a_side(folder, "candidate", kernels | troubles),
+        cells=tuple(Cell(case=case, impl=name) for name in kernels),
         rules=Rules(),
         settings=Settings(device="cpu", threads=1, timeout_s=timeout_s),
         references=references,
@@ -97,9 +108,7 @@ def a_bench(folder: Path, trouble: str = "pass", timeout_s: float = 60.0) -> Ben
     )
 
 
-def test_a_round_times_all_variants_alike_leaves_no_process_and_notices_edits(
-    tmp_path, monkeypatch
-):
+def test_a_round_times_all_variants_alike_and_leaves_no_process(tmp_path, monkeypatch):
     processes: list[int] = []
     prepare = rounds._prepare
 
@@ -122,69 +131,135 @@ def test_a_round_times_all_variants_alike_leaves_no_process_and_notices_edits(
         assert all(ns > 0 for samples in of.values() for batches in samples for ns in batches)
     assert found.slowed == 1
     assert found.facts["cpu"] == min(os.sched_getaffinity(0))
+    assert bench.loaded_alike()
     assert len(processes) == 4
     wait_until_gone(processes)
     for version in (bench.base, bench.candidate):
         assert [path.name for path in Path(version.root).rglob("*")] == ["mine.py"]
-    file = Path(bench.candidate.files[0])
-    file.write_text(file.read_text() + "\n# edited meanwhile\n")
-    with pytest.raises(match="candidate"):
-        measure_round(bench, PLAN, 1)
+
+
+def test_what_fails_before_it_is_timed_costs_its_cell_and_has_its_code(tmp_path):
+    """Each goes on to the next cell, but for what ends the process: the last is to blame."""
+    bench = a_bench(
+        tmp_path,
+        full="raise MemoryError('full')",
+        wrong="return torch.zeros_like(q_BHLD)",
+        clock="time.perf_counter_ns = lambda: 0",
+    )
+    found = measure_round(bench, RoundPlan(stage="screen", cells=(0, 2, 3, 4), slowed=0), 0)
+    assert not found.samples
+    assert {cell: (why.variant, why.code) for cell, why in found.failures.items()} == {
+        2: ("candidate", "oom"), 3: ("candidate", "incorrect"), 4: ("candidate", "incorrect"),
+    }  # fmt: skip
+    reasons = [found.failures[cell].reason for cell in (2, 3, 4)]
+    starts = ("build and check: full", "o is off by", "it replaces the clock")
+    assert all(map(str.startswith, reasons, starts)), reasons
+
+
+def test_what_ends_a_process_while_it_is_timed_breaks_the_round_off(tmp_path):
+    bench = a_bench(tmp_path, dies="if len(CALLS) > 6: os.kill(os.getpid(), 11)")
+    found = measure_round(bench, RoundPlan(stage="screen", cells=(2,), slowed=None), 0)
+    assert not found.samples
+    assert not found.facts.get("grown")
+    reason = "killed by signal 11 (SIGSEGV)"
+    assert found.failures == {2: Failure(variant="candidate", code="crashed", reason=reason)}
+
+
+def test_what_fails_when_it_is_asked_has_its_code(tmp_path):
+    """In one round's processes, one after the other: what ends one comes last."""
+    troubles = {
+        "raises": "if len(CALLS) > 4: raise RuntimeError('no more')",
+        "stale": STALE,
+        "memo": MEMO,
+        "hiccup": HICCUP,
+        "garbled": f"if len(CALLS) > 6:{textwrap.indent(GARBAGE, '    ')}",
+        "silent": "if len(CALLS) > 6: time.sleep(3600)",
+    }
+    bench = a_bench(tmp_path, **troubles)
+    sides = [("candidate", bench.candidate, bench.base), ("base", bench.candidate, bench.base)]
+    config = partial(
+        RoundConfig, cells=dict(enumerate(bench.cells)), references=str(bench.references),
+        device="cpu", threads=1, seed=0, l2=None, timer=None, cpu=None,
+    )  # fmt: skip
+    with RoundProcesses(sides, config, bench.settings) as processes:
+        for variant, *_ in sides:
+            assert processes.prepared(variant).failures == {}
+
+        def failure(variant, request, within_s=30.0):
+            with pytest.raises(ProcessError) as caught:
+                processes.ask(variant, request, SampleTaken | CellVerified, within_s)
+            found = caught.value.failure
+            assert (caught.value.cell, found.variant) == (request.cell, variant)
+            return found.code, found.reason
+
+        def sampled(cell):
+            request = TakeSample(cell, 2, 4)
+            ns = [
+                ns for _ in range(2) for ns in processes.ask("candidate", request, SampleTaken).ns
+            ]
+            return min(ns) / 1000
+
+        assert failure("candidate", TakeSample(2, 9, 9)) == (
+            "error", "sample: RuntimeError: no more",
+        )  # fmt: skip
+        code, reason = failure("candidate", VerifyCell(3, sampled(3), 20.0))
+        assert (code, reason[:12]) == ("incorrect", "o is off by ")
+        memo, hiccup = (
+            processes.ask("candidate", VerifyCell(cell, sampled(cell), 20.0), CellVerified)
+            for cell in (4, 5)
+        )
+        assert memo.changed_ratio > 20 >= hiccup.changed_ratio
+        assert failure("candidate", TakeSample(6, 9, 9))[0] == "crashed"
+        assert failure("base", TakeSample(7, 9, 9), 1.0) == ("timeout", "no answer for 1 s")
+
+
+class Answers:
+    """Processes that answer at once; keeps what they were asked."""
+
+    def __init__(self, ratios: dict[str, float] | None = None, ns: int = 1000) -> None:
+        self.ratios, self.ns, self.asked = ratios or {}, ns, []
+
+    def ask(self, variant, request, kind, within_s=0.0):
+        self.asked.append((variant, request))
+        if isinstance(request, TakeSample):
+            return SampleTaken((self.ns,) * request.batches, 1 << 20)
+        return kind(self.ratios[variant])
 
 
 def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
-    found = measure_round(a_bench(tmp_path), RoundPlan(stage="confirm", cells=(), slowed=0), 0)
-    assert {cell: set(of) for cell, of in found.samples.items()} == {0: {"base", "planted"}}
+    answers: Any = Answers()
+    samples, _ = rounds._visit(
+        a_bench(tmp_path), answers, RoundPlan(stage="confirm", cells=(), slowed=0), 0
+    )
+    assert set(samples) == {"base", "planted"}
+    slowed = {(variant, request.slowdown) for variant, request in answers.asked}
+    assert slowed == {("base", None), ("null", 0.1)}
+    answers.ns = 0
+    with pytest.raises(ProcessError, match="its clock stood still"):
+        rounds._visit(a_bench(tmp_path / "references"), answers, PLAN, 0)
 
 
-GARBAGE = """
-    if CALLS > 6:
-        for descriptor in range(3, 64):
-            try: os.write(descriptor, b"garbage\\n")
-            except OSError: pass"""
+def test_what_fails_in_both_is_the_bases_and_files_that_change_are_noticed(tmp_path):
+    bench, failed = a_bench(tmp_path), CellFailed("crashed", "")
 
+    class Prepares:
+        def prepared(self, variant):
+            return Prepared({0: failed} if variant != "null" else {}, {"mine.py": variant[:1]})
 
-@pytest.mark.parametrize(
-    ("trouble", "code", "reason"),
-    [
-        ("if CALLS > 6: os.kill(os.getpid(), 11)", "crashed", "killed by signal 11 (SIGSEGV)"),
-        ("if CALLS > 6: raise RuntimeError('no more')", "error", "sample: RuntimeError: no more"),
-        ("if CALLS == 1: raise MemoryError('full')", "oom", "build and check: full"),
-        ("if CALLS == 1: print('so long'); os._exit(7)", "crashed", "exit code 7"),
-        ("if CALLS > 6: time.sleep(3600)", "timeout", "no answer for 2"),
-        ("return torch.zeros_like(q_BHLD)", "incorrect", "o is off by"),
-        (STALE, "incorrect", "o is off by"),
-        (MEMO, "incorrect", "it returns a cached result: a call takes"),
-        ("time.perf_counter_ns = lambda: 0", "incorrect", "it replaces the clock"),
-        (GARBAGE, "crashed", "it writes to a file descriptor"),
-    ],
-)
-def test_what_fails_costs_its_cell_and_has_its_code(tmp_path, monkeypatch, trouble, code, reason):
-    monkeypatch.setattr(rounds, "PATIENCE_S", 2.0 if code == "timeout" else 30.0)
-    found = measure_round(a_bench(tmp_path, trouble), PLAN, 0)
-    assert not found.samples
-    assert not found.facts.get("grown")
-    assert list(found.failures) == [0]
-    assert (found.failures[0].variant, found.failures[0].code) == ("candidate", code)
-    assert found.failures[0].reason.startswith(reason)
-
-
-def test_one_slow_call_after_its_inputs_changed_proves_nothing(tmp_path):
-    found = measure_round(a_bench(tmp_path, HICCUP), PLAN, 0)
-    assert (found.failures, set(found.samples)) == ({}, {0, 1})
+    answers: Any = Prepares()
+    assert rounds._prepare(bench, answers, ["base", "candidate"])[0].variant == "base"
+    assert rounds._prepare(bench, answers, ["candidate", "base"])[0].variant == "base"
+    assert bench.loaded_alike() is False
+    with pytest.raises(UsageError, match=r"base changed while they were measured"):
+        rounds._prepare(bench, answers, ["null"])
 
 
 @pytest.mark.parametrize(("null", "blamed"), [(30.0, False), (1.0, True)])
 def test_what_the_base_does_as_well_against_itself_is_not_held_against_the_candidate(null, blamed):
     """One of the two processes of the base is enough to doubt the reading."""
     ratios = {"base": 1.0, "candidate": 50.0, "null": null}
-
-    class Answers:
-        def ask(self, variant, request, kind):
-            return kind(ratios[variant])
-
     samples: Any = dict.fromkeys(ratios, ((1000,),))
-    answers: Any = Answers()
+    answers: Any = Answers(ratios)
     with pytest.raises(ProcessError) if blamed else nullcontext() as caught:
         rounds._verify(answers, 0, samples)
     if caught is not None:
@@ -192,23 +267,22 @@ def test_what_the_base_does_as_well_against_itself_is_not_held_against_the_candi
 
 
 def test_a_round_is_vetoed_by_counters_beyond_their_limits():
+    before = {"wall": 1.0, "own": 0.0, "stolen": 5.0, "busy": 3.0, "withheld": None}
+    after = {"wall": 3.0, "own": 2.0, "stolen": 5.4, "busy": 5.5, "withheld": 1.0}
+    assert rounds.taken_by_others(before, after) == {"stolen": 0.2, "foreign": 0.25}
     assert rounds.why_vetoed({}) is None
     assert rounds.why_vetoed({"stolen": 0.1, "foreign": 0.5, "withheld": 0.1}) is None
-    assert rounds.why_vetoed({"stolen": 0.11})
+    assert rounds.why_vetoed({"stolen": 0.11}) == "the hypervisor took 11% of a CPU"
     assert rounds.why_vetoed({"foreign": 0.51})
     assert rounds.why_vetoed({"withheld": 0.11})
 
 
-def test_a_failure_outside_of_any_cell_blames_none_and_late_foreign_imports_are_refused(tmp_path):
-    bench = a_bench(
-        tmp_path, f"import sys; sys.path.append({str(tmp_path / 'base')!r}); import kin"
-    )
+def test_late_imports_of_the_other_side_are_refused(tmp_path):
+    trouble = f"import sys; sys.path.append({str(tmp_path / 'base')!r}); import kin"
+    bench = a_bench(tmp_path, late=trouble)
     (tmp_path / "base" / "kin.py").write_text("")
     with pytest.raises(UsageError, match=r"imports kin from the other side"):
-        measure_round(bench, PLAN, 0)
-    graph = Settings(device="cpu", threads=1, timer="graph")
-    with pytest.raises(RoundError, match="--timer graph is not for cpu"):
-        measure_round(replace(bench, settings=graph), PLAN, 0)
+        measure_round(bench, RoundPlan(stage="screen", cells=(2,), slowed=None), 1)
 
 
 def test_no_process_outlives_a_runner_that_is_killed(tmp_path):
@@ -217,7 +291,7 @@ def test_no_process_outlives_a_runner_that_is_killed(tmp_path):
     script.write_text(
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
         "from tests.test_gate_rounds import *\n"
-        "bench = a_bench(Path(sys.argv[2]), 'if CALLS > 6: time.sleep(3600)')\n"
+        "bench = a_bench(Path(sys.argv[2]), mine='if len(CALLS) > 6: time.sleep(3600)')\n"
         "measure_round(bench, PLAN, 0)\n"
     )
     folder = tmp_path / "sides"

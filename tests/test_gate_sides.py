@@ -13,8 +13,6 @@ import pytest
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in, load_file, load_side
 from attnbench.errors import UsageError
-from attnbench.execution.process import Settings
-from attnbench.execution.runner import LocalRunner
 from tests.repositories import kernel, write
 
 # An implementation whose description is what another file of its side says.
@@ -167,15 +165,3 @@ def test_what_is_installed_in_an_environment_in_the_repository_is_no_ones(
 def test_a_file_outside_its_side_is_refused(base: Path, working: Path) -> None:
     write_both(base, working, one=kernel())
     assert "is not in" in loaded(base, working, "../working/one.py")["refused"]
-
-
-def test_a_worker_loads_one_side_alone(base: Path, working: Path) -> None:
-    write_both(base, working, one=WORDED.format(module="other", name="naive"), other="WORD = '?'")
-    settings = Settings(
-        device="cpu", files=(str(base / "one.py"),), root=str(base), other_root=str(working)
-    )
-    with LocalRunner(settings) as runner:
-        rows = {info.name: info for info in runner.catalogue().implementations}
-        assert runner.user_names == ["naive"]
-    assert rows["naive"].file == str(base / "one.py")
-    assert "sdpa" in rows

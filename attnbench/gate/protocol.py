@@ -71,19 +71,13 @@ class Refused(Struct, frozen=True, tag=True):
     reason: str
 
 
-class EstimateTime(Struct, frozen=True, tag=True):
-    """Ask how long a call takes."""
-
-    cell: int
-
-
 class TakeSample(Struct, frozen=True, tag=True):
     """Ask for batches of so many calls, slowed by a share where `slowdown` is given."""
 
     cell: int
     calls: int
     batches: int
-    slowdown: float | None
+    slowdown: float | None = None
 
 
 class VerifyCell(Struct, frozen=True, tag=True):
@@ -101,21 +95,14 @@ class ReadCounters(Struct, frozen=True, tag=True):
     """Ask for the counters of the process."""
 
 
-CellRequest = EstimateTime | TakeSample | VerifyCell
-RoundRequest = CellRequest | ReadCounters
-
-
-class TimeEstimated(Struct, frozen=True, tag=True):
-    """Answers `EstimateTime`: microseconds a call."""
-
-    each_us: float
+RoundRequest = TakeSample | VerifyCell | ReadCounters
 
 
 class SampleTaken(Struct, frozen=True, tag=True):
     """Answers `TakeSample`: nanoseconds a call of each batch, and the memory in RAM after them."""
 
     ns: tuple[int, ...]
-    resident_bytes: int | None
+    resident_bytes: int
 
 
 class CellVerified(Struct, frozen=True, tag=True):
@@ -132,6 +119,5 @@ class CountersRead(Struct, frozen=True, tag=True):
 
 
 RoundAnswer = (
-    Preparing | Prepared | Refused | CellFailed | TimeEstimated | SampleTaken | CellVerified
-    | CountersRead
-)  # fmt: skip
+    Preparing | Prepared | Refused | CellFailed | SampleTaken | CellVerified | CountersRead
+)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import queue
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -168,13 +168,12 @@ def _measure(
 
 def _measure_twice(bench: Bench, plan: RoundPlan, number: int) -> Round:
     """Measure a round; once more, if a process fails and no cell is to blame."""
+    with contextlib.suppress(RoundError):
+        return measure_round(bench, plan, number)
     try:
         return measure_round(bench, plan, number)
-    except RoundError:
-        try:
-            return measure_round(bench, plan, number)
-        except RoundError as err:
-            raise WorkerError(f"the processes of a round fail again and again: {err}") from err
+    except RoundError as err:
+        raise WorkerError(f"the processes of a round fail again and again: {err}") from err
 
 
 @dataclass(kw_only=True)
@@ -263,8 +262,9 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
         fit = [cell for cell in cells if cell.key not in misfits]
         mine_again, theirs_again = fit, fit
         for _ in range(2):
+            # Nothing is timed: where there is a CPU for each, both at once.
             jobs = [partial(ours.check, mine_again), partial(before.check, theirs_again)]
-            _do(jobs, together=ours.catalogue.device == "cpu")  # nothing is timed: both at once
+            do_all(jobs, 2 if ours.catalogue.device == "cpu" else 1)
             mine_again, theirs_again = ours.doubtful(before), before.doubtful(ours)
         warnings = [*mine.warnings]
     if before.failure is not None:
@@ -292,26 +292,14 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
     return run, warnings
 
 
-def _do(jobs: Sequence[Callable[[], None]], *, together: bool) -> None:
-    """Do the jobs, at once or one after the other; the first error is raised.
+def do_all(jobs: Sequence[Callable[[], None]], at_once: int) -> None:
+    """Do the jobs, so many at once; the first error is raised.
 
-    In threads that an interrupt does not wait for: a kernel that hangs would hold it up.
+    The pool's threads are daemons: an interrupt waits for no kernel that hangs.
     """
-    errors: queue.Queue[BaseException | None] = queue.Queue()
-
-    def work(job: Callable[[], None]) -> None:
-        try:
-            job()
-            errors.put(None)
-        except BaseException as err:
-            errors.put(err)
-
-    for group in [jobs] if together else [[job] for job in jobs]:
-        for job in group:
-            threading.Thread(target=work, args=(job,), daemon=True).start()
-        for _ in group:
-            if (err := errors.get()) is not None:
-                raise err
+    with ThreadPool(at_once) as pool:
+        for _ in pool.imap_unordered(lambda job: job(), jobs):
+            pass
 
 
 def _cells(

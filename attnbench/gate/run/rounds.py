@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, cast
 
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
@@ -42,9 +42,13 @@ REMEMBERED = 20.0
 PATIENCE_S, PATIENCE_FACTOR = 30.0, 50.0
 
 PROCESSES: tuple[Variant, ...] = ("base", "candidate", "null")
-# Shares of the round's wall time beyond which it is measured again: of one CPU, by the hypervisor;
+# Shares of a round's wall time beyond which it is measured again: of one CPU, by the hypervisor;
 # CPUs that others kept busy, on the CPUs that are ours; by a CPU quota.
-MOST_STOLEN, MOST_FOREIGN, MOST_WITHHELD = 0.10, 0.50, 0.10
+_VETOES = {
+    "stolen": (0.10, "the hypervisor took {:.0%} of a CPU"),
+    "foreign": (0.50, "other processes kept {:.2g} CPUs busy"),
+    "withheld": (0.10, "the CPU quota withheld {:.0%}"),
+}
 _TICK_S = 0.01
 
 
@@ -116,11 +120,13 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
         try:
             failures = _prepare(bench, processes, [variant for variant, *_ in versions])
             if not failures:
-                before = Counters.read(processes)
+                before, _ = _read_counters(processes)
                 bench.rng.shuffle(cells)
                 for cell in cells:
                     samples[cell], grown[str(cell)] = _visit(bench, processes, plan, cell)
-                facts, veto = before.since(processes)
+                after, veto = _read_counters(processes)
+                facts = taken_by_others(before, after)
+                veto = veto or why_vetoed(facts)
                 facts |= RoundFacts(cpu=cpu, grown=grown)
                 for cell in plan.cells:
                     _verify(processes, cell, samples[cell])
@@ -179,8 +185,7 @@ def _visit(
     if cell in bench.injected:
         slowdown["candidate"] = bench.injected[cell]
     if cell not in bench.each_us:
-        estimated = processes.ask("base", protocol.EstimateTime(cell), protocol.TimeEstimated)
-        bench.each_us[cell] = estimated.each_us
+        bench.each_us[cell] = _estimate_us(processes, cell)
     each_us = bench.each_us[cell]
     calls, batches, visits = _amounts(each_us)
     patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * batches)
@@ -196,12 +201,23 @@ def _visit(
                 reason = "its clock stood still or stepped back"
                 raise ProcessError(Failure(variant=variant, code="error", reason=reason), cell)
             samples[variant].append(taken.ns)
-            if taken.resident_bytes is not None and variant != "planted":
+            if variant != "planted":
                 resident.setdefault(variant, []).append(taken.resident_bytes)
     return (
         {variant: tuple(taken) for variant, taken in samples.items()},
         {variant: seen[-1] - seen[0] for variant, seen in resident.items()},
     )
+
+
+def _estimate_us(processes: RoundProcesses, cell: int) -> float:
+    """How long a call of the base takes: of one, or of as many as fill a batch."""
+
+    def fastest_us(calls: int, batches: int) -> float:
+        request = protocol.TakeSample(cell, calls, batches)
+        return max(min(processes.ask("base", request, protocol.SampleTaken).ns) / 1000, 0.01)
+
+    once_us = fastest_us(1, 2)
+    return once_us if once_us >= BATCH_US else fastest_us(math.ceil(BATCH_US / once_us), 1)
 
 
 def _amounts(each_us: float) -> tuple[int, int, int]:
@@ -236,59 +252,51 @@ def _verify(processes: RoundProcesses, cell: int, samples: Mapping[Variant, Samp
         raise ProcessError(failure, cell)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counters:
-    """Counters of the system and of the processes when a round began: never its times."""
+_Counters = dict[str, float | None]  # seconds so far; None where that is not known
 
-    wall_s: float
-    own_s: float
-    stolen: float | None
-    busy: float | None
-    withheld_us: float | None
-    veto: str | None  # what a GPU's sensors say
 
-    @classmethod
-    def read(cls, processes: RoundProcesses) -> Self:
-        """Read all counters now."""
-        answers = [
-            processes.ask(of, protocol.ReadCounters(), protocol.CountersRead) for of in PROCESSES
-        ]
-        return cls(
-            wall_s=time.perf_counter(),
-            own_s=sum(answer.cpu_ns for answer in answers) / 1e9 + time.process_time(),
-            stolen=host.stolen_ticks(),
-            busy=host.busy_ticks(),
-            withheld_us=host.throttled_us(),
-            veto=next((answer.veto for answer in answers if answer.veto), None),
-        )
+def _read_counters(processes: RoundProcesses) -> tuple[_Counters, str | None]:
+    """Counters of the system and of the processes; and why a GPU's sensors veto the round.
 
-    def since(self, processes: RoundProcesses) -> tuple[RoundFacts, str | None]:
-        """What others took since then, and why that spoils the round, if it does."""
-        now = Counters.read(processes)
-        wall_s = max(now.wall_s - self.wall_s, 1e-9)
+    Never its times: `wall` and `own`, the processor time that the round itself has used, are what
+    the others are held against.
+    """
+    answers = [
+        processes.ask(of, protocol.ReadCounters(), protocol.CountersRead) for of in PROCESSES
+    ]
+    found: _Counters = {
+        "wall": time.perf_counter(),
+        "own": sum(answer.cpu_ns for answer in answers) / 1e9 + time.process_time(),
+    }
+    for name, count, unit_s in (
+        ("stolen", host.stolen_ticks(), _TICK_S),
+        ("busy", host.busy_ticks(), _TICK_S),
+        ("withheld", host.throttled_us(), 1e-6),
+    ):
+        found[name] = None if count is None else count * unit_s
+    return found, next((answer.veto for answer in answers if answer.veto), None)
 
-        shares: dict[str, float] = {}
-        for name, unit_s in (("stolen", _TICK_S), ("busy", _TICK_S), ("withheld_us", 1e-6)):
-            before, after = getattr(self, name), getattr(now, name)
-            if before is not None and after is not None:
-                shares[name] = max(0.0, after - before) * unit_s / wall_s
-        facts = RoundFacts()
-        if "stolen" in shares:
-            facts["stolen"] = round(shares["stolen"], 4)
-        if "busy" in shares:
-            own = (now.own_s - self.own_s) / wall_s
-            facts["foreign"] = round(max(0.0, shares["busy"] - own), 4)
-        if "withheld_us" in shares:
-            facts["withheld"] = round(shares["withheld_us"], 4)
-        return facts, now.veto or why_vetoed(facts)
+
+def taken_by_others(before: _Counters, after: _Counters) -> RoundFacts:
+    """Which shares of the wall time others took between two readings, where that is known."""
+    spent = {
+        name: now - then
+        for name, then in before.items()
+        if then is not None and (now := after[name]) is not None
+    }
+    if "busy" in spent:
+        spent["foreign"] = spent.pop("busy") - spent["own"]
+    wall_s = max(spent["wall"], 1e-9)
+    shares = {name: round(max(0.0, spent[name]) / wall_s, 4) for name in _VETOES if name in spent}
+    return cast(RoundFacts, shares)
 
 
 def why_vetoed(facts: RoundFacts) -> str | None:
     """Why a round in which others took these shares is measured again, or None."""
-    if facts.get("stolen", 0) > MOST_STOLEN:
-        return f"the hypervisor took {facts['stolen']:.0%} of a CPU"
-    if facts.get("foreign", 0) > MOST_FOREIGN:
-        return f"other processes kept {facts['foreign']:.2g} CPUs busy"
-    if facts.get("withheld", 0) > MOST_WITHHELD:
-        return f"the CPU quota withheld {facts['withheld']:.0%}"
-    return None
+    shares: Mapping[str, Any] = facts
+    found = (
+        words.format(shares[name])
+        for name, (most, words) in _VETOES.items()
+        if shares.get(name, 0.0) > most
+    )
+    return next(found, None)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from attnbench.api import IMPLEMENTATIONS
@@ -34,7 +33,6 @@ from attnbench.worker.workloads import WORKLOADS, Bound
 
 Call = Callable[[], Any]
 _WARM_CALLS, _WARM_S = 3, 0.02
-_BATCH_US = 1000.0
 _VERIFY_DRAWS = 5
 _TRIAL_CYCLES, _TRIALS = 1_000_000, 5
 
@@ -154,11 +152,8 @@ class VariantProcess:
         if isinstance(request, protocol.VerifyCell):
             return self._verified(request)
         with torch.set_grad_enabled(self._warm[request.cell].bound.grad), collector_off():
-            if isinstance(request, protocol.EstimateTime):
-                return protocol.TimeEstimated(
-                    self._estimate_us(self._warm[request.cell].bound.call)
-                )
-            return protocol.SampleTaken(self._sample(request), resident_bytes())
+            ns = self._sample(request)
+        return protocol.SampleTaken(ns, psutil.Process().memory_info().rss)
 
     def _verified(self, request: protocol.VerifyCell) -> protocol.CellVerified:
         """After the timing: overwrite the inputs in place, and see that the result is still right.
@@ -205,16 +200,8 @@ class VariantProcess:
         )
         return tuple(round(1000 * time_us) for time_us in times_us)
 
-    def _estimate_us(self, call: Call) -> float:
-        call()
-        once_us = max(min(self._clock.batch(call, 1).time_us for _ in range(2)), 0.1)
-        if once_us >= _BATCH_US:
-            return once_us
-        return max(self._clock.batch(call, math.ceil(_BATCH_US / once_us)).time_us, 0.01)
-
 
 _STAGES = {
-    protocol.EstimateTime: "estimate",
     protocol.TakeSample: "sample",
     protocol.VerifyCell: "verify",
     protocol.ReadCounters: "counters",
@@ -272,14 +259,6 @@ def followed_by_sleep(call: Call, share: float, clock: Clock) -> Call:
     )
     cycles_per_us = _TRIAL_CYCLES / max(long_us - least_us, 1e-3)
     return asleep(max(1, round((share * own_us - (least_us - own_us)) * cycles_per_us)))
-
-
-def resident_bytes() -> int | None:
-    """Memory of this process that is in RAM, whoever allocated it; None off Linux."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    except (OSError, ValueError):
-        return None
 
 
 def digests_of_loaded(root: str) -> dict[str, str]:
