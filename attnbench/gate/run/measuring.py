@@ -292,7 +292,7 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
     return run, warnings
 
 
-def do_all(jobs: Sequence[Callable[[], None]], at_once: int) -> None:
+def do_all(jobs: Sequence[Callable[[], Any]], at_once: int) -> None:
     """Do the jobs, so many at once; the first error is raised.
 
     The pool's threads are daemons: an interrupt waits for no kernel that hangs.

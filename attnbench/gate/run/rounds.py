@@ -252,7 +252,7 @@ def _verify(processes: RoundProcesses, cell: int, samples: Mapping[Variant, Samp
         raise ProcessError(failure, cell)
 
 
-_Counters = dict[str, float | None]  # seconds so far; None where that is not known
+_Counters = Mapping[str, float | None]  # seconds so far; None where that is not known
 
 
 def _read_counters(processes: RoundProcesses) -> tuple[_Counters, str | None]:
@@ -264,7 +264,7 @@ def _read_counters(processes: RoundProcesses) -> tuple[_Counters, str | None]:
     answers = [
         processes.ask(of, protocol.ReadCounters(), protocol.CountersRead) for of in PROCESSES
     ]
-    found: _Counters = {
+    found: dict[str, float | None] = {
         "wall": time.perf_counter(),
         "own": sum(answer.cpu_ns for answer in answers) / 1e9 + time.process_time(),
     }
