@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -255,7 +256,9 @@ def test_every_ok_cell_is_one_marker_inside_the_axes(tmp_path, name, info, roofs
     sheet = sheets(frame[frame["tflops"].notna()], "impl")[0]
     figure = roofline.draw(style.looks(frame["impl"].unique()), sheet)
     for panel, ax in zip(sheet.panels, figure.axes, strict=True):
-        found = sorted(tuple(point) for marks in ax.collections for point in marks.get_offsets())
+        found = sorted(
+            tuple(point) for marks in ax.collections for point in np.array(marks.get_offsets())
+        )
         known = panel.rows[["arithmetic_intensity", "tflops"]].itertuples(index=False)
         assert found == sorted(map(tuple, known))
         (x_low, x_high), (y_low, y_high) = ax.get_xlim(), ax.get_ylim()
