@@ -203,7 +203,7 @@ def quick_records() -> list[Record]:
     rope = Position(name="rope")
     records = [
         ok(Case(seq_len=n, heads=h, batch=b, position=p), impl)
-        for h, b, p, n in product((4, 8), (1, 2), (Position(), rope), (128, 256, 512, 1024, 2048))
+        for h, b, p, n in product((4, 8), (1, 2), (Position(), rope), (128, 512, 1024, 2048))
         for impl in CPU_MODELS
         if not (impl == "sdpa-math" and (h, b, n) == (8, 2, 2048))
     ]
@@ -232,11 +232,11 @@ PASSES: tuple[Pass, ...] = ("forward", "both")
 
 
 def gpu_records() -> list[Record]:
-    """A GPU run: bf16, D 64 and 128, full and causal, forward and both, n to 16384, decoding."""
+    """A GPU run: bf16, full and causal, forward and both, n to 16384, decoding."""
     records = []
-    for d, mask, pass_, power in product((64, 128), ("full", "causal"), PASSES, (9, 13, 14)):
+    for mask, pass_, power in product(("full", "causal"), PASSES, (9, 13, 14)):
         case = Case(
-            device="cuda", dtype="bfloat16", seq_len=2**power, heads=2048 // d, head_dim=d,
+            device="cuda", dtype="bfloat16", seq_len=2**power, heads=16, head_dim=128,
             batch=2, mask=parse_mask(mask), pass_=pass_,
         )  # fmt: skip
         records += [_gpu_cell(case, impl) for impl in GPU_MODELS]

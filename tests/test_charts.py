@@ -12,7 +12,7 @@ from attnbench.analysis.scaling.series import same_text
 from attnbench.analysis.table import compared, rope_cost
 from attnbench.base import units
 from attnbench.execution.store import load_run
-from attnbench.report import axes, roofline, style
+from attnbench.report import axes, figures, roofline
 from attnbench.report.charts import (
     CHARTS,
     PANELS_A_SHEET,
@@ -22,6 +22,7 @@ from attnbench.report.charts import (
     with_recurrent,
 )
 from attnbench.report.content import limit_rows
+from attnbench.report.figures import looks
 from attnbench.report.lines import Frame, value_axis
 from attnbench.report.roofline import Roof
 from attnbench.schema.case import Case
@@ -52,18 +53,21 @@ def naive(workload: Any = "attention", **fields: Any) -> Record:
 
 
 def test_built_ins_look_the_same_in_every_company():
-    alone, together = style.looks(["sdpa"]), style.looks(["sdpa", "mine", "zeta", *style.KNOWN])
-    assert alone["sdpa"] == together["sdpa"] == style.KNOWN["sdpa"]
-    assert len(set(style.KNOWN.values())) == len(style.KNOWN)
-    assert len({look.colour for look in style.KNOWN.values()}) == len(style.KNOWN)
+    alone, together = (
+        looks(["sdpa"]),
+        looks(["sdpa", "mine", "zeta", *figures.KNOWN]),
+    )
+    assert alone["sdpa"] == together["sdpa"] == figures.KNOWN["sdpa"]
+    assert len(set(figures.KNOWN.values())) == len(figures.KNOWN)
+    assert len({look.colour for look in figures.KNOWN.values()}) == len(figures.KNOWN)
 
 
 def test_other_names_keep_their_look_and_share_one_only_where_there_are_too_many():
-    assert style.looks(["mine"])["mine"] == style.looks(["mine", "naive"])["mine"]
+    assert looks(["mine"])["mine"] == looks(["mine", "naive"])["mine"]
     names = [f"impl-{i}" for i in range(40)]
-    assert len(set(style.looks(names).values())) == 40
-    assert style.looks(names) == style.looks(reversed(names))
-    assert len(style.looks([f"impl-{i}" for i in range(200)])) == 200
+    assert len(set(looks(names).values())) == 40
+    assert looks(names) == looks(reversed(names))
+    assert len(looks([f"impl-{i}" for i in range(200)])) == 200
 
 
 # Axes and labels.
@@ -254,7 +258,7 @@ def test_the_datasheet_stands_beside_the_measured_limits():
 def test_every_ok_cell_is_one_marker_inside_the_axes(tmp_path, name, info, roofs):
     frame = cells(tmp_path, synthetic.RUNS[name](), info)
     sheet = sheets(frame[frame["tflops"].notna()], "impl")[0]
-    figure = roofline.draw(style.looks(frame["impl"].unique()), sheet)
+    figure = roofline.draw(looks(frame["impl"].unique()), sheet)
     for panel, ax in zip(sheet.panels, figure.axes, strict=True):
         found = sorted(
             tuple(point) for marks in ax.collections for point in np.array(marks.get_offsets())

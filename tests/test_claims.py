@@ -18,7 +18,7 @@ from attnbench.analysis.claims.ledger import agrees, exit_code, finding, ledger
 from attnbench.analysis.claims.quantities import Cells
 from attnbench.analysis.claims.reading import read
 from attnbench.analysis.claims.statement import Formula, Relation, Unmeasured
-from attnbench.cli.main import main
+from attnbench.cli import main
 from attnbench.errors import UnknownNameError, UsageError
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case, Position, parse_mask

@@ -8,7 +8,7 @@ import click
 import pytest
 
 import attnbench
-from attnbench.cli.main import main
+from attnbench.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = {p.name: p.read_text() for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from attnbench.analysis.crossovers import crossovers
 from attnbench.analysis.scaling.results import Estimate, Scaling
 from attnbench.analysis.table import compared
-from attnbench.report import exponents, growth, lines, models, style
+from attnbench.report import exponents, figures, growth, lines, models
 from attnbench.report.pages import draw_growth, write_report
 from attnbench.schema.case import Case
 from tests import fits, synthetic, test_report
@@ -190,7 +190,7 @@ def test_odd_findings_are_drawn_without_a_complaint(
 
 
 def test_a_fit_shows_overhead_exponent_verdict_and_why_sizes_do_not_count(tmp_path, unwritten):
-    exponents.draw_fits([fits.exponent_fit("naive")], style.looks(["naive"]), tmp_path)
+    exponents.draw_fits([fits.exponent_fit("naive")], figures.looks(["naive"]), tmp_path)
     ((stem, figure),) = unwritten
     assert stem == "fit-attention-n"
     found = " ".join(texts(figure)).replace("\n", " ")
@@ -208,7 +208,7 @@ def test_the_fitted_line_passes_through_the_points_on_both_sides_of_a_changepoin
         intercept=math.log(2e-3 * factor),
         changepoint=(512.0, factor),
     )  # fmt: skip
-    exponents.draw_fits([fit], style.looks(["naive"]), tmp_path)
+    exponents.draw_fits([fit], figures.looks(["naive"]), tmp_path)
     lines = [line for line in unwritten[0][1].axes[0].lines if line.get_linewidth() == 1.4]
     drawn = {
         round(float(x)): float(y) for line in lines for x, y in zip(*line.get_data(), strict=True)
@@ -219,14 +219,14 @@ def test_the_fitted_line_passes_through_the_points_on_both_sides_of_a_changepoin
 
 def test_a_forest_has_a_row_for_each_exponent_and_none_for_a_series_without(tmp_path, unwritten):
     found = fits.full().exponents
-    exponents.draw_forests(found, style.looks([f.series.impl for f in found]), tmp_path)
+    exponents.draw_forests(found, figures.looks([f.series.impl for f in found]), tmp_path)
     labels = [t.get_text() for t in unwritten[0][1].axes[0].get_yticklabels()]
     assert labels == ["attention, along n", "naive", "chunked", "mine", "sdpa"]
     assert {"✓ holds", "✗ refuted"} <= set(texts(unwritten[0][1]))
 
 
 def test_shares_are_stacked_to_one_and_both_overtakings_are_named(tmp_path, unwritten):
-    models.draw_all([fits.model_fit()], style.looks(["naive"]), tmp_path)
+    models.draw_all([fits.model_fit()], figures.looks(["naive"]), tmp_path)
     lower = unwritten[0][1].axes[1]
     tops = [max(path.vertices[:, 1]) for area in lower.collections for path in area.get_paths()]
     assert max(tops) == pytest.approx(1.0)
@@ -247,7 +247,7 @@ def test_what_is_drawn_on_no_page_is_counted_in_the_reading(
     tmp_path, unwritten, draw, drawn, left_out
 ):
     many = [fits.exponent_fit(f"impl-{i:03}") for i in range(100)]
-    plots = draw(many, style.looks([f.series.impl for f in many]), tmp_path)
+    plots = draw(many, figures.looks([f.series.impl for f in many]), tmp_path)
     assert len(plots) == len(unwritten) == drawn
     assert f"{left_out} more such panels are left out" in plots[0].reading
 
@@ -290,8 +290,8 @@ def test_a_crossing_is_ringed_where_the_line_crosses_1(tmp_path):
 
 def test_pairs_that_change_the_lead_come_first_and_the_rest_is_counted(monkeypatch):
     run = run_of({"naive": square, "mine": passing(700.0), "slow": lambda n: 9 * square(n)})
-    (table,), left_out = growth.crossover_tables(crossovers(run))
-    assert "overtakes" in table.rows[0][1]
+    ((_, pairs),), left_out = growth.crossover_tables(crossovers(run))
+    assert "overtakes" in pairs[0][1]
     assert left_out == 0
     monkeypatch.setattr("attnbench.report.growth.MOST_CROSSOVERS", 1)
     assert growth.crossover_tables(crossovers(run))[1] == 2

@@ -208,20 +208,6 @@ def parse_names(text: str, flag: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def parse_numbers(text: str, flag: str) -> list[float]:
-    """Read `10,2.5`; duplicates are dropped.
-
-    Raises:
-        UsageError: nothing given, or a part that is not a number above 0.
-    """
-    parts = parse_names(text, flag)
-    numbers = {part: _number(part) for part in parts}
-    for part, number in numbers.items():
-        if not number:
-            raise UsageError(f"{flag} takes numbers above 0 such as 10,2.5, not {part!r}")
-    return list(dict.fromkeys(number for number in numbers.values() if number))
-
-
 def parse_share(text: str, flag: str) -> float:
     """Read `10%`, `10 %` or `0.1` as 0.1.
 

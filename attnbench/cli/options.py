@@ -13,7 +13,6 @@ from click.core import ParameterSource
 from attnbench.base.units import (
     parse_duration,
     parse_names,
-    parse_numbers,
     parse_share,
     parse_sizes,
 )
@@ -71,7 +70,6 @@ class _Positive(ParamType):
 POSITIVE = _Positive()
 SIZES = _Parsed("sizes", parse_sizes)
 NAMES = _Parsed("names", parse_names)
-PERCENTS = _Parsed("percents", parse_numbers)
 SHARE = _Parsed("share", parse_share)
 DURATION = _Parsed("time", parse_duration)
 

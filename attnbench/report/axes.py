@@ -11,12 +11,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from attnbench.base import units
-from attnbench.report.style import QUIET, Look
+from attnbench.report.figures import QUIET, Look, short
 
 Text = Callable[[float], str]
 MOST_TICKS = 9
 STRIP_ROWS, STRIP_POINTS = 4, 9.7  # rows of failures above a panel, and the height of one
-LONGEST = 20  # letters of a name beside a panel
 DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1.5}
 # Steps of ticks by the base of an axis, the first that gives three ticks or more is taken.
 _STEPS: dict[int, tuple[tuple[float, ...], ...]] = {
@@ -150,8 +149,3 @@ def mark_failed(
             xytext=(0, height), textcoords="offset points", color=colour, fontsize=7, va="center",
         )  # fmt: skip
     return STRIP_POINTS * len(shown)
-
-
-def short(name: str) -> str:
-    """Cut a name that would not fit beside a panel."""
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"

@@ -166,15 +166,11 @@ def with_recurrent(rows: pd.DataFrame) -> pd.DataFrame:
         return rows
     alike = ["device", "dtype", "pass", "batch", "_width"]
     own = [name for name in AXES if name not in ("seq_len", "kv_len")]
-    copies, used = [], set()
-    for _, part in slices(layers, own):
-        first = part.iloc[0]
-        beside = recurrent[(recurrent[alike] == first[alike]).all(axis=1)]
-        used |= set(beside.index)
-        copies.append(beside.assign(**{name: first[name] for name in own}))
-    kept = rows[~rows.index.isin(list(used))]
-    found = pd.concat([kept, *copies], ignore_index=True)[list(rows.columns)]
-    return found.astype(rows.dtypes.to_dict())
+    panels = layers[[*own, "_width"]].drop_duplicates()
+    beside = recurrent.drop(columns=[name for name in own if name not in alike])
+    copies = beside.reset_index().merge(panels, on=alike)
+    kept = rows[~rows.index.isin(copies["index"])]
+    return pd.concat([kept, copies[rows.columns].astype(rows.dtypes.to_dict())], ignore_index=True)
 
 
 @dataclass(frozen=True)

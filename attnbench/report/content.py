@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,26 +18,10 @@ from attnbench.base import units
 from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.report.charts import with_rate_interval
-from attnbench.report.style import Look, looks
+from attnbench.report.figures import Look, looks
 
 INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
 MOST_ROWS = 1500  # in a page; a browser stays quick, and the export holds everything
-
-
-@dataclass(frozen=True)
-class CaseTable:
-    """One case: its title, and its rows as dicts of `texts`, `colour`, `best`, `why`."""
-
-    title: str
-    rows: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Part:
-    """The cases that differ only in n, under a common title."""
-
-    title: str
-    cases: list[CaseTable]
 
 
 @dataclass(frozen=True)
@@ -82,32 +66,28 @@ class Content:
         ]
         return [str(fact) for fact in facts if fact]
 
-    def parts(self) -> tuple[list[Part], int]:
-        """The results, best first in each case, and how many cells were left out for length."""
-        if self.cells.empty:
-            return [], 0
-        colours = looks(sorted(self.cells["impl"].unique()))
+    def parts(self) -> tuple[list[dict[str, Any]], int]:
+        """The results, and how many cells were left out for length.
+
+        A part has a `title` and the `cases` that differ only in n, each with its `title` and its
+        `rows`, best first.
+        """
+        colours = looks(self.cells["impl"].unique())
         names = label_axes(self.cells)
-        parts: list[Part] = []
+        parts: list[dict[str, Any]] = []
         shown = 0
-        for row, rows in self._slices(names):
-            if parts and shown + len(rows) > MOST_ROWS:
-                continue
-            shown += len(rows)
-            title = label(row, [name for name in names[row["workload"]] if name not in INNER])
-            parts.append(Part(title, _cases(rows, colours)))
-        return parts, len(self.cells) - shown
-
-    def _slices(self, names: dict[str, list[str]]) -> Iterator[tuple[Mapping[Any, Any], Any]]:
-        """First row and all rows of the cases that differ in n alone."""
-        for _, of_workload in slices(self.cells, ["workload"]):
-            outer = [n for n in names[of_workload["workload"].iloc[0]] if n not in INNER]
+        for values, of_workload in slices(self.cells, ["workload"]):
+            outer = [name for name in names[values["workload"]] if name not in INNER]
             for _, rows in slices(of_workload, outer):
-                yield rows.iloc[0].to_dict(), rows
-
-    def limits(self) -> list[dict[str, str]]:
-        """What the machine can do: `limit`, `measured` in this run, `datasheet` where known."""
-        return limit_rows(self.environment)
+                if not parts or shown + len(rows) <= MOST_ROWS:
+                    shown += len(rows)
+                    inner = [name for name in varying(rows) if name in INNER] or ["seq_len"]
+                    cases = [
+                        {"title": label(case.iloc[0], inner), "rows": _case_rows(case, colours)}
+                        for _, case in slices(rows, ["case_id"])
+                    ]
+                    parts.append({"title": label(rows.iloc[0], outer), "cases": cases})
+        return parts, len(self.cells) - shown
 
     def failures(self) -> list[dict[str, str]]:
         """Cells without a result, gathered by their reason."""
@@ -116,7 +96,7 @@ class Content:
                 "status": str(row["status"]),
                 "impl": str(row["impl"]),
                 "cells": units.count(row["cells"]),
-                "n": _range(row["smallest_n"], row["largest_n"]),
+                "n": " … ".join(dict.fromkeys((str(row["smallest_n"]), str(row["largest_n"])))),
                 "reason": str(row["reason"]),
             }
             for row in table.failures(self.cells).to_dict("records")
@@ -162,16 +142,6 @@ def limit_rows(environment: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
     names = ("limit", "measured", "datasheet")
     return [dict(zip(names, row, strict=True)) for row in rows if row[1] != units.UNKNOWN]
-
-
-def _cases(rows: pd.DataFrame, colours: dict[str, Look]) -> list[CaseTable]:
-    inner = [name for name in varying(rows) if name in INNER] or ["seq_len"]
-    groups = [part for _, part in slices(rows, ["case_id"])]
-    return [CaseTable(label(g.iloc[0], inner), _case_rows(g, colours)) for g in groups]
-
-
-def _range(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} … {high}"
 
 
 def _case_rows(rows: pd.DataFrame, colours: dict[str, Look]) -> list[dict[str, Any]]:

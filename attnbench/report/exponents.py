@@ -18,9 +18,7 @@ from attnbench.analysis.scaling.decide import TOLERANCE
 from attnbench.analysis.scaling.results import ExponentFit
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
-from attnbench.report.axes import short
-from attnbench.report.figures import FigureKind, Page, Plot
-from attnbench.report.style import QUIET, Look
+from attnbench.report.figures import QUIET, FigureKind, Look, Page, Plot, short
 
 EXPONENTS = FigureKind(
     name="exponents",

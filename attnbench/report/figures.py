@@ -1,7 +1,8 @@
-"""Figures: made with matplotlib's constrained layout, written as PNG and SVG without a display."""
+"""Figures: how implementations look in all of them, how they are laid out, paged and written."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,13 +17,102 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
-from attnbench.report.axes import short
-from attnbench.report.style import QUIET, Look
-
 WIDE, NARROW = 6.9, 5.1  # inches of a panel that stands alone, and of one of two in a row
 DPI = 160
+LONGEST = 20  # letters of a name beside a panel
+QUIET = "#777777"  # guide lines, references and notes
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Look:
+    """A colour (hex) and a matplotlib marker."""
+
+    colour: str
+    marker: str
+
+
+# Okabe & Ito's palette (distinct with any colour vision) for what is drawn most often, three of
+# Tol's "muted" after it. Markers differ too, so that the plots survive a black-and-white printer.
+KNOWN: dict[str, Look] = {
+    "naive": Look("#000000", "o"),
+    "naive-heads": Look("#7f7f7f", "s"),
+    "sdpa": Look("#0072b2", "D"),
+    "sdpa-math": Look("#56b4e9", "v"),
+    "sdpa-flash": Look("#d55e00", "^"),
+    "sdpa-efficient": Look("#009e73", "<"),
+    "sdpa-cudnn": Look("#cc79a7", ">"),
+    "sdpa-mask": Look("#332288", "h"),
+    "chunked": Look("#e69f00", "P"),
+    "flex": Look("#882255", "p"),
+    "naive-compiled": Look("#999933", "X"),
+}
+
+# Caches have other colours than implementations: Tol's "high contrast".
+CACHES: dict[str, Look] = {
+    "rerun": Look("#bb5566", "s"),
+    "none": Look("#ddaa33", "v"),
+    "concat": Look("#004488", "^"),
+    "static": Look("#000000", "o"),
+}
+
+PROJECTIONS: dict[str, Look] = {
+    "fused": Look("#000000", "o"),
+    "separate": Look("#004488", "^"),
+    "per-head": Look("#ddaa33", "v"),
+}
+LINES = {"cache": CACHES, "projection": PROJECTIONS}  # by the column that tells lines apart
+
+_OTHER_COLOURS = ("#44aa99", "#aa4499", "#117733", "#b8860b", "#6a3d9a", "#8c564b", "#3b7dd8")
+_OTHER_MARKERS = ("*", "d", "H", "8", "P", "^", "s", "v")
+OTHERS = tuple(
+    Look(colour, marker) for marker in _OTHER_MARKERS for colour in _OTHER_COLOURS
+)  # fmt: skip
+
+
+def looks(names: Iterable[str], known: Mapping[str, Look] = KNOWN) -> dict[str, Look]:
+    """Give each name its look: the built-ins their own, any other one that its name decides.
+
+    The slot comes from a hash of the name, so that an implementation keeps its look from run to
+    run; only where two names of one run meet in a slot does the later one, in alphabetical order,
+    move on to the next free one. Slots are shared when there are more names than slots.
+    """
+    wanted = set(names)
+    given = {name: known[name] for name in sorted(wanted & set(known))}
+    taken: set[int] = set()
+    for name in sorted(wanted - set(known)):
+        start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(OTHERS)
+        slots = [(start + step) % len(OTHERS) for step in range(len(OTHERS))]
+        slot = next((slot for slot in slots if slot not in taken), start)
+        taken.add(slot)
+        given[name] = OTHERS[slot]
+    return given
+
+
+RC: Any = {  # matplotlib's stubs list every key; a plain dict of them is refused
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "axes.edgecolor": "#555555",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "xtick.labelcolor": "#222222",
+    "ytick.labelcolor": "#222222",
+    "xtick.minor.size": 0,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+    "savefig.facecolor": "white",
+    "svg.hashsalt": "attnbench",  # the same data give the same file
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +153,11 @@ def panels(count: int, height: float, title: str, subject: str) -> tuple[Figure,
     for ax in axes[count:]:
         ax.remove()
     return figure, axes[:count]
+
+
+def short(name: str) -> str:
+    """Cut a name that would not fit beside a panel."""
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
 
 
 def legend(

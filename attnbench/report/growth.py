@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from matplotlib.axes import Axes
 
@@ -16,8 +14,7 @@ from attnbench.analysis.scaling.results import Estimate, ExactFit, ModelFit, Sca
 from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.report import figures
-from attnbench.report.figures import Page
-from attnbench.report.style import Look
+from attnbench.report.figures import Look, Page
 from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, Finding, Verdict
 from attnbench.theory.traits import TRAITS
 
@@ -101,31 +98,18 @@ def points(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerdictRow:
-    """One finding as texts; `mark` is its verdict with a sign."""
+class VerdictRow(NamedTuple):
+    """One finding as the texts under `HEADERS`, and what they are sorted and coloured by."""
 
     subject: str
     question: str
     law: str
     figure: str
     top: str
-    verdict: Verdict
     mark: str
     reason: str
-    counted: bool = False
-
-    @property
-    def as_predicted(self) -> bool:
-        """True for FLOPs and workspace that are what they should be."""
-        return self.counted and self.verdict == "holds"
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """As a row of a table."""
-        return (
-            self.subject, self.question, self.law, self.figure, self.top, self.mark, self.reason,
-        )  # fmt: skip
+    verdict: Verdict
+    as_predicted: bool = False  # FLOPs or workspace that are what they should be
 
 
 def verdicts(scaling: Scaling) -> list[VerdictRow]:
@@ -134,11 +118,7 @@ def verdicts(scaling: Scaling) -> list[VerdictRow]:
         *(_row(f.finding, interval(f.exponent), f.top) for f in scaling.exponents if f.finding),
         *(_row(fit.finding, _error_of(fit)) for fit in scaling.models if fit.finding),
         *(_row(finding, units.UNKNOWN) for finding in scaling.problems),
-        *(
-            replace(_row(fit.finding, _growth_of(fit)), counted=True)
-            for fit in scaling.exact
-            if fit.finding
-        ),
+        *(_row(f.finding, _growth_of(f), counted=True) for f in scaling.exact if f.finding),
     ]
     return sorted(rows, key=lambda row: (row.as_predicted, WORST_FIRST.index(row.verdict)))
 
@@ -150,11 +130,13 @@ def counts(scaling: Scaling) -> str:
     return ", ".join(f"{found.count(v)} {words.get(v, v)}" for v in VERDICTS if v in found)
 
 
-def _row(finding: Finding, figure: str, top: Estimate | None = None) -> VerdictRow:
+def _row(
+    finding: Finding, figure: str, top: Estimate | None = None, *, counted: bool = False
+) -> VerdictRow:
     return VerdictRow(
-        subject=finding.subject, question=finding.question, law=raised(finding.law),
-        figure=figure, top=interval(top), verdict=finding.verdict, mark=mark(finding.verdict),
-        reason=finding.reason,
+        finding.subject, finding.question, raised(finding.law), figure, interval(top),
+        mark(finding.verdict), finding.reason, finding.verdict,
+        counted and finding.verdict == "holds",
     )  # fmt: skip
 
 
@@ -180,35 +162,20 @@ def _error_of(fit: ModelFit) -> str:
     return f"{signed_percent(fit.held_out)} at the held-out n"
 
 
-@dataclass(frozen=True)
-class CrossoverTable:
-    """The crossovers on equal cases: the pairs and what became of each, the crossings first."""
-
-    same: str
-    rows: tuple[tuple[str, str], ...]
+CrossoverTable = tuple[str, list[tuple[str, str]]]  # what the pairs share; pair and crossing
 
 
 def crossover_tables(found: Sequence[Crossover]) -> tuple[list[CrossoverTable], int]:
     """The crossovers by what each pair shares, and how many were left out for length."""
     shown = sorted(found, key=lambda c: ORDER[c.outcome])[:MOST_CROSSOVERS]
     order = {same: i for i, same in enumerate(dict.fromkeys(c.same for c in found))}
-    shown.sort(key=lambda c: (order[c.same], ORDER[c.outcome]))
-    tables = [
-        CrossoverTable(same, tuple((_pair(c), _text(c)) for c in group))
-        for same, group in groupby(shown, key=lambda c: c.same)
-    ]
-    return tables, len(found) - len(shown)
-
-
-def _pair(crossover: Crossover) -> str:
-    kind = "" if crossover.by == "impl" else f"{crossover.by} "
-    return f"{kind}{crossover.first}, {crossover.second}"
-
-
-def _text(crossover: Crossover) -> str:
-    if not crossover.left_out:
-        return crossover.text
-    return f"{crossover.text} (no time above 0 at {', '.join(map(str, crossover.left_out))})"
+    tables: dict[str, list[tuple[str, str]]] = {}
+    for c in sorted(shown, key=lambda c: (order[c.same], ORDER[c.outcome])):
+        kind = "" if c.by == "impl" else f"{c.by} "
+        missing = f" (no time above 0 at {', '.join(map(str, c.left_out))})" if c.left_out else ""
+        row = (f"{kind}{c.first}, {c.second}", f"{c.text}{missing}")
+        tables.setdefault(c.same, []).append(row)
+    return list(tables.items()), len(found) - len(shown)
 
 
 def anything(scaling: Scaling, found: Sequence[Crossover]) -> bool:

@@ -18,11 +18,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.table import BASELINE
 from attnbench.machine.limits import peak_tflops
-from attnbench.report import axes, charts, figures, style
-from attnbench.report.axes import short
+from attnbench.report import axes, charts, figures
 from attnbench.report.charts import CHARTS, Chart, Scale, Sheet, Tables
-from attnbench.report.figures import Plot
-from attnbench.report.style import Look
+from attnbench.report.figures import Look, Plot, short
 from attnbench.theory.traits import TRAITS
 
 PANEL_INCHES = 3.4
@@ -48,8 +46,8 @@ def draw_all(
     crossings = crossovers_by_case(crossovers)
     drawn = []
     for name, chart in CHARTS.items():
-        known = style.LINES.get(chart.lines, style.KNOWN)
-        looks = style.looks(tables["cells"][chart.lines].dropna().unique(), known)
+        known = figures.LINES.get(chart.lines, figures.KNOWN)
+        looks = figures.looks(tables["cells"][chart.lines].dropna().unique(), known)
         draw = partial(draw_sheet, chart, looks, environment, crossings)
         drawn += draw_sheets(name, chart, chart.sheets(tables), draw, folder)
     return drawn

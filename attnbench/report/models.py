@@ -15,8 +15,7 @@ from attnbench.analysis.crossovers import size_text
 from attnbench.analysis.scaling.results import Estimate, ExactFit, ModelFit
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
-from attnbench.report.figures import FigureKind, Page, Plot
-from attnbench.report.style import Look
+from attnbench.report.figures import FigureKind, Look, Page, Plot
 
 MODEL = FigureKind(
     name="model",

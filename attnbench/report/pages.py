@@ -18,8 +18,8 @@ from attnbench.analysis.scaling.results import Scaling
 from attnbench.base.units import escape, table
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
-from attnbench.report import exponents, growth, lines, models, roofline, style
-from attnbench.report.content import Content
+from attnbench.report import exponents, figures, growth, lines, models, roofline
+from attnbench.report.content import Content, limit_rows
 from attnbench.report.figures import Plot
 from attnbench.report.tables import LIMITS, value_text
 
@@ -55,7 +55,7 @@ def write_report(run_path: Path) -> Path:
 def draw_charts(content: Content, folder: Path) -> list[Plot]:
     """Draw every chart that has data, and the rooflines, into `folder`."""
     tables = {"cells": content.cells, "costs": content.costs}
-    with mpl.rc_context(style.RC):
+    with mpl.rc_context(figures.RC):
         return [
             *lines.draw_all(tables, content.environment, folder, content.crossovers),
             *roofline.draw_all(content.cells, folder),
@@ -66,8 +66,8 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Plot]:
     """Draw every figure of growth that has data, into `folder`."""
     names = {fit.series.impl for fit in scaling.exponents}
     names |= {fit.impl for fit in scaling.exact} | {fit.impl for fit in scaling.models}
-    looks = style.looks(names)
-    with mpl.rc_context(style.RC):
+    looks = figures.looks(names)
+    with mpl.rc_context(figures.RC):
         return [
             *exponents.draw_all(scaling.exponents, looks, folder),
             *models.draw_all(scaling.models, looks, folder),
@@ -87,7 +87,7 @@ def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
         "growth": _growth_values(content, grown),
         "tables": parts,
         "left_out": left_out,
-        "limits": content.limits(),
+        "limits": limit_rows(content.environment),
         "failures": content.failures(),
         "suspects": content.suspects(),
         "spent": content.spent(),
@@ -167,7 +167,7 @@ def render_markdown(content: Content) -> str:
         *_hardest(content),
         *_growth_blocks(content),
     ]
-    if rows := [list(row.values()) for row in content.limits()]:
+    if rows := [list(row.values()) for row in limit_rows(content.environment)]:
         header = ["limit", "measured", "datasheet"]
         blocks += ["### Limits measured in this run", table(header, rows)]
     if rows := [list(row.values()) for row in content.failures()]:
@@ -197,8 +197,8 @@ def _growth_blocks(content: Content) -> list[str]:
     """Verdicts, the refuted first, and where the lead changes."""
     if not growth.anything(content.scaling, content.crossovers):
         return []
-    found = growth.verdicts(content.scaling)
-    rows = [row.texts for row in found if not row.as_predicted]
+    found, columns = growth.verdicts(content.scaling), len(growth.HEADERS)
+    rows = [list(map(str, row[:columns])) for row in found if not row.as_predicted]
     blocks = ["### How cost grows"]
     if found:
         blocks.append(f"Verdicts on declared laws: {growth.counts(content.scaling)}.")
@@ -208,11 +208,10 @@ def _growth_blocks(content: Content) -> list[str]:
             " grow as declared (in report.html); the others are:"
         )
     if rows:
-        columns = len(growth.HEADERS)
         blocks.append(table(growth.HEADERS, rows[:MOST_VERDICTS], text_columns=columns))
         blocks += _more(len(rows) - MOST_VERDICTS, "verdicts")
     tables, left_out = growth.crossover_tables(content.crossovers)
-    pairs = [[part.same, *row] for part in tables for row in part.rows]
+    pairs = [[same, *row] for same, rows in tables for row in rows]
     if pairs:
         crossing = sum(c.outcome == "crosses" for c in content.crossovers)
         columns = len(growth.CROSSOVER_HEADERS)

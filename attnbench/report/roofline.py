@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnbench.base import units
-from attnbench.report import axes, figures, lines, style
+from attnbench.report import axes, figures, lines
 from attnbench.report.charts import Chart, Sheet, sheets
-from attnbench.report.figures import Plot
-from attnbench.report.style import QUIET, Look
+from attnbench.report.figures import QUIET, Look, Plot
 
 ROOFLINE = Chart(
     title="Roofline",
@@ -63,7 +62,7 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
     """
     needed = ["tflops", X, "peak_tflops_measured", "read_gbps_measured"]
     known = cells[cells[needed].notna().all(axis=1)]
-    draw_one = partial(draw, style.looks(cells["impl"].unique()))
+    draw_one = partial(draw, figures.looks(cells["impl"].unique()))
     plots = lines.draw_sheets("roofline", ROOFLINE, sheets(known, "impl"), draw_one, folder)
     roofs = roofs_of(known) if plots else {}
     limits = "; ".join(f"{name} limits {roof.text}" for name, roof in roofs.items())

@@ -13,10 +13,9 @@ from typing import Any
 
 import click
 
-from attnbench.cli.main import Commands
+from attnbench.cli import Commands
 from attnbench.cli.options import (
     NAMES,
-    PERCENTS,
     POSITIVE,
     SIZES,
     device_option,
@@ -24,6 +23,17 @@ from attnbench.cli.options import (
     seed_option,
 )
 from attnbench.errors import ExitCode
+
+
+def _percents(context: Any, option: Any, texts: tuple[str, ...]) -> tuple[float, ...]:
+    """Read 10,2.5: numbers above 0."""
+    try:
+        numbers = tuple(map(float, texts))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(number > 0 for number in numbers):
+        raise click.BadParameter("takes numbers above 0 such as 10,2.5", context, option)
+    return numbers
 
 
 @click.group(cls=Commands)
@@ -128,7 +138,8 @@ def scaling(as_json: bool, **options: Any) -> None:
 )
 @click.option(
     "--inject",
-    type=PERCENTS,
+    type=NAMES,
+    callback=_percents,
     default="10,5",
     show_default=True,
     help="Slowdowns in percent, each planted in one cell of runs of its own.",

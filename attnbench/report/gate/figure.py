@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 
 from attnbench.base import units
 from attnbench.gate.decide.data import GateRun, Outcome, Round, Variant
-from attnbench.report import figures, style
-from attnbench.report.figures import FigureKind, Plot
+from attnbench.report import figures
+from attnbench.report.figures import QUIET, FigureKind, Look, Plot
 from attnbench.report.gate import texts
-from attnbench.report.style import QUIET, Look
 
 MOST_ROWS, MOST_PAGES = 42, 4  # cells of a figure, and figures
 LONGEST = 46  # letters of a label
@@ -50,7 +49,7 @@ class Strip:
 
 def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
     """A row for each cell, the worst first."""
-    looks = style.looks(texts.flat(cell.impl) for cell in run.cells)
+    looks = figures.looks(texts.flat(cell.impl) for cell in run.cells)
     found = []
     for line in texts.lines(run, outcome):
         row, (label, change, interval, wins, verdict) = line.row, line.columns
@@ -125,7 +124,7 @@ def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Plot]:
         return []
     ends, common, drawn = limits(run, [*strips, *under]), texts.labels(run.cells)[0], []
     folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(style.RC):
+    with mpl.rc_context(figures.RC):
         for page in figures.pages(strips, lambda _: (), MOST_ROWS, MOST_PAGES):
             rows, name = [*page.items, *under], common + page.place
             figure = _draw(run, rows, ends, name)

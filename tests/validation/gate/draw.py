@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from attnbench.report import style
+from attnbench.report import figures
 
 PNG, SVG = "ratios.png", "ratios.svg"
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00")
@@ -24,7 +24,7 @@ def draw(summary: Figures, folder: Path) -> list[Path]:
     """Write ratios.png and ratios.svg; nothing where no run has a ratio."""
     if not any(r is not None for run in summary["ratios"] for r in run["ratios"]):
         return []
-    with mpl.rc_context(style.RC):
+    with mpl.rc_context(figures.RC):
         figure = _figure(summary)
         FigureCanvasAgg(figure)
         figure.savefig(folder / SVG, metadata={"Date": None, "Creator": "attnbench"})
@@ -44,7 +44,7 @@ def _figure(summary: Figures) -> Figure:
             if ratio is not None:
                 _dot(ax, column + shift, ratio, run, column, colours)
     for row in [{"label": "A/A", "planted": 0.0}, *planted]:
-        colour = colours.get(row["label"], style.QUIET)
+        colour = colours.get(row["label"], figures.QUIET)
         ax.axhline(1 + row["planted"], color=colour, linewidth=0.8, zorder=0)
     ax.set_xticks(range(len(cells)), [cell.replace(" ", "\n") for cell in cells])
     ax.yaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{100 * (ratio - 1):+.0f} %"))
@@ -61,7 +61,7 @@ def _dot(
 ) -> None:
     """A cell of a run: coloured where it was slowed; hollow where it was not called slower."""
     slowed = run["cell"] == column
-    colour = colours[run["kind"]] if slowed else style.QUIET
+    colour = colours[run["kind"]] if slowed else figures.QUIET
     called = run["verdicts"][column] in ("regressed", "incorrect")
     ax.plot(
         x, ratio, marker="D" if slowed else "o", markersize=5 if slowed else 3,
@@ -76,7 +76,7 @@ def _legend(ax: Axes, colours: dict[str, str]) -> None:
         for label, colour in colours.items()
     ]
     alike = Line2D(
-        [], [], marker="o", color=style.QUIET, markerfacecolor="none", linestyle="none",
+        [], [], marker="o", color=figures.QUIET, markerfacecolor="none", linestyle="none",
         markersize=3, label="alike on both sides",
     )  # fmt: skip
     ax.legend(

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from attnbench.report import style
+from attnbench.report import figures
 from tests.validation.timer.tables import percent
 
 PNG, SVG = "spread.png", "spread.svg"
@@ -29,7 +29,7 @@ def draw(summary: dict[str, Any], impls: dict[str, str], folder: Path) -> list[P
     rows = [row for row in summary["rows"] if row["spread"]["median"] is not None]
     if not rows:
         return []
-    with mpl.rc_context(style.RC):
+    with mpl.rc_context(figures.RC):
         figure = _figure(summary, rows, impls)
         FigureCanvasAgg(figure)
         figure.savefig(folder / SVG, metadata={"Date": None, "Creator": "attnbench"})
@@ -40,7 +40,7 @@ def draw(summary: dict[str, Any], impls: dict[str, str], folder: Path) -> list[P
 def _figure(summary: dict[str, Any], rows: list[dict[str, Any]], impls: dict[str, str]) -> Figure:
     figure = Figure(figsize=(2.0 + _WIDTH_EACH * len(rows), 4.3), layout="constrained")
     ax = figure.add_subplot()
-    looks = style.looks(impls.values())
+    looks = figures.looks(impls.values())
     for column, row in enumerate(rows):
         _dots(ax, column, row, summary["cells"], impls, looks)
     _goal(ax, rows)
@@ -67,7 +67,7 @@ def _dots(
     row: dict[str, Any],
     cells: list[str],
     impls: dict[str, str],
-    looks: dict[str, style.Look],
+    looks: dict[str, figures.Look],
 ) -> None:
     """One tool: its cells from left to right in their order, and the median as a bar."""
     step = _DODGE / max(1, len(cells) - 1)
@@ -81,7 +81,7 @@ def _dots(
             marker=look.marker, color=look.colour, alpha=0.8, linestyle="none", clip_on=False,
         )  # fmt: skip
     middle = max(row["spread"]["median"], _LEAST)
-    colour = "#000000" if row["ours"] else style.QUIET
+    colour = "#000000" if row["ours"] else figures.QUIET
     ax.hlines(middle, column - 0.36, column + 0.36, colors=colour, linewidth=2.2)
     ax.annotate(
         percent(row["spread"]["median"]), (column + 0.37, middle), xytext=(2, 0),
@@ -94,20 +94,20 @@ def _goal(ax: Axes, rows: list[dict[str, Any]]) -> None:
     peers = [row["spread"]["median"] for row in rows if not row["ours"]]
     if not peers or min(peers) <= 2 * _LEAST:
         return
-    ax.axhline(min(peers) / 2, color=style.QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
+    ax.axhline(min(peers) / 2, color=figures.QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
     ax.annotate(
         "half of the best peer's median", (1.0, min(peers) / 2), xycoords=("axes fraction", "data"),
-        xytext=(-2, 2), textcoords="offset points", ha="right", va="bottom", color=style.QUIET,
+        xytext=(-2, 2), textcoords="offset points", ha="right", va="bottom", color=figures.QUIET,
         fontsize=7.5,
     )  # fmt: skip
 
 
-def _legend(ax: Axes, looks: dict[str, style.Look]) -> None:
+def _legend(ax: Axes, looks: dict[str, figures.Look]) -> None:
     marks = [
         Line2D([], [], marker=look.marker, color=look.colour, linestyle="none", label=name)
         for name, look in looks.items()
     ]
-    bar = Line2D([], [], color=style.QUIET, linewidth=2.2, label="median over cells")
+    bar = Line2D([], [], color=figures.QUIET, linewidth=2.2, label="median over cells")
     ax.legend(
         handles=[*marks, bar], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False,
         title="a dot is a cell,\nin the table's order", title_fontsize=8, alignment="left",
