@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnbench.analysis.claims.ledger import agrees, exit_code, finding, ledger
+from attnbench.analysis.claims.ledger import agrees, exit_code, finding, ledger, read
 from attnbench.analysis.claims.quantities import Cells
-from attnbench.analysis.claims.reading import read
 from attnbench.analysis.claims.statement import Formula, Relation, Unmeasured
 from attnbench.cli import main
 from attnbench.errors import UnknownNameError, UsageError
@@ -168,32 +167,18 @@ def test_a_run_as_theory_has_it_contradicts_no_claim_and_answers_most():
     assert open_ <= {"recurrent-100x", "fused-projection", "total-time", "cached-time"}
 
 
-SCORES = metric("memory_workspace_bytes", lambda c, v: 8 * c.heads * c.seq_len**2)
 LIES: list[tuple[str, Callable[[], list[Record]], Any, str]] = [
     ("total-flops", layer_cells, metric("flops_counted", lambda c, v: v + c.seq_len**3), "refuted"),
     ("heads-flops", attention_cells, metric("flops_counted", lambda c, v: v + c.heads), "refuted"),
-    ("heads-memory", attention_cells,
-     metric("memory_workspace_bytes", lambda c, v: 8 * c.seq_len**2), "refuted"),
     ("heads-time", attention_cells, slower(lambda c: 1 / c.heads), "refuted"),
     ("heads-parallel", attention_cells, slower(lambda c: 3, impl="naive-heads"), "holds"),
-    ("scores-memory", attention_cells,
-     metric("memory_workspace_bytes", lambda c, v: 64 * c.seq_len), "refuted"),
-    ("scores-needed", attention_cells, SCORES, "holds"),
-    ("fused-memory", attention_cells, SCORES, "refuted"),
+    ("fused-memory", attention_cells,
+     metric("memory_workspace_bytes", lambda c, v: 8 * c.heads * c.seq_len**2), "refuted"),
     ("attention-time", lambda: attention_cells()[:30], slower(lambda c: c.seq_len), "refuted"),
-    ("rope-overhead", attention_cells, slower(lambda c: 2, position="rope"), "refuted"),
     ("fused-projection", layer_cells, slower(lambda c: 1.3, projection="separate"), "holds"),
-    ("per-head-projection", layer_cells, slower(lambda c: 0.5, projection="per-head"), "refuted"),
-    ("cached-flops", decode_cells,
-     metric("flops_counted", lambda c, v: v + c.seq_len**2), "refuted"),
-    ("recomputed-flops", decode_cells,
-     metric("flops_counted", lambda c, v: v + c.seq_len**2 * 256), "refuted"),
     ("rerun-flops", decode_cells, metric("flops_counted", lambda c, v: 2**19 * c.seq_len), "holds"),
     ("cached-time", decode_cells, slower(lambda c: c.seq_len**1.5, cache="static"), "refuted"),
-    ("rerun-time", decode_cells, slower(lambda c: 1 / c.seq_len, cache="rerun"), "holds"),
     ("cache-speed", decode_cells, slower(lambda c: 1e-3, cache="none"), "refuted"),
-    ("cache-grows", decode_cells,
-     metric("memory_prepared_bytes", lambda c, v: c.seq_len**2), "refuted"),
     ("cache-concatenated", decode_cells,
      metric("memory_workspace_bytes", lambda c, v: 4096), "holds"),
     ("recurrent-100x", lambda: layer_cells("cuda"), slower(lambda c: 1e4, impl="gru"), "holds"),
@@ -210,26 +195,12 @@ def test_a_run_that_says_otherwise_turns_the_verdict_round(name, cells, change, 
     assert agrees(claim, found) == (claim.open or claim.expected == verdict)
 
 
-HOSTILE = {
-    "empty": list,
-    "failed": synthetic.failed_records,
-    "bare": synthetic.bare_records,
-    "nan times": lambda: map(slower(lambda c: math.nan), attention_cells()),
-}
-
-
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_a_run_that_says_little_gives_no_verdict_but_the_command_that_would(kind):
-    for claim, found in ledger(NOTES, run_of(HOSTILE[kind]()), OF_RUN):
+@pytest.mark.parametrize("records", [[], synthetic.failed_records(), synthetic.bare_records()])
+def test_a_run_that_says_little_gives_no_verdict(records):
+    for claim, found in ledger(NOTES, run_of(records), OF_RUN):
         assert found.verdict == "inconclusive", claim.id
-        assert "it needs: attnbench " in found.reason
-
-
-@pytest.mark.parametrize("name", OF_RUN)
-def test_the_command_that_a_claim_needs_parses(name):
-    for line in ask(name, []).reason.partition("it needs: ")[2].split(" and "):
-        _, command, *arguments = line.split()
-        main.commands[command].make_context(command, arguments)
+    nan = map(slower(lambda c: math.nan), attention_cells())
+    assert {found.verdict for _, found in ledger(NOTES, run_of(nan), OF_RUN)} == {"inconclusive"}
 
 
 # What a quantity is in a run.
@@ -247,13 +218,6 @@ def test_a_ratio_of_too_few_samples_has_no_interval_and_decides_nothing():
     assert found.verdict == "inconclusive"
     assert "no interval" in found.reason
     assert found.figures["low"] is None
-
-
-def test_what_is_asked_of_the_largest_n_does_not_look_at_smaller_ones():
-    slow_when_short = slower(lambda c: 2 if c.seq_len < 4096 else 1, position="rope")
-    found = ask("rope-overhead", map(slow_when_short, attention_cells()))
-    assert found.verdict == "holds"
-    assert "n=4096" in str(found.figures["at"])
 
 
 def test_an_ambiguous_pair_decides_nothing_and_names_both(tmp_path):
@@ -370,9 +334,9 @@ quantity = { kind = "value", column = "tflops", where = { impl = "naive" } }
 relation = { is = ">", limit = 1 }
 """
 BAD: list[tuple[str, str, tuple[str, ...]]] = [
-    ("says", "sais", ("claim good", "unknown field 'sais'", "did you mean 'says'?")),
-    ('"value"', '"valeu"', ("quantity.kind: unknown kind 'valeu'", "'value'?")),
-    ('column = "tflops"', 'colum = "tflops"', ("quantity: unknown field 'colum'", "'column'?")),
+    ("says", "sais", ("claim good", "unknown field `sais`")),
+    ('"value"', '"valeu"', ("quantity.kind", "'valeu'")),
+    ('column = "tflops"', 'colum = "tflops"', ("quantity", "unknown field `colum`")),
     ('"tflops"', '"tflop"', ("quantity.column", "unknown column of numbers", "'tflops'?")),
     ('"tflops"', '"reason"', ("quantity.column", "unknown column of numbers 'reason'")),
     ("impl =", "imp =", ("quantity.where: unknown column 'imp'", "'impl'?")),
@@ -389,7 +353,7 @@ BAD: list[tuple[str, str, tuple[str, ...]]] = [
     ("place =", "open = true\nright = 'this'\nplace =", ("claim good", "open")),
     ('id = "good"', 'id = "two words"', ("claim two words, id",)),
     ('id = "good"', "", ("claim number 1", "`id`")),
-    ("[[claim]]", "[[claims]]", ("unknown field 'claims'", "did you mean 'claim'?")),
+    ("[[claim]]", "[[claims]]", ("holds no claims; write each as [[claim]]",)),
     (GOOD, GOOD + GOOD, ("claim good, id: another claim has it already",)),
     (GOOD, "", ("holds no claims",)),
     (GOOD, "claim = [3]", ("claim number 1", "got `int`")),
@@ -404,13 +368,8 @@ def test_a_file_that_makes_no_sense_is_one_line(
     file = tmp_path / "mine.toml"
     file.write_text(GOOD.replace(old, new, 1))
     assert_refused(cli("claims", "--file", file, "--output", tmp_path), "mine.toml", *says)
-
-
-def test_what_is_no_file_of_text_is_one_line(cli: Cli, assert_refused: Refused, tmp_path):
-    strange = tmp_path / "strange.toml"
-    strange.write_bytes(b"\xff\xfe\x00")
-    for file in (strange, tmp_path, tmp_path / "missing.toml"):
-        assert_refused(cli("claims", "--file", file), str(file), "--file")
+    missing = tmp_path / "missing.toml"
+    assert_refused(cli("claims", "--file", missing), "missing.toml", "--file")
 
 
 # The command.

@@ -78,39 +78,18 @@ def test_003_two_words_step_by_step_and_000_a_reduction_from_144_to_97():
     assert rounds_to(attend(q, k, torch.tensor([[1.2, 0.7], [0.9, 1.1]]))[0], [1.06, 0.89])
 
 
-def test_000_the_shapes_along_the_code():
-    qkv = torch.zeros(2, 5, 512) @ torch.zeros(3 * 512, 512).T
-    assert qkv.shape == (2, 5, 1536)
-    assert [part.shape for part in torch.chunk(qkv, 3, -1)] == [(2, 5, 512)] * 3
-    viewed = torch.zeros(2, 5, 8).view(2, 5, 2, 4)
-    heads = viewed.transpose(1, 2)
-    assert (heads @ heads.mT).shape == (2, 2, 5, 5)
-    out = attnbench.get("sdpa")(heads, heads, heads)
-    assert out.shape == (2, 2, 5, 4)
-    assert out.transpose(1, 2).reshape(2, 5, 8).shape == (2, 5, 8)
-
-
-def test_003_and_004_the_shapes_of_the_examples():
+def test_000_003_and_004_the_shapes_of_the_examples():
     head = torch.zeros(3, 512) @ torch.zeros(512, 512 // 8)
     assert head.shape == attend(head, head, head).shape == (3, 64)
-    beside = torch.cat([head] * 8, dim=-1)
-    assert beside.shape == (beside @ torch.zeros(8 * 64, 512)).shape == (3, 512)
+    assert (torch.cat([head] * 8, dim=-1) @ torch.zeros(8 * 64, 512)).shape == (3, 512)
     two = split(torch.zeros(4, 8), 2)  # four tokens of width eight
     assert (two @ two.mT).shape == (2, 4, 4)
     assert merge(attend(two, two, two)).shape == (4, 8)
     q, k = torch.zeros(2, 3, 1, 4), torch.zeros(2, 3, 7, 4)  # one query over a cache of T keys
-    assert (q @ k.mT).shape == (2, 3, 1, 7)
     assert attnbench.get("naive")(q, k, k).shape == q.shape
     many = torch.zeros(12, 1, 1).expand(12, 1000, 1)
     assert (many @ many.mT).numel() == 12_000_000
-
-
-def test_000_002_and_004_weights_and_embeddings_that_are_printed_with_the_wrong_shape():
-    """A head's weights are d_model × d_k, a token stands before them, embeddings have a width."""
-    assert (torch.zeros(10, 512) @ torch.zeros(512, 64)).shape == (10, 64)
-    assert (torch.zeros(1, 8) @ torch.zeros(8, 4)).shape == (1, 4)
-    assert torch.nn.Embedding(1000, 64)(torch.arange(7)).shape == (7, 64)
-    for shapes in (((10, 512), (64, 64)), ((8, 4), (8, 1))):  # W_i square; W × token
+    for shapes in (((10, 512), (64, 64)), ((8, 4), (8, 1))):  # printed: W_i square; W × token
         with pytest.raises(RuntimeError):
             torch.zeros(shapes[0]) @ torch.zeros(shapes[1])
 
@@ -123,32 +102,12 @@ def test_003_weights_lie_in_0_to_1_sum_to_1_and_keep_the_order_of_the_scores():
     assert bool((weights.gather(-1, scores.argsort(-1)).diff(dim=-1) >= 0).all())
 
 
-def test_003_division_by_the_root_of_d_keeps_the_scores_variance_and_softmaxs_gradients():
+def test_003_division_by_the_root_of_d_keeps_the_scores_variance():
     """Note 000 prints d_h · QKᵀ, whose variance would be d³."""
-    norms = {}
     for d in (4, 64, 1024):
         q, k = torch.randn(2, 4000, d)
-        variance, error = (q * k).sum(-1).var().item(), 4 * math.sqrt((2 + 6 / d) / 4000)
-        assert variance == pytest.approx(d, rel=error)  # 1 divided by √d, d³ multiplied by d
-        for scale in (1, d**-0.5):
-            p = (q[:256] @ k[:64].T * scale).softmax(-1)
-            jacobian = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-            norms[d, scale] = torch.linalg.matrix_norm(jacobian).median().item()
-    assert norms[1024, 1] < 0.1 * norms[4, 1]
-    assert 0.5 < norms[1024, 1 / 32] / norms[4, 1 / 2] < 2
-
-
-@pytest.mark.parametrize("width", [128, 512, 2048])
-def test_000_small_first_weights_keep_scores_and_gradients_small(width):
-    """Smaller than with 1/√D, too: attention starts as plain averaging."""
-    x, found = torch.randn(64, width), {}
-    for scale in (0.01, width**-0.5):
-        weights = (torch.randn(3, width, 64) * scale).requires_grad_()
-        q, k, v = x @ weights
-        loss = (attend(q, k, v) * torch.randn(64, 64)).sum()
-        found[scale] = torch.autograd.grad(loss, weights)[0][0].norm(), (q @ k.T / 8).std().item()
-    assert found[0.01][1] == pytest.approx(1e-4 * width, rel=0.15)
-    assert found[0.01][0] < found[width**-0.5][0]
+        error = 4 * math.sqrt((2 + 6 / d) / 4000)
+        assert (q * k).sum(-1).var().item() == pytest.approx(d, rel=error)
 
 
 def test_004_softmax_needs_no_whole_score_matrix_and_a_kernel_in_its_place_none_at_all():
@@ -159,16 +118,6 @@ def test_004_softmax_needs_no_whole_score_matrix_and_a_kernel_in_its_place_none_
     formed = (phi_q @ phi_k.T) @ v / scale
     assert close(phi_q @ (phi_k.T @ v) / scale, formed)
     assert not torch.allclose(formed, attend(q, k, v), atol=0.1)
-
-
-def test_002_attention_without_weights_averages_tokens_and_looks_mostly_at_itself():
-    x = torch.randn(64, 64)
-    y = attend(x, x, x)
-    assert bool(((y <= x.max(0).values) & (y >= x.min(0).values)).all())
-    own = (x @ x.T / 8).softmax(-1).diag().mean()
-    w_q, w_k = torch.randn(2, 64, 64) / 8
-    projected = ((x @ w_q) @ (x @ w_k).T / 8).softmax(-1).diag().mean()
-    assert own > 0.8 > 0.1 > projected
 
 
 @pytest.mark.parametrize(("n", "width", "heads"), SIZES)
@@ -262,15 +211,10 @@ def test_004_generating_t_tokens_without_a_cache_costs_t_cubed_and_not_t_squared
     assert growth == pytest.approx([2, 3], abs=0.15)
 
 
-def test_003_a_change_of_the_first_word_needs_99_steps_of_recurrence_and_one_of_attention():
+def test_003_a_change_of_the_first_word_reaches_the_hundredth_in_one_step_of_attention():
     x = torch.randn(100, 4)
     changed = torch.cat([x[:1] + 0.5, x[1:]])
-    reaches = (attend(x, x, x) - attend(changed, changed, changed))[99].abs().max()
-    assert reaches > 1e-6
-    turn, step, steps = torch.linalg.qr(torch.randn(4, 4)).Q, changed - x, 0
-    while not step[99].any():  # the linear recurrence h[i] ← h[i − 1]·turn, on the difference
-        step, steps = torch.cat([torch.zeros(1, 4), step[:-1] @ turn]), steps + 1
-    assert steps == 99
+    assert (attend(x, x, x) - attend(changed, changed, changed))[99].abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("d", [2, 8, 64, 128])

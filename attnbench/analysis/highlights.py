@@ -85,15 +85,11 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
     """Which implementation allocates least at the largest n, against the baseline."""
     case = hardest_case(rows)
     known = case[case["memory_workspace_bytes"].notna()].sort_values("memory_workspace_bytes")
-    base = known[known["impl"] == BASELINE]
-    if base.empty or known.iloc[0]["impl"] == BASELINE or _per_token(known.iloc[0]):
+    of = dict(zip(known["impl"], map(units.size, known["memory_workspace_bytes"]), strict=True))
+    least = next(iter(of), BASELINE)
+    if least == BASELINE or BASELINE not in of or _per_token(known.iloc[0]):
         return ""
-    least = known.iloc[0]
-    return (
-        f"The least workspace is that of {least['impl']},"
-        f" {units.size(least['memory_workspace_bytes'])};"
-        f" {BASELINE} needs {units.size(base.iloc[0]['memory_workspace_bytes'])}."
-    )
+    return f"The least workspace is that of {least}, {of[least]}; {BASELINE} needs {of[BASELINE]}."
 
 
 def _per_token(row: pd.Series[Any]) -> bool:
@@ -149,28 +145,21 @@ def failed_sentence(frame: pd.DataFrame) -> str:
 
 def doubt_sentences(frame: pd.DataFrame) -> list[str]:
     """How many times cannot be right, are too uncertain to compare by, or come with a note."""
-    found = []
-    if suspect := int(frame["suspect"].notna().sum()):
-        found.append(f"{suspect} times are beyond what the device can do: see the column suspect.")
+    suspect, unsteady = (int(frame[name].notna().sum()) for name in ("suspect", "unsteady"))
     width = (frame["time_us_ci_high"] - frame["time_us_ci_low"]) / frame["time_us_median"]
-    if wide := int((width > WIDE_INTERVAL).sum()):
-        found.append(
-            f"{units.count(wide)} of {units.count(int(width.notna().sum()))} intervals are wider"
-            f" than {100 * WIDE_INTERVAL:.0f} % of their median: the machine was busy, or the"
-            " samples few."
-        )
-    if unsteady := int(frame["unsteady"].notna().sum()):
-        found.append(
-            f"{unsteady} of {int(frame['time_us_median'].notna().sum())} times were disturbed or"
-            " unsteady (column notes): don't compare by them; measure again on a quiet machine, or"
-            " with --threads 1."
-        )
-    if frame["interval"].notna().any():
-        found.append(
-            "Intervals replicate samples within one process; another process of the same code may"
-            " differ by a few percent more."
-        )
-    return found
+    wide, known = int((width > WIDE_INTERVAL).sum()), int(width.notna().sum())
+    sentences = {
+        f"{suspect} times are beyond what the device can do: see the column suspect.": suspect,
+        f"{units.count(wide)} of {units.count(known)} intervals are wider than"
+        f" {100 * WIDE_INTERVAL:.0f} % of their median: the machine was busy, or the samples"
+        " few.": wide,
+        f"{unsteady} of {int(frame['time_us_median'].notna().sum())} times were disturbed or"
+        " unsteady (column notes): don't compare by them; measure again on a quiet machine, or"
+        " with --threads 1.": unsteady,
+        "Intervals replicate samples within one process; another process of the same code may"
+        " differ by a few percent more.": frame["interval"].notna().any(),
+    }
+    return [sentence for sentence, applies in sentences.items() if applies]
 
 
 # The summary table: one row a column.
@@ -185,77 +174,63 @@ class SummaryColumn:
     text: Callable[[Mapping[Any, Any]], str]
 
 
+def _status(row: Mapping[Any, Any]) -> str:
+    if not units.is_unknown(row["suspect"]):
+        return "suspect"
+    return str(row["status"]) if units.is_unknown(row["unsteady"]) else "unsteady"
+
+
 SUMMARY: Registry[SummaryColumn] = Registry("summary column")
-
-
-def _column(name: str, header: str, meaning: str, text: Callable[[Mapping[Any, Any]], str]) -> None:
-    SUMMARY.add(name, SummaryColumn(header=header, meaning=meaning, text=text))
-
-
-_column("impl", "implementation", "sorted fastest first within a case", lambda row: row["impl"])
-_column(
-    "time",
-    "time",
-    "median per call (decode: per token); host time on a CPU, of each sample's fastest batch;"
-    " stream time on a GPU",
-    lambda row: units.time(row["time_us_median"]),
-)
-_column(
-    "interval",
-    "95 % interval",
-    "of that time: over fresh processes where there are several (--processes), else within one"
-    " process, from order statistics; – below 6 samples",
-    lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]),
-)
-_column(
-    "speed",
-    "speed vs naive",
-    "naive's time / this time on the same case; above 1 is faster",
-    lambda row: units.ratio(row["speed"]),
-)
-_column(
-    "speed_interval",
-    "its interval",
-    "at least 95 %, from the intervals of both medians",
-    lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]),
-)
-_column(
-    "rate",
-    "useful rate",
-    "useful FLOPs (admitted pairs only, flash-attention's convention) / median time",
-    lambda row: units.flop_rate(row["tflops"]),
-)
-_column(
-    "workspace",
-    "workspace",
-    "highest allocation during the call, without inputs, prepared memory and outputs",
-    lambda row: units.size(row["memory_workspace_bytes"]),
-)
-_column(
-    "error",
-    "error / allowed",
-    "error against float64 over the allowed error; right at 1 or below",
-    lambda row: units.digits(row["error_ratio"], 2),
-)
-_column(
-    "status",
-    "status",
-    "ok, or what became of the cell; suspect: the time cannot be right; unsteady: see notes",
-    lambda row: (
-        "suspect"
-        if not units.is_unknown(row["suspect"])
-        else str(row["status"])
-        if units.is_unknown(row["unsteady"])
-        else "unsteady"
+for _name, _header, _meaning, _text in (
+    ("impl", "implementation", "sorted fastest first within a case", lambda row: row["impl"]),
+    (
+        "time", "time",
+        "median per call (decode: per token); host time on a CPU, of each sample's fastest batch;"
+        " stream time on a GPU",
+        lambda row: units.time(row["time_us_median"]),
     ),
-)
+    (
+        "interval", "95 % interval",
+        "of that time: over fresh processes where there are several (--processes), else within one"
+        " process, from order statistics; – below 6 samples",
+        lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]),
+    ),
+    (
+        "speed", "speed vs naive", "naive's time / this time on the same case; above 1 is faster",
+        lambda row: units.ratio(row["speed"]),
+    ),
+    (
+        "speed_interval", "its interval", "at least 95 %, from the intervals of both medians",
+        lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]),
+    ),
+    (
+        "rate", "useful rate",
+        "useful FLOPs (admitted pairs only, flash-attention's convention) / median time",
+        lambda row: units.flop_rate(row["tflops"]),
+    ),
+    (
+        "workspace", "workspace",
+        "highest allocation during the call, without inputs, prepared memory and outputs",
+        lambda row: units.size(row["memory_workspace_bytes"]),
+    ),
+    (
+        "error", "error / allowed",
+        "error against float64 over the allowed error; right at 1 or below",
+        lambda row: units.digits(row["error_ratio"], 2),
+    ),
+    (
+        "status", "status",
+        "ok, or what became of the cell; suspect: the time cannot be right; unsteady: see notes",
+        _status,
+    ),
+):  # fmt: skip
+    SUMMARY.add(_name, SummaryColumn(header=_header, meaning=_meaning, text=_text))
 
 
 def summary_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
     """Return one dict of texts a row, in `frame`'s order: `case` and then the SUMMARY columns.
 
-    `frame` is that of `table.compared`. `case` names only the axes that vary
-    among the cases of its workload.
+    `frame` is that of `table.compared`. `case` names the axes that vary in its workload.
     """
     names = label_axes(frame)
     return [

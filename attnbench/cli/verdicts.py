@@ -156,9 +156,8 @@ def claims(
     """  # noqa: D301
     from msgspec import to_builtins
 
-    from attnbench.analysis.claims.ledger import agrees, ledger
+    from attnbench.analysis.claims.ledger import NOTES, agrees, ledger, read
     from attnbench.analysis.claims.ledger import exit_code as code_of
-    from attnbench.analysis.claims.reading import NOTES, read
     from attnbench.execution.store import find_run, load_run
 
     stated = read(file or NOTES)

@@ -1,16 +1,22 @@
-"""The ledger: every claim with its finding, and what the whole of them comes to."""
+"""The ledger: claims read from a file, each with its finding, and what they come to."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
-from attnbench.analysis.claims import statement
+import msgspec
+
+from attnbench.analysis.axes import AXES
 from attnbench.analysis.claims.quantities import Cells, LackingError, Observed, observe
-from attnbench.analysis.claims.reading import EXTREMES, PAIRED
-from attnbench.analysis.claims.statement import Claim, Quantity, Range, Where
-from attnbench.base.registry import Registry
-from attnbench.errors import ExitCode
+from attnbench.analysis.claims.statement import EXTREMES, Claim, Formula, Range, Where
+from attnbench.analysis.columns import COLUMNS
+from attnbench.analysis.scaling.model_terms import TERMS
+from attnbench.base.registry import Registry, unknown
+from attnbench.errors import ExitCode, UsageError
 from attnbench.execution.store import Run
 from attnbench.schema.finding import VERDICTS, WORST_FIRST, Figure, Finding, Verdict
 
@@ -29,13 +35,12 @@ def ledger(claims: Registry[Claim], run: Run, only: Iterable[str] | None = None)
 
 
 def finding(claim: Claim, cells: Cells) -> Finding:
-    """Hold one claim against a run's cells; inconclusive, with a command, where they lack."""
+    """Hold one claim against a run's cells; inconclusive where they lack."""
     figures: dict[str, Figure] = {}
     try:
         verdict, reason = _judged(claim, observe(claim.quantity, cells), figures)
     except LackingError as lack:
-        needed = command(claim.quantity)
-        verdict, reason = "inconclusive", f"{lack}; it needs: {needed}" if needed else str(lack)
+        verdict, reason = "inconclusive", str(lack)
     return Finding(
         subject=claim.id, question=claim.says, law=claim.right or claim.says,
         verdict=verdict, reason=reason, figures=figures,
@@ -77,39 +82,82 @@ def exit_code(found: Iterable[tuple[Claim, Finding]]) -> ExitCode:
     return ExitCode.INCONCLUSIVE if undecided else ExitCode.OK
 
 
-# Which command would measure what a claim needs.
+# Files of claims: TOML, read strictly; what is wrong in one is a line that names the field.
 
-# Sizes that serve where a claim asks for an extreme, a range, or growth; others take `1,2`.
-_USUAL = {"seq_len": "1,128..2048", "heads": "1,2,4", "head_dim": "64,128,256", "mask": "full"}
-_FLAGS = {name: f"--{name.replace('_', '-')}s" for name in PAIRED} | {
-    "workload": "--workload", "device": "--device", "pass": "--passes", "batch": "--batch-sizes",
-    "heads": "--heads", "kv_heads": "--kv-heads", "new_tokens": "--new-tokens",
-}  # fmt: skip
+NOTES = Path(__file__).parent / "notes.toml"
 
 
-def command(quantity: Quantity) -> str | None:
-    """The command that would measure what a quantity needs; None where none does."""
-    if isinstance(quantity, statement.Unmeasured):
-        return None
-    if isinstance(quantity, statement.Share):
-        return "attnbench verify --sweep"
-    growing = isinstance(quantity, (statement.Exponent, statement.Crossover))
-    varied = ["seq_len"] * growing + getattr(quantity, "free", [])
-    ways: list[Where] = [getattr(quantity, name, {}) for name in ("first", "second")]
-    sides = [{**quantity.where, **way} for way in ways]
-    if len({str(side.get("workload")) for side in sides}) > 1:
-        return " and ".join(_sweep([side], []) for side in sides)
-    return _sweep(sides, varied)
+def read(file: Path = NOTES) -> Registry[Claim]:
+    """Read a file of claims; the notes' without one.
+
+    Raises:
+        UsageError: a file that cannot be read, is not TOML, or says what makes no sense.
+    """
+    try:
+        rows = tomllib.loads(file.read_text(encoding="utf-8")).get("claim")
+    except OSError as err:
+        raise UsageError(f"cannot read {file} (--file): {err.strerror or err}") from err
+    except (ValueError, RecursionError) as err:  # of the encoding, or of the syntax
+        raise UsageError(f"{file} (--file) is not TOML in UTF-8: {err}") from err
+    if not isinstance(rows, list) or not rows:
+        raise UsageError(f"{file} holds no claims; write each as [[claim]]")
+    claims: Registry[Claim] = Registry("claim", "--only")
+    for number, row in enumerate(rows, start=1):
+        name = row.get("id") if isinstance(row, dict) else None
+        where = f"{file}: claim {name if isinstance(name, str) else f'number {number}'}"
+        claim = _claim(row, where)
+        if claim.id in claims:
+            raise UsageError(f"{where}, id: another claim has it already")
+        claims.add(claim.id, claim)
+    return claims
 
 
-def _sweep(sides: list[Where], varied: list[str]) -> str:
-    """A sweep of all values that the sides name, and of usual sizes where they name none."""
-    words = ["attnbench sweep"]
-    for name, flag in _FLAGS.items():
-        selectors = [side[name] for side in sides if name in side]
-        values = [v for s in selectors for v in (s if isinstance(s, list) else [s])]
-        known = [str(v) for v in values if not isinstance(v, Range) and v not in EXTREMES]
-        if name in varied or len(known) < len(values):
-            known = [_USUAL.get(name, "1,2")]
-        words += [f"{flag} {','.join(dict.fromkeys(known))}"] * bool(known)
-    return " ".join(words)
+def _claim(row: Any, where: str) -> Claim:
+    try:
+        claim = msgspec.convert(row, Claim)
+    except msgspec.ValidationError as err:
+        what, _, path = str(err).partition(" - at ")
+        raise UsageError(
+            f"{where}{path.strip('`').replace('$', '').replace('.', ', ', 1)}: {what}"
+        ) from err
+    for name, value in msgspec.structs.asdict(claim.quantity).items():
+        if name in _CHECKS and value is not None:
+            try:
+                _CHECKS[name](value)
+            except UsageError as err:
+                raise UsageError(f"{where}, quantity.{name}: {err}") from err
+    return claim
+
+
+def _known(names: Iterable[str], valid: Iterable[str], kind: str) -> None:
+    """Refuse a name that is not valid, with the nearest and all that are."""
+    choices = list(valid)
+    for name in names:
+        if name not in choices:
+            raise unknown(kind, name, choices)
+
+
+def _selection(selection: Where) -> None:
+    """Columns that there are, and of each a value that it can have."""
+    for name, selector in selection.items():
+        text = COLUMNS.get(name).kind == "text"
+        values = selector if isinstance(selector, list) else [selector]
+        if any(isinstance(v, str) != text or (text and isinstance(v, Range)) for v in values):
+            needs = "text" if text else "numbers, { min, max }, or of an axis largest or smallest"
+            if text or name not in AXES or selector not in EXTREMES:
+                raise UsageError(f"column {name} takes {needs}, not {selector!r}")
+
+
+_NUMBERS = [name for name, column in COLUMNS.items() if column.kind != "text"]
+_TERMS = sorted({candidate.name for terms in TERMS.values() for candidate in terms.candidates})
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "column": lambda name: _known([name], _NUMBERS, "column of numbers"),
+    "where": _selection,
+    "first": _selection,
+    "second": _selection,
+    "free": lambda names: _known(names, ("impl", *AXES), "axis"),
+    "term": lambda names: _known(names, _TERMS, "term"),
+    "workload": lambda name: _known([name], TERMS, "workload"),
+    "per": Formula,
+    "same": Formula,
+}

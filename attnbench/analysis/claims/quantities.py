@@ -10,8 +10,8 @@ from typing import Any
 
 from attnbench.analysis.axes import AXES
 from attnbench.analysis.claims import statement
-from attnbench.analysis.claims.reading import EXTREMES
 from attnbench.analysis.claims.statement import (
+    EXTREMES,
     TIME,
     Formula,
     Quantity,

@@ -17,6 +17,7 @@ from attnbench.schema.case import Case
 from attnbench.schema.finding import Verdict
 
 TIME: Literal["time_us_median"] = "time_us_median"
+EXTREMES = ("largest", "smallest")  # of an axis, among the cells that are left
 _ROUNDING = 1e-9  # of a limit: what floating point may leave of an exact equality
 
 
@@ -34,7 +35,7 @@ class Range(Strict, frozen=True):
         return f"{self.min:g}..{self.max:g}".replace("-inf", "").replace("inf", "")
 
 
-# A value, several, a range, or of an axis `largest` or `smallest` among the cells that are left.
+# A value, several, a range, or one of `EXTREMES`.
 Selector = int | float | str | list[int | float | str] | Range
 Where = dict[str, Selector]
 
