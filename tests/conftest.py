@@ -20,6 +20,7 @@ from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
+from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Record
 from tests import synthetic
@@ -114,6 +115,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def probed(case: Case, name: str) -> dict[str, Any]:
+    """What a worker would find of a cell beside its times: costs, and what one call does."""
+    import torch
+
+    from attnbench.api import IMPLEMENTATIONS
+    from attnbench.worker.inputs import Draw
+    from attnbench.worker.trial import Trial
+    from attnbench.worker.workloads import WORKLOADS
+
+    workload = WORKLOADS.get(case.workload)
+    tensors = workload.tensors(case)
+    workload.fill(case, tensors, Draw(seed=1))
+    trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors)
+    trial.build()
+    assert trial.bound is not None
+    with torch.set_grad_enabled(trial.bound.grad):
+        trial.probe()
+    return trial.metrics
 
 
 COMMAND = [sys.executable, "-m", "attnbench"]

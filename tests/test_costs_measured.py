@@ -4,34 +4,14 @@ import dataclasses
 from typing import Any
 
 import pytest
-import torch
 
-from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.theory.traits import case_label
-from attnbench.worker.inputs import Draw
-from attnbench.worker.trial import Trial
-from attnbench.worker.workloads import WORKLOADS
+from tests.conftest import probed
 from tests.pairwise import ids, pairwise
 
 load_built_in()
-
-
-def tried(case: Case, name: str) -> Trial:
-    workload = WORKLOADS.get(case.workload)
-    tensors = workload.tensors(case)
-    workload.fill(case, tensors, Draw(seed=1))
-    trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors)
-    trial.build()
-    assert trial.bound is not None
-    with torch.set_grad_enabled(trial.bound.grad):
-        trial.probe()
-    return trial
-
-
-def probed(case: Case, name: str) -> dict[str, Any]:
-    return tried(case, name).metrics
 
 
 CORES = ("naive", "naive-heads", "sdpa", "sdpa-math", "chunked")

@@ -14,10 +14,10 @@ from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.worker.inputs import Draw
 from attnbench.worker.measuring import check_item
 from attnbench.worker.positions import turned, turned_squares
-from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads import layer as layers
 from attnbench.worker.workloads.layer import PROJECTIONS, parts_of
+from tests.conftest import probed
 from tests.pairwise import ids, pairwise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -247,14 +247,6 @@ def test_a_key_lost_among_many_is_found_in_bfloat16():
     sizes: dict[str, Any] = {"dtype": "bfloat16", "seq_len": 600, "batch": 1, "kv_heads": 2}
     assert checked_with(lambda core: core, **sizes) == "ok"
     assert checked_with(lose, **sizes) == "incorrect"
-
-
-def probed(case: Case, name: str) -> dict[str, Any]:
-    trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=drawn(case))
-    trial.build()
-    with torch.set_grad_enabled(case.needs_grad):
-        trial.probe()
-    return trial.metrics
 
 
 COUNTED = pairwise({"core": ("naive", "sdpa-math", "chunked"), "pass_": PASSES, "projection": WAYS})

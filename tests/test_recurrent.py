@@ -11,11 +11,10 @@ from attnbench.api.direct import get
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case, parse_mask
 from attnbench.worker.catalogue import reasons_against
-from attnbench.worker.inputs import Draw
 from attnbench.worker.measuring import check_item
-from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads.recurrent import gru_states
+from tests.conftest import probed
 
 PASSES, DTYPES = ("forward", "backward", "both"), ("float32", "bfloat16", "float64")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,17 +23,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def case_of(**fields: Any) -> Case:
     small: dict[str, Any] = {"batch": 2, "seq_len": 9, "width": 16}
     return Case(workload="recurrent", mask=parse_mask("causal"), **(small | fields))
-
-
-def probed(case: Case, name: str = "gru") -> dict[str, Any]:
-    workload = WORKLOADS.get("recurrent")
-    tensors = workload.tensors(case)
-    workload.fill(case, tensors, Draw(seed=1))
-    trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors)
-    trial.build()
-    with torch.set_grad_enabled(case.needs_grad):
-        trial.probe()
-    return trial.metrics
 
 
 def test_the_reference_is_torch_s_module_without_biases():
@@ -86,7 +74,7 @@ def test_a_wrong_network_is_found(mutant):
 @pytest.mark.parametrize(("pass_", "seq_len"), [("forward", 33), ("backward", 1), ("both", 9)])
 def test_counted_flops_are_those_executed_and_a_note_says_what_is_spared(pass_, seq_len):
     case = case_of(pass_=pass_, seq_len=seq_len)
-    metrics = probed(case)
+    metrics = probed(case, "gru")
     forward = 12 * case.batch * seq_len * 16**2
     assert metrics["flops_useful"] == {"forward": 1, "backward": 2, "both": 3}[pass_] * forward
     assert metrics["flops_counted"] == metrics["flops_executed"]
@@ -98,7 +86,7 @@ def test_counted_flops_are_those_executed_and_a_note_says_what_is_spared(pass_, 
 
 @pytest.mark.parametrize(("seq_len", "batch"), [(1, 1), (3, 3), (4, 1), (5, 3), (64, 1)])
 def test_forward_workspace_is_what_sizes_say(seq_len, batch):
-    metrics = probed(case_of(seq_len=seq_len, batch=batch))
+    metrics = probed(case_of(seq_len=seq_len, batch=batch), "gru")
     assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
 
 

@@ -224,17 +224,9 @@ def attention(name: str, **declared: Any) -> Callable[[F], F]:
     return register
 
 
-@_with_parameters_of(attention_builder)
-def recurrent_builder(name: str, **declared: Any) -> Callable[[F], F]:
-    """Register `build(case) -> callable` of a recurrent network of width `case.model_width`.
-
-    The callable takes x_BLE and the weights of a GRU, w_ih and w_hh, (3E, E) each, positionally
-    and returns the hidden states o_BLE. The other parameters are those of `attention_builder`.
-
-    Raises:
-        UsageError: the name is taken, or a value is not of its parameter's type.
-    """
-    return attention_builder(name, **({"workloads": ("recurrent",)} | declared))
+# As `attention_builder`, for a recurrent network of width `case.model_width`: the callable takes
+# x_BLE and the weights of a GRU, w_ih and w_hh, (3E, E) each, positionally and returns o_BLE.
+recurrent_builder = functools.partial(attention_builder, workloads=("recurrent",))
 
 
 _FORMULAS = ("build", "flops", "workspace", "supports")

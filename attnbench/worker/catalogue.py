@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbench.api import IMPLEMENTATIONS, Implementation
+import msgspec
+
+from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import BUILT_IN
 from attnbench.machine.facts import environment, reason_against_device
 from attnbench.schema.case import DEVICES, MASKS, Case, Device
@@ -63,24 +65,10 @@ def _shown(file: str) -> str:
 
 
 def _row(name: str, device: str) -> ImplementationInfo:
-    impl: Implementation = IMPLEMENTATIONS.get(name)
+    impl = IMPLEMENTATIONS.get(name)
     first = next((kind for kind in WORKLOADS.names() if kind in impl.workloads), "attention")
     on: Device = "cuda" if device == "cuda" else "cpu"
     probe = Case(workload=first, device=on, seq_len=16)
-    return ImplementationInfo(
-        name=name,
-        doc=impl.doc.partition("\n")[0],
-        file=_shown(impl.file),
-        time=impl.time,
-        memory=impl.memory,
-        flops_law=impl.flops_law,
-        workloads=tuple(impl.workloads),
-        devices=tuple(impl.devices),
-        passes=tuple(impl.passes),
-        dtypes=tuple(impl.dtypes),
-        masks=tuple(impl.masks),
-        gqa=impl.gqa,
-        value_dims=impl.value_dims,
-        compiles=impl.compiles,
-        unavailable=_reason(probe, name),
-    )
+    shown = {"doc": impl.doc.partition("\n")[0], "file": _shown(impl.file)}
+    fields = vars(impl) | shown | {"unavailable": _reason(probe, name)}
+    return msgspec.convert(fields, ImplementationInfo)

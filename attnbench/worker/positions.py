@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,31 +19,19 @@ from attnbench.schema.case import Case, Position
 DEFAULT_BASE = 10000.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Encoding:
+Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Encoding(NamedTuple):
     """One position encoding: which dimensions form pair i, and how the pairs are turned.
 
-    `pairs(D)` gives two index lists of equal length: the first and second members of each pair;
-    the reference rotates by them alone. `rotate(x, cos, sin)` is the fast form that is timed.
+    `pairs(D)` gives the first and the second members of all pairs; the reference rotates by them
+    alone. `rotate(x, cos, sin)` is the fast form that is timed.
     """
 
     doc: str
-    pairs: Callable[[int], tuple[list[int], list[int]]]
-    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None
-
-
-def _no_pairs(_: int) -> tuple[list[int], list[int]]:
-    return [], []
-
-
-def _half_pairs(dims: int) -> tuple[list[int], list[int]]:
-    half = dims // 2
-    return list(range(half)), list(range(half, 2 * half))
-
-
-def _adjacent_pairs(dims: int) -> tuple[list[int], list[int]]:
-    half = dims // 2
-    return list(range(0, 2 * half, 2)), list(range(1, 2 * half, 2))
+    pairs: Callable[[int], tuple[slice, slice]]
+    rotate: Rotate | None
 
 
 def _rotate_half_split(x: torch.Tensor, cos_LP: torch.Tensor, sin_LP: torch.Tensor) -> torch.Tensor:
@@ -64,24 +53,29 @@ def _rotate_interleaved(
 
 
 POSITIONS: Registry[Encoding] = Registry("position encoding", "--positions")
-POSITIONS.add("none", Encoding(doc="q and k as they are", pairs=_no_pairs, rotate=None))
+POSITIONS.add("none", Encoding("q and k as they are", lambda dims: (slice(0), slice(0)), None))
 POSITIONS.add(
     "rope",
-    Encoding(doc="rotary, halves paired as in Llama", pairs=_half_pairs, rotate=_rotate_half_split),
+    Encoding(
+        "rotary, halves paired as in Llama",
+        lambda dims: (slice(dims // 2), slice(dims // 2, dims // 2 * 2)),
+        _rotate_half_split,
+    ),
 )
 POSITIONS.add(
     "rope-interleaved",
     Encoding(
-        doc="rotary, neighbours paired as in RoFormer",
-        pairs=_adjacent_pairs,
-        rotate=_rotate_interleaved,
+        "rotary, neighbours paired as in RoFormer",
+        lambda dims: (slice(0, dims // 2 * 2, 2), slice(1, dims // 2 * 2, 2)),
+        _rotate_interleaved,
     ),
 )
 
 
 def angles(position: Position, dims: int, places: torch.Tensor) -> torch.Tensor:
     """Float64 angles (places, pairs): place × base^(−2i/D), D the rotated dimensions."""
-    count = len(POSITIONS.get(position.name).pairs(dims)[0])
+    first, _ = POSITIONS.get(position.name).pairs(dims)
+    count = len(range(dims)[first])
     i = torch.arange(count, dtype=torch.float64, device=places.device)
     base = DEFAULT_BASE if position.base is None else position.base
     return places.double().unsqueeze(-1) * base ** (-2 * i / max(1, 2 * count))
@@ -91,7 +85,7 @@ def angles(position: Position, dims: int, places: torch.Tensor) -> torch.Tensor:
 class Rotation:
     """Turns x (…, L, D) by prepared tables: `cos_LP` and `sin_LP` hold one row a place."""
 
-    rotate: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    rotate: Rotate
     cos_LP: torch.Tensor
     sin_LP: torch.Tensor
 
@@ -120,33 +114,33 @@ def rotation(case: Case, first_place: int, count: int) -> Rotation | None:
     return Rotation(rotate, angle_LP.cos().to(dtype), angle_LP.sin().to(dtype))
 
 
+def _mixed(x: torch.Tensor, position: Position, *by: torch.Tensor) -> torch.Tensor:
+    """Each pair (a, b) as (a·by[0] + b·by[1], a·by[2] + b·by[0])."""
+    encoding = POSITIONS.get(position.name)
+    if encoding.rotate is None:
+        return x
+    first, second = encoding.pairs(x.shape[-1])
+    out = x.clone()
+    out[..., first] = x[..., first] * by[0] + x[..., second] * by[1]
+    out[..., second] = x[..., first] * by[2] + x[..., second] * by[0]
+    return out
+
+
 def turned(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
     """The reference form: each pair as a complex number times e^{i·angle}, in x's own dtype.
 
     Works by the definition (`pairs`), not by the formula that is timed, and for low precision
     rounds the tables to x's dtype as the timed form does.
     """
-    first, second = POSITIONS.get(position.name).pairs(x.shape[-1])
-    if not first:
-        return x
     angle_LP = angles(position, x.shape[-1], places)
     cos_LP, sin_LP = angle_LP.cos().to(x.dtype), angle_LP.sin().to(x.dtype)
-    out = x.clone()
-    out[..., first] = x[..., first] * cos_LP - x[..., second] * sin_LP
-    out[..., second] = x[..., first] * sin_LP + x[..., second] * cos_LP
-    return out
+    return _mixed(x, position, cos_LP, -sin_LP, sin_LP)
 
 
 def turned_squares(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
     """Squares of independent errors in the dimensions of x, after x was turned either way."""
-    first, second = POSITIONS.get(position.name).pairs(x.shape[-1])
-    if not first:
-        return x
     cos_LP = angles(position, x.shape[-1], places).cos().square().to(x.dtype)
-    out = x.clone()
-    out[..., first] = x[..., first] * cos_LP + x[..., second] * (1 - cos_LP)
-    out[..., second] = x[..., first] * (1 - cos_LP) + x[..., second] * cos_LP
-    return out
+    return _mixed(x, position, cos_LP, 1 - cos_LP, 1 - cos_LP)
 
 
 def unturned(gradient: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
