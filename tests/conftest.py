@@ -117,15 +117,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def probed(case: Case, name: str) -> dict[str, Any]:
-    """What a worker would find of a cell beside its times: costs, and what one call does."""
+def tried(case: Case, name: str) -> Any:
+    """The trial of a cell, built and probed on one draw."""
     import torch
 
     from attnbench.api import IMPLEMENTATIONS
+    from attnbench.api.loader import load_built_in
     from attnbench.worker.inputs import Draw
     from attnbench.worker.trial import Trial
     from attnbench.worker.workloads import WORKLOADS
 
+    load_built_in()
     workload = WORKLOADS.get(case.workload)
     tensors = workload.tensors(case)
     workload.fill(case, tensors, Draw(seed=1))
@@ -134,7 +136,13 @@ def probed(case: Case, name: str) -> dict[str, Any]:
     assert trial.bound is not None
     with torch.set_grad_enabled(trial.bound.grad):
         trial.probe()
-    return trial.metrics
+    return trial
+
+
+def probed(case: Case, name: str) -> dict[str, Any]:
+    """What a worker would find of a cell beside its times: costs, and what one call does."""
+    metrics: dict[str, Any] = tried(case, name).metrics
+    return metrics
 
 
 COMMAND = [sys.executable, "-m", "attnbench"]

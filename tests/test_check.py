@@ -266,7 +266,8 @@ def test_half_precision_gradients_get_no_extra_room():
 def test_a_float64_case_is_judged_by_what_float32_loses():
     case = Case(heads=2, seq_len=200, kv_len=530, head_dim=16, dtype="float64")
     tensors = drawn(case)
-    o = torch.nn.functional.scaled_dot_product_attention(*(tensors[name] for name in "qkv"))
+    q, k, v = (tensors[name] for name in "qkv")
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     assert reason_against(case, tensors, o) == ""
     coarse = naive(case, {n: x.float() for n, x in tensors.items()}).double()
     assert reason_against(case, tensors, coarse)

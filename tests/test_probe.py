@@ -9,7 +9,7 @@ import torch
 from attnbench.api import IMPLEMENTATIONS, attention_builder
 from attnbench.measure.probes import Saved
 from attnbench.schema.case import PASSES, Case
-from tests.test_costs_measured import probed, tried
+from tests.conftest import probed, tried
 
 
 @pytest.mark.parametrize(
