@@ -75,7 +75,9 @@ def _case(
 ) -> Case:
     tensors = (q, k, v)
     if not all(isinstance(x, torch.Tensor) and x.dim() == 4 for x in tensors):
-        raise UsageError("q, k and v must be torch tensors of four axes: (batch, heads, tokens, dims)")
+        raise UsageError(
+            "q, k and v must be torch tensors of four axes: batch, heads, tokens, dims"
+        )
     if (q.shape[0], *k.shape[:3], q.shape[3]) != (k.shape[0], *v.shape[:3], k.shape[3]):
         raise UsageError(
             f"shapes do not fit together: q {tuple(q.shape)}, k {tuple(k.shape)},"
