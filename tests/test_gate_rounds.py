@@ -90,7 +90,7 @@ def a_side(folder: Path, name, kernels: dict[str, str]) -> Version:
     return Version(name=name, root=str(root), files=(str(file),))
 
 
-def a_bench(folder: Path, timeout_s: float = 60.0, **troubles: str) -> Bench:
+def a_bench(folder: Path, **troubles: str) -> Bench:
     """`mine` and `other`, or what there is `troubles` with on the candidate's side alone."""
     case = Case(workload="attention", device="cpu", seq_len=16, heads=1, head_dim=8)
     references = folder / "references"
@@ -101,7 +101,7 @@ def a_bench(folder: Path, timeout_s: float = 60.0, **troubles: str) -> Bench:
         candidate=a_side(folder, "candidate", kernels | troubles),
         cells=tuple(Cell(case=case, impl=name) for name in kernels),
         rules=Rules(),
-        settings=Settings(device="cpu", threads=1, timeout_s=timeout_s),
+        settings=Settings(device="cpu", threads=1, timeout_s=60.0),
         references=references,
         cpus=(min(os.sched_getaffinity(0)),),
         rng=random.Random(0),
@@ -166,7 +166,10 @@ def test_what_ends_a_process_while_it_is_timed_breaks_the_round_off(tmp_path):
 
 
 def test_what_fails_when_it_is_asked_has_its_code(tmp_path):
-    """In one round's processes, one after the other: what ends one comes last."""
+    """In one round's processes, one after the other: what ends one comes last.
+
+    A late import of the other side's is refused.
+    """
     troubles = {
         "raises": "if len(CALLS) > 4: raise RuntimeError('no more')",
         "stale": STALE,
@@ -176,18 +179,28 @@ def test_what_fails_when_it_is_asked_has_its_code(tmp_path):
         "silent": "if len(CALLS) > 6: time.sleep(3600)",
     }
     bench = a_bench(tmp_path, **troubles)
-    sides = [("candidate", bench.candidate, bench.base), ("base", bench.candidate, bench.base)]
+    (tmp_path / "base" / "kin.py").write_text("")
+    imports = f"import sys; sys.path.append({str(tmp_path / 'base')!r}); import kin"
+    late = a_side(tmp_path, "late", dict.fromkeys(troubles, "pass") | {"mine": imports})
+    sides: Any = [
+        ("candidate", bench.candidate, bench.base),
+        ("base", bench.candidate, bench.base),
+        ("null", late, bench.base),
+    ]
     config = partial(
         RoundConfig, cells=dict(enumerate(bench.cells)), references=str(bench.references),
         device="cpu", threads=1, seed=0, l2=None, timer=None, cpu=None,
     )  # fmt: skip
     with RoundProcesses(sides, config, bench.settings) as processes:
-        for variant, *_ in sides:
-            assert processes.prepared(variant).failures == {}
+        assert processes.prepared("candidate").failures == {}
+        assert processes.prepared("base").failures == {}
+        with pytest.raises(UsageError, match=r"imports kin from the other side"):
+            processes.prepared("null")
 
         def failure(variant, request, within_s=30.0):
+            kind: Any = SampleTaken | CellVerified
             with pytest.raises(ProcessError) as caught:
-                processes.ask(variant, request, SampleTaken | CellVerified, within_s)
+                processes.ask(variant, request, kind, within_s)
             found = caught.value.failure
             assert (caught.value.cell, found.variant) == (request.cell, variant)
             return found.code, found.reason
@@ -217,7 +230,8 @@ class Answers:
     """Processes that answer at once; keeps what they were asked."""
 
     def __init__(self, ratios: dict[str, float] | None = None, ns: int = 1000) -> None:
-        self.ratios, self.ns, self.asked = ratios or {}, ns, []
+        self.ratios, self.ns = ratios or {}, ns
+        self.asked: list[tuple[str, Any]] = []
 
     def ask(self, variant, request, kind, within_s=0.0):
         self.asked.append((variant, request))
@@ -275,14 +289,6 @@ def test_a_round_is_vetoed_by_counters_beyond_their_limits():
     assert rounds.why_vetoed({"stolen": 0.11}) == "the hypervisor took 11% of a CPU"
     assert rounds.why_vetoed({"foreign": 0.51})
     assert rounds.why_vetoed({"withheld": 0.11})
-
-
-def test_late_imports_of_the_other_side_are_refused(tmp_path):
-    trouble = f"import sys; sys.path.append({str(tmp_path / 'base')!r}); import kin"
-    bench = a_bench(tmp_path, late=trouble)
-    (tmp_path / "base" / "kin.py").write_text("")
-    with pytest.raises(UsageError, match=r"imports kin from the other side"):
-        measure_round(bench, RoundPlan(stage="screen", cells=(2,), slowed=None), 1)
 
 
 def test_no_process_outlives_a_runner_that_is_killed(tmp_path):

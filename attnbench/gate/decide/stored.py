@@ -62,7 +62,7 @@ def raw(run: GateRun) -> dict[str, Any]:
 
 
 def run_of(text: bytes, kept_rounds: Sequence[bytes] = ()) -> GateRun:
-    """A gate run from the JSON of its file, and of rounds that are kept elsewhere, a line each.
+    """A gate run from the JSON of its file; with rounds that are kept elsewhere, a line each.
 
     Raises:
         ValueError, UsageError: something is missing, of a wrong type or out of bounds; and where.
@@ -72,7 +72,8 @@ def run_of(text: bytes, kept_rounds: Sequence[bytes] = ()) -> GateRun:
     values["cells"] = tuple(
         Cell(case=Case.from_json(cell.case), impl=cell.impl) for cell in stored.cells
     )
-    values["rounds"] += tuple(decode(line, Round) for line in kept_rounds)
+    if kept_rounds:
+        values["rounds"] = tuple(decode(line, Round) for line in kept_rounds)
     return GateRun(**values)
 
 
