@@ -6,13 +6,10 @@ from functools import partial
 import pytest
 import torch
 
-from attnbench.execution.process import Settings
-from attnbench.execution.runner import LocalRunner
 from attnbench.measure import ceilings
 from attnbench.measure.clock import L2, Batch, Call, Timer
 
 MIB = 2**20
-NAMES = {"matmul_tflops", "copy_gbps", "read_gbps", "launch_us", "cache_bytes"}
 
 
 class FakeClock:
@@ -84,14 +81,13 @@ def test_a_wider_product_is_tried_where_one_is_over_too_soon():
     assert found["matmul_tflops"]["float32"] == pytest.approx(2 * 128**3 / 100e-6 / 1e12)
 
 
-@pytest.mark.parametrize(
-    ("costs", "dtype", "width", "cost_us"),
-    [({"mm 16": 1.0}, "float32", 16, 1.0), ({"mm": 100.0}, "float16", 64, 100.0)],
-    ids=["a narrower product may reach more", "float16 starts narrow on a processor"],
-)
-def test_the_best_of_all_widths_counts(costs, dtype, width, cost_us):
-    found = ceilings.measure_ceilings("cpu", [dtype], clock=FakeClock(COSTS | costs))
-    assert found["matmul_tflops"][dtype] == pytest.approx(2 * width**3 / cost_us / 1e6)
+def test_the_best_of_all_widths_counts_and_float16_starts_narrow():
+    for dtype, costs, width, cost_us in (
+        ("float32", {"mm 16": 1.0}, 16, 1.0),
+        ("float16", {"mm": 100.0}, 64, 100.0),
+    ):
+        found = ceilings.measure_ceilings("cpu", [dtype], clock=FakeClock(COSTS | costs))
+        assert found["matmul_tflops"][dtype] == pytest.approx(2 * width**3 / cost_us / 1e6)
 
 
 def test_rounds_are_interleaved_and_end_with_the_budget():
@@ -111,13 +107,6 @@ def test_calls_of_a_gpu_are_timed_in_batches_that_hide_the_wait_for_the_first(mo
     assert clock.calls["mm"] == 5
     assert clock.calls["copy_"] == ceilings.MOST_CALLS
     assert clock.calls["sum"] == 1
-
-
-def test_a_worker_measures_the_ceilings_for_the_runner():
-    with LocalRunner(Settings(device="cpu", threads=1)) as runner:
-        found = runner.ceilings(["float32"])
-    assert set(found) == NAMES
-    assert all(value > 0 for value in (found | found.pop("matmul_tflops")).values())
 
 
 def test_while_the_least_times_disagree_the_rounds_go_on():
@@ -143,13 +132,8 @@ def test_what_cannot_be_measured_is_null_and_the_rest_stands(op, unknown):
 def test_a_clock_that_sees_nothing_gives_null_and_no_infinity():
     nothing = dict.fromkeys([*COSTS, "linalg_vector_norm"], -1.0)
     found = ceilings.measure_ceilings("cpu", ["float32"], clock=FakeClock(nothing))
-    assert found == {
-        "matmul_tflops": {"float32": None},
-        "copy_gbps": None,
-        "read_gbps": None,
-        "launch_us": None,
-        "cache_bytes": 8 * MIB,
-    }
+    assert found.pop("cache_bytes") == 8 * MIB
+    assert {*found.pop("matmul_tflops").values(), *found.values()} == {None}
 
 
 def test_where_memory_is_short_nothing_is_streamed(monkeypatch):
@@ -164,13 +148,11 @@ def test_where_memory_is_short_nothing_is_streamed(monkeypatch):
     ("cache", "free", "size"),
     [
         (8 * MIB, 64 * 1024 * MIB, 64 * MIB),
-        (50 * MIB, 64 * 1024 * MIB, 200 * MIB),
         (400 * MIB, 64 * 1024 * MIB, 1024 * MIB),
         (600 * MIB, 64 * 1024 * MIB, None),  # 1 GiB is not far past such a cache
         (32 * MIB, 800 * MIB, 100 * MIB),  # both together a quarter of what is free
         (32 * MIB, 500 * MIB, None),
         (None, None, 256 * MIB),
-        (None, 64 * MIB, None),
     ],
 )
 def test_buffers_are_far_past_the_cache_and_well_within_memory(cache, free, size):

@@ -111,6 +111,8 @@ def broken_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     assert ran.returncode == 1  # as there are incorrect rows
     assert "broken.py changed the default dtype; restored" in ran.stderr
     assert "Traceback" not in ran.stderr
+    info = load_run(folder / "results" / "r").info
+    assert info["environment"]["ceilings"]["matmul_tflops"]["float32"] > 0
     pids = (folder / "broken.pids").read_text().split()
     # One that plans; in the first pass one more for each death, of garbage two; the second pass.
     assert len(pids) == len(set(pids)) == 1 + (1 + 1 + 2 + 1) + 1

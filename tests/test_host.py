@@ -11,9 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from attnbench.errors import UsageError
-from attnbench.execution.process import Settings
-from attnbench.execution.runner import LocalRunner
+from attnbench.execution.process import Settings, environment_of
 from attnbench.machine import facts, host
 
 CPU = "sys/devices/system/cpu"
@@ -103,23 +101,16 @@ def test_the_facts_beside_a_cell_are_those_of_the_machine_and_follow_its_changes
 
 
 @pytest.mark.parametrize(
-    ("size", "size_bytes"), [("512K", 512 << 10), ("96M", 96 << 20), ("1G", 1 << 30)]
+    ("garbled", "text"),
+    [("", ""), ("level", ""), ("type", "Instruction"), ("size", "large"), ("size", "-1K")],
 )
-def test_a_cache_has_the_size_it_is_written_with(tmp_path, size, size_bytes):
-    index = f"{CPU}/cpu3/cache/index3"
-    for name, text in {"level": "3", "type": "Unified", "size": size}.items():
-        put(tmp_path, f"{index}/{name}", text + "\n")
-    assert host.data_caches(3, tmp_path) == {3: (None, size_bytes)}
-    put(tmp_path, f"{index}/shared_cpu_list", "0-3\n")
-    assert host.data_caches(3, tmp_path) == {3: ("0-3", size_bytes)}
-
-
-@pytest.mark.parametrize("name", ["level", "type", "size"])
-@pytest.mark.parametrize("text", ["", "large", "-1K", "Instruction"])
-def test_a_cache_that_is_garbled_is_left_out(tmp_path, name, text):
-    for other, good in {"level": "3", "type": "Unified", "size": "32M"}.items():
-        put(tmp_path, f"{CPU}/cpu0/cache/index0/{other}", text if other == name else good)
-    assert host.data_caches(0, tmp_path) == {}
+def test_a_cache_has_the_size_it_is_written_with_or_is_left_out_where_garbled(
+    tmp_path, garbled, text
+):
+    written = {"level": "3", "type": "Unified", "size": "96M", "shared_cpu_list": "0-3"}
+    for name, value in (written | ({garbled: text} if garbled else {})).items():
+        put(tmp_path, f"{CPU}/cpu3/cache/index3/{name}", value + "\n")
+    assert host.data_caches(3, tmp_path) == ({} if garbled else {3: ("0-3", 96 << 20)})
 
 
 FILED = "governor turbo smt hypervisor cpu_quota throttled_us thp".split()
@@ -138,16 +129,7 @@ def test_what_psutil_does_not_tell_is_unknown(machine, monkeypatch, error):
     assert found["cpu_quota"] == 1.5
 
 
-@pytest.mark.parametrize(("plugged", "drained"), [(True, False), (False, True), (None, None)])
-def test_a_battery_is_drained_or_not_or_unknown(machine, monkeypatch, plugged, drained):
-    battery = SimpleNamespace(power_plugged=plugged)
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
-    assert host.facts(machine)["on_battery"] is drained
-
-
-@pytest.mark.parametrize(
-    "garbage", ["", "\n\n", "x y z", "cpu", "cpu a b c d e f g h", "nan", "::"]
-)
+@pytest.mark.parametrize("garbage", ["", "\n\n", "x y z", "cpu a b c d e f g h", "nan", "::"])
 def test_garbled_files_leave_their_facts_unknown_and_raise_nothing(machine, garbage):
     for file in machine.rglob("*"):
         if file.is_file() and "governor" not in file.name:
@@ -197,10 +179,9 @@ def test_of_nested_quotas_the_tightest_counts(tmp_path, outer, inner):
     assert host.cpu_quota(tmp_path) == 1.5
 
 
-@pytest.mark.parametrize("error", [PermissionError, OSError])
-def test_a_refused_affinity_is_unknown_and_the_cores_are_those_of_the_machine(monkeypatch, error):
+def test_a_refused_affinity_is_unknown_and_the_cores_are_those_of_the_machine(monkeypatch):
     def refuse(pid):
-        raise error(1, "Operation not permitted")
+        raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("os.sched_getaffinity", refuse, raising=False)
     assert host.affinity() is None
@@ -233,38 +214,20 @@ def test_only_variables_that_matter_are_kept(monkeypatch):
     assert host.thread_env() == {"OMP_NUM_THREADS": "4", "MALLOC_ARENA_MAX": "1"}
 
 
-def test_this_machines_own_facts_are_plain_json():
-    found = host.facts()
-    assert json.loads(json.dumps(found)) == found
-
-
 # How glibc hands memory to workers: the same in each, said, and never over the user's choice.
 
 
-@pytest.fixture
-def _no_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LD_PRELOAD", *(x for v in host.MALLOC_VARIABLES.values() for x in v)):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.usefixtures("_no_malloc")
 @pytest.mark.parametrize("policy", host.ALLOCATOR_POLICIES)
 def test_a_worker_tells_its_allocator_policy_and_never_overrides_the_users(policy, monkeypatch):
-    wanted = host.allocator_variables({}, policy)
-    assert wanted
-    for name, value in wanted.items():
+    for name in ("LD_PRELOAD", *(x for v in host.MALLOC_VARIABLES.values() for x in v)):
+        monkeypatch.delenv(name, raising=False)
+    wanted = environment_of(Settings(allocator=policy))
+    assert host.allocator_variables({}, policy).items() <= wanted.items()
+    for name, value in host.allocator_variables({}, policy).items():
         monkeypatch.setenv(name, value)
-    assert host.allocator_policy() == policy
+    assert facts.environment("cpu")["allocator"] == host.allocator_policy() == policy
     for variable in ("MALLOC_ARENA_MAX", "MALLOC_MMAP_MAX_", "LD_PRELOAD"):
         assert host.allocator_variables({variable: "1"}, policy) == {}
         with monkeypatch.context() as users:
             users.setenv(variable, "1")
             assert host.allocator_policy() == "as set by the user"
-
-
-@pytest.mark.usefixtures("_no_malloc")
-def test_a_worker_that_keeps_its_memory_says_so_itself():
-    with pytest.raises(UsageError, match="--allocator 'hoard'"):
-        Settings(allocator="hoard")  # type: ignore[arg-type]
-    with LocalRunner(Settings(device="cpu", allocator="keep")) as runner:
-        assert runner.catalogue().environment["allocator"] == "keep"

@@ -55,17 +55,6 @@ def test_peak_and_kept_bytes_equal_a_count_by_hand():
     assert (seen.kernels, seen.kernel_count) == (("aten::neg", "aten::cat"), 5)
 
 
-def test_what_a_call_frees_is_not_charged_to_it():
-    held = [torch.zeros(10_000)]
-
-    def call() -> torch.Tensor:
-        held.clear()
-        return torch.zeros(10)
-
-    seen = profile_call(call, "cpu")
-    assert (seen.peak_bytes, seen.kept_bytes) == (40, 40)
-
-
 def test_sizes_that_torch_remembers_from_a_past_session_are_passed_over():
     """A block that was there before is freed: torch reports what it last saw at its address."""
 
@@ -113,42 +102,30 @@ def bound(case: Case, name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     return workload.bind(case, IMPLEMENTATIONS.get(name), tensors), tensors
 
 
-HEADS, N = 2, 256
-FULL = Case(heads=HEADS, seq_len=N, head_dim=16)
+N = 256
+FULL = Case(heads=2, seq_len=N, head_dim=16)
 CAUSAL = replace(FULL, mask=parse_mask("causal"))
-CASES = {
-    "full": FULL,
-    "causal": CAUSAL,
-    "both": replace(FULL, pass_="both"),
-    "both causal": replace(CAUSAL, pass_="both"),
-}
-# The gradient of q · scale makes a tensor of the number, 8 bytes, inside an op: once a head
-# where the heads are a loop.
-NUMBER = 8
-# math softmaxes in one op that holds, beside its result, which scores are -inf, which rows are
-# so throughout, and a number.
-SAFE_SOFTMAX = HEADS * N * N + HEADS * N + 4
-UNSEEN = {
-    ("naive", "both"): NUMBER,
-    ("naive", "both causal"): NUMBER,
-    ("naive-heads", "both"): HEADS * NUMBER,
-    ("naive-heads", "both causal"): HEADS * NUMBER,
-    ("sdpa-math", "full"): SAFE_SOFTMAX,
-    ("sdpa-math", "causal"): SAFE_SOFTMAX,
-    # The other way about: it takes the prepared mask, of which the call makes a view, for new.
-    ("chunked", "both causal"): -N * N,
-}
 
 
-@pytest.mark.parametrize("which", CASES)
-@pytest.mark.parametrize("name", ["naive", "naive-heads", "sdpa-math", "chunked"])
-def test_an_independent_tracker_finds_the_same_peak(name, which):
+@pytest.mark.parametrize(
+    ("name", "case", "unseen"),
+    [
+        ("naive", CAUSAL, 0),
+        ("naive-heads", FULL, 0),
+        # The gradient of q · scale makes a tensor of the number, 8 bytes, inside an op.
+        ("naive", replace(CAUSAL, pass_="both"), 8),
+        ("chunked", replace(FULL, pass_="both"), 0),
+        # The other way about: it takes the prepared mask, of which the call makes a view, for new.
+        ("chunked", replace(CAUSAL, pass_="both"), -N * N),
+    ],
+)
+def test_an_independent_tracker_finds_the_same_peak(name, case, unseen):
     """Exactly, but for what it cannot see: what an op allocates for itself and frees again."""
-    ready, tensors = bound(CASES[which], name)
+    ready, tensors = bound(case, name)
     with torch.set_grad_enabled(ready.grad):
         peak = profile_call(ready.call, "cpu").peak_bytes
         tracked = tracked_peak(ready.call, list(tensors.values()))
-    assert peak - tracked == UNSEEN.get((name, which), 0)
+    assert peak - tracked == unseen
 
 
 def test_memory_that_was_there_before_is_neither_charged_nor_taken_off():
@@ -193,18 +170,15 @@ class FakeCaching:
         self.peak = max(self.peak, self.current)
 
 
-@pytest.mark.parametrize("made", [True, False], ids=["made before", "not made before"])
-def test_no_one_is_charged_for_being_the_first_to_multiply_on_a_gpu(monkeypatch, made):
+def test_no_one_is_charged_for_being_the_first_to_multiply_on_a_gpu(monkeypatch):
     gpu = FakeCaching()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", gpu.reset)
     monkeypatch.setattr(probes, "_cuda_requested", gpu.requested)
-    make = gpu.multiply if made else lambda: None
-    monkeypatch.setattr(probes, "make_matmul_workspaces", make)
+    monkeypatch.setattr(probes, "make_matmul_workspaces", gpu.multiply)
     first, second = (profile_call(gpu.multiply, "cuda") for _ in range(2))
+    assert first.peak_bytes == first.kept_bytes == gpu.RESULT
     assert second.peak_bytes == second.kept_bytes == gpu.RESULT
-    assert (first.kept_bytes == second.kept_bytes) == made
-    assert (first.peak_bytes == second.peak_bytes) == made
 
 
 class Ops(TorchDispatchMode):
@@ -228,12 +202,12 @@ def test_workspaces_are_made_by_every_kind_of_product_forward_and_backward():
 BYTES = ("prepared", "inputs", "outputs", "workspace", "peak", "saved")
 
 
-@pytest.mark.parametrize("pass_", ["forward", "backward", "both"])
+@pytest.mark.parametrize("pass_", ["forward", "both"])
 def test_any_order_of_implementations_gives_the_same_bytes(pass_):
     case = Case(heads=2, seq_len=64, head_dim=8, pass_=pass_, mask=parse_mask("causal"))
-    names = ("naive", "sdpa", "chunked", "naive-heads")
+    names = ("naive", "sdpa", "chunked")
     seen: dict[str, set[tuple[int | None, ...]]] = {name: set() for name in names}
-    for order in itertools.islice(itertools.permutations(names), 0, None, 5):
+    for order in (names, names[::-1]):
         trials = prepare(Entry(index=0, case=case, impls=order), 0, Collector())
         for name, trial in trials.items():
             seen[name].add(tuple(trial.metrics[f"memory_{part}_bytes"] for part in BYTES))
@@ -246,19 +220,15 @@ Q, P, HALF = 2 * 32 * 16, 2 * 32 * 48, 2 * 48 * 16  # elements of q, of the weig
 SAVED = [
     # The scaled q, and the weights; of the mask nothing, for it was there before.
     ("naive", "float32", "none", (Q + P) * 4),
-    ("naive-heads", "float32", "none", (Q + P) * 4),
     # The weights twice: as softmax gives them, in float32, and in the dtype of v.
     ("naive", "bfloat16", "none", Q * 2 + P * (4 + 2)),
     # Turned keys are no input any more; turned queries are not saved, only scaled ones.
     ("naive", "float32", "rope", (Q + HALF + P) * 4),
-    # Scaled q and scaled k; in half precision all of it in float32, and v too.
-    ("sdpa-math", "float32", "none", (Q + HALF + P) * 4),
+    # Scaled q and scaled k, and v; in half precision all of it in float32.
     ("sdpa-math", "bfloat16", "none", (Q + HALF + P + HALF) * 4),
     # o and one float32 a row; turned q and k where they are turned.
-    ("chunked", "float32", "none", Q * 4 + 2 * 32 * 4),
     ("chunked", "bfloat16", "none", Q * 2 + 2 * 32 * 4),
     ("chunked", "float32", "rope", (Q + HALF + Q) * 4 + 2 * 32 * 4),
-    ("sdpa-flash", "float32", "none", Q * 4 + 2 * 32 * 4),
     ("sdpa-flash", "float32", "rope", (Q + HALF + Q) * 4 + 2 * 32 * 4),
 ]
 

@@ -15,7 +15,6 @@ from attnbench.planning.plan import (
     make_plan,
     misfit,
 )
-from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.record import Cell
 from attnbench.theory.traits import impossible
@@ -48,13 +47,9 @@ def test_lists_are_commas_and_doublings(text, sizes):
     ["", "0", "-1", "1.5", "abc", "1,,2", "128..", "..128", "128..1000", "256..128", "²", "9" * 20],
 )
 def test_lists_that_make_no_sense_name_the_flag(text):
-    with pytest.raises(UsageError, match="--seq-lens"):
+    with pytest.raises(UsageError, match="--seq-lens") as refused:
         parse_sizes(text, "--seq-lens")
-
-
-def test_a_range_off_its_end_names_the_two_that_would_do():
-    with pytest.raises(UsageError, match=r"128\.\.512 or 128\.\.1024"):
-        parse_sizes("128..1000", "--seq-lens")
+    assert text != "128..1000" or "128..512 or 128..1024" in str(refused.value)
 
 
 def test_axes_multiply():
@@ -64,12 +59,9 @@ def test_axes_multiply():
     assert len({case.case_id for case in cases}) == 8
 
 
-def test_kv_axes_follow_unless_given():
+def test_axes_follow_others_unless_given():
     (case,) = expand(Axes(seq_lens=(64,), heads=(8,)), "cpu")
     assert (case.kv_heads, case.kv_len, case.value_dim) == (8, 64, 64)
-
-
-def test_decode_is_causal_and_has_a_width_and_a_cache():
     (case,) = expand(Axes(workload="decode", heads=(2,), head_dims=(16,)), "cpu")
     assert (case.mask.text, case.width, case.cache, case.new_tokens) == ("causal", 32, "static", 8)
 
@@ -210,11 +202,3 @@ def test_a_sweep_takes_whom_its_workload_is_served_by_and_whoever_is_asked_for_b
     assert implementations(Axes(workload="recurrent", impls=("naive",)), catalogue) == ["naive"]
     asked = implementations(Axes(workload="layer"), catalogue, own=["mine"])
     assert asked == ["naive", "mine"]  # a file of the user's was asked for: refused, not dropped
-
-
-def test_the_quick_preset_is_what_it_promises():
-    attention, decode = PRESETS.get("quick").sweeps
-    assert attention.seq_lens == (128, 256, 512, 1024, 2048)
-    assert len(list(expand(attention, "cpu"))) == 5 * 2 * 2 * 2
-    assert len(list(expand(decode, "cpu"))) == 4 * 4
-    assert set(decode.caches or ()) == {"rerun", "none", "concat", "static"}

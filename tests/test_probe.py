@@ -16,7 +16,6 @@ from tests.conftest import probed, tried
     ("name", "more", "backend", "kernel"),
     [
         ("sdpa", {}, "flash", "aten::_scaled_dot_product_flash_attention_for_cpu"),
-        ("sdpa-flash", {}, "flash", "aten::_scaled_dot_product_flash_attention_for_cpu"),
         ("sdpa-mask", {}, "flash", "aten::_scaled_dot_product_flash_attention_for_cpu"),
         ("sdpa-math", {}, "math", "aten::bmm"),
         # No fused kernel on CPU takes it, so torch falls to math; the row must not hide that.

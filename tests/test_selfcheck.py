@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -113,12 +114,6 @@ def test_a_spin_tells_by_how_much_a_clock_is_wrong(gain):
     assert seen["error"] == pytest.approx(gain - 1, abs=1e-3)
 
 
-def test_a_neighbour_who_takes_the_core_now_and_then_does_not_make_the_clock_wrong():
-    world = World()
-    noisy = WorldClock(world, noise=(0.0, 0.0, 4.0))
-    assert spun(world, noisy)["error"] == pytest.approx(0.0, abs=1e-3)
-
-
 def test_without_its_own_report_a_spin_is_known_by_the_time_around_the_block():
     world = World()
     clock, spin = WorldClock(world, gain=1.05), world.work(40_000.0)
@@ -158,17 +153,6 @@ def test_a_slowdown_of_5_percent_is_seen_and_identical_work_is_alike():
     assert seen["twin"]["rounds"] == 40
 
 
-def test_a_clock_that_does_not_time_what_runs_sees_no_slowdown():
-    class Constant(WorldClock):
-        def batch(self, call: Callable[[], Any], calls: int) -> Batch:
-            call()
-            return Batch(time_us=2000.0, e2e_us=2000.0)
-
-    world = World()
-    seen = selfcheck.slowdown(Constant(world), world.work(60.0), FEW)
-    assert (seen["slowed"]["low"], seen["slowed"]["high"]) == (1.0, 1.0)
-
-
 def test_work_that_raises_ends_the_test_with_its_exception():
     def broken() -> None:
         raise RuntimeError("no such kernel")
@@ -196,7 +180,9 @@ def test_noise_is_the_width_of_the_interval_and_discarded_turns_are_counted(monk
 def test_every_self_test_runs_on_this_machine_and_is_plain_numbers(monkeypatch):
     """For real, with next to no work: what the figures are is not looked at."""
     monkeypatch.setattr(selfcheck, "noise", lambda clock, call: {"short": call() is None})
-    monkeypatch.setattr(diagnosis, "_SLOWDOWN", replace(FEW, min_samples=9))
+    quickly = partial(selfcheck.cold_and_warm, budget_s=0.0)
+    monkeypatch.setattr(selfcheck, "cold_and_warm", quickly)
+    monkeypatch.setattr(diagnosis, "_SLOWDOWN", replace(FEW, min_samples=9, max_time_s=0.5))
     small = diagnosis.SIZES["cpu"]._replace(batches=20, matmul_width=64)
     monkeypatch.setitem(diagnosis.SIZES, "cpu", small)
     begun: list[str] = []

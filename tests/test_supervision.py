@@ -146,23 +146,12 @@ def test_garbage_written_in_the_turn_of_another_costs_that_one_nothing(play):
     assert results[0, "b"].status == "error"
 
 
-def test_garbage_at_no_cell_has_each_tried_alone(play):
-    results, _ = play(["garbage"], [(0, "a"), "done", (0, "b"), "done", (0, "a"), "done"])
-    assert all(isinstance(result, ItemChecked) for result in results.values())
-
-
 @pytest.mark.parametrize("step", [(7, "a"), (-1, "a"), (0, "nobody")])
 def test_results_that_cannot_be_are_garbage(play, step):
     first = [("at", 0, 0, "check"), step]
     results, _ = play(first, [("at", 0, 0, "check"), step], [(0, "b"), (1, "a"), "done"])
     assert results[0, "a"].status == "error"
     assert results[1, "a"] == checked(1, "a")
-
-
-def test_a_worker_that_gets_somewhere_may_be_lost_twice_at_no_cell(play):
-    """As after an error that broke the device, of two implementations in turn."""
-    results, _ = play([(0, "a"), "dies"], [(0, "b"), "dies"], [(0, "a"), "done"])
-    assert all(isinstance(result, ItemChecked) for result in results.values())
 
 
 @pytest.mark.parametrize("sign", [(7, 0), (0, 7), (-7, 0), (0, -7)])

@@ -14,7 +14,7 @@ from attnbench.base.stats import (
     median,
     median_interval,
     processes_interval,
-    ratio_interval,
+    quotient_interval,
     t_quantile,
 )
 from attnbench.schema.case import Case
@@ -78,8 +78,8 @@ def test_coverage_holds_on_skewed_data(n):
 
 def test_the_interval_of_a_ratio_divides_the_ends_crosswise():
     # Seven values each: at 97.5 % the interval runs from the smallest to the largest.
-    assert ratio_interval(range(10, 17), range(1, 8)) == (10 / 7, 16.0)
-    assert ratio_interval([2.0] * 7, [1.0] * 6) is None
+    assert quotient_interval((10.0, 16.0), (1.0, 7.0)) == (10 / 7, 16.0)
+    assert quotient_interval((1.0, 7.0), None) is None
 
 
 # Windows and processes.

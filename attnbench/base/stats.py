@@ -58,20 +58,6 @@ def interval_rank(n: int, confidence: float = 0.95) -> int | None:
     return None  # only n = 0 gets here: for n > 0 half of all ways exceeds what is allowed
 
 
-def ratio_interval(
-    numerator: Iterable[float], denominator: Iterable[float], confidence: float = 0.95
-) -> tuple[float, float] | None:
-    """Return an interval for median(numerator) / median(denominator), or None.
-
-    Each median gets an interval that misses half as often as allowed, and the ends are divided
-    crosswise: by Bonferroni's inequality both hold together with at least `confidence`, however
-    the two sets of samples depend on each other. It is wide, and it contains the ratio of the
-    sample medians. Values must be positive. None where either set is too small (n < 7 at 95 %).
-    """
-    each = 1 - (1 - confidence) / 2
-    return quotient_interval(median_interval(numerator, each), median_interval(denominator, each))
-
-
 def quotient_interval(
     above: tuple[float, float] | None, below: tuple[float, float] | None
 ) -> tuple[float, float] | None:

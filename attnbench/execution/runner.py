@@ -1,8 +1,4 @@
-"""Cells measured and checked by worker processes; what a worker's death costs.
-
-`LocalRunner` asks, `Supervision` watches a worker over a request and turns its death into results
-for what it was at.
-"""
+"""Cells measured and checked by worker processes; what a worker's death costs."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.process import GARBLED, GarbledError, Settings, Worker, ending
@@ -48,12 +44,8 @@ _UNREADABLE = (
 )
 
 
-@dataclass(frozen=True)
-class Death:
-    """What to record of the cells that a worker was at when it ended.
-
-    `surely` is False where another cell may be to blame.
-    """
+class Death(NamedTuple):
+    """What to record of the cells that a worker was at; not `surely`: another may be to blame."""
 
     status: Status
     reason: str
@@ -166,7 +158,7 @@ class _Attempt:
     def at(self, sign: Sign) -> list[Key]:
         """The keys that a sign points at: one cell, or all of a case, or none.
 
-        None, too, where it points nowhere: who writes to descriptors of others may hit its file.
+        It may point nowhere: who writes to descriptors of others may hit its file.
         """
         if not 0 <= sign.case < len(self._indices):
             return []
@@ -190,10 +182,7 @@ class _Attempt:
         return Death("error", f"{self.sign().stage}: {GARBLED}", surely=False)
 
     def death(self, worker: Worker) -> Death:
-        """What an end says; one by an exception of ours may be the doing of a cell before this one.
-
-        Python ends with 1 then, as where someone closed the pipe that a later result was for.
-        """
+        """What an end says; Python ends with 1 where someone closed the pipe for a later result."""
         stage = self.sign().stage
         self._closed = True  # it may go on for a while without its pipe
         returncode = worker.ended()

@@ -25,7 +25,7 @@ class Run:
     """A run as loaded: its folder, `run.json`, and one record a cell.
 
     `parts` are the records as written, one for each process that measured a cell (the latest
-    wins where one was written twice); `records` has them merged.
+    wins); `records` has them merged.
     """
 
     path: Path
@@ -199,13 +199,9 @@ def find_run(text: str, output: Path) -> Path:
         if not runs:
             raise StoreError(f"no run in {output} yet; make one with: attnbench sweep")
         return runs[-1]
-    candidates = (Path(text), output / text)
-    for candidate in candidates:
+    for candidate in (Path(text), output / text):
         if os.path.exists(candidate / INFO):  # unlike Path.exists, False where a name is too long
             return candidate
-    for candidate in candidates:
-        if os.path.isdir(candidate) and any(candidate.iterdir()):
-            raise StoreError(f"{candidate} is no run: it has no {INFO}")
     names = [path.name for path in runs_in(output)]
     known = ", ".join(names[-8:]) or "none; make one with: attnbench sweep"
     raise StoreError(f"no run '{text}' in {output}{nearest(text, names)}; runs: {known}")

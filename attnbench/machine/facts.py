@@ -85,7 +85,7 @@ def device_name(device: str) -> str:
 def last_cache_bytes(device: str) -> int | None:
     """Bytes of the L2 of the GPU, or of the last caches of the cores we may use; None if unknown.
 
-    Cores in groups have a last cache for each group, which are added up.
+    Caches of several groups of cores are added up.
     """
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).L2_cache_size) or None
@@ -99,12 +99,10 @@ def last_cache_bytes(device: str) -> int | None:
 
 def reason_against_device(device: str) -> str | None:
     """Why nothing can run on the device here, or None."""
-    if device == "cuda" and not torch.cuda.is_available():
-        built = (
-            "torch was built without CUDA" if torch.version.cuda is None else "no GPU is visible"
-        )
-        return f"no CUDA device here ({built}); use --device cpu"
-    return None
+    if device != "cuda" or torch.cuda.is_available():
+        return None
+    built = "no GPU is visible" if torch.version.cuda else "torch was built without CUDA"
+    return f"no CUDA device here ({built}); use --device cpu"
 
 
 def free_bytes(device: str) -> int | None:
@@ -113,11 +111,6 @@ def free_bytes(device: str) -> int | None:
         free, _ = torch.cuda.mem_get_info()
         reserved = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(free) + reserved
-    return available_bytes()
-
-
-def available_bytes() -> int | None:
-    """Host memory that could be allocated now without swapping, or None where unknown."""
     try:
         return int(psutil.virtual_memory().available)
     except (OSError, ValueError, KeyError):
@@ -127,10 +120,9 @@ def available_bytes() -> int | None:
 def limit_memory(share: float = 0.9) -> None:
     """Let allocations beyond the memory that is there fail, so that they cost one cell.
 
-    Without a limit Linux promises memory it does not have, and kills a process later, perhaps
-    the runner or the user's own.
+    Without a limit Linux promises memory it does not have, and kills a process later.
     """
-    available = available_bytes()
+    available = free_bytes("cpu")
     if available is None:
         return
     # No such limit on this system: the runner still survives the worker's death.

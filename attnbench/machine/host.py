@@ -36,8 +36,7 @@ def facts(root: Path = ROOT) -> dict[str, Any]:
 
     `mhz` and `max_mhz` are the highest of any CPU; `turbo` is whether one may exceed its nominal
     frequency, `smt` whether two threads share a core, `hypervisor` whether this is a virtual
-    machine (as the flags of an x86 processor tell); `thp` are transparent huge pages: `always`,
-    `madvise` or `never`; `on_battery` is null where there is no battery.
+    machine (as x86 tells); `thp` are transparent huge pages: `always`, `madvise` or `never`.
     """
     clocks = _known(lambda: psutil.cpu_freq(percpu=True)) or []
     turbo_off = _flag(root / _CPUS / "intel_pstate/no_turbo")
@@ -116,10 +115,7 @@ def _governor_files(root: Path, cpus: tuple[int, ...] | None) -> tuple[Path, ...
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """CPUs' worth of time that the control groups grant, the tightest of them; None if unbounded.
-
-    Version 2: `cpu.max` holds quota and period. Version 1: `cpu.cfs_quota_us`, −1 for none.
-    """
+    """CPUs' worth of time that the control groups grant, the least of them; None if unbounded."""
     quotas = []
     for group in _present_groups(root):
         both = (_read(group / "cpu.max") or "").split()
@@ -133,11 +129,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 
 def throttled_us(root: Path = ROOT) -> int | None:
-    """Microseconds for which the control groups have held their processes back so far.
-
-    The largest among this process's group and those above it. Version 2 counts microseconds,
-    version 1 nanoseconds.
-    """
+    """Microseconds for which the control groups have held their processes back so far: the most."""
     units_per_us = {"throttled_usec": 1, "throttled_time": 1000}
     counts = []
     for group in _present_groups(root):
@@ -152,8 +144,7 @@ def throttled_us(root: Path = ROOT) -> int | None:
 def stolen_ticks(root: Path = ROOT) -> float | None:
     """Ticks (1/100 s) that the hypervisor gave to others so far while a CPU here had work.
 
-    The mean over the CPUs in the affinity, so that it can be held against wall time: what is
-    stolen from CPUs that this process never runs on takes nothing from it.
+    The mean over the CPUs in the affinity, so that it can be held against wall time.
     """
     rows = _tick_rows(root)
     return None if rows is None else sum(row[7] for row in rows) / len(rows)
@@ -194,10 +185,7 @@ def _present_groups(root: Path) -> tuple[Path, ...]:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """The folders of this process's control groups that rule CPU time, and all above them.
-
-    In a container the path may be that of the host, which is not there: what is above it is.
-    """
+    """The folders of this process's control groups that rule CPU time, and all above them."""
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -223,13 +211,11 @@ def data_caches(cpu: int, root: Path = ROOT) -> dict[int, tuple[str | None, int]
     return found
 
 
-# How glibc hands memory to torch. It takes large blocks from the system and returns them at each
-# call, which costs page faults; from which size on depends on what the process freed before. The
-# same naive attention (n = 2048, one thread) took 94 ms in one process and 155 ms in the next.
-# `settled` has the thresholds from the start where they end up in a long process, at the highest
-# values that glibc's own adjustment reaches on 64-bit systems (mallopt(3)): blocks from 32 MiB on
-# are returned each time, smaller ones stay, unless 64 MiB are free at the top of the heap. `keep`,
-# under which laws of growth are judged, returns nothing, so that a step at 32 MiB is no growth.
+# How glibc hands memory to torch. It returns large blocks to the system at each call, which costs
+# page faults; from which size on depends on what the process freed before. The same naive attention
+# took 94 ms in one process and 155 ms in the next. `settled` begins where glibc's own adjustment
+# ends in a long process (mallopt(3)): blocks from 32 MiB on are returned each time. `keep`, under
+# which laws of growth are judged, returns nothing, so that a step at 32 MiB is no growth.
 AllocatorPolicy = Literal["settled", "keep"]
 ALLOCATOR_POLICIES: tuple[AllocatorPolicy, ...] = get_args(AllocatorPolicy)
 MALLOC_VARIABLES: dict[AllocatorPolicy, dict[str, str]] = {

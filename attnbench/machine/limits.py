@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnbench.base.registry import Registry
 
 MIB = 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peaks:
+class Peaks(NamedTuple):
     """Dense datasheet peaks of one device: TFLOP/s by kind of arithmetic, TB/s, bytes of L2.
 
     `pattern` must match the whole name that the driver reports, so that a slice or a weaker
@@ -41,25 +40,12 @@ PEAKS: Registry[Peaks] = Registry("device with known peaks")
 
 # NVIDIA's datasheets, without 2:4 sparsity; for the RTX card the shader rates are left aside.
 # TFLOP/s of 16-bit floats, of TF32 and of float32; TB/s of memory; MiB of L2.
-for _name, _pattern, (_half, _tf32, _single), _tbps, _l2 in (
-    ("A100-SXM-80GB", r"NVIDIA A100-SXM4-80GB", (312, 156, 19.5), 2.04, 40),
-    ("H100-SXM", r"NVIDIA H100 80GB HBM3", (989, 494, 67), 3.35, 50),
-    ("H100-PCIe", r"NVIDIA H100 PCIe", (756, 378, 51), 2.0, 50),
-    ("H200-SXM", r"NVIDIA H200", (989, 494, 67), 4.8, 50),
-    ("L4", r"NVIDIA L4", (121, 60, 30), 0.30, 48),
-    ("RTX-4090", r"NVIDIA GeForce RTX 4090", (165, 82.6, 82.6), 1.008, 72),
-):
-    PEAKS.add(
-        _name,
-        Peaks(
-            pattern=_pattern,
-            half_tflops=_half,
-            tf32_tflops=_tf32,
-            single_tflops=_single,
-            memory_tbps=_tbps,
-            cache_bytes=_l2 * MIB,
-        ),
-    )
+PEAKS.add("A100-SXM-80GB", Peaks("NVIDIA A100-SXM4-80GB", 312, 156, 19.5, 2.04, 40 * MIB))
+PEAKS.add("H100-SXM", Peaks("NVIDIA H100 80GB HBM3", 989, 494, 67, 3.35, 50 * MIB))
+PEAKS.add("H100-PCIe", Peaks("NVIDIA H100 PCIe", 756, 378, 51, 2.0, 50 * MIB))
+PEAKS.add("H200-SXM", Peaks("NVIDIA H200", 989, 494, 67, 4.8, 50 * MIB))
+PEAKS.add("L4", Peaks("NVIDIA L4", 121, 60, 30, 0.30, 48 * MIB))
+PEAKS.add("RTX-4090", Peaks("NVIDIA GeForce RTX 4090", 165, 82.6, 82.6, 1.008, 72 * MIB))
 
 # What is measured on a busy machine may fall short of the ceiling by this factor.
 WELL_ABOVE = 3.0

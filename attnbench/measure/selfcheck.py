@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attnbench.base.stats import median, median_interval, ratio_interval
+from attnbench.base.stats import median, median_interval
 from attnbench.measure.clock import Clock
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import WARM_SHARE, StoppingRule, Target, achieved
@@ -121,7 +121,7 @@ def cold_and_warm(
     """Time the same small read from memory and from the cache, alternately.
 
     `ratio` is cold / warm with its 95 % interval `low`, `high`: None where a clock saw no time.
-    There are at least seven rounds, the fewest that give an interval.
+    There are at least seven rounds.
     """
     read()
     colds: list[float] = []
@@ -131,11 +131,12 @@ def cold_and_warm(
         colds.append(cold.batch(read, 1).time_us)
         warm.batch(read, 1)  # brings back what the flush has evicted
         warms.append(warm.batch(read, 1).time_us)
-    low, high = (min(warms) > 0 and ratio_interval(colds, warms)) or (None, None)
+    ratios = [c / w for c, w in zip(colds, warms, strict=True)] if min(warms) > 0 else []
+    low, high = median_interval(ratios) or (None, None)
     return {
         "cold_us": median(colds),
         "warm_us": median(warms),
-        "ratio": median(colds) / median(warms) if median(warms) > 0 else None,
+        "ratio": median(ratios) if ratios else None,
         "low": low,
         "high": high,
     }

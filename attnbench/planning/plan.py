@@ -65,11 +65,9 @@ class Job:
         """Every case with its implementations, in order."""
         return tuple(itertools.chain.from_iterable(self.groups))
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> list[Cell]:
         """Every cell of the group, in order."""
-        for case, impls in self.cases:
-            for impl in impls:
-                yield Cell(case=case, impl=impl)
+        return [Cell(case=case, impl=impl) for case, impls in self.cases for impl in impls]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +270,8 @@ def implementations(axes: Axes, catalogue: Catalogue, own: Iterable[str] = ()) -
 def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, ...]:
     """The sweeps of a preset, with every axis that was given (not None) in place of their own.
 
-    A workload that was asked for leaves the sweeps of that workload alone, or the first where
-    there is none. An axis that only some of the workloads have applies to these.
+    A workload that was asked for leaves its sweeps alone, or the first where there is none. An axis
+    that only some of the workloads have applies to these.
     """
     if given.get("workload"):
         wanted = given["workload"]

@@ -150,10 +150,10 @@ class Case:
         ):
             if value not in choices:
                 raise UsageError(f"unknown {kind} '{value}' ({flag}); one of {', '.join(choices)}")
-        for name, flag in _SIZE_FLAGS.items():
+        for name in _SIZES:
             size = getattr(self, name)
             if size is not None and (type(size) is not int or size < 1):
-                raise UsageError(f"{flag} must be whole numbers of at least 1, not {size!r}")
+                raise UsageError(f"{name} must be whole numbers of at least 1, not {size!r}")
 
     @property
     def model_width(self) -> int:
@@ -219,15 +219,4 @@ class Case:
 
 
 _FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
-
-_SIZE_FLAGS = {
-    "batch": "--batch-sizes",
-    "heads": "--heads",
-    "kv_heads": "--kv-heads",
-    "seq_len": "--seq-lens",
-    "kv_len": "--kv-lens",
-    "head_dim": "--head-dims",
-    "value_dim": "--value-dims",
-    "width": "--widths",
-    "new_tokens": "--new-tokens",
-}
+_SIZES = "batch heads kv_heads seq_len kv_len head_dim value_dim width new_tokens".split()

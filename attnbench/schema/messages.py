@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -209,8 +208,7 @@ _LAYOUT = struct.Struct("<qqq32s")
 NOBODY = -1
 
 
-@dataclass(frozen=True)
-class Sign:
+class Sign(NamedTuple):
     """What was last written: a step counter, the case and implementation indices, the stage."""
 
     step: int
