@@ -147,7 +147,10 @@ def test_what_cannot_be_checked_out_is_one_line_and_leaves_nothing(
     with pytest.raises(UsageError, match=r"cannot check out .*--base"), checked_out(root, "0" * 40):
         pass
     assert_nothing_is_left(root, temporary)
-    for folder, says in ((root, "lies in the repository"), (root.parent / "gone", "cannot make ")):
+    for folder, says in (
+        (root, "lies in the repository"),
+        (root.parent / "gone", "cannot make a temp"),
+    ):
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
         with pytest.raises(UsageError, match=f"{says}.*TMPDIR"), checked_out(root, old):
             pass

@@ -7,7 +7,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -34,7 +34,6 @@ from attnbench.gate.decide.exact import checked
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import comparable
 from attnbench.gate.run.rounds import Bench, RoundError, measure_round
-from attnbench.gate.run.worktree import own_prefix
 from attnbench.machine import host
 from attnbench.planning.plan import Axes, check_names, expand, make_plan, misfit
 from attnbench.schema.messages import Catalogue
@@ -107,7 +106,7 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
     settings = replace(request.settings, device=run.environment["device"])
     cpus = host.affinity() if settings.device == "cpu" and settings.threads == 1 else None
     listener.stage("timing in turns")
-    with tempfile.TemporaryDirectory(prefix=own_prefix(), ignore_cleanup_errors=True) as kept:
+    with tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as kept:
         bench = Bench(
             base=request.base,
             candidate=request.candidate,
@@ -178,40 +177,31 @@ def _measure_twice(bench: Bench, plan: RoundPlan, number: int) -> Round:
 
 @dataclass(kw_only=True)
 class _Examined:
-    """One version: the names its files register, the machine, and a record for each cell.
+    """One version: a record for each of its cells, or why its files do not load.
 
     `recovered` says of cells that failed at first, and did not when they were tried again, how.
     """
 
-    version: Version
+    name: VersionName
     runner: LocalRunner
-    names: list[str] = field(default_factory=list)
-    catalogue: Catalogue | None = None
     records: dict[_Key, Record] = field(default_factory=dict)
     recovered: dict[_Key, str] = field(default_factory=dict)
     failure: str | None = None
 
-    def load(self) -> None:
-        """Import the files; what goes wrong is the failure."""
-        try:
-            self.catalogue = self.runner.catalogue()
-            self.names = list(self.runner.user_names)
-        except AttnbenchError as err:
-            self.failure = str(err)
-
-    def check(self, cells: Sequence[Cell]) -> None:
+    def check(self, cells: Iterable[Cell], misfits: Mapping[str, str | None]) -> None:
         """Fill in the records: those that need no process, and the others."""
-        mine = [cell for cell in cells if cell.impl in self.names]
-        if self.failure is not None or not mine:
+        mine = [cell for cell in cells if cell.impl in self.runner.user_names]
+        if not mine:
             return
         cases = list({cell.case.case_id: cell.case for cell in mine}.values())
-        plan = make_plan(mine, self.runner.reasons(cases, sorted({cell.impl for cell in mine})))
+        reasons = self.runner.reasons(cases, sorted({cell.impl for cell in mine}))
+        plan = make_plan(mine, reasons, misfits=misfits)
         for record in (*plan.decided, *self.runner.run(plan.jobs)):
             key = record.cell.key
             failed = self.records.get(key)
             if failed is not None and record.status == "ok":
                 why = f"{failed.status}: {failed.reason}"
-                self.recovered[key] = f"failed once on the {self.version.name} ({why})"
+                self.recovered[key] = f"failed once on the {self.name} ({why})"
             self.records[key] = record
 
     def doubtful(self, other: _Examined) -> list[Cell]:
@@ -249,43 +239,44 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
         replace(brief, files=version.files, root=version.root, other_root=other.root)
         for version, other in ((base, candidate), (candidate, base))
     )
+    warnings = []
     with LocalRunner(settings) as theirs, LocalRunner(candidates) as mine:
-        ours = _Examined(version=candidate, runner=mine)
-        before = _Examined(version=base, runner=theirs)
-        ours.load()
-        if ours.catalogue is None:
-            raise UsageError(f"the candidate cannot be measured: {ours.failure}")
-        if base.files:
-            before.load()
-        own = list(dict.fromkeys([*ours.names, *before.names]))
-        cells, misfits = _cells(request.sweeps, ours.catalogue, own)
-        fit = [cell for cell in cells if cell.key not in misfits]
-        mine_again, theirs_again = fit, fit
+        ours = _Examined(name="candidate", runner=mine)
+        before = _Examined(name="base", runner=theirs)
+        try:
+            catalogue = mine.catalogue()
+        except AttnbenchError as err:
+            raise UsageError(f"the candidate cannot be measured: {err}") from err
+        try:
+            if base.files:
+                theirs.catalogue()
+        except AttnbenchError as err:
+            before.failure = str(err)
+            warnings.append(f"the base does not load: {err}")
+        own = list(dict.fromkeys([*mine.user_names, *theirs.user_names]))
+        cells, misfits = _cells(request.sweeps, catalogue, own)
+        mine_again: Iterable[Cell] = cells
+        theirs_again: Iterable[Cell] = cells
         for _ in range(2):
             # Nothing is timed: where there is a CPU for each, both at once.
-            jobs = [partial(ours.check, mine_again), partial(before.check, theirs_again)]
-            do_all(jobs, 2 if ours.catalogue.device == "cpu" else 1)
+            jobs = [
+                partial(ours.check, mine_again, misfits),
+                partial(before.check, theirs_again, misfits),
+            ]
+            do_all(jobs, 2 if catalogue.device == "cpu" else 1)
             mine_again, theirs_again = ours.doubtful(before), before.doubtful(ours)
-        warnings = [*mine.warnings]
-    if before.failure is not None:
-        warnings.append(f"the base does not load: {before.failure}")
-
-    def check_of(examined: _Examined, key: _Key) -> Checked:
-        unfit = misfits.get(key)
-        return Checked(status="skipped", reason=unfit) if unfit else examined.checked(key)
-
-    checks: dict[int, dict[VersionName, Checked]] = {
-        number: {"base": check_of(before, cell.key), "candidate": check_of(ours, cell.key)}
-        for number, cell in enumerate(cells)
-    }
+        warnings = [*mine.warnings, *warnings]
     run = GateRun(
         rules=request.rules,
         base=base,
         candidate=candidate,
         cells=cells,
-        checks=checks,
+        checks={
+            number: {"base": before.checked(cell.key), "candidate": ours.checked(cell.key)}
+            for number, cell in enumerate(cells)
+        },
         rounds=(),
-        environment=ours.catalogue.environment,
+        environment=catalogue.environment,
         options={**request.options, "seed": request.settings.seed},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -304,10 +295,10 @@ def do_all(jobs: Sequence[Callable[[], Any]], at_once: int) -> None:
 
 def _cells(
     sweeps: tuple[Axes, ...], catalogue: Catalogue, own: list[str]
-) -> tuple[tuple[Cell, ...], dict[_Key, str]]:
+) -> tuple[tuple[Cell, ...], dict[str, str | None]]:
     """Each case with each implementation of the files that the sweeps ask for.
 
-    And the keys of those that make no sense, with the reason.
+    And by the id of a case why it makes no sense, or None.
     """
     check_names(sweeps, catalogue, own)
     foreign = dict.fromkeys(n for axes in sweeps for n in axes.impls or () if n not in own)
@@ -317,15 +308,12 @@ def _cells(
             f" register {', '.join(own)}"
         )
     cells: dict[_Key, Cell] = {}
-    misfits: dict[_Key, str] = {}
+    misfits: dict[str, str | None] = {}
     for axes in sweeps:
         for case in expand(axes, catalogue.device):
-            unfit = impossible(case) or misfit(axes, case)
+            misfits[case.case_id] = impossible(case) or misfit(axes, case)
             for name in axes.impls or own:
-                cell = Cell(case=case, impl=name)
-                cells.setdefault(cell.key, cell)
-                if unfit:
-                    misfits[cell.key] = unfit
-    if len(misfits) == len(cells):
-        raise UsageError(next(iter(misfits.values()), "there is nothing to watch"))
+                cells[case.case_id, name] = Cell(case=case, impl=name)
+    if not cells or all(misfits.values()):
+        raise UsageError(next(filter(None, misfits.values()), "there is nothing to watch"))
     return tuple(cells.values()), misfits

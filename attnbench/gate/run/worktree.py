@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import fcntl
 import os
-import platform
-import re
-import secrets
 import shutil
 import signal
 import tempfile
@@ -20,10 +17,7 @@ from typing import Any
 from attnbench.errors import UsageError
 from attnbench.gate.run.git import complaint, run_git
 
-# The process that made a folder stands in its name: one that was killed could not clean up. So does
-# where that number means anything: containers and other hosts may share the folder.
 _PREFIX = "attnbench-gate-"
-_NAMED = re.compile(rf"{_PREFIX}(\w+)-(\d+)-\w+")
 # A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
 _NO_LFS = tuple(
     part
@@ -49,13 +43,14 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
         UsageError: git cannot make it: no space, no right to write, a damaged repository.
     """
     remove_stale(root)
-    folder = _temporary(root) / f"{own_prefix()}{secrets.token_hex(4)}"
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_temporary(root)))
+    except OSError as err:
+        raise UsageError(f"cannot make a temporary folder ({err}); set TMPDIR") from err
+    held = os.open(folder, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)  # as long as this process lives: see `_left_behind`
     with _signals(_ENDING, _end):
         try:
-            try:
-                folder.mkdir(mode=0o700)
-            except OSError as err:
-                raise UsageError(f"cannot make {folder} ({err.strerror}); set TMPDIR") from err
             made = run_git(root, *_NO_LFS, "worktree", "add", "--detach", str(folder), commit)
             if made.returncode:
                 why = complaint(made)
@@ -64,20 +59,7 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
         finally:
             with _signals(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
                 remove(root, folder)
-
-
-def own_prefix() -> str:
-    """How the names of this process's temporary folders begin, for `remove_stale` to know them."""
-    return f"{_PREFIX}{_here()}-{os.getpid()}-"
-
-
-def _here() -> str:
-    """A short name of this host and of the namespace that its process numbers belong to."""
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:  # not Linux: numbers hold for the whole host
-        namespace = ""
-    return hashlib.sha256(f"{platform.node()} {namespace}".encode()).hexdigest()[:6]
+                os.close(held)
 
 
 def remove(root: Path, folder: Path) -> None:
@@ -94,34 +76,25 @@ def remove(root: Path, folder: Path) -> None:
 
 
 def remove_stale(root: Path) -> None:
-    """Remove what gates that were killed have left: of this repository, and of the user's."""
-    for folder in _entries(root):
-        if _left_behind(folder):
-            remove(root, folder)
-    for folder in _temporary(root).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if _left_behind(folder) and folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _entries(root: Path) -> list[Path]:
+    """Remove what gates that were killed have left: of this repository, and in its folders."""
     listed = run_git(root, "worktree", "list", "--porcelain", "-z").stdout.split("\0")
-    if len(listed) == 1:  # git before 2.36 knows no -z here
-        listed = run_git(root, "worktree", "list", "--porcelain").stdout.splitlines()
-    return [Path(line.removeprefix("worktree ")) for line in listed if line[:9] == "worktree "]
+    entries = [Path(line.removeprefix("worktree ")) for line in listed if line[:9] == "worktree "]
+    for folder in dict.fromkeys((*entries, *_temporary(root).glob(f"{_PREFIX}*"))):
+        if folder.name.startswith(_PREFIX) and _left_behind(folder):
+            remove(root, folder)
 
 
 def _left_behind(folder: Path) -> bool:
-    found = _NAMED.fullmatch(folder.name)
-    if found is None or found[1] != _here():
-        return False
+    """Whether nobody holds the folder's lock any more; not where it is another user's."""
     try:
-        os.kill(int(found[2]), 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:
-        return False  # someone else's process, alive
-    return False
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
+    except OSError as err:
+        return isinstance(err, FileNotFoundError)
+    return True
 
 
 def _temporary(root: Path) -> Path:
