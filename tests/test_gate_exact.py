@@ -26,20 +26,15 @@ def compared(name: str, base: Any, candidate: Any, growth: float = 0.01) -> Diff
 WORKSPACE, GREW = "memory_workspace_bytes", "workspace grew from "
 
 
-@pytest.mark.parametrize(
-    ("name", "base", "candidate", "sentence"),
-    [
+def test_a_failure_is_a_sentence_with_both_values_the_change_and_what_is_allowed():
+    for name, base, candidate, sentence in (
         (WORKSPACE, MIB, 2 * MIB, GREW + "1.0 MiB to 2.0 MiB (+100 %), allowed: +1 %"),
         # a difference that rounding hides is written out
         (WORKSPACE, MIB, MIB + 12_000, GREW + "1,048,576 to 1,060,576 (+1.1 %), allowed: +1 %"),
         ("memory_retained_bytes", 0, MIB,
          "memory held on to after the call grew from 0 B to 1.0 MiB, allowed: +1 %"),
-    ],
-)  # fmt: skip
-def test_a_failure_is_a_sentence_with_both_values_the_change_and_what_is_allowed(
-    name, base, candidate, sentence
-):
-    assert compared(name, base, candidate) == Differences(failures=(sentence,))
+    ):  # fmt: skip
+        assert compared(name, base, candidate) == Differences(failures=(sentence,))
 
 
 @pytest.mark.parametrize("part", BYTES)
@@ -61,30 +56,23 @@ def test_growth_within_the_share_and_what_shrank_are_noted():
     assert compared(WORKSPACE, 2 * MIB, MIB) == Differences(notes=(shrank,))
 
 
-def test_flops_fail_by_their_share_alone():
+def test_flops_fail_by_their_share_alone_and_where_they_were_counted_alike():
     assert len(compared("flops_counted", 100, 102).failures) == 1
     assert compared("flops_counted", 100, 101).failures == ()
     assert len(compared("flops_counted", 100, 101, 0.0).failures) == 1
-
-
-def test_flops_counted_in_another_way_are_noted_and_never_fail():
     base = ok(flops_counted=100, flops_counted_source="dispatched")
     candidate = ok(flops_counted=125, flops_counted_source="formula")
     exact = compare(base, candidate, 0.01)
     assert exact.failures == ()
     assert "another way" in exact.notes[0]
+    # those that are executed are declared, not counted
+    assert compared("flops_executed", 100, 200) == Differences()
 
 
-@pytest.mark.parametrize("sides", [(None, MIB), (MIB, None)])
-def test_what_is_known_on_one_side_alone_is_said_and_not_compared(sides):
-    exact = compared("memory_saved_bytes", *sides)
-    side = "candidate" if sides[0] is None else "base"
-    assert exact == Differences(
-        notes=(f"memory saved for the backward pass: known of the {side} alone, not compared",)
-    )
-
-
-def test_what_neither_side_knows_is_not_mentioned():
+def test_what_is_known_on_one_side_alone_is_said_and_not_compared():
+    for sides, known in (((None, MIB), "candidate"), ((MIB, None), "base")):
+        note = f"memory saved for the backward pass: known of the {known} alone, not compared"
+        assert compared("memory_saved_bytes", *sides) == Differences(notes=(note,))
     assert compare(ok(), ok(), 0.01) == Differences()
     assert compared("memory_saved_bytes", None, None) == Differences()
 
@@ -106,14 +94,9 @@ def test_kernels_backends_and_settings_only_annotate():
 
 
 def test_an_error_that_grew_within_what_is_allowed_is_noted():
+    note = "error grew from 0.400 to 0.800 of what is allowed"
     assert compared("error_ratio", 0.40, 0.43) == Differences()
-    assert compared("error_ratio", 0.40, 0.80) == Differences(
-        notes=("error grew from 0.400 to 0.800 of what is allowed",)
-    )
-
-
-def test_executed_flops_are_declared_and_not_compared():
-    assert compared("flops_executed", 100, 200) == Differences()
+    assert compared("error_ratio", 0.40, 0.80) == Differences(notes=(note,))
 
 
 def side(status: Any) -> Checked:
