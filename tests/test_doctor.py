@@ -360,7 +360,7 @@ def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypat
         messages.Done(),
     )
     runner = LocalRunner(Settings(device="cpu"))
-    monkeypatch.setattr(runner, "_worker", lambda: worker)
+    monkeypatch.setattr(runner, "worker", lambda: worker)
     told: list[str] = []
     assert runner.diagnose(told.append) == FIT
     assert told == ["clock", "spin"]

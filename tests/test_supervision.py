@@ -1,6 +1,7 @@
 """Whom a worker's death costs what, on scripted workers."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ class ScriptedWorker:
     """Plays a list of steps: a sign to leave, a result to report, an end."""
 
     def __init__(self, folder: Path, script: list[Any]) -> None:
-        self.heartbeat = Heartbeat(folder / f"heartbeat-{id(self)}")
+        with (folder / f"heartbeat-{id(self)}").open("w+b") as file:
+            self.heartbeat = Heartbeat(file.fileno())
         self._script = iter(script)
         self.request: list[Any] = []
 
@@ -68,15 +70,13 @@ def play(tmp_path):
                 live.append(remaining.pop(0))
             return live[0]
 
-        supervision = Supervision(
-            CASES,
+        runner: Any = SimpleNamespace(
             worker=worker,
-            discard=live.clear,
-            request=lambda keys: keys,  # type: ignore[arg-type,return-value]
+            close=live.clear,
             watch=lambda case, impl, stage: None,
-            timeout_s=timeout_s,
-            deaths_each=deaths_each,
+            settings=SimpleNamespace(timeout_s=timeout_s),
         )
+        supervision = Supervision(runner, CASES, lambda keys: keys, deaths_each)  # type: ignore[arg-type,return-value]
         results = list(supervision.run(KEYS))
         assert len(results) == len({key for key, _ in results}), "a key came twice"
         return dict(results), [worker.request for worker in workers]

@@ -77,7 +77,6 @@ def test_coverage_holds_on_skewed_data(n):
 
 
 def test_the_interval_of_a_ratio_divides_the_ends_crosswise():
-    # Seven values each: at 97.5 % the interval runs from the smallest to the largest.
     assert quotient_interval((10.0, 16.0), (1.0, 7.0)) == (10 / 7, 16.0)
     assert quotient_interval((1.0, 7.0), None) is None
 

@@ -62,12 +62,10 @@ def lock(descriptor: int, path: Path, who: str = "sweep") -> None:
         import fcntl
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        return  # no such locks on this system
     except BlockingIOError as err:
         raise StoreError(f"another {who} is writing to {path}; wait until it has ended") from err
-    except OSError:
-        return  # a file system without locks, such as some network ones
+    except (ImportError, OSError):
+        return  # a system, or a file system, without such locks
 
 
 def write_whole(file: Path, text: str) -> None:

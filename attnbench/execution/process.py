@@ -168,11 +168,16 @@ class Child:
     """`python -m MODULE CONFIG`, which leads a session of its own.
 
     It talks through `lines`, one or, where it forks, one for each process; what it prints goes to
-    the first one's standard error.
+    the first one's standard error. It also gets the descriptors that are `shared`.
     """
 
     def __init__(
-        self, module: str, config: msgspec.Struct, settings: Settings, lines: Sequence[Line]
+        self,
+        module: str,
+        config: msgspec.Struct,
+        settings: Settings,
+        lines: Sequence[Line],
+        *shared: int,
     ) -> None:
         ends = [line.ends for line in lines]
         try:
@@ -182,7 +187,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=ends[0].stderr,
                 stderr=ends[0].stderr,
-                pass_fds=[fd for end in ends for fd in (end.read, end.write, end.stderr)],
+                pass_fds=[*shared, *(x for end in ends for x in (end.read, end.write, end.stderr))],
                 env=environment_of(settings),
                 start_new_session=True,  # an interrupt is for this process to handle
             )
@@ -212,22 +217,18 @@ class Worker:
 
     def __init__(self, settings: Settings, device: str) -> None:
         with contextlib.ExitStack() as begun:
-            self._folder = tempfile.TemporaryDirectory(
-                prefix="attnbench-", ignore_cleanup_errors=True
-            )
-            begun.callback(self._folder.cleanup)
-            path = Path(self._folder.name) / "heartbeat"
-            self.heartbeat = Heartbeat(path)
+            file = begun.enter_context(tempfile.TemporaryFile()).fileno()
+            self.heartbeat = Heartbeat(file)
             begun.callback(self.heartbeat.close)
             self.line = Line()
             begun.callback(self.line.close)
             config = WorkerConfig(
                 ends=self.line.ends,
                 device=device,
-                heartbeat=str(path),
+                heartbeat=file,
                 **{name: getattr(settings, name) for name in _FROM_SETTINGS},
             )
-            child = Child("attnbench.worker", config, settings, [self.line])
+            child = Child("attnbench.worker", config, settings, [self.line], file)
             begun.callback(child.kill)
             self.ended, self.last_words = child.ended, self.line.last_words
             self._held = begun.pop_all()
@@ -240,10 +241,6 @@ class Worker:
         """The next event; None once the worker has ended. Raises as `Line.receive`."""
         event: Event | None = self.line.receive(Event, timeout_s)  # type: ignore[arg-type]
         return event
-
-    def settled(self) -> None:
-        """Both sides have mapped the heartbeat: its file can go, and no kill can leave it."""
-        self._folder.cleanup()
 
     def __enter__(self) -> Self:
         return self

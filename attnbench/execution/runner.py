@@ -56,19 +56,16 @@ class Death(NamedTuple):
 class Supervision:
     """Cells (keys) to be worked off by workers, request after request until none is left.
 
-    `worker()` gives a live worker, `discard()` ends it; `request(keys)` makes the request for
-    what is left. A worker that dies or hangs costs the cell it was at; if it was at none, a fresh
-    one tries the rest once more. One whose events cannot be read, or that closed its pipe, is
-    ended, too, and the cell that it was at is tried again alone: to blame if that fails as well.
-    An implementation that ended `deaths_each` workers is not tried any further.
+    `request(keys)` makes the request for what is left. A worker that dies or hangs costs the cell
+    it was at; if it was at none, a fresh one tries the rest once more. One whose events cannot be
+    read, or that closed its pipe, is ended, too, and the cell that it was at is tried again alone:
+    to blame if that fails as well. An implementation that ended `deaths_each` workers is not tried
+    any further.
     """
 
+    runner: LocalRunner
     cases: list[Case]
-    worker: Callable[[], Worker]
-    discard: Callable[[], None]
     request: Callable[[list[Key]], Measure | Check]
-    watch: Watch
-    timeout_s: float
     deaths_each: int | None = None
     _may_retry: bool = True
     _deaths: Counter[str] = field(default_factory=Counter)
@@ -80,7 +77,7 @@ class Supervision:
         while open_keys:
             alone = [key for key in alone if key in open_keys]
             asked = alone[:1] or list(open_keys)
-            worker = self.worker()
+            worker = self.runner.worker()
             attempt = _Attempt(worker.heartbeat, asked)
             worker.send(self.request(asked))
             while isinstance(event := self._next(worker, attempt), Result):
@@ -93,7 +90,7 @@ class Supervision:
             at = [key for key in attempt.at(attempt.sign()) if key in left]
             blamed = at or left
             if event is not None:
-                self.discard()
+                self.runner.close()
                 if not event.surely and len(asked) > 1:
                     alone = at or left
                     continue
@@ -122,9 +119,11 @@ class Supervision:
                 sign = attempt.sign()
                 at = attempt.at(sign)
                 case = self.cases[at[0][0]] if at else None
-                self.watch(case, at[0][1] if at and sign.impl != NOBODY else None, sign.stage)
-                if time.monotonic() - attempt.since > self.timeout_s:
-                    silent = f"no sign of life for {self.timeout_s:g} s (--timeout)"
+                impl = at[0][1] if at and sign.impl != NOBODY else None
+                self.runner.watch(case, impl, sign.stage)
+                timeout_s = self.runner.settings.timeout_s
+                if time.monotonic() - attempt.since > timeout_s:
+                    silent = f"no sign of life for {timeout_s:g} s (--timeout)"
                     return Death("timeout", f"{sign.stage}: {silent}")
                 continue
             if event is None:
@@ -214,7 +213,7 @@ class LocalRunner:
         self.start_up_s = 0.0
         self.warnings: list[str] = []
         self.user_names: list[str] = []
-        self._watch = watch
+        self.watch = watch
         self._device = settings.device
         self._idle: Worker | None = None
 
@@ -247,7 +246,7 @@ class LocalRunner:
         for job in jobs:
             keys = [(i, impl) for i, (_, impls) in enumerate(job.cases) for impl in impls]
             cases = [case for case, _ in job.cases]
-            supervised = self._supervised(cases, partial(self._measure_request, job))
+            supervised = Supervision(self, cases, partial(self._measure_request, job))
             for (index, impl), result in supervised.run(keys):
                 if isinstance(result, Death):
                     cell = Cell(case=cases[index], impl=impl)
@@ -262,7 +261,7 @@ class LocalRunner:
         def request(remaining: list[Key]) -> Check:
             return Check(tuple(items[i] for i, _ in remaining), self.settings.seed)
 
-        supervised = self._supervised([item.case for item in items], request, _DEATHS_EACH)
+        supervised = Supervision(self, [item.case for item in items], request, _DEATHS_EACH)
         for (index, impl), result in supervised.run([(i, x.impl) for i, x in enumerate(items)]):
             if isinstance(result, Death):
                 yield index, ItemChecked(index, impl, result.status, result.reason)
@@ -279,7 +278,7 @@ class LocalRunner:
 
         `began` is called with the name of each test before it runs.
         """
-        worker = self._worker()
+        worker = self.worker()
         worker.send(messages.Diagnose(self._device))
         while isinstance(event := self._wait(worker), messages.Testing):
             began(event.test)
@@ -310,19 +309,8 @@ class LocalRunner:
         settings = {name: getattr(self.settings, name) for name in fields}
         return Measure(groups=tuple(groups), **settings)
 
-    def _supervised(
-        self,
-        cases: list[Case],
-        request: Callable[[list[Key]], Measure | Check],
-        deaths_each: int | None = None,
-    ) -> Supervision:
-        seconds = self.settings.timeout_s
-        return Supervision(
-            cases, self._worker, self.close, request, self._watch, seconds, deaths_each
-        )
-
     def _ask(self, request: messages.Request, kind: type[E]) -> E:
-        worker = self._worker()
+        worker = self.worker()
         worker.send(request)
         return self._answer(worker, self._wait(worker), kind)
 
@@ -351,7 +339,8 @@ class LocalRunner:
             raise (UsageError if event.usage else WorkerError)(event.message)
         return event
 
-    def _worker(self) -> Worker:
+    def worker(self) -> Worker:
+        """The worker that is kept, or a fresh one."""
         if self._idle is None:
             begin = time.perf_counter()
             try:
@@ -361,7 +350,6 @@ class LocalRunner:
             ready = self._wait(self._idle)
             if not isinstance(ready, messages.Ready):
                 raise WorkerError(_UNREADABLE)
-            self._idle.settled()
             self.warnings, self.user_names = list(ready.warnings), list(ready.user_names)
             self.start_up_s += time.perf_counter() - begin
         return self._idle

@@ -101,17 +101,9 @@ def load_1m() -> float | None:
 
 def governor(root: Path = ROOT) -> str | None:
     """What sets the frequency of the CPUs in the affinity, such as `performance`; or several."""
-    cpus = affinity()
-    files = _governor_files(root, None if cpus is None else tuple(cpus))
+    cpus = affinity() or range(os.cpu_count() or 1)
+    files = (root / _CPUS / f"cpu{cpu}/cpufreq/scaling_governor" for cpu in cpus)
     return ", ".join(sorted({text for file in files if (text := _read(file))})) or None
-
-
-@functools.lru_cache(maxsize=8)
-def _governor_files(root: Path, cpus: tuple[int, ...] | None) -> tuple[Path, ...]:
-    """One file a policy, of these CPUs or of all; a driver of frequencies comes with the boot."""
-    names = ("cpu[0-9]*",) if cpus is None else tuple(f"cpu{cpu}" for cpu in cpus)
-    found = (f for n in names for f in (root / _CPUS).glob(f"{n}/cpufreq/scaling_governor"))
-    return tuple(dict.fromkeys(file.resolve() for file in found))
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

@@ -112,23 +112,28 @@ def suspect(
             f" of {peak:g} ({known[0]}, {dtype}): the time is wrong"
         )
     if not peak and reached and rate > WELL_ABOVE * reached:
-        return (
-            f"{rate:.3g} TFLOP/s executed, {rate / reached:.0f} times what a large matmul"
-            f" reached here ({reached:.3g}): the time is wrong, or the work was not done"
-        )
+        return _beyond(rate, "TFLOP/s executed", "large matmul", reached)
+    cache_bytes = known[1].cache_bytes if known else measured.cache_bytes
+    if cache_bytes is None or (bytes_min or 0) <= cache_bytes:
+        return None
     if known:
         name, peaks = known
-        if (bytes_min or 0) <= peaks.cache_bytes or gbps <= 1e3 * peaks.memory_tbps:
-            return None
         return (
-            f"{gbps / 1e3:.3g} TB/s at least, above the memory's {peaks.memory_tbps:g}"
-            f" ({name}): the time is wrong"
+            None
+            if gbps <= 1e3 * peaks.memory_tbps
+            else (
+                f"{gbps / 1e3:.3g} TB/s at least, above the memory's {peaks.memory_tbps:g}"
+                f" ({name}): the time is wrong"
+            )
         )
     streamed = max(measured.read_gbps or 0.0, measured.copy_gbps or 0.0)
-    cached = measured.cache_bytes is None or (bytes_min or 0) <= measured.cache_bytes
-    if cached or not streamed or gbps <= WELL_ABOVE * streamed:
+    if not streamed or gbps <= WELL_ABOVE * streamed:
         return None
+    return _beyond(gbps, "GB/s at least", "large copy or read", streamed)
+
+
+def _beyond(rate: float, unit: str, what: str, reached: float) -> str:
     return (
-        f"{gbps:.3g} GB/s at least, {gbps / streamed:.0f} times what a large copy or read"
-        f" reached here ({streamed:.3g}): the time is wrong, or the work was not done"
+        f"{rate:.3g} {unit}, {rate / reached:.0f} times what a {what} reached here"
+        f" ({reached:.3g}): the time is wrong, or the work was not done"
     )

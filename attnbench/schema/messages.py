@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,11 +29,11 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is started with; `heartbeat` is the path of its file."""
+    """What a worker is started with; `heartbeat` is the descriptor of its file."""
 
     ends: Ends
     device: str
-    heartbeat: str
+    heartbeat: int
     threads: int | None = None
     files: tuple[str, ...] = ()
     replace: bool = False
@@ -218,13 +218,12 @@ class Sign(NamedTuple):
 
 
 class Heartbeat:
-    """One mapped file, written by the worker and read by the runner."""
+    """One mapped file, of a descriptor, written by the worker and read by the runner."""
 
-    def __init__(self, path: Path) -> None:
-        if not path.exists():
-            path.write_bytes(_LAYOUT.pack(0, NOBODY, NOBODY, b"start-up"))
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
+    def __init__(self, descriptor: int) -> None:
+        if not os.fstat(descriptor).st_size:
+            os.write(descriptor, _LAYOUT.pack(0, NOBODY, NOBODY, b"start-up"))
+        self._map = mmap.mmap(descriptor, _LAYOUT.size)
         self._step = 0
 
     def write(self, case: int, impl: int, stage: str) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from statistics import fmean
-from typing import Any, Literal, Self, get_args, get_type_hints
+from typing import Any, Literal, Self, get_args
 
 import msgspec
 
@@ -123,13 +123,6 @@ class Record:
 
 
 _SAMPLE = {item.name: item.default for item in fields(Sample)}
-_Columns = msgspec.defstruct(
-    "_Columns",
-    [
-        (name, list[kind]) if _SAMPLE[name] is MISSING else (name, list[kind] | None, None)  # type: ignore[valid-type]
-        for name, kind in get_type_hints(Sample, include_extras=True).items()
-    ],
-)
 
 
 class _Line(msgspec.Struct, kw_only=True):
@@ -140,7 +133,7 @@ class _Line(msgspec.Struct, kw_only=True):
     impl: str
     status: Status
     reason: str | None
-    samples: _Columns  # type: ignore[valid-type]
+    samples: dict[str, list[Any]]
     metrics: dict[str, Any]
     spent_s: dict[str, float]
     process: int = 0
@@ -156,17 +149,17 @@ def _columns(samples: tuple[Sample, ...]) -> dict[str, list[Any]]:
     }
 
 
-def _samples(columns: Any) -> tuple[Sample, ...]:
+def _samples(columns: dict[str, list[Any]]) -> tuple[Sample, ...]:
     """Inverse of `_columns`; older records have the reason of a discard, and no code."""
-    given = {name: column for name in _SAMPLE if (column := getattr(columns, name)) is not None}
-    if "discarded" in given and "discard_code" not in given:
-        given["discard_code"] = [
+    if "discarded" in columns and "discard_code" not in columns:
+        columns["discard_code"] = [
             reason
             and next((c for text, c in _OLD_REASONS.items() if reason.startswith(text)), "other")
-            for reason in given["discarded"]
+            for reason in columns["discarded"]
         ]
-    rows = zip(*given.values(), strict=True)
-    return tuple([Sample(**dict(zip(given, row, strict=True))) for row in rows])
+    rows = zip(*columns.values(), strict=True)
+    found = [dict(zip(columns, row, strict=True)) for row in rows]
+    return msgspec.convert(found, tuple[Sample, ...])
 
 
 _OLD_REASONS: dict[str, DiscardCode] = {

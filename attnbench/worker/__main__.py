@@ -13,7 +13,6 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -62,7 +61,8 @@ def main() -> None:
     os.close(config.ends.stderr)  # it is standard error already
     emit = _event_writer(config.ends.write)
     requests = _request_queue(config.ends.read)
-    heartbeat = Heartbeat(Path(config.heartbeat))
+    heartbeat = Heartbeat(config.heartbeat)
+    os.close(config.heartbeat)  # it is mapped
     if config.device == "cpu" or not torch.cuda.is_available():
         limit_memory()
     remember(config.threads)
