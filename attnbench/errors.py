@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process returns (DESIGN: "Exit codes")."""
+    """What the process returns (README, "Commands")."""
 
     OK = 0
     FINDING = 1  # incorrect, refuted, regressed

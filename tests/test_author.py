@@ -16,7 +16,7 @@ from attnbench.api import IMPLEMENTATIONS, loader
 from attnbench.errors import UnknownNameError, UsageError
 from tests.conftest import run_script
 
-# DESIGN's example, with a body.
+# The example of the design, with a body.
 MINE = """\
 from attnbench.api import attention
 

@@ -231,7 +231,7 @@ recurrent_builder = functools.partial(attention_builder, workloads=("recurrent",
 
 _FORMULAS = ("build", "flops", "workspace", "supports")
 _LAWS = ("time", "memory", "flops_law")
-_NAMED = {"masks": MASKS, "workloads": TRAITS}
+_NAMED: dict[str, Registry[Any]] = {"masks": MASKS, "workloads": TRAITS}
 
 
 def _add(name: str, build: Build, **declared: Any) -> None:

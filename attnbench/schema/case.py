@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
@@ -48,11 +49,12 @@ class Mask:
         return lowest and highest
 
 
-# None: the parameter makes the mask.
-MASKS: Registry[Any] = Registry("mask", "--masks")
+# A mask, or what makes one of its width.
+MASKS: Registry[Mask | Callable[[int], Mask]] = Registry("mask", "--masks")
 MASKS.add("full", Mask())
 MASKS.add("causal", Mask(text="causal", after=0))
-MASKS.add("window", None)
+# The query's own position counts as one of the keys, as in Mistral's sliding window.
+MASKS.add("window", lambda width: Mask(text=f"window:{width}", before=width - 1, after=0))
 
 
 def parse_mask(text: str) -> Mask:
@@ -62,15 +64,14 @@ def parse_mask(text: str) -> Mask:
         UsageError: unknown mask, or a parameter that is missing or out of range.
     """
     name, colon, width = text.partition(":")
-    mask: Mask | None = MASKS.get(name)
-    if mask is not None:
+    mask = MASKS.get(name)
+    if isinstance(mask, Mask):
         if colon:
             raise UsageError(f"mask '{name}' takes no parameter (--masks {name})")
         return mask
     if not (width.isascii() and width.isdecimal() and len(width) <= 12 and int(width) >= 1):
-        raise UsageError("mask window needs a width of at least 1 (--masks window:256)")
-    # The query's own position counts as one of the keys, as in Mistral's sliding window.
-    return Mask(text=f"window:{int(width)}", before=int(width) - 1, after=0)
+        raise UsageError(f"mask {name} needs a width of at least 1 (--masks {name}:256)")
+    return mask(int(width))
 
 
 @dataclass(frozen=True, kw_only=True)
