@@ -183,13 +183,7 @@ def test_highlights_name_the_fastest_and_what_is_level_with_it():
     text = " ".join(highlights(compared(run), rope_cost(run)))
     assert "is fastest with" in text
     assert "level within the intervals: " in text
-    assert "2.0" in text
     assert "as fast as naive (95 % interval" in text
-    wild = replace(records[0], samples=synthetic.samples(100.0, "w", 9)[:6] + tuple(
-        replace(sample, time_us=10.0 ** sample.round) for sample in records[0].samples[:6]
-    ))  # fmt: skip
-    run = replace(run, records=[wild])
-    assert "1 of 1 intervals are wider" in " ".join(highlights(compared(run), rope_cost(run)))
 
 
 def test_failures_are_gathered_by_reason_and_the_wrong_ones_come_first(loaded):
@@ -201,12 +195,11 @@ def test_failures_are_gathered_by_reason_and_the_wrong_ones_come_first(loaded):
     assert (flex["cells"], flex["smallest_n"], flex["largest_n"]) == (5, 128, 2048)
 
 
-def test_wall_time_adds_up_and_a_killed_run_tells_what_its_records_know(tmp_path):
-    records = [synthetic.ok(Case(), "naive")]
-    run = load_run(synthetic.write_run(tmp_path, "whole", records))
+def test_wall_time_adds_up_and_a_killed_run_tells_what_its_records_know(loaded):
+    run = loaded["quick"].run
     assert sum(s for _, s in spent(run)) == pytest.approx(run.info["spent"]["wall_s"])
-    killed = load_run(synthetic.write_run(tmp_path, "killed", records, {"spent": None}))
-    assert dict(spent(killed)) == records[0].spent_s
+    killed = dict(spent(replace(run, info=run.info | {"spent": None})))
+    assert killed["check"] == pytest.approx(sum(r.spent_s["check"] for r in run.records))
 
 
 def test_labels_name_only_what_varies_in_a_workload(loaded):

@@ -140,15 +140,12 @@ def test_001_view_and_transpose_cut_columns_into_heads_that_attend_separately(n,
     assert close(attend(q, k, v), attend(q, k, v, impl="naive-heads"))
 
 
-def test_001_the_printed_forward_is_no_python_and_lets_tokens_see_the_future():
-    """Its first line is indented deeper than the next, and neither mask nor rotation is used."""
-    with pytest.raises(IndentationError):
-        compile("def forward(x):\n            n = len(x)\n        return n\n", "note", "exec")
+@pytest.mark.parametrize("causal", [False, True])
+def test_001_the_printed_forward_lets_tokens_see_the_future(causal):
     q, k, v = torch.randn(3, 9, 4)
     later = [torch.cat([x[:-1], torch.full((1, 4), 3.0)]) for x in (k, v)]
-    for causal in (False, True):
-        before, after = (attend(q, *kv, causal=causal)[:-1] for kv in ((k, v), later))
-        assert close(before, after) == causal
+    before, after = (attend(q, *kv, causal=causal)[:-1] for kv in ((k, v), later))
+    assert close(before, after) == causal
 
 
 def test_004_heads_repeat_no_products_but_each_has_a_softmax_of_its_own():
@@ -262,39 +259,9 @@ def test_004_rotary_positions_show_distances_and_no_absolute_place():
     assert not torch.allclose(out, stretched, atol=1e-3)
 
 
-def sinusoidal(places, width):
-    """sin in the even columns, cos in the odd ones."""
-    angle = places[:, None] * 10000.0 ** (-torch.arange(0, width, 2) / width)
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
-
-
 @pytest.mark.parametrize("impl", ["naive", "sdpa", "chunked"])
 def test_002_without_positions_order_does_not_matter(impl):
     q, k, v = torch.randn(3, 128, 16)
     order = torch.randperm(128)
     shuffled = attend(q[order], k[order], v[order], impl=impl)
     assert close(shuffled, attend(q, k, v, impl=impl)[order])
-
-
-@pytest.mark.parametrize("width", [4, 32, 512])
-def test_002_later_dimensions_turn_more_slowly_and_one_matrix_moves_places_but_no_tokens(width):
-    places, x = torch.arange(200.0), torch.randn(200, width)
-    p = sinusoidal(places, width)
-    turns = p[:, 1::2].sign().diff(dim=0) != 0
-    assert bool((turns.sum(0).diff() <= 0).all())
-    for shift in (1, -1, 7, 1000):
-        moved = sinusoidal(places + shift, width)
-        matrix = block_matrix(width, shift)  # Aᵀ of the note, whose pairs are (sin, cos)
-        assert close(p @ matrix, moved)
-        assert not torch.allclose((x + p) @ matrix, x + moved, atol=1e-3)
-
-
-def test_002_added_sinusoids_do_not_treat_neighbours_alike_but_rotations_do():
-    x, y = torch.randn(2, 1, 32)
-    at, near = torch.arange(100.0), torch.arange(100.0) + 2
-    p, q = sinusoidal(at, 32), sinusoidal(near, 32)
-    spread = lambda scores: (scores.max() - scores.min()).item()  # noqa: E731
-    assert spread((p * q).sum(-1)) < 1e-10
-    assert spread(((x + p) * (y + q)).sum(-1)) > 0.1
-    rotated = turned(x.expand(100, -1), ROPE, at) * turned(y.expand(100, -1), ROPE, near)
-    assert spread(rotated.sum(-1)) < 1e-10

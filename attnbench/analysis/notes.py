@@ -1,18 +1,16 @@
-"""What to know before believing a time: one row a note, and the diagnostics behind them."""
+"""What to know before believing a time: notes, and the diagnostics behind them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnbench.analysis import times
 from attnbench.base import units
-from attnbench.base.registry import Registry
 from attnbench.base.sample import DiscardCode
 from attnbench.base.stats import median
 from attnbench.machine.symptoms import STEAL_SHARE
@@ -38,92 +36,79 @@ SMALLER_GROUP = 0.1
 DEPENDS = 0.4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Note:
-    """One thing to know. `text(record)` is None where there is nothing to say.
-
-    `serious` notes make a row unsteady: its time may be wrong by more than its interval says.
-    """
-
-    text: Callable[[Record], str | None]
-    serious: bool
-
-
-NOTES: Registry[Note] = Registry("note")
-
-
-def _note(name: str, *, serious: bool) -> Callable[[Callable[[Record], str | None]], object]:
-    return lambda text: NOTES.add(name, Note(text=text, serious=serious))
-
-
 def notes(record: Record) -> str | None:
-    """All notes on a record, or None."""
-    found = [note.text(record) for _, note in NOTES.items()] if record.samples else []
-    return "; ".join(text for text in found if text) or None
+    """All notes on a record, the serious ones first, or None."""
+    found = [text for _, text in _serious(record)] + list(_asides(record))
+    return "; ".join(found) or None
 
 
 def unsteady(record: Record) -> str | None:
-    """The names of the serious ones, or None."""
+    """The names of the serious ones, or None: the time may be wrong by more than its interval."""
+    return ", ".join(name for name, _ in _serious(record)) or None
+
+
+def _serious(record: Record) -> Iterator[tuple[str, str]]:
+    """Name and text of each note for which a row is unsteady."""
+    metrics, kept = record.metrics, record.kept
     if not record.samples:
-        return None
-    return ", ".join(n for n, note in NOTES.items() if note.serious and note.text(record)) or None
-
-
-@_note("busy-machine", serious=True)
-def _disturbed(record: Record) -> str | None:
-    """Interrupted samples are taken again; here so many were that some had to be kept."""
-    if "kept_disturbed" in record.metrics:
-        kept = record.metrics["kept_disturbed"] or 0
-        if kept <= DISTURBED_SHARE * len(record.kept):
-            return None
-        return f"other work interrupted {kept} of the {len(record.kept)} samples that count"
-    rate = record.metrics.get("interruptions_per_s") or 0.0  # runs from before samples were retaken
-    if rate < INTERRUPTIONS_PER_S:
-        return None
-    return f"interrupted {rate:.0f} times a second by other work on the machine"
-
-
-@_note("stolen-time", serious=True)
-def _stolen(record: Record) -> str | None:
-    share = record.metrics.get("stolen_share") or 0.0
-    text = f"the hypervisor gave {share:.1%} of its processors' time to others"
-    return text if share > STEAL_SHARE else None
-
-
-@_note("withheld-time", serious=True)
-def _withheld(record: Record) -> str | None:
-    share = record.metrics.get("throttled_share") or 0.0
-    text = f"a CPU quota held the process back for {share:.1%} of the time"
-    return text if share > STEAL_SHARE else None
-
-
-@_note("far-from-its-fastest", serious=True)
-def _far_from_fastest(record: Record) -> str | None:
-    middle, fastest = times.time_us(record), min(s.time_us for s in record.kept)
-    if middle is None or middle < FAR_FROM_FASTEST * fastest:
-        return None
-    return (
-        f"the reported time is {middle / fastest:.2g} times the fastest sample:"
-        " a busy machine, or two speeds"
-    )
-
-
-@_note("wide-interval", serious=True)
-def _wide(record: Record) -> str | None:
-    half = times.precision(record)
-    return f"known to ± {half:.0%} only" if half is not None and half > WIDE else None
-
-
-@_note("many-discarded", serious=True)
-def _many_discarded(record: Record) -> str | None:
+        return
+    rate = metrics.get("interruptions_per_s") or 0.0  # runs from before samples were taken again
+    disturbed = metrics.get("kept_disturbed") or 0
+    if disturbed > DISTURBED_SHARE * len(kept):
+        yield (
+            "busy-machine",
+            f"other work interrupted {disturbed} of the {len(kept)} samples that count",
+        )
+    elif "kept_disturbed" not in metrics and rate >= INTERRUPTIONS_PER_S:
+        yield "busy-machine", f"interrupted {rate:.0f} times a second by other work on the machine"
+    if (stolen := metrics.get("stolen_share") or 0.0) > STEAL_SHARE:
+        text = f"the hypervisor gave {stolen:.1%} of its processors' time to others"
+        yield "stolen-time", text
+    if (withheld := metrics.get("throttled_share") or 0.0) > STEAL_SHARE:
+        text = f"a CPU quota held the process back for {withheld:.1%} of the time"
+        yield "withheld-time", text
+    middle, fastest = times.time_us(record), min(s.time_us for s in kept)
+    if middle is not None and not middle < FAR_FROM_FASTEST * fastest:
+        text = f"the reported time is {middle / fastest:.2g} times the fastest sample"
+        yield "far-from-its-fastest", f"{text}: a busy machine, or two speeds"
+    if (half := times.precision(record) or 0.0) > WIDE:
+        yield "wide-interval", f"known to ± {half:.0%} only"
     share, text = _discarded(record)
-    return f"MORE THAN A FIFTH: {text}" if share > LOUD_SHARE else None
+    if share > LOUD_SHARE:
+        yield "many-discarded", f"MORE THAN A FIFTH: {text}"
+    of_processes = [[s.time_us for s in samples] for samples in times.by_process(record)]
+    changes = [change for change in map(drift, of_processes) if change is not None]
+    if worst := max(changes, key=abs, default=None):
+        text = f"drifts: the last third took {abs(worst):.1%}"
+        yield "drift", f"{text} {'more' if worst > 0 else 'less'} time"
+    if found := next(filter(None, map(two_speeds, of_processes)), None):
+        fast, slow = units.time(found[0]), units.time(found[1])
+        yield "two-speeds", f"two speeds: {fast}, and {slow} in {found[2]:.0%} of samples"
+    if changed := metrics.get("meddles"):
+        yield "meddles", f"it changes {changed} for the process; put back"
 
 
-@_note("discarded", serious=False)
-def _few_discarded(record: Record) -> str | None:
+def _asides(record: Record) -> Iterator[str]:
+    """What is good to know, and takes nothing from the time."""
+    metrics = record.metrics
+    if not record.samples:
+        return
     share, text = _discarded(record)
-    return text if 0 < share <= LOUD_SHARE else None
+    if 0 < share <= LOUD_SHARE:
+        yield text
+    if count := [sample.discard_code for sample in record.samples].count("interrupted"):
+        samples = "1 sample does" if count == 1 else f"{count} samples do"
+        yield f"{samples} not count: other work interrupted every batch"
+    r = None if times.over_processes(record) else dependence(times.observations_us(record))
+    if r is not None:
+        yield (
+            f"neighbouring observations depend on each other (rank correlation {r:.2g}):"
+            f" the interval should be about {widening(r):.1f} times as wide"
+        )
+    enqueue_us = metrics.get("enqueue_us")
+    if times.launch_bound(enqueue_us, times.time_us(record)):
+        yield f"launch-bound: the host takes {units.time(enqueue_us)} to issue a call"
+    yield from filter(None, (metrics.get("sensor_note"), metrics.get("energy_note")))
 
 
 _DISCARDS: dict[DiscardCode, str] = {
@@ -145,24 +130,6 @@ def _discarded(record: Record) -> tuple[float, str]:
     return share, f"{share:.0%} of the samples do not count ({why})"
 
 
-@_note("repeated", serious=False)
-def _repeated(record: Record) -> str | None:
-    count = [sample.discard_code for sample in record.samples].count("interrupted")
-    if not count:
-        return None
-    samples = "1 sample does" if count == 1 else f"{count} samples do"
-    return f"{samples} not count: other work interrupted every batch"
-
-
-@_note("drift", serious=True)
-def _drift(record: Record) -> str | None:
-    changes = [drift([s.time_us for s in samples]) for samples in times.by_process(record)]
-    worst = max((change for change in changes if change is not None), key=abs, default=None)
-    if worst is None:
-        return None
-    return f"drifts: the last third took {abs(worst):.1%} {'more' if worst > 0 else 'less'} time"
-
-
 def drift(times_us: Sequence[float]) -> float | None:
     """Relative change from the first third to the last, or None where there is no trend.
 
@@ -176,16 +143,6 @@ def drift(times_us: Sequence[float]) -> float | None:
         return None
     change = median(times_us[-third:]) / median(times_us[:third]) - 1
     return change if abs(change) >= DRIFT else None
-
-
-@_note("two-speeds", serious=True)
-def _two_speeds(record: Record) -> str | None:
-    for samples in times.by_process(record):
-        found = two_speeds([s.time_us for s in samples])
-        if found:
-            fast, slow = units.time(found[0]), units.time(found[1])
-            return f"two speeds: {fast}, and {slow} in {found[2]:.0%} of samples"
-    return None
 
 
 def two_speeds(times_us: Sequence[float]) -> tuple[float, float, float] | None:
@@ -208,19 +165,6 @@ def two_speeds(times_us: Sequence[float]) -> tuple[float, float, float] | None:
     if total == 0 or between.max() < SPLIT * total or slow < (1 + GAP) * fast:
         return None
     return fast, slow, (count - cut) / count
-
-
-@_note("dependent-samples", serious=False)
-def _dependent(record: Record) -> str | None:
-    if times.over_processes(record):
-        return None
-    r = dependence(times.observations_us(record))
-    if r is None:
-        return None
-    return (
-        f"neighbouring observations depend on each other (rank correlation {r:.2g}):"
-        f" the interval should be about {widening(r):.1f} times as wide"
-    )
 
 
 def dependence(observations: Sequence[float]) -> float | None:
@@ -253,21 +197,3 @@ def _correlation(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> float:
     x, y = xs - xs.mean(), ys - ys.mean()
     scale = math.sqrt((x @ x) * (y @ y))
     return float(x @ y / scale) if scale else 0.0
-
-
-@_note("meddles", serious=True)
-def _changes_process(record: Record) -> str | None:
-    changed = record.metrics.get("meddles")
-    return f"it changes {changed} for the process; put back" if changed else None
-
-
-@_note("launch-bound", serious=False)
-def _launch_bound(record: Record) -> str | None:
-    enqueue_us = record.metrics.get("enqueue_us")
-    if enqueue_us is None or not times.launch_bound(enqueue_us, times.time_us(record)):
-        return None
-    return f"launch-bound: the host takes {units.time(enqueue_us)} to issue a call"
-
-
-_note("sensor", serious=False)(lambda record: record.metrics.get("sensor_note"))
-_note("energy", serious=False)(lambda record: record.metrics.get("energy_note"))

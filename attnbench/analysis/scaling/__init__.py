@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from attnbench.analysis.scaling.exact import exact_fits
 from attnbench.analysis.scaling.exponents import DRAWS, fit_many
@@ -23,7 +22,9 @@ LEAST_DRAWS, MOST_DRAWN_SIZES = 200, 2_000_000  # a huge run gets fewer draws fo
 
 def scaling(run: Run) -> Scaling:
     """Every fit and finding of a run; where nothing can be fitted, a finding says why."""
-    with _collector_paused():
+    was_on = gc.isenabled()
+    gc.disable()  # to look for cycles among millions of small objects takes a third of the time
+    try:
         laws, cells = Laws(run), measured(run)
         # What never ran takes none of these cases: that is no failure.
         found = [
@@ -43,15 +44,6 @@ def scaling(run: Run) -> Scaling:
             models=models(run, cells),
             problems=(*unreadable, *_unanswered(run, found)),
         )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A large run makes millions of small objects, no cycles: to look for some takes a third."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
         if was_on:
             gc.enable()
@@ -63,35 +55,31 @@ def _problem(subject: str, reason: str, question: str = "how its cost grows") ->
     )
 
 
-def _unanswered(run: Run, found: list[SeriesCells]) -> list[Finding]:
+def _unanswered(run: Run, found: list[SeriesCells]) -> Iterator[Finding]:
     """One line for each implementation without any series, and for a run of two devices."""
     if not run.records:
-        return [_problem(run.run_id, f"no record in this run; {ASK}")]
+        yield _problem(run.run_id, f"no record in this run; {ASK}")
     answered = {(g.series.impl, g.series.workload) for g in found if any(g.series.times_us)}
     records_of: dict[tuple[str, str], list[Record]] = {}
     for record in run.records:
         records_of.setdefault((record.cell.impl, record.cell.case.workload), []).append(record)
-    problems = [
-        _problem(f"{impl}, {workload}", _why(records))
-        for (impl, workload), records in records_of.items()
-        if (impl, workload) not in answered
-    ]
+    for (impl, workload), records in records_of.items():
+        if (impl, workload) not in answered:
+            yield _problem(f"{impl}, {workload}", _why(records))
     devices = sorted({record.cell.case.device for record in run.records})
     if len(devices) > 1:
         several = f"records of {len(devices)} devices ({', '.join(devices)}) are fitted apart"
-        problems.append(_problem(run.run_id, several, "one machine"))
-    return problems
+        yield _problem(run.run_id, several, "one machine")
 
 
 def _why(records: list[Record]) -> str:
     """Why the records of one implementation and workload make no series along n."""
-    ok = [record for record in records if record.status == "ok"]
-    if not ok:
+    sizes = {record.cell.case.seq_len for record in records if record.status == "ok"}
+    if not sizes:
         counts = Counter(record.status for record in records)
         listed = ", ".join(f"{count} {status}" for status, count in counts.items())
         return f"no cell was measured ({listed}: {records[0].reason})"
-    sizes = sorted({record.cell.case.seq_len for record in ok})
-    listed = ", ".join(map(str, sizes[:8]))
+    listed = ", ".join(map(str, sorted(sizes)[:8]))
     if len(sizes) == 1:
         return f"one size of n only ({listed}); {ASK}"
     alone = "no two sizes of n with all else the same and a time, beside an overhead"

@@ -117,8 +117,7 @@ def _overhead(series: Series, middle: Floats) -> _Overhead:
         us = median(series.overhead_us)
         reason = f"{TIMES_OVERHEAD:g} × the measured overhead of {units.time(us)}"
         return _Overhead(us=us, most_us=us, from_us=TIMES_OVERHEAD * us, reason=reason)
-    known = middle[np.isfinite(middle)]
-    smallest = float(known.min()) if known.size else math.inf
+    smallest = float(np.min(middle, initial=math.inf, where=np.isfinite(middle)))
     least = series.least_overhead_us
     if least:
         most = min(OVERHEAD_PER_LEAST * least, 0.9 * smallest)
@@ -157,12 +156,9 @@ def _net_excess(
     Subtracting an overhead magnifies what disturbed a time that is near it, beyond any bound where
     the undisturbed time may be the overhead.
     """
-    excess = [
-        [factor if doubt else 1.0 for factor, doubt in zip(factors, _doubts(series), strict=True)]
-        for series in many
-        for factors in [series.excess or (math.inf,) * len(series.sizes)]
-    ]
-    shorter = middle / np.array(excess) - overhead
+    doubted = np.array([[doubt is not None for doubt in _doubts(series)] for series in many])
+    excess = [series.excess or (math.inf,) * len(series.sizes) for series in many]
+    shorter = middle / np.where(doubted, excess, 1.0) - overhead
     possible = counts & (shorter > 0)
     factor = np.where(possible, (middle - overhead) / np.where(possible, shorter, 1.0), np.inf)
     found: Floats = np.log(np.where(counts, factor, 1.0))
@@ -187,7 +183,9 @@ def _fitted(
     finding = None if power is None else _finding(series, overhead, ExponentEvidence(
         slope=slope, sizes=len(set(used)), power=power, bound=bound, logs=logs,
         noun=NOUNS[series.axis], cut_short=_cut_short(left_out),
-        changepoint=change and _changepoint_text(series, at, change[1]),
+        changepoint=change and f"the time changes by {change[1]:.2g} × between"
+        f" {_between(series, *series.sizes[at : at + 2])}"
+        f"{', where the kernel changes' * _switched(series)[at]}",
         disturbed=_disturbed(series, left_out),
     ))  # fmt: skip
     return ExponentFit(
@@ -219,12 +217,6 @@ def _finding(series: Series, overhead: _Overhead, evidence: ExponentEvidence) ->
             "floor_us": overhead.us,  # as stored since the first runs
         },
     )
-
-
-def _changepoint_text(series: Series, at: int, factor: float) -> str:
-    kernel = ", where the kernel changes" if _switched(series)[at] else ""
-    between = _between(series, series.sizes[at], series.sizes[at + 1])
-    return f"the time changes by {factor:.2g} × between {between}{kernel}"
 
 
 def _cut_short(left_out: tuple[str | None, ...]) -> str | None:
