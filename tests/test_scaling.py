@@ -62,6 +62,11 @@ def step(factor: float, after: float) -> Time:
     return lambda n: n**2 * (factor if n > after else 1)
 
 
+def power_and(factor: float, p: float) -> Time:
+    """n^2 beside a term of lower order."""
+    return lambda n: n**2 + factor * n**p
+
+
 def fitted(series: Series, draws: int = 300) -> ExponentFit:
     return fit_many([series], draws=draws)[0]
 
@@ -139,10 +144,10 @@ VERDICTS: dict[str, tuple[Time, str, dict[str, Any], str, str]] = {
     "half of it": (step(0.5, 1024), "O(n)", {}, "inconclusive", "between n = 1024 and 2048"),
     "no way of going on makes that O(n)": (step(2, 1024), "O(n)", {}, "refuted", ""),
     "terms of lower order": (
-        lambda n: n**2 + 350 * n, "n^2", {"scatter": 0.003}, "inconclusive",
+        power_and(350, 1), "n^2", {"scatter": 0.003}, "inconclusive",
         "still rising towards n^2"),
     "several terms are a bound": (
-        lambda n: n**2 + 4000 * n, "n d^2 + n^2 d", {"scatter": 0.003}, "holds", ""),
+        power_and(4000, 1), "n d^2 + n^2 d", {"scatter": 0.003}, "holds", ""),
     "equal sizes": (power(2), "n^2", {"sizes": (512,) * 5}, "inconclusive", "too short"),
     "one size": (power(2), "n^2", {"sizes": (512,)}, "inconclusive", "too short"),
     "a stall among disturbed times": (
@@ -235,11 +240,10 @@ def test_a_refutation_stands_whichever_changepoint_is_taken_out() -> None:
 
 
 def test_what_curves_is_not_taken_for_a_changepoint() -> None:
-    for lower in (lambda n: 120 * n, lambda n: 500 * n, lambda n: 3e4 * n**0.5):
-        fit = fitted(replayed(lambda n, lower=lower: n**2 + lower(n), scatter=0.003))
-        assert fit.changepoint is None
+    for time in power_and(120, 1), power_and(500, 1), power_and(3e4, 0.5):
+        assert fitted(replayed(time, scatter=0.003)).changepoint is None
     # An overhead that was not measured, unless the kernel changes just there.
-    series = replayed(lambda n: n**2 + 8000, scatter=0.003, overhead_us=None, least_overhead_us=1.0)
+    series = replayed(power_and(8000, 0), scatter=0.003, overhead_us=None, least_overhead_us=1.0)
     assert fitted(series).changepoint is None
     assert fitted(replace(series, kernels=("a", "b", "b", "b", "b"))).changepoint is not None
 
