@@ -20,34 +20,20 @@ WORDED = """from attnbench.api import attention
 from {module} import WORD
 
 
-@attention("{name}", doc=WORD)
+@attention("{module}", doc=WORD)
 def kernel(q, k, v, *, causal, scale):
     return ((q @ k.mT) * scale).softmax(-1) @ v
 """
 
 
-@pytest.fixture(autouse=True)
-def _as_before() -> Any:
-    """What is registered here is forgotten after each test."""
-    load_built_in()
-    before = dict(IMPLEMENTATIONS.items())
-    yield
-    IMPLEMENTATIONS._items = before
-
-
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path.resolve() / "base"
+def sides(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path.resolve() / "base", tmp_path.resolve() / "working"
 
 
-@pytest.fixture
-def working(tmp_path: Path) -> Path:
-    return tmp_path.resolve() / "working"
-
-
-def write_both(base: Path, working: Path, **files: str) -> None:
+def write_both(sides: tuple[Path, Path], **files: str) -> None:
     """Write files on both sides; WORD in them becomes the side's name."""
-    for root in (base, working):
+    for root in sides:
         root.mkdir(exist_ok=True)
         write(root, **{name: text.replace("WORD?", root.name) for name, text in files.items()})
 
@@ -62,75 +48,62 @@ def _load(files: list[str], root: str, other: str, paths: list[str]) -> dict[str
     return {"docs": docs, "folder": str(Path.cwd()), "bytecode": not sys.dont_write_bytecode}
 
 
-def loaded(root: Path, other: Path, *files: str, paths: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """What `load_side` comes to in a process of its own, forked from this one."""
+def loaded(root: Path, other: Path, *files: str, path: str = "") -> dict[str, Any]:
+    """What `load_side` comes to in a process of its own, forked from this one.
+
+    `path` of the other side comes first wherever nothing else is said.
+    """
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(max_workers=1, mp_context=fork) as pool:
         named = [str(root / file) for file in files]
-        return pool.submit(_load, named, str(root), str(other), [str(p) for p in paths]).result()
-
-
-# Installed namesakes.
+        return pool.submit(_load, named, str(root), str(other), [str(other / path)]).result()
 
 
 def test_a_file_replaces_an_installed_namesake_where_that_is_asked_for(tmp_path: Path) -> None:
-    write(tmp_path, own=kernel("naive"))
-    with pytest.raises(UsageError, match="'naive' is already registered"):
-        load_file(str(tmp_path / "own.py"))
-    order = IMPLEMENTATIONS.names()
-    assert load_file(str(tmp_path / "own.py"), replace=True) == ["naive"]
-    assert IMPLEMENTATIONS.get("naive").file == str(tmp_path / "own.py")
-    assert IMPLEMENTATIONS.names() == order
-
-
-def test_a_name_that_two_of_the_users_files_register_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, one=kernel("naive"), two=kernel("naive"), three=kernel() + kernel())
-    load_file(str(tmp_path / "one.py"), replace=True)
-    for name in ("two", "three"):
-        with pytest.raises(UsageError, match="already registered"):
-            load_file(str(tmp_path / f"{name}.py"), replace=True)
-
-
-def test_a_file_that_fails_half_way_replaces_nothing(tmp_path: Path) -> None:
-    write(tmp_path, half=kernel("naive") + kernel("new") + "raise OSError('no')\n")
+    load_built_in()
     before = dict(IMPLEMENTATIONS.items())
-    with pytest.raises(UsageError, match="OSError: no"):
-        load_file(str(tmp_path / "half.py"), replace=True)
-    assert dict(IMPLEMENTATIONS.items()) == before
+    write(tmp_path, own=kernel("naive"), two=kernel("naive"), three=kernel() + kernel())
+    write(tmp_path, half=kernel("naive") + kernel("new") + "raise OSError('no')\n")
+    try:
+        with pytest.raises(UsageError, match="OSError: no"):  # it fails, and replaces nothing
+            load_file(str(tmp_path / "half.py"), replace=True)
+        with pytest.raises(UsageError, match="'naive' is already registered"):
+            load_file(str(tmp_path / "own.py"))
+        assert dict(IMPLEMENTATIONS.items()) == before
+        assert load_file(str(tmp_path / "own.py"), replace=True) == ["naive"]
+        assert IMPLEMENTATIONS.get("naive").file == str(tmp_path / "own.py")
+        assert IMPLEMENTATIONS.names() == list(before)
+        for name in ("two", "three"):
+            with pytest.raises(UsageError, match="already registered"):
+                load_file(str(tmp_path / f"{name}.py"), replace=True)
+    finally:
+        IMPLEMENTATIONS._items = before
 
 
-# The trap: what a side imports could be the other side's.
-
-
-def test_a_side_imports_its_own_neighbours_package_and_src(base: Path, working: Path) -> None:
+def test_a_side_imports_its_own_neighbours_package_and_what_is_on_its_path(
+    sides: tuple[Path, Path],
+) -> None:
+    base, working = sides
     write_both(
-        base, working,
-        deep__one=WORDED.format(module="neighbour", name="one"),
+        sides,
+        deep__one=WORDED.format(module="neighbour"),
         deep__neighbour="WORD = 'neighbour of WORD?'",
-        two=WORDED.format(module="package.inside", name="two"),
+        two=WORDED.format(module="package.inside"),
         package__inside="WORD = 'package of WORD?'",
-        three=WORDED.format(module="sourced", name="three"),
+        three=WORDED.format(module="sourced"),
         src__sourced="WORD = 'src of WORD?'",
-    )  # fmt: skip
-    # src of the working tree comes first wherever nothing else is said
-    found = loaded(base, working, "deep/one.py", "two.py", "three.py", paths=(working / "src",))
-    assert found == {
-        "docs": {"one": "neighbour of base", "two": "package of base", "three": "src of base"},
-        "folder": str(base),
-        "bytecode": False,
-    }
-    assert list(base.rglob("__pycache__")) == []
-
-
-def test_a_folder_on_the_path_is_that_of_the_side(base: Path, working: Path) -> None:
-    write_both(
-        base, working,
-        one=WORDED.format(module="odd", name="one"),
+        four=WORDED.format(module="odd"),
         python__odd="WORD = 'WORD?'",
-    )  # fmt: skip
-    for root, other in ((base, working), (working, base)):
-        found = loaded(root, other, "one.py", paths=(working / "python",))
-        assert found["docs"] == {"one": root.name}
+    )
+    found = loaded(base, working, "deep/one.py", "two.py", "three.py", path="src")
+    docs = {
+        "neighbour": "neighbour of base", "package.inside": "package of base",
+        "sourced": "src of base",
+    }  # fmt: skip
+    assert found == {"docs": docs, "folder": str(base), "bytecode": False}
+    assert list(base.rglob("__pycache__")) == []
+    for root, other in (sides, sides[::-1]):
+        assert loaded(root, other, "four.py", path="python")["docs"] == {"odd": root.name}
 
 
 REACHING = """import importlib.util, sys
@@ -140,28 +113,18 @@ spec.loader.exec_module(module)
 """
 
 
-def test_a_side_that_imports_from_the_other_is_refused_with_both_names(
-    base: Path, working: Path
+def test_what_is_the_other_sides_is_refused_but_not_what_is_installed_in_it(
+    sides: tuple[Path, Path],
 ) -> None:
-    write_both(base, working, elsewhere__odd="")
+    base, working = sides
+    installed = ".venv/lib/site-packages"
+    write_both(sides, elsewhere__odd="", two=WORDED.format(module="library"))
     # as the finder of an editable installation does
     write(base, one=REACHING.format(path=working / "elsewhere" / "odd.py") + kernel())
     says = loaded(base, working, "one.py")["refused"]
     assert f"{base / 'one.py'} imports odd from the other side" in says
     assert str(working / "elsewhere" / "odd.py") in says
     assert "\n" not in says
-
-
-def test_what_is_installed_in_an_environment_in_the_repository_is_no_ones(
-    base: Path, working: Path
-) -> None:
-    installed = ".venv/lib/site-packages"
-    write_both(base, working, one=WORDED.format(module="library", name="one"))
-    write(working, **{f"{installed}/library": "WORD = 'installed'"})
-    found = loaded(base, working, "one.py", paths=(working / installed,))
-    assert found["docs"] == {"one": "installed"}
-
-
-def test_a_file_outside_its_side_is_refused(base: Path, working: Path) -> None:
-    write_both(base, working, one=kernel())
     assert "is not in" in loaded(base, working, "../working/one.py")["refused"]
+    write(working, **{f"{installed}/library": "WORD = 'installed'"})
+    assert loaded(base, working, "two.py", path=installed)["docs"] == {"library": "installed"}
