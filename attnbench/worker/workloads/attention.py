@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from attnbench.api import AttentionCall, Estimate, Implementation
@@ -11,8 +9,8 @@ from attnbench.schema.case import Case
 from attnbench.theory import costs
 from attnbench.worker.inputs import Draw, Tensors, attention_tensors, fill_attention
 from attnbench.worker.positions import rotation
-from attnbench.worker.reference import Reference, plain_attention, reference_of
-from attnbench.worker.workloads.base import WORKLOADS, Bound, bind_pass
+from attnbench.worker.reference import PlainResult, plain_attention
+from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
 
 
 def with_position(core: AttentionCall, case: Case) -> AttentionCall:
@@ -24,11 +22,8 @@ def with_position(core: AttentionCall, case: Case) -> AttentionCall:
     return lambda q, k, v: core(turn_q(q), turn_k(k), v)
 
 
-class _Attention:
+class _Attention(Workload):
     """q_BHLD, k_BGSD, v_BGSV -> o_BHLV: O(n²d)."""
-
-    def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        return impl.reason_against(case)
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
         return attention_tensors(case, strided=strided)
@@ -44,8 +39,8 @@ class _Attention:
 
         return bind_pass(case.pass_, core, inputs, tensors.get("do"), named)
 
-    def truth(self, case: Case, tensors: Tensors) -> Reference:
-        return reference_of(case, tensors, partial(plain_attention, case))
+    def plain(self, case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
+        return plain_attention(case, tensors, terms=terms)
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         return {
@@ -56,7 +51,6 @@ class _Attention:
         }
 
     def why_flops(self, case: Case, flops: int) -> list[str]:
-        """What the mask wastes, and the scores that a backward pass does not make again."""
         return costs.why_core_flops(case, flops)
 
 

@@ -5,18 +5,20 @@ A workload gives its tensors, the callable that is timed, the reference, and the
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from attnbench.api import Implementation
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
+from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors
-from attnbench.worker.reference import Reference
+from attnbench.worker.reference import PlainResult, Reference, reference_of
 
 Gradients = tuple[torch.Tensor, ...]  # one for each of a pass's inputs
 
@@ -37,7 +39,7 @@ class Bound:
     units: int = 1
 
 
-class Workload(Protocol):
+class Workload(abc.ABC):
     """One workload. All sizes come from the case; costs are for its pass.
 
     What planning must know of it is its row in `attnbench.theory.traits`, by the same name.
@@ -45,22 +47,37 @@ class Workload(Protocol):
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
         """Why this pair cannot run, or None."""
+        return impossible(case) or impl.reason_against(self.core_case(case))
 
+    def core_case(self, case: Case) -> Case:
+        """The case that the implementation sees."""
+        return case
+
+    @abc.abstractmethod
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
-        """Uninitialised inputs by name."""
+        """Uninitialised inputs by name; matrices are (out features, in features)."""
 
+    @abc.abstractmethod
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
-        """Overwrite the inputs in place."""
+        """Overwrite the inputs in place by normal numbers; weights keep q, k and v normal."""
 
+    @abc.abstractmethod
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
         """Build the core, prepare what is not timed, return the callable."""
 
+    @abc.abstractmethod
+    def plain(self, case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
+        """The results by definition, in the dtype of the tensors; gradients where there is `do`."""
+
     def truth(self, case: Case, tensors: Tensors) -> Reference:
         """Float64 results and allowed errors for the inputs as they are now."""
+        return reference_of(case, tensors, functools.partial(self.plain, case))
 
+    @abc.abstractmethod
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """flops_useful, flops_executed, bytes_min (each per unit), memory_predicted_bytes."""
 
+    @abc.abstractmethod
     def why_flops(self, case: Case, flops: int) -> list[str]:
         """In plain words, why `flops` a unit are not the useful ones; empty where unknown."""
 

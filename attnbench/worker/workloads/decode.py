@@ -6,10 +6,9 @@ without a vocabulary. What differs between `--caches` is where the keys and valu
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import linear
@@ -21,8 +20,8 @@ from attnbench.theory import costs
 from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
 from attnbench.worker.positions import Rotation, rotation
-from attnbench.worker.reference import PlainResult, Reference, plain_attention, reference_of
-from attnbench.worker.workloads.base import WORKLOADS, Bound
+from attnbench.worker.reference import PlainResult, plain_attention
+from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # k_BGSD, v_BGSV
 
@@ -61,8 +60,7 @@ class DecodeLayer:
         return self._turns[first, end](x_BHLD)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cache:
+class Cache(NamedTuple):
     """Where keys and values come from.
 
     `prefill(layer)` is done untimed and again whenever the inputs change. `extend(layer, prefilled,
@@ -114,8 +112,8 @@ CACHES: Registry[Cache] = Registry("cache", "--caches")
 CACHES.add(
     "rerun",
     Cache(
-        doc="no cache: the whole layer over all tokens at each step",
-        prefill=lambda layer: None,
+        "no cache: the whole layer over all tokens at each step",
+        prefill=lambda _: None,
         extend=_recompute,
         all_queries=True,
         all_keys=True,
@@ -124,20 +122,14 @@ CACHES.add(
 CACHES.add(
     "none",
     Cache(
-        doc="no cache: keys and values recomputed, one query",
-        prefill=lambda layer: None,
+        "no cache: keys and values recomputed, one query",
+        prefill=lambda _: None,
         extend=_recompute,
         all_keys=True,
     ),
 )
-CACHES.add(
-    "concat",
-    Cache(doc="grown by torch.cat", prefill=_prefill_exact, extend=_concatenate, grows=True),
-)
-CACHES.add(
-    "static",
-    Cache(doc="preallocated, written in place", prefill=_prefill_whole, extend=_write_in_place),
-)
+CACHES.add("concat", Cache("grown by torch.cat", _prefill_exact, _concatenate, grows=True))
+CACHES.add("static", Cache("preallocated, written in place", _prefill_whole, _write_in_place))
 
 
 def cache_of(case: Case) -> Cache:
@@ -209,18 +201,19 @@ class Generate:
         return outputs
 
 
-class _Decode:
+class _Decode(Workload):
     """x_BNE -> the layer's output for the last T tokens, one step a token; forward only."""
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        if impossible(case):
-            return impossible(case)
-        if case.mask.after is None:
+        if case.mask.after is None and not impossible(case):
             return f"decode is causal; mask {case.mask.text} makes no sense"
-        return impl.reason_against(step_case(case, 0))
+        return super().reason_against(case, impl)
+
+    def core_case(self, case: Case) -> Case:
+        return step_case(case, 0)
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
-        """x_BNE and the weights wq, wk, wv, wo, each (out features, in features)."""
+        """x_BNE and wq, wk, wv, wo."""
         e, d, v = case.model_width, case.head_dim, case.value_dim
         shapes = {
             "x": (case.batch, case.seq_len + (case.new_tokens or 1), e),
@@ -232,7 +225,6 @@ class _Decode:
         return {name: empty(case, shape) for name, shape in shapes.items()}
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
-        """Normal hidden states; weights scaled by 1/√(in features), so that q, k, v are normal."""
         fill_normal(tensors.values(), draw.seed)
         for name, x in tensors.items():
             if name != "x":
@@ -251,8 +243,24 @@ class _Decode:
             units=case.new_tokens or 1,
         )
 
-    def truth(self, case: Case, tensors: Tensors) -> Reference:
-        return reference_of(case, tensors, functools.partial(_plain_layer, case))
+    def plain(self, case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
+        """The layer's output; the floor of its error scales with it, so that it has no terms.
+
+        Token by token, as generation goes: the sum over n keys of a single query is added up in
+        another way than those of eight at once, and rounds otherwise (float32, n = 32768: seven
+        times the error).
+        """
+        layer = DecodeLayer(replace(case, position=Position()), tensors)
+        k, v = layer.keys_values(0, layer.total)
+        q = layer.queries(layer.context, layer.total)
+        mask = case.mask if case.mask.after is not None else parse_mask("causal")
+        steps = []
+        for t in range(layer.total - layer.context):
+            end = layer.context + t + 1
+            step = replace(case, workload="attention", seq_len=1, kv_len=end, mask=mask)
+            seen = {"q": q[:, :, t : t + 1], "k": k[:, :, :end], "v": v[:, :, :end]}
+            steps.append(plain_attention(step, seen).values["o"])
+        return PlainResult(values={"o": layer.output(torch.cat(steps, dim=2))})
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """FLOPs and traffic per token; the predicted workspace is that of a whole generation."""
@@ -276,26 +284,6 @@ class _Decode:
         if flops == every_key and not step_case(case, (case.new_tokens or 1) - 1).unmasked:
             reasons.append("every pair of the steps is multiplied, hidden by the mask or not")
         return reasons
-
-
-def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
-    """The layer's output; the floor of its error scales with it, so that it has no terms.
-
-    Token by token, as generation goes: the sum over n keys of a single query is added up in
-    another way than those of eight at once, and rounds otherwise (float32, n = 32768: seven times
-    the error).
-    """
-    layer = DecodeLayer(replace(case, position=Position()), tensors)
-    k, v = layer.keys_values(0, layer.total)
-    q = layer.queries(layer.context, layer.total)
-    mask = case.mask if case.mask.after is not None else parse_mask("causal")
-    steps = []
-    for t in range(layer.total - layer.context):
-        end = layer.context + t + 1
-        step = replace(case, workload="attention", seq_len=1, kv_len=end, mask=mask)
-        seen = {"q": q[:, :, t : t + 1], "k": k[:, :, :end], "v": v[:, :, :end]}
-        steps.append(plain_attention(step, seen).values["o"])
-    return PlainResult(values={"o": layer.output(torch.cat(steps, dim=2))})
 
 
 def _workspace(case: Case, impl: Implementation) -> int | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch.nn.functional import linear
@@ -18,12 +17,11 @@ from attnbench.api import Implementation
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case, Position
 from attnbench.theory import costs
-from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
 from attnbench.worker.positions import turned, turned_squares, unturned
-from attnbench.worker.reference import PlainResult, Reference, plain_attention, reference_of
+from attnbench.worker.reference import PlainResult, plain_attention
 from attnbench.worker.workloads.attention import rotated_workspace, with_position
-from attnbench.worker.workloads.base import WORKLOADS, Bound, bind_pass
+from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
 
 _RIDGE = 0.05  # of weights whose rows have length 1, and so singular values between 0 and 2
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q_BHLD, k_BGLD, v_BGLV
@@ -32,11 +30,8 @@ Project = Callable[[torch.Tensor, Sequence[torch.Tensor]], Heads]
 
 def parts_of(case: Case) -> tuple[tuple[int, int], ...]:
     """(heads, dims a head) of the queries, the keys and the values."""
-    return (
-        (case.heads, case.head_dim),
-        (case.kv_heads, case.head_dim),
-        (case.kv_heads, case.value_dim),
-    )
+    groups, d = case.kv_heads, case.head_dim
+    return (case.heads, d), (groups, d), (groups, case.value_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,14 +157,14 @@ def layer_call(case: Case, impl: Implementation) -> Callable[..., torch.Tensor]:
     return call
 
 
-class _Layer:
+class _Layer(Workload):
     """x_BLE -> o_BLE: O(nd² + n²d)."""
 
-    def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        return impossible(case) or impl.reason_against(core_case(case))
+    def core_case(self, case: Case) -> Case:
+        return core_case(case)
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
-        """x_BLE, the projection's weights and wo, (out features, in features) each, and do_BLE."""
+        """x_BLE, the projection's weights, wo, and do_BLE where the pass differentiates."""
         e = case.model_width
         shapes: dict[str, tuple[int, ...]] = {"x": (case.batch, case.seq_len, e)}
         shapes |= {name: (rows, e) for name, rows in projection_of(case).rows(case).items()}
@@ -182,10 +177,7 @@ class _Layer:
         return tensors
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
-        """Normal hidden states; weights scaled by 1/√(in features), so that q, k, v are normal.
-
-        The canonical weights are drawn and then cut, so that all projections get the same.
-        """
+        """The canonical weights are drawn and then cut, so that all projections get the same."""
         names = list(projection_of(case).rows(case))
         rows = sum(tensors[name].shape[0] for name in names)
         wqkv = empty(case, (rows, case.model_width))
@@ -211,8 +203,8 @@ class _Layer:
 
         return bind_pass(case.pass_, layer_call(case, impl), inputs, tensors.get("do"), named)
 
-    def truth(self, case: Case, tensors: Tensors) -> Reference:
-        return reference_of(case, tensors, partial(_plain_layer, case))
+    def plain(self, case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
+        return _plain_layer(case, tensors, terms=terms)
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         projections, core = costs.layer_projection_flops(case), core_case(case)
@@ -270,23 +262,9 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
     result = PlainResult(values={"o": merged @ wo.mT})
     if terms:
         result.terms["o"] = (_merged(core.terms["o"]).square() @ wo.square().mT).sqrt()
-    if "do" in tensors:
-        result.values["dwo"] = _over_tokens(tensors["do"], merged)
-        _add_gradients(result, case, core, x, weights)
-    if "do" in tensors and terms:
-        squares = _over_tokens(tensors["do"].square(), _merged(core.terms["o"]).square())
-        result.terms["dwo"] = squares.sqrt()
-    return result
-
-
-def _add_gradients(
-    result: PlainResult, case: Case, core: PlainResult, x: torch.Tensor, weights: list[torch.Tensor]
-) -> None:
-    """Add dx and dwqkv from the gradients of a core that saw q and k turned, and their terms.
-
-    Each weight adds its part to dx in the dtype of x, as one after another they do in the layer.
-    """
-    places = torch.arange(case.seq_len, device=x.device)
+    if "do" not in tensors:
+        return result
+    # Each weight adds its part to dx in the dtype of x, as one after another they do in the layer.
     for name in ("dq", "dk"):
         core.values[name] = unturned(core.values[name], case.position, places)
     dprojected = _side_by_side(core.values).to(x.dtype)
@@ -295,15 +273,18 @@ def _add_gradients(
         (part @ weight for part, weight in zip(cut, weights, strict=True)), torch.zeros_like(x)
     )
     result.values["dwqkv"] = _over_tokens(dprojected, x)
-    if not core.terms:
-        return
-    squares = {name: core.terms[name].square() for name in ("dq", "dk", "dv")}
+    result.values["dwo"] = _over_tokens(tensors["do"], merged)
+    if not terms:
+        return result
+    squares = {name: core.terms[name].square() for name in ("o", "dq", "dk", "dv")}
     for name in ("dq", "dk"):
         squares[name] = turned_squares(squares[name], case.position, places)
     # What goes into these sums is as uncertain as the terms it was made of, and as its own size.
     summands = dprojected.square() + _side_by_side(squares)
     result.terms["dx"] = (summands @ torch.cat(weights).square()).sqrt()
     result.terms["dwqkv"] = _over_tokens(summands, x.square()).sqrt()
+    result.terms["dwo"] = _over_tokens(tensors["do"].square(), _merged(squares["o"])).sqrt()
+    return result
 
 
 def _merged(x_BHLD: torch.Tensor) -> torch.Tensor:

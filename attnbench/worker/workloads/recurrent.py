@@ -11,17 +11,13 @@ import torch
 from attnbench.api import Implementation
 from attnbench.schema.case import Case
 from attnbench.theory import costs
-from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal
-from attnbench.worker.reference import PlainResult, Reference, reference_of
-from attnbench.worker.workloads.base import WORKLOADS, Bound, Gradients, bind_pass
+from attnbench.worker.reference import PlainResult
+from attnbench.worker.workloads.base import WORKLOADS, Bound, Gradients, Workload, bind_pass
 
 
-class _Recurrent:
+class _Recurrent(Workload):
     """x_BLE -> the hidden states o_BLE of a GRU without biases: O(nd²), in n steps."""
-
-    def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        return impossible(case) or impl.reason_against(case)
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
         """x_BLE; w_ih and w_hh, (3E, E) each, gates r, z, n one under the other; and do_BLE.
@@ -41,7 +37,6 @@ class _Recurrent:
         return tensors
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
-        """Normal inputs; weights scaled by 1/√E, so that the gates' sums are normal."""
         fill_normal(tensors.values(), draw.seed)
         with torch.no_grad():
             for name in ("w_ih", "w_hh"):
@@ -51,8 +46,17 @@ class _Recurrent:
         inputs = tensors["x"], tensors["w_ih"], tensors["w_hh"]
         return bind_pass(case.pass_, impl.build(case), inputs, tensors.get("do"), _named)
 
-    def truth(self, case: Case, tensors: Tensors) -> Reference:
-        return reference_of(case, tensors, _plain_network)
+    def plain(self, case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
+        """The states, and their gradients; the floors of errors scale with the values."""
+        inputs = [tensors[name].detach() for name in ("x", "w_ih", "w_hh")]
+        if "do" not in tensors:
+            return PlainResult(values={"o": gru_states(*inputs)})
+        with torch.enable_grad():
+            for x in inputs:
+                x.requires_grad_()
+            o = gru_states(*inputs)
+            gradients = torch.autograd.grad(o, inputs, tensors["do"])
+        return PlainResult(values={"o": o.detach()} | _named(gradients))
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         return {
@@ -63,7 +67,6 @@ class _Recurrent:
         }
 
     def why_flops(self, case: Case, flops: int) -> list[str]:
-        """The one product that a backward pass can leave out."""
         e = case.model_width
         spared = costs.recurrent_flops_useful(case) - flops
         if not case.needs_grad or spared != 6 * case.batch * e * e:
@@ -91,19 +94,6 @@ def gru_states(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> t
         h_BE = (1 - update) * candidate + update * h_BE
         states.append(h_BE)
     return torch.stack(states, dim=1)
-
-
-def _plain_network(tensors: Tensors, *, terms: bool) -> PlainResult:
-    """The states, and their gradients where `do` is given; floors of errors scale with values."""
-    inputs = [tensors[name].detach() for name in ("x", "w_ih", "w_hh")]
-    if "do" not in tensors:
-        return PlainResult(values={"o": gru_states(*inputs)})
-    with torch.enable_grad():
-        for x in inputs:
-            x.requires_grad_()
-        o = gru_states(*inputs)
-        gradients = torch.autograd.grad(o, inputs, tensors["do"])
-    return PlainResult(values={"o": o.detach()} | _named(gradients))
 
 
 WORKLOADS.add("recurrent", _Recurrent())
