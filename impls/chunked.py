@@ -85,7 +85,7 @@ def cut(case: Case) -> Tiling:
 
 
 def rows_of(x_NRID: torch.Tensor, wide: torch.dtype, factor: float = 1.0) -> torch.Tensor:
-    """A wide copy of a block times `factor`, with the rows of its R heads joined: (N, M, D)."""
+    """A wide copy times `factor`, with the rows of its R heads joined: (N, M, D)."""
     x_NRID = x_NRID.to(wide, copy=True, memory_format=torch.contiguous_format)
     return x_NRID.mul_(factor).flatten(1, 2)
 

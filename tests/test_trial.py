@@ -231,19 +231,6 @@ def test_flops_that_disagree_are_explained(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("measured_bytes", "predicted", "miss"),
-    [(110, 100, 0.1), (90, 100, -0.1), (0, 0, 0.0), (5, 0, None), (5, None, None)],
-)
-def test_the_miss_of_a_prediction_is_relative_to_it(measured_bytes, predicted, miss):
-    impl = Implementation(name="x", build=right)
-    metrics = {"memory_predicted_bytes": predicted, "memory_prepared_bytes": 0}
-    one = Trial(impl=impl, case=CASE, tensors={}, metrics=metrics)
-    assert one._memory(measured_bytes, None)["memory_predicted_miss"] == (
-        miss and pytest.approx(miss)
-    )
-
-
-@pytest.mark.parametrize(
     ("ops", "backend"),
     [
         (["aten::_scaled_dot_product_flash_attention_for_cpu"], "flash"),

@@ -29,10 +29,7 @@ def dense_mask(
     first_query: int = 0,
     count: int | None = None,
 ) -> torch.Tensor:
-    """Boolean (count, keys) tensor, True where query `first_query`+i of `queries` sees key j.
-
-    `count` rows are made, all of them unless given, so that a caller can work in blocks.
-    """
+    """Boolean (count, keys) tensor, True where query `first_query`+i of `queries` sees key j."""
     count = queries - first_query if count is None else count
     query = torch.arange(first_query, first_query + count, device=device).unsqueeze(1)
     offset = torch.arange(keys, device=device) - (query + (keys - queries))
@@ -75,12 +72,10 @@ def compile_alone(
 ) -> Callable[..., torch.Tensor]:
     """torch.compile for the shapes of one case; whatever would fall back to eager raises instead.
 
-    fullgraph turns both graph breaks and the limit on recompilations into errors. torch keeps
-    compiled code per code object, which all closures of one `def` share, and gives up after 8
-    shapes of one: a code object for each case keeps every case at its first. With donated buffers
-    a compiled backward pass writes over what the forward pass saved, and torch refuses to run it
-    twice on one graph, which is how it is timed. torch looks at that switch when it compiles and
-    again whenever the backward pass runs, so it stays off for the process.
+    torch keeps compiled code per code object, which all closures of one `def` share, and gives up
+    after 8 shapes of one: hence a code object for each case. With donated buffers a compiled
+    backward pass could not run twice on one graph, which is how it is timed: torch looks at that
+    switch in the backward pass, too, so it stays off for the process.
     """
     from torch._functorch import config
 
@@ -109,8 +104,7 @@ def reason_against_compiling(case: Case) -> str | None:
 def run_file(file: str) -> None:
     """Check and time what a kernel file registers, and exit; for `if __name__ == "__main__":`.
 
-    A process of its own does it, as in a sweep. The file's implementations take the place of
-    installed ones of the same names, so that a copy of a built-in file runs, too.
+    In a process of its own, where they take the place of installed ones of the same names.
     """
     command = [sys.executable, "-P", "-m", "attnbench.worker.alone", str(Path(file).resolve())]
     environment = os.environ | allocator_variables(os.environ)

@@ -45,13 +45,11 @@ def empty(case: Case, shape: tuple[int, ...], *, strided: bool = False) -> torch
 def fill_normal(tensors: Iterable[torch.Tensor], seed: int) -> None:
     """Overwrite each tensor in place with numbers from N(0, 1), the same for the same seed.
 
-    The numbers are drawn in float32 in the order of the axes, so that neither the layout nor
-    the dtype changes what is drawn.
+    Drawn in float32 in the order of the axes, whatever the layout and the dtype.
     """
-    generator: torch.Generator | None = None
+    tensors = list(tensors)
+    generator = torch.Generator(device=tensors[0].device).manual_seed(seed)
     for x in tensors:
-        if generator is None:
-            generator = torch.Generator(device=x.device).manual_seed(seed)
         drawn = torch.randn(x.shape, generator=generator, device=x.device, dtype=torch.float32)
         with torch.no_grad():
             x.copy_(drawn)
@@ -65,13 +63,11 @@ def attention_tensors(case: Case, *, strided: bool = False) -> Tensors:
         "k": (batch, case.kv_heads, case.kv_len, d),
         "v": (batch, case.kv_heads, case.kv_len, v),
     }
-    if case.needs_grad:
+    grad = case.needs_grad
+    if grad:
         shapes["do"] = (batch, case.heads, case.seq_len, v)
     tensors = {name: empty(case, shape, strided=strided) for name, shape in shapes.items()}
-    if case.needs_grad:
-        for name in "qkv":
-            tensors[name].requires_grad_()
-    return tensors
+    return {name: x.requires_grad_(grad and name != "do") for name, x in tensors.items()}
 
 
 def fill_attention(case: Case, tensors: Tensors, draw: Draw) -> None:

@@ -102,8 +102,7 @@ class Rotation:
 def rotation(case: Case, first_place: int, count: int) -> Rotation | None:
     """The rotation of x (…, `count`, D) at places `first_place` …; None for `none`.
 
-    The tables are made here, in float64, and held in the case's dtype, so that only the turning
-    itself is timed.
+    Its tables are made in float64 and held in the case's dtype: the turning alone is timed.
     """
     rotate = POSITIONS.get(case.position.name).rotate
     if rotate is None:
@@ -129,8 +128,7 @@ def _mixed(x: torch.Tensor, position: Position, *by: torch.Tensor) -> torch.Tens
 def turned(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
     """The reference form: each pair as a complex number times e^{i·angle}, in x's own dtype.
 
-    Works by the definition (`pairs`), not by the formula that is timed, and for low precision
-    rounds the tables to x's dtype as the timed form does.
+    By the definition (`pairs`), not by the formula that is timed, with tables in x's dtype.
     """
     angle_LP = angles(position, x.shape[-1], places)
     cos_LP, sin_LP = angle_LP.cos().to(x.dtype), angle_LP.sin().to(x.dtype)

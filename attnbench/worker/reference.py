@@ -68,9 +68,8 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """Errors of one result: the largest, the root mean square, and error ÷ allowed (passes ≤ 1).
+    """Errors of the worst tensor of a result, in its units, and error ÷ allowed (passes ≤ 1).
 
-    `error_max` and `error_rmse` are the worst over the named tensors, in units of the tensors.
     `reason` is None for a right result.
     """
 
@@ -104,8 +103,7 @@ def plain_attention(
 
     Works in blocks of queries, so that the (L, S) matrix never exists; position encodings, masks
     and grouped heads are applied by their definitions. Gradients accumulate in float32 at least.
-    A query without keys gives output 0 and gradient 0. `terms` are computed only if asked for:
-    the baseline needs none.
+    A query without keys gives output 0 and gradient 0. The baseline needs no `terms`.
     """
     q, k, v = (tensors[name].detach() for name in "qkv")
     do = tensors.get("do")

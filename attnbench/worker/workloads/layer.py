@@ -28,10 +28,10 @@ Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q_BHLD, k_BGLD, v_BGL
 Project = Callable[[torch.Tensor, Sequence[torch.Tensor]], Heads]
 
 
-def parts_of(case: Case) -> tuple[tuple[int, int], ...]:
-    """(heads, dims a head) of the queries, the keys and the values."""
+def parts_of(case: Case) -> dict[str, tuple[int, int]]:
+    """(heads, dims a head) of q, k and v."""
     groups, d = case.kv_heads, case.head_dim
-    return (case.heads, d), (groups, d), (groups, case.value_dim)
+    return {"q": (case.heads, d), "k": (groups, d), "v": (groups, case.value_dim)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def by_head(x_BLF: torch.Tensor, dims: int) -> torch.Tensor:
 
 
 def _fused(case: Case) -> Project:
-    parts = parts_of(case)
+    parts = list(parts_of(case).values())
     widths = [heads * dims for heads, dims in parts]
 
     def project(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> Heads:
@@ -68,20 +68,17 @@ def _fused(case: Case) -> Project:
 
 
 def _separate(case: Case) -> Project:
-    parts = parts_of(case)
+    widths = [dims for _, dims in parts_of(case).values()]
 
     def project(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> Heads:
-        q, k, v = (
-            by_head(linear(x_BLE, weight), dims)
-            for weight, (_, dims) in zip(weights, parts, strict=True)
-        )
+        q, k, v = (by_head(linear(x_BLE, w), d) for w, d in zip(weights, widths, strict=True))
         return q, k, v
 
     return project
 
 
 def _per_head(case: Case) -> Project:
-    counts = [heads for heads, _ in parts_of(case)]
+    counts = [heads for heads, _ in parts_of(case).values()]
 
     def project(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> Heads:
         left = iter(weights)
@@ -99,7 +96,7 @@ PROJECTIONS.add(
     "fused",
     Projection(
         doc="one matrix for q, k and v, its result cut in three",
-        rows=lambda case: {"wqkv": sum(heads * dims for heads, dims in parts_of(case))},
+        rows=lambda case: {"wqkv": sum(heads * dims for heads, dims in parts_of(case).values())},
         heads=_fused,
         one_matrix=True,
     ),
@@ -108,10 +105,7 @@ PROJECTIONS.add(
     "separate",
     Projection(
         doc="wq, wk and wv, as in Llama",
-        rows=lambda case: {
-            f"w{name}": heads * dims
-            for name, (heads, dims) in zip("qkv", parts_of(case), strict=True)
-        },
+        rows=lambda case: {f"w{name}": h * dims for name, (h, dims) in parts_of(case).items()},
         heads=_separate,
     ),
 )
@@ -121,7 +115,7 @@ PROJECTIONS.add(
         doc="a matrix for each head, the formula to the letter; heads are stacked",
         rows=lambda case: {
             f"w{name}{head}": dims
-            for name, (heads, dims) in zip("qkv", parts_of(case), strict=True)
+            for name, (heads, dims) in parts_of(case).items()
             for head in range(heads)
         },
         heads=_per_head,
@@ -234,7 +228,7 @@ def plant_needle_tokens(case: Case, x_BLE: torch.Tensor, wqkv: torch.Tensor, see
     if not pairs:
         return
     queries, keys = (torch.tensor(side, device=x_BLE.device) for side in zip(*pairs, strict=True))
-    (_, d), (groups, _), _ = parts_of(case)
+    groups, d = parts_of(case)["k"]
     wq, wk = wqkv[: case.heads * d], wqkv[case.heads * d : (case.heads + groups) * d].double()
     rows_BGMD = by_head(x_BLE[:, queries] @ wq.mT, d)[:, :: case.heads // groups]
     wanted_BMK = wanted_keys(case, rows_BGMD, queries, keys, case.kv_len)
@@ -248,11 +242,9 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
     x, wo = tensors["x"], tensors["wo"]
     weights = [tensors[name] for name in projection_of(case).rows(case)]
     parts, places = parts_of(case), torch.arange(case.seq_len, device=x.device)
-    widths = [heads * dims for heads, dims in parts]
+    widths = [heads * dims for heads, dims in parts.values()]
     projected = torch.split(x @ torch.cat(weights).mT, widths, dim=-1)
-    inputs = {
-        name: by_head(y, dims) for name, y, (_, dims) in zip("qkv", projected, parts, strict=True)
-    }
+    inputs = {n: by_head(y, parts[n][1]) for n, y in zip(parts, projected, strict=True)}
     for name in "qk":
         inputs[name] = turned(inputs[name], case.position, places)
     if "do" in tensors:
@@ -313,7 +305,7 @@ def workspace(case: Case, impl: Implementation) -> int | None:
     packed = case.device == "cpu" and case.element_bytes < 4
     if core is None or case.needs_grad or packed or (projection.strided and case.batch > 1):
         return None
-    q, k, v = (element * heads * dims for heads, dims in parts_of(case))
+    q, k, v = (element * heads * dims for heads, dims in parts_of(case).values())
     o, output = element * case.heads * case.value_dim, element * case.model_width
     projecting = q + k + v if projection.strided else max(2 * q, q + 2 * k, q + k + 2 * v)
     most = max(projecting, q + k + v + o + core)
