@@ -136,13 +136,8 @@ def test_blocks_at_the_edge_of_a_mask_are_said():
     [
         ("static", "causal", None),
         ("concat", "causal", None),
-        ("none", "causal", "(each step makes the keys and values of all tokens again)"),
-        ("rerun", "causal", "(each step runs the layer for all tokens, not for the new one alone"),
-        (
-            "static",
-            "window:9",
-            "(every pair of the steps is multiplied, hidden by the mask or not)",
-        ),
+        ("none", "causal", "(no cache: keys and values recomputed, one query)"),
+        ("rerun", "causal", "(no cache: the whole layer over all tokens at each step)"),
     ],
 )
 def test_what_decoding_does_again_is_said(cache, mask, words):

@@ -66,13 +66,6 @@ class _Recurrent(Workload):
             "memory_predicted_bytes": impl.workspace(case) if impl.workspace else None,
         }
 
-    def why_flops(self, case: Case, flops: int) -> list[str]:
-        e = case.model_width
-        spared = costs.recurrent_flops_useful(case) - flops
-        if not case.needs_grad or spared != 6 * case.batch * e * e:
-            return []
-        return ["no gradient of the state before the first token"]
-
 
 def _named(gradients: Gradients) -> dict[str, torch.Tensor]:
     return dict(zip(("dx", "dw_ih", "dw_hh"), gradients, strict=True))
