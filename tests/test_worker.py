@@ -9,6 +9,7 @@ from attnbench.measure.clock import CaptureError
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Measure, Ready
 from attnbench.worker import __main__ as worker
+from attnbench.worker.measuring import Instruments
 
 FAILURES: dict[str, tuple[Exception, str, str]] = {
     "no memory for the flush": (MemoryError(), "oom", "set-up: out of memory"),
@@ -37,7 +38,7 @@ def instruments(err: Exception) -> NoStream:
 def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
     monkeypatch, err, status, reason
 ):
-    monkeypatch.setattr(worker.Instruments, "of", lambda request, device: instruments(err))
+    monkeypatch.setattr(Instruments, "of", lambda request, device: instruments(err))
     cases = [Case(seq_len=length) for length in (8, 16, 32)]
     cells = tuple((case, ("a", "b")) for case in cases)
     emitted: list[Any] = []
