@@ -57,22 +57,15 @@ def run(tmp_path: Path) -> Path:
 
 WRONG_SWEEPS = {
     "unknown option": (["--bogus"], ["--bogus"]),
-    "misspelt option": (["--seq-len-s", "8"], ["--seq-len-s"]),
-    "option without its value": (["--name"], ["--name", "requires an argument"]),
     "stray argument": (["latest"], ["latest"]),
     "unknown device": (["--device", "tpu"], ["--device", "auto", "cpu", "cuda"]),
     "unknown implementation": (["--impls", "naiv"], ["--impls", "'naive'?", "sdpa-math"]),
     "unknown mask": (["--masks", "casual"], ["--masks", "'causal'?", "full, causal, window"]),
     "window without width": (["--masks", "window"], ["--masks", "window:256"]),
-    "window of nothing": (["--masks", "window:0"], ["--masks", "window:256"]),
     "causal with parameter": (["--masks", "causal:3"], ["--masks", "no parameter"]),
     "unknown position": (["--positions", "ropes"], ["--positions", "'rope'?", "none"]),
     "rope with a bad base": (["--positions", "rope:x"], ["--positions", "rope:10000"]),
     "unknown workload": (["--workload", "decoder"], ["--workload", "'decode'?", "attention"]),
-    "unknown workload in a preset": (
-        ["--preset", "quick", "--workload", "x"],
-        ["--workload", "attention"],
-    ),
     "unknown cache": (["--workload", "decode", "--caches", "statik"], ["--caches", "'static'?"]),
     "unknown dtype": (["--dtypes", "float8"], ["--dtypes", "bfloat16"]),
     "unknown pass": (["--passes", "sideways"], ["--passes", "forward, backward, both"]),
@@ -85,23 +78,13 @@ WRONG_SWEEPS = {
     "doubling past its end": (["--seq-lens", "128..1000"], ["128..512 or 128..1024"]),
     "reversed doubling": (["--seq-lens", "512..128"], ["--seq-lens 512..128"]),
     "kv-lens in decode": (["--workload", "decode", "--kv-lens", "8"], ["--kv-lens", "decode"]),
-    "caches in attention": (["--caches", "static"], ["--caches", "attention"]),
-    "new tokens in attention": (["--new-tokens", "4"], ["--new-tokens", "attention"]),
     "empty list of names": (["--impls", ""], ["--impls", "a,b,c"]),
-    "budget upside down": (["--min-time", "2", "--max-time", "1"], ["--min-time", "--max-time"]),
-    "precision of zero": (["--precision", "0"], ["--precision"]),
     "precision that is no number": (["--precision", "nan"], ["--precision"]),
-    "endless budget": (["--max-time", "inf"], ["--max-time"]),
-    "negative timeout": (["--timeout", "-1"], ["--timeout"]),
     "no threads": (["--threads", "0"], ["--threads"]),
-    "more threads than any machine": (["--threads", "100000"], ["--threads"]),
-    "negative seed": (["--seed", "-1"], ["--seed"]),
     "seed beyond torch's": (["--seed", "9" * 30], ["--seed"]),
     "no GPU": (["--device", "cuda"], ["no CUDA device", "--device cpu"]),
     "name with a separator": (["--name", "a/b"], ["--name", "'a/b'"]),
-    "name that climbs": (["--name", ".."], ["--name"]),
     "name that means something": (["--name", "latest"], ["--name"]),
-    "empty name": (["--name", ""], ["--name"]),
     "resume of nothing": (["--resume", "gone"], ["no run 'gone'"]),
     "resume of the latest of none": (["--resume", "latest"], ["no run in results yet"]),
 }  # fmt: skip
@@ -128,11 +111,8 @@ def test_what_is_no_size_is_refused_by_every_axis(
     ("args", "says"),
     [
         (["bogus"], ["bogus"]),
-        (["--bogus"], ["--bogus"]),
-        (["list", "--device", "tpu"], ["--device"]),
         (["list", "naive"], ["naive"]),
         (["check", "--dtypes", "float8"], ["--dtypes", "float16"]),
-        (["check", "--impls", ""], ["--impls"]),
         (["check", "--impls", "naiv", "--device", "cpu"], ["--impls", "'naive'?"]),
         (["export", "--format", "xlsx"], ["--format", "parquet"]),
         (["report", "a", "b"], ["b"]),
@@ -207,31 +187,22 @@ def test_a_plan_that_is_damaged_is_not_resumed(
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_a_taken_name_is_refused_and_the_run_is_left_alone(
+def test_a_taken_name_or_a_file_for_a_folder_is_refused_and_left_alone(
     cli: Cli, assert_refused: Refused, run: Path
 ) -> None:
     before = {file: file.read_bytes() for file in run.iterdir()}
     assert_refused(cli("sweep", "--name", "made"), "--name", "--resume made")
+    for output in (run / RECORDS, run / RECORDS / "below"):
+        assert_refused(cli("sweep", "--output", output), "--output")
     assert {file: file.read_bytes() for file in run.iterdir()} == before
-
-
-@pytest.mark.usefixtures("imagined_worker")
-@pytest.mark.parametrize("output", ["file", "file/below"])
-def test_an_output_folder_that_is_a_file_is_refused(
-    cli: Cli, assert_refused: Refused, tmp_path: Path, output: str
-) -> None:
-    (tmp_path / "file").write_text("precious")
-    assert_refused(cli("sweep", "--output", output), "--output")
-    assert (tmp_path / "file").read_text() == "precious"
 
 
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize(
     "option",
-    [("--impls", "naive"), ("--seq-lens", "8"), ("--impl", "x.py"), ("--device", "cpu"),
-     ("--seed", "0"), ("--name", "x"), ("--preset", "quick"), ("--timeout", "3")],
+    [("--impls", "naive"), ("--impl", "x.py"), ("--seed", "0"), ("--preset", "quick")],
     ids="".join,
-)  # fmt: skip
+)
 def test_options_beside_resume_are_refused(
     cli: Cli, assert_refused: Refused, run: Path, option: tuple[str, str]
 ) -> None:
@@ -271,15 +242,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, tmp_path: Path) 
     assert result.exit_code == 0
     assert "2 cells to measure" in result.stdout
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("imagined_worker")
-def test_a_dry_run_of_a_resume_writes_nothing(cli: Cli) -> None:
     assert cli("sweep", "--impls", "naive", "--name", "r").exit_code == 0
     (Path("results/r") / RECORDS).write_bytes(b"")
     before = sorted(Path().rglob("*"))
-    result = cli("sweep", "--resume", "r", "--dry-run")
-    assert "1 cells to measure" in result.stdout
+    assert "1 cells to measure" in cli("sweep", "--resume", "r", "--dry-run").stdout
     assert sorted(Path().rglob("*")) == before
     assert exported(Path("results/r")) == []
 
@@ -386,21 +352,18 @@ def test_a_file_holds_what_standard_output_would(cli: Cli, run: Path, kind: str)
     assert Path("table").read_text(encoding="utf-8") == printed
 
 
-def test_parquet_is_a_file_that_pandas_reads(cli: Cli, run: Path) -> None:
+def test_parquet_is_a_file_that_pandas_reads(cli: Cli, assert_refused: Refused, run: Path) -> None:
+    assert_refused(cli("export", run, "--format", "parquet"), "--to FILE")
     assert cli("export", run, "--format", "parquet", "--to", "t.parquet").output == ""
     assert pd.read_parquet("t.parquet")["seq_len"].tolist() == [128]
 
 
-def test_parquet_needs_a_file(cli: Cli, assert_refused: Refused, run: Path) -> None:
-    assert_refused(cli("export", run, "--format", "parquet"), "--to FILE")
-
-
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
-@pytest.mark.parametrize("target", ["gone/table", "results"])
 def test_a_target_that_cannot_be_written_is_named(
-    cli: Cli, assert_refused: Refused, run: Path, kind: str, target: str
+    cli: Cli, assert_refused: Refused, run: Path, kind: str
 ) -> None:
-    assert_refused(cli("export", run, "--format", kind, "--to", target), "cannot write", target)
+    for target in ("gone/table", "results"):
+        assert_refused(cli("export", run, "--format", kind, "--to", target), "cannot write")
 
 
 def write_to(stdout: int, args: list[str]) -> tuple[int, str]:
@@ -483,18 +446,12 @@ sys.exit(f"loaded {heavy}" if heavy else 0)
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_list_shows_every_implementation_workload_cache_and_position(
-    cli: Cli, recorded_catalogue: Catalogue
-) -> None:
+def test_list_shows_the_catalogue(cli: Cli, recorded_catalogue: Catalogue) -> None:
     shown = cli("list").stdout
-    for info in recorded_catalogue.implementations:
-        assert info.name in shown
+    names = [info.name for info in recorded_catalogue.implementations]
     for kind in ("workloads", "caches", "positions"):
-        assert all(name in shown for name in getattr(recorded_catalogue, kind))
-
-
-@pytest.mark.usefixtures("imagined_worker")
-def test_list_as_json_is_the_catalogue(cli: Cli, recorded_catalogue: Catalogue) -> None:
+        names += getattr(recorded_catalogue, kind)
+    assert [name for name in names if name not in shown] == []
     assert msgspec.json.decode(cli("list", "--json").stdout, type=Catalogue) == recorded_catalogue
 
 
