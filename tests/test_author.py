@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from torch.nn.functional import scaled_dot_product_attention
 import attnbench
 from attnbench.api import IMPLEMENTATIONS, loader
 from attnbench.errors import UnknownNameError, UsageError
-from tests.conftest import run_script
 
 # The example of the design, with a body.
 MINE = """\
@@ -78,19 +78,15 @@ def test_gradients_flow_through() -> None:
 
 GOOD = (2, 4, 6, 8)
 MISFITS: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], list[str]]] = {
-    "no tensors": (lambda: ([1.0], [1.0], [1.0]), ["torch tensors"]),
     "three axes": (lambda: (draw(4, 6, 8),) * 3, ["four axes"]),
     "batches": (lambda: (draw(*GOOD), draw(1, 4, 6, 8), draw(1, 4, 6, 8)), ["(1, 4, 6, 8)"]),
-    "lengths of k and v": (lambda: (draw(*GOOD), draw(*GOOD), draw(2, 4, 7, 8)), ["(2, 4, 7, 8)"]),
     "heads of k and v": (lambda: (draw(*GOOD), draw(*GOOD), draw(2, 2, 6, 8)), ["(2, 2, 6, 8)"]),
-    "dims of q and k": (lambda: (draw(*GOOD), draw(2, 4, 6, 9), draw(*GOOD)), ["(2, 4, 6, 9)"]),
     "heads": (lambda: (draw(*GOOD), draw(2, 3, 6, 8), draw(2, 3, 6, 8)), ["3", "4", "divide"]),
     "no tokens": (lambda: (draw(2, 4, 0, 8), draw(*GOOD), draw(*GOOD)), ["at least 1"]),
     "dtypes": (
         lambda: (draw(*GOOD), draw(*GOOD, dtype=torch.float32), draw(*GOOD)),
         ["one dtype", "float64, float32, float64"],
     ),
-    "integers": (lambda: (torch.ones(GOOD, dtype=torch.int64),) * 3, ["dtype", "int64"]),
     "devices": (
         lambda: (draw(*GOOD), draw(*GOOD), torch.empty(GOOD, device="meta", dtype=torch.float64)),
         ["one device", "cpu, cpu, meta"],
@@ -121,29 +117,20 @@ def test_what_an_implementation_cannot_take_is_said(tmp_path: Path) -> None:
         call(draw(*GOOD), draw(*GOOD), draw(*GOOD))
 
 
-def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'naive'"):
-        attnbench.get("naiv")
-
-
-def test_a_file_is_loaded_once_and_may_be_named_again(mine: Path) -> None:
-    q, k, v = draw(*GOOD), draw(*GOOD), draw(*GOOD)
-    first, second = (attnbench.get("mine", file=str(mine)) for _ in range(2))
-    assert torch.equal(first(q, k, v), second(q, k, v))
-
-
-def test_another_file_with_the_same_name_never_stands_in_silently(
+def test_a_file_may_be_named_again_and_no_other_stands_in_for_it(
     mine: Path, tmp_path: Path
 ) -> None:
-    attnbench.get("mine", file=str(mine))
+    first, second = (attnbench.get("mine", file=str(mine)) for _ in range(2))
+    q, k, v = draw(*GOOD), draw(*GOOD), draw(*GOOD)
+    assert torch.equal(first(q, k, v), second(q, k, v))
     (tmp_path / "other.py").write_text(MINE)
-    with pytest.raises(UsageError, match="'mine' is already registered"):
-        attnbench.get("mine", file=str(tmp_path / "other.py"))
-
-
-def test_a_file_that_is_not_there_is_an_error_even_if_the_name_is_known() -> None:
-    with pytest.raises(UsageError, match="no file"):
-        attnbench.get("naive", file="no/such/file.py")
+    for name, file, says in (
+        ("mine", str(tmp_path / "other.py"), "'mine' is already registered"),
+        ("naive", "no/such/file.py", "no file"),
+        ("naiv", None, "did you mean 'naive'"),
+    ):
+        with pytest.raises((UsageError, UnknownNameError), match=says):
+            attnbench.get(name, file=file)
 
 
 def test_a_broken_entry_point_only_warns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,37 +145,17 @@ def test_a_broken_entry_point_only_warns(monkeypatch: pytest.MonkeyPatch) -> Non
         attnbench.get("naive")
 
 
-class EntryPoint:
-    """What an installed package offers."""
-
-    def __init__(self, name: str, error: BaseException | None = None) -> None:
-        self.name, self.value, self.error, self.loaded = name, f"package.{name}", error, False
-
-    def load(self) -> None:
-        if self.error is not None:
-            raise self.error
-        self.loaded = True
-
-
 @pytest.mark.parametrize("error", [ImportError("no such module"), SystemExit(1)])
 def test_an_entry_point_that_does_not_load_costs_one_line_and_no_other(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    points = [EntryPoint("broken", error), EntryPoint("fine")]
+    points = [Mock(value="package.broken"), Mock()]
+    points[0].name, points[1].name = "broken", "fine"
+    points[0].load.side_effect = error
     monkeypatch.setattr(loader, "entry_points", lambda group: points)
     (line,) = loader.load_entry_points()
     assert line.startswith(f"entry point broken (package.broken): {type(error).__name__}")
-    assert points[1].loaded
-
-
-def test_importing_attnbench_loads_nothing_heavy() -> None:
-    script = """
-import sys, attnbench
-heavy = {"torch", "numpy", "scipy", "pandas", "matplotlib", "click"} & set(sys.modules)
-sys.exit(f"loaded {heavy}" if heavy else 0)
-"""
-    ended = run_script(script)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    points[1].load.assert_called_once()
 
 
 def test_sweep_and_load_return_the_same_table(mine: Path, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_big_run_is_cut_short_and_the_page_says_so(tmp_path, monkeypatch):
     page = Page(write_report(synthetic.write_run(tmp_path, "big", records)))
     assert "3 more cells are not shown" in page.text
     assert "attnbench export big" in page.text
-    assert "1 more such figures are left out" in page.text
+    assert "2 more such panels are left out" in page.text
 
 
 def test_markdown_cells_cannot_break_the_table():

@@ -59,11 +59,8 @@ def test_a_run_with_series_has_the_section_with_verdicts_figures_and_crossovers(
     assert {"growth", "crossovers"} <= {
         a.get("id") for name in ("h2", "h3") for a in read.all(name)
     }
-    assert {a.get("href") for a in read.all("a")} >= {"#growth", "#results"}
     stems = {path.stem.split("-")[0] for path in (page.parent / "plots").glob("*.svg")}
     assert {"exponents", "fit", "model", "exact"} <= stems
-    assert len(read.all("img")) == len(list((page.parent / "plots").glob("*.png")))
-    assert all(len(image["alt"] or "") > 20 for image in read.all("img"))
     markdown = (page.parent / "report.md").read_text()
     assert "### How cost grows" in markdown
     assert "9 hold, 1 refuted, 1 inconclusive" in markdown

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -121,32 +119,19 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
     """
     from attnbench.execution.doctor import examine
 
-    with _stages(quiet=as_json) as tell:
-        examination = examine(device=device, threads=threads, began=tell)
+    shows = sys.stderr.isatty() and not as_json
+
+    def tell(test: str) -> None:
+        # A line for each and nothing animated: a thread that draws would disturb what is timed.
+        if shows:
+            click.echo(f"testing {_STAGES.get(test, test)} …", err=True)
+
+    examination = examine(device=device, threads=threads, began=tell)
     if as_json:
         click.echo(json.dumps(examination.to_json(), indent=1))
     else:
         _print_examination(examination)
     raise SystemExit(int(examination.exit_code))
-
-
-@contextlib.contextmanager
-def _stages(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Say on standard error what is being tested, where that is a terminal.
-
-    Drawn once a test and not animated: a thread that draws would disturb what is timed.
-    """
-    shows = sys.stderr.isatty() and not quiet
-
-    def tell(test: str) -> None:
-        if shows:
-            click.echo(f"\r\x1b[Ktesting {_STAGES.get(test, test)} …", nl=False, err=True)
-
-    try:
-        yield tell
-    finally:
-        if shows:
-            click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def _print_examination(examination: Examination) -> None:

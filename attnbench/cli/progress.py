@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Self
@@ -33,6 +32,8 @@ _BASE_WORK = 1.5e9
 
 class _Display:
     """Prints lines that stay and, on a terminal, one live line below them."""
+
+    parting = ""  # said where the user interrupts
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -68,20 +69,24 @@ class _Display:
     def __enter__(self) -> Self:
         return self
 
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
+        if kind is KeyboardInterrupt and self.parting:
+            click.echo(f"\n{self.parting}", err=True)
+
 
 class SweepDisplay(_Display, Listener):
     """Shows how far a sweep is. A listener of `attnbench.execution.session`."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
-        self.resumable: Path | None = None
         self._count = self._total = 0
         self._work_done = self._work_total = 0.0
         self._started = time.monotonic()
 
     def planned(self, plan: Plan, path: Path | None) -> None:
         """Say what will be done; for a dry run, list it."""
-        self.resumable = path
+        self.resumable(path)
         measured = [cell for cells in plan.passes for cell in cells]
         self._total = len(measured)
         self._work_total = sum(_cell_work(cell.case) for cell in measured)
@@ -103,6 +108,11 @@ class SweepDisplay(_Display, Listener):
             total=1.0,
         )
 
+    def resumable(self, path: Path | None) -> None:
+        """From now on an interrupted run can be continued."""
+        again = f"attnbench sweep --resume {path}"
+        self.parting = f"Interrupted. Continue with: {again}" if path else ""
+
     def working(self, case: Case | None, impl: str | None, stage: str) -> None:
         """Show the cell and the stage the worker is at."""
         if self._progress is not None:
@@ -123,16 +133,6 @@ class SweepDisplay(_Display, Listener):
         if record.status != "ok":
             self.say(line(record))
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close()
-        if kind is KeyboardInterrupt:
-            if self.resumable is not None:
-                click.echo(
-                    f"\nInterrupted. Continue with: attnbench sweep --resume {self.resumable}",
-                    err=True,
-                )
-            sys.exit(130)
-
     def _left(self) -> str:
         elapsed = time.monotonic() - self._started
         if not self._work_done or elapsed < 2:
@@ -143,6 +143,7 @@ class SweepDisplay(_Display, Listener):
 class GateDisplay(_Display):
     """Shows how far a gate is. A listener of `attnbench.gate.run.measuring`."""
 
+    parting = "Interrupted; what was checked out is removed."
     _last = ""
 
     def __enter__(self) -> Self:
@@ -163,11 +164,6 @@ class GateDisplay(_Display):
         if found.veto is not None:
             self.say(f"round {number} counts for nothing: {found.veto}")
         self._show(words, f"round {number}: ")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close()
-        if kind is KeyboardInterrupt:
-            click.echo("\nInterrupted; what was checked out is removed.", err=True)
 
     def _show(self, words: str, before: str = "") -> None:
         if self._progress is not None:

@@ -125,7 +125,7 @@ def sweep(**options: Any) -> None:
                 )
             path: Path | None = find_run(options["resume"], options["output"])
             assert path is not None
-            display.resumable = path
+            display.resumable(path)
             session.resume(path, display, dry_run=dry_run)
         else:
             path = session.sweep(_request(options), display, dry_run=dry_run)

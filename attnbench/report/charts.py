@@ -181,7 +181,7 @@ class Panel:
     rows: pd.DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sheet:
     """One figure: `slug` for its file name, `title` for what all its panels share."""
 

@@ -163,12 +163,12 @@ def short(name: str) -> str:
 def legend(
     figure: Figure, names: Iterable[str], looks: Mapping[str, Look], notes: Iterable[Artist] = ()
 ) -> None:
-    """Say once, right of all panels, which colour and marker stands for what; `notes` follow."""
+    """Say once, below all panels, which colour and marker stands for what; `notes` follow."""
     handles = [
         Line2D([], [], color=looks[name].colour, marker=looks[name].marker, label=short(name))
         for name in names
     ]
-    figure.legend(handles=[*handles, *notes], loc="outside right upper", frameon=False)
+    figure.legend(handles=[*handles, *notes], loc="outside lower left", ncols=5, frameon=False)
 
 
 def write(figure: Figure, stem: str, folder: Path) -> tuple[Path, Path]:
@@ -242,7 +242,7 @@ class FigureKind:
 
     def plot(self, subject: str, left_out: int, alt: Iterable[str], svg: Path, png: Path) -> Plot:
         """A figure that was written, with its texts."""
-        more = f" {left_out} more such panels are left out; the table has their verdicts."
+        more = f" {left_out} more such panels are left out; the tables have their numbers."
         return Plot(
             chart=self.name, title=self.title, subject=subject,
             reading=self.reading + (more if left_out else ""),

@@ -20,7 +20,7 @@ from attnbench.analysis.table import BASELINE
 from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
 from attnbench.report.charts import CHARTS, Chart, Scale, Sheet, Tables
-from attnbench.report.figures import Look, Plot, short
+from attnbench.report.figures import FigureKind, Look, Plot, short
 from attnbench.theory.traits import TRAITS
 
 PANEL_INCHES = 3.4
@@ -56,21 +56,15 @@ def draw_all(
 def draw_sheets(
     name: str, chart: Chart, found: list[Sheet], draw: Callable[[Sheet], Figure], folder: Path
 ) -> list[Plot]:
-    """Draw and write the first figures of each workload; the first says how many are left out."""
+    """Draw and write the first figures of each workload; the first says how much is left out."""
     shown, plots = charts.first_of_each(found), []
-    left_out = len(found) - len(shown)
-    more = f" {left_out} more such figures are left out; the export has their numbers."
+    kind = FigureKind(name=name, title=chart.title, reading=chart.reading)
+    left_out = sum(len(sheet.panels) for sheet in found if sheet not in shown)
     for sheet in shown:
         svg, png = figures.write(draw(sheet), f"{name}-{sheet.slug}", folder)
-        titles = "; ".join(panel.title for panel in sheet.panels if panel.title)
-        alt = f"{chart.title}, {sheet.title}, for {', '.join(lines_of(chart, sheet.rows))}."
-        plots.append(
-            Plot(
-                chart=name, title=chart.title, subject=sheet.title,
-                reading=chart.reading + more * (left_out > 0 and sheet is shown[0]),
-                alt=f"{alt} Panels: {titles}." if titles else alt, svg=svg, png=png,
-            )
-        )  # fmt: skip
+        alt = [", ".join(lines_of(chart, sheet.rows)), *(p.title for p in sheet.panels if p.title)]
+        plots.append(kind.plot(sheet.title, left_out, alt, svg, png))
+        left_out = 0
     return plots
 
 

@@ -108,7 +108,7 @@ def draw(looks: Mapping[str, Look], sheet: Sheet) -> Figure:
         ax.set_xlabel("arithmetic intensity, useful FLOP/B")
         ax.set_ylabel(ROOFLINE.axis.format(unit=unit_name))
     notes = [
-        Line2D([], [], color=QUIET, linestyle=_STROKES[name], label=f"{name}:\n{roof.text}")
+        Line2D([], [], color=QUIET, linestyle=_STROKES[name], label=f"{name}: {roof.text}")
         for name, roof in roofs.items()
     ]
     notes += [
