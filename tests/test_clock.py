@@ -40,9 +40,10 @@ def test_a_cold_call_on_the_host_stands_behind_a_flush_that_is_not_timed(monkeyp
 
 
 def test_a_warm_block_on_the_host_looks_at_the_clock_twice_whatever_its_length(monkeypatch):
-    looks = itertools.count(0, 80_000)
+    looks, calls = itertools.count(0, 80_000), itertools.count()
     monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: next(looks))
-    assert HostClock().batch(lambda: None, 8) == clocks.Batch(time_us=10.0, e2e_us=10.0)
+    batch = HostClock().batch(lambda: next(calls), 8)
+    assert (batch, next(calls)) == (clocks.Batch(time_us=10.0, e2e_us=10.0), 8)
 
 
 @pytest.mark.parametrize("l2", ["warm", "cold"])
@@ -78,16 +79,6 @@ def test_events_are_made_once(gpu, l2):
     for calls in (1, 7, 3):
         clock.batch(gpu.call, calls)
     assert fakegpu.FakeEvent.made == 2
-
-
-def test_a_launch_bound_call_takes_the_host_as_long_as_the_stream_but_not_in_a_graph(gpu):
-    def tiny():
-        gpu.launch("call", device_us=2.0, host_us=9.0)
-
-    batch = CudaClock("warm").batch(tiny, 100)
-    assert batch.enqueue_us == pytest.approx(9.0)
-    assert batch.time_us == pytest.approx(9.0, rel=0.01)
-    assert GraphClock("warm").batch(tiny, 100).time_us == pytest.approx(2.0)
 
 
 def test_a_host_slower_than_the_flush_is_in_the_stream_time_of_a_cold_call_and_shows(gpu):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from attnbench.measure import engine
-from attnbench.measure.clock import Batch, HostClock
+from attnbench.measure.clock import Batch
 from attnbench.measure.engine import COMPILED, STEPPED_BACK, Measurement
 from attnbench.measure.gpu import GpuReading
 from attnbench.measure.sampling import (
@@ -236,13 +236,6 @@ def test_a_long_call_is_not_made_to_warm_up_nor_to_bring_caches_back(machine):
     machine.measure({"a": target}, StoppingRule(precision=1e-9, min_time_s=0.05, max_time_s=0.05))
     assert next(calls) == len(target.samples)
     assert target.warm_s == 0
-
-
-def test_a_host_clock_counts_every_call():
-    calls: list[int] = []
-    batch = HostClock().batch(lambda: calls.append(1), 7)
-    assert len(calls) == 7
-    assert batch.time_us == batch.e2e_us > 0
 
 
 # Warming up.

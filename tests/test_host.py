@@ -200,11 +200,8 @@ def test_the_caches_of_a_run_are_those_of_a_cpu_in_the_affinity(tmp_path, monkey
     assert facts.environment("cpu")["caches"] == {"L1": 48 << 10, "L3": 96 << 20}
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"), [([0, 1, 2, 3, 8], "0-3,8"), ([5], "5"), ([1, 3], "1,3"), ([], "")]
-)
-def test_ranges_are_written_as_the_kernel_does(numbers, text):
-    assert host.ranges(numbers) == text
+def test_ranges_are_written_as_the_kernel_does():
+    assert [host.ranges(x) for x in ([0, 1, 2, 3, 8], [5], [])] == ["0-3,8", "5", ""]
 
 
 def test_only_variables_that_matter_are_kept(monkeypatch):

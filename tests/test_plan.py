@@ -1,3 +1,4 @@
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,8 +131,10 @@ def test_options_of_one_workload_are_refused_for_another():
             check_names([Axes(workload=workload, kv_lens=(8,))], CATALOGUE)
 
 
-def sizes_of(**axes: Any) -> list[tuple[int | None, int, int]]:
-    cases = expand(Axes(workload="layer", **axes), "cpu")
+def sizes_of(workload: str = "layer", **given: Any) -> list[tuple[int | None, int, int]]:
+    axes = Axes(workload=workload, **given)
+    cases = list(expand(axes, "cpu"))
+    assert not any(misfit(axes, case) or impossible(case) for case in cases)
     return [(case.width, case.heads, case.head_dim) for case in cases]
 
 
@@ -160,25 +163,8 @@ def test_a_width_that_does_not_divide_is_a_skipped_row_with_the_reason(axes, rea
     assert not plan.jobs
 
 
-def test_a_width_that_divides_and_one_given_with_all_the_rest_are_no_misfits():
-    for axes in (
-        Axes(workload="layer", widths=(96,), heads=(8,)),
-        Axes(workload="layer", widths=(100,), heads=(3,), head_dims=(64,)),
-        Axes(workload="layer"),
-        Axes(),
-    ):
-        assert [misfit(axes, case) for case in expand(axes, "cpu")] == [None]
-
-
 def test_a_network_without_heads_is_one_case_for_each_width():
-    def networks(**axes: Any) -> list[tuple[int | None, int, int]]:
-        cases = list(expand(Axes(workload="recurrent", **axes), "cpu"))
-        assert [misfit(Axes(workload="recurrent", **axes), case) for case in cases] == [None] * len(
-            cases
-        )
-        assert not any(impossible(case) for case in cases)
-        return [(case.width, case.heads, case.head_dim) for case in cases]
-
+    networks = partial(sizes_of, "recurrent")
     assert networks(widths=(510, 256)) == [(510, 1, 510), (256, 1, 256)]
     assert networks(widths=(512,), heads=(2, 4)) == [(512, 1, 512)]
     assert networks(heads=(2, 4), head_dims=(64,)) == [(128, 1, 128), (256, 1, 256)]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from attnbench.measure import selfcheck
 from attnbench.measure.clock import Batch
+from attnbench.measure.gpu import GpuReading
 from attnbench.measure.sampling import StoppingRule
 from attnbench.worker import diagnosis
 
@@ -205,19 +207,6 @@ def test_a_self_test_that_raises_costs_itself_alone(monkeypatch):
     assert {test["raised"] for test in tests.values()} == {"OSError: no clock here"}
 
 
-class Sensor:
-    problem = "NVML: no power_w (Not Supported)"
-
-    def __init__(self, reading: Any) -> None:
-        self._reading = reading
-
-    def read(self) -> Any:
-        return self._reading
-
-    def close(self) -> None:
-        self._reading = None
-
-
 @pytest.mark.parametrize(
     ("listed", "others"),
     [
@@ -225,22 +214,19 @@ class Sensor:
         ("GPU:0\nprocess      12 uses      400.000 MB GPU memory", 0),
         ("GPU:0\nprocess      12 uses 4 MB GPU memory\nprocess 13 uses 5 MB GPU memory", 1),
         ("pynvml module not found, please install nvidia-ml-py", None),
+        (None, None),
     ],
 )
 def test_gpu_facts_count_the_other_processes(monkeypatch, listed, others):
-    from attnbench.measure.gpu import GpuReading
+    def list_processes() -> str:
+        if listed is None:
+            raise RuntimeError("NVML_ERROR_NO_PERMISSION")
+        return str(listed)
 
-    monkeypatch.setattr(torch.cuda, "list_gpu_processes", lambda: listed)
-    reading = GpuReading(sm_mhz=1500.0, throttle=frozenset({"thermal"}))
-    facts = diagnosis.gpu_facts(Sensor(reading))  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "list_gpu_processes", list_processes)
+    reading = listed and GpuReading(sm_mhz=1500.0, throttle=frozenset({"thermal"}))
+    sensor: Any = SimpleNamespace(problem="none", read=lambda: reading, close=lambda: None)
+    facts = diagnosis.gpu_facts(sensor)
     assert facts["other_processes"] == others
-    assert (facts["sm_mhz"], facts["power_w"], facts["throttle"]) == (1500.0, None, ["thermal"])
-
-
-def test_without_nvml_the_gpu_is_unknown(monkeypatch):
-    def refuse() -> str:
-        raise RuntimeError("NVML_ERROR_NO_PERMISSION")
-
-    monkeypatch.setattr(torch.cuda, "list_gpu_processes", refuse)
-    facts = diagnosis.gpu_facts(Sensor(None))  # type: ignore[arg-type]
-    assert {v for name, v in facts.items() if name != "problem"} == {None}
+    seen = (facts["sm_mhz"], facts["power_w"], facts["throttle"])
+    assert seen == ((1500.0, None, ["thermal"]) if listed else (None, None, None))
