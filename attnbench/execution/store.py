@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from attnbench.base.files import lock, make_folder, write_whole
-from attnbench.base.jsontext import read_json
+from attnbench.base.jsontext import decode, dumps
 from attnbench.base.registry import nearest
 from attnbench.errors import AttnbenchError, StoreError
 from attnbench.schema.record import READABLE, SCHEMA, Record, merged
@@ -113,7 +112,7 @@ def write_info(path: Path, info: dict[str, Any]) -> None:
     Raises:
         StoreError: the folder cannot be written.
     """
-    write_whole(path / INFO, json.dumps(info, indent=1))
+    write_whole(path / INFO, dumps(info, indent=1))
 
 
 def load_run(path: Path) -> Run:
@@ -164,7 +163,7 @@ def load_info(path: Path) -> dict[str, Any]:
     """
     file = path / INFO
     try:
-        info: dict[str, Any] = read_json(file.read_bytes())
+        info = decode(file.read_bytes(), dict[str, Any])
         schema = msgspec.convert(info, _Info).schema
     except FileNotFoundError as err:
         raise StoreError(f"{path} is no run: it has no {INFO}") from err

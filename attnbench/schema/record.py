@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from statistics import fmean
@@ -10,7 +9,7 @@ from typing import Any, Literal, Self, get_args
 
 import msgspec
 
-from attnbench.base.jsontext import decode
+from attnbench.base.jsontext import decode, dumps
 from attnbench.base.sample import DiscardCode
 from attnbench.base.sample import Sample as Sample
 from attnbench.errors import StoreError, UsageError
@@ -97,7 +96,7 @@ class Record:
             "metrics": self.metrics,
             "spent_s": self.spent_s,
         }
-        return json.dumps(row, separators=(",", ":"), allow_nan=False)
+        return dumps(row, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_line(cls, line: str | bytes) -> Self:
