@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import textwrap
 import threading
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from msgspec import structs
 
@@ -104,9 +106,18 @@ def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, m
     assert run.environment["threads"] == 1
     assert len(run.rounds) == len(notes.rounds) > 0
     assert not any(found.failures for found in run.rounds)
-    assert {variant for found in run.rounds for of in found.samples.values() for variant in of} == {
-        "base", "candidate", "null", "planted",
-    }  # fmt: skip
+    for found in run.rounds:
+        assert {run.cells[number].impl for number in found.samples} <= {"same", "hoarder"}
+        for of in found.samples.values():
+            assert len({(len(samples), len(samples[0])) for samples in of.values()}) == 1
+            assert all(ns > 0 for samples in of.values() for batches in samples for ns in batches)
+        assert found.facts["cpu"] in os.sched_getaffinity(0)
+    assert run.rounds[0].slowed is not None
+    for of in run.rounds[0].samples.values():
+        assert {"base", "candidate", "null"} <= set(of)
+    left = (child.cmdline() for child in psutil.Process().children(recursive=True))
+    assert not [command for command in left if "attnbench.gate.server" in command]
+    assert [path.name for path in Path(run.candidate.root).rglob("*")] == ["kernels.py"]
     assert run.options["loaded_alike"] is False
 
 

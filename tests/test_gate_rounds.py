@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from attnbench.errors import UsageError
@@ -106,36 +107,6 @@ def a_bench(folder: Path, **troubles: str) -> Bench:
         cpus=(min(os.sched_getaffinity(0)),),
         rng=random.Random(0),
     )
-
-
-def test_a_round_times_all_variants_alike_and_leaves_no_process(tmp_path, monkeypatch):
-    processes: list[int] = []
-    prepare = rounds._prepare
-
-    def prepared(bench, running, variants):
-        found = prepare(bench, running, variants)
-        server = running._servers["base"][1].process.pid
-        processes.extend([server, *children_of(server)])
-        return found
-
-    monkeypatch.setattr(rounds, "_prepare", prepared)
-    bench = a_bench(tmp_path)
-    found = measure_round(bench, PLAN, 0)
-    assert not found.failures
-    assert {cell: set(of) for cell, of in found.samples.items()} == {
-        0: {"base", "candidate", "null"},
-        1: {"base", "candidate", "null", "planted"},
-    }
-    for of in found.samples.values():
-        assert len({(len(samples), len(samples[0])) for samples in of.values()}) == 1
-        assert all(ns > 0 for samples in of.values() for batches in samples for ns in batches)
-    assert found.slowed == 1
-    assert found.facts["cpu"] == min(os.sched_getaffinity(0))
-    assert bench.loaded_alike()
-    assert len(processes) == 4
-    wait_until_gone(processes)
-    for version in (bench.base, bench.candidate):
-        assert [path.name for path in Path(version.root).rglob("*")] == ["mine.py"]
 
 
 def test_what_fails_before_it_is_timed_costs_its_cell_and_has_its_code(tmp_path):
@@ -305,21 +276,12 @@ def test_no_process_outlives_a_runner_that_is_killed(tmp_path):
     root = Path(__file__).resolve().parent.parent
     runner = subprocess.Popen([sys.executable, str(script), str(root), str(folder)])
     try:
-        server = first(lambda: children_of(runner.pid))
-        members = first(lambda: found if len(found := children_of(server[0])) == 3 else [])
+        server = first(psutil.Process(runner.pid).children)
+        members = first(lambda: found if len(found := server[0].children()) == 3 else [])
     finally:
         runner.send_signal(signal.SIGKILL)
         runner.wait()
-    wait_until_gone([*server, *members])
-
-
-def children_of(process: int) -> list[int]:
-    try:
-        return [
-            int(p) for p in Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        ]
-    except FileNotFoundError:
-        return []
+    first(lambda: all(map(is_gone, [*server, *members])))
 
 
 def first(what, patience_s: float = 60.0):
@@ -331,13 +293,10 @@ def first(what, patience_s: float = 60.0):
     raise AssertionError("it never came")
 
 
-def wait_until_gone(processes: list[int]) -> None:
-    first(lambda: not any(alive(process) for process in processes))
-
-
-def alive(process: int) -> bool:
+def is_gone(process: psutil.Process) -> bool:
     try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"  # a zombie has ended; whoever adopted it is slow to take note
+        return bool(
+            process.status() == psutil.STATUS_ZOMBIE
+        )  # whoever adopted it is slow to take note
+    except psutil.NoSuchProcess:
+        return True

@@ -9,7 +9,7 @@ from attnbench.schema.messages import Ends
 from attnbench.schema.record import Cell, Status
 
 
-class VariantConfig(Struct, frozen=True, kw_only=True):
+class VariantConfig(Struct, frozen=True):
     """One process: its code, which imports nothing from `other_root`, and where it talks."""
 
     variant: Variant

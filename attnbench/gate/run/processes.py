@@ -53,35 +53,24 @@ class RoundProcesses:
         self._servers: dict[Variant, tuple[Line, Child]] = {}
         try:
             for group in [versions] if CAN_FORK else [[row] for row in versions]:
-                self._start(group, config, settings)
+                lines: dict[Variant, Line] = {variant: Line() for variant, *_ in group}
+                self._lines |= lines
+                variants = tuple(
+                    VariantConfig(
+                        variant, version.files, version.root, other.root, lines[variant].ends
+                    )
+                    for variant, version, other in group
+                )
+                report = Line()
+                started = config(report=report.ends, variants=variants)
+                used = [report, *lines.values()]
+                child = Child("attnbench.gate.server", started, settings, used)
+                self._servers |= dict.fromkeys(lines, (report, child))
         except BaseException as err:
             self.end()
             if isinstance(err, OSError):
                 raise WorkerError(f"the processes of a round cannot be started ({err})") from err
             raise
-
-    def _start(
-        self,
-        group: Sequence[tuple[Variant, Version, Version]],
-        config: Callable[..., RoundConfig],
-        settings: Settings,
-    ) -> None:
-        lines: dict[Variant, Line] = {variant: Line() for variant, *_ in group}
-        self._lines |= lines
-        variants = tuple(
-            VariantConfig(
-                variant=variant, files=version.files, root=version.root, other_root=other.root,
-                ends=lines[variant].ends,
-            )
-            for variant, version, other in group
-        )  # fmt: skip
-        report = Line()
-        started = config(report=report.ends, variants=variants)
-        server = (
-            report,
-            Child("attnbench.gate.server", started, settings, [report, *lines.values()]),
-        )
-        self._servers |= dict.fromkeys(lines, server)
 
     def prepared(self, variant: Variant) -> Prepared:
         """What a process says once its cells are warm; it names each before it builds it.
