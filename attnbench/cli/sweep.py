@@ -29,61 +29,31 @@ if TYPE_CHECKING:
 
 _SHOWN = 60  # rows of the table at the end
 _WITH_RESUME = ("resume", "output", "dry_run", "quiet")
-_TIMING = (
-    click.option(
-        "--precision",
-        type=POSITIVE,
-        default=0.02,
-        show_default=True,
-        help="Stop a cell when the 95 % interval of its median is within ± this share.",
-    ),
-    click.option(
-        "--min-time",
-        type=POSITIVE,
-        help="Seconds of samples at least; more make each robust [0.1].",
-    ),
-    click.option("--max-time", type=POSITIVE, help="Seconds of samples at most [1]."),
-    click.option(
-        "--processes",
-        type=click.IntRange(min=1, max=100),
-        default=1,
-        show_default=True,
-        help="Fresh processes to measure each cell in; the interval is then over them.",
-    ),
-    click.option(
-        "--timeout",
-        type=POSITIVE,
-        default=300.0,
-        show_default=True,
-        help="Seconds without a sign of life after which a cell is given up.",
-    ),
-    click.option(
-        "--l2",
-        type=click.Choice(["cold", "warm"]),
-        help="The last cache before each call [cold on a GPU, warm on a CPU].",
-    ),
-    click.option(
-        "--timer",
-        type=click.Choice(["events", "graph"]),
-        help="On a GPU: events around the calls, or calls replayed as a CUDA graph [events].",
-    ),
-    click.option(
-        "--allocator",
-        type=click.Choice(["settled", "keep"]),
-        help="On a CPU: blocks from 32 MiB on go back to the system after each call, as in any long"
-        " process, or the process keeps them [settled].",
-    ),
-    click.option(
-        "--energy",
-        is_flag=True,
-        help="On a GPU: joules per call, from a loop of at least 2 s for each cell.",
-    ),
-)
+# Option, its type and default, help. One row an option.
+_TIMING: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("--precision", {"type": POSITIVE, "default": 0.02, "show_default": True},
+     "Stop a cell when the 95 % interval of its median is within ± this share."),
+    ("--min-time", {"type": POSITIVE}, "Seconds of samples at least; more make each robust [0.1]."),
+    ("--max-time", {"type": POSITIVE}, "Seconds of samples at most [1]."),
+    ("--processes", {"type": click.IntRange(min=1, max=100), "default": 1, "show_default": True},
+     "Fresh processes to measure each cell in; the interval is then over them."),
+    ("--timeout", {"type": POSITIVE, "default": 300.0, "show_default": True},
+     "Seconds without a sign of life after which a cell is given up."),
+    ("--l2", {"type": click.Choice(["cold", "warm"])},
+     "The last cache before each call [cold on a GPU, warm on a CPU]."),
+    ("--timer", {"type": click.Choice(["events", "graph"])},
+     "On a GPU: events around the calls, or calls replayed as a CUDA graph [events]."),
+    ("--allocator", {"type": click.Choice(["settled", "keep"])},
+     "On a CPU: blocks from 32 MiB on go back to the system after each call, as in any long"
+     " process, or the process keeps them [settled]."),
+    ("--energy", {"is_flag": True},
+     "On a GPU: joules per call, from a loop of at least 2 s for each cell."),
+)  # fmt: skip
 
 
 def _timing(command: Command) -> Command:
-    for option in reversed(_TIMING):
-        command = option(command)
+    for flag, fields, text in reversed(_TIMING):
+        command = click.option(flag, help=text, **fields)(command)
     return command
 
 

@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.table import BASELINE
+from attnbench.base.units import is_unknown
 from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
 from attnbench.report.charts import CHARTS, Chart, Scale, Sheet, Tables
@@ -248,30 +249,23 @@ def _draw_points(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
     _set_value_axis(ax, frame, "x")
     known = rows[rows[chart.value].notna()].sort_values("time_us_median", ascending=False)
     bad = rows[rows["status"] != "ok"]
-    names = [str(name) for name in (*bad[chart.lines], *known[chart.lines])]
-    for y, name in enumerate(names):
+    names = [f"{short(str(row[chart.lines]))}: {row['status']}" for _, row in bad.iterrows()]
+    for y, (_, row) in enumerate(known.iterrows(), start=len(bad)):
+        name, value = str(row[chart.lines]), frame.inside(row[chart.value])
+        names.append(short(name))
         look = frame.looks[name]
-        if y < len(bad):
-            ax.plot([0.02], [y], transform=ax.get_yaxis_transform(), color=look.colour, marker="x")
-            ax.annotate(
-                bad["status"].iloc[y], (0.05, y), xycoords=("axes fraction", "data"),
-                color=look.colour, fontsize=7.5, va="center",
-            )  # fmt: skip
-            continue
-        row = known.iloc[[y - len(bad)]]
-        value = frame.inside(row[chart.value].iloc[0])
-        if chart.predicted and row[chart.predicted].notna().all():
-            predicted = frame.inside(row[chart.predicted].iloc[0])
+        if chart.predicted and not is_unknown(row[chart.predicted]):
+            predicted = frame.inside(row[chart.predicted])
             ax.plot([predicted], [y], color=look.colour, marker="|", markersize=12)
         ax.errorbar(
-            [value], [y], xerr=_bars(row, chart), color=look.colour, marker=look.marker,
-            markersize=6, capsize=2, elinewidth=1.0, clip_on=False,
+            [value], [y], xerr=_bars(row.to_frame().T, chart), color=look.colour,
+            marker=look.marker, markersize=6, capsize=2, elinewidth=1.0, clip_on=False,
         )  # fmt: skip
         ax.annotate(
             frame.text(value), (value, y), xytext=(0, 6), textcoords="offset points",
             fontsize=7.5, ha="center", color=INK,
         )  # fmt: skip
-    ax.set_yticks(range(len(names)), map(short, names))
+    ax.set_yticks(range(len(names)), names)
     ax.set_ylim(-0.6, len(names) - 0.4)
     ax.grid(visible=False, axis="y")
     if chart.reference:
