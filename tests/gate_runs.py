@@ -23,7 +23,7 @@ from attnbench.gate.decide.data import (
 )
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import comparable
-from attnbench.schema.case import Case, parse_mask
+from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
 from tests import synthetic
 
@@ -141,17 +141,6 @@ def a_run(
     rounds_s = sum(found.spent_s for found in rounds)
     spent = {"checks_s": 12.5, "rounds_s": rounds_s, "wall_s": 13.1 + rounds_s}
     return replace(run, rounds=tuple(rounds), spent=spent, over_budget=order is not None)
-
-
-def many_cells(count: int) -> tuple[Cell, ...]:
-    """Cells of several implementations, dtypes and masks."""
-    impls = ("naive", "sdpa", "chunked", "flex", "my-own-attention-with-a-long-name")
-    cases = [
-        Case(seq_len=n, heads=4, head_dim=64, mask=parse_mask(mask))
-        for mask in ("full", "causal")
-        for n in (128, 256, 512, 1024)
-    ]
-    return tuple(Cell(case=case, impl=impl) for impl in impls for case in cases)[:count]
 
 
 # One run of each kind that a reader may meet, by what it shows.

@@ -259,7 +259,7 @@ def test_the_axis_shows_threshold_and_every_interval_and_no_stray_round_moves_it
 
 def test_very_many_cells_are_drawn_on_several_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "write", unwritten)
-    run = gate_runs.a_run({0: 0.2}, cells=gate_runs.many_cells(40) + gate_runs.CELLS)
+    run = gate_runs.a_run({0: 0.2}, cells=gate_runs.CELLS * 6)
     drawn = figure.draw_all(run, decide(run), tmp_path)
     assert [plot.alt.count(" n=") for plot in drawn] == [42, 6]
 
