@@ -146,6 +146,8 @@ def flops(record: Record) -> int | None:
 
 def suspect(record: Record, environment: Mapping[str, Any], time_us: float | None) -> str | None:
     """Why a time of the record cannot be right on its machine, or None."""
+    if not flops(record) and not record.metrics.get("bytes_min"):
+        return None  # no work that a limit could be applied to
     here = described(environment, record.cell.case.device)
     return limits.suspect(
         device_name=here.get("device_name"),

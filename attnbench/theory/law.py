@@ -39,15 +39,6 @@ class Term:
         """The power of the variable; 0 where it does not occur."""
         return dict(self.powers).get(variable, Fraction(0))
 
-    def times(self, other: Term) -> Term:
-        """The product of two terms."""
-        mine, theirs = (dict(self.powers), dict(self.logs)), (dict(other.powers), dict(other.logs))
-        powers, logs = (
-            {name: a.get(name, 0) + b.get(name, 0) for name in VARIABLES}
-            for a, b in zip(mine, theirs, strict=True)
-        )
-        return Term.of(powers, logs)
-
     def value(self, sizes: Mapping[str, float]) -> float:
         """The term at these sizes, one for each variable that occurs."""
         factors = [math.pow(sizes[name], float(power)) for name, power in self.powers]
@@ -83,11 +74,6 @@ class Law:
             for term in self.terms
         ]
         return replace(self, terms=tuple(dict.fromkeys(kept)))
-
-    def times(self, text: str) -> Law:
-        """Every term multiplied by the single term `text`."""
-        factor = parse(text).terms[0]
-        return replace(self, terms=tuple(term.times(factor) for term in self.terms))
 
     def plus(self, text: str) -> Law:
         """The law with the terms of `text` before its own, each once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """A cell with the replicates of its time; `doubt` says why there are none.
+    """A cell with the replicates of its time; `doubt` says why there are none or what disturbed it.
 
     `kind` numbers all that makes cells alike but their sizes.
     """
@@ -40,6 +41,7 @@ class Measured:
 
 def measured(run: Run) -> list[Measured]:
     """Every record of the run. Those that failed or are suspect have a doubt and no times."""
+    with_notes = len(run.records) <= MOST_WITH_NOTES
     environment = run.info.get("environment") or {}
     kinds: dict[tuple[Any, ...], int] = {}
     found = []
@@ -51,6 +53,8 @@ def measured(run: Run) -> list[Measured]:
         )  # fmt: skip
         kind = kinds.setdefault(alike, len(kinds))
         times_us, doubt = _times_or_doubt(record, environment)
+        unsteady = notes.unsteady(record) if times_us and with_notes else None
+        doubt = f"unsteady ({unsteady})" if unsteady else doubt
         found.append(Measured(record=record, kind=kind, times_us=times_us, doubt=doubt))
     return found
 
@@ -193,18 +197,17 @@ def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]
         return []
     environment = run.info.get("environment") or {}
     frame = _frame(cells)
-    overheads = _smallest(
-        [c for c, small in zip(cells, frame["is_overhead"], strict=True) if small and c.times_us]
-    )
-    with_notes = len(cells) <= MOST_WITH_NOTES
+    small = defaultdict[tuple[int, ...], list[Measured]](list)
+    for cell, is_small in zip(cells, frame["is_overhead"], strict=True):
+        if is_small and cell.times_us:
+            small[_near(cell)].append(cell)
     found = []
     for axis, rule in _RULES.items():
         for members in _members(frame, axis, rule):
             chosen = [cells[i] for i in members]
             here = times.described(environment, chosen[0].record.cell.case.device)
-            overhead_us = _overhead_us(overheads, chosen[0])
-            known = limits.ceilings_of(here)
-            series = _series(axis, chosen, overhead_us, laws, known, with_notes=with_notes)
+            overhead_us = _overhead_us(small[_near(chosen[0])], chosen[0])
+            series = _series(axis, chosen, overhead_us, laws, limits.ceilings_of(here))
             found.append(SeriesCells(series=series, cells=tuple(chosen)))
     return found
 
@@ -249,42 +252,27 @@ def _members(frame: pd.DataFrame, axis: Axis, rule: _AxisRule) -> Iterator[list[
             yield part.tolist()
 
 
-_Smallest = dict[tuple[Any, ...], Measured]
-
-
-def _overhead_keys(cell: Measured) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What cells have in common with their overhead: all sizes but n; else all but the dims."""
+def _near(cell: Measured) -> tuple[int, ...]:
+    """What a cell has in common with others that start as many kernels."""
     case = cell.record.cell.case
-    near = cell.kind, case.batch, case.heads, case.kv_heads
-    return (*near, case.head_dim, case.value_dim, case.width), near
+    return cell.kind, case.batch, case.heads, case.kv_heads
 
 
-def _smallest(cells: list[Measured]) -> _Smallest:
-    """The cells with next to nothing to do: n = 1, or a decode step after a few tokens."""
-
-    def order(cell: Measured) -> tuple[int, int]:
-        return cell.record.cell.case.seq_len, cell.record.cell.case.head_dim
-
-    found: _Smallest = {}
-    for cell in cells:
-        for key in _overhead_keys(cell):
-            if key not in found or order(cell) < order(found[key]):
-                found[key] = cell
-    return found
-
-
-def _overhead_us(overheads: _Smallest, cell: Measured) -> tuple[float, ...] | None:
+def _overhead_us(small: list[Measured], cell: Measured) -> tuple[float, ...] | None:
     """Replicates of the overhead of the series that begins with the cell.
 
-    Of the same sizes but n; else of another head dim at the same heads and batch, which start
-    as many kernels. Not of a wider layer: for one token it reads more weights.
+    `small` are those near it with next to nothing to do: n = 1, or a decode step after a few
+    tokens. Of the same sizes but n; else of another head dim. Not of a wider layer: for one token
+    it reads more weights.
     """
-    exact, near = _overhead_keys(cell)
-    found = overheads.get(exact) or overheads.get(near)
-    if found is None:
-        return None
-    width, own = (c.record.cell.case.width or 0 for c in (found, cell))
-    return None if width > own else found.times_us
+
+    def dims(one: Measured) -> tuple[int, int, int]:
+        case = one.record.cell.case
+        return case.head_dim, case.value_dim, case.width or 0
+
+    same = [one for one in small if dims(one) == dims(cell)]
+    first = min(same or small, key=lambda c: (c.record.cell.case.seq_len, dims(c)), default=cell)
+    return None if first is cell or dims(first)[2] > dims(cell)[2] else first.times_us
 
 
 def _series(
@@ -293,13 +281,9 @@ def _series(
     overhead_us: tuple[float, ...] | None,
     laws: Laws,
     ceilings: limits.Ceilings,
-    *,
-    with_notes: bool,
 ) -> Series:
     first = cells[0].record.cell
     metrics = [cell.record.metrics for cell in cells]
-    doubts = [_doubt(cell) if with_notes else cell.doubt for cell in cells]
-    disturbed = [(c, doubt and c.times_us) for c, doubt in zip(cells, doubts, strict=True)]
     kernels, launch_us = metrics[0].get("kernel_count"), ceilings.launch_us
     return Series(
         impl=first.impl,
@@ -315,8 +299,8 @@ def _series(
             [m.get("bytes_min") if m.get(_PEAK) is None else m[_PEAK] for m in metrics]
         ),
         cache_bytes=ceilings.cache_bytes,
-        doubts=tuple(doubts),
-        excess=tuple([times.excess(cell.record) if bad else 1.0 for cell, bad in disturbed]),
+        doubts=tuple([cell.doubt for cell in cells]),
+        excess=tuple([times.excess(c.record) if c.doubt and c.times_us else 1.0 for c in cells]),
         # Time to start the kernels of the smallest size one after another, per call or token.
         least_overhead_us=kernels * launch_us / (first.case.new_tokens or 1)
         if kernels and launch_us
@@ -327,11 +311,3 @@ def _series(
 
 def _size(case: Case, axis: Axis) -> float:
     return float(case.width or case.head_dim if axis == "d" else getattr(case, _RULES[axis].size))
-
-
-def _doubt(cell: Measured) -> str | None:
-    """Why there is no time; of a cell that has one, what its serious notes say."""
-    if cell.doubt:
-        return cell.doubt
-    unsteady = notes.unsteady(cell.record)
-    return f"unsteady ({unsteady})" if unsteady else None
