@@ -216,8 +216,7 @@ def crossings(ratios: Mapping[int, Estimate], names: tuple[str, str]) -> Iterato
 
 def lead(ratio: Estimate) -> int:
     """1 where the second is faster, -1 where the first is, 0 where the interval does not say."""
-    low, high = ratio.low, ratio.high
-    low, high = (ratio.value if low is None else low), (ratio.value if high is None else high)
+    low, high = ratio.ends
     return 1 if min(low, ratio.value) > 1 else -1 if max(high, ratio.value) < 1 else 0
 
 
@@ -239,7 +238,7 @@ def _zero(x0: float, y0: float, x1: float, y1: float) -> float:
 
 def _stretches(xs: Sequence[float], ratios: Sequence[Estimate]) -> list[tuple[float, float]]:
     """Where the interpolated band holds 1, from left to right; ends that touch are joined."""
-    ends = [(min(r.low or r.value, r.value), max(r.high or r.value, r.value)) for r in ratios]
+    ends = [(min(r.ends[0], r.value), max(r.ends[1], r.value)) for r in ratios]
     band = [(x, math.log(low), math.log(high)) for x, (low, high) in zip(xs, ends, strict=True)]
     deviations = _deviations(xs, [math.log(ratio.value) for ratio in ratios])
     found: list[tuple[float, float]] = []

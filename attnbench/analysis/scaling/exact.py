@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,37 +37,27 @@ _Known = tuple[float, float]  # a size and what was measured there
 
 @dataclass(frozen=True, kw_only=True)
 class _Exact:
-    """One quantity: its metrics, its tolerance, how it is written, and which law it has."""
+    """One quantity: its law, metrics and tolerance, and how it is written."""
 
     noun: str
+    law: Literal["flops", "memory"]
     measured: str
     predicted: str
-    rounding: float
-    miss: float
+    rounding: float = 0.0
+    miss: float = 0.0
     text: Callable[[float], str]
-    law: Callable[[Laws, str, Case], Law | None]
 
 
 QUANTITIES: dict[Quantity, _Exact] = {
     "flops": _Exact(
-        noun="FLOPs",
-        measured="flops_counted",
-        predicted="flops_executed",
-        rounding=0.0,
-        miss=0.0,
+        noun="FLOPs", law="flops", measured="flops_counted", predicted="flops_executed",
         text=lambda value: units.count(round(value)),
-        law=Laws.flops,
     ),
     "workspace": _Exact(
-        noun="workspace",
-        measured="memory_workspace_bytes",
-        predicted="memory_predicted_bytes",
-        rounding=ROUNDING_BYTES,
-        miss=MISS,
-        text=units.size,
-        law=Laws.memory,
+        noun="workspace", law="memory", measured="memory_workspace_bytes",
+        predicted="memory_predicted_bytes", rounding=ROUNDING_BYTES, miss=MISS, text=units.size,
     ),
-}
+}  # fmt: skip
 
 
 def exact_fits(groups: Iterable[SeriesCells], laws: Laws) -> tuple[ExactFit, ...]:
@@ -81,7 +72,7 @@ def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> E
     if all(value is None for value in measured):
         return None
     predicted = tuple([_number(cell, row.predicted) for cell in group.cells])
-    law = row.law(laws, series.impl, group.case)
+    law = laws.of(series.impl, row.law, group.case)
     known = [(s, m) for s, m in zip(series.sizes, measured, strict=True) if m is not None]
     rows = zip(series.sizes, measured, predicted, strict=True)
     both = [(s, m, p) for s, m, p in rows if m is not None and p is not None]

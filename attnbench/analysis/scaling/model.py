@@ -33,8 +33,6 @@ from attnbench.theory.law import Law, Term
 _ENDS = (0.025, 0.975)
 # A causal mask admits half of the pairs. Any other band has no n at which it overtakes.
 _PAIRS_OF_SQUARE = {"full": 1.0, "causal": 0.5}
-# The projections' FLOPs of a pass, in those of the forward pass: their backward is two products.
-_PROJECTIONS = {"forward": 1.0, "backward": 2.0, "both": 3.0}
 VISIBLE = 0.1  # from this part of the law's terms on, theory expects a term to show
 ABSENT = 0.02  # a term that should show and certainly takes less is not there
 SURPLUS = 0.1  # what terms of a higher order than the law may take at most
@@ -146,7 +144,7 @@ def _overtaking(cells: ModelCells, fit: FittedModel) -> tuple[Estimate | None, f
         return None, None
     wide = replace(case, width=case.model_width)
     # FLOPs of the projections a token, and of attention a token squared, in the case's pass.
-    projections = costs.projection_flops(wide, 1, 1) * _PROJECTIONS[case.pass_]
+    projections = costs.projection_flops(wide, 1, 1) * costs.PRODUCTS[case.pass_]
     attention = costs.core_flops(case, 1) * pairs_of_square
     row, n = cells.design[at], float(cells.sizes["n"][at])
     powers = np.array([int(term.term.degree("n")) for term in cells.terms])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -151,11 +153,11 @@ def surplus(law: Law, terms: Sequence[Candidate]) -> list[int]:
 
 def expected_shares(law: Law, sizes: dict[str, Floats]) -> dict[Term, Floats]:
     """Each term's part of the law at every point, each counted once: what theory lets one see."""
-    points = [
-        dict(zip("ndw", row, strict=True))
-        for row in zip(*(sizes[name].tolist() for name in "ndw"), strict=True)
-    ]
-    values = {term: np.array([term.value(point) for point in points]) for term in law.terms}
+    one = np.ones_like(sizes["n"])
+    values = {
+        term: math.prod((sizes[name] ** float(power) for name, power in term.powers), start=one)
+        for term in law.terms
+    }
     total = sum(values.values())
     return {term: value / total for term, value in values.items()}
 
@@ -202,6 +204,13 @@ class ModelCells:
         return tuple(dict(zip(names, row, strict=True)) for row in rows)
 
     @property
+    def varied(self) -> bool:
+        """Whether there are points, n and d enough for a model."""
+        points = len({tuple(point.values()) for point in self.points})
+        sizes = min(len(np.unique(self.sizes[name])) for name in ("n", "d"))
+        return points >= FEWEST_POINTS and sizes >= FEWEST_SIZES
+
+    @property
     def same(self) -> str:
         """What the cells share: `layer forward float32 causal fused`."""
         case = self.cases[0]
@@ -241,18 +250,8 @@ def model_cells(run: Run, cells: list[Measured] | None = None) -> list[ModelCell
             width = case.width / (case.heads * case.head_dim) if case.width else 1.0
             ratios = case.heads / case.kv_heads, case.value_dim / case.head_dim, width
             found.setdefault((cell.kind, *ratios), []).append(cell)
-    return [_model_cells(alike, laws) for alike in found.values() if _varied(alike)]
-
-
-def _d(case: Case) -> int:
-    return int(getattr(case, TERMS[case.workload].d))
-
-
-def _varied(alike: list[Measured]) -> bool:
-    cases = [cell.record.cell.case for cell in alike]
-    points = {(case.seq_len, _d(case), case.heads, case.batch) for case in cases}
-    n, d = {point[0] for point in points}, {point[1] for point in points}
-    return len(points) >= FEWEST_POINTS and min(len(n), len(d)) >= FEWEST_SIZES
+    models = [_model_cells(alike, laws) for alike in found.values()]
+    return [model for model in models if model.varied]
 
 
 def _model_cells(alike: list[Measured], laws: Laws) -> ModelCells:
@@ -260,7 +259,8 @@ def _model_cells(alike: list[Measured], laws: Laws) -> ModelCells:
     impl, before = alike[0].record.cell.impl, cases[0].mask.before
     replicates = Replicates([cell.times_us for cell in alike])
     middle, low, high = replicates.intervals()
-    rows = [(case.seq_len, _d(case), case.heads, case.batch) for case in cases]
+    d_of = attrgetter(TERMS[cases[0].workload].d)
+    rows = [(case.seq_len, d_of(case), case.heads, case.batch) for case in cases]
     n, d, heads, batch = np.array(rows, dtype=float).T
     w = n if before is None else np.minimum(n, before + 1.0)
     sizes = {"n": n, "d": d, "w": w, "heads": heads, "batch": batch}
@@ -272,6 +272,6 @@ def _model_cells(alike: list[Measured], laws: Laws) -> ModelCells:
         times_us=middle,
         interval_us=np.stack([low, high]),
         between=all(over_processes(cell.record) for cell in alike),
-        law=laws.time(impl, cases[0]),
+        law=laws.of(impl, "time", cases[0]),
         terms=candidates(cases[0].workload, window=before is not None),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -80,25 +80,19 @@ class Laws:
         self._known: dict[tuple[Any, ...], Law | None] = {}
         self.problems: dict[str, str] = {}
 
-    def time(self, impl: str, case: Case) -> Law | None:
-        """How time grows; per token where the workload's times are."""
-        return self._law(impl, "time", case)
+    def of(self, impl: str, quantity: Literal["time", "flops", "memory"], case: Case) -> Law | None:
+        """How a quantity grows in the case's workload: FLOPs as time unless declared apart.
 
-    def flops(self, impl: str, case: Case) -> Law | None:
-        """How FLOPs grow: as `flops_law`, or else as time."""
-        declared = (self._rows.get(impl) or {}).get("flops_law")
-        return self._law(impl, "flops_law" if declared else "time", case)
-
-    def memory(self, impl: str, case: Case) -> Law | None:
-        """How the workspace grows."""
-        return self._law(impl, "memory", case)
-
-    def _law(self, impl: str, field: str, case: Case) -> Law | None:
-        """In the case's workload. A window may need less than is declared for all pairs."""
+        A window may need less than is declared for all pairs.
+        """
+        row = self._rows.get(impl) or {}
+        field: str = quantity
+        if quantity == "flops":
+            field = "flops_law" if row.get("flops_law") else "time"
         windowed = case.mask.before is not None
         key = impl, field, case.workload, case.cache, case.projection, windowed
         if key not in self._known:
-            text, law = (self._rows.get(impl) or {}).get(field), None
+            text, law = row.get(field), None
             try:
                 core = parse(str(text)) if text else None
             except UsageError as err:
@@ -293,7 +287,7 @@ def _series(
         sizes=tuple([_size(cell.record.cell.case, axis) for cell in cells]),
         times_us=tuple([cell.times_us for cell in cells]),
         overhead_us=overhead_us,
-        law=laws.time(first.impl, first.case),
+        law=laws.of(first.impl, "time", first.case),
         kernels=tuple([known.get("kernel") for known in metrics]),
         working_set_bytes=tuple(
             [m.get("bytes_min") if m.get(_PEAK) is None else m[_PEAK] for m in metrics]
