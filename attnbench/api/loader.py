@@ -103,9 +103,9 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
 def load_side(files: Iterable[str], root: str, other_root: str | None = None) -> list[str]:
     """Import the files of one of two versions of a repository; return the names they register.
 
-    For a process that serves this version alone: what it imports is looked up below `root` and
-    its `src`, where it would otherwise come from `other_root`, too; it works in `root`, and leaves
-    no bytecode there. The names replace those of installed implementations.
+    For a process that serves this version alone: it works in `root`, leaves no bytecode there, and
+    imports from there and from its `src` what would otherwise come from `other_root`, too. The
+    names replace those of installed implementations.
 
     Raises:
         UsageError: as `load_file`; a file outside `root`, or that imports from `other_root`.
@@ -118,9 +118,9 @@ def load_side(files: Iterable[str], root: str, other_root: str | None = None) ->
     # the working tree, is then the base's own where the base is loaded.
     entries = [str(folder) for folder in (here, here / "src") if folder.is_dir()]
     for entry in sys.path:
-        folder = Path(entry).resolve()
-        foreign = other is not None and _belongs(folder, other, here)
-        entries.append(str(here / folder.relative_to(other)) if foreign and other else entry)
+        if other is not None and _belongs(entry, other, here):
+            entry = str(here / Path(entry).resolve().relative_to(other))
+        entries.append(entry)
     sys.path[:] = list(dict.fromkeys(entries))
     importlib.invalidate_caches()
     names: list[str] = []
@@ -145,7 +145,7 @@ def refuse_foreign(file: str, root: Path, other: Path) -> None:
         source = getattr(module, "__file__", None)
         if not isinstance(source, str) or name.partition(".")[0] in _HARNESS:
             continue
-        if _belongs(_resolved(os.path.dirname(source)), other, root):
+        if _belongs(os.path.dirname(source), other, root):
             raise UsageError(
                 f"{file} imports {name} from the other side ({source}), so that both would run"
                 f" the same code; let it be found beside the file, in {root} or in {root / 'src'}"
@@ -153,8 +153,9 @@ def refuse_foreign(file: str, root: Path, other: Path) -> None:
 
 
 @cache  # thousands of modules lie in a few hundred folders
-def _belongs(folder: Path, other: Path, root: Path) -> bool:
+def _belongs(where: str, other: Path, root: Path) -> bool:
     """Whether a folder holds code of the other version, and is not of this one or installed."""
+    folder = Path(where).resolve()
     if not folder.is_relative_to(other) or folder.is_relative_to(root):
         return False
     return not _is_library(folder.relative_to(other), folder)
@@ -169,11 +170,6 @@ def is_installed(file: Path) -> bool:
     """Whether a module's file is of the harness, an environment or the standard library."""
     own = Path(__file__).resolve().parents[1]
     return file.is_relative_to(own) or _is_library(file.parent, file.parent)
-
-
-@cache
-def _resolved(folder: str) -> Path:
-    return Path(folder).resolve()
 
 
 def _line(err: BaseException) -> str:

@@ -259,13 +259,13 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
     # Each weight adds its part to dx in the dtype of x, as one after another they do in the layer.
     for name in ("dq", "dk"):
         core.values[name] = unturned(core.values[name], case.position, places)
+    result.values["dwo"] = _over_tokens(tensors["do"], merged)
     dprojected = _side_by_side(core.values).to(x.dtype)
     cut = torch.split(dprojected, [weight.shape[0] for weight in weights], dim=-1)
     result.values["dx"] = sum(
         (part @ weight for part, weight in zip(cut, weights, strict=True)), torch.zeros_like(x)
     )
     result.values["dwqkv"] = _over_tokens(dprojected, x)
-    result.values["dwo"] = _over_tokens(tensors["do"], merged)
     if not terms:
         return result
     squares = {name: core.terms[name].square() for name in ("o", "dq", "dk", "dv")}
