@@ -79,10 +79,6 @@ def test_gradients_are_checked_and_held_outputs_counted(measured, pass_):
     assert (record.metrics["memory_prepared_bytes"] > 2 * 24 * 24 * 4) == (pass_ == "backward")
 
 
-def wrong_scale(case):
-    return lambda q, k, v: exact(q, k, v, causal=False, scale=1.0)
-
-
 def stale(case):
     kept: list[torch.Tensor] = []
 
@@ -92,10 +88,6 @@ def stale(case):
         return kept[0].clone()
 
     return call
-
-
-def never_runs(case):
-    return lambda q, k, v: torch.empty_like(q)
 
 
 def scribbles(case):
@@ -110,9 +102,9 @@ def scribbles(case):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (wrong_scale, "is off by"),
+        (lambda case: lambda q, k, v: exact(q, k, v, causal=False, scale=1.0), "is off by"),
         (stale, "after its inputs changed"),
-        (never_runs, "o "),
+        (lambda case: lambda q, k, v: torch.empty_like(q), "o "),
         (scribbles, "wrote to its input k"),
         (lambda case: lambda q, k, v: q.double(), "expected torch.float32"),
         (lambda case: lambda q, k, v: q[:, :1], "shape"),
@@ -163,24 +155,22 @@ def test_one_that_fails_costs_its_own_cell(measured, build, status, words):
 
 
 def test_the_simple_form_serves_full_and_causal():
-    seen: list[dict[str, Any]] = []
+    seen: list[tuple[bool, float]] = []
 
     @attention("spy")
     def spy(q, k, v, *, causal, scale):
         """Look at what is passed."""
-        seen.append({"causal": causal, "scale": scale})
+        seen.append((causal, scale))
         return q
 
     try:
-        impl = IMPLEMENTATIONS.get("spy")
+        impl, q = IMPLEMENTATIONS.get("spy"), torch.zeros(1, 1, 2, 4)
         assert impl.doc == "Look at what is passed."
-        q = torch.zeros(1, 1, 2, 4)
-        impl.build(Case.from_json({"mask": "causal", "head_dim": 4}))(q, q, q)
-        impl.build(Case(head_dim=16))(q, q, q)
         # A single query sees every key: causal asks for nothing.
-        impl.build(Case.from_json({"mask": "causal", "seq_len": 1, "kv_len": 9}))(q, q, q)
-        assert [call["causal"] for call in seen] == [True, False, False]
-        assert [call["scale"] for call in seen] == [0.5, 0.25, 0.125]
+        one_query = {"mask": "causal", "seq_len": 1, "kv_len": 9}
+        for fields in ({"mask": "causal", "head_dim": 4}, {"head_dim": 16}, one_query):
+            impl.build(Case.from_json(fields))(q, q, q)
+        assert seen == [(True, 0.5), (False, 0.25), (False, 0.125)]
         assert "not window:4" in (impl.reason_against(Case.from_json({"mask": "window:4"})) or "")
     finally:
         IMPLEMENTATIONS.remove("spy")

@@ -6,6 +6,7 @@ without a vocabulary. What differs between `--caches` is where the keys and valu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from attnbench.schema.case import Case, Position, parse_mask
 from attnbench.theory import costs
 from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
-from attnbench.worker.positions import Rotation, rotation
+from attnbench.worker.positions import rotation
 from attnbench.worker.reference import PlainResult, plain_attention
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload
 
@@ -32,8 +33,8 @@ class DecodeLayer:
     def __init__(self, case: Case, tensors: Tensors) -> None:
         self.case, self._tensors = case, tensors
         self.context, self.total = case.seq_len, case.seq_len + (case.new_tokens or 1)
-        self._rotation = rotation(case, 0, self.total)
-        self._turns: dict[tuple[int, int], Rotation] = {}
+        turn = rotation(case, 0, self.total)
+        self._turn = functools.cache(turn.window) if turn else None  # made in the untimed check
 
     def queries(self, first: int, end: int) -> torch.Tensor:
         """q_BHLD of tokens `first` to `end`, turned to their places."""
@@ -53,11 +54,7 @@ class DecodeLayer:
         return projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
 
     def _turned(self, x_BHLD: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        if self._rotation is None:
-            return x_BHLD
-        if (first, end) not in self._turns:  # made in the untimed check
-            self._turns[first, end] = self._rotation.window(first, end - first)
-        return self._turns[first, end](x_BHLD)
+        return self._turn(first, end - first)(x_BHLD) if self._turn else x_BHLD
 
 
 class Cache(NamedTuple):
