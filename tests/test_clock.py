@@ -1,14 +1,11 @@
 """The clocks on a simulated GPU and a scripted host: what is inside the timed window; the flush."""
 
-import functools
 import itertools
-import os
 
 import pytest
 import torch
 
 from attnbench.analysis.times import launch_bound
-from attnbench.machine import host
 from attnbench.machine.facts import last_cache_bytes
 from attnbench.measure import clock as clocks
 from attnbench.measure.clock import CaptureError, CudaClock, GraphClock, HostClock, clock_for
@@ -225,45 +222,3 @@ def test_the_flush_covers_the_last_cache_of_this_machine_and_reads_all_of_it():
     flush()
     assert flush._sums.double().sum() == flush.nbytes // 4
     assert flush._sums.nbytes < flush.nbytes / 10_000  # all that a flush writes
-
-
-def cores(folder, monkeypatch, *, groups, size="32M"):
-    """A machine whose cores come in groups that share a last cache."""
-    for group in groups:
-        for core in group:
-            caches = [(1, "Data", "32K", [core]), (3, "Unified", size, group)]
-            for index, (level, kind, bytes_, shared) in enumerate(caches):
-                at = folder / f"sys/devices/system/cpu/cpu{core}/cache/index{index}"
-                at.mkdir(parents=True)
-                names = {"level": level, "type": kind, "size": bytes_}
-                names["shared_cpu_list"] = ",".join(map(str, shared))
-                for name, value in names.items():
-                    (at / name).write_text(f"{value}\n")
-    monkeypatch.setattr(host, "data_caches", functools.partial(host.data_caches, root=folder))
-    monkeypatch.setattr(
-        os, "sched_getaffinity", lambda _: {c for g in groups for c in g}, raising=False
-    )
-
-
-def refused(pid):
-    raise PermissionError
-
-
-@pytest.mark.parametrize(
-    ("affinity", "caches"),
-    [(lambda _: {0, 1, 2, 3}, 2), (lambda _: {0, 1}, 1), (refused, 1)],
-)
-def test_last_caches_are_added_up_over_groups_of_cores_and_counted_once_in_one(
-    tmp_path, monkeypatch, affinity, caches
-):
-    cores(tmp_path, monkeypatch, groups=[[0, 1], [2, 3]])
-    monkeypatch.setattr(os, "sched_getaffinity", affinity, raising=False)
-    assert last_cache_bytes("cpu") == caches * (32 << 20)
-
-
-def test_a_cache_that_is_not_known_is_taken_for_64_mib(tmp_path, monkeypatch):
-    cores(tmp_path, monkeypatch, groups=[[0]], size="large")
-    for index in (0, 1):
-        (tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}/size").write_text("")
-    assert last_cache_bytes("cpu") is None
-    assert clocks.Flush("cpu").nbytes >= 64 << 20

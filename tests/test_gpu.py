@@ -123,28 +123,6 @@ def test_the_flush_is_larger_than_the_l2_and_allocates_nothing():
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-def test_memory_does_not_depend_on_the_order_of_the_implementations(tmp_path):
-    import attnbench
-
-    names = ("naive", "sdpa", "chunked")
-    frames = [
-        attnbench.sweep(
-            output=tmp_path / str(number),
-            settings={"device": "cuda", "max_time_s": 0.1},
-            dtypes=("float16",),
-            seq_lens=(512,),
-            passes=("forward", "both"),
-            impls=order,
-        )
-        for number, order in enumerate((names, names[::-1]))
-    ]
-    first, second = (
-        frame.set_index(["impl", "pass"]).sort_index().filter(like="memory_") for frame in frames
-    )
-    assert not first["memory_peak_bytes"].isna().any()
-    assert first.equals(second)
-
-
 def test_memory_on_cuda_is_the_true_peak_whatever_ran_before():
     x = torch.zeros(1 << 20, device="cuda")
 

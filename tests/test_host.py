@@ -13,6 +13,7 @@ import pytest
 
 from attnbench.execution.process import Settings, environment_of
 from attnbench.machine import facts, host
+from attnbench.measure import clock
 
 CPU = "sys/devices/system/cpu"
 
@@ -190,14 +191,35 @@ def test_a_refused_affinity_is_unknown_and_the_cores_are_those_of_the_machine(mo
     json.dumps(found)
 
 
-def test_the_caches_of_a_run_are_those_of_a_cpu_in_the_affinity(tmp_path, monkeypatch):
-    for cpu, last in ((0, "8M"), (4, "96M")):
-        for level, size in ((1, "48K"), (3, last)):
-            for name, text in {"level": str(level), "type": "Unified", "size": size}.items():
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four cores, of which two and two share a last cache."""
+    for cpu, group, last in (
+        (0, "0-1", "8M"),
+        (1, "0-1", "8M"),
+        (2, "2-3", "96M"),
+        (3, "2-3", "96M"),
+    ):
+        for level, size, shared in ((1, "48K", str(cpu)), (3, last, group)):
+            written = {"level": str(level), "type": "Unified", "size": size}
+            for name, text in (written | {"shared_cpu_list": shared}).items():
                 put(tmp_path, f"{CPU}/cpu{cpu}/cache/index{level}/{name}", text)
     monkeypatch.setattr(host, "data_caches", functools.partial(host.data_caches, root=tmp_path))
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 5}, raising=False)
-    assert facts.environment("cpu")["caches"] == {"L1": 48 << 10, "L3": 96 << 20}
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize(
+    ("affinity", "summed"), [([0, 1, 2, 3], 104), ([2, 3], 96), ([1], 8), (None, 8), ([9], None)]
+)
+def test_last_caches_are_added_up_over_groups_of_cores_and_counted_once_in_one(
+    monkeypatch, affinity, summed
+):
+    monkeypatch.setattr(host, "affinity", lambda: affinity)
+    assert facts.last_cache_bytes("cpu") == (summed and summed << 20)
+    if affinity == [2, 3]:
+        assert facts.environment("cpu")["caches"] == {"L1": 48 << 10, "L3": 96 << 20}
+    if summed is None:
+        assert clock.Flush("cpu").nbytes >= 64 << 20
 
 
 def test_ranges_are_written_as_the_kernel_does():

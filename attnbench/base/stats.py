@@ -91,11 +91,7 @@ _T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.262
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, for 1 to 10 degrees of freedom.
-
-    Raises:
-        ValueError: more of them, where order statistics serve better.
-    """
+    """The 97.5 % quantile of Student's t; raises ValueError beyond 1 to 10 degrees of freedom."""
     if not 1 <= freedom <= len(_T_975):
         raise ValueError(f"no quantile of Student's t for {freedom} degrees of freedom here")
     return _T_975[freedom - 1]

@@ -253,10 +253,7 @@ def ending(returncode: int) -> str:
     """How a process ended, in words: its exit code, or the signal that killed it."""
     if returncode >= 0:
         return f"exit code {returncode}"
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:
-        name = "unknown signal"
+    name = next((x.name for x in signal.Signals if x == -returncode), "unknown signal")
     return f"killed by signal {-returncode} ({name})"
 
 

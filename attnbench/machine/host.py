@@ -12,7 +12,7 @@ import functools
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -109,7 +109,7 @@ def governor(root: Path = ROOT) -> str | None:
 def cpu_quota(root: Path = ROOT) -> float | None:
     """CPUs' worth of time that the control groups grant, the least of them; None if unbounded."""
     quotas = []
-    for group in _present_groups(root):
+    for group in _groups(root):
         both = (_read(group / "cpu.max") or "").split()
         if len(both) != 2:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -124,7 +124,7 @@ def throttled_us(root: Path = ROOT) -> int | None:
     """Microseconds for which the control groups have held their processes back so far: the most."""
     units_per_us = {"throttled_usec": 1, "throttled_time": 1000}
     counts = []
-    for group in _present_groups(root):
+    for group in _groups(root):
         for line in (_read(group / "cpu.stat") or "").splitlines():
             name, _, text = line.partition(" ")
             value = _number(text)
@@ -171,24 +171,21 @@ def _tick_rows(root: Path) -> list[list[int]] | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _present_groups(root: Path) -> tuple[Path, ...]:
-    """Those of `_groups` that are there; a process stays in the group it was started in."""
-    return tuple(dict.fromkeys(group for group in _groups(root) if os.path.isdir(group)))
+def _groups(root: Path) -> tuple[Path, ...]:
+    """The folders of this process's control groups that rule CPU time, and all above them.
 
-
-def _groups(root: Path) -> Iterator[Path]:
-    """The folders of this process's control groups that rule CPU time, and all above them."""
+    In a container the path may be that of the host, which is not there: what is above it is.
+    """
+    found: list[Path] = []
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
-        names = ("cpu", controllers) if controllers else ("", "unified")
-        for mount in dict.fromkeys(root / "sys/fs/cgroup" / name for name in names):
+        for name in ("cpu", controllers) if controllers else ("", "unified"):
+            mount = root / "sys/fs/cgroup" / name
             here = mount / path.strip("/")
-            yield here
-            if here != mount:
-                yield from here.parents[: len(here.relative_to(mount).parts)]
+            found += [here, *(above for above in here.parents if above.is_relative_to(mount))]
+    return tuple(dict.fromkeys(group for group in found if os.path.isdir(group)))
 
 
 def data_caches(cpu: int, root: Path = ROOT) -> dict[int, tuple[str | None, int]]:

@@ -34,11 +34,7 @@ class Watch:
     throttled_us: Callable[[], float | None] = host.throttled_us
 
     def lost_to_others(self, switches: int, planned_us: float) -> Discard | None:
-        """Why a batch of this planned length was disturbed, or None.
-
-        The planned length was known before the batch was timed: what it took decides nothing, so
-        that a slow result is as welcome as a fast one.
-        """
+        """Why a batch of this planned length was disturbed, or None, whatever it took."""
         if switches * SLICE_US <= LOST_SHARE * planned_us:
             return None
         times = f"{switches} time{'s' * (switches > 1)}"
