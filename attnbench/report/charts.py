@@ -15,7 +15,7 @@ from attnbench.analysis.axes import AXES, fixed, label, overhead_size, slices, v
 from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.base.registry import Registry
-from attnbench.report import axes
+from attnbench.report import axes, figures
 
 Scale = Literal["log10", "log2", "linear"]
 Tables = Mapping[str, pd.DataFrame]
@@ -210,22 +210,20 @@ def sheets(
     for values, rows in slices(frame, SHEET_AXES):
         plain = rows[rows["position"] == "none"]
         rows = plain if plain_position and not plain.empty else rows
-        rows, small = _without_overhead_size(rows)
-        rows, single = _along_n(rows, lines, several)
+        # A size for the overhead would take most of an axis on which nothing else stands.
+        least = overhead_size([int(n) for n in rows["seq_len"].unique()])
+        small = f" (n={least}, for the overhead, is not drawn)" if least else ""
+        rows, single = _along_n(rows[rows["seq_len"] > (least or 0)], lines, several)
         names = _panel_axes(rows, lines)
         panels = [Panel(_title(part, names), part) for _, part in slices(rows, names)]
         slug, title = "-".join(map(str, values.values())), fixed(rows) + small + single
-        pages = range(0, len(panels), PANELS_A_SHEET)
-        for number, start in enumerate(pages, start=1):
-            several_pages = len(pages) > 1
-            found.append(
-                Sheet(
-                    str(values["workload"]),
-                    f"{slug}-{number}" if several_pages else slug,
-                    f"{title} ({number} of {len(pages)})" if several_pages else title,
-                    tuple(panels[start : start + PANELS_A_SHEET]),
-                )
+        found += [
+            Sheet(
+                str(values["workload"]), f"{slug}-{page.slug}".strip("-"), title + page.place,
+                page.items,
             )
+            for page in figures.pages(panels, lambda _: (), PANELS_A_SHEET, len(panels))
+        ]  # fmt: skip
     return found
 
 
@@ -253,17 +251,6 @@ def _along_n(rows: pd.DataFrame, lines: str, several: bool) -> tuple[pd.DataFram
     points = len(parts) - len(curves)
     text = f" ({points} more with a single n {'is' if points == 1 else 'are'} in the table)"
     return pd.concat(curves) if curves else rows.iloc[:0], text if points else ""
-
-
-def _without_overhead_size(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The rows without the one size that was measured for the overhead, and a text that says so.
-
-    It would take most of an axis on which nothing else stands; the fits show it.
-    """
-    size = overhead_size([int(n) for n in rows["seq_len"].unique()])
-    if size is None:
-        return rows, ""
-    return rows[rows["seq_len"] > size], f" (n={size}, for the overhead, is not drawn)"
 
 
 def _title(rows: pd.DataFrame, names: list[str]) -> str:
