@@ -10,7 +10,7 @@ import pytest
 from attnbench.api import IMPLEMENTATIONS, attention, attention_builder, recurrent_builder
 from attnbench.api.loader import load_built_in
 from attnbench.errors import UsageError
-from attnbench.planning.plan import Axes, work
+from attnbench.planning.plan import Axes
 from attnbench.schema.case import Case, parse_mask
 from attnbench.theory.law import parse
 from attnbench.theory.traits import (
@@ -83,13 +83,6 @@ def test_a_core_s_memory_becomes_the_workload_s(case, law):
 )
 def test_what_a_workload_makes_no_sense_of_has_a_reason(fields, words):
     assert words in (impossible(Case(**fields)) or "")
-
-
-def test_work_grows_with_what_surrounds_the_core():
-    core = Case(seq_len=64)
-    assert work(replace(core, workload="layer")) > work(core)
-    wide = replace(core, workload="recurrent", width=2048)
-    assert work(wide) == 64 * work(replace(wide, width=256))
 
 
 @pytest.fixture

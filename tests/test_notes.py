@@ -10,7 +10,6 @@ import math
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import attnbench
 from attnbench.api import dense_mask
@@ -148,22 +147,13 @@ def test_001_the_printed_forward_lets_tokens_see_the_future(causal):
     assert close(before, after) == causal
 
 
-def test_004_heads_repeat_no_products_but_each_has_a_softmax_of_its_own():
-    """Not h times the work, as printed; and not a similar number of exponentials either."""
+def test_004_heads_repeat_no_products():
+    """Not h times the work, as printed."""
     cases = [Case(workload="layer", heads=h, head_dim=64 // h, width=64) for h in (1, 2, 4, 8)]
     assert len({(core_flops(c, 512**2), projection_flops(c, 512, 512)) for c in cases}) == 1
-    heads = [split(torch.zeros(24, 32), h) for h in (1, 8)]
-    assert (heads[1] @ heads[1].mT).numel() == 8 * (heads[0] @ heads[0].mT).numel()
 
 
-def test_004_long_means_beyond_2d_and_the_scores_are_half_of_the_quadratic_flops():
-    """The weighted sum over the values is the other half, so the scores are not the cause."""
-    flops = []
-    for call in (torch.matmul, lambda q, k: attend(q, k.T, q)):
-        with FlopCounterMode(display=False) as counted:
-            call(torch.zeros(96, 16), torch.zeros(16, 96))
-        flops.append(counted.get_total_flops())
-    assert flops[1] == 2 * flops[0]
+def test_004_long_means_beyond_2d():
     case, shares = Case(workload="layer", heads=4, head_dim=64, width=256), {}
     for n in (256, 512, 256 * 64):
         core = core_flops(case, n * n)
@@ -246,17 +236,6 @@ def test_004_the_rotation_as_a_matrix_and_what_stands_between_query_and_key(d):
         between = block_matrix(d, i).T @ block_matrix(d, j)
         assert close(between, block_matrix(d, j - i))
         assert abs(q @ between @ k - rope(q, i) @ rope(k, j)) < 1e-9
-
-
-def test_004_rotary_positions_show_distances_and_no_absolute_place():
-    """Moving all tokens changes nothing; printed: the model knows the absolute place as well."""
-    (q, k, v), near = torch.randn(3, 64, 64), torch.arange(64.0)
-    out, moved, stretched = (
-        attend(turned(q, ROPE, places), turned(k, ROPE, places), v)
-        for places in (near, near + 500, near * 3)
-    )
-    assert close(out, moved)
-    assert not torch.allclose(out, stretched, atol=1e-3)
 
 
 @pytest.mark.parametrize("impl", ["naive", "sdpa", "chunked"])

@@ -312,9 +312,8 @@ def test_drawn_medians_are_those_of_resampled_sets(count: int) -> None:
 
 
 def test_the_same_series_gives_the_same_figures_alone_or_among_others() -> None:
-    series = replayed(power(2))
-    others = [replayed(power(1), seed=seed) for seed in range(3)]
-    assert fitted(series, draws=200) == fit_many([*others, series], draws=200)[-1]
+    many = [replayed(power(1 + seed), seed=seed) for seed in range(3)]
+    assert fitted(many[2], draws=200) == fit_many(many, draws=200)[2]
 
 
 # What lies between sizes, and what does not count.
