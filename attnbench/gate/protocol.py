@@ -71,7 +71,7 @@ class Refused(Struct, frozen=True, tag=True):
     reason: str
 
 
-class TakeSample(Struct, frozen=True, tag=True):
+class TakeSample(Struct, frozen=True, tag="sample"):
     """Ask for batches of so many calls, slowed by a share where `slowdown` is given."""
 
     cell: int
@@ -80,7 +80,7 @@ class TakeSample(Struct, frozen=True, tag=True):
     slowdown: float | None = None
 
 
-class VerifyCell(Struct, frozen=True, tag=True):
+class VerifyCell(Struct, frozen=True, tag="verify"):
     """Ask whether the result is right once the inputs changed, and how long that call takes.
 
     Beyond `remembered` times `fastest_us`, the fastest timed call, it is tried more than once.
@@ -91,7 +91,7 @@ class VerifyCell(Struct, frozen=True, tag=True):
     remembered: float
 
 
-class ReadCounters(Struct, frozen=True, tag=True):
+class ReadCounters(Struct, frozen=True, tag="counters"):
     """Ask for the counters of the process."""
 
 

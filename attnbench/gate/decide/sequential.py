@@ -100,28 +100,20 @@ class ControlTest:
     def summary(self) -> Controls:
         """For the outcome."""
         planted, shared = self._planted, self._null_by_round
+        # A sign test over all cells, beyond the margin on either side.
+        needed = enough(len(shared), self._rules.alpha / 2)
+        aside = max(sum(sign * x > self._margin for x in shared) for sign in (1, -1))
+        untrusted = (
+            f"the A/A control lies beyond the margin in {aside} of {len(shared)} rounds over all"
+            " cells: one process has an advantage"
+        )
         return Controls(
             found=self.found if planted else None,
             wins=sum(x > self._margin for x in planted),
             rounds=len(planted),
             planted_ratio=math.exp(median(planted)) if planted else None,
             null_ratio=math.exp(median(shared)) if shared else None,
-            untrusted=self._why_untrusted(),
-        )
-
-    def _why_untrusted(self) -> str | None:
-        """Why the A/A control forbids to believe anything else, or None.
-
-        A sign test over all cells, beyond the margin on either side: one process has an advantage.
-        """
-        shared = self._null_by_round
-        needed = enough(len(shared), self._rules.alpha / 2)
-        aside = max(sum(sign * x > self._margin for x in shared) for sign in (1, -1))
-        if needed is None or aside < needed:
-            return None
-        return (
-            f"the A/A control lies beyond the margin in {aside} of {len(shared)} rounds over all"
-            " cells: one process has an advantage"
+            untrusted=untrusted if needed is not None and aside >= needed else None,
         )
 
 
@@ -160,13 +152,11 @@ class SequentialDecision:
         if not alive:
             return None
         slowed = alive[self._added % len(alive)]
-        if self.suspects is None:
-            return RoundPlan(stage="screen", cells=cells, slowed=slowed)
-        if self.controls.over and not cells:
+        stage: Stage = "screen" if self.suspects is None else "confirm"
+        over = stage == "confirm" and self.controls.over
+        if over and not cells:
             return None
-        return RoundPlan(
-            stage="confirm", cells=cells, slowed=None if self.controls.over else slowed
-        )
+        return RoundPlan(stage=stage, cells=cells, slowed=None if over else slowed)
 
     def add(self, found: Round) -> None:
         """Take in a round that was measured, and decide what it lets decide."""

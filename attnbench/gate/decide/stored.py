@@ -91,6 +91,8 @@ def write_gate(folder: Path, run: GateRun, outcome: Outcome) -> Path:
     with contextlib.suppress(OSError):  # writing says why
         folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / NAME, _lines(raw(run) | {"decided": decided}) + "\n")
+    with contextlib.suppress(OSError):  # all of it is in the file now
+        (folder / ROUNDS).unlink()
     return folder / NAME
 
 
@@ -122,12 +124,6 @@ def keep_round(folder: Path, run: GateRun, found: Round) -> None:
             os.fsync(out.fileno())
     except OSError as err:
         raise StoreError(f"cannot write {file} ({err.strerror})") from err
-
-
-def drop_kept_rounds(folder: Path) -> None:
-    """Remove `rounds.jsonl`, once all of it is in `gate.json`."""
-    with contextlib.suppress(OSError):
-        (folder / ROUNDS).unlink()
 
 
 def load_gate(path: Path, output: Path = Path("results")) -> GateRun:

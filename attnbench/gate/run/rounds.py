@@ -75,10 +75,11 @@ class Bench:
 
     def loaded_alike(self) -> bool | None:
         """Whether all files that were loaded are the same in both versions; None if none were."""
-        found: dict[str, dict[str, str]] = {}
-        for (version, file), digest in self.digests.items():
-            found.setdefault(version, {})[file] = digest
-        return found.get("base") == found.get("candidate") if found else None
+        base, candidate = (
+            {file: digest for (version, file), digest in self.digests.items() if version == name}
+            for name in ("base", "candidate")
+        )
+        return base == candidate if self.digests else None
 
 
 class RoundError(Exception):

@@ -89,7 +89,7 @@ class VariantProcess:
                 finally:
                     restore_settings()
             except Exception as err:
-                answer = protocol.CellFailed(*classify(err, _STAGES[type(request)]))
+                answer = protocol.CellFailed(*classify(err, str(request.__struct_config__.tag)))
             self._answer(answer)
 
     def _answer(self, answer: protocol.RoundAnswer) -> None:
@@ -199,13 +199,6 @@ class VariantProcess:
             for _ in range(request.batches)
         )
         return tuple(round(1000 * time_us) for time_us in times_us)
-
-
-_STAGES = {
-    protocol.TakeSample: "sample",
-    protocol.VerifyCell: "verify",
-    protocol.ReadCounters: "counters",
-}
 
 
 def _judge(cell: Cell, bound: Bound, reference: Reference, when: str = "") -> None:

@@ -16,7 +16,7 @@ from attnbench.base.files import write_whole
 from attnbench.base.units import escape, table
 from attnbench.errors import ExitCode, StoreError
 from attnbench.gate.decide.data import GateRun, Outcome, counted
-from attnbench.gate.decide.stored import NAME, drop_kept_rounds, load_gate, write_gate
+from attnbench.gate.decide.stored import NAME, load_gate, write_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.report import tables
 from attnbench.report.gate import texts
@@ -71,7 +71,6 @@ def write_all(folder: Path, run: GateRun, outcome: Outcome) -> str | None:
         StoreError: the folder cannot be written.
     """
     file = write_gate(folder, run, outcome)
-    drop_kept_rounds(folder)
     write_whole(folder / XML, junit(run, outcome))
     text, warning = markdown(run, outcome, file), None
     write_whole(folder / MARKDOWN, text)
