@@ -77,7 +77,7 @@ class WorldClock:
 
 def test_a_fine_clock_is_seen_to_resolve_its_tick_and_its_overhead():
     world = World()
-    seen = selfcheck.resolution(WorldClock(world, tick_ns=20), now=world.now, batches=50)
+    seen = selfcheck.resolution(WorldClock(world, tick_ns=20), batches=50)
     assert seen["seen_us"] == pytest.approx(0.1)  # readings of 100 ns, and nothing finer
     assert seen["block_us"] == pytest.approx(0.1)
     assert seen["call_us"] == pytest.approx(0.0001)
@@ -90,8 +90,7 @@ def test_a_fine_clock_is_seen_to_resolve_its_tick_and_its_overhead():
 )
 def test_a_clock_that_stands_still_or_steps_back_shows(clock, name, seen):
     world = World()
-    options: Any = {"now": world.now, "batches": 50, "patience_s": 0.001}
-    assert selfcheck.resolution(WorldClock(world, **clock), **options)[name] == seen
+    assert selfcheck.resolution(WorldClock(world, **clock), batches=50)[name] == seen
 
 
 def spun(world: World, clock: WorldClock, **options: Any) -> selfcheck.Numbers:

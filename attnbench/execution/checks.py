@@ -11,7 +11,6 @@ from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.planning.battery import Item, battery
-from attnbench.schema.case import DTYPE_BYTES
 from attnbench.schema.messages import CheckItem
 
 
@@ -60,9 +59,6 @@ def run_checks(
     Raises:
         UsageError: an unknown name or dtype, a file that does not load, a device not there.
     """
-    for dtype in dtypes:
-        if dtype not in DTYPE_BYTES:
-            raise unknown("dtype", dtype, list(DTYPE_BYTES), "--dtypes")
     with LocalRunner(Settings(device=device, files=files, seed=seed)) as runner:
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}

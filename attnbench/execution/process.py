@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +22,7 @@ from msgspec import Meta
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import AttnbenchError, UsageError
 from attnbench.machine.host import AllocatorPolicy, allocator_variables
-from attnbench.schema.messages import Ends, Event, Heartbeat, Request, WorkerConfig
+from attnbench.schema.messages import Ends, Event, Heartbeat, WorkerConfig
 
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
@@ -137,7 +137,10 @@ class Line:
             searched = len(self._kept)
             if searched > _LONGEST_LINE:
                 raise GarbledError
-            if not self._ready(deadline):
+            poll = select.poll()
+            poll.register(self._read, select.POLLIN)
+            left_ms = 1000 * (deadline - time.monotonic())
+            if not poll.poll(None if math.isinf(left_ms) else max(0.0, left_ms)):
                 raise TimeoutError
             more = os.read(self._read, 1 << 20)
             if not more:
@@ -146,12 +149,6 @@ class Line:
         line = bytes(self._kept[: end + 1])
         del self._kept[: end + 1]
         return line
-
-    def _ready(self, deadline: float) -> bool:
-        poll = select.poll()
-        poll.register(self._read, select.POLLIN)
-        left_s = deadline - time.monotonic()
-        return bool(poll.poll(None if math.isinf(left_s) else max(0.0, 1000 * left_s)))
 
     def last_words(self) -> str:
         """The last line on standard error, such as the exception that ended the process."""
@@ -212,7 +209,7 @@ class Child:
 _FROM_SETTINGS = ("threads", "files", "replace", "root", "other_root")
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """One worker process, its line and its heartbeat. Use as a context manager."""
 
     def __init__(self, settings: Settings, device: str) -> None:
@@ -230,20 +227,13 @@ class Worker:
             )
             child = Child("attnbench.worker", config, settings, [self.line], file)
             begun.callback(child.kill)
-            self.ended, self.last_words = child.ended, self.line.last_words
+            self.ended, self.send = child.ended, self.line.send
             self._held = begun.pop_all()
-
-    def send(self, request: Request) -> None:
-        """Write one request."""
-        self.line.send(request)
 
     def event(self, timeout_s: float) -> Event | None:
         """The next event; None once the worker has ended. Raises as `Line.receive`."""
         event: Event | None = self.line.receive(Event, timeout_s)  # type: ignore[arg-type]
         return event
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()

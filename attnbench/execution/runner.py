@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.process import GARBLED, GarbledError, Settings, Worker, ending
@@ -201,7 +201,7 @@ def _oom_kills() -> str | None:
     return None
 
 
-class LocalRunner:
+class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
     """Runs groups in worker processes on this machine: the interface is `run(groups)`.
 
     `watch(case, impl, stage)` is called with what the worker is at, a few times a second.
@@ -290,9 +290,6 @@ class LocalRunner:
             self._idle.__exit__()
             self._idle = None
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -330,7 +327,7 @@ class LocalRunner:
         if event is None:
             code = worker.ended()
             how = "it closed the pipe to us" if code is None else ending(code)
-            words = worker.last_words()
+            words = worker.line.last_words()
             raise WorkerError(
                 f"a worker ended before it measured anything ({how})"
                 + (f": {words}" if words else f"; it was started with {sys.executable}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ class Run:
         return str(self.info["run_id"])
 
 
-class RunWriter:
+class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     """Appends records to one run folder. Use as a context manager, or call `close`."""
 
     def __init__(self, path: Path) -> None:
@@ -98,9 +99,6 @@ class RunWriter:
     def close(self) -> None:
         """Close the records file."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

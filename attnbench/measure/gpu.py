@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 
-_GIVE_UP_AFTER = 3  # failures in a row
 _SM_CLOCK, _CORE_SENSOR = 1, 0  # NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
 
 POWER_CAP, THERMAL, SLOWDOWN = "power cap", "thermal", "hardware slowdown"
@@ -76,13 +75,12 @@ _QUERIES: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
 
 
 class GpuSensor:
-    """NVML's view of one GPU; asking it never raises. What fails three times is asked no more."""
+    """NVML's view of one GPU; asking it never raises."""
 
     def __init__(self, nvml: Any, device: Any, problem: str | None = None) -> None:
         self._nvml = nvml
         self._device = device
         self._problem = problem
-        self._failures = dict.fromkeys(_QUERIES, 0)  # in a row
         self._missing: dict[str, str] = {}  # by query, why
 
     @classmethod
@@ -123,16 +121,14 @@ class GpuSensor:
         return cast(int | None, self._ask("energy_mj"))
 
     def _ask(self, name: str) -> Any:
-        if self._device is None or self._failures[name] >= _GIVE_UP_AFTER:
+        if self._device is None:
             return None
         function, arguments, convert = _QUERIES[name]
         try:
             answer = convert(getattr(self._nvml, function)(self._device, *arguments))
         except Exception as err:  # NVMLError, or whatever else such a library raises
-            self._failures[name] += 1
             self._missing[name] = _text(err)
             return None
-        self._failures[name] = 0
         self._missing.pop(name, None)
         return answer
 

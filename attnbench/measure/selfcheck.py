@@ -35,25 +35,18 @@ def raw_ns() -> int:
     return time.monotonic_ns()
 
 
-def resolution(
-    clock: Clock, *, batches: int = 1000, patience_s: float = 0.1, now: Callable[[], int] = raw_ns
-) -> Numbers:
+def resolution(clock: Clock, *, batches: int = 1000) -> Numbers:
     """What the clock can tell apart, and what it adds: by timing a call that does nothing.
 
     `seen_us` is the smallest positive difference between any two readings, 0 among them (None
-    where nothing above 0 was read for `patience_s`); `block_us` the time of a batch of one call;
-    `call_us` what each call of a long batch is charged; `negative` counts readings below 0.
+    where nothing above 0 was read); `block_us` the time of a batch of one call; `call_us` what each
+    call of a long batch is charged; `negative` counts readings below 0.
     """
 
     def nothing() -> None:
         pass
 
-    deadline = now() + int(patience_s * 1e9)
-    readings: list[float] = []
-    highest_us = 0.0
-    while len(readings) < batches or (highest_us <= 0 and now() < deadline):
-        readings.append(clock.batch(nothing, 1).time_us)
-        highest_us = max(highest_us, readings[-1])
+    readings = [clock.batch(nothing, 1).time_us for _ in range(batches)]
     marks = sorted({0.0, *readings})
     gaps = [above - below for below, above in itertools.pairwise(marks)]
     return {
