@@ -88,16 +88,6 @@ def test_the_reference_gradients_equal_finite_differences(case):
             assert slope == pytest.approx(got, abs=2e-8, rel=1e-6)
 
 
-def test_the_reference_gives_the_values_computed_by_hand():
-    # Two keys with scores 0 and ln 3 weigh 1/4 and 3/4; values 4 and 8 then average to 7.
-    case = Case(heads=1, seq_len=1, kv_len=2, head_dim=1, value_dim=1)
-    q, k, v = ([[[[1.0]]]], [[[[0.0], [math.log(3)]]]], [[[[4.0], [8.0]]]])
-    tensors = {
-        n: torch.tensor(x, dtype=torch.float64) for n, x in zip("qkv", (q, k, v), strict=True)
-    }
-    assert plain_attention(case, tensors).values["o"].item() == pytest.approx(7.0, abs=1e-12)
-
-
 def test_the_reference_does_not_depend_on_its_block_size(monkeypatch):
     case = Case(pass_="both", heads=2, seq_len=33, kv_len=20, head_dim=4, mask=CAUSAL)
     tensors = in_float64(drawn(case))

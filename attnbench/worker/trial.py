@@ -248,9 +248,8 @@ class Trial:
 
         if useful and executed and executed != useful:
             add(executed, "executes", useful, "useful")
-        seen = "torch's formula for the opaque op:"
-        if source != "formula":
-            seen = "the matmuls dispatched:"
+        formula = source == "formula"
+        seen = "torch's formula for the opaque op:" if formula else "the matmuls dispatched:"
         if counted is None:
             compiled = self.impl.compiles
             notes.append("not counted: compiled code" if compiled else "torch counted no matmul")
