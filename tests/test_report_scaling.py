@@ -157,7 +157,7 @@ ODD: dict[str, tuple[Scaling, int]] = {  # with how many figures are drawn of th
 def test_odd_findings_are_drawn_without_a_complaint(
     tmp_path, unwritten, recwarn, monkeypatch, name
 ):
-    monkeypatch.setattr("attnbench.report.growth.MOST_PAGES", 9)
+    monkeypatch.setattr("attnbench.report.growth.PAGES", (6, 9))
     found, count = ODD[name]
     plots = draw_growth(found, tmp_path)
     assert len(plots) == len(unwritten) == count
@@ -217,7 +217,7 @@ def test_shares_are_stacked_to_one_and_both_overtakings_are_named(tmp_path, unwr
     ("draw", "drawn", "left_out"),
     [
         (exponents.draw_forests, exponents.MOST_FORESTS, 100 - 2 * exponents.MOST_FITS),
-        (exponents.draw_fits, 1, 100 - growth.PANELS_A_PAGE),
+        (exponents.draw_fits, 1, 100 - growth.PAGES[0]),
     ],
 )
 def test_what_is_drawn_on_no_page_is_counted_in_the_reading(

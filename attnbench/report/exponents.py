@@ -73,7 +73,7 @@ def draw_fits(fits: Sequence[ExponentFit], looks: Mapping[str, Look], folder: Pa
         ),
     )  # fmt: skip
     drawn = []
-    for page in growth.pages(usable, lambda f: (f.series.workload, f.series.axis)):
+    for page in figures.pages(usable, lambda f: (f.series.workload, f.series.axis), *growth.PAGES):
         alt = [f"{fit.series.subject}: {'; '.join(_texts(fit))}" for fit in page.items]
         drawn.append(FIT.save(_draw_fits(page, looks), page, alt, folder))
     return drawn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -13,13 +13,12 @@ from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.scaling.results import Estimate, ExactFit, ModelFit, Scaling
 from attnbench.analysis.table import BASELINE
 from attnbench.base import units
-from attnbench.report import figures
-from attnbench.report.figures import Look, Page
+from attnbench.report.figures import Look
 from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, Finding, Verdict
 from attnbench.theory.traits import TRAITS
 
-MOST_PAGES = 1  # of one kind of figure for one workload and axis; the table has every verdict
-PANELS_A_PAGE = 6
+# Panels of a figure, and such figures for one workload and axis; the table has every verdict.
+PAGES = (6, 1)
 MOST_FINDINGS = 400  # in a page
 MOST_CROSSOVERS = 120
 ORDER = {"crosses": 0, "none": 1, "no difference": 2}
@@ -29,8 +28,6 @@ AXIS_NAMES = {
     "d": "head dim D", "heads": "heads H", "heads at fixed width": "heads H at fixed width",
     "batch": "batch B",
 }  # fmt: skip
-
-Fit = TypeVar("Fit")
 
 
 def mark(verdict: Verdict | None) -> str:
@@ -76,11 +73,6 @@ def apart(texts: Sequence[str]) -> tuple[str, list[str]]:
 def by_name(impl: str) -> tuple[bool, str]:
     """A key for sorting implementations: the baseline first."""
     return impl != BASELINE, impl
-
-
-def pages(items: Iterable[Fit], group: Callable[[Fit], tuple[str, ...]]) -> list[Page[Fit]]:
-    """Figures of a few panels, by workload and axis."""
-    return figures.pages(items, group, PANELS_A_PAGE, MOST_PAGES)
 
 
 def points(

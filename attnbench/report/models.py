@@ -206,7 +206,7 @@ def draw_exact(exact: Sequence[ExactFit], looks: Mapping[str, Look], folder: Pat
             key = (fit.workload, fit.axis, fit.quantity)
             groups.setdefault(key, []).append((fit.impl, points))
     drawn = []
-    for page in growth.pages(groups.items(), lambda panel: panel[0][:2]):
+    for page in figures.pages(groups.items(), lambda panel: panel[0][:2], *growth.PAGES):
         subject = ", along ".join(page.group) + page.place
         figure, found = figures.panels(len(page.items), 2.8, EXACT.title, subject)
         for ax, panel in zip(found, page.items, strict=True):
