@@ -14,13 +14,12 @@ import pytest
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
 from attnbench.analysis.scaling.series import Laws, all_series, measured
-from attnbench.execution.process import Settings
-from attnbench.execution.session import Listener, SweepRequest, sweep
-from attnbench.execution.store import Run, load_run
-from attnbench.planning.plan import Axes
+from attnbench.api import IMPLEMENTATIONS, attention, core_flops
+from attnbench.execution.store import Run
 from attnbench.schema.case import Case, Device, parse_mask
 from attnbench.schema.record import Record
 from tests import synthetic
+from tests.conftest import probed
 
 SIZES = (128, 256, 512, 1024, 2048)
 TimeOf = Callable[[Case], float]
@@ -340,28 +339,24 @@ def test_laws_that_cannot_be_read_or_are_not_known_judge_nothing() -> None:
 
 # On real tensors.
 
-LIAR = """\
-from attnbench.api import attention, core_flops
 
-@attention("liar", time="O(n d)", memory="O(n)", flops=lambda case: core_flops(case, case.seq_len),
-           workspace=lambda case: 64 * case.seq_len)
-def liar(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
-    groups = q_BHLD.shape[1] // k_BGSD.shape[1]
-    k_BHSD, v_BHSV = (x.repeat_interleave(groups, dim=1) for x in (k_BGSD, v_BGSV))
-    return ((q_BHLD @ k_BHSD.mT) * scale).softmax(-1) @ v_BHSV
-"""
+def liar(q_BHLD: Any, k_BGSD: Any, v_BGSV: Any, *, causal: bool, scale: float) -> Any:
+    return ((q_BHLD @ k_BGSD.mT) * scale).softmax(-1) @ v_BGSV
 
 
-def test_a_liar_on_real_tensors_is_refuted_and_naive_holds(tmp_path: Path) -> None:
-    file = tmp_path / "liar.py"
-    file.write_text(LIAR)
-    settings = Settings(
-        device="cpu", files=(str(file),), threads=1, min_time_s=0.002, max_time_s=0.005
-    )
-    axes = Axes(seq_lens=(64, 128, 256), heads=(2,), head_dims=(16,), impls=("naive", "liar"))
-    path = sweep(SweepRequest(sweeps=(axes,), settings=settings, output=tmp_path), Listener())
-    assert path is not None
-    found = {(fit.impl, fit.quantity): fit for fit in scaling(load_run(path)).exact}
+def test_a_liar_on_real_tensors_is_refuted_and_naive_holds() -> None:
+    attention("liar", flops=lambda case: core_flops(case, case.seq_len),
+              workspace=lambda case: 64 * case.seq_len)(liar)  # fmt: skip
+    try:
+        cases = [Case(seq_len=n, heads=2, head_dim=16) for n in (64, 128, 256)]
+        records = [
+            replace(cell(case, impl), metrics=probed(case, impl))
+            for case, impl in product(cases, ("naive", "liar"))
+        ]
+    finally:
+        IMPLEMENTATIONS.remove("liar")
+    laws = {"liar": {"time": "O(n d)", "memory": "O(n)"}, "naive": {"memory": "n^2"}}
+    found = {(fit.impl, fit.quantity): fit for fit in scaling(run_of(records, **laws)).exact}
     for quantity in ("flops", "workspace"):
         assert exact_verdict(found["naive", quantity]) == "holds"
         assert exact_verdict(found["liar", quantity]) == "refuted"

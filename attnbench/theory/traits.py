@@ -166,6 +166,12 @@ def impossible(case: Case) -> str | None:
     return reason
 
 
+def kind_words(case: Case) -> list[str]:
+    """Mask, position encoding, projection and cache, unless they are the plain ones."""
+    words = [text for text in (case.mask.text, case.position.text) if text not in ("full", "none")]
+    return words + [text for text in (case.projection, case.cache) if text]
+
+
 def case_label(case: Case) -> str:
     """A short text for people: `attention forward n=512 H=4 D=64 float32 causal`."""
     traits = TRAITS.get(case.workload)
@@ -180,7 +186,4 @@ def case_label(case: Case) -> str:
         parts += [f"V={case.value_dim}"] if case.value_dim != case.head_dim else []
     if not traits.heads or case.model_width != case.heads * case.head_dim:
         parts.append(f"E={case.model_width}")
-    parts.append(case.dtype)
-    parts += [t for t in (case.mask.text, case.position.text) if t not in ("full", "none")]
-    parts += [t for t in (case.projection, case.cache) if t]
-    return " ".join(parts)
+    return " ".join([*parts, case.dtype, *kind_words(case)])

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnbench.analysis.scaling.results import Estimate
-from attnbench.analysis.scaling.series import Laws, Measured, kind_words, measured
+from attnbench.analysis.scaling.series import Laws, Measured, measured
 from attnbench.analysis.scaling.slopes import Floats, Replicates, estimates
 from attnbench.analysis.times import over_processes
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
 from attnbench.theory.law import Law, Term, parse
-from attnbench.theory.traits import TRAITS
+from attnbench.theory.traits import TRAITS, kind_words
 
 Bools = NDArray[np.bool_]
 Band = Literal["any", "full", "window"]

@@ -19,7 +19,7 @@ from attnbench.machine import limits
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.theory.law import Law, parse
-from attnbench.theory.traits import TRAITS
+from attnbench.theory.traits import TRAITS, kind_words
 
 OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
 _PEAK = "memory_peak_bytes"
@@ -103,12 +103,6 @@ class Laws:
                 law = (traits.memory if field == "memory" else traits.time)(core, case)
             self._known[key] = law.upper() if law and windowed else law
         return self._known[key]
-
-
-def kind_words(case: Case) -> list[str]:
-    """Mask, position encoding, projection and cache, unless they are the plain ones."""
-    words = [text for text in (case.mask.text, case.position.text) if text not in ("full", "none")]
-    return words + [text for text in (case.projection, case.cache) if text]
 
 
 def same_text(case: Case, axis: Axis) -> str:
