@@ -262,6 +262,8 @@ def test_very_many_cells_are_drawn_on_several_figures(tmp_path, monkeypatch):
     run = gate_runs.a_run({0: 0.2}, cells=gate_runs.CELLS * 6)
     drawn = figure.draw_all(run, decide(run), tmp_path)
     assert [plot.alt.count(" n=") for plot in drawn] == [42, 6]
+    vetoed = gate_runs.a_run(vetoed=range(3), most_rounds=3)  # nothing counts: all is drawn
+    assert len(figure.draw_all(vetoed, decide(vetoed), tmp_path)) == 1
 
 
 def test_a_gate_that_is_damaged_or_cannot_be_written_is_one_line(

@@ -110,7 +110,7 @@ def limits(run: GateRun, strips: Sequence[Strip]) -> tuple[float, float]:
     """The ends of the axis in percent: every median and interval, and all dots but the furthest."""
     threshold = 100 * run.rules.threshold
     drawn = [x for strip in strips for x in (strip.middle, *(strip.ends or ())) if x is not None]
-    dots = [x for strip in strips for x, marker in strip.dots if marker != "×"]
+    dots = [x for strip in strips for x, marker in strip.dots if marker != "×"] or [0.0]
     near = np.clip(np.quantile(dots, (0.02, 0.98)), -3 * threshold, 3 * threshold).tolist()
     low = max(-100.0, min([-1.25 * threshold, *drawn, *near]))
     high = max([1.5 * threshold, *drawn, *near])
