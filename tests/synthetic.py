@@ -202,16 +202,16 @@ def quick_records() -> list[Record]:
     """A CPU run: attention and decode, with and without RoPE, and a few failures."""
     rope = Position(name="rope")
     records = [
-        ok(Case(seq_len=n, heads=h, batch=b, position=p), impl)
-        for h, b, p, n in product((4, 8), (1, 2), (Position(), rope), (128, 512, 1024, 2048))
+        ok(Case(seq_len=n, heads=h, position=p), impl)
+        for h, p, n in product((4, 8), (Position(), rope), (128, 512, 1024, 2048))
         for impl in CPU_MODELS
-        if not (impl == "sdpa-math" and (h, b, n) == (8, 2, 2048))
+        if not (impl == "sdpa-math" and (h, n) == (8, 2048))
     ]
     records += [
         ok(decode_case(n, cache), impl)
         for n, cache, impl in product((128, 256, 512, 1024), CACHES, ("naive", "sdpa"))
     ]
-    huge = [Case(seq_len=2048, heads=8, batch=2, position=p) for p in (Position(), rope)]
+    huge = [Case(seq_len=2048, heads=8, position=p) for p in (Position(), rope)]
     records += [failed(c, "sdpa-math", "oom", "1.0 GiB wanted, 0.4 GiB free") for c in huge]
     records += [
         failed(Case(seq_len=n), "flex", "unsupported", "flex has no CPU backward in torch 2.13")

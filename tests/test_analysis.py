@@ -207,9 +207,9 @@ def test_labels_name_only_what_varies_in_a_workload(loaded):
     names = label_axes(frame)
     assert "width" in varying(frame)
     assert "width" not in names["decode"]
-    assert names["attention"] == ["workload", "position", "heads", "batch", "seq_len"]
-    assert label(frame.iloc[0], names["attention"]) == "attention H=4 B=1 n=128"
-    assert fixed(frame) == "cpu, float32, forward, full, D=64"
+    assert names["attention"] == ["workload", "position", "heads", "seq_len"]
+    assert label(frame.iloc[0], names["attention"]) == "attention H=4 n=128"
+    assert fixed(frame) == "cpu, float32, forward, full, D=64, B=1"
 
 
 def test_a_cell_recorded_twice_is_one_row_and_one_of_another_device_has_no_device_name(tmp_path):
