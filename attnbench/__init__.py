@@ -69,7 +69,8 @@ def sweep(
     unknown = sorted(set(axes) - {field.name for field in fields(Axes)})
     if unknown:
         raise UsageError(
-            f"no axis is called {', '.join(unknown)}; see attnbench.planning.plan.Axes"
+            f"no axis is called {', '.join(unknown)}; axes: attnbench.planning.plan.Axes;"
+            " how to measure goes into settings={…}"
         )
     try:
         chosen = Settings(

@@ -126,7 +126,7 @@ def test_a_file_may_be_named_again_and_no_other_stands_in_for_it(
     (tmp_path / "other.py").write_text(MINE)
     for name, file, says in (
         ("mine", str(tmp_path / "other.py"), "'mine' is already registered"),
-        ("naive", "no/such/file.py", "no file"),
+        ("naive", "no/such/file.py", "does not exist"),
         ("naiv", None, "did you mean 'naive'"),
     ):
         with pytest.raises((UsageError, UnknownNameError), match=says):

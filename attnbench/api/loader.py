@@ -74,7 +74,8 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
     """
     file = Path(path).resolve()
     if not file.is_file():
-        raise UsageError(f"no file {path} (--impl)")
+        what = "is a folder: name its files" if file.is_dir() else "does not exist"
+        raise UsageError(f"{path} {what} (--impl)")
     before = dict(IMPLEMENTATIONS.items())
     installed = [name for name, item in before.items() if _OF_FILES.get(name) is not item]
     try:

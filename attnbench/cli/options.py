@@ -87,10 +87,11 @@ def given() -> dict[str, str]:
 def impl_files(
     text: str = "A Python file with implementations of yours; they join the others.",
 ) -> Option:
-    """`--impl FILE`, as often as wanted."""
+    """`--impl FILE`, as often as wanted; one named twice counts once."""
     return click.option(
-        "--impl", "files", multiple=True, metavar="FILE", help=f"{text} Repeatable."
-    )
+        "--impl", "files", multiple=True, metavar="FILE", help=f"{text} Repeatable.",
+        callback=lambda _context, _option, files: tuple(dict.fromkeys(files)),
+    )  # fmt: skip
 
 
 def threads_option(default: str = "torch's default", before: str = "") -> Option:
