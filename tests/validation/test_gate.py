@@ -242,7 +242,7 @@ def test_a_false_alarm_ends_a_whole_report_with_exit_1(cli, tmp_path, monkeypatc
 def test_nothing_to_report_and_bad_slowdowns_are_refused(cli, tmp_path, assert_refused) -> None:
     asked = ("gate", "--output", tmp_path)
     assert_refused(cli(*asked, "--report-only"), "holds no runs", "--report-only")
-    assert_refused(cli(*asked, "--inject", "ten"), "--inject", "'ten'")
+    assert_refused(cli(*asked, "--inject", "ten"), "--inject", "numbers above 0")
     assert_refused(cli(*asked, "--inject", "0.2"), "--inject 0.2")
     assert not any(tmp_path.iterdir())
 
