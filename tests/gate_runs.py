@@ -111,14 +111,14 @@ def a_run(
     other_checks: Mapping[int, Any] | None = None,
     planted: float | None = None,
     null_bias: float = 0.0,
-    vetoed: Iterable[int] = (),
+    discarded: Iterable[int] = (),
     failing: Mapping[int, Failure] | None = None,
     most_rounds: int = 500,
 ) -> GateRun:
     """A run as the decision would have it go on, until all is decided or `most_rounds` are over.
 
     `planted` is the slowdown of the control (the threshold unless given); rounds numbered in
-    `vetoed` (from 0) count for nothing.
+    `discarded` (from 0) count for nothing.
     """
     rules = rules or Rules()
     run = GateRun(
@@ -134,8 +134,8 @@ def a_run(
             order, slower or {}, rng, noise=noise, null_bias=null_bias, failing=failing,
             threshold=rules.threshold if planted is None else planted,
         )  # fmt: skip
-        if len(rounds) in set(vetoed):
-            found = structs.replace(found, veto="another process used 1.3 CPUs")
+        if len(rounds) in set(discarded):
+            found = structs.replace(found, discarded="another process used 1.3 CPUs")
         rounds.append(found)
         decision.add(found)
     rounds_s = sum(found.spent_s for found in rounds)
@@ -150,8 +150,8 @@ def the_kinds() -> dict[str, GateRun]:
     absent = Checked(status="absent", reason="there is no such implementation")
     grown = changed(memory_workspace_bytes=4_194_304, kernel="aten::bmm; aten::clone")
     return {
-        "clean": a_run(vetoed=[2]),
-        "regressed": a_run({5: 0.12, 2: -0.2}, seed=1, vetoed=[3, 9]),
+        "clean": a_run(discarded=[2]),
+        "regressed": a_run({5: 0.12, 2: -0.2}, seed=1, discarded=[3, 9]),
         "broken": a_run(
             {6: 1.3}, seed=2,
             other_checks={0: {"candidate": wrong}, 1: {"base": absent}, 7: grown},

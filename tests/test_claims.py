@@ -309,7 +309,7 @@ def test_the_example_in_the_help_can_be_used_as_it_stands(cli: Cli, tmp_path):
     result = cli("claims", "--file", tmp_path / "mine.toml", "--output", tmp_path)
     assert result.exit_code == 0, result.output
     assert "sdpa-speed" in result.stdout
-    assert "1 holds, 0 refuted, 0 inconclusive; all as expected" in result.stdout
+    assert "1 holds, 0 refuted, 0 inconclusive; none against what is expected" in result.stdout
 
 
 def test_the_latest_run_is_taken_and_json_holds_claims_with_findings(

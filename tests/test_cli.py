@@ -314,7 +314,7 @@ def test_a_wrong_kernel_makes_the_sweep_exit_with_1_and_is_a_row_without_a_time(
     args = ("--impl", "mine.py", "--impls", "naive", "--seq-lens", "16", "--name", "r")
     ended = run_attnbench("sweep", *args, *TINY, cwd=tmp_path)
     assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
-    path = ended.stdout.partition("once drawn by: attnbench report ")[2].strip()
+    path = ended.stdout.partition("report:  attnbench report ")[2].strip()
     rows = {row["impl"]: row for row in exported(Path(path))}
     assert rows["naive"]["status"] == "ok"
     assert rows["twice"]["status"] == "incorrect"

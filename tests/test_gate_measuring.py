@@ -80,7 +80,7 @@ class Notes:
 
 def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, monkeypatch):
     """Names of installed ones belong to the files. However busy the machine is, rounds count."""
-    monkeypatch.setattr(measuring, "MOST_VETOES", 0)
+    monkeypatch.setattr(measuring, "MOST_DISCARDED", 0)
     base = code(gone=RIGHT, spoilt=RIGHT, hoarder=RIGHT, same=RIGHT, naive=WRONG)
     candidate = code(spoilt=WRONG, hoarder=KEEPS, same=RIGHT, new=RIGHT, naive=RIGHT)
     notes, sweep = Notes(), replace(SMALL, kv_heads=(2, 3))
@@ -208,19 +208,19 @@ def measure(monkeypatch, measured, deadline=float("inf")):
     return measuring._measure(bench, run, Notes(), deadline, lambda run, found: None)
 
 
-def test_vetoed_rounds_are_measured_again_but_not_for_ever(monkeypatch):
-    rng, veto = random.Random(0), "other processes kept 2 CPUs busy"
+def test_discarded_rounds_are_measured_again_but_not_for_ever(monkeypatch):
+    rng, reason = random.Random(0), "other processes kept 2 CPUs busy"
 
-    def vetoed(plan, number):
-        return structs.replace(a_round(plan, {}, rng), veto=veto)
+    def discarded(plan, number):
+        return structs.replace(a_round(plan, {}, rng), discarded=reason)
 
-    rounds, over = measure(monkeypatch, vetoed)
+    rounds, over = measure(monkeypatch, discarded)
     assert not over
-    assert sum(found.veto is not None for found in rounds) == measuring.MOST_VETOES
-    assert len(rounds) == measuring.MOST_VETOES + Rules().screen_rounds
-    assert rounds[-1].facts["not_vetoed"] == veto
+    assert sum(found.discarded is not None for found in rounds) == measuring.MOST_DISCARDED
+    assert len(rounds) == measuring.MOST_DISCARDED + Rules().screen_rounds
+    assert rounds[-1].facts["not_vetoed"] == reason
     # a budget that has ended leaves all cells open
-    assert measure(monkeypatch, vetoed, time.perf_counter()) == ([], True)
+    assert measure(monkeypatch, discarded, time.perf_counter()) == ([], True)
 
 
 def test_a_round_that_fails_is_measured_again_once(monkeypatch):

@@ -222,12 +222,12 @@ SAYS = {
         "naive n=512: candidate: crashed: killed by signal 11 (SIGSEGV)",
     ],
     "clean": ["Nothing differs between the sides."],
-    "regressed": ["round 4: vetoed: another process used 1.3 CPUs"],
+    "regressed": ["round 4: discarded: another process used 1.3 CPUs"],
 }  # fmt: skip
 ALT = {"regressed": ["sdpa n=256 +12", "12/12  ✗ regressed", "positive control (+10 %)"]}
 
 
-def test_each_round_is_a_dot_hollow_full_or_vetoed_and_controls_have_their_rows():
+def test_each_round_is_a_dot_hollow_full_or_discarded_and_controls_have_their_rows():
     run = KINDS["regressed"]
     first = figure.cells(run, decide(run))[0]
     markers = [marker for _, marker in first.dots]
@@ -262,8 +262,8 @@ def test_very_many_cells_are_drawn_on_several_figures(tmp_path, monkeypatch):
     run = gate_runs.a_run({0: 0.2}, cells=gate_runs.CELLS * 6)
     drawn = figure.draw_all(run, decide(run), tmp_path)
     assert [plot.alt.count(" n=") for plot in drawn] == [42, 6]
-    vetoed = gate_runs.a_run(vetoed=range(3), most_rounds=3)  # nothing counts: all is drawn
-    assert len(figure.draw_all(vetoed, decide(vetoed), tmp_path)) == 1
+    discarded = gate_runs.a_run(discarded=range(3), most_rounds=3)  # nothing counts: all is drawn
+    assert len(figure.draw_all(discarded, decide(discarded), tmp_path)) == 1
 
 
 def test_a_gate_that_is_damaged_or_cannot_be_written_is_one_line(

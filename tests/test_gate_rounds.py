@@ -251,15 +251,15 @@ def test_what_the_base_does_as_well_against_itself_is_not_held_against_the_candi
         assert (caught.value.failure.code, caught.value.cell) == ("incorrect", 0)
 
 
-def test_a_round_is_vetoed_by_counters_beyond_their_limits():
+def test_a_round_is_discarded_by_counters_beyond_their_limits():
     before = {"wall": 1.0, "own": 0.0, "stolen": 5.0, "busy": 3.0, "withheld": None}
     after = {"wall": 3.0, "own": 2.0, "stolen": 5.4, "busy": 5.5, "withheld": 1.0}
     assert rounds.taken_by_others(before, after) == {"stolen": 0.2, "foreign": 0.25}
-    assert rounds.why_vetoed({}) is None
-    assert rounds.why_vetoed({"stolen": 0.1, "foreign": 0.5, "withheld": 0.1}) is None
-    assert rounds.why_vetoed({"stolen": 0.11}) == "the hypervisor took 11% of a CPU"
-    assert rounds.why_vetoed({"foreign": 0.51})
-    assert rounds.why_vetoed({"withheld": 0.11})
+    assert rounds.why_discarded({}) is None
+    assert rounds.why_discarded({"stolen": 0.1, "foreign": 0.5, "withheld": 0.1}) is None
+    assert rounds.why_discarded({"stolen": 0.11}) == "the hypervisor took 11% of a CPU"
+    assert rounds.why_discarded({"foreign": 0.51})
+    assert rounds.why_discarded({"withheld": 0.11})
 
 
 def test_no_process_outlives_a_runner_that_is_killed(tmp_path):

@@ -19,13 +19,13 @@ from tests import gate_runs
 RULES = Rules()
 
 
-def a_round(plan, slower=None, *, noise=0.0, chance=None, null=0.0, veto=None, blind=False):
+def a_round(plan, slower=None, *, noise=0.0, chance=None, null=0.0, discarded=None, blind=False):
     """A round as ordered: the candidate is slower by `slower[cell]`, each time by some noise."""
     found = gate_runs.a_round(
         plan, slower or {}, chance or random.Random(0), noise=noise, null_bias=null,
         threshold=0.0 if blind else RULES.threshold,
     )  # fmt: skip
-    return structs.replace(found, veto=veto)
+    return structs.replace(found, discarded=discarded)
 
 
 def planned(decision: SequentialDecision) -> RoundPlan:
@@ -155,11 +155,11 @@ def test_a_null_arm_that_differs_widens_the_margin_and_cannot_narrow_it():
     assert never.decided[0].reason.startswith("its A/A control differs by 12")
 
 
-def test_vetoed_rounds_count_for_nothing():
+def test_discarded_rounds_count_for_nothing():
     decision = SequentialDecision(range(2), RULES)
     for _ in range(30):
         plan = planned(decision)
-        decision.add(a_round(plan, {0: 0.5}, veto="other processes kept 2 CPUs busy"))
+        decision.add(a_round(plan, {0: 0.5}, discarded="other processes kept 2 CPUs busy"))
     assert decision.suspects is None
     assert decision.controls.summary().rounds == 0
 

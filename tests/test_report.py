@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from attnbench.base import units
 from attnbench.base.units import table
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
-from attnbench.report import figures
+from attnbench.report import figures, tables
 from attnbench.report.pages import write_report
 from attnbench.schema.case import PASSES, Case
 from tests import synthetic
@@ -228,3 +229,17 @@ def test_a_report_is_written_without_torch_and_without_pyplot(pages):
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("width", [36, 45, 64, 80, 200])
+def test_a_table_splits_no_word_and_says_which_columns_it_leaves_out(width):
+    header = ("implementation", "verdict", "where", "reason")
+    rows = [("naive-compiled", "holds", "a long place", "flops_counted as predicted " * 4)] * 2
+    to = Console(width=width)
+    text = tables.shown(tables.grid(header, rows, right=["verdict"], spare=["where"], to=to), to=to)
+    assert max(map(len, text.splitlines())) <= width
+    words = {*header, *(word for cell in rows[0] for word in cell.split())}
+    left_out = {"place", "long", "a"} if "too narrow for: where" in text else set()
+    assert words - left_out <= set(text.replace(":", " ").split())
+    assert bool(left_out) == (width == 45)
+    assert ("─" in text) == (width > 36), "a row is a block of lines where no table fits"

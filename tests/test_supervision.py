@@ -110,7 +110,7 @@ def test_a_death_at_no_cell_is_tried_once_more_and_then_costs_the_rest(play):
 def test_a_worker_that_hangs_is_given_up_at_its_cell(play):
     script = [(0, "a"), (0, "b"), ("at", 1, 0, "samples"), "silent", "silent"]
     results, _ = play(script, timeout_s=-1.0)
-    assert results[1, "a"] == Death("timeout", "samples: no sign of life for -1 s (--timeout)")
+    assert results[1, "a"] == Death("timeout", "samples: no heartbeat for -1 s (--timeout)")
 
 
 def test_a_cell_that_is_forgotten_is_an_error_and_no_row_vanishes(play):

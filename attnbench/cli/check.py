@@ -101,7 +101,7 @@ def _print_checks(results: list[CheckResult]) -> None:
         "implementation", "verdict", "passed", "failed", "unsupported", "worst error/allowed",
         "most frequent reason",
     )  # fmt: skip
-    click.echo(table(header, rows), nl=False)
+    click.echo(table(header, rows, spare=("unsupported", "worst error/allowed")), nl=False)
 
 
 @click.command()

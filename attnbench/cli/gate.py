@@ -76,7 +76,7 @@ _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "dev
     type=POSITIVE,
     default=120.0,
     show_default=True,
-    help="Seconds without a sign of life after which a process is given up.",
+    help="Seconds without a heartbeat after which a process is given up.",
 )
 @click.option(
     "--replay",
@@ -94,7 +94,7 @@ def gate(**options: Any) -> None:
     Correctness, FLOPs and memory are compared first, then time. The base is checked out beside the
     repository, the candidate is the working tree as it is.
     Both sides are measured by this installation, in turns, in rounds of fresh processes. What to
-    watch stands in pyproject.toml, [tool.attnbench.gate], with the same names as the options, or
+    watch stands in pyproject.toml, [tool.attnbench.gate], under the names of the options, or
     in the options themselves.
 
     A slowdown of the threshold is found; code that is the same is called slower in at most 1 %
@@ -159,18 +159,16 @@ def read_table(root: Path) -> dict[str, Any]:
 
 def _read(table: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Lists as if joined by commas."""
-    options = {
-        "files" if option.name == "files" else option.opts[0].removeprefix("--"): option
-        for option in gate.params
-        if option.name in names
-    }
+    options = {o.opts[0].removeprefix("--"): o for o in gate.params if o.name in names}
+    if "impl" in options:
+        options["files"] = options["impl"]  # a list of them reads better so
     found: dict[str, Any] = {}
     for key, value in table.items():
         if key not in options:
             raise unknown("key", key, list(options), "pyproject.toml [tool.attnbench.gate]")
         option = options[key]
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        kind = NAMES if key == "files" else option.type
+        kind = NAMES if option.name == "files" else option.type
         found[str(option.name)] = kind.convert(text, option, None)
     return found
 

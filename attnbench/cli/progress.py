@@ -97,7 +97,7 @@ class SweepDisplay(_Display, Listener):
         count = len({cell.key for cell in measured})
         again = f", each {len(plan.passes)} times," if len(plan.passes) > 1 else ""
         processes = sum(len(list(jobs_of(cells))) for cells in plan.passes)
-        decided = f", {len(plan.decided)} decided without running" if plan.decided else ""
+        decided = f", {len(plan.decided)} unsupported or skipped" if plan.decided else ""
         self.say(f"{count} cells{again} in {processes} processes{decided} -> {path}")
         self._begin(
             TextColumn("{task.completed:.0%}"),
@@ -160,9 +160,9 @@ class GateDisplay(_Display):
         self.say(f"{len(cells)} cell{'s' * (len(cells) != 1)}")
 
     def round_measured(self, found: Round, number: int, words: str) -> None:
-        """Count a round; one that is vetoed is named, since it takes time."""
-        if found.veto is not None:
-            self.say(f"round {number} counts for nothing: {found.veto}")
+        """Count a round; one that is discarded is named, since it takes time."""
+        if found.discarded is not None:
+            self.say(f"round {number} counts for nothing: {found.discarded}")
         self._show(words, f"round {number}: ")
 
     def _show(self, words: str, before: str = "") -> None:
@@ -199,4 +199,4 @@ def _print_plan(plan: Plan) -> None:
             f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}"
         )
     count = sum(len(list(job.cells())) for job in plan.jobs)
-    click.echo(f"{count} cells to measure, {len(plan.decided)} decided without running")
+    click.echo(f"{count} cells to measure, {len(plan.decided)} unsupported or skipped")

@@ -53,7 +53,8 @@ def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
         )
         for row in catalogue.implementations
     ]
-    click.echo(table(header, rows), nl=False)
+    spare = ("devices", "passes", "memory", "time", "serves", "masks")
+    click.echo(table(header, rows, spare=spare), nl=False)
     for kind in ("workloads", "projections", "caches", "positions"):
         click.echo(f"\n{kind}")
         for name, doc in getattr(catalogue, kind).items():

@@ -33,12 +33,12 @@ _WITH_RESUME = ("resume", "output", "dry_run", "quiet")
 _TIMING: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--precision", {"type": POSITIVE, "default": 0.02, "show_default": True},
      "Stop a cell when the 95 % interval of its median is within ± this share."),
-    ("--min-time", {"type": POSITIVE}, "Seconds of samples at least; more make each robust [0.1]."),
+    ("--min-time", {"type": POSITIVE}, "Seconds of samples for each cell, at least [0.1]."),
     ("--max-time", {"type": POSITIVE}, "Seconds of samples at most [1]."),
     ("--processes", {"type": click.IntRange(min=1, max=100), "default": 1, "show_default": True},
      "Fresh processes to measure each cell in; the interval is then over them."),
     ("--timeout", {"type": POSITIVE, "default": 300.0, "show_default": True},
-     "Seconds without a sign of life after which a cell is given up."),
+     "Seconds without a heartbeat after which a cell is given up."),
     ("--l2", {"type": click.Choice(["cold", "warm"])},
      "The last cache before each call [cold on a GPU, warm on a CPU]."),
     ("--timer", {"type": click.Choice(["events", "graph"])},
@@ -155,7 +155,8 @@ def _print_summary(run: Run) -> None:
         lines.append([row["case"] if row["case"] != last else "", *(row[name] for name in names)])
         last = row["case"]
     if lines:
-        click.echo(table(["case", *header], lines, right=header[1:-1]), nl=False)
+        spare = [SUMMARY.get(name).header for name in ("error", "rate", "workspace", "interval")]
+        click.echo(table(["case", *header], lines, right=header[1:-1], spare=spare), nl=False)
     if len(shown) < len(rows):
         click.echo(
             f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"
@@ -163,7 +164,7 @@ def _print_summary(run: Run) -> None:
         )
     failed = failures(frame).to_dict("records")
     if failed:
-        click.echo("not measured:")
+        click.echo("not measured:" if rows else "no cell was measured:")
     for cell in failed:
         count = f"{cell['cells']} {'cell' if cell['cells'] == 1 else 'cells'}"
         click.echo(f"  {cell['status']}: {cell['impl']} ({count}): {cell['reason']}")
@@ -172,7 +173,7 @@ def _print_summary(run: Run) -> None:
         stages = ", ".join(f"{stage} {seconds(value)}" for stage, value in spent(run))
         click.echo(f"wall time {seconds(wall_s)}: {stages}")
     click.echo(f"records: {run.path / 'records.jsonl'}")
-    click.echo(f"report:  {run.path / 'report.html'}, once drawn by: attnbench report {run.path}")
+    click.echo(f"report:  attnbench report {run.path}")
 
 
 def _largest(rows: list[dict[str, str]], frame: pd.DataFrame) -> list[dict[str, str]]:

@@ -33,13 +33,12 @@ _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
 @click.command()
 @click.argument("run", required=False)
 @click.option("--sweep", "measures", is_flag=True, help="Measure a suitable run first.")
-@click.option("--impls", type=NAMES, help="With --sweep: cores by name [the preset's].")
+@click.option("--impls", type=NAMES, help="With --sweep: implementations by name [the preset's].")
 @impl_files(
-    "With --sweep: a Python file with implementations of yours, measured in place of the preset's"
-    " cores."
+    "With --sweep: a Python file with implementations of yours, measured in place of the preset's."
 )
 @device_option
-@threads_option("1: cores that come and go distort every curve", before="With --sweep: ")
+@threads_option("1: what repeats best", before="With --sweep: ")
 @seed_option
 @output_option
 @click.option("--name", help="With --sweep: the run's name [a time stamp].")
@@ -57,8 +56,8 @@ def verify(**options: Any) -> None:
     reason. Exits 1 if something is refuted, 3 if nothing holds of some implementation, else 0.
 
     --sweep measures some 300 cells on a CPU, in one thread and with an allocator that keeps its
-    memory; it takes about five minutes on two cores. With --impls or --impl only the named
-    implementations are measured, as cores: no layers, decoding or networks.
+    memory; it takes about five minutes on two CPUs. With --impls or --impl only the named
+    implementations are measured, under `attention` alone: no layers, decoding or networks.
     """
     from attnbench.analysis.scaling import scaling
     from attnbench.execution.store import find_run, load_run
@@ -69,7 +68,7 @@ def verify(**options: Any) -> None:
             f"--sweep makes a run of its own; remove '{options['run']}', or name it by --name"
         )
     if flags and not options["measures"]:
-        raise UsageError(f"{', '.join(flags)} goes with --sweep, which measures; add it")
+        raise UsageError(f"{', '.join(flags)} needs --sweep, which measures a run first")
     if options["measures"]:
         from attnbench.cli.progress import SweepDisplay
         from attnbench.execution.process import Settings
@@ -103,7 +102,7 @@ def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
     ]
     if rows:
         header = ("", "verdict", "subject", "question", "law", "reason")
-        click.echo(table(header, rows), nl=False)
+        click.echo(table(header, rows, spare=("verdict",)), nl=False)
     if len(shown) < len(found.findings):
         click.echo(
             f"{SIGNS['holds']} {len(found.findings) - len(shown)} series of FLOPs and workspace"
@@ -122,7 +121,10 @@ def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
 @click.command()
 @run_argument
 @click.option(
-    "--file", type=click.Path(path_type=Path), metavar="TOML", help="Your claims, not the notes'."
+    "--file",
+    type=click.Path(path_type=Path),
+    metavar="TOML",
+    help="A file of claims [those of the lecture notes].",
 )
 @click.option("--only", type=NAMES, metavar="IDS", help="These claims alone, by their ids.")
 @click.option("--json", "as_json", is_flag=True, help="Claims, findings and figures as one object.")
@@ -181,7 +183,7 @@ def claims(
         verdicts = [finding.verdict for _, finding in found]
         counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
         against = ", ".join(claim.id for claim, finding in found if not agrees(claim, finding))
-        summary = f"not as expected: {against}" if against else "all as expected"
+        summary = f"not as expected: {against}" if against else "none against what is expected"
         click.secho(f"{counts}; {summary}", fg={0: "green", 1: "red", 3: "yellow"}[code])
     raise SystemExit(code)
 
@@ -196,7 +198,7 @@ def _print_claims(found: Ledger) -> None:
         for c, f in found
     ]
     shown = [[text or "either" for text in row] for row in rows]
-    click.echo(table(header, shown), nl=False)
+    click.echo(table(header, shown, spare=("where", "expected")), nl=False)
     click.echo()
     for claim, _ in found:
         if claim.right or claim.note:

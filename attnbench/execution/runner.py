@@ -123,7 +123,7 @@ class Supervision:
                 self.runner.watch(case, impl, sign.stage)
                 timeout_s = self.runner.settings.timeout_s
                 if time.monotonic() - attempt.since > timeout_s:
-                    silent = f"no sign of life for {timeout_s:g} s (--timeout)"
+                    silent = f"no heartbeat for {timeout_s:g} s (--timeout)"
                     return Death("timeout", f"{sign.stage}: {silent}")
                 continue
             if event is None:

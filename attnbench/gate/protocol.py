@@ -115,7 +115,7 @@ class CountersRead(Struct, frozen=True, tag=True):
     """Answers `ReadCounters`: processor time, and why a GPU's times cannot be trusted, if so."""
 
     cpu_ns: int
-    veto: str | None
+    discarded: str | None
 
 
 RoundAnswer = (

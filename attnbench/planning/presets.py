@@ -112,7 +112,7 @@ _VERIFY = (
 PRESETS.add(
     "verify",
     Preset(
-        doc="what `attnbench verify` needs on a CPU: cores, layers, decoding, a recurrent network",
+        doc="what `attnbench verify` needs on a CPU: attention, layers, decoding, recurrence",
         sweeps=_VERIFY,
         max_time_s=0.5,
         threads=1,  # a second core that comes and goes would bend every curve

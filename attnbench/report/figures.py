@@ -237,7 +237,7 @@ class FigureKind:
 
     def save(self, figure: Figure, page: Page[Any], alt: Iterable[str], folder: Path) -> Plot:
         """Write the figure of one page and the texts that go with it."""
-        svg, png = write(figure, f"{self.name}-{page.slug}", folder)
+        svg, png = write(figure, f"{self.name}-{page.slug}".rstrip("-"), folder)
         return self.plot(", along ".join(page.group) + page.place, page.left_out, alt, svg, png)
 
     def plot(self, subject: str, left_out: int, alt: Iterable[str], svg: Path, png: Path) -> Plot:
@@ -246,5 +246,6 @@ class FigureKind:
         return Plot(
             chart=self.name, title=self.title, subject=subject,
             reading=self.reading + (more if left_out else ""),
-            alt=f"{self.title}, {subject}: {'; '.join(alt)}.", svg=svg, png=png,
+            alt=f"{', '.join(filter(None, (self.title, subject)))}: {'; '.join(alt)}.",
+            svg=svg, png=png,
         )  # fmt: skip

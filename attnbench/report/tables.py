@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -12,13 +14,15 @@ from rich.text import Text
 
 from attnbench.base import units
 
+_GAP = 3  # between two columns
 LIMITS = ("ceilings", "matmul_tflops")  # of an environment: they have a section of their own
 
 
 def console() -> Console:
-    """Standard output; wide where it is no terminal, so that no cell is cut off."""
+    """Standard output; where it is neither a terminal nor told its COLUMNS, nothing is wrapped."""
     plain = Console(highlight=False)
-    return plain if plain.is_terminal else Console(highlight=False, width=240)
+    wrapped = plain.is_terminal or "COLUMNS" in os.environ
+    return plain if wrapped else Console(highlight=False, width=10_000)
 
 
 def grid(
@@ -26,14 +30,51 @@ def grid(
     rows: Iterable[Sequence[str | Text]],
     right: Collection[str] = (),
     whole: Collection[str] = (),
+    spare: Sequence[str] = (),
+    to: Console | None = None,
 ) -> Table:
-    """A table; columns named in `right` are aligned to the right, those in `whole` never folded."""
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in header:
-        justify = "right" if name in right else "left"
-        found.add_column(name, justify=justify, overflow="fold", no_wrap=name in whole)  # type: ignore[arg-type]
-    for row in rows:
-        found.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    """A table that splits no word on `to`, standard output unless given.
+
+    Columns named in `right` are aligned to the right, those in `whole` stay in one line, those in
+    `spare` are left out one by one where the console is too narrow. Where that does not help, each
+    row is a block of lines: name and value.
+    """
+    room = (to or console()).width
+    texts = [[Text(c) if isinstance(c, str) else c for c in row] for row in rows]
+    columns = dict(zip(header, zip(*texts, strict=True), strict=True)) if texts else {}
+    full = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
+    least = {
+        name: full[name]
+        if name in whole
+        else max(min(len(w), room // 2) for c in (name, *cells) for w in str(c).split() or [""])
+        for name, cells in columns.items()
+    }
+    left_out = []
+    for name in spare:
+        if sum(least.values()) + _GAP * (len(least) - 1) > room:
+            left_out.append(name)
+            del least[name]
+    free = room - sum(least.values()) - _GAP * (len(least) - 1)
+    if free < 0:
+        found = Table.grid(padding=(0, 2))
+        for number, row in enumerate(texts):
+            for name, cell in zip(header, row, strict=True):
+                found.add_row(Text(name, style="dim"), cell)
+            found.add_row(*[""] * (number + 1 < len(texts)))
+        return found
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
+    found.caption = f"too narrow for: {', '.join(left_out)}" if left_out else None
+    widths = dict(least)
+    by_need = sorted(least, key=lambda name: full[name] - least[name])
+    for number, name in enumerate(by_need):  # those that need little get it, the others share
+        more = min(full[name] - least[name], free // (len(by_need) - number))
+        widths[name], free = least[name] + more, free - more
+    for name in least:
+        found.add_column(
+            name, width=widths[name], overflow="fold", justify="right" if name in right else "left"
+        )
+    for row in texts:
+        found.add_row(*(cell for n, cell in zip(header, row, strict=True) if n in least))
     return found
 
 
@@ -46,12 +87,17 @@ def shown(*parts: RenderableType, to: Console | None = None) -> str:
     with terminal.capture() as capture:
         for part in parts:
             terminal.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
-    return capture.get()
+    return re.sub(r" +$", "", capture.get(), flags=re.MULTILINE)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> str:
-    """A table as text, ready to print."""
-    return shown(grid(header, rows, right))
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Collection[str] = (),
+    spare: Sequence[str] = (),
+) -> str:
+    """A table as text, ready to print; the arguments are those of `grid`."""
+    return shown(grid(header, rows, right, spare=spare))
 
 
 def value_text(name: str, value: Any) -> str:

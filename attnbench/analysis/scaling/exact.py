@@ -208,6 +208,8 @@ def _keeps_growing(known: Sequence[_Known], limit: float) -> bool:
     no sum of powers does.
     """
     octaves = [top_power(known[:end]) or 0.0 for end in range(2, len(known) + 1)]
+    if len(known) <= LEAST_SIZES:  # two octaves may lie within one block
+        return False
     first = math.floor(limit) + 1
     # One size more than there are coefficients: as many can be made to fit anything.
     return min(octaves) > limit or any(

@@ -147,7 +147,8 @@ class RoundFacts(TypedDict, total=False):
     """What else is known of a round.
 
     The `cpu` it was pinned to; by how many bytes each process has grown while a cell was timed;
-    shares of the round's wall time that others took; the veto that was passed over.
+    shares of the round's wall time that others took; `not_vetoed`, a reason to discard it that was
+    passed over.
     """
 
     cpu: int | None
@@ -158,11 +159,11 @@ class RoundFacts(TypedDict, total=False):
     not_vetoed: str
 
 
-class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns"}):
+class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "discarded": "veto"}):
     """The raw data of one round. Cells are numbered as the run lists them.
 
-    `failures` are of the cells that have no samples. `veto` says why the round counts for nothing:
-    a reason from counters of the system, never from its times. `spent_s` is the wall time.
+    `failures` are of the cells that have no samples. `discarded` says why the round counts for
+    nothing: a reason from counters of the system, never from its times. `spent_s` is the wall time.
 
     Raises:
         ValueError: more than one cell is slowed, or one without its base.
@@ -171,7 +172,7 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns"}):
     stage: Stage
     samples: Mapping[CellNumber, Mapping[Variant, Samples]]
     failures: Mapping[CellNumber, Failure] = {}
-    veto: str | None = None
+    discarded: str | None = None
     facts: RoundFacts = {}
     spent_s: Amount = 0.0
 

@@ -195,7 +195,7 @@ def growing(rounds: Iterable[Round], cell: int) -> tuple[str, ...]:
         grown = found.facts.get("grown", {}).get(str(cell), {})
         samples = found.samples.get(cell, {})  # none in a round that was broken off
         known = "candidate" in samples and grown.keys() >= {"base", "candidate", "null"}
-        if known and found.veto is None:
+        if known and found.discarded is None:
             excess.append(grown["candidate"] - max(grown["base"], grown["null"]))
             calls = sum(map(len, samples["candidate"]))
     if len(excess) < LEAST_ROUNDS or min(excess) < LEAST_GROWTH_BYTES:

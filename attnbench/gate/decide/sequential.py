@@ -125,7 +125,7 @@ class SequentialDecision:
     fresh rounds puts it beyond the margin, at the level alpha / number of suspects: whatever
     the noise, a run of identical versions then reports a regression with a probability of alpha at
     most, given independent rounds and a bias within the margin. The A/A control can only widen
-    a margin. Rounds are added in the order in which they were measured; vetoed ones count for
+    a margin. Rounds are added in the order in which they were measured; discarded ones count for
     nothing.
     """
 
@@ -161,7 +161,7 @@ class SequentialDecision:
     def add(self, found: Round) -> None:
         """Take in a round that was measured, and decide what it lets decide."""
         self._added += 1
-        if found.veto is not None:
+        if found.discarded is not None:
             return
         for cell, failure in found.failures.items():
             self._fail(cell, failure)

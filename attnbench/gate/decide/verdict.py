@@ -117,6 +117,6 @@ def _caution(run: GateRun, rows: tuple[Row, ...]) -> str:
     if removed := dict.fromkeys(row.cell.impl for row in rows if row.only_in == "base"):
         words += f"; removed: {', '.join(removed)}"
     if disturbed := sum("not_vetoed" in found.facts for found in run.rounds):
-        rounds = sum(found.veto is None for found in run.rounds)
+        rounds = sum(found.discarded is None for found in run.rounds)
         words += f"; the machine was disturbed in {disturbed} of the {rounds} rounds that count"
     return words

@@ -41,7 +41,7 @@ from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import impossible
 
 # Rounds that may be measured again for what went on beside them; after that they count.
-MOST_VETOES = 8
+MOST_DISCARDED = 8
 # What may strike a process from outside: a machine that is slow or out of memory, a kill.
 _MAY_PASS = ("oom", "timeout", "crashed", "error")
 _Key = tuple[str, str]  # case, implementation
@@ -144,15 +144,15 @@ def _measure(
     """Rounds until nothing is open, and whether the time ended before."""
     decision = SequentialDecision(comparable(run), run.rules, bench.settings.seed)
     rounds: list[Round] = []
-    vetoes, last_s = 0, 0.0
+    discarded, last_s = 0, 0.0
     while (plan := decision.next_round()) is not None:
         if time.perf_counter() + last_s > deadline:
             return rounds, True
         found = _measure_twice(bench, plan, len(rounds))
-        if found.veto is not None and vetoes >= MOST_VETOES:
-            facts = RoundFacts(**found.facts, not_vetoed=found.veto)
-            found = structs.replace(found, veto=None, facts=facts)
-        vetoes += found.veto is not None
+        if found.discarded is not None and discarded >= MOST_DISCARDED:
+            facts = RoundFacts(**found.facts, not_vetoed=found.discarded)
+            found = structs.replace(found, discarded=None, facts=facts)
+        discarded += found.discarded is not None
         last_s = found.spent_s
         rounds.append(found)
         keep(run, found)

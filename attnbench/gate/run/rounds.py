@@ -44,7 +44,7 @@ PATIENCE_S, PATIENCE_FACTOR = 30.0, 50.0
 PROCESSES: tuple[Variant, ...] = ("base", "candidate", "null")
 # Shares of a round's wall time beyond which it is measured again: of one CPU, by the hypervisor;
 # CPUs that others kept busy, on the CPUs that are ours; by a CPU quota.
-_VETOES = {
+_LIMITS = {
     "stolen": (0.10, "the hypervisor took {:.0%} of a CPU"),
     "foreign": (0.50, "other processes kept {:.2g} CPUs busy"),
     "withheld": (0.10, "the CPU quota withheld {:.0%}"),
@@ -116,7 +116,7 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
         cpu=cpu,
     )
     samples, grown = {}, {}
-    facts, veto = RoundFacts(), None
+    facts, reason = RoundFacts(), None
     with RoundProcesses(versions, config, bench.settings) as processes:
         try:
             failures = _prepare(bench, processes, [variant for variant, *_ in versions])
@@ -125,9 +125,9 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
                 bench.rng.shuffle(cells)
                 for cell in cells:
                     samples[cell], grown[str(cell)] = _visit(bench, processes, plan, cell)
-                after, veto = _read_counters(processes)
+                after, reason = _read_counters(processes)
                 facts = taken_by_others(before, after)
-                veto = veto or why_vetoed(facts)
+                reason = reason or why_discarded(facts)
                 facts |= RoundFacts(cpu=cpu, grown=grown)
                 for cell in plan.cells:
                     _verify(processes, cell, samples[cell])
@@ -142,7 +142,7 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
         stage=plan.stage,
         samples=samples,
         failures=failures,
-        veto=veto,
+        discarded=reason,
         facts=facts,
         spent_s=round(time.perf_counter() - begin, 3),
     )
@@ -257,7 +257,7 @@ _Counters = Mapping[str, float | None]  # seconds so far; None where that is not
 
 
 def _read_counters(processes: RoundProcesses) -> tuple[_Counters, str | None]:
-    """Counters of the system and of the processes; and why a GPU's sensors veto the round.
+    """Counters of the system and of the processes; and why a GPU's sensors discard the round.
 
     Never its times: `wall` and `own`, the processor time that the round itself has used, are what
     the others are held against.
@@ -275,7 +275,7 @@ def _read_counters(processes: RoundProcesses) -> tuple[_Counters, str | None]:
         ("withheld", host.throttled_us(), 1e-6),
     ):
         found[name] = None if count is None else count * unit_s
-    return found, next((answer.veto for answer in answers if answer.veto), None)
+    return found, next((answer.discarded for answer in answers if answer.discarded), None)
 
 
 def taken_by_others(before: _Counters, after: _Counters) -> RoundFacts:
@@ -288,16 +288,16 @@ def taken_by_others(before: _Counters, after: _Counters) -> RoundFacts:
     if "busy" in spent:
         spent["foreign"] = spent.pop("busy") - spent["own"]
     wall_s = max(spent["wall"], 1e-9)
-    shares = {name: round(max(0.0, spent[name]) / wall_s, 4) for name in _VETOES if name in spent}
+    shares = {name: round(max(0.0, spent[name]) / wall_s, 4) for name in _LIMITS if name in spent}
     return cast(RoundFacts, shares)
 
 
-def why_vetoed(facts: RoundFacts) -> str | None:
+def why_discarded(facts: RoundFacts) -> str | None:
     """Why a round in which others took these shares is measured again, or None."""
     shares: Mapping[str, Any] = facts
     found = (
         words.format(shares[name])
-        for name, (most, words) in _VETOES.items()
+        for name, (most, words) in _LIMITS.items()
         if shares.get(name, 0.0) > most
     )
     return next(found, None)

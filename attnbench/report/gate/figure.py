@@ -27,7 +27,7 @@ ROUNDS = FigureKind(
     title="A dot for every round",
     reading="Each dot is one round's change in time, candidate / base − 1, from top to bottom in"
     " the order they were measured: hollow ones (○) are of the screening, full ones (●) of the"
-    " confirmation; a × is a round that was vetoed and counts for nothing. Under them the median"
+    " confirmation; a × is a round that was discarded and counts for nothing. Under them the median"
     " of the rounds that decide, with its 95 % interval. In the shaded margin nothing is a"
     " regression; the dashed line is the slowdown that is found. What lies beyond the axis is drawn"
     " at its edge. The A/A control must lie around 0, the positive control on the line.",
@@ -92,7 +92,7 @@ def _dots(
     rounds: Iterable[Round], cells: Iterable[int], variant: Variant
 ) -> tuple[tuple[float, str], ...]:
     return tuple(
-        (_percent(math.exp(log)), "×" if found.veto is not None else _MARKERS[found.stage])
+        (_percent(math.exp(log)), "×" if found.discarded is not None else _MARKERS[found.stage])
         for found in rounds
         for cell in cells
         if (log := found.log_ratio(cell, variant)) is not None
@@ -171,7 +171,7 @@ def _draw_axis(ax: Axes, threshold: float, margin: float, ends: tuple[float, flo
     ax.grid(visible=False, axis="y")
     ax.set_xlabel(
         f"change in time, candidate / base − 1{beyond}\n"
-        "○ screening   ● confirmation   × vetoed   ┿ median, 95 % interval"
+        "○ screening   ● confirmation   × discarded   ┿ median, 95 % interval"
     )
 
 

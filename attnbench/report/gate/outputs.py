@@ -42,7 +42,7 @@ def terminal(
         for line in shown
     ]
     head: list[RenderableType] = [
-        tables.grid(texts.HEADER, rows, right=texts.HEADER[1:4], whole=texts.HEADER[1:]),
+        tables.grid(texts.HEADER, rows, right=texts.HEADER[1:4], whole=texts.HEADER[1:], to=to),
         Text(texts.READING, style="dim"),
     ]
     reasons = (

@@ -201,15 +201,15 @@ def total_s(run: GateRun) -> float:
 
 
 def rounds(run: GateRun) -> str:
-    """`20 rounds: 8 screening, 12 confirmation; 2 more vetoed`."""
-    stages = [found.stage for found in run.rounds if found.veto is None]
+    """`20 rounds: 8 screening, 12 confirmation; 2 more discarded`."""
+    stages = [found.stage for found in run.rounds if found.discarded is None]
     names = {"screen": "screening", "confirm": "confirmation"}
     parts = ", ".join(f"{stages.count(s)} {w}" for s, w in names.items() if s in stages)
-    vetoed = len(run.rounds) - len(stages)
+    discarded = len(run.rounds) - len(stages)
     disturbed = sum("not_vetoed" in found.facts for found in run.rounds)
     return (
         f"{len(stages)} round{'s' * (len(stages) != 1)}{': ' * bool(parts)}{parts}"
-        + f"; {vetoed} more vetoed" * bool(vetoed)
+        + f"; {discarded} more discarded" * bool(discarded)
         + f"; {disturbed} of them disturbed, but counted" * bool(disturbed)
     )
 
@@ -224,11 +224,11 @@ def measured(run: GateRun) -> list[str]:
 
 
 def incidents(run: GateRun) -> list[str]:
-    """The rounds that were vetoed or disturbed, and the cells without a time in one, and why."""
+    """The rounds that were discarded or disturbed, and the cells without a time in one, and why."""
     names, found = labels(run.cells)[1], []
     for number, seen in enumerate(run.rounds, start=1):
-        if seen.veto is not None:
-            found.append(f"round {number}: vetoed: {seen.veto}")
+        if seen.discarded is not None:
+            found.append(f"round {number}: discarded: {seen.discarded}")
         elif "not_vetoed" in seen.facts:
             found.append(f"round {number}: disturbed, but counted: {seen.facts['not_vetoed']}")
         for cell, why in seen.failures.items():

@@ -93,7 +93,7 @@ def stock(runs: Sequence[Live]) -> Stock | None:
     seconds: dict[Stage, list[float]] = {"screen": [], "confirm": []}
     for live in runs:
         for found in live.run.rounds:
-            if found.veto is not None or found.failures:
+            if found.discarded is not None or found.failures:
                 continue
             seconds[found.stage].append(found.spent_s)
             if not live.kind.share and (every := _whole(found)) is not None:

@@ -49,7 +49,7 @@ def versus(runs: Sequence[Live], seed: int = 0) -> list[Figures]:
         _Timed(live, found)
         for live in runs
         for found in live.run.rounds
-        if found.veto is None and not found.failures
+        if found.discarded is None and not found.failures
     ]
     alike = _some(_gate_runs(rounds, None), seed), _some(_gate_runs(rounds, seed), seed)
     shares = sorted({live.run.rules.threshold for live in runs}, reverse=True)
