@@ -28,6 +28,9 @@ from tests import synthetic
 Cli = Callable[..., Result]
 Refused = Callable[..., None]
 
+# Every core has a test process of its own: threads of torch would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("COLUMNS", None)  # xdist sets it; tests read tables that are not wrapped
 
 # A shell starts what it runs in the background with interrupts ignored, and so would every process
 # that a test starts and interrupts.
