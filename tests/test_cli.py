@@ -143,14 +143,15 @@ def test_a_run_that_cannot_be_read_is_one_line(
     cli: Cli, assert_refused: Refused, run: Path, command: list[str]
 ) -> None:
     assert_refused(cli(*command, "mode"), "no run 'mode'", "'made'?")
-    for name in ("x" * 300, "../..", ""):
-        assert_refused(cli(*command, name), "no run")
+    assert_refused(cli(*command, "x" * 300), "no run 'xxx")
+    for name in ("../..", ""):
+        assert_refused(cli(*command, name), "is not a run: no run.json")
     records = run / RECORDS
     line = records.read_text()
     records.write_text(line + line[: len(line) // 2] + "\n" + line)
     assert_refused(cli(*command, "made"), RECORDS, "line 2")
     (run / "run.json").unlink()
-    assert_refused(cli(*command, "made"), "no run")
+    assert_refused(cli(*command, "made"), "made is not a run: no run.json")
 
 
 @pytest.mark.parametrize("command", [["export"], ["sweep", "--resume"]], ids=" ".join)
@@ -332,6 +333,11 @@ def test_csv_goes_to_standard_output_with_one_line_a_cell(cli: Cli, run: Path) -
     rows = list(csv.DictReader(io.StringIO(cli("export", "made").stdout)))
     assert [(row["impl"], row["seq_len"], row["energy_j"]) for row in rows] == [("sdpa", "128", "")]
     assert [(row["seq_len"], row["energy_j"]) for row in exported(run)] == [(128, None)]  # JSON
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(info | {"settings": {"processes": 2}}))
+    cut = cli("export", run)
+    assert "0 of 1 planned cells measured; go on with: attnbench sweep --resume" in cut.stderr
+    assert len(cut.stdout.splitlines()) == 2
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])

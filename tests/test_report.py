@@ -152,10 +152,16 @@ def test_texts_from_outside_are_escaped(pages):
 def test_a_killed_run_still_gets_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "write", unwritten)
     records = [synthetic.ok(Case(seq_len=n), "naive") for n in (64, 128)]
-    path = synthetic.write_run(tmp_path, "killed", records, {"spent": None, "options": None})
+    plan = [record.cell.to_json() for record in synthetic.RUNS["quick"]()]
+    info = {"spent": None, "options": None, "plan": plan}
+    path = synthetic.write_run(tmp_path, "killed", records, info)
     with (path / "records.jsonl").open("a") as file:
         file.write('{"schema": 1, "case')
-    assert "killed" in Page(write_report(path)).text
+    counts = f"2 of {len(plan)} planned cells measured"
+    for text in (Page(write_report(path)).text, (path / "report.md").read_text()):
+        text = text.replace("\\", "")  # of Markdown
+        assert f"{counts}; go on with: attnbench sweep --resume {path}" in text
+        assert "All 2 cells" not in text
 
 
 def test_a_second_report_replaces_the_first_with_the_same_bytes(pages):
@@ -167,7 +173,7 @@ def test_a_second_report_replaces_the_first_with_the_same_bytes(pages):
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(StoreError, match="no run"):
+    with pytest.raises(StoreError, match="not a run"):
         write_report(tmp_path)
 
 

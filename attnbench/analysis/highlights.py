@@ -18,12 +18,13 @@ WIDE_INTERVAL = 0.2  # of the median; differences below it are lost in such a ce
 SLICE = ["workload", "device", "dtype", "pass"]
 
 
-def highlights(frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
+def highlights(frame: pd.DataFrame, costs: pd.DataFrame, unfinished: str = "") -> list[str]:
     """Say what is fastest, what RoPE costs, what failed and what to distrust.
 
-    `frame` is that of `compared`, `costs` that of `rope_cost`.
+    `frame` is that of `compared`, `costs` that of `rope_cost`, `unfinished` that of the run.
     """
-    sentences = [failed_sentence(frame)]
+    some = unfinished and (frame["status"] == "ok").all()  # then "all passed" would mislead
+    sentences = [unfinished, "" if some else failed_sentence(frame)]
     for _, rows in slices(frame, SLICE):
         hardest = " ".join(filter(None, (fastest_sentence(rows), workspace_sentence(rows))))
         sentences += [hardest, cache_sentence(rows)]

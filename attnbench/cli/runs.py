@@ -104,7 +104,10 @@ def export(run: str, output: Path, kind: str, to: Path | None) -> None:
 
     if kind == "parquet" and to is None:
         raise UsageError("parquet is binary; name a file with --to FILE")
-    frame = load(load_run(find_run(run, output)))
+    loaded = load_run(find_run(run, output))
+    frame = load(loaded)
+    if loaded.unfinished:
+        click.echo(loaded.unfinished, err=True)
     write = to_csv if kind == "csv" else to_json
     if to is None:
         write(frame, sys.stdout)

@@ -116,7 +116,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
     """Measure what a run planned and has no record of, as the run was set up.
 
     Raises:
-        StoreError: the folder is no run, or its plan is damaged.
+        StoreError: the folder is not a run, or its plan is damaged.
         UsageError: this machine or installation is not the one that began the run.
     """
     begin = time.perf_counter()

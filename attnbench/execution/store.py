@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +38,18 @@ class Run:
     def run_id(self) -> str:
         """The run's name, as recorded when it was made."""
         return str(self.info["run_id"])
+
+    @property
+    def unfinished(self) -> str:
+        """How many planned cells are measured, and how to go on; empty where all are."""
+        decided = sum(record.status in ("unsupported", "skipped") for record in self.records)
+        planned = len(self.info.get("plan") or ()) - decided
+        processes = (self.info.get("settings") or {}).get("processes", 1)
+        counts = Counter(part.cell.key for part in self.parts)
+        done = sum(r.status != "ok" or counts[r.cell.key] >= processes for r in self.records)
+        done -= decided
+        again = f"attnbench sweep --resume {self.path}"
+        return f"{done} of {planned} planned cells measured; go on with: {again}" * (done < planned)
 
 
 class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
@@ -140,6 +153,10 @@ def load_run(path: Path) -> Run:
     return Run(path=path, info=info, records=records, parts=list(latest.values()))
 
 
+class _Settings(msgspec.Struct):
+    processes: int = 1
+
+
 class _Info(msgspec.Struct):
     """What every `run.json` must hold, and the types of what others may; the rest is free."""
 
@@ -150,6 +167,7 @@ class _Info(msgspec.Struct):
     environment: dict[str, Any] = {}
     implementations: list[dict[str, Any]] = []
     plan: list[dict[str, Any]] | None = None
+    settings: _Settings | None = None
     spent: dict[str, float] | None = None
 
 
@@ -164,7 +182,7 @@ def load_info(path: Path) -> dict[str, Any]:
         info = decode(file.read_bytes(), dict[str, Any])
         schema = msgspec.convert(info, _Info).schema
     except FileNotFoundError as err:
-        raise StoreError(f"{path} is no run: it has no {INFO}") from err
+        raise StoreError(f"{path} is not a run: no {INFO}") from err
     except OSError as err:
         raise StoreError(f"{file} cannot be read ({err})") from err
     except ValueError as err:
@@ -196,9 +214,12 @@ def find_run(text: str, output: Path) -> Path:
         if not runs:
             raise StoreError(f"no run in {output} yet; make one with: attnbench sweep")
         return runs[-1]
-    for candidate in (Path(text), output / text):
+    candidates = (Path(text), output / text)
+    for candidate in candidates:
         if os.path.exists(candidate / INFO):  # unlike Path.exists, False where a name is too long
             return candidate
+    for candidate in filter(os.path.isdir, candidates):
+        raise StoreError(f"{candidate} is not a run: no {INFO}")
     names = [path.name for path in runs_in(output)]
     known = ", ".join(names[-8:]) or "none; make one with: attnbench sweep"
     raise StoreError(f"no run '{text}' in {output}{nearest(text, names)}; runs: {known}")

@@ -50,7 +50,7 @@ class Content:
 
     def sentences(self) -> list[str]:
         """The run in short."""
-        return highlights(self.cells, self.costs)
+        return highlights(self.cells, self.costs, self.run.unfinished)
 
     def facts(self) -> list[str]:
         """Device, date and versions, for the head of a report."""

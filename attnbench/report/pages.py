@@ -36,7 +36,7 @@ def write_report(run_path: Path) -> Path:
     An older report there is replaced. Returns the path of report.html.
 
     Raises:
-        StoreError: the folder is no run, is damaged or cannot be written.
+        StoreError: the folder is not a run, is damaged or cannot be written.
     """
     content, folder = Content.of(load_run(run_path)), run_path / PLOTS
     try:
