@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from attnbench.analysis.scaling.results import (
-    Estimate,
     ExactFit,
     ExponentFit,
     ModelFit,
     Scaling,
     Series,
+    Uncertain,
 )
 from attnbench.schema.finding import Finding, Verdict
 from attnbench.theory.law import parse
@@ -19,9 +19,9 @@ from attnbench.theory.law import parse
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 
 
-def estimate(value: float, spread: float = 0.02) -> Estimate:
+def estimate(value: float, spread: float = 0.02) -> Uncertain:
     """A figure with an interval of ± spread, relative."""
-    return Estimate(value=value, low=value * (1 - spread), high=value * (1 + spread))
+    return Uncertain(value=value, low=value * (1 - spread), high=value * (1 + spread))
 
 
 def finding(verdict: Verdict = "holds", **values: Any) -> Finding:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnbench.analysis.claims.ledger import agrees, exit_code, finding, ledger, read
+from attnbench.analysis.claims.judging import agrees, exit_code, finding, judged, read
 from attnbench.analysis.claims.quantities import Cells
 from attnbench.analysis.claims.statement import Formula, Relation, Unmeasured
 from attnbench.cli import main
@@ -92,7 +92,7 @@ def stated(tmp_path: Path, body: str) -> Any:
 
 
 def test_the_committed_run_answers_the_notes_as_it_always_did():
-    found = ledger(NOTES, VERIFIED)
+    found = judged(NOTES, VERIFIED)
     verdicts = {claim.id: of.verdict for claim, of in found if claim.id in OF_RUN}
     assert [name for name, its in verdicts.items() if its == "refuted"] == [
         "scores-needed", "rerun-flops", "cache-concatenated", "rerun-time",
@@ -129,10 +129,10 @@ def test_a_run_that_says_otherwise_turns_the_verdict_round(name, cells, change, 
 
 @pytest.mark.parametrize("records", [[], synthetic.failed_records(), synthetic.bare_records()])
 def test_a_run_that_says_little_gives_no_verdict(records):
-    for claim, found in ledger(NOTES, run_of(records), OF_RUN):
+    for claim, found in judged(NOTES, run_of(records), OF_RUN):
         assert found.verdict == "inconclusive", claim.id
     nan = map(slower(lambda c: math.nan), of("attention"))
-    assert {found.verdict for _, found in ledger(NOTES, run_of(nan), OF_RUN)} == {"inconclusive"}
+    assert {found.verdict for _, found in judged(NOTES, run_of(nan), OF_RUN)} == {"inconclusive"}
 
 
 # What a quantity is in a run.
@@ -185,6 +185,16 @@ def test_a_value_carries_the_interval_that_its_column_has(tmp_path, column, rela
     record = cell(Case(seq_len=128), "mine", 100.0, flops_useful=10**6, error_max=1e-4)
     found = finding(claim, Cells(run_of([record])))
     assert found.verdict == verdict, found.reason
+
+
+def test_where_no_cell_matches_the_nearest_implementation_is_named(tmp_path):
+    claim = stated(tmp_path, """
+        quantity = { kind = "value", column = "tflops", where = { impl = "naiv" } }
+        relation = { is = ">", limit = 1 }
+        """)  # fmt: skip
+    found = finding(claim, Cells(VERIFIED))
+    assert found.verdict == "inconclusive"
+    assert "impl = naiv, did you mean 'naive'?" in found.reason
 
 
 CROSSING = {  # time of b / of a at 128 … 4096; b overtakes at n = 512 where it does
@@ -267,14 +277,16 @@ relation = { is = ">", limit = 1 }
 """
 BAD: list[tuple[str, str, tuple[str, ...]]] = [
     ("says", "sais", ("claim good", "unknown field `sais`")),
-    ('"value"', '"valeu"', ("quantity.kind", "'valeu'")),
+    ('"value"', '"valeu"', ("quantity.kind", "'valeu'; known: value, ratio, exponent")),
     ('column = "tflops"', 'colum = "tflops"', ("quantity", "unknown field `colum`")),
     ('"tflops"', '"tflop"', ("quantity.column", "unknown column of numbers", "'tflops'?")),
     ("impl =", "imp =", ("quantity.where: unknown column 'imp'", "'impl'?")),
     ('"naive"', "7", ("quantity.where: column impl takes text, not 7",)),
     ('impl = "naive"', 'seq_len = "long"', ("column seq_len takes numbers", "largest or smallest")),
     ('where = { impl = "naive" }', 'where = {}, per = "n*d"', ("quantity.per: unknown size 'd'",)),
-    ('is = ">"', 'is = "=>"', ("relation.is", "=>")),
+    ('is = ">"', 'is = "=>"', ("relation.is", "'=>'; known: ==, <, >, <=, >=, between, about")),
+    ('"value"', '"exponent"', ("quantity.column", "known: time_us_median, flops_counted, ")),
+    ('"value"', '"exponent", axis = "N"', ("quantity.axis", "known: n, d, heads, ")),
     ("limit = 1", "limit = [1, 2]", ("relation", "one number for all others")),
     ('is = ">"', 'is = "about"', ("relation", "about needs a tolerance")),
     ("place =", "open = true\nright = 'this'\nplace =", ("claim good", "open")),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from attnbench.analysis.crossovers import Crossover, crossings, crossovers
-from attnbench.analysis.scaling.results import Estimate
+from attnbench.analysis.scaling.results import Uncertain
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample
@@ -57,7 +57,7 @@ def passing(at: float, power: float = 1.5) -> Callable[[float], float]:
 
 def at(*rows: tuple[float, float, float], sizes: Sequence[int] = (64, 128, 256, 512)) -> Any:
     """The crossings of these ratios (low, value, high) at as many sizes."""
-    found = [Estimate(value=v, low=low, high=high) for low, v, high in rows]
+    found = [Uncertain(value=v, low=low, high=high) for low, v, high in rows]
     return list(crossings(dict(zip(sizes, found, strict=False)), NAMES))
 
 
@@ -96,7 +96,7 @@ def test_sizes_where_nothing_is_shown_are_not_called_faster():
     rows = [(0.9, 1.02, 1.1), (0.9, 1.01, 1.1), (1.2, 1.25, 1.3)]
     found = Crossover(
         by="impl", first="naive", second="mine", case=Case(), impl=None, sizes=(128, 256, 512),
-        ratios=tuple(Estimate(value=v, low=low, high=high) for low, v, high in rows),
+        ratios=tuple(Uncertain(value=v, low=low, high=high) for low, v, high in rows),
         crossings=tuple(at(*rows)),
     )  # fmt: skip
     assert found.level == (128, 256)

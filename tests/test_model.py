@@ -21,7 +21,7 @@ from attnbench.analysis.scaling.model_terms import (
     model_cells,
     surplus,
 )
-from attnbench.analysis.scaling.results import Estimate, ModelFit
+from attnbench.analysis.scaling.results import ModelFit, Uncertain
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Cell, Record, Sample
@@ -99,7 +99,7 @@ def only(made: Run) -> ModelFit:
     return found
 
 
-def ends(found: Estimate | None) -> tuple[float, float]:
+def ends(found: Uncertain | None) -> tuple[float, float]:
     assert found is not None
     return found.ends
 
@@ -138,15 +138,15 @@ def test_the_parts_hold_the_solution_of_scipys_nnls(seed: int) -> None:
     rows = rng.random((20, 5)) @ np.diag([1.0, 10.0, 1e3, 1e-3, 5.0])
     targets = rows @ rng.standard_normal((5, 3)) + rng.standard_normal((20, 3))
     parts = Subsets(rows)
-    found, misfit = parts.solve(targets)
+    found, residual = parts.solve(targets)
     for draw in range(3):
         expected, norm = nnls(rows, targets[:, draw])
-        best = misfit[:, draw].argmin()
-        if not math.isfinite(misfit[best, draw]):  # all of it negative: nothing is the best
+        best = residual[:, draw].argmin()
+        if not math.isfinite(residual[best, draw]):  # all of it negative: nothing is the best
             assert not expected.any()
             continue
         assert found[best, :, draw] / parts.scale == pytest.approx(expected, rel=1e-6, abs=1e-9)
-        assert misfit[best, draw] == pytest.approx(norm**2)
+        assert residual[best, draw] == pytest.approx(norm**2)
 
 
 # What is held out.

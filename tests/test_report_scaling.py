@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from attnbench.analysis.crossovers import crossovers
-from attnbench.analysis.scaling.results import Estimate, Scaling
+from attnbench.analysis.scaling.results import Scaling, Uncertain
 from attnbench.analysis.table import compared
 from attnbench.report import exponents, figures, growth, lines, models
 from attnbench.report.pages import draw_growth, write_report
@@ -107,7 +107,7 @@ def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch)
 
 
 LONG = "an-implementation-whose-name-goes-on-and-on-and-on-for-ever"
-UNKNOWN = Estimate(value=1.9)
+UNKNOWN = Uncertain(value=1.9)
 _ODD_EXPONENTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "no interval": {"exponent": UNKNOWN, "top": UNKNOWN, "time_us": (UNKNOWN,) * 7},
@@ -117,11 +117,11 @@ _ODD_EXPONENTS: dict[str, dict[str, Any]] = {
         "declared": None, "finding": None,
     },
     "all sizes left out": {"left_out": ("launch-bound",) * 7},
-    "knows nothing": {"exponent": Estimate(value=2.0, low=-80.0, high=90.0)},
+    "knows nothing": {"exponent": Uncertain(value=2.0, low=-80.0, high=90.0)},
     "a changepoint": {"changepoint": (512.0, 1.4)},
     "two sizes": {"series": fits.series("two", sizes=(64, 128))},
     "zero and NaN": {
-        "time_us": (Estimate(value=0.0), Estimate(value=float("nan")), *[UNKNOWN] * 5)
+        "time_us": (Uncertain(value=0.0), Uncertain(value=float("nan")), *[UNKNOWN] * 5)
     },
 }  # fmt: skip
 _ODD_MODELS: dict[str, dict[str, Any]] = {

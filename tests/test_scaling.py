@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from attnbench.analysis.scaling.decide import ExponentEvidence, decide
 from attnbench.analysis.scaling.exponents import fit_many
-from attnbench.analysis.scaling.results import Estimate, ExponentFit, Series, Slope
+from attnbench.analysis.scaling.results import ExponentFit, Series, Slope, Uncertain
 from attnbench.analysis.scaling.slopes import Replicates
 from attnbench.base.stats import processes_interval
 from attnbench.theory.law import parse
@@ -81,7 +81,7 @@ def reason(fit: ExponentFit) -> str:
     return fit.finding.reason
 
 
-def ends(found: Estimate | None) -> tuple[float, float, float]:
+def ends(found: Uncertain | None) -> tuple[float, float, float]:
     assert found is not None
     return found.value, *found.ends
 
@@ -362,8 +362,8 @@ def test_the_rule_is_the_one_written_down(
     bound: bool, logs: float | None, change_in_top: bool,
 ) -> None:  # fmt: skip
     slope = Slope(
-        exponent=Estimate(value=value, low=value - half, high=value + half),
-        top=Estimate(value=top, low=top - top_half, high=top + top_half),
+        exponent=Uncertain(value=value, low=value - half, high=value + half),
+        top=Uncertain(value=top, low=top - top_half, high=top + top_half),
         octaves=octaves, change_in_top=change_in_top,
     )  # fmt: skip
     found, why = decide(ExponentEvidence(

@@ -252,7 +252,7 @@ TROUBLES = [
     (record([100.0] * 20, discarded=dict.fromkeys(range(3), "gpu")), f"15% {HOT}", None),
     (
         record([100.0] * 20, discarded=dict.fromkeys(range(6), "gpu")),
-        f"MORE THAN A FIFTH: 30% {HOT}", "many-discarded",
+        f"more than a fifth: 30% {HOT}", "many-discarded",
     ),
     (
         record([100.0] * 20, discarded={3: "interrupted", 7: "interrupted"}, kept_disturbed=0),

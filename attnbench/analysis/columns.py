@@ -32,7 +32,7 @@ class TableRow:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What run.json says of the machine."""
+        """The facts of the machine in run.json."""
         return self.run.info.get("environment", {})  # type: ignore[no-any-return]
 
     @cached_property

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise
 from typing import Any, Literal
 
+import numpy as np
+
 from attnbench.analysis.axes import AXES, label, overhead_size
-from attnbench.analysis.scaling.results import Estimate
+from attnbench.analysis.scaling.results import Uncertain
 from attnbench.analysis.table import BASELINE
 from attnbench.analysis.times import CellTimes, are_times, cell_times, ratio_of
 from attnbench.base import units
@@ -19,10 +21,10 @@ from attnbench.schema.record import Record
 
 NEAR = 4.0  # sizes further apart than this factor say little of what lies between them
 _STEPS = 4  # parts of a gap in which its band is followed
+_ROUNDING = 1e-12  # of a logarithm, where a line through two points passes 0
 
 By = Literal["impl", "cache", "projection"]
 CrossoverOutcome = Literal["crosses", "none", "no difference"]
-_Band = tuple[float, float, float]  # log n, and the ends of the ratio's logarithm there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ class Crossover:
     case: Case
     impl: str | None
     sizes: tuple[int, ...]
-    ratios: tuple[Estimate, ...]
+    ratios: tuple[Uncertain, ...]
     crossings: tuple[Crossing, ...] = ()
     left_out: tuple[int, ...] = ()
 
@@ -174,7 +176,7 @@ def _between(by: By, impl: str | None, names: tuple[str, str], ways: _Ways) -> C
         if above and below and n != overhead:
             value, interval = ratio_of(above, below)
             low, high = interval or (None, None)
-            ratios[n] = Estimate(value=value, low=low, high=high)
+            ratios[n] = Uncertain(value=value, low=low, high=high)
     if len(ratios) < 2:
         return None
     return Crossover(
@@ -185,7 +187,7 @@ def _between(by: By, impl: str | None, names: tuple[str, str], ways: _Ways) -> C
     )  # fmt: skip
 
 
-def crossings(ratios: Mapping[int, Estimate], names: tuple[str, str]) -> Iterator[Crossing]:
+def crossings(ratios: Mapping[int, Uncertain], names: tuple[str, str]) -> Iterator[Crossing]:
     """Every change of the lead that the intervals show; where there are none, that the values do.
 
     `ratios` by n, ascending. Their interpolated band holds 1 over some stretches of n. Over each of
@@ -214,7 +216,7 @@ def crossings(ratios: Mapping[int, Estimate], names: tuple[str, str]) -> Iterato
         )  # fmt: skip
 
 
-def lead(ratio: Estimate) -> int:
+def lead(ratio: Uncertain) -> int:
     """1 where the second is faster, -1 where the first is, 0 where the interval does not say."""
     low, high = ratio.ends
     return 1 if min(low, ratio.value) > 1 else -1 if max(high, ratio.value) < 1 else 0
@@ -227,29 +229,27 @@ def _roots(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, int]]:
     for (x0, y0), (x1, y1) in pairwise(nonzero):
         if (y0 > 0) != (y1 > 0):
             zeros = [x for x in xs if x0 < x < x1]
-            at = sum(zeros) / len(zeros) if zeros else _zero(x0, y0, x1, y1)
+            at = sum(zeros) / len(zeros) if zeros else x0 + (x1 - x0) * y0 / (y0 - y1)
             found.append((at, 1 if y1 > 0 else -1))
     return found
 
 
-def _zero(x0: float, y0: float, x1: float, y1: float) -> float:
-    return x0 + (x1 - x0) * y0 / (y0 - y1)
-
-
-def _stretches(xs: Sequence[float], ratios: Sequence[Estimate]) -> list[tuple[float, float]]:
-    """Where the interpolated band holds 1, from left to right; ends that touch are joined."""
-    ends = [(min(r.ends[0], r.value), max(r.ends[1], r.value)) for r in ratios]
-    band = [(x, math.log(low), math.log(high)) for x, (low, high) in zip(xs, ends, strict=True)]
-    deviations = _deviations(xs, [math.log(ratio.value) for ratio in ratios])
-    found: list[tuple[float, float]] = []
-    for (x0, low0, high0), (x1, low1, high1) in pairwise(_widened_band(band, deviations)):
-        below = _not_above(x0, low0, x1, low1)
-        above = _not_above(x0, -high0, x1, -high1)
-        if below and above and max(below[0], above[0]) <= min(below[1], above[1]):
-            start, end = max(below[0], above[0]), min(below[1], above[1])
-            joins = bool(found) and found[-1][1] == start == x0
-            found[-1 if joins else len(found) :] = [(found[-1][0] if joins else start, end)]
-    return found
+def _stretches(xs: Sequence[float], ratios: Sequence[Uncertain]) -> list[tuple[float, float]]:
+    """Where the interpolated band holds 1, from left to right."""
+    deviations = np.array(_deviations(xs, [math.log(ratio.value) for ratio in ratios]))
+    ends = np.log([sorted((*ratio.ends, ratio.value))[::2] for ratio in ratios]).T
+    grid = np.unique([np.linspace(left, right, _STEPS + 1) for left, right in pairwise(xs)])
+    place = np.interp(grid, xs, np.arange(len(xs)))
+    gap = np.minimum(place.astype(int), len(xs) - 2)
+    t = place - gap
+    more = 4 * t * (1 - t) * deviations[gap]  # the band is wider there by what a curve may deviate
+    low, high = np.interp(grid, xs, ends[0]) - more, np.interp(grid, xs, ends[1]) + more
+    zeros = [x for line in (low, high) for x, _ in _roots(grid.tolist(), line.tolist())]
+    points = np.unique([*grid, *zeros])
+    inside = np.interp(points, grid, low) <= _ROUNDING
+    inside &= np.interp(points, grid, high) >= -_ROUNDING
+    edges = np.flatnonzero(np.diff(np.pad(inside, 1))).reshape(-1, 2)
+    return [(float(points[first]), float(points[end - 1])) for first, end in edges]
 
 
 def _deviations(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
@@ -263,28 +263,6 @@ def _deviations(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
     seconds = [change / ((xs[i + 2] - xs[i]) / 2) for i, change in changes]
     most = [max(seconds[max(0, i - 1) : i + 1], default=0.0) for i in range(len(slopes))]
     return [(x1 - x0) ** 2 / 8 * m for (x0, x1), m in zip(pairwise(xs), most, strict=True)]
-
-
-def _widened_band(band: Sequence[_Band], deviations: Sequence[float]) -> Iterator[_Band]:
-    """The band with points between those given, wider there by what the curve may deviate."""
-    for (x0, low0, high0), (x1, low1, high1), most in zip(band, band[1:], deviations, strict=False):
-        decided = min(low0, low1) - most > 0 or max(high0, high1) + most < 0
-        for step in range(1 if decided else _STEPS):
-            t = step / _STEPS
-            more = 4 * t * (1 - t) * most
-            low, high = low0 + t * (low1 - low0), high0 + t * (high1 - high0)
-            yield x0 + t * (x1 - x0), low - more, high + more
-    yield band[-1]
-
-
-def _not_above(x0: float, y0: float, x1: float, y1: float) -> tuple[float, float] | None:
-    """The part of [x0, x1] where the line through two points is 0 or less."""
-    if y0 > 0 and y1 > 0:
-        return None
-    if y0 <= 0 and y1 <= 0:
-        return x0, x1
-    zero = min(max(_zero(x0, y0, x1, y1), x0), x1)
-    return (x0, zero) if y0 <= 0 else (zero, x1)
 
 
 def _widened(xs: Sequence[float], low: float, high: float) -> tuple[float, float]:

@@ -75,7 +75,7 @@ def _serious(record: Record) -> Iterator[tuple[str, str]]:
         yield "wide-interval", f"known to ± {half:.0%} only"
     share, text = _discarded(record)
     if share > LOUD_SHARE:
-        yield "many-discarded", f"MORE THAN A FIFTH: {text}"
+        yield "many-discarded", f"more than a fifth: {text}"
     of_processes = [[s.time_us for s in samples] for samples in times.by_process(record)]
     changes = [change for change in map(drift, of_processes) if change is not None]
     if worst := max(changes, key=abs, default=None):

@@ -23,7 +23,7 @@ from attnbench.errors import UsageError
 from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, exit_code
 
 if TYPE_CHECKING:
-    from attnbench.analysis.claims.ledger import Ledger
+    from attnbench.analysis.claims.judging import Judged
     from attnbench.analysis.scaling.results import Scaling
 
 _COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
@@ -158,13 +158,13 @@ def claims(
     """  # noqa: D301
     from msgspec import to_builtins
 
-    from attnbench.analysis.claims.ledger import NOTES, agrees, ledger, read
-    from attnbench.analysis.claims.ledger import exit_code as code_of
+    from attnbench.analysis.claims.judging import NOTES, agrees, judged, read
+    from attnbench.analysis.claims.judging import exit_code as code_of
     from attnbench.execution.store import find_run, load_run
 
     stated = read(file or NOTES)
     loaded = load_run(find_run(run, output))
-    found = ledger(stated, loaded, only)
+    found = judged(stated, loaded, only)
     code = int(code_of(found))
     if as_json:
         rows = [
@@ -188,7 +188,7 @@ def claims(
     raise SystemExit(code)
 
 
-def _print_claims(found: Ledger) -> None:
+def _print_claims(found: Judged) -> None:
     """One row a claim; what is right where a statement is not."""
     from attnbench.report.tables import table
 

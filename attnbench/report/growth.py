@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from attnbench.analysis.crossovers import Crossover
-from attnbench.analysis.scaling.results import Estimate, ExactFit, ModelFit, Scaling
+from attnbench.analysis.scaling.results import ExactFit, ModelFit, Scaling, Uncertain
 from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.report.figures import Look
@@ -41,7 +41,7 @@ def raised(text: str) -> str:
     return re.sub(r"\^(\d+)(?![\d./])", lambda found: found[1].translate(digits), text)
 
 
-def interval(estimate: Estimate | None, count: int = 2) -> str:
+def interval(estimate: Uncertain | None, count: int = 2) -> str:
     """An exponent with its interval: `1.98 (1.95 … 2.01)`, or `–`."""
     if estimate is None:
         return units.UNKNOWN
@@ -76,7 +76,7 @@ def by_name(impl: str) -> tuple[bool, str]:
 
 
 def points(
-    ax: Axes, found: Sequence[tuple[float, Estimate]], look: Look, style: Mapping[str, Any]
+    ax: Axes, found: Sequence[tuple[float, Uncertain]], look: Look, style: Mapping[str, Any]
 ) -> None:
     """Draw (size, time) with intervals, those that a logarithmic axis can show."""
     known = [(x, e) for x, e in found if math.isfinite(e.value) and e.value > 0]
@@ -123,7 +123,7 @@ def counts(scaling: Scaling) -> str:
 
 
 def _row(
-    finding: Finding, figure: str, top: Estimate | None = None, *, counted: bool = False
+    finding: Finding, figure: str, top: Uncertain | None = None, *, counted: bool = False
 ) -> VerdictRow:
     return VerdictRow(
         finding.subject, finding.question, raised(finding.law), figure, interval(top),

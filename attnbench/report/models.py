@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from attnbench.analysis.axes import overhead_size
 from attnbench.analysis.crossovers import size_text
-from attnbench.analysis.scaling.results import Estimate, ExactFit, ModelFit
+from attnbench.analysis.scaling.results import ExactFit, ModelFit, Uncertain
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
 from attnbench.report.figures import FigureKind, Look, Page, Plot
@@ -114,7 +114,7 @@ def _draw_times(ax: Axes, model: ModelFit, look: Look, least: int) -> None:
         ax.plot(ns, [e.value for e in found], color=look.colour, zorder=2.5)
         low, high = ([getattr(e, end) or e.value for e in found] for end in ("low", "high"))
         ax.fill_between(ns, low, high, color=look.colour, alpha=0.25, linewidth=0)
-    groups: dict[tuple[float, ...], list[tuple[float, Estimate, float]]] = {}
+    groups: dict[tuple[float, ...], list[tuple[float, Uncertain, float]]] = {}
     for point, time, fitted in points:
         groups.setdefault(_all_else(point), []).append((point["n"], time, fitted.value))
     solid = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
@@ -130,7 +130,7 @@ def _draw_times(ax: Axes, model: ModelFit, look: Look, least: int) -> None:
         )  # fmt: skip
 
 
-def _ends(estimate: Estimate) -> list[float]:
+def _ends(estimate: Uncertain) -> list[float]:
     """Lower end, value and upper end, as far as they can stand on a logarithmic axis."""
     ends = (estimate.low, estimate.value, estimate.high)
     return [float(v) for v in ends if v is not None and v > 0]
@@ -178,7 +178,7 @@ def _draw_shares(ax: Axes, model: ModelFit) -> None:
     ax.grid(visible=False)
 
 
-def _percent(share: Estimate) -> str:
+def _percent(share: Uncertain) -> str:
     if share.value < 0.005 and (share.high or 0.0) < 0.005:
         return "< 1 %"
     if share.low is None or share.high is None:

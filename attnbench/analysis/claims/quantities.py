@@ -1,4 +1,4 @@
-"""What a run says of a claim's quantity: one observation a cell, pair, series or model."""
+"""What a claim's quantity is in a run: one observation a cell, pair, series or model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from attnbench.analysis.claims.statement import (
 from attnbench.analysis.columns import COLUMNS, TableRow
 from attnbench.analysis.crossovers import Crossover, crossovers, size_text
 from attnbench.analysis.scaling import scaling
-from attnbench.analysis.scaling.results import Estimate, ExponentFit, Scaling
+from attnbench.analysis.scaling.results import ExponentFit, Scaling, Uncertain
 from attnbench.analysis.scaling.series import same_text
 from attnbench.analysis.times import Interval, are_times, interval_us, ratio, time_us
 from attnbench.base import units
+from attnbench.base.registry import nearest
 from attnbench.execution.store import Run
 from attnbench.schema.record import Record
 from attnbench.theory.traits import case_label
@@ -150,14 +151,14 @@ def _slope(fit: ExponentFit) -> Observation:
 
     So a series that bends at its end decides little.
     """
-    unknown = Estimate(value=math.nan)
+    unknown = Uncertain(value=math.nan)
     whole, top = fit.exponent or unknown, fit.top or unknown
     ends = [end for end in (whole.low, whole.high, top.low, top.high) if end is not None]
     interval = (min(ends), max(ends)) if len(ends) == 4 else (None, None)
     return Observation(fit.series.subject, whole.value, *interval)
 
 
-def _crossover(quantity: statement.Crossover, cells: Cells) -> Observed:
+def _crossover(quantity: statement.Overtaking, cells: Cells) -> Observed:
     ((by, first),), ((_, second),) = quantity.first.items(), quantity.second.items()
     cases = {record.cell.case for record in cells.select(quantity.where)}
     found = [
@@ -188,7 +189,7 @@ def _share(quantity: statement.Share, cells: Cells) -> Observed:
     for model in cells.scaling.models:
         if model.workload == quantity.workload and quantity.impl in (None, model.impl):
             for term in quantity.term:
-                part = model.shares.get(term, Estimate(value=0.0, low=0.0, high=0.0))
+                part = model.shares.get(term, Uncertain(value=0.0, low=0.0, high=0.0))
                 at = f"{term} in {model.impl}, {model.same}"
                 found.append(Observation(at, part.value, part.low, part.high))
     return Observed(f"share of the time in {quantity.workload} =", found, units.percent)
@@ -200,7 +201,7 @@ def _label(record: Record) -> str:
 
 _OBSERVERS: dict[type, Callable[[Any, Cells], Observed]] = {
     statement.Value: _value, statement.Ratio: _ratio, statement.Exponent: _exponent,
-    statement.Crossover: _crossover, statement.Share: _share,
+    statement.Overtaking: _crossover, statement.Share: _share,
 }  # fmt: skip
 
 
@@ -220,7 +221,7 @@ class Cells:
 
     @cached_property
     def scaling(self) -> Scaling:
-        """What the fits say of how cost grows; made once, when a claim asks."""
+        """How cost grows; fitted once, when a claim asks."""
         return scaling(self.run)
 
     def select(self, where: Where) -> list[Record]:
@@ -263,7 +264,10 @@ class Cells:
             if all(_is(self._columns[name][i], selector) for name, selector in where.items())
         ]
         if not rows:
-            raise LackingError(f"the run has no cell with {text(where)}")
+            known, asked = {r.cell.impl for r in self.run.records}, where.get("impl", [])
+            names = asked if isinstance(asked, list) else [asked]
+            hints = [nearest(str(name), sorted(known)) for name in names if name not in known]
+            raise LackingError(f"the run has no cell with {text(where)}{next(iter(hints), '')}")
         ok = [record for record in rows if record.status == "ok"]
         found = [record for record in ok if are_times([s.time_us for s in record.kept])]
         if not found:

@@ -18,6 +18,8 @@ from attnbench.schema.finding import Verdict
 
 TIME: Literal["time_us_median"] = "time_us_median"
 EXTREMES = ("largest", "smallest")  # of an axis, among the cells that are left
+Grown = Literal["time_us_median", "flops_counted", "memory_workspace_bytes"]  # has exponents
+Comparison = Literal["==", "<", ">", "<=", ">=", "between", "about"]
 _ROUNDING = 1e-9  # of a limit: what floating point may leave of an exact equality
 
 
@@ -68,11 +70,11 @@ class Exponent(Strict, frozen=True, tag_field="kind", tag="exponent"):
     """The p of column ∝ axis^p along the series that the cells in `where` belong to."""
 
     where: Where
-    column: Literal["time_us_median", "flops_counted", "memory_workspace_bytes"] = TIME
+    column: Grown = TIME
     axis: Axis = "n"
 
 
-class Crossover(Strict, frozen=True, tag_field="kind", tag="crossover"):
+class Overtaking(Strict, frozen=True, tag_field="kind", tag="crossover"):
     """The n from which on the way `first` is faster than the way `second`.
 
     A way is an implementation, or a cache or projection of one: `{ impl = "sdpa" }`.
@@ -101,7 +103,7 @@ class Unmeasured(Strict, frozen=True, tag_field="kind", tag="unmeasured"):
     why: str
 
 
-Quantity = Value | Ratio | Exponent | Crossover | Share | Unmeasured
+Quantity = Value | Ratio | Exponent | Overtaking | Share | Unmeasured
 
 
 class Relation(Strict, frozen=True):
@@ -112,7 +114,7 @@ class Relation(Strict, frozen=True):
     Raises ValueError for limits that do not fit it, and for `about` without a tolerance.
     """
 
-    comparison: Literal["==", "<", ">", "<=", ">=", "between", "about"] = msgspec.field(name="is")
+    comparison: Comparison = msgspec.field(name="is")
     limit: float | tuple[float, float]
     tolerance: float = 0.0
 

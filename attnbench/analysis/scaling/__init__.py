@@ -1,4 +1,4 @@
-"""All that a run says of how cost grows: exact layer, exponents, models, and what went unasked."""
+"""How cost grows in a run: exact counts, exponents, models, and what could not be asked."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnbench.analysis.scaling.results import Estimate, Slope, power_text
+from attnbench.analysis.scaling.results import Slope, Uncertain, power_text
 from attnbench.schema.finding import Verdict
 
 TOLERANCE = 0.15  # of the exponent: how far the ends of its interval may lie from the law
@@ -178,7 +178,7 @@ def _measured(evidence: ExponentEvidence) -> str:
     return f"{evidence.noun}^{_shown(evidence.slope.exponent)}{octave}"
 
 
-def _shown(estimate: Estimate | None) -> str:
+def _shown(estimate: Uncertain | None) -> str:
     """As `2.01 [1.97, 2.05]`."""
     if estimate is None:
         return "–"

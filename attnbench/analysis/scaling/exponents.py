@@ -15,10 +15,10 @@ from attnbench.analysis.scaling import slopes
 from attnbench.analysis.scaling.decide import ExponentEvidence, decide
 from attnbench.analysis.scaling.results import (
     NOUNS,
-    Estimate,
     ExponentFit,
     Series,
     Slope,
+    Uncertain,
     as_figures,
     plain_size,
 )
@@ -173,7 +173,7 @@ def _fitted(
     series: Series,
     overhead: _Overhead,
     left_out: tuple[str | None, ...],
-    times: tuple[Estimate, ...],
+    times: tuple[Uncertain, ...],
     slope: Slope,
 ) -> ExponentFit:
     used = [size for size, why in zip(series.sizes, left_out, strict=True) if why is None]

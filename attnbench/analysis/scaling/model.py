@@ -21,7 +21,7 @@ from attnbench.analysis.scaling.model_terms import (
     model_cells,
     surplus,
 )
-from attnbench.analysis.scaling.results import Estimate, ModelFit, as_figures
+from attnbench.analysis.scaling.results import ModelFit, Uncertain, as_figures
 from attnbench.analysis.scaling.series import Measured
 from attnbench.analysis.scaling.slopes import Floats
 from attnbench.base import units
@@ -103,12 +103,12 @@ def _along(cells: ModelCells) -> dict[str, Floats]:
     return fixed | {"n": n, "w": n if window is None else np.minimum(n, window + 1.0)}
 
 
-def _estimate(value: float, draws: Floats) -> Estimate:
+def _estimate(value: float, draws: Floats) -> Uncertain:
     """A figure with the 95 % interval of its draws; an end that is not finite is not known."""
     low, high = np.quantile(draws, _ENDS, method="nearest")
     ends = [min(low, value), max(high, value)]
     known = [float(end) if np.isfinite(end) else None for end in ends]
-    return Estimate(value=value, low=known[0], high=known[1])
+    return Uncertain(value=value, low=known[0], high=known[1])
 
 
 def shares(fit: FittedModel, rows: Floats) -> tuple[Floats, Floats]:
@@ -118,18 +118,18 @@ def shares(fit: FittedModel, rows: Floats) -> tuple[Floats, Floats]:
     return parts / parts.sum(axis=1, keepdims=True), many / many.sum(axis=1, keepdims=True)
 
 
-def predicted(fit: FittedModel, rows: Floats) -> tuple[Estimate, ...]:
+def predicted(fit: FittedModel, rows: Floats) -> tuple[Uncertain, ...]:
     """The model's time with a band for one cell: of the fit, and of a cell about the model."""
     values, covariance = rows @ fit.coefficients, np.cov(fit.draws, ddof=0)
     own = np.sqrt(np.maximum(np.einsum("mp,pq,mq->m", rows, covariance, rows), 0.0)) / values
     half = 1.96 * np.hypot(own, fit.spread)
     return tuple(
-        Estimate(value=value, low=value / factor, high=value * factor)
+        Uncertain(value=value, low=value / factor, high=value * factor)
         for value, factor in zip(values.tolist(), np.exp(half).tolist(), strict=True)
     )
 
 
-def _overtaking(cells: ModelCells, fit: FittedModel) -> tuple[Estimate | None, float | None]:
+def _overtaking(cells: ModelCells, fit: FittedModel) -> tuple[Uncertain | None, float | None]:
     """Where a layer's quadratic terms overtake its projections: the n by the model, that by theory.
 
     By the model: terms linear in n against those in n², at the width and the heads of the largest

@@ -1,6 +1,6 @@
 """Non-negative least squares on relative error, the choice of terms, and how sure it all is.
 
-Rows are divided by the measured time, so that a misfit of 5 % counts the same at 10 µs and at 1 s.
+Rows are divided by the measured time: a residual of 5 % counts the same at 10 µs and at 1 s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attnbench.analysis.scaling.slopes import Floats
 PERSISTENT = 0.015
 FEWEST_N = 3  # sizes of n, of which the largest is held out
 MOST_DRAWS, LEAST_DRAWS = 400, 100  # many cells get fewer, as their means need fewer
-_ADEQUATE = 1.25  # times the misfit of the best fit, beside what is noise
+_ADEQUATE = 1.25  # times the residual of the best fit, beside what is noise
 _COLLINEAR = 1e-7  # of the largest eigenvalue of unit columns: below, terms are one term
 _CELLS_AT_ONCE = 60_000  # cells × draws
 
@@ -100,11 +100,11 @@ def _choose(
     """
     if not largest.any():
         return np.full(targets.shape[1], len(subsets.members) - 1), None
-    found, misfit = subsets.solve(targets[~largest])
-    described = np.sqrt(misfit / len(subsets.rows))
+    found, residual = subsets.solve(targets[~largest])
+    described = np.sqrt(residual / len(subsets.rows))
     error = _missed(relative[largest] / subsets.scale, found, targets[largest])
     adequate = described <= np.hypot(_ADEQUATE * described.min(axis=0), noise)
-    error = np.where(adequate & np.isfinite(misfit), error, np.inf)
+    error = np.where(adequate & np.isfinite(residual), error, np.inf)
     tied = error <= np.hypot(error.min(axis=0), noise)
     # Few terms first, then the smaller error; an error above 1e3 would be one of 100 000 %.
     rank = subsets.members.sum(axis=1)[:, None] * 1e3 + np.minimum(error, 999.0)
@@ -123,10 +123,10 @@ def _missed(rows: Floats, found: Floats, targets: Floats) -> Floats:
 
 def _refitted(whole: Subsets, targets: Floats, index: NDArray[np.intp]) -> Floats:
     """Non-negative least squares of all rows over each draw's own terms, p × draws."""
-    found, misfit = whole.solve(targets)
+    found, residual = whole.solve(targets)
     members = whole.members
     outside: Bools = np.any(members[None, :, :] & ~members[:, None, :], axis=2)  # [of, within]
-    best = np.where(outside[index].T, np.inf, misfit).argmin(axis=0)
+    best = np.where(outside[index].T, np.inf, residual).argmin(axis=0)
     coefficients: Floats = found[best, :, np.arange(targets.shape[1])].T / whole.scale[:, None]
     return coefficients
 
@@ -192,16 +192,16 @@ class Subsets:
         return inverses, usable
 
     def solve(self, targets: Floats) -> tuple[Floats, Floats]:
-        """Coefficients (subsets × p × draws, of the scaled columns) and squared misfit.
+        """Coefficients (subsets × p × draws, of the scaled columns) and squared residual.
 
-        `targets` are m × draws; the misfit is infinite where a coefficient is negative or the
+        `targets` are m × draws; the residual is infinite where a coefficient is negative or the
         subset's terms cannot be told apart.
         """
         moments = self.rows.T @ targets
         found = self.inverses @ moments
-        misfit = (targets**2).sum(axis=0) - np.einsum("spd,pd->sd", found, moments)
+        residual = (targets**2).sum(axis=0) - np.einsum("spd,pd->sd", found, moments)
         bad = (found < 0).any(axis=1) | ~self.usable[:, None]
-        return found, np.where(bad, np.inf, np.maximum(misfit, 0.0))
+        return found, np.where(bad, np.inf, np.maximum(residual, 0.0))
 
     @property
     def twins(self) -> tuple[tuple[int, int], ...]:

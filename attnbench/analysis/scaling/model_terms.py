@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench.analysis.scaling.results import Estimate
+from attnbench.analysis.scaling.results import Uncertain
 from attnbench.analysis.scaling.series import Laws, Measured, measured
 from attnbench.analysis.scaling.slopes import Floats, Replicates, estimates
 from attnbench.analysis.times import over_processes
@@ -112,7 +112,7 @@ def design(terms: Sequence[Candidate], sizes: dict[str, Floats]) -> Floats:
     return rows
 
 
-# What a law says of the terms.
+# The terms of a law.
 
 
 def carriers(law: Law, terms: Sequence[Candidate]) -> dict[Term, list[int]]:
@@ -192,7 +192,7 @@ class ModelCells:
         return design(self.terms, self.sizes)
 
     @property
-    def estimates_us(self) -> tuple[Estimate, ...]:
+    def estimates_us(self) -> tuple[Uncertain, ...]:
         """The time of each point with its interval, where it has one."""
         return tuple(estimates(self.times_us, *self.interval_us))
 

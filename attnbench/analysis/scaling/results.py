@@ -28,7 +28,7 @@ def plain_size(size: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Uncertain:
     """A figure with the ends of its 95 % interval; None where there is no interval."""
 
     value: float
@@ -42,7 +42,7 @@ class Estimate:
         return self.value if low is None else low, self.value if high is None else high
 
 
-def as_figures(name: str, found: Estimate | None) -> dict[str, Figure]:
+def as_figures(name: str, found: Uncertain | None) -> dict[str, Figure]:
     """An estimate as three figures: `name`, `name_low`, `name_high`; {} for None."""
     if found is None:
         return {}
@@ -85,7 +85,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Slope:
-    """What the regression in log-log says of one series; None where there is no slope.
+    """The regression of one series in log-log; None where there is no slope.
 
     `exponent` is the slope over the sizes that count, `top` that of the top octave. `octaves` is
     the range of the sizes, less that of a changepoint. `change_after` is the index of the last size
@@ -97,8 +97,8 @@ class Slope:
     `higher`.
     """
 
-    exponent: Estimate | None
-    top: Estimate | None
+    exponent: Uncertain | None
+    top: Uncertain | None
     octaves: float
     intercept: float = math.nan
     change_after: int = -1
@@ -123,11 +123,11 @@ class ExponentFit:
     """
 
     series: Series
-    time_us: tuple[Estimate, ...]
+    time_us: tuple[Uncertain, ...]
     left_out: tuple[str | None, ...]
     overhead_us: float
-    exponent: Estimate | None
-    top: Estimate | None
+    exponent: Uncertain | None
+    top: Uncertain | None
     intercept: float | None
     declared: float | None
     bound: bool
@@ -177,14 +177,14 @@ class ModelFit:
     terms: tuple[str, ...]
     coefficients: tuple[float, ...]
     points: tuple[Mapping[str, float], ...]
-    time_us: tuple[Estimate, ...]
-    predicted_us: tuple[Estimate, ...]
-    shares: Mapping[str, Estimate]
+    time_us: tuple[Uncertain, ...]
+    predicted_us: tuple[Uncertain, ...]
+    shares: Mapping[str, Uncertain]
     along_n: tuple[float, ...] = ()
     shares_along: tuple[Mapping[str, float], ...] = ()
-    along_predicted_us: tuple[Estimate, ...] = ()
+    along_predicted_us: tuple[Uncertain, ...] = ()
     held_out: float | None = None
-    overtakes_n: Estimate | None = None
+    overtakes_n: Uncertain | None = None
     overtakes_theory: float | None = None
     figures: Mapping[str, Figure] = field(default_factory=dict)
     finding: Finding | None = None
@@ -192,7 +192,7 @@ class ModelFit:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """All that a run says of how cost grows."""
+    """Everything found in a run about how cost grows."""
 
     exponents: tuple[ExponentFit, ...] = ()
     exact: tuple[ExactFit, ...] = ()

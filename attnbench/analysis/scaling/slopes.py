@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from attnbench.analysis.scaling.results import Estimate, Slope
+from attnbench.analysis.scaling.results import Slope, Uncertain
 from attnbench.base.stats import interval_rank
 
 Floats = NDArray[np.float64]
@@ -89,13 +89,13 @@ class Replicates:
         return found
 
 
-def estimates(middle: Floats, low: Floats, high: Floats) -> list[Estimate]:
+def estimates(middle: Floats, low: Floats, high: Floats) -> list[Uncertain]:
     """Values with their intervals; those with an end that is NaN have none."""
     rows = zip(middle.tolist(), low.tolist(), high.tolist(), strict=True)
     return [
-        Estimate(value=row[0], low=row[1], high=row[2])
+        Uncertain(value=row[0], low=row[1], high=row[2])
         if row[1] == row[1] and row[2] == row[2]
-        else Estimate(value=row[0])
+        else Uncertain(value=row[0])
         for row in rows
     ]
 

@@ -1,4 +1,4 @@
-"""The ledger: claims read from a file, each with its finding, and what they come to."""
+"""Claims read from a file, each with its finding, and what they come to."""
 
 from __future__ import annotations
 
@@ -6,24 +6,34 @@ import math
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from attnbench.analysis.axes import AXES
 from attnbench.analysis.claims.quantities import Cells, LackingError, Observed, observe
-from attnbench.analysis.claims.statement import EXTREMES, Claim, Formula, Range, Where
+from attnbench.analysis.claims.statement import (
+    EXTREMES,
+    Claim,
+    Comparison,
+    Formula,
+    Grown,
+    Quantity,
+    Range,
+    Where,
+)
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.scaling.model_terms import TERMS
+from attnbench.analysis.scaling.results import Axis
 from attnbench.base.registry import Registry, unknown
 from attnbench.errors import ExitCode, UsageError
 from attnbench.execution.store import Run
 from attnbench.schema.finding import VERDICTS, WORST_FIRST, Figure, Finding, Verdict
 
-Ledger = tuple[tuple[Claim, Finding], ...]
+Judged = tuple[tuple[Claim, Finding], ...]
 
 
-def ledger(claims: Registry[Claim], run: Run, only: Iterable[str] | None = None) -> Ledger:
+def judged(claims: Registry[Claim], run: Run, only: Iterable[str] | None = None) -> Judged:
     """Hold every claim, or those whose ids are in `only`, against the run.
 
     Raises:
@@ -38,7 +48,7 @@ def finding(claim: Claim, cells: Cells) -> Finding:
     """Hold one claim against a run's cells; inconclusive where they lack."""
     figures: dict[str, Figure] = {}
     try:
-        verdict, reason = _judged(claim, observe(claim.quantity, cells), figures)
+        verdict, reason = _verdict_on(claim, observe(claim.quantity, cells), figures)
     except LackingError as lack:
         verdict, reason = "inconclusive", str(lack)
     return Finding(
@@ -47,7 +57,7 @@ def finding(claim: Claim, cells: Cells) -> Finding:
     )  # fmt: skip
 
 
-def _judged(claim: Claim, seen: Observed, figures: dict[str, Figure]) -> tuple[Verdict, str]:
+def _verdict_on(claim: Claim, seen: Observed, figures: dict[str, Figure]) -> tuple[Verdict, str]:
     """The verdict on all observations, and the sharpest of those that it rests on."""
     assert claim.relation is not None, "only what is unmeasured has none"
     verdicts = [claim.relation.verdict(one.low, one.high) for one in seen.observations]
@@ -117,9 +127,9 @@ def _claim(row: Any, where: str) -> Claim:
         claim = msgspec.convert(row, Claim)
     except msgspec.ValidationError as err:
         what, _, path = str(err).partition(" - at ")
-        raise UsageError(
-            f"{where}{path.strip('`').replace('$', '').replace('.', ', ', 1)}: {what}"
-        ) from err
+        field = path.strip("`").removeprefix("$").removeprefix(".")
+        valid = f"; known: {', '.join(_VALID[field])}" if field in _VALID else ""
+        raise UsageError(f"{where}{field and ', '}{field}: {what}{valid}") from err
     for name, value in msgspec.structs.asdict(claim.quantity).items():
         if name in _CHECKS and value is not None:
             try:
@@ -148,6 +158,13 @@ def _selection(selection: Where) -> None:
                 raise UsageError(f"column {name} takes {needs}, not {selector!r}")
 
 
+# The values of the fields that take one of a few; the decoder's message has only the wrong one.
+_VALID: dict[str, tuple[str, ...]] = {
+    "relation.is": get_args(Comparison),
+    "quantity.axis": get_args(Axis),
+    "quantity.column": get_args(Grown),
+    "quantity.kind": tuple(str(kind.__struct_config__.tag) for kind in get_args(Quantity)),
+}
 _NUMBERS = [name for name, column in COLUMNS.items() if column.kind != "text"]
 _TERMS = sorted({candidate.name for terms in TERMS.values() for candidate in terms.candidates})
 _CHECKS: dict[str, Callable[[Any], object]] = {
