@@ -43,7 +43,7 @@ def block_mask(case: Case) -> Any:
 
     def admits(_b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         offset = key - (query + (keys - queries))
-        seen = offset <= (keys if after is None else after)
+        seen = offset <= (queries + keys if after is None else after)
         return seen if before is None else seen & (offset >= -before)
 
     sizes: Any = {"Q_LEN": queries, "KV_LEN": keys, "BLOCK_SIZE": BLOCK}

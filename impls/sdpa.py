@@ -106,7 +106,7 @@ def tiny(case: Case) -> Case:
 
 @functools.cache
 def refusal(case: Case, route: str) -> str | None:
-    """Why SDPA does not take this tiny case along the route, in torch's words: it is run on ones.
+    """Why SDPA does not take this tiny case along the route, in torch's words: it is run.
 
     Nor where a query that sees no key does not come out as zero.
     """
@@ -117,7 +117,8 @@ def refusal(case: Case, route: str) -> str | None:
     queries, keys = (1, case.heads, case.seq_len), (1, case.kv_heads, case.kv_len)
     shapes = (*queries, case.head_dim), (*keys, case.head_dim), (*keys, case.value_dim)
     like: Any = {"device": case.device, "dtype": getattr(torch, case.dtype)}
-    inputs = [torch.ones(shape, **like, requires_grad=case.needs_grad) for shape in shapes]
+    like["generator"] = torch.Generator(case.device).manual_seed(0)
+    inputs = [torch.randn(shape, **like, requires_grad=case.needs_grad) for shape in shapes]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -179,6 +179,6 @@ def test_sweep_and_load_return_the_same_table(mine: Path, tmp_path: Path) -> Non
 def test_a_sweep_of_nonsense_raises_and_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--impls"):
         attnbench.sweep(output=tmp_path / "out", impls=("naiv",))
-    with pytest.raises(UsageError, match="seq_len must be whole numbers"):
+    with pytest.raises(UsageError, match="seq_len must be a whole number"):
         attnbench.sweep(output=tmp_path / "out", seq_lens=(0,))
     assert not (tmp_path / "out").exists()

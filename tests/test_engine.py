@@ -287,6 +287,17 @@ def test_torchs_compile_counters_are_seen(monkeypatch):
     assert compile_activity() <= before  # a torch without such counters says nothing
 
 
+def test_tritons_compilations_are_counted_and_a_listener_of_someone_else_is_left(monkeypatch):
+    knobs = types.SimpleNamespace(compilation=types.SimpleNamespace(listener=None))
+    monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
+    before = compile_activity()
+    knobs.compilation.listener("kernel", metadata=None)
+    assert compile_activity() == before + 1
+    knobs.compilation.listener = theirs = object()
+    assert compile_activity() == before + 1
+    assert knobs.compilation.listener is theirs
+
+
 # What disturbs a sample or a round.
 
 

@@ -10,9 +10,9 @@ from attnbench.execution.process import Settings
 
 NAN, INF = float("nan"), float("inf")
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "device": ({"device": "tpu"}, "--device 'tpu': expected"),
-    "l2": ({"l2": "tepid"}, "--l2 'tepid': expected"),
-    "timer": ({"timer": "sundial"}, "--timer 'sundial': expected"),
+    "device": ({"device": "tpu"}, "--device 'tpu': one of auto, cpu, cuda"),
+    "l2": ({"l2": "tepid"}, "--l2 'tepid': one of cold, warm"),
+    "timer": ({"timer": "sundial"}, "--timer 'sundial': one of events, graph"),
     "no process": ({"processes": 0}, "--processes 0: expected"),
     "half a process": ({"processes": 1.5}, "--processes 1.5: expected"),
     "processes unknown": ({"processes": None}, "--processes None: expected"),

@@ -26,6 +26,7 @@ from attnbench.api.helpers import (
     compile_alone,
     dense_mask,
     hidden_and_blind,
+    mask_for,
     reason_against_compiling,
     run_file,
     visible_blocks,
@@ -50,6 +51,7 @@ __all__ = [
     "core_flops",
     "dense_mask",
     "hidden_and_blind",
+    "mask_for",
     "reason_against_compiling",
     "recurrent_builder",
     "run_file",
@@ -224,9 +226,14 @@ def attention(name: str, **declared: Any) -> Callable[[F], F]:
     return register
 
 
-# As `attention_builder`, for a recurrent network of width `case.model_width`: the callable takes
-# x_BLE and the weights of a GRU, w_ih and w_hh, (3E, E) each, positionally and returns o_BLE.
-recurrent_builder = functools.partial(attention_builder, workloads=("recurrent",))
+@_with_parameters_of(attention_builder)
+def recurrent_builder(name: str, **declared: Any) -> Callable[[F], F]:
+    """Register `build(case) -> callable` for a recurrent network of width `case.model_width`.
+
+    The callable takes x_BLE and the weights of a GRU, w_ih and w_hh, (3E, E) each, positionally
+    and returns o_BLE. The other parameters, and what is raised, are those of `attention_builder`.
+    """
+    return attention_builder(name, **({"workloads": ("recurrent",)} | declared))
 
 
 _FORMULAS = ("build", "flops", "workspace", "supports")

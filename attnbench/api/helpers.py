@@ -41,15 +41,22 @@ def dense_mask(
     return admitted
 
 
+def mask_for(case: Case) -> torch.Tensor | None:
+    """The case's boolean (L, S) mask on its device, or None where every pair is admitted."""
+    if case.unmasked:
+        return None
+    return dense_mask(case.mask, case.seq_len, case.kv_len, case.device)
+
+
 def hidden_and_blind(case: Case) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(L, S) mask of the pairs to hide, and (L, 1) mask of the queries that see no key.
 
     A row of hidden pairs alone would make softmax NaN, so blind queries are left to see every
     key; they must lose their output, and with it their gradient, afterwards.
     """
-    if case.unmasked:
+    admitted_LS = mask_for(case)
+    if admitted_LS is None:
         return None, None
-    admitted_LS = dense_mask(case.mask, case.seq_len, case.kv_len, case.device)
     blind_L1 = ~admitted_LS.any(dim=1, keepdim=True)
     return ~(admitted_LS | blind_L1), blind_L1 if bool(blind_L1.any()) else None
 

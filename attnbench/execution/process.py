@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,10 @@ from attnbench.schema.messages import Ends, Event, Heartbeat, WorkerConfig
 
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
+
+Device = Annotated[str, Meta(pattern="^(auto|cpu|cuda)$", description="auto, cpu, cuda")]
+L2 = Annotated[str, Meta(pattern="^(cold|warm)$", description="cold, warm")]
+Timer = Annotated[str, Meta(pattern="^(events|graph)$", description="events, graph")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class Settings:
         UsageError: a value that cannot be right, named by its flag.
     """
 
-    device: Annotated[str, Meta(pattern="^(auto|cpu|cuda)$")] = "auto"
+    device: Device = "auto"
     threads: Count | None = None
     files: tuple[str, ...] = ()
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
@@ -49,8 +53,8 @@ class Settings:
     max_time_s: Positive = 1.0
     timeout_s: Positive = 300.0
     processes: Count = 1
-    l2: Annotated[str, Meta(pattern="^(cold|warm)$")] | None = None  # None: cold on a GPU alone
-    timer: Annotated[str, Meta(pattern="^(events|graph)$")] | None = None  # on a GPU
+    l2: L2 | None = None  # None: cold on a GPU alone
+    timer: Timer | None = None  # on a GPU
     energy: bool = False
     allocator: AllocatorPolicy = "settled"  # how glibc hands memory out, on a CPU
     replace: bool = False
@@ -63,7 +67,11 @@ class Settings:
             try:
                 msgspec.convert(value, kind)
             except msgspec.ValidationError as err:
-                raise UsageError(f"{flag} {value!r}: {str(err).lower()}") from err
+                parts = [part for k in (kind, *get_args(kind)) for part in (k, *get_args(k))]
+                listed = [part.description for part in parts if isinstance(part, Meta)]
+                names = ", ".join(filter(None, [p for p in parts if type(p) is str] or listed))
+                why = f"one of {names}" if names else str(err).lower()
+                raise UsageError(f"{flag} {value!r}: {why}") from err
         if self.min_time_s > self.max_time_s:
             raise UsageError(
                 f"--min-time {self.min_time_s:g} is above --max-time {self.max_time_s:g}"

@@ -100,6 +100,7 @@ def _put_environment(wanted: dict[str, str]) -> None:
 
 
 _ALARM = signal.ITIMER_REAL
+_OWN = os.PRIO_PROCESS, 0
 _SIGNALS = [
     getattr(signal, f"SIG{name}")
     for name in "INT TERM HUP ALRM USR1 USR2 CHLD PIPE SEGV FPE".split()
@@ -173,7 +174,12 @@ _WATCHED: list[_Setting] = [
     _ENVIRONMENT,
     _FOLDER,
     _Setting("an alarm", partial(signal.getitimer, _ALARM), lambda x: signal.setitimer(_ALARM, *x)),
-    *(_numbered("signal handlers", signal.getsignal, signal.signal, x) for x in _SIGNALS),
+    *(
+        _numbered("signal handlers", signal.getsignal, signal.signal, x)
+        for x in _SIGNALS
+        if signal.getsignal(x) is not None  # None: set by other than Python, and not to be set back
+    ),
+    _Setting("its priority", partial(os.getpriority, *_OWN), partial(os.setpriority, *_OWN)),
     *(
         _numbered("the limits of the process", resource.getrlimit, resource.setrlimit, x)
         for x in (getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))

@@ -133,13 +133,24 @@ def achieved(times_us: list[float]) -> float:
     return (interval[1] - interval[0]) / 2 / middle
 
 
-def compile_activity() -> int:
-    """A number that grows whenever torch.compile is at work in this process.
+_triton_compilations = 0
 
-    Torch's counters grow with every graph captured and every Inductor pass. Looks only at what is
-    loaded already: who compiles nothing pays nothing.
+
+def _count_triton(*_: Any, **__: Any) -> None:
+    global _triton_compilations
+    _triton_compilations += 1
+
+
+def compile_activity() -> int:
+    """A number that grows whenever torch.compile or Triton compiles or tunes in this process.
+
+    Torch's counters grow with every graph captured and every Inductor pass, Triton's listener is
+    called for every kernel. Looks only at what is loaded: who compiles nothing pays nothing.
     """
-    counted = 0
+    with contextlib.suppress(Exception):
+        knobs = cast(Any, sys.modules["triton.knobs"]).compilation
+        knobs.listener = knobs.listener or _count_triton
+    counted = _triton_compilations
     with contextlib.suppress(Exception):  # private tables: absent or changed, they say nothing
         for table in cast(Any, sys.modules["torch._dynamo.utils"]).counters.values():
             counted += sum(table.values())

@@ -154,7 +154,7 @@ class Case:
         for name in _SIZES:
             size = getattr(self, name)
             if size is not None and (type(size) is not int or size < 1):
-                raise UsageError(f"{name} must be whole numbers of at least 1, not {size!r}")
+                raise UsageError(f"{name} must be a whole number of at least 1, not {size!r}")
 
     @property
     def model_width(self) -> int:
