@@ -52,7 +52,7 @@ class Imagined:
     def __call__(self, request: GateRequest, listener: GateListener) -> GateRun:
         self.requests.append(request)
         self.base_text = (Path(request.base.root) / "a.py").read_text()
-        listener.stage("checking both sides")
+        listener.stage("checking both versions")
         listener.planned(self.run.cells)
         for number, found in enumerate(self.run.rounds, start=1):
             request.keep(self.run, found)
@@ -205,14 +205,15 @@ def test_what_nobody_foresaw_is_no_finding_and_leaves_its_rounds(
     assert load_gate(Path("results/r")).rounds == imagined.run.rounds
 
 
+def full_disk(folder: Path, *_: Any) -> None:
+    raise StoreError(f"cannot write {folder} (No space left on device)")
+
+
 def test_a_disk_that_is_full_in_the_end_hides_no_verdict(
     cli: Cli, imagined: Imagined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(folder: Path, *_: Any) -> None:
-        raise StoreError(f"cannot write {folder} (No space left on device)")
-
     imagined.run = KINDS["regressed"]
-    monkeypatch.setattr("attnbench.report.gate.outputs.write_all", full)
+    monkeypatch.setattr("attnbench.report.gate.outputs.write_all", full_disk)
     result = cli("gate")
     assert result.exit_code == 2
     assert "regressed" in result.stdout

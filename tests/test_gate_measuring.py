@@ -15,7 +15,7 @@ import psutil
 import pytest
 from msgspec import structs
 
-from attnbench.errors import ExitCode, UsageError, WorkerError
+from attnbench.errors import ExitCode, StoreError, UsageError, WorkerError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import Rules, Version, VersionName
@@ -197,15 +197,22 @@ def test_a_candidate_that_does_not_import_and_sweeps_of_nonsense_are_one_line(tm
         run_gate(request, Notes())
 
 
+def test_a_case_is_skipped_only_if_no_sweep_has_a_use_for_it(monkeypatch, recorded_catalogue):
+    monkeypatch.setattr(measuring, "misfit", lambda axes, case: "why" if axes.impls else None)
+    sweeps = replace(SMALL, impls=("naive",)), SMALL
+    for order in (sweeps, sweeps[::-1]):
+        assert set(measuring._cells(order, recorded_catalogue, ["naive"])[1].values()) == {None}
+
+
 # The loop over rounds, without any process.
 
 
-def measure(monkeypatch, measured, deadline=float("inf")):
+def measure(monkeypatch, measured, deadline=float("inf"), keep=GateRequest.keep, notes=None):
     """The rounds of two versions that are alike, as `measured(plan, number)` makes them."""
     monkeypatch.setattr(measuring, "measure_round", lambda bench, plan, n: measured(plan, n))
     run = replace(a_run(), rounds=())
     bench: Any = type("Bench", (), {"settings": Settings()})
-    return measuring._measure(bench, run, Notes(), deadline, lambda run, found: None)
+    return measuring._measure(bench, run, notes or Notes(), deadline, keep)
 
 
 def test_discarded_rounds_are_measured_again_but_not_for_ever(monkeypatch):
@@ -221,6 +228,22 @@ def test_discarded_rounds_are_measured_again_but_not_for_ever(monkeypatch):
     assert rounds[-1].facts["not_vetoed"] == reason
     # a budget that has ended leaves all cells open
     assert measure(monkeypatch, discarded, time.perf_counter()) == ([], True)
+
+
+def test_a_disk_that_is_full_in_the_middle_ends_no_run(monkeypatch):
+    notes, rng, kept = Notes(), random.Random(0), []
+
+    def keep(run, found):
+        if kept:
+            raise StoreError("cannot write rounds.jsonl (No space left on device)")
+        kept.append(found)
+
+    rounds, over = measure(
+        monkeypatch, lambda plan, n: a_round(plan, {}, rng), keep=keep, notes=notes
+    )
+    assert (len(rounds), over, len(kept)) == (Rules().screen_rounds, False, 1)
+    (warning,) = notes.warnings
+    assert "No space left on device" in warning
 
 
 def test_a_round_that_fails_is_measured_again_once(monkeypatch):
@@ -239,11 +262,12 @@ def test_a_round_that_fails_is_measured_again_once(monkeypatch):
 def test_what_ends_a_run_does_not_wait_for_the_checks():
     """The jobs are left behind: whoever is interrupted ends, and their workers with them."""
     ended = threading.Event()
+    for error in (UsageError, SystemExit, KeyboardInterrupt):
 
-    def fails() -> None:
-        raise UsageError("no")
+        def fails(error: type[BaseException] = error) -> None:
+            raise error
 
-    with pytest.raises(UsageError):
-        measuring.do_all([lambda: ended.wait(60), fails], 2)
+        with pytest.raises(error):
+            measuring.do_all([lambda: ended.wait(60), fails], 2)
     assert not ended.is_set()
     ended.set()

@@ -104,17 +104,19 @@ def test_all_that_is_not_ok_has_its_reason_and_controls_say_what_they_showed():
         assert [text for text in says if text not in out] == []
 
 
-def test_sides_name_ref_commit_and_uncommitted_changes_and_if_the_code_is_the_same():
+def test_versions_name_ref_commit_and_uncommitted_changes_and_if_the_code_is_the_same():
     run = KINDS["clean"]
-    assert texts.sides(run) == [
+    assert texts.versions(run) == [
         "base: main (3f2a91c0d1)",
         "candidate: the working tree at 9b01c2d3e4, with uncommitted changes",
     ]
     bare = replace(
         run, base=replace(run.base, ref=None, commit=None), options={"loaded_alike": True}
     )
-    assert texts.sides(bare)[0] == "base: the files in /tmp/base"
-    assert "the same code" in texts.sides(bare)[2]
+    assert texts.versions(bare)[0] == "base: the files in /tmp/base"
+    named = replace(run, base=replace(run.base, ref=run.base.commit))
+    assert texts.versions(named)[0] == "base: 3f2a91c0d1"
+    assert "the same code" in texts.versions(bare)[2]
 
 
 ELEMENTS = {
@@ -177,6 +179,13 @@ def test_all_files_are_written_and_the_summary_of_the_job_is_appended_to(tmp_pat
     names = {path.name for path in (tmp_path / "g").iterdir()}
     assert names == {"gate.json", "gate.xml", "gate.md", "gate.html"}
     assert summary.read_text().startswith("before\n## attnbench gate: – nothing is comparable")
+    whole = summary.read_text()
+    monkeypatch.setattr(outputs, "MOST_BYTES", len(whole.encode()) // 2)
+    monkeypatch.setenv(outputs.SUMMARY, str(tmp_path / "short.md"))
+    outputs.write_all(tmp_path / "g", run, decide(run))
+    short = (tmp_path / "short.md").read_text().removesuffix("\n\n… more in gate.html\n\n")
+    assert whole.removeprefix("before\n").startswith(short)
+    assert len(short) < len(whole) / 2
     monkeypatch.setenv(outputs.SUMMARY, str(tmp_path / "no" / "summary.md"))
     warning = outputs.write_all(tmp_path / "g", run, decide(run))
     assert re.fullmatch(r"cannot append to .* \(No such file or directory\)", warning or "")
@@ -221,7 +230,7 @@ SAYS = {
         "flops_counted33,554,43233,554,432", "kernels: +aten::clone, −aten::_softmax",
         "naive n=512: candidate: crashed: killed by signal 11 (SIGSEGV)",
     ],
-    "clean": ["Nothing differs between the sides."],
+    "clean": ["Nothing differs between the versions."],
     "regressed": ["round 4: discarded: another process used 1.3 CPUs"],
 }  # fmt: skip
 ALT = {"regressed": ["sdpa n=256 +12", "12/12  ✗ regressed", "positive control (+10 %)"]}

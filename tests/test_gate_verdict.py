@@ -121,8 +121,8 @@ def test_a_run_cut_short_passes_nothing():
     outcome = decide(a_run(most_rounds=5))
     assert outcome.exit_code == ExitCode.INCONCLUSIVE
     assert {row.verdict for row in outcome.rows} == {"inconclusive"}
-    assert outcome.rows[0].reason == "the time budget ended after 5 of 8 screening rounds"
+    assert outcome.rows[0].reason == "stopped by --budget after 5 of 8 screening rounds"
     late = decide(a_run({1: 0.1}, most_rounds=11))
     assert late.exit_code == ExitCode.INCONCLUSIVE
-    assert late.rows[1].reason == "the time budget ended after 3 confirmation rounds"
+    assert late.rows[1].reason == "stopped by --budget after 3 confirmation rounds"
     assert late.rows[1].ratio is not None, "what was seen so far is shown"

@@ -111,6 +111,14 @@ def test_sweeps_take_what_is_shared_their_own_before_it_and_flags_before_both(ro
     assert [(axes.workload, axes.heads) for axes in other] == [("layer", (1,))]
 
 
+def test_the_table_names_any_file_and_patterns_pass_over_hidden_ones(root: Path) -> None:
+    names = ["kernels/_mine.py", "kernels/b[1].py"]
+    for name in names:
+        (root / name).write_text("")
+    table = f"[tool.attnbench.gate]\nfiles = {[*names, str(root / 'a.py'), 'kernels/[bc].*']}\n"
+    assert asked(root, table).files == (*names, "a.py", "kernels/b.py", "kernels/c.py")
+
+
 def test_flags_name_files_from_the_folder_or_from_the_root(root: Path) -> None:
     for text in ("b.py", "kernels/b.py", str(root / "kernels" / "b.py")):
         found = watched(root, root / "kernels", {}, {"files": (text, text)})
@@ -150,8 +158,9 @@ WRONG = {
     "workload = 'decoder'": ["'decode'?"],
     "sweeps = 3": ["[tool.attnbench.gate]"],
     "[[tool.attnbench.gate.sweeps]]\nthreshold = 1": ["unknown key 'threshold'", "seq-lens"],
-    "files = 'gone.py'": ["'files'", "no Python file", "gone.py"],
-    "files = '../out.py'": ["outside the repository"],
+    "files = 'gone.py'": ["('files' in pyproject.toml", "no file gone.py"],
+    "files = 'gone/*.py'": ["'files' in pyproject.toml", "no Python file", "gone/*.py"],
+    "files = '../out.py'": ["outside the repository", "('files' in pyproject.toml"],
     "files = '/*.py'": ["'files'", "'/*.py'"],
     "[tool": ["pyproject.toml"],
     "[[tool.attnbench.gate]]": ["pyproject.toml"],

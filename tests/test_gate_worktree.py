@@ -1,4 +1,4 @@
-"""The base is checked out beside the repository, and is gone afterwards whatever happens."""
+"""The base is checked out in a temporary folder, and is gone afterwards whatever happens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import UsageError
+from attnbench.gate.run import worktree
 from attnbench.gate.run.worktree import checked_out
 from tests import repositories
 from tests.conftest import environment
@@ -112,9 +113,15 @@ def test_an_entry_whose_folder_is_gone_is_removed_and_the_users_own_stay(
     with running(root, old, temporary) as process:
         process.kill()
         process.wait(timeout=30)
-    assert len(list(temporary.iterdir())) == 1
+    (left,) = temporary.iterdir()
+    references, young = (temporary / f"{worktree._PREFIX}{name}" for name in ("old", "young"))
+    references.mkdir()
+    young.mkdir()  # whose maker has not locked it yet
+    for folder in (left, references):
+        os.utime(folder, (0, 0))
     with checked_out(root, old) as tree:  # what a killed process left is removed by the next
-        assert list(temporary.iterdir()) == [tree]
+        assert set(temporary.iterdir()) == {tree, young}
+    young.rmdir()
     with running(root, old, temporary) as process:
         process.kill()
         process.wait(timeout=30)
@@ -126,6 +133,7 @@ def test_an_entry_whose_folder_is_gone_is_removed_and_the_users_own_stay(
 
 def test_the_worktree_of_a_living_process_stays(root: Path, old: str, temporary: Path) -> None:
     with running(root, old, temporary):
+        os.utime(*temporary.iterdir(), (0, 0))
         with checked_out(root, old):
             assert worktrees(root) == 2
         assert worktrees(root) == len(list(temporary.iterdir())) == 1

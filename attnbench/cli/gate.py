@@ -91,11 +91,11 @@ _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "dev
 def gate(**options: Any) -> None:
     """Compare the working tree with another commit.
 
-    Correctness, FLOPs and memory are compared first, then time. The base is checked out beside the
-    repository, the candidate is the working tree as it is.
-    Both sides are measured by this installation, in turns, in rounds of fresh processes. What to
-    watch stands in pyproject.toml, [tool.attnbench.gate], under the names of the options, or
-    in the options themselves.
+    Correctness, FLOPs and memory are compared first, then time. The base is checked out in a
+    temporary folder (TMPDIR), the candidate is the working tree as it is. Both versions are
+    measured by this installation, interleaved, in rounds of fresh processes. What to watch stands
+    in pyproject.toml, [tool.attnbench.gate], under the names of the options, or in the options
+    themselves.
 
     A slowdown of the threshold is found; code that is the same is called slower in at most 1 %
     of runs. Exits 1 if a cell is incorrect, grown or slower, 3 if something stays open, 4 if the
@@ -119,7 +119,7 @@ def gate(**options: Any) -> None:
 
 
 def compare(options: dict[str, Any]) -> ExitCode:
-    """The working tree and a commit, measured in turns."""
+    """The working tree and a commit, measured interleaved."""
     from attnbench.cli.progress import GateDisplay
     from attnbench.gate.run import git
     from attnbench.gate.run.watched import comparison, watched

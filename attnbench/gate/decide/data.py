@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
 from attnbench.errors import ExitCode, UsageError
-from attnbench.schema.record import STATUSES, Cell, Status
+from attnbench.schema.record import Cell, Status
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Amount = Annotated[float, Meta(ge=0, le=2.0**63)]
@@ -129,15 +129,13 @@ class Failure(Struct, frozen=True, kw_only=True, rename={"variant": "arm"}):
     """Why a cell has no time in a round, and in which variant's process that was."""
 
     variant: Variant
-    code: Status = None  # type: ignore[assignment]
+    code: Status
     reason: str
 
-    def __post_init__(self) -> None:
-        if self.code is None:  # the first versions wrote it at the beginning of the reason
-            start, _, rest = self.reason.partition(": ")
-            code, reason = (start, rest) if start in STATUSES else ("error", self.reason)
-            structs.force_setattr(self, "code", code)
-            structs.force_setattr(self, "reason", reason)
+    @property
+    def process(self) -> str:
+        """The variant, as people call it."""
+        return {"null": "A/A control", "planted": "slowed"}.get(self.variant, self.variant)
 
     def __str__(self) -> str:
         return f"{self.code}: {self.reason}"

@@ -63,7 +63,7 @@ def decide(run: GateRun) -> Outcome:
 def _timed(run: GateRun, number: int, times: SequentialDecision) -> Row:
     stage, logs = times.observations(number)
     if (decision := times.decided.get(number)) is None:
-        why = "the time budget ended" if run.over_budget else "the run was cut short"
+        why = "stopped by --budget" if run.over_budget else "the run was cut short"
         reason = f"{why} {times.progress().get(number, '')}".rstrip()
         decision = Decision(verdict="inconclusive", reason=reason)
     interval = median_interval(logs)
@@ -103,7 +103,7 @@ def _conclusion(
     if controls.found is not True:
         control, wins = f"the positive control of {threshold}", f"{controls.wins} of"
         if run.over_budget:
-            words = f"the time budget ended before {control} was found: {wins}"
+            words = f"stopped by --budget before {control} was found: {wins}"
             return ExitCode.INCONCLUSIVE, f"{words} {controls.rounds} rounds"
         words = f"blind: {control} was seen in only {wins} {controls.rounds} rounds"
         return ExitCode.INCONCLUSIVE, f"{words}, so that passing says nothing"

@@ -1,1 +1,1 @@
-"""Measures two versions in pairs: worktrees, checks, rounds of fresh processes that take turns."""
+"""Measures two versions in pairs: worktrees, checks, interleaved rounds of fresh processes."""

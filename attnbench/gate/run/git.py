@@ -6,7 +6,9 @@ no library does all of what worktrees, shallow clones and a user's configuration
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +47,10 @@ def repository(folder: Path) -> Path:
     """
     found = run_git(folder, "rev-parse", "--show-toplevel")
     if found.returncode:
+        none = "not a git repository" in found.stderr
         raise UsageError(
             f"{folder} is in no working tree of git, where --base is looked up"
-            f" ({complaint(found)}); make one: git init && git add . && git commit"
+            f" ({complaint(found)})" + "; make one: git init && git add . && git commit" * none
         )
     return Path(found.stdout.removesuffix("\n")).resolve()
 
@@ -136,27 +139,37 @@ def is_shallow(root: Path) -> bool:
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git in `folder`, deaf to the terminal's Ctrl-C, which is the gate's to handle.
+    """Run git in `folder`, deaf to the terminal's Ctrl-C; an interrupt of ours ends all of it.
 
     Raises:
         UsageError: git is not installed, or cannot be started in `folder`.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     try:
-        return subprocess.run(
+        process = subprocess.Popen(
             ["git", *_CONFIGURATION, *arguments],
             cwd=folder,
             env=environment | _SETTINGS,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="surrogateescape",  # file names may be any bytes
             start_new_session=True,
         )
     except OSError as err:
+        hint = ": install git" if err.filename == "git" else ""
         raise UsageError(
-            f"git cannot be run in {folder} ({err.strerror}); --base needs it and a repository"
+            f"git cannot be run in {folder} ({err.strerror}), which --base needs{hint}"
         ) from err
+    with process:
+        try:
+            output = process.communicate()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, *output)
 
 
 def complaint(found: subprocess.CompletedProcess[str]) -> str:

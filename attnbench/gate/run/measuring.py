@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from attnbench.base.files import digest
-from attnbench.errors import AttnbenchError, UsageError, WorkerError
+from attnbench.errors import AttnbenchError, StoreError, UsageError, WorkerError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import (
@@ -34,6 +33,7 @@ from attnbench.gate.decide.exact import checked
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import comparable
 from attnbench.gate.run.rounds import Bench, RoundError, measure_round
+from attnbench.gate.run.worktree import temporary_folder
 from attnbench.machine import host
 from attnbench.planning.plan import Axes, check_names, expand, make_plan, misfit
 from attnbench.schema.messages import Catalogue
@@ -105,15 +105,15 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
     checked_s = time.perf_counter() - begin
     settings = replace(request.settings, device=run.environment["device"])
     cpus = host.affinity() if settings.device == "cpu" and settings.threads == 1 else None
-    listener.stage("timing in turns")
-    with tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as kept:
+    listener.stage("timing, interleaved")
+    with temporary_folder() as kept:
         bench = Bench(
             base=request.base,
             candidate=request.candidate,
             cells=run.cells,
             rules=request.rules,
             settings=settings,
-            references=Path(kept),
+            references=kept,
             cpus=tuple(cpus) if cpus else None,
             rng=random.Random(settings.seed),
             injected=request.injected,
@@ -155,7 +155,11 @@ def _measure(
         discarded += found.discarded is not None
         last_s = found.spent_s
         rounds.append(found)
-        keep(run, found)
+        try:
+            keep(run, found)
+        except StoreError as err:  # which costs no verdict
+            listener.warned(f"{err}: rounds are no longer kept")
+            keep = GateRequest.keep
         decision.add(found)
         still = len(decision.progress())
         words = f"confirming {still} suspect{'s' * (still > 1)}"
@@ -288,9 +292,17 @@ def do_all(jobs: Sequence[Callable[[], Any]], at_once: int) -> None:
 
     The pool's threads are daemons: an interrupt waits for no kernel that hangs.
     """
+
+    def error_of(job: Callable[[], Any]) -> BaseException | None:
+        try:
+            job()
+        except BaseException as err:  # of a SystemExit the pool would never hear
+            return err
+        return None
+
     with ThreadPool(at_once) as pool:
-        for _ in pool.imap_unordered(lambda job: job(), jobs):
-            pass
+        for err in filter(None, pool.imap_unordered(error_of, jobs)):
+            raise err
 
 
 def _cells(
@@ -311,7 +323,8 @@ def _cells(
     misfits: dict[str, str | None] = {}
     for axes in sweeps:
         for case in expand(axes, catalogue.device):
-            misfits[case.case_id] = impossible(case) or misfit(axes, case)
+            why = impossible(case) or misfit(axes, case)
+            misfits[case.case_id] = why and misfits.get(case.case_id, why)  # in every sweep
             for name in axes.impls or own:
                 cells[case.case_id, name] = Cell(case=case, impl=name)
     if not cells or all(misfits.values()):

@@ -31,7 +31,7 @@ class ProcessError(Exception):
     """A process failed, died or kept silent; `cell` is what it was at, if anything."""
 
     def __init__(self, failure: Failure, cell: int | None = None) -> None:
-        super().__init__(f"{failure.variant}: {failure}")
+        super().__init__(f"{failure.process}: {failure}")
         self.failure, self.cell = failure, cell
 
 

@@ -1,4 +1,4 @@
-"""One round: fresh processes of both versions take turns, cell by cell."""
+"""One round: fresh processes of both versions, interleaved, cell by cell."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from attnbench.planning.plan import Axes, overridden
 from attnbench.theory.traits import TRAITS
 
 TABLE = "pyproject.toml [tool.attnbench.gate]"
+_FILES = f"'files' in {TABLE}"
 # Unless sizes are given: small ones, in which a slowdown costs least to find.
 _DEFAULT = Axes(seq_lens=(128, 256, 512, 1024))
 _AXES = tuple(axis.name for axis in fields(Axes))
@@ -167,27 +168,29 @@ def _sweeps(table: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Axes, .
 
 
 def _fitting(pattern: str, root: Path) -> list[str]:
-    """The Python files that fit an entry of the table, but for names such as `__init__.py`."""
+    """The files of an entry of the table; a pattern passes over names such as `__init__.py`."""
+    if os.path.isfile(root / pattern) or not any(sign in pattern for sign in "*?["):
+        return [_file(pattern, root, (root,), _FILES)]
     try:
         found = sorted(path for path in root.glob(pattern) if path.suffix == ".py")
     except (ValueError, NotImplementedError):
         found = []  # it is no pattern of relative paths
-    files = [_file(str(path), root, (root,)) for path in found if path.name[0] not in "_."]
+    files = [_file(str(path), root, (root,), _FILES) for path in found if path.name[0] not in "_."]
     if not files:
-        raise UsageError(f"'files' in {TABLE}: no Python file in {root} fits {pattern!r}")
+        raise UsageError(f"{_FILES}: no Python file in {root} fits {pattern!r}")
     return files
 
 
-def _file(text: str, root: Path, folders: Iterable[Path]) -> str:
+def _file(text: str, root: Path, folders: Iterable[Path], named: str = "--impl") -> str:
     """The path of a file of the working tree, relative to its root."""
     paths = (folder / text for folder in folders)
     found = next((path for path in paths if os.path.isfile(path)), None)  # False if too long a name
     if found is None:
-        raise UsageError(f"no file {text} in the working tree {root} (--impl)")
+        raise UsageError(f"no file {text} in the working tree {root} ({named})")
     path = found.resolve()
     if not path.is_relative_to(root):
         raise UsageError(
-            f"{path} lies outside the repository {root} (--impl), so that no base has it; name a"
+            f"{path} lies outside the repository {root} ({named}), so that no base has it; name a"
             " file in it"
         )
     return path.relative_to(root).as_posix()

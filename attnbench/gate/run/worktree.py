@@ -1,14 +1,17 @@
-"""A commit checked out beside the repository, in a folder that is gone afterwards in every case."""
+"""A commit checked out in a temporary folder, which is gone afterwards in every case."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import platform
+import re
 import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -17,7 +20,9 @@ from typing import Any
 from attnbench.errors import UsageError
 from attnbench.gate.run.git import complaint, run_git
 
-_PREFIX = "attnbench-gate-"
+# Hosts may share the folder, and repositories, but not each other's locks.
+_PREFIX = f"attnbench-gate-{re.sub(r'[^0-9A-Za-z]+', '-', platform.node())}-"
+_YOUNG_S = 60.0  # so long a folder may be without the lock of its maker
 # A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
 _NO_LFS = tuple(
     part
@@ -43,13 +48,7 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
         UsageError: git cannot make it: no space, no right to write, a damaged repository.
     """
     remove_stale(root)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_temporary(root)))
-    except OSError as err:
-        raise UsageError(f"cannot make a temporary folder ({err}); set TMPDIR") from err
-    held = os.open(folder, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)  # as long as this process lives: see `_left_behind`
-    with _signals(_ENDING, _end):
+    with _signals(_ENDING, _end), temporary_folder() as folder:
         try:
             made = run_git(root, *_NO_LFS, "worktree", "add", "--detach", str(folder), commit)
             if made.returncode:
@@ -59,7 +58,26 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
         finally:
             with _signals(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
                 remove(root, folder)
-                os.close(held)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A fresh folder, gone afterwards; if this process is killed, `remove_stale` removes it.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
+    except OSError as err:
+        raise UsageError(f"cannot make a temporary folder ({err}); set TMPDIR") from err
+    with contextlib.ExitStack() as held:
+        held.callback(shutil.rmtree, folder, ignore_errors=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        held.callback(os.close, descriptor)
+        with contextlib.suppress(OSError):  # a file system without such locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # as long as this process lives
+        yield folder
 
 
 def remove(root: Path, folder: Path) -> None:
@@ -77,7 +95,7 @@ def remove(root: Path, folder: Path) -> None:
 
 def remove_stale(root: Path) -> None:
     """Remove what gates that were killed have left: of this repository, and in its folders."""
-    listed = run_git(root, "worktree", "list", "--porcelain", "-z").stdout.split("\0")
+    listed = run_git(root, "worktree", "list", "--porcelain").stdout.splitlines()
     entries = [Path(line.removeprefix("worktree ")) for line in listed if line[:9] == "worktree "]
     for folder in dict.fromkeys((*entries, *_temporary(root).glob(f"{_PREFIX}*"))):
         if folder.name.startswith(_PREFIX) and _left_behind(folder):
@@ -85,8 +103,10 @@ def remove_stale(root: Path) -> None:
 
 
 def _left_behind(folder: Path) -> bool:
-    """Whether nobody holds the folder's lock any more; not where it is another user's."""
+    """Whether nobody holds the folder's lock any more; not where nobody can tell."""
     try:
+        if time.time() - folder.stat().st_mtime < _YOUNG_S:
+            return False
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

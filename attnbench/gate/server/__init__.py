@@ -1,1 +1,1 @@
-"""The processes of a round, which take turns. Started, never imported."""
+"""The processes of a round, which are timed interleaved. Started, never imported."""

@@ -24,6 +24,7 @@ from attnbench.report.tables import LIMITS, value_text
 from attnbench.theory.traits import case_label
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the variable that names the file
+MOST_BYTES = 900_000  # of a summary: beyond 1 MiB GitHub shows none of it
 SUITE = "attnbench gate"
 XML, MARKDOWN, PAGE, PLOTS = "gate.xml", "gate.md", "gate.html", "plots"
 _STYLES = {"✗": "bold red", "?": "yellow", "–": "dim", "↓": "cyan", "✓": "green"}
@@ -49,7 +50,7 @@ def terminal(
         Text.assemble((cells, _STYLES[cells[0]]), f": {why}") for cells, why in texts.reasons(shown)
     )
     common = f"all cells: {texts.labels(run.cells)[0]}"
-    facts = (common, *texts.sides(run), *texts.controls(run, outcome), *texts.measured(run))
+    facts = (common, *texts.versions(run), *texts.controls(run, outcome), *texts.measured(run))
     colour = {0: "green", 1: "red"}.get(int(outcome.exit_code), "yellow")
     conclusion = f"{texts.title(outcome)} (exit code {int(outcome.exit_code)})"
     where = [] if folder is None else [
@@ -77,11 +78,18 @@ def write_all(folder: Path, run: GateRun, outcome: Outcome) -> str | None:
     if name := os.environ.get(SUMMARY):
         try:
             with open(name, "a", encoding="utf-8", errors="replace") as summary:
-                summary.write(text + "\n")
+                summary.write(_shortened(text) + "\n")
         except OSError as err:
             warning = f"cannot append to {name}, which ${SUMMARY} names ({err.strerror})"
     write_page(folder, run, outcome)
     return warning
+
+
+def _shortened(text: str) -> str:
+    data = text.encode(errors="replace")
+    if len(data) <= MOST_BYTES:
+        return text
+    return data[:MOST_BYTES].decode(errors="ignore").rpartition("\n")[0] + f"\n\n… more in {PAGE}\n"
 
 
 def markdown(run: GateRun, outcome: Outcome, file: Path) -> str:
@@ -98,7 +106,7 @@ def markdown(run: GateRun, outcome: Outcome, file: Path) -> str:
     ]  # fmt: skip
     blocks = [
         f"## attnbench gate: {escape(texts.title(outcome))}",
-        escape(f"{'; '.join(texts.sides(run))}. {_counts(outcome)}."),
+        escape(f"{'; '.join(texts.versions(run))}. {_counts(outcome)}."),
         escape(f"All cells: {common}.") if common else "",
         table(texts.HEADER, [line.columns for line in shown]) if shown else "No cells.",
         _bullets(reasons),
@@ -130,11 +138,11 @@ def junit(run: GateRun, outcome: Outcome) -> str:
     suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE})
     if run.created:
         suite.set("timestamp", texts.flat(run.created[:19]))
-    sides = (side.split(": ", 1) for side in texts.sides(run)[:2])
+    versions = (text.split(": ", 1) for text in texts.versions(run)[:2])
     promises = ((name, getattr(run.rules, name)) for name in ("threshold", "margin", "alpha"))
     _add_properties(
         suite,
-        *sides,
+        *versions,
         *promises,
         ("rounds", texts.rounds(run)),
         ("environment", texts.environment(run)),
@@ -223,9 +231,9 @@ def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
         "title": texts.title(outcome),
         "exit_code": int(outcome.exit_code),
         "counts": _counts(outcome),
-        "sides": texts.sides(run),
-        "files": [(side.name, texts.flat(file)) for side in (run.base, run.candidate)
-                  for file in side.files],
+        "versions": texts.versions(run),
+        "files": [(of.name, texts.flat(file)) for of in (run.base, run.candidate)
+                  for file in of.files],
         "facts": texts.environment(run),
         "common": texts.labels(run.cells)[0],
         "header": texts.HEADER,
@@ -244,17 +252,16 @@ def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
 
 
 def _metrics(run: GateRun) -> Iterator[dict[str, Any]]:
-    """What repeats exactly, on both sides, cell by cell; of a cell that failed its status alone."""
+    """What repeats exactly, of both versions; of a cell that failed its status alone."""
     for number, cell in enumerate(texts.labels(run.cells)[1]):
-        sides = [run.checks[number]["base"], run.checks[number]["candidate"]]
+        both = [run.checks[number]["base"], run.checks[number]["candidate"]]
         known: list[dict[str, Any]] = [
-            {"status": f"{side.status}: {side.reason}" if side.reason else side.status}
-            | side.metrics
-            for side in sides
+            {"status": f"{of.status}: {of.reason}" if of.reason else of.status} | of.metrics
+            for of in both
         ]
-        right = all(side.status == "ok" for side in sides)
+        right = all(of.status == "ok" for of in both)
         for metric in dict.fromkeys([*known[0], *known[1]]) if right else ("status",):
-            base, candidate = (_metric(metric, side.get(metric)) for side in known)
+            base, candidate = (_metric(metric, of.get(metric)) for of in known)
             yield {
                 "cell": cell, "metric": metric, "base": base, "candidate": candidate,
                 "differs": base != candidate,

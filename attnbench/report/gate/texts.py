@@ -138,19 +138,22 @@ def title(outcome: Outcome) -> str:
     return TITLES[outcome.exit_code] + flat(outcome.words)
 
 
-def sides(run: GateRun) -> list[str]:
+def versions(run: GateRun) -> list[str]:
     """What was held against what: `base: main (3f2a91c0d1)`; and if that is the same code."""
-    alike = ["every file that was loaded holds the same code on both sides"]
-    return [_side(run.base), _side(run.candidate)] + alike * bool(run.options.get("loaded_alike"))
+    alike = ["every file that was loaded holds the same code in both versions"]
+    return [_version(run.base), _version(run.candidate)] + alike * bool(
+        run.options.get("loaded_alike")
+    )
 
 
-def _side(side: Version) -> str:
-    commit = (side.commit or "")[:10]
-    if side.ref is not None:
-        words = side.ref if commit.startswith(side.ref) else f"{side.ref} ({commit})"
+def _version(of: Version) -> str:
+    commit = (of.commit or "")[:10]
+    if of.ref is not None:
+        named = commit.startswith(of.ref[:10])
+        words = of.ref[:10] if named else f"{of.ref} ({commit})"
     else:
-        words = f"the working tree at {commit}" if commit else f"the files in {side.root}"
-    return flat(f"{side.name}: {words}{', with uncommitted changes' if side.dirty else ''}")
+        words = f"the working tree at {commit}" if commit else f"the files in {of.root}"
+    return flat(f"{of.name}: {words}{', with uncommitted changes' if of.dirty else ''}")
 
 
 def promise(rules: Rules) -> str:
@@ -161,7 +164,7 @@ def promise(rules: Rules) -> str:
     return (
         f"A slowdown of {threshold} is found, or its cell stays open. What is slower by less than"
         f" the margin of {margin} is called a regression in at most {alpha} of runs, given"
-        " independent rounds and a side bias within the margin."
+        " independent rounds and a bias within the margin."
     )
 
 
@@ -232,7 +235,7 @@ def incidents(run: GateRun) -> list[str]:
         elif "not_vetoed" in seen.facts:
             found.append(f"round {number}: disturbed, but counted: {seen.facts['not_vetoed']}")
         for cell, why in seen.failures.items():
-            found.append(f"round {number}: {names[cell]}: {why.variant}: {why}")
+            found.append(f"round {number}: {names[cell]}: {why.process}: {why}")
     return [flat(text) for text in found]
 
 
