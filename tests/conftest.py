@@ -155,27 +155,20 @@ TINY = ("--head-dims", "8", "--heads", "2", "--min-time", "0.001", "--max-time",
 
 def run_attnbench(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run attnbench as a user would, in a process of its own with real workers."""
-    return subprocess.run(
-        [*COMMAND, *map(str, args)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return ran([*COMMAND, *map(str, args)], cwd)
 
 
 def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in an interpreter that has imported nothing yet."""
+    return ran([sys.executable, "-c", script, *arguments])
+
+
+def ran(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """What a command printed and how it ended."""
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300,
         check=False,
-    )
+    )  # fmt: skip
 
 
 def environment(**variables: str) -> dict[str, str]:

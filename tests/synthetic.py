@@ -121,6 +121,16 @@ def ok(case: Case, impl: str, **metrics: Any) -> Record:
     )
 
 
+def timed(case: Case, impl: str, times_us: Iterable[float], **metrics: Any) -> Record:
+    """A cell with these samples, and nothing but these metrics."""
+    kept = [
+        Sample(round=i, position=0, calls=1, time_us=t, e2e_us=t) for i, t in enumerate(times_us)
+    ]
+    return Record(
+        cell=Cell(case=case, impl=impl), status="ok", samples=tuple(kept), metrics=metrics
+    )
+
+
 def failed(case: Case, impl: str, status: Any, reason: str) -> Record:
     """A cell without a result."""
     return Record(

@@ -14,7 +14,7 @@ from attnbench.analysis.crossovers import Crossover, crossings, crossovers
 from attnbench.analysis.scaling.results import Uncertain
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
-from attnbench.schema.record import Cell, Record, Sample
+from attnbench.schema.record import Record
 from tests import synthetic
 
 SIZES = (128, 256, 512, 1024, 2048, 4096)
@@ -23,10 +23,7 @@ NAMES = ("naive", "mine")
 
 def record(case: Case, impl: str, time_us: float, noise: float, rng: random.Random) -> Record:
     times = [time_us * rng.lognormvariate(0, noise) for _ in range(15)]
-    samples = [
-        Sample(round=i, position=0, calls=1, time_us=t, e2e_us=t) for i, t in enumerate(times)
-    ]
-    return Record(cell=Cell(case=case, impl=impl), status="ok", samples=tuple(samples))
+    return synthetic.timed(case, impl, times)
 
 
 def run_of(

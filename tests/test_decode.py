@@ -96,35 +96,26 @@ def test_a_window_limits_what_decode_sees_and_without_a_mask_it_makes_no_sense()
 
 
 @pytest.mark.parametrize("name", ["rope", "rope-interleaved"])
-@pytest.mark.parametrize("dims", [6, 7])
-def test_the_timed_rotation_equals_an_explicit_rotation_matrix(name, dims):
+@pytest.mark.parametrize(("dims", "start"), [(6, 5), (7, 5), (6, 131_071)])
+def test_the_timed_rotation_equals_an_explicit_rotation_matrix(name, dims, start):
+    """At a long context, too: float32 angles would be off by a hundredth of a radian."""
     case = Case(head_dim=dims, dtype="float64", position=Position(name=name, base=500.0))
     first, second = POSITIONS.get(name).pairs(dims)
     x = torch.randn(2, 3, 4, dims, dtype=torch.float64)
-    turn = rotation(case, 5, 4)
+    turn = rotation(case, start, 4)
     assert turn is not None
     expected = torch.empty_like(x)
     for row in range(4):
         matrix = torch.eye(dims, dtype=torch.float64)
         numbers = range(dims)
         for i, (a, b) in enumerate(zip(numbers[first], numbers[second], strict=True)):
-            angle = torch.tensor((5 + row) * 500.0 ** (-2 * i / (dims // 2 * 2)))
+            place = torch.tensor(start + row, dtype=torch.float64)
+            angle = place * 500.0 ** (-2 * i / (dims // 2 * 2))
             matrix[a, a] = matrix[b, b] = angle.cos()
             matrix[a, b], matrix[b, a] = -angle.sin(), angle.sin()
         expected[..., row, :] = x[..., row, :] @ matrix.T
-    torch.testing.assert_close(turn(x), expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(turned(x, case.position, torch.arange(5, 9)), turn(x))
-
-
-def test_angles_stay_exact_at_long_contexts():
-    # float32 angles at position 131072 would be off by a hundredth of a radian.
-    case = Case(head_dim=2, dtype="float64", position=Position(name="rope"))
-    turn = rotation(case, 131071, 1)
-    assert turn is not None
-    x = torch.tensor([[[[1.0, 0.0]]]], dtype=torch.float64)
-    assert float(turn(x)[0, 0, 0, 0]) == pytest.approx(
-        float(torch.tensor(131071.0, dtype=torch.float64).cos()), abs=1e-9
-    )
+    torch.testing.assert_close(turn(x), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(turned(x, case.position, torch.arange(start, start + 4)), turn(x))
 
 
 def test_a_token_lost_from_a_long_cache_shows_by_its_needle_alone():

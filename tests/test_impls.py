@@ -237,7 +237,10 @@ def test_the_workspace_is_declared_to_the_byte(row):
         assert metrics["memory_predicted_source"] == "formula"
 
 
-HOW = {"half": ("bfloat16", "forward"), "once": ("float32", "backward"), "all": ("float64", "both")}
+HOW = {
+    "half": ("bfloat16", "forward", "none"), "turned": ("float32", "forward", "rope"),
+    "once": ("float32", "backward", "none"), "all": ("float64", "both", "none"),
+}  # fmt: skip
 ESTIMATES = pairwise(
     {"name": EAGER[:-1], "how": list(HOW), "kv_heads": (4, 2), "mask": ("full", "causal")}
 )
@@ -245,11 +248,13 @@ ESTIMATES = pairwise(
 
 @pytest.mark.parametrize("row", ESTIMATES, ids=ids(ESTIMATES))
 def test_other_workspaces_are_estimates_of_the_right_size(row):
-    (dtype, pass_), sizes = HOW[row["how"]], {n: row[n] for n in ("kv_heads", "mask")}
-    case = case_of(**sizes, dtype=dtype, pass_=pass_, seq_len=600, head_dim=32)
+    fields = dict(zip(("dtype", "pass_", "position"), HOW[row["how"]], strict=True))
+    case = case_of(**fields, kv_heads=row["kv_heads"], mask=row["mask"], seq_len=600, head_dim=32)
     metrics = probed(case, row["name"])
     assert metrics["memory_predicted_source"] == "estimate"
-    assert 0.4 < metrics["memory_predicted_bytes"] / metrics["memory_workspace_bytes"] < 2.5
+    ratio = metrics["memory_workspace_bytes"] / metrics["memory_predicted_bytes"]
+    assert 0.4 < ratio < 2.5
+    assert metrics["memory_predicted_miss"] == pytest.approx(ratio - 1)
 
 
 def test_chunked_needs_a_64th_of_the_score_matrices_and_keeps_small_masks():

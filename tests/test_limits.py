@@ -7,11 +7,9 @@ import pandas as pd
 import pytest
 
 from attnbench.analysis.table import load
-from attnbench.analysis.times import launch_bound
 from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.schema.case import Case
-from attnbench.schema.record import Cell, Record, Sample
 from tests import synthetic
 
 MEASURED = {
@@ -29,25 +27,9 @@ WORK = {"flops_useful": 10**6, "flops_executed": 2 * 10**6, "bytes_min": 10**5, 
 def row_of(
     environment: dict[str, Any], case: Case | None = None, time_us: float = 100.0, **metrics: Any
 ) -> "pd.Series[Any]":
-    sample = Sample(round=0, position=0, calls=1, time_us=time_us, e2e_us=time_us)
-    record = Record(
-        cell=Cell(case=case or Case(), impl="naive"),
-        status="ok",
-        samples=(sample,),
-        metrics=WORK | metrics,
-    )
+    record = synthetic.timed(case or Case(), "naive", [time_us], **WORK | metrics)
     info = {"run_id": "r", "environment": environment}
     return load(Run(path=Path("r"), info=info, records=[record])).iloc[0]
-
-
-@pytest.mark.parametrize(
-    ("enqueue_us", "time_us", "is_it"),
-    [(95.0, 100.0, True), (94.9, 100.0, False), (None, 100.0, False), (95.0, None, False)],
-)
-def test_a_call_is_launch_bound_where_issuing_it_takes_as_long_as_running_it(
-    enqueue_us, time_us, is_it
-):
-    assert launch_bound(enqueue_us, time_us) is is_it
 
 
 def test_each_column_is_its_formula():

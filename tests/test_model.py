@@ -24,8 +24,9 @@ from attnbench.analysis.scaling.model_terms import (
 from attnbench.analysis.scaling.results import ModelFit, Uncertain
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case, parse_mask
-from attnbench.schema.record import Cell, Record, Sample
+from attnbench.schema.record import Record
 from attnbench.theory.law import parse
+from tests import synthetic
 
 Time = Callable[[Case], float]
 SIZES = (1, 128, 256, 512, 1024, 2048)
@@ -34,14 +35,7 @@ SIZES = (1, 128, 256, 512, 1024, 2048)
 def measured(case: Case, time_us: float, rng: np.random.Generator, noise: float = 0.01) -> Record:
     """Seven samples that scatter by `noise`, at a speed of its own that is as far off."""
     times = time_us * np.exp(noise * (rng.standard_normal() + rng.standard_normal(7)))
-    return observed(case, times.tolist())
-
-
-def observed(case: Case, times_us: Iterable[float]) -> Record:
-    samples = tuple(
-        Sample(round=i, position=0, calls=1, time_us=t, e2e_us=t) for i, t in enumerate(times_us)
-    )
-    return Record(cell=Cell(case=case, impl="mine"), status="ok", samples=samples)
+    return synthetic.timed(case, "mine", times.tolist())
 
 
 def run_of(records: list[Record], law: str | None = "n^2 d") -> Run:
@@ -174,9 +168,6 @@ def test_times_that_no_model_describes_widen_the_band() -> None:
 def test_one_process_is_never_surer_than_processes_agree() -> None:
     band = only(run(cores(), core_us, noise=1e-6)).predicted_us[-1]
     assert ends(band)[1] / band.value - 1 >= 1.9 * 0.015
-
-
-# Layers.
 
 
 # Layers.

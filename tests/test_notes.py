@@ -219,25 +219,6 @@ def test_000_a_rotated_score_depends_on_the_distance_and_its_sine_has_the_other_
     assert m == n or abs(printed - score) > 1e-3 * abs(score)
 
 
-def block_matrix(d, place):
-    """d/2 rotations by place · θ along the diagonal."""
-    angle = place * 10000.0 ** (-torch.arange(0, d, 2) / d)
-    cos, sin = angle.cos(), angle.sin()
-    blocks = torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
-    return torch.block_diag(*blocks)
-
-
-@pytest.mark.parametrize("d", [2, 64])
-def test_004_the_rotation_as_a_matrix_and_what_stands_between_query_and_key(d):
-    q, k = torch.randn(2, d)
-    for i, j in PLACES:
-        assert close(rope(q, i), block_matrix(d, i) @ q)
-        assert abs(rope(q, i).norm() - q.norm()) < 1e-10
-        between = block_matrix(d, i).T @ block_matrix(d, j)
-        assert close(between, block_matrix(d, j - i))
-        assert abs(q @ between @ k - rope(q, i) @ rope(k, j)) < 1e-9
-
-
 @pytest.mark.parametrize("impl", ["naive", "sdpa", "chunked"])
 def test_002_without_positions_order_does_not_matter(impl):
     q, k, v = torch.randn(3, 128, 16)

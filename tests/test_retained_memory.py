@@ -97,12 +97,6 @@ def test_what_outlives_the_first_call_is_counted_once(registered, build, expecte
     assert retained(CASE, registered(build)) == expected
 
 
-@pytest.mark.parametrize("pass_", ["backward", "both"])
-def test_gradients_and_their_graph_are_not_held_on_to(registered, pass_):
-    case = Case(heads=2, seq_len=N, head_dim=8, pass_=pass_)
-    assert retained(case, registered(keeps_nothing)) == 0
-
-
 def test_a_view_of_something_larger_lives_only_as_long_as_the_result(registered):
     def build(case: Case) -> Any:
         def call(q, k, v):

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.analysis.scaling.decide import ExponentEvidence, decide
 from attnbench.analysis.scaling.exponents import fit_many
-from attnbench.analysis.scaling.results import ExponentFit, Series, Slope, Uncertain
+from attnbench.analysis.scaling.results import ExponentFit, Series, Uncertain
 from attnbench.analysis.scaling.slopes import Replicates
 from attnbench.base.stats import processes_interval
 from attnbench.theory.law import parse
@@ -350,33 +349,3 @@ def test_times_that_are_none_are_inconclusive(times: Any, overhead: Any) -> None
     fit = fitted(replace(replayed(power(2)), times_us=times, overhead_us=overhead))
     assert verdict(fit) == "inconclusive"
     assert [why for why in fit.left_out if why], "each has a reason"
-
-
-@given(
-    value=st.floats(-1, 5), half=st.floats(0, 2), top=st.floats(-1, 5), top_half=st.floats(0, 2),
-    octaves=st.floats(0, 8), sizes=st.integers(0, 9), p=st.sampled_from([0.0, 1.0, 1.5, 2.0]),
-    bound=st.booleans(), logs=st.none() | st.floats(0.1, 1), change_in_top=st.booleans(),
-)  # fmt: skip
-def test_the_rule_is_the_one_written_down(
-    value: float, half: float, top: float, top_half: float, octaves: float, sizes: int, p: float,
-    bound: bool, logs: float | None, change_in_top: bool,
-) -> None:  # fmt: skip
-    slope = Slope(
-        exponent=Uncertain(value=value, low=value - half, high=value + half),
-        top=Uncertain(value=top, low=top - top_half, high=top + top_half),
-        octaves=octaves, change_in_top=change_in_top,
-    )  # fmt: skip
-    found, why = decide(ExponentEvidence(
-        slope=slope, sizes=sizes, power=p, bound=bound, logs=logs,
-        changepoint="the time changes" if change_in_top else None,
-    ))  # fmt: skip
-    assert why
-    if found == "holds":
-        assert octaves >= 3 - 1e-6
-        assert value + half <= p + 0.15
-        assert top + top_half <= p + 0.2
-        assert bound or value - half >= p - 0.15
-        assert logs is None or bound
-    if found == "refuted":
-        assert octaves >= 2 - 1e-6
-        assert value - half > p + 0.15 or (not bound and value + half < p - 0.15)
