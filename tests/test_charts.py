@@ -15,9 +15,9 @@ from attnbench.execution.store import load_run
 from attnbench.report import axes, figures, roofline
 from attnbench.report.charts import (
     CHARTS,
-    PANELS_A_SHEET,
+    PANELS_A_PAGE,
     first_of_each,
-    sheets,
+    pages,
     with_rate_interval,
     with_recurrent,
 )
@@ -120,23 +120,23 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     return {"cells": with_rate_interval(compared(run)), "costs": rope_cost(run)}
 
 
-def test_many_panels_are_spread_over_several_sheets(tmp_path):
+def test_many_panels_are_spread_over_several_pages(tmp_path):
     frame = cells(tmp_path, [naive(seq_len=n, heads=h) for h in range(1, 9) for n in (8, 16, 32)])
-    found = sheets(frame, "impl")
-    assert [len(sheet.panels) for sheet in found] == [PANELS_A_SHEET, 2]
-    assert len({sheet.slug for sheet in found}) == 2
+    found = pages(frame, "impl")
+    assert [len(page.panels) for page in found] == [PANELS_A_PAGE, 2]
+    assert len({page.slug for page in found}) == 2
 
 
 def test_no_panel_mixes_attention_and_layers_or_two_projections(layers):
     for chart in map(CHARTS.get, CHARTS.names()):
-        for sheet in chart.sheets(layers):
-            assert sheet.rows["workload"].nunique() == 1
+        for page in chart.pages(layers):
+            assert page.rows["workload"].nunique() == 1
             if chart.lines == "impl":
-                assert all(panel.rows["projection"].nunique() <= 1 for panel in sheet.panels)
+                assert all(panel.rows["projection"].nunique() <= 1 for panel in page.panels)
 
 
 def test_a_recurrent_network_stands_beside_each_layer_of_its_width(layers):
-    found = {sheet.slug: sheet for sheet in CHARTS.get("time").sheets(layers)}
+    found = {page.slug: page for page in CHARTS.get("time").pages(layers)}
     layer = found["layer-cpu-float32-forward"]
     assert [set(panel.rows["impl"]) for panel in layer.panels] == [{"naive", "gru"}] * 2
     assert set(found["recurrent-cpu-float32-forward"].rows["width"]) == {512}
@@ -153,8 +153,8 @@ def test_projections_are_drawn_only_where_there_are_several(layers, tmp_path):
         for n in (128, 256) for width in (256, 512) for p in ("fused", "separate")
         if p == "fused" or width == 256
     ]  # fmt: skip
-    (sheet,) = sheets(cells(tmp_path, records), "projection", several=True)
-    assert [set(panel.rows["width"]) for panel in sheet.panels] == [{256}]
+    (page,) = pages(cells(tmp_path, records), "projection", several=True)
+    assert [set(panel.rows["width"]) for panel in page.panels] == [{256}]
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_a_size_for_the_overhead_is_one_far_below_all_others(lengths, size):
 
 
 def test_a_chart_says_that_it_leaves_out_the_overhead(tmp_path):
-    (sheet,) = sheets(cells(tmp_path, [naive(seq_len=n) for n in (1, 128, 256)]), "impl")
-    assert "(n=1, for the overhead, is not drawn)" in sheet.title
-    assert sorted(sheet.rows["seq_len"]) == [128, 256]
+    (page,) = pages(cells(tmp_path, [naive(seq_len=n) for n in (1, 128, 256)]), "impl")
+    assert "(n=1, for the overhead, is not drawn)" in page.title
+    assert sorted(page.rows["seq_len"]) == [128, 256]
 
 
 def test_points_are_left_out_beside_curves_and_counted(tmp_path):
@@ -180,18 +180,18 @@ def test_points_are_left_out_beside_curves_and_counted(tmp_path):
     decode = [naive("decode", cache="static")]
     frame = cells(tmp_path, decode + curve + points)  # what comes first must not shift the others
     frame = frame[frame["workload"] == "attention"]
-    (sheet,) = sheets(frame, "impl")
-    assert sorted(sheet.rows["case_id"]) == sorted(r.cell.case.case_id for r in curve)
-    assert "2 more with a single n are in" in sheet.title
-    assert "1 more with a single n is in" in sheets(frame[frame["batch"] < 4], "impl")[0].title
-    assert [set(panel.rows["batch"]) for panel in sheet.panels] == [{1}]
-    (alone,) = sheets(frame[frame["batch"] > 1], "impl")
+    (page,) = pages(frame, "impl")
+    assert sorted(page.rows["case_id"]) == sorted(r.cell.case.case_id for r in curve)
+    assert "2 more with a single n are in" in page.title
+    assert "1 more with a single n is in" in pages(frame[frame["batch"] < 4], "impl")[0].title
+    assert [set(panel.rows["batch"]) for panel in page.panels] == [{1}]
+    (alone,) = pages(frame[frame["batch"] > 1], "impl")
     assert "more with" not in alone.title
     assert len(alone.panels) == 2
 
 
 def test_no_workload_crowds_the_figures_of_another_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnbench.report.charts.MOST_SHEETS", 1)
+    monkeypatch.setattr("attnbench.report.charts.MOST_PAGES", 1)
     frame = cells(
         tmp_path,
         [
@@ -199,9 +199,9 @@ def test_no_workload_crowds_the_figures_of_another_out(tmp_path, monkeypatch):
             for w in ("attention", "layer") for p in ("forward", "both") for n in (128, 256)
         ],
     )  # fmt: skip
-    found = sheets(frame, "impl")
+    found = pages(frame, "impl")
     assert len(found) == 4
-    assert [sheet.workload for sheet in first_of_each(found)] == ["attention", "layer"]
+    assert [page.workload for page in first_of_each(found)] == ["attention", "layer"]
 
 
 def test_nothing_is_said_of_heads_where_there_are_none():
@@ -245,9 +245,9 @@ def test_the_datasheet_stands_beside_the_measured_limits():
 @pytest.mark.parametrize(("name", "info", "roofs"), [("quick", CPU, 1), ("gpu", GPU, 2)])
 def test_every_ok_cell_is_one_marker_inside_the_axes(tmp_path, name, info, roofs):
     frame = cells(tmp_path, synthetic.RUNS[name](), info)
-    sheet = sheets(frame[frame["tflops"].notna()], "impl")[0]
-    figure = roofline.draw(looks(frame["impl"].unique()), sheet)
-    for panel, ax in zip(sheet.panels, figure.axes, strict=True):
+    page = pages(frame[frame["tflops"].notna()], "impl")[0]
+    figure = roofline.draw(looks(frame["impl"].unique()), page)
+    for panel, ax in zip(page.panels, figure.axes, strict=True):
         found = sorted(
             tuple(point) for marks in ax.collections for point in np.array(marks.get_offsets())
         )
@@ -256,5 +256,5 @@ def test_every_ok_cell_is_one_marker_inside_the_axes(tmp_path, name, info, roofs
         (x_low, x_high), (y_low, y_high) = ax.get_xlim(), ax.get_ylim()
         assert all(x_low < x < x_high and y_low < y < y_high for x, y in found)
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert set(sheet.rows["impl"]) <= set(names)
+    assert set(page.rows["impl"]) <= set(names)
     assert sum("GB/s" in text or "TB/s" in text for text in names) == roofs

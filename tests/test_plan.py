@@ -14,7 +14,7 @@ from attnbench.planning.plan import (
     implementations,
     jobs_of,
     make_plan,
-    misfit,
+    mismatch,
 )
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.record import Cell
@@ -134,7 +134,7 @@ def test_options_of_one_workload_are_refused_for_another():
 def sizes_of(workload: str = "layer", **given: Any) -> list[tuple[int | None, int, int]]:
     axes = Axes(workload=workload, **given)
     cases = list(expand(axes, "cpu"))
-    assert not any(misfit(axes, case) or impossible(case) for case in cases)
+    assert not any(mismatch(axes, case) or impossible(case) for case in cases)
     return [(case.width, case.heads, case.head_dim) for case in cases]
 
 
@@ -150,14 +150,14 @@ def test_a_width_is_heads_times_dims_whichever_of_the_three_is_not_given():
 @pytest.mark.parametrize(
     ("axes", "reason"),
     [
-        (Axes(workload="layer", widths=(100,), heads=(8,)), "no multiple of 8 heads"),
-        (Axes(workload="decode", widths=(4,), heads=(8,)), "no multiple of 8 heads"),
-        (Axes(workload="layer", widths=(96,), head_dims=(64,)), "no multiple of 64 dims a head"),
+        (Axes(workload="layer", widths=(100,), heads=(8,)), "not a multiple of 8 heads"),
+        (Axes(workload="decode", widths=(4,), heads=(8,)), "not a multiple of 8 heads"),
+        (Axes(workload="layer", widths=(96,), head_dims=(64,)), "not a multiple of 64 dims a head"),
     ],
 )
 def test_a_width_that_does_not_divide_is_a_skipped_row_with_the_reason(axes, reason):
     (case,) = expand(axes, "cpu")
-    plan = make_plan(cells(case), {}, misfits={case.case_id: misfit(axes, case)})
+    plan = make_plan(cells(case), {}, mismatches={case.case_id: mismatch(axes, case)})
     assert [record.status for record in plan.decided] == ["skipped", "skipped"]
     assert reason in (plan.decided[0].reason or "")
     assert not plan.jobs

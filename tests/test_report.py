@@ -179,7 +179,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
 
 def test_a_big_run_is_cut_short_and_the_page_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("attnbench.report.content.MOST_ROWS", 10)
-    monkeypatch.setattr("attnbench.report.charts.MOST_SHEETS", 1)
+    monkeypatch.setattr("attnbench.report.charts.MOST_PAGES", 1)
     monkeypatch.setattr(figures, "write", unwritten)
     records = [
         synthetic.ok(Case(seq_len=n, heads=h, pass_=p), "naive")

@@ -95,7 +95,7 @@ def impl_files(
 
 
 def threads_option(default: str = "torch's default", before: str = "") -> Option:
-    """`--threads`; `default` is what help says of it."""
+    """`--threads`; `default` is shown in help."""
     return click.option(
         "--threads", type=click.IntRange(min=1, max=1024), help=f"{before}CPU threads [{default}]."
     )
@@ -160,7 +160,7 @@ AXIS_FIELDS = ("workload", *(name for _, name, _, _ in AXES))
 
 
 def axes_options(seq_lens: str = "512") -> Option:
-    """`--workload`, and an option for each axis; `seq_lens` is what help says of their default."""
+    """`--workload`, and an option for each axis; `seq_lens` is their default as shown in help."""
 
     def add(command: Command) -> Command:
         for flag, name, kind, text in reversed(AXES):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +15,9 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
+from rich.table import Column
 
 from attnbench.base import units
 from attnbench.execution.session import Listener
@@ -33,7 +34,7 @@ _BASE_WORK = 1.5e9
 class _Display:
     """Prints lines that stay and, on a terminal, one live line below them."""
 
-    parting = ""  # said where the user interrupts
+    on_interrupt = ""  # printed when the user interrupts
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -55,10 +56,11 @@ class _Display:
         if self._console.is_terminal and not self._quiet:
             # Each refresh takes time from what is measured.
             self._progress = Progress(
-                *columns, console=self._console, transient=True, refresh_per_second=1
-            )
+                *columns, console=self._console, transient=True, refresh_per_second=1,
+                speed_estimate_period=3600,  # cells take unlike times: the rate of the whole run
+            )  # fmt: skip
             self._progress.start()
-            self._task = self._progress.add_task("starting", total=total, left="")
+            self._task = self._progress.add_task("starting", total=total)
 
     def close(self) -> None:
         """Take the live line away; the lines that were printed stay."""
@@ -71,8 +73,8 @@ class _Display:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
-        if kind is KeyboardInterrupt and self.parting:
-            click.echo(f"\n{self.parting}", err=True)
+        if kind is KeyboardInterrupt and self.on_interrupt:
+            click.echo(f"\n{self.on_interrupt}", err=True)
 
 
 class SweepDisplay(_Display, Listener):
@@ -81,16 +83,12 @@ class SweepDisplay(_Display, Listener):
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
         self._count = self._total = 0
-        self._work_done = self._work_total = 0.0
-        self._started = time.monotonic()
 
     def planned(self, plan: Plan, path: Path | None) -> None:
         """Say what will be done; for a dry run, list it."""
         self.resumable(path)
         measured = [cell for cells in plan.passes for cell in cells]
         self._total = len(measured)
-        self._work_total = sum(_cell_work(cell.case) for cell in measured)
-        self._started = time.monotonic()
         if path is None:
             _print_plan(plan)
             return
@@ -100,50 +98,43 @@ class SweepDisplay(_Display, Listener):
         decided = f", {len(plan.decided)} unsupported or skipped" if plan.decided else ""
         self.say(f"{count} cells{again} in {processes} processes{decided} -> {path}")
         self._begin(
-            TextColumn("{task.completed:.0%}"),
+            TextColumn("{task.percentage:.0f} %"),
             BarColumn(bar_width=24),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
+            TimeElapsedColumn(table_column=Column(min_width=7)),
+            TimeRemainingColumn(table_column=Column(min_width=7)),
+            TextColumn("left"),
             TextColumn("{task.description}", markup=False),
-            total=1.0,
+            total=sum(_cell_work(cell.case) for cell in measured),
         )
 
     def resumable(self, path: Path | None) -> None:
         """From now on an interrupted run can be continued."""
         again = f"attnbench sweep --resume {path}"
-        self.parting = f"Interrupted. Continue with: {again}" if path else ""
+        self.on_interrupt = f"Interrupted. Continue with: {again}" if path else ""
 
     def working(self, case: Case | None, impl: str | None, stage: str) -> None:
         """Show the cell and the stage the worker is at."""
         if self._progress is not None:
             text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
-            self._progress.update(self._task, description=text, left=self._left())
+            self._progress.update(self._task, description=text)
 
     def recorded(self, record: Record) -> None:
         """Count one record; without a terminal print a line for it."""
         if record.status in ("unsupported", "skipped") and not record.spent_s:
             return
         self._count += 1
-        self._work_done += _cell_work(record.cell.case)
         if self._progress is None:
             self.say(f"[{self._count}/{self._total}] {line(record)}")
             return
-        share = self._work_done / max(self._work_total, 1.0)
-        self._progress.update(self._task, completed=share, left=self._left())
+        self._progress.advance(self._task, _cell_work(record.cell.case))
         if record.status != "ok":
             self.say(line(record))
-
-    def _left(self) -> str:
-        elapsed = time.monotonic() - self._started
-        if not self._work_done or elapsed < 2:
-            return ""
-        return f"about {units.seconds(elapsed * (self._work_total / self._work_done - 1))} left"
 
 
 class GateDisplay(_Display):
     """Shows how far a gate is. A listener of `attnbench.gate.run.measuring`."""
 
-    parting = "Interrupted; what was checked out is removed."
+    on_interrupt = "Interrupted; what was checked out is removed."
     _last = ""
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The battery run over implementations: which results are right, wrong or not to be had."""
+"""The battery run over implementations: which results are right, wrong or unsupported."""
 
 from __future__ import annotations
 

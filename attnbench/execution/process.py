@@ -127,7 +127,7 @@ class Line:
 
         Raises:
             TimeoutError: nothing came in time.
-            GarbledError: a line is no such answer.
+            GarbledError: a line is not such an answer.
         """
         deadline = time.monotonic() + timeout_s
         while not (line := self._next(deadline)).strip():

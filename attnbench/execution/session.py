@@ -25,7 +25,7 @@ from attnbench.planning.plan import (
     implementations,
     jobs_of,
     make_plan,
-    misfit,
+    mismatch,
 )
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case
@@ -177,13 +177,13 @@ def _catalogue(runner: LocalRunner, listener: Listener) -> Catalogue:
 
 def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> Plan:
     cells = list(request.cells)
-    misfits: dict[str, str | None] = {}
+    mismatches: dict[str, str | None] = {}
     for axes in request.sweeps:
         names = implementations(axes, catalogue, runner.user_names)
         for case in expand(axes, catalogue.device):
-            misfits[case.case_id] = misfit(axes, case)
+            mismatches[case.case_id] = mismatch(axes, case)
             cells += [Cell(case=case, impl=name) for name in names]
-    plan = _decide(cells, runner, request.settings.processes, misfits=misfits)
+    plan = _decide(cells, runner, request.settings.processes, mismatches=mismatches)
     if not plan.jobs and all(record.status == "skipped" for record in plan.decided):
         raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
     return plan
@@ -194,12 +194,12 @@ def _decide(
     runner: LocalRunner,
     processes: int,
     done: Container[_Part] = (),
-    misfits: Mapping[str, str | None] | None = None,
+    mismatches: Mapping[str, str | None] | None = None,
 ) -> Plan:
     cases = list({cell.case.case_id: cell.case for cell in cells}.values())
     used = sorted({cell.impl for cell in cells})
     reasons = runner.reasons(cases, used)
-    return make_plan(cells, reasons, processes=processes, done=done, misfits=misfits)
+    return make_plan(cells, reasons, processes=processes, done=done, mismatches=mismatches)
 
 
 def _measure(

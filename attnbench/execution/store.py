@@ -44,7 +44,7 @@ class Run:
         """How many planned cells are measured, and how to go on; empty where all are."""
         decided = sum(record.status in ("unsupported", "skipped") for record in self.records)
         planned = len(self.info.get("plan") or ()) - decided
-        processes = (self.info.get("settings") or {}).get("processes", 1)
+        processes: int = (self.info.get("settings") or {}).get("processes", 1)
         counts = Counter(part.cell.key for part in self.parts)
         done = sum(r.status != "ok" or counts[r.cell.key] >= processes for r in self.records)
         done -= decided

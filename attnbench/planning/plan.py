@@ -90,18 +90,18 @@ def make_plan(
     *,
     processes: int = 1,
     done: Container[tuple[tuple[str, str], int]] = (),
-    misfits: Mapping[str, str | None] | None = None,
+    mismatches: Mapping[str, str | None] | None = None,
 ) -> Plan:
     """Order the cells, group those to be measured, and decide the others.
 
     `reasons` maps a cell's key to why its implementation cannot take its case, or None, and
-    `misfits` the id of a case to why it is not what was asked for. Each cell is measured in as
+    `mismatches` the id of a case to why it is not what was asked for. Each cell is measured in as
     many fresh `processes`; `done` has the keys and processes that were already.
     """
     unique = {cell.key: cell for cell in cells}
     decided, wanted = [], []
     for cell in unique.values():
-        senseless = impossible(cell.case) or (misfits or {}).get(cell.case.case_id)
+        senseless = impossible(cell.case) or (mismatches or {}).get(cell.case.case_id)
         against = reasons.get(cell.key)
         if senseless:
             decided.append(Record(cell=cell, status="skipped", reason=senseless))
@@ -129,15 +129,15 @@ def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
     for case, impls in by_case.values():
         alike = replace(case, position=Position(), projection=None, cache=None)
         groups.setdefault(alike.case_id, []).append((case, tuple(impls)))
-    kinds: dict[tuple[str, str, str], list[tuple[Entry, ...]]] = {}
+    similar: dict[tuple[str, str, str], list[tuple[Entry, ...]]] = {}
     for group in groups.values():
         case = group[0][0]
-        kinds.setdefault((case.workload, case.pass_, case.dtype), []).append(tuple(group))
-    for kind in kinds.values():
-        kind.sort(key=lambda group: work(group[0][0]))
-        count = -(-len(kind) // GROUPS_PER_JOB)
+        similar.setdefault((case.workload, case.pass_, case.dtype), []).append(tuple(group))
+    for own in similar.values():
+        own.sort(key=lambda group: work(group[0][0]))
+        count = -(-len(own) // GROUPS_PER_JOB)
         for first in range(count):  # dealt out one by one: each process gets small and large ones
-            yield Job(groups=tuple(kind[first::count]))
+            yield Job(groups=tuple(own[first::count]))
 
 
 def work(case: Case) -> float:
@@ -152,7 +152,7 @@ def expand(axes: Axes, device: Device) -> Iterator[Case]:
     wide as it is, so that no two of its cases are the same network. One that is causal by nature
     has no mask `full`.
     """
-    kind, follower = TRAITS.get(axes.workload), _follows(axes)
+    traits, follower = TRAITS.get(axes.workload), _follows(axes)
     choices: dict[str, tuple[Any, ...]] = {
         "pass_": axes.passes,
         "dtype": axes.dtypes,
@@ -165,17 +165,17 @@ def expand(axes: Axes, device: Device) -> Iterator[Case]:
         "kv_heads": axes.kv_heads or (0,),
         "seq_len": axes.seq_lens,
     } | {
-        _FIELDS[name]: getattr(axes, name) or (kind.defaults.get(_FIELDS[name], 0),)
-        for name in kind.axes
+        _FIELDS[name]: getattr(axes, name) or (traits.defaults.get(_FIELDS[name], 0),)
+        for name in traits.axes
     }
     seen: set[str] = set()
     for values in itertools.product(*choices.values()):
         chosen = dict(zip(choices, values, strict=True))
-        if "widths" in kind.axes:
+        if "widths" in traits.axes:
             chosen |= _sized(chosen)
-        if not kind.heads:
+        if not traits.heads:
             chosen |= {"heads": 1, "head_dim": chosen["width"]}
-        hides = kind.causal and chosen["mask"] == "full"
+        hides = traits.causal and chosen["mask"] == "full"
         chosen["mask"] = parse_mask("causal" if hides else chosen["mask"])
         case = Case(workload=axes.workload, device=device, **chosen)
         if case.case_id not in seen:
@@ -204,7 +204,7 @@ def _follows(axes: Axes) -> str | None:
 def _sized(chosen: dict[str, Any]) -> dict[str, int]:
     """Width, heads and head dim, each from the other two where it is not given.
 
-    Of a width that does not divide the whole part is taken: `misfit` says so.
+    Of a width that does not divide the whole part is taken: `mismatch` says so.
     """
     width, heads, head_dim = (chosen[name] for name in ("width", "heads", "head_dim"))
     return {
@@ -214,7 +214,7 @@ def _sized(chosen: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def misfit(axes: Axes, case: Case) -> str | None:
+def mismatch(axes: Axes, case: Case) -> str | None:
     """Why this case of `axes` is not what was asked for: a width that does not divide."""
     if not TRAITS.get(axes.workload).heads:
         return None
@@ -225,7 +225,7 @@ def misfit(axes: Axes, case: Case) -> str | None:
     }[_follows(axes)]
     if (case.width or 0) % known == 0:
         return None
-    return f"width {case.width} (--widths) is no multiple of {known} {flag}"
+    return f"width {case.width} (--widths) is not a multiple of {known} {flag}"
 
 
 def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[str] = ()) -> None:
@@ -250,7 +250,7 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
                     raise unknown(kind, name, list(valid), flag)
         for name, flag in TRAITS.get(axes.workload).foreign().items():
             if getattr(axes, name):
-                having = [w for w, kind in TRAITS.items() if name in kind.axes]
+                having = [w for w, traits in TRAITS.items() if name in traits.axes]
                 raise UsageError(
                     f"{flag} does not apply to --workload {axes.workload}; it does to"
                     f" {', '.join(having)}"
@@ -270,8 +270,8 @@ def implementations(axes: Axes, catalogue: Catalogue, own: Iterable[str] = ()) -
 def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, ...]:
     """The sweeps of a preset, with every axis that was given (not None) in place of their own.
 
-    A workload that was asked for leaves its sweeps alone, or the first where there is none. An axis
-    that only some of the workloads have applies to these.
+    A workload that was asked for leaves its sweeps alone, or the first where no sweep has it. An
+    axis that only some of the workloads have applies to these.
     """
     if given.get("workload"):
         wanted = given["workload"]

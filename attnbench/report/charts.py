@@ -1,6 +1,6 @@
 """The charts of a report, one row each: what is drawn against n, from which rows, how to read it.
 
-A sheet is one figure of a chart: the rows that share workload, device, dtype and pass, in panels.
+A page is one figure of a chart: the rows that share workload, device, dtype and pass, in panels.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from attnbench.report import axes, figures
 Scale = Literal["log10", "log2", "linear"]
 Tables = Mapping[str, pd.DataFrame]
 
-SHEET_AXES = ["workload", "device", "dtype", "pass"]
-PANELS_A_SHEET = 6
-MOST_SHEETS = 4  # of a chart and a workload; more make a page of tens of megabytes
+PAGE_AXES = ["workload", "device", "dtype", "pass"]
+PANELS_A_PAGE = 6
+MOST_PAGES = 4  # of a chart and a workload; more make a page of tens of megabytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,10 @@ class Chart:
         rows = with_recurrent(rows) if self.beside else rows
         return rows if rows[self.value].notna().any() else rows.iloc[:0]
 
-    def sheets(self, tables: Tables) -> list[Sheet]:
+    def pages(self, tables: Tables) -> list[ChartPage]:
         """The figures to draw."""
-        found = sheets(self.rows(tables), self.lines, self.source == "cells", self.several)
-        return [sheet for sheet in found if sheet.rows[self.value].notna().any()]
+        found = pages(self.rows(tables), self.lines, self.source == "cells", self.several)
+        return [page for page in found if page.rows[self.value].notna().any()]
 
 
 CHARTS: Registry[Chart] = Registry("chart")
@@ -182,7 +182,7 @@ class Panel:
 
 
 @dataclass(frozen=True, eq=False)
-class Sheet:
+class ChartPage:
     """One figure: `slug` for its file name, `title` for what all its panels share."""
 
     workload: str
@@ -196,9 +196,9 @@ class Sheet:
         return pd.concat([panel.rows for panel in self.panels])
 
 
-def sheets(
+def pages(
     frame: pd.DataFrame, lines: str, plain_position: bool = True, several: bool = False
-) -> list[Sheet]:
+) -> list[ChartPage]:
     """Split into figures by workload, device, dtype and pass, and these into small multiples.
 
     A panel holds one combination of the other axes that vary, except n (its x axis) and what its
@@ -207,7 +207,7 @@ def sheets(
     alone is left out.
     """
     found = []
-    for values, rows in slices(frame, SHEET_AXES):
+    for values, rows in slices(frame, PAGE_AXES):
         plain = rows[rows["position"] == "none"]
         rows = plain if plain_position and not plain.empty else rows
         # A size for the overhead would take most of an axis on which nothing else stands.
@@ -218,21 +218,21 @@ def sheets(
         panels = [Panel(_title(part, names), part) for _, part in slices(rows, names)]
         slug, title = "-".join(map(str, values.values())), fixed(rows) + small + single
         found += [
-            Sheet(
+            ChartPage(
                 str(values["workload"]), f"{slug}-{page.slug}".strip("-"), title + page.place,
                 page.items,
             )
-            for page in figures.pages(panels, lambda _: (), PANELS_A_SHEET, len(panels))
+            for page in figures.pages(panels, lambda _: (), PANELS_A_PAGE, len(panels))
         ]  # fmt: skip
     return found
 
 
-def first_of_each(found: list[Sheet]) -> list[Sheet]:
-    """At most `MOST_SHEETS` figures of each workload, so that none crowds out another."""
-    kept: dict[str, list[Sheet]] = {}
-    for sheet in found:
-        kept.setdefault(sheet.workload, []).append(sheet)
-    return [sheet for group in kept.values() for sheet in group[:MOST_SHEETS]]
+def first_of_each(found: list[ChartPage]) -> list[ChartPage]:
+    """At most `MOST_PAGES` figures of each workload, so that none crowds out another."""
+    kept: dict[str, list[ChartPage]] = {}
+    for page in found:
+        kept.setdefault(page.workload, []).append(page)
+    return [page for group in kept.values() for page in group[:MOST_PAGES]]
 
 
 def _panel_axes(rows: pd.DataFrame, lines: str) -> list[str]:

@@ -20,7 +20,7 @@ from attnbench.analysis.table import BASELINE
 from attnbench.base.units import is_unknown
 from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
-from attnbench.report.charts import CHARTS, Chart, Scale, Sheet, Tables
+from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
 from attnbench.report.figures import FigureKind, Look, Plot, short
 from attnbench.theory.traits import TRAITS
 
@@ -49,22 +49,26 @@ def draw_all(
     for name, chart in CHARTS.items():
         known = figures.LINES.get(chart.lines, figures.KNOWN)
         looks = figures.looks(tables["cells"][chart.lines].dropna().unique(), known)
-        draw = partial(draw_sheet, chart, looks, environment, crossings)
-        drawn += draw_sheets(name, chart, chart.sheets(tables), draw, folder)
+        draw = partial(draw_page, chart, looks, environment, crossings)
+        drawn += draw_pages(name, chart, chart.pages(tables), draw, folder)
     return drawn
 
 
-def draw_sheets(
-    name: str, chart: Chart, found: list[Sheet], draw: Callable[[Sheet], Figure], folder: Path
+def draw_pages(
+    name: str,
+    chart: Chart,
+    found: list[ChartPage],
+    draw: Callable[[ChartPage], Figure],
+    folder: Path,
 ) -> list[Plot]:
     """Draw and write the first figures of each workload; the first says how much is left out."""
     shown, plots = charts.first_of_each(found), []
     kind = FigureKind(name=name, title=chart.title, reading=chart.reading)
-    left_out = sum(len(sheet.panels) for sheet in found if sheet not in shown)
-    for sheet in shown:
-        svg, png = figures.write(draw(sheet), f"{name}-{sheet.slug}", folder)
-        alt = [", ".join(lines_of(chart, sheet.rows)), *(p.title for p in sheet.panels if p.title)]
-        plots.append(kind.plot(sheet.title, left_out, alt, svg, png))
+    left_out = sum(len(page.panels) for page in found if page not in shown)
+    for page in shown:
+        svg, png = figures.write(draw(page), f"{name}-{page.slug}", folder)
+        alt = [", ".join(lines_of(chart, page.rows)), *(p.title for p in page.panels if p.title)]
+        plots.append(kind.plot(page.title, left_out, alt, svg, png))
         left_out = 0
     return plots
 
@@ -105,15 +109,15 @@ class Frame:
         return max(float(value), self.limits[0])
 
 
-def draw_sheet(
+def draw_page(
     chart: Chart,
     looks: Mapping[str, Look],
     environment: Mapping[str, Any],
     crossings: ByCase,
-    sheet: Sheet,
+    page: ChartPage,
 ) -> Figure:
     """Draw one figure: the chart's panels, with common scales."""
-    rows = sheet.rows
+    rows = page.rows
     peak = peak_tflops(environment, str(rows["dtype"].iloc[0])) if chart.peak else None
     if peak and rows[chart.value].max() < PEAK_FROM * peak:
         peak = None
@@ -122,8 +126,8 @@ def draw_sheet(
     names = lines_of(chart, rows)
     single = len(lengths) == 1
     height = max(1.6, 0.36 * len(names) + 0.8) if single else PANEL_INCHES
-    figure, found = figures.panels(len(sheet.panels), height, chart.title, sheet.title)
-    for ax, panel in zip(found, sheet.panels, strict=True):
+    figure, found = figures.panels(len(page.panels), height, chart.title, page.title)
+    for ax, panel in zip(found, page.panels, strict=True):
         if single:
             _draw_points(ax, panel.rows, frame)
             ax.set_xlabel(frame.axis)

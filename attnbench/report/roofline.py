@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from attnbench.base import units
 from attnbench.report import axes, figures, lines
-from attnbench.report.charts import Chart, Sheet, sheets
+from attnbench.report.charts import Chart, ChartPage, pages
 from attnbench.report.figures import QUIET, Look, Plot
 
 ROOFLINE = Chart(
@@ -63,7 +63,7 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
     needed = ["tflops", X, "peak_tflops_measured", "read_gbps_measured"]
     known = cells[cells[needed].notna().all(axis=1)]
     draw_one = partial(draw, figures.looks(cells["impl"].unique()))
-    plots = lines.draw_sheets("roofline", ROOFLINE, sheets(known, "impl"), draw_one, folder)
+    plots = lines.draw_pages("roofline", ROOFLINE, pages(known, "impl"), draw_one, folder)
     roofs = roofs_of(known) if plots else {}
     limits = "; ".join(f"{name} limits {roof.text}" for name, roof in roofs.items())
     return [replace(plot, alt=f"{plot.alt} {limits}.") for plot in plots]
@@ -79,19 +79,17 @@ def roofs_of(rows: pd.DataFrame) -> dict[str, Roof]:
     return roofs
 
 
-def draw(looks: Mapping[str, Look], sheet: Sheet) -> Figure:
+def draw(looks: Mapping[str, Look], page: ChartPage) -> Figure:
     """Draw one figure: a panel for each combination of axes, with common scales."""
-    rows, roofs = sheet.rows, roofs_of(sheet.rows)
+    rows, roofs = page.rows, roofs_of(page.rows)
     ridges = [roof.ridge for roof in roofs.values()]
     x_limits = axes.bounds([*rows[X], min(ridges) / 2, max(ridges) * 1.5])
     y_limits = axes.bounds([*rows["tflops"], *(roof.tflops for roof in roofs.values())])
     unit, unit_name = units.rate_unit(roofs["measured"].tflops)
     lengths = sorted(rows["seq_len"].unique())
     sizes = dict(zip(lengths, np.linspace(SMALLEST, LARGEST, len(lengths)), strict=True))
-    figure, found = figures.panels(
-        len(sheet.panels), lines.PANEL_INCHES, ROOFLINE.title, sheet.title
-    )
-    for ax, panel in zip(found, sheet.panels, strict=True):
+    figure, found = figures.panels(len(page.panels), lines.PANEL_INCHES, ROOFLINE.title, page.title)
+    for ax, panel in zip(found, page.panels, strict=True):
         axes.log_axis(ax, "x", x_limits, 2, _intensity)
         axes.log_axis(ax, "y", y_limits, 10, lambda value: axes.plain(value / unit))
         for name, roof in roofs.items():

@@ -35,7 +35,7 @@ from attnbench.gate.decide.verdict import comparable
 from attnbench.gate.run.rounds import Bench, RoundError, measure_round
 from attnbench.gate.run.worktree import temporary_folder
 from attnbench.machine import host
-from attnbench.planning.plan import Axes, check_names, expand, make_plan, misfit
+from attnbench.planning.plan import Axes, check_names, expand, make_plan, mismatch
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import impossible
@@ -192,14 +192,14 @@ class _Examined:
     recovered: dict[_Key, str] = field(default_factory=dict)
     failure: str | None = None
 
-    def check(self, cells: Iterable[Cell], misfits: Mapping[str, str | None]) -> None:
+    def check(self, cells: Iterable[Cell], mismatches: Mapping[str, str | None]) -> None:
         """Fill in the records: those that need no process, and the others."""
         mine = [cell for cell in cells if cell.impl in self.runner.user_names]
         if not mine:
             return
         cases = list({cell.case.case_id: cell.case for cell in mine}.values())
         reasons = self.runner.reasons(cases, sorted({cell.impl for cell in mine}))
-        plan = make_plan(mine, reasons, misfits=misfits)
+        plan = make_plan(mine, reasons, mismatches=mismatches)
         for record in (*plan.decided, *self.runner.run(plan.jobs)):
             key = record.cell.key
             failed = self.records.get(key)
@@ -258,14 +258,14 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
             before.failure = str(err)
             warnings.append(f"the base does not load: {err}")
         own = list(dict.fromkeys([*mine.user_names, *theirs.user_names]))
-        cells, misfits = _cells(request.sweeps, catalogue, own)
+        cells, mismatches = _cells(request.sweeps, catalogue, own)
         mine_again: Iterable[Cell] = cells
         theirs_again: Iterable[Cell] = cells
         for _ in range(2):
             # Nothing is timed: where there is a CPU for each, both at once.
             jobs = [
-                partial(ours.check, mine_again, misfits),
-                partial(before.check, theirs_again, misfits),
+                partial(ours.check, mine_again, mismatches),
+                partial(before.check, theirs_again, mismatches),
             ]
             do_all(jobs, 2 if catalogue.device == "cpu" else 1)
             mine_again, theirs_again = ours.doubtful(before), before.doubtful(ours)
@@ -320,13 +320,13 @@ def _cells(
             f" register {', '.join(own)}"
         )
     cells: dict[_Key, Cell] = {}
-    misfits: dict[str, str | None] = {}
+    mismatches: dict[str, str | None] = {}
     for axes in sweeps:
         for case in expand(axes, catalogue.device):
-            why = impossible(case) or misfit(axes, case)
-            misfits[case.case_id] = why and misfits.get(case.case_id, why)  # in every sweep
+            why = impossible(case) or mismatch(axes, case)
+            mismatches[case.case_id] = why and mismatches.get(case.case_id, why)  # in every sweep
             for name in axes.impls or own:
                 cells[case.case_id, name] = Cell(case=case, impl=name)
-    if not cells or all(misfits.values()):
-        raise UsageError(next(filter(None, misfits.values()), "there is nothing to watch"))
-    return tuple(cells.values()), misfits
+    if not cells or all(mismatches.values()):
+        raise UsageError(next(filter(None, mismatches.values()), "there is nothing to watch"))
+    return tuple(cells.values()), mismatches
