@@ -61,7 +61,7 @@ def test_an_unknown_field_is_refused():
 
 @pytest.mark.parametrize("bad", [{"seq_len": -1}, {"heads": 1.5}, {"batch": True}])
 def test_sizes_are_whole_numbers_of_at_least_one(bad):
-    with pytest.raises(UsageError, match="whole number"):
+    with pytest.raises(UsageError, match="whole numbers"):
         Case(**bad)
 
 
@@ -85,6 +85,19 @@ def test_the_query_s_own_key_is_one_of_a_window():
 
 sizes = st.integers(1, 12)
 masks = st.sampled_from(["full", "causal", "window:1", "window:3", "window:30"]).map(parse_mask)
+
+
+@given(mask=masks, queries=sizes, keys=sizes)
+def test_the_span_of_a_query_is_bottom_right_aligned(mask: Mask, queries: int, keys: int):
+    for query in range(queries):
+        first, last = mask.span(query, queries, keys)
+        seen = {
+            key
+            for key in range(keys)
+            if (mask.after is None or key <= query + keys - queries + mask.after)
+            and (mask.before is None or key >= query + keys - queries - mask.before)
+        }
+        assert set(range(first, last)) == seen
 
 
 @given(mask=masks, queries=sizes, keys=sizes)
