@@ -10,7 +10,7 @@ from attnbench.api.loader import load_built_in
 from attnbench.schema.case import Case, Position, parse_mask
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.inputs import Draw
-from attnbench.worker.positions import POSITIONS, rotation, turned
+from attnbench.worker.positions import POSITIONS, rotated, rotation
 from attnbench.worker.reference import judge
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads.decode import CACHES
@@ -50,7 +50,7 @@ def full_forward(case: Case, tensors) -> torch.Tensor:
 
     q, k, v = heads("wq", 4), heads("wk", 2), heads("wv", 2)
     places = torch.arange(total)
-    q, k = turned(q, case.position, places), turned(k, case.position, places)
+    q, k = rotated(q, case.position, places), rotated(k, case.position, places)
     o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     merged: torch.Tensor = o.transpose(1, 2).reshape(case.batch, total, -1) @ tensors["wo"].T
     return merged[:, case.seq_len :]
@@ -102,8 +102,8 @@ def test_the_timed_rotation_equals_an_explicit_rotation_matrix(name, dims, start
     case = Case(head_dim=dims, dtype="float64", position=Position(name=name, base=500.0))
     first, second = POSITIONS.get(name).pairs(dims)
     x = torch.randn(2, 3, 4, dims, dtype=torch.float64)
-    turn = rotation(case, start, 4)
-    assert turn is not None
+    rotate = rotation(case, start, 4)
+    assert rotate is not None
     expected = torch.empty_like(x)
     for row in range(4):
         matrix = torch.eye(dims, dtype=torch.float64)
@@ -114,8 +114,8 @@ def test_the_timed_rotation_equals_an_explicit_rotation_matrix(name, dims, start
             matrix[a, a] = matrix[b, b] = angle.cos()
             matrix[a, b], matrix[b, a] = -angle.sin(), angle.sin()
         expected[..., row, :] = x[..., row, :] @ matrix.T
-    torch.testing.assert_close(turn(x), expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(turned(x, case.position, torch.arange(start, start + 4)), turn(x))
+    torch.testing.assert_close(rotate(x), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(rotated(x, case.position, torch.arange(start, start + 4)), rotate(x))
 
 
 def test_a_token_lost_from_a_long_cache_shows_by_its_needle_alone():

@@ -181,11 +181,11 @@ SAVED = [
     ("naive", "float32", "none", (Q + P) * 4),
     # The weights twice: as softmax gives them, in float32, and in the dtype of v.
     ("naive", "bfloat16", "none", Q * 2 + P * (4 + 2)),
-    # Turned keys are no input any more; turned queries are not saved, only scaled ones.
+    # Turned keys are no input any more; rotated queries are not saved, only scaled ones.
     ("naive", "float32", "rope", (Q + HALF + P) * 4),
     # Scaled q and scaled k, and v; in half precision all of it in float32.
     ("sdpa-math", "bfloat16", "none", (Q + HALF + P + HALF) * 4),
-    # o and one float32 a row; turned q and k where they are turned.
+    # o and one float32 a row; rotated q and k where they are rotated.
     ("chunked", "bfloat16", "none", Q * 2 + 2 * 32 * 4),
     ("chunked", "float32", "rope", (Q + HALF + Q) * 4 + 2 * 32 * 4),
     ("sdpa-flash", "float32", "rope", (Q + HALF + Q) * 4 + 2 * 32 * 4),

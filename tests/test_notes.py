@@ -15,7 +15,7 @@ import attnbench
 from attnbench.api import dense_mask
 from attnbench.schema.case import Case, Position, parse_mask
 from attnbench.theory.costs import admitted_pairs, core_flops, projection_flops
-from attnbench.worker.positions import turned
+from attnbench.worker.positions import rotated
 
 ROPE = Position(name="rope-interleaved")  # the pairs (2k, 2k + 1) of the notes
 SIZES = [(4, 8, 2), (5, 12, 3), (64, 64, 8)]  # n, width, heads
@@ -46,7 +46,7 @@ def merge(x):
 
 
 def rope(x, place):
-    return turned(x[None], ROPE, torch.tensor([place]))[0]
+    return rotated(x[None], ROPE, torch.tensor([place]))[0]
 
 
 def close(found, wanted):

@@ -53,7 +53,7 @@ def _of_the_cpu(facts: Facts) -> Iterator[tuple[str, str, str]]:
     computing, on_here = _count(threads, "thread"), f"on {_count(here, 'CPU')}"
     if load is not None and cpus and load > LOAD_SHARE * cpus:
         fact = f"load {load:.2f} on {_count(cpus, 'CPU')}"
-        yield "load", fact, "close what else runs: it takes cores in turns"
+        yield "load", fact, "close what else runs: it shares the cores"
     if facts["governor"] not in (None, "performance"):
         remedy = "fix the frequency: sudo cpupower frequency-set -g performance"
         yield "governor", f"CPU frequency governor: {facts['governor']}", remedy
@@ -96,7 +96,7 @@ def _of_the_gpu(gpu: Facts | None) -> Iterator[tuple[str, str, str]]:
     if not gpu:
         return
     if gpu["problem"]:
-        yield "NVML", gpu["problem"], "without it clocks, heat and energy go unseen"
+        yield "NVML", gpu["problem"], "without it clocks, temperature and energy go unseen"
     if reasons := set(gpu["throttle"] or ()) - _HARMLESS:
         fact = f"the GPU's clock is held down: {', '.join(sorted(reasons))}"
         remedy = "see to its cooling and power limit: nvidia-smi -q -d PERFORMANCE"

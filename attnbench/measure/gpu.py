@@ -1,4 +1,4 @@
-"""What the GPU says of itself, through NVML: clock, power, heat, energy, and why it slows down.
+"""The GPU's own sensors, through NVML: clock, power, temperature, energy, why it slows down.
 
 NVML may be missing, denied, or answer only some questions: each answer that does not come is None.
 """
@@ -147,8 +147,8 @@ def _text(err: Exception) -> str:
 def must_discard(reading: GpuReading | None) -> str | None:
     """Why a sample taken at this reading does not count, or None.
 
-    Only heat and the hardware's own slowdown: a power cap is the normal state of a busy GPU, and
-    `idle` is what the time between two batches looks like.
+    Only temperature and the hardware's own slowdown: a power cap is the normal state of a busy GPU,
+    and `idle` is what the time between two batches looks like.
     """
     if reading is None or reading.throttle is None:
         return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from attnbench.schema.case import Case, Mask
-from attnbench.worker.positions import turned, unturned
+from attnbench.worker.positions import rotated, rotated_back
 
 Tensors = dict[str, torch.Tensor]
 
@@ -108,8 +108,8 @@ def wanted_keys(
 
     Their logits are ln(`count`) + 6, `count` being the keys that compete for the weight.
     """
-    rows = turned(rows_BGMD.double(), case.position, places)
-    aligned = unturned(rows, case.position, keys)
+    rows = rotated(rows_BGMD.double(), case.position, places)
+    aligned = rotated_back(rows, case.position, keys)
     size = aligned.square().sum(-1, keepdim=True).clamp_min(1e-3) * case.softmax_scale
     logit = math.log(count) + _NEEDLE_LOGIT
     return (aligned * logit / size).transpose(1, 2).flatten(2)
@@ -119,7 +119,7 @@ def plant_needles(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, case: Case, seed: 
     """Turn a few keys towards one query each, so that a lost key cannot hide in rounding noise.
 
     Key j becomes q_i · c / (scale · |q_i|²), so that its logit with query i is c = ln(S) + 6;
-    a position encoding is undone first, so that it is so after both were turned. Of the query
+    a position encoding is undone first, so that it is so after both were rotated. Of the query
     heads that share a key/value head, the first one's query is used.
     """
     pairs = needle_pairs(case.mask, case.seq_len, case.kv_len, seed)
@@ -129,6 +129,6 @@ def plant_needles(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, case: Case, seed: 
     places = queries + (case.kv_len - case.seq_len)
     rows_BGMD = q_BHLD[:, :: case.heads // case.kv_heads, queries].double()
     square = rows_BGMD.square().sum(-1, keepdim=True).clamp_min(1e-3)
-    aligned = unturned(turned(rows_BGMD, case.position, places), case.position, keys)
+    aligned = rotated_back(rotated(rows_BGMD, case.position, places), case.position, keys)
     logit = math.log(case.kv_len) + _NEEDLE_LOGIT
     k_BGSD[:, :, keys] = (aligned * (logit / case.softmax_scale) / square).to(k_BGSD.dtype)

@@ -1,7 +1,7 @@
 """Position encodings applied to q and k inside the timed call: rotary, in both pairings.
 
 Rotary position embedding (Su et al. 2021, arXiv:2104.09864): in each pair of dimensions, the
-vector at position m turns by the angle m·θ_i, θ_i = base^(−2i/D). Where D is odd the last
+vector at position m is rotated by the angle m·θ_i, θ_i = base^(−2i/D). Where D is odd the last
 dimension stays as it is, and D counts the rotated dimensions alone.
 """
 
@@ -23,7 +23,7 @@ Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Encoding(NamedTuple):
-    """One position encoding: which dimensions form pair i, and how the pairs are turned.
+    """One position encoding: which dimensions form pair i, and how the pairs are rotated.
 
     `pairs(D)` gives the first and the second members of all pairs; the reference rotates by them
     alone. `rotate(x, cos, sin)` is the fast form that is timed.
@@ -37,8 +37,8 @@ class Encoding(NamedTuple):
 def _rotate_half_split(x: torch.Tensor, cos_LP: torch.Tensor, sin_LP: torch.Tensor) -> torch.Tensor:
     half = cos_LP.shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
-    turned = (first * cos_LP - second * sin_LP, second * cos_LP + first * sin_LP)
-    return torch.cat((*turned, x[..., 2 * half :]), dim=-1)
+    rotated = (first * cos_LP - second * sin_LP, second * cos_LP + first * sin_LP)
+    return torch.cat((*rotated, x[..., 2 * half :]), dim=-1)
 
 
 def _rotate_interleaved(
@@ -46,10 +46,10 @@ def _rotate_interleaved(
 ) -> torch.Tensor:
     even = 2 * cos_LP.shape[-1]
     first, second = x[..., 0:even:2], x[..., 1:even:2]
-    turned = torch.stack(
+    rotated = torch.stack(
         (first * cos_LP - second * sin_LP, second * cos_LP + first * sin_LP), dim=-1
     ).flatten(-2)
-    return turned if even == x.shape[-1] else torch.cat((turned, x[..., even:]), dim=-1)
+    return rotated if even == x.shape[-1] else torch.cat((rotated, x[..., even:]), dim=-1)
 
 
 POSITIONS: Registry[Encoding] = Registry("position encoding", "--positions")
@@ -102,7 +102,7 @@ class Rotation:
 def rotation(case: Case, first_place: int, count: int) -> Rotation | None:
     """The rotation of x (…, `count`, D) at places `first_place` …; None for `none`.
 
-    Its tables are made in float64 and held in the case's dtype: the turning alone is timed.
+    Its tables are made in float64 and held in the case's dtype: the rotation alone is timed.
     """
     rotate = POSITIONS.get(case.position.name).rotate
     if rotate is None:
@@ -125,7 +125,7 @@ def _mixed(x: torch.Tensor, position: Position, *by: torch.Tensor) -> torch.Tens
     return out
 
 
-def turned(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
+def rotated(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
     """The reference form: each pair as a complex number times e^{i·angle}, in x's own dtype.
 
     By the definition (`pairs`), not by the formula that is timed, with tables in x's dtype.
@@ -135,12 +135,12 @@ def turned(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.T
     return _mixed(x, position, cos_LP, -sin_LP, sin_LP)
 
 
-def turned_squares(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
-    """Squares of independent errors in the dimensions of x, after x was turned either way."""
+def rotated_squares(x: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
+    """Squares of independent errors in the dimensions of x, after x was rotated either way."""
     cos_LP = angles(position, x.shape[-1], places).cos().square().to(x.dtype)
     return _mixed(x, position, cos_LP, 1 - cos_LP, 1 - cos_LP)
 
 
-def unturned(gradient: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
-    """Gradient with respect to x of `turned`: a rotation's transpose turns the other way."""
-    return turned(gradient, position, -places)
+def rotated_back(gradient: torch.Tensor, position: Position, places: torch.Tensor) -> torch.Tensor:
+    """Gradient with respect to x of `rotated`: a rotation's transpose turns the other way."""
+    return rotated(gradient, position, -places)

@@ -26,7 +26,7 @@ import torch
 from attnbench.api import dense_mask
 from attnbench.schema.case import Case
 from attnbench.worker.inputs import Tensors
-from attnbench.worker.positions import turned, unturned
+from attnbench.worker.positions import rotated, rotated_back
 
 OUTPUT_FACTOR = 2.0
 GRADIENT_FACTOR = 3.0
@@ -109,8 +109,8 @@ def plain_attention(
     do = tensors.get("do")
     query_places = torch.arange(case.seq_len, device=q.device) + (case.kv_len - case.seq_len)
     key_places = torch.arange(case.kv_len, device=q.device)
-    q = _grouped(turned(q, case.position, query_places), case)
-    k = turned(k, case.position, key_places).unsqueeze(2)
+    q = _grouped(rotated(q, case.position, query_places), case)
+    k = rotated(k, case.position, key_places).unsqueeze(2)
     v = v.unsqueeze(2)
     o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     unsure = torch.zeros(*q.shape[:-1], 1, dtype=q.dtype, device=q.device)
@@ -134,8 +134,8 @@ def plain_attention(
         result.terms["o"] = (o * (1 + statistics_share(case) * lse_bound)).flatten(1, 2)
     if sums is not None:
         dq, dk, dv = (x.flatten(1, 2) for x in sums.sums)
-        result.values["dq"] = unturned(dq, case.position, query_places)
-        result.values["dk"] = unturned(dk, case.position, key_places)
+        result.values["dq"] = rotated_back(dq, case.position, query_places)
+        result.values["dk"] = rotated_back(dk, case.position, key_places)
         result.values["dv"] = dv
     if sums is not None and terms:
         # Rounding errors of many summands have no common sign: their squares add up.

@@ -55,7 +55,7 @@ class _Attention(Workload):
 
 
 def rotated_workspace(case: Case, impl: Implementation) -> int | None:
-    """Workspace of a core (bytes); with rotary encoding q and k are there a second time, turned.
+    """Workspace of a core (bytes); with rotary encoding q and k are there a second time, rotated.
 
     That is an estimate, since turning them takes as much again for a moment. None for the backward
     passes of a rotary encoding, where it is not known.
@@ -64,8 +64,8 @@ def rotated_workspace(case: Case, impl: Implementation) -> int | None:
     if core_bytes is None or case.position.name == "none":
         return core_bytes
     rows = case.heads * case.seq_len + case.kv_heads * case.kv_len
-    turned = case.batch * rows * case.head_dim * case.element_bytes
-    return None if case.needs_grad else Estimate(turned + core_bytes)
+    rotated = case.batch * rows * case.head_dim * case.element_bytes
+    return None if case.needs_grad else Estimate(rotated + core_bytes)
 
 
 WORKLOADS.add("attention", _Attention())

@@ -33,17 +33,18 @@ class DecodeLayer:
     def __init__(self, case: Case, tensors: Tensors) -> None:
         self.case, self._tensors = case, tensors
         self.context, self.total = case.seq_len, case.seq_len + (case.new_tokens or 1)
-        turn = rotation(case, 0, self.total)
-        self._turn = functools.cache(turn.window) if turn else None  # made in the untimed check
+        rotate = rotation(case, 0, self.total)
+        # The tables are made in the untimed check.
+        self._rotate = functools.cache(rotate.window) if rotate else None
 
     def queries(self, first: int, end: int) -> torch.Tensor:
-        """q_BHLD of tokens `first` to `end`, turned to their places."""
-        return self._turned(self._heads("wq", self.case.heads, first, end), first, end)
+        """q_BHLD of tokens `first` to `end`, rotated to their places."""
+        return self._rotated(self._heads("wq", self.case.heads, first, end), first, end)
 
     def keys_values(self, first: int, end: int) -> KeysValues:
-        """k_BGSD, turned to its places, and v_BGSV of tokens `first` to `end`."""
+        """k_BGSD, rotated to its places, and v_BGSV of tokens `first` to `end`."""
         k, v = (self._heads(name, self.case.kv_heads, first, end) for name in ("wk", "wv"))
-        return self._turned(k, first, end), v
+        return self._rotated(k, first, end), v
 
     def output(self, o_BHLV: torch.Tensor) -> torch.Tensor:
         """Heads merged and projected: (B, L, E)."""
@@ -53,8 +54,8 @@ class DecodeLayer:
         projected = linear(self._tensors["x"][:, first:end], self._tensors[weight])
         return projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
 
-    def _turned(self, x_BHLD: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        return self._turn(first, end - first)(x_BHLD) if self._turn else x_BHLD
+    def _rotated(self, x_BHLD: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        return self._rotate(first, end - first)(x_BHLD) if self._rotate else x_BHLD
 
 
 class Cache(NamedTuple):
@@ -137,7 +138,7 @@ def cache_of(case: Case) -> Cache:
 def step_case(case: Case, t: int) -> Case:
     """The attention case that a core sees at step t: one query, or all, over n + t + 1 keys.
 
-    The core sees tensors that were turned already, hence no position encoding.
+    The core sees tensors that were rotated already, hence no position encoding.
     """
     tokens = case.seq_len + t + 1
     return replace(

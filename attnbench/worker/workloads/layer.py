@@ -18,7 +18,7 @@ from attnbench.base.registry import Registry
 from attnbench.schema.case import Case, Position
 from attnbench.theory import costs
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
-from attnbench.worker.positions import turned, turned_squares, unturned
+from attnbench.worker.positions import rotated, rotated_back, rotated_squares
 from attnbench.worker.reference import PlainResult, plain_attention
 from attnbench.worker.workloads.attention import rotated_workspace, with_position
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
@@ -130,7 +130,7 @@ def projection_of(case: Case) -> Projection:
 
 
 def core_case(case: Case) -> Case:
-    """The attention case that the core sees; q and k come to it turned, hence no encoding."""
+    """The attention case that the core sees; q and k come to it rotated, hence no encoding."""
     return replace(case, workload="attention", position=Position(), width=None, projection=None)
 
 
@@ -217,14 +217,14 @@ class _Layer(Workload):
 def plant_needle_tokens(case: Case, x_BLE: torch.Tensor, wqkv: torch.Tensor, seed: int) -> None:
     """Turn a few tokens, in place, so that each one's keys align with the queries of another.
 
-    The pairs are those of `needle_pairs`, less those whose query would be turned, too. The tokens
+    The pairs are those of `needle_pairs`, less those whose query would be rotated, too. The tokens
     solve wk·x = wanted by ridge regression: where wk has as many rows as columns, exact solutions
     are huge along its weakest directions, and their values would hide all others. The logits,
     which an exact solution would give ln(n) + 6, come out a quarter lower at most.
     """
     pairs = needle_pairs(case.mask, case.seq_len, case.kv_len, seed)
-    turned_tokens = {key for _, key in pairs}
-    pairs = [(query, key) for query, key in pairs if query not in turned_tokens]
+    aligned_tokens = {key for _, key in pairs}
+    pairs = [(query, key) for query, key in pairs if query not in aligned_tokens]
     if not pairs:
         return
     queries, keys = (torch.tensor(side, device=x_BLE.device) for side in zip(*pairs, strict=True))
@@ -246,7 +246,7 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
     projected = torch.split(x @ torch.cat(weights).mT, widths, dim=-1)
     inputs = {n: by_head(y, parts[n][1]) for n, y in zip(parts, projected, strict=True)}
     for name in "qk":
-        inputs[name] = turned(inputs[name], case.position, places)
+        inputs[name] = rotated(inputs[name], case.position, places)
     if "do" in tensors:
         inputs["do"] = by_head(tensors["do"] @ wo, case.value_dim)
     core = plain_attention(core_case(case), inputs, terms=terms)
@@ -258,7 +258,7 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
         return result
     # Each weight adds its part to dx in the dtype of x, as one after another they do in the layer.
     for name in ("dq", "dk"):
-        core.values[name] = unturned(core.values[name], case.position, places)
+        core.values[name] = rotated_back(core.values[name], case.position, places)
     result.values["dwo"] = _over_tokens(tensors["do"], merged)
     dprojected = _side_by_side(core.values).to(x.dtype)
     cut = torch.split(dprojected, [weight.shape[0] for weight in weights], dim=-1)
@@ -270,7 +270,7 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
         return result
     squares = {name: core.terms[name].square() for name in ("o", "dq", "dk", "dv")}
     for name in ("dq", "dk"):
-        squares[name] = turned_squares(squares[name], case.position, places)
+        squares[name] = rotated_squares(squares[name], case.position, places)
     # What goes into these sums is as uncertain as the terms it was made of, and as its own size.
     summands = dprojected.square() + _side_by_side(squares)
     result.terms["dx"] = (summands @ torch.cat(weights).square()).sqrt()
