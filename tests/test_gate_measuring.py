@@ -198,7 +198,7 @@ def test_a_candidate_that_does_not_import_and_sweeps_of_nonsense_are_one_line(tm
 
 
 def test_a_case_is_skipped_only_if_no_sweep_has_a_use_for_it(monkeypatch, recorded_catalogue):
-    monkeypatch.setattr(measuring, "misfit", lambda axes, case: "why" if axes.impls else None)
+    monkeypatch.setattr(measuring, "mismatch", lambda axes, case: "why" if axes.impls else None)
     sweeps = replace(SMALL, impls=("naive",)), SMALL
     for order in (sweeps, sweeps[::-1]):
         assert set(measuring._cells(order, recorded_catalogue, ["naive"])[1].values()) == {None}
