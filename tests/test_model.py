@@ -15,12 +15,7 @@ from scipy.optimize import nnls
 
 from attnbench.analysis.scaling.model import models, presence
 from attnbench.analysis.scaling.model_fit import Subsets
-from attnbench.analysis.scaling.model_terms import (
-    candidates,
-    carriers,
-    model_cells,
-    surplus,
-)
+from attnbench.analysis.scaling.model_terms import model_cells
 from attnbench.analysis.scaling.results import ModelFit, Uncertain
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case, parse_mask
@@ -331,18 +326,3 @@ def test_a_window_has_a_term_of_its_own() -> None:
     assert {"H n w", "n w d"} <= set(found.terms)
     assert found.shares["n^2 d"].value < 0.01
     assert "n d" not in found.shares
-
-
-def test_terms_of_a_law_are_carried_by_those_of_their_order() -> None:
-    terms = candidates("decode", window=False)
-    law = parse("d^2 + n d")
-    named = {
-        str(term): [terms[i].name for i in found] for term, found in carriers(law, terms).items()
-    }
-    assert named == {"d^2": ["d^2"], "n d": ["n d", "H n"]}
-    assert [terms[i].name for i in surplus(law, terms)] == ["n d^2", "H n^2", "n^2 d"]
-    both = carriers(parse("n d + n d^2"), terms)
-    assert [[terms[i].name for i in found] for found in both.values()] == [
-        ["n d", "H n"],
-        ["n d^2"],
-    ]

@@ -90,13 +90,6 @@ def test_forward_workspace_is_what_sizes_say(seq_len, batch):
     assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
 
 
-def test_workspace_is_unknown_where_autograd_and_packing_decide():
-    workspace = IMPLEMENTATIONS.get("gru").workspace
-    assert workspace is not None
-    for unsure in ({"pass_": "both"}, {"dtype": "bfloat16"}, {"device": "cuda"}):
-        assert workspace(case_of(**unsure)) is None
-
-
 @pytest.mark.parametrize("pass_", PASSES[:2])
 def test_weights_lie_together_and_before_two_biases_of_zero_as_cudnn_wants_them(pass_):
     tensors = WORKLOADS.get("recurrent").tensors(case_of(pass_=pass_))

@@ -142,14 +142,8 @@ def test_what_a_cycle_held_from_before_is_not_taken_off():
 
 
 ATTENTION: dict[str, Any] = {"heads": 4, "seq_len": 48, "head_dim": 16}
-LAYER: dict[str, Any] = {"workload": "layer", "width": 64, "projection": "fused", **ATTENTION}
-DECODE: dict[str, Any] = {
-    "workload": "decode",
-    "width": 64,
-    "projection": "separate",
-    "new_tokens": 4,
-}
-DECODE |= ATTENTION
+LAYER = ATTENTION | {"workload": "layer", "width": 64, "projection": "fused"}
+DECODE = LAYER | {"workload": "decode", "projection": "separate", "new_tokens": 4}
 CASES: dict[str, dict[str, Any]] = {
     "causal": {"mask": parse_mask("causal"), **ATTENTION},
     "grouped, rope": {"kv_heads": 2, "position": parse_position("rope"), **ATTENTION},

@@ -32,30 +32,29 @@ def _finding(verdict: Verdict) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "code"),
+    ("verdicts", "of_another", "code"),
     [
-        ((), ExitCode.INCONCLUSIVE),
-        (("inconclusive",), ExitCode.INCONCLUSIVE),
-        (("holds",), ExitCode.OK),
-        (("holds", "inconclusive"), ExitCode.OK),
-        (("holds", "refuted"), ExitCode.FINDING),
-        (("refuted", "inconclusive"), ExitCode.FINDING),
+        ((), (), ExitCode.INCONCLUSIVE),
+        (("inconclusive",), (), ExitCode.INCONCLUSIVE),
+        (("holds",), (), ExitCode.OK),
+        (("holds", "inconclusive"), (), ExitCode.OK),
+        (("holds", "refuted"), (), ExitCode.FINDING),
+        (("refuted", "inconclusive"), (), ExitCode.FINDING),
+        (("holds",), ("inconclusive",), ExitCode.INCONCLUSIVE),  # one does not cover the other
+        (("holds",), ("inconclusive", "holds"), ExitCode.OK),
     ],
 )
 def test_the_exit_code_says_whether_anything_is_refuted_or_nothing_holds(
-    verdicts: tuple[Verdict, ...], code: ExitCode
+    verdicts: tuple[Verdict, ...], of_another: tuple[Verdict, ...], code: ExitCode
 ) -> None:
-    assert exit_code(_finding(verdict) for verdict in verdicts) == code
+    others = [replace(_finding(verdict), subject="dead, forward") for verdict in of_another]
+    assert exit_code([*map(_finding, verdicts), *others]) == code
 
 
-def test_an_implementation_of_which_nothing_holds_is_not_covered_by_another() -> None:
-    dead = replace(_finding("inconclusive"), subject="dead, forward")
-    assert exit_code([_finding("holds"), dead]) == ExitCode.INCONCLUSIVE
-    assert exit_code([_finding("holds"), dead, replace(dead, verdict="holds")]) == ExitCode.OK
-    bad: list[dict[str, Any]] = [{"verdict": "maybe"}, {"reason": ""}]
-    for wrong in bad:
-        with pytest.raises(ValueError, match=r"verdict|reason"):
-            replace(dead, **wrong)
+@pytest.mark.parametrize("wrong", [{"verdict": "maybe"}, {"reason": ""}])
+def test_a_finding_has_one_of_three_verdicts_and_a_reason(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"verdict|reason"):
+        replace(_finding("holds"), **wrong)
 
 
 @pytest.fixture
