@@ -51,23 +51,33 @@ def test_a_host_clock_that_steps_back_gives_a_negative_time(monkeypatch, l2):
     assert HostClock(l2).batch(lambda: None, 1).time_us == -5.0
 
 
-def test_a_warm_block_on_cuda_has_one_pair_of_events_around_all_of_its_calls(gpu):
-    batch = CudaClock("warm").batch(gpu.call, 4)
-    timed = gpu.log[: gpu.log.index("wait", 1)]
-    assert timed == ["wait", "event", *["call"] * 4, "event"]
-    # Between the events lies the host's time to issue the first call, and all on the device.
-    assert batch.time_us == pytest.approx((3 + 4 * 50) / 4)
-    assert batch.enqueue_us == pytest.approx(3.0)
-    assert batch.e2e_us == pytest.approx(53.0)
+AROUND_ALL = ["wait", "event", *["call"] * 3, "event", "wait"]
+TO_THE_RESULT = ["wait", "flush", "wait", "call", "wait"]
+AROUND_EACH = ["wait", *["flush", "event", "call", "event", "wait"] * 3, *TO_THE_RESULT]
+IN_A_GRAPH = ["wait", *["flush", "event", "call", "event"] * 3, "wait", *TO_THE_RESULT]
 
 
-def test_every_cold_call_on_cuda_goes_flush_begin_call_end(gpu):
-    batch = CudaClock("cold").batch(gpu.call, 3)
-    once = ["flush", "event", "call", "event", "wait"]
-    assert gpu.log == ["wait", *once * 3, "wait", "flush", "wait", "call", "wait"]
-    assert batch.time_us == pytest.approx(50.0), "the flush, or the host, is in the window"
-    assert batch.enqueue_us == pytest.approx(3.0)
-    assert batch.e2e_us == pytest.approx(53.0), "the flush is in the time to the result"
+@pytest.mark.parametrize(
+    ("make", "l2", "log", "time_us", "enqueue_us", "e2e_us"),
+    [
+        # Between the events lies the host's time to issue the first call, and all on the device.
+        (CudaClock, "warm", AROUND_ALL, (3 + 3 * 50) / 3, 3.0, 53.0),
+        (CudaClock, "cold", AROUND_EACH, 50.0, 3.0, 53.0),
+        # One launch of 6 us for three calls; the host has no part in their time.
+        (GraphClock, "warm", AROUND_ALL, 50.0, 6 / 3, 56.0),
+        (GraphClock, "cold", IN_A_GRAPH, 50.0, 6 / 3, 56.0),
+    ],
+)
+def test_events_stand_around_all_warm_calls_and_around_each_cold_one_behind_its_flush(
+    gpu, make, l2, log, time_us, enqueue_us, e2e_us
+):
+    clock = make(l2)
+    clock.batch(gpu.call, 3)
+    gpu.log.clear()
+    batch = clock.batch(gpu.call, 3)
+    assert gpu.log[: len(log)] == log
+    assert (batch.time_us, batch.enqueue_us) == pytest.approx((time_us, enqueue_us))
+    assert batch.e2e_us == pytest.approx(e2e_us), "the flush is in the time to the result"
 
 
 @pytest.mark.parametrize("l2", ["warm", "cold"])
@@ -89,27 +99,6 @@ def test_a_host_slower_than_the_flush_is_in_the_stream_time_of_a_cold_call_and_s
     assert launch_bound(batch.enqueue_us, batch.time_us)
     assert batch.e2e_us == pytest.approx(105.0)
     assert GraphClock("cold").batch(slow, 3).time_us == pytest.approx(5.0)
-
-
-def test_in_a_cold_graph_every_call_stands_behind_a_flush_between_its_own_events(gpu):
-    clock = GraphClock("cold")
-    clock.batch(gpu.call, 3)
-    gpu.log.clear()
-    batch = clock.batch(gpu.call, 3)
-    once = ["flush", "event", "call", "event"]
-    assert gpu.log == ["wait", *once * 3, "wait", "wait", "flush", "wait", "call", "wait"]
-    assert batch.time_us == pytest.approx(50.0)
-    assert batch.enqueue_us == pytest.approx(6.0 / 3)  # one launch of 6 us for three calls
-    assert batch.e2e_us == pytest.approx(56.0)
-
-
-def test_in_a_warm_graph_one_pair_of_events_stands_around_all_calls(gpu):
-    clock = GraphClock("warm")
-    clock.batch(gpu.call, 4)
-    gpu.log.clear()
-    batch = clock.batch(gpu.call, 4)
-    assert gpu.log[:8] == ["wait", "event", *["call"] * 4, "event", "wait"]
-    assert batch.time_us == pytest.approx(50.0), "the host has a part in it"
 
 
 def test_a_callable_is_captured_once_for_each_number_of_calls_and_freed_on_release(gpu):
