@@ -12,6 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from attnbench.analysis.axes import overhead_size
 from attnbench.analysis.crossovers import size_text
+from attnbench.analysis.scaling.model_terms import OVERHEAD
 from attnbench.analysis.scaling.results import ExactFit, ModelFit, Uncertain
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
@@ -42,7 +43,7 @@ QUANTITIES = {
 
 
 SHADES = {  # of a term: colour and hatching, which survives a grey printer
-    "floor": ("#f4f4f4", "...."), "n": ("#d9d9d9", "xx"), "d^2": ("#f7e3bd", ""),
+    OVERHEAD: ("#f4f4f4", "...."), "n": ("#d9d9d9", "xx"), "d^2": ("#f7e3bd", ""),
     "n d": ("#c6dbef", ""), "n d^2": ("#f2c879", "////"), "H n": ("#bdd7c5", "--"),
     "H n w": ("#9e9ac8", "++"), "H n^2": ("#74a9cf", "\\\\\\\\"), "w d": ("#4a90c2", ""),
     "n w d": ("#4a90c2", ""), "n^2 d": ("#08519c", ""),
@@ -156,10 +157,11 @@ def _draw_shares(ax: Axes, model: ModelFit) -> None:
         if max(top - base) <= 0.0005:
             continue
         share, (colour, hatch) = model.shares.get(term), SHADES.get(term, OTHER)
+        name = "overhead" if term == OVERHEAD else growth.raised(term)
         ax.fill_between(
             model.along_n, base, top, edgecolor="#666666", linewidth=0.4, zorder=1.2,
             facecolor=colour, hatch=hatch,
-            label=growth.raised(term) + (f"\n{_percent(share)}" if share else ""),
+            label=name + (f"\n{_percent(share)}" if share else ""),
         )  # fmt: skip
         base = top
     time, flops = model.overtakes_n, model.overtakes_theory
