@@ -231,7 +231,8 @@ def test_discarded_rounds_are_measured_again_but_not_for_ever(monkeypatch):
 
 
 def test_a_disk_that_is_full_in_the_middle_ends_no_run(monkeypatch):
-    notes, rng, kept = Notes(), random.Random(0), []
+    notes, rng = Notes(), random.Random(0)
+    kept: list[Any] = []
 
     def keep(run, found):
         if kept:

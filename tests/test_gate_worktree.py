@@ -133,7 +133,7 @@ def test_an_entry_whose_folder_is_gone_is_removed_and_the_users_own_stay(
 
 def test_the_worktree_of_a_living_process_stays(root: Path, old: str, temporary: Path) -> None:
     with running(root, old, temporary):
-        os.utime(*temporary.iterdir(), (0, 0))
+        os.utime(next(temporary.iterdir()), (0, 0))
         with checked_out(root, old):
             assert worktrees(root) == 2
         assert worktrees(root) == len(list(temporary.iterdir())) == 1

@@ -199,9 +199,8 @@ def replay(options: dict[str, Any]) -> ExitCode:
     from attnbench.gate.decide.stored import load_gate
 
     run = load_gate(Path(options["replay"]), options["output"])
-    if options["name"] is None:
-        return _finish(run, None, options["quiet"])
-    with _result_folder(options["output"], options["name"]) as folder:
+    name, none = options["name"], contextlib.nullcontext()
+    with none if name is None else _result_folder(options["output"], name) as folder:
         return _finish(run, folder, options["quiet"])
 
 

@@ -74,9 +74,11 @@ def report(run: str, output: Path) -> None:
 
     gate = folder_of_gate(run, output)
     if gate:
-        from attnbench.report.gate.outputs import redraw
+        from attnbench.gate.decide.stored import load_gate
+        from attnbench.gate.decide.verdict import decide
+        from attnbench.report.gate.outputs import write_page
 
-        click.echo(redraw(gate))
+        click.echo(write_page(gate, loaded := load_gate(gate), decide(loaded)))
     else:
         from attnbench.report.pages import write_report
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.base.units import brief_percent, count, digits, size
 from attnbench.gate.decide.data import Checked, ExactMetrics, Round, Verdict
-from attnbench.schema.record import Record
+from attnbench.schema.record import STATUSES, Record
 
 # Fewer bytes never fail: a page is less than any buffer that grows with n takes at the sizes worth
 # watching, and more than the numbers and row statistics that come and go with a rewrite.
@@ -139,9 +139,7 @@ def checked(record: Record | None) -> Checked:
 _NOT_RUN = ("absent", "unsupported", "skipped")
 # What a candidate's status is held against it for, the statuses of the base; and how it is called.
 _AGAINST: dict[str, tuple[tuple[str, ...], str]] = {
-    "incorrect": (
-        ("ok", "incorrect", "oom", "timeout", "crashed", "error", *_NOT_RUN), "wrong result"
-    ),
+    "incorrect": ((*STATUSES, "absent"), "wrong result"),
     "crashed": (("ok", "incorrect", *_NOT_RUN), "crashed"),
     "error": (("ok", "incorrect", *_NOT_RUN), "fails"),
     "oom": (("ok",), "out of memory"),

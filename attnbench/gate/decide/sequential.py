@@ -30,7 +30,7 @@ class RoundPlan:
     slowed: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Decision:
     """The verdict on one cell's time."""
 
@@ -248,33 +248,29 @@ class SequentialDecision:
         logs, looks = seen.candidate, self.rules.looks
         if len(logs) not in looks:
             return None
-
-        def decision(verdict: Verdict, reason: str, wins: int | None = None) -> Decision:
-            return Decision(verdict=verdict, reason=reason, wins=wins)
-
         last = len(logs) == looks[-1]
         # At least what the A/A control showed in these rounds.
         margin = max(self._margin, abs(median(seen.null)))
         beyond = brief_percent(math.expm1(margin))
         if margin >= self._threshold:  # later looks may be better
             reason = f"its A/A control differs by {beyond}"
-            return decision("inconclusive", reason) if last else None
+            return Decision("inconclusive", reason) if last else None
         level = self.rules.alpha / len(self.suspects or (0,))
         slower, faster = sum(x > margin for x in logs), sum(x < -margin for x in logs)
         fresh = f"of {len(logs)} fresh rounds"
         if rejects(slower, len(logs), looks, level):
             reason = f"slower beyond the margin of {beyond} in {slower} {fresh}"
-            return decision("regressed", reason, slower)
+            return Decision("regressed", reason, slower)
         if rejects(faster, len(logs), looks, level):
             reason = f"faster beyond the margin of {beyond} in {faster} {fresh}"
-            return decision("improved", reason, faster)
+            return Decision("improved", reason, faster)
         below = sum(x < self._threshold for x in logs)
         # What looks faster waits for later looks to show it; at the last one it is not slower.
         within = abs(median(logs)) <= margin or (last and median(logs) < 0)
         if within and rejects(below, len(logs), looks, self.rules.beta):
             doubt = self._now_and_then(seen)
             if doubt is not None:
-                return decision("inconclusive", doubt)
+                return Decision("inconclusive", doubt)
             return self._excluded(len(logs), below)
         if not last:
             return None
@@ -282,7 +278,7 @@ class SequentialDecision:
             f"{len(logs)} rounds show neither that it is slower beyond {beyond}, nor that it is not"
             f" slower by {brief_percent(self.rules.threshold)}"
         )
-        return decision("inconclusive", reason, slower)
+        return Decision("inconclusive", reason, slower)
 
     def _now_and_then(self, seen: _Observations) -> str | None:
         """Why fast batches alone do not clear a cell: their mean is slower by the threshold."""

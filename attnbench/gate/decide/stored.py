@@ -70,18 +70,9 @@ class _StoredRun(GateRun):
 
 def raw(run: GateRun) -> dict[str, Any]:
     """All of a run but what was decided from it, as it is written; `run_of` is its inverse."""
-    head = (
-        "created", "rules", "base", "candidate", "options", "spent", "over_budget", "environment",
-    )  # fmt: skip
-    return {
-        "kind": KIND,
-        "schema": SCHEMA,
-        "attnbench": __version__,
-        **{name: getattr(run, name) for name in head},
-        "cells": [cell.to_json() for cell in run.cells],
-        "checks": run.checks,
-        "rounds": list(run.rounds),
-    }
+    head = {"kind": KIND, "schema": SCHEMA, "attnbench": __version__}
+    cells, rounds = [cell.to_json() for cell in run.cells], list(run.rounds)
+    return head | vars(run) | {"cells": cells, "rounds": rounds}
 
 
 def run_of(text: bytes, kept_rounds: Sequence[bytes] = ()) -> GateRun:

@@ -8,14 +8,7 @@ from dataclasses import replace
 from attnbench.base.stats import median, median_interval
 from attnbench.base.units import brief_percent
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import (
-    Controls,
-    GateRun,
-    Outcome,
-    Row,
-    VersionName,
-    counted,
-)
+from attnbench.gate.decide.data import Controls, GateRun, Outcome, Row, VersionName, counted
 from attnbench.gate.decide.exact import compare, growing, verdict_of
 from attnbench.gate.decide.sequential import Decision, SequentialDecision
 

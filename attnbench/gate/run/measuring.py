@@ -259,16 +259,15 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
             warnings.append(f"the base does not load: {err}")
         own = list(dict.fromkeys([*mine.user_names, *theirs.user_names]))
         cells, mismatches = _cells(request.sweeps, catalogue, own)
-        mine_again: Iterable[Cell] = cells
-        theirs_again: Iterable[Cell] = cells
+        again: list[Iterable[Cell]] = [cells, cells]
         for _ in range(2):
             # Nothing is timed: where there is a CPU for each, both at once.
             jobs = [
-                partial(ours.check, mine_again, mismatches),
-                partial(before.check, theirs_again, mismatches),
+                partial(ours.check, again[0], mismatches),
+                partial(before.check, again[1], mismatches),
             ]
             do_all(jobs, 2 if catalogue.device == "cpu" else 1)
-            mine_again, theirs_again = ours.doubtful(before), before.doubtful(ours)
+            again = [ours.doubtful(before), before.doubtful(ours)]
         warnings = [*mine.warnings, *warnings]
     run = GateRun(
         rules=request.rules,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.process import GARBLED, Child, GarbledError, Line, Settings, ending
@@ -35,7 +36,7 @@ class ProcessError(Exception):
         self.failure, self.cell = failure, cell
 
 
-class RoundProcesses:
+class RoundProcesses(AbstractContextManager["RoundProcesses"]):
     """One fresh process a variant, all warm and alive at once. Use as a context manager.
 
     `versions` has for each variant the version whose code it runs, and the other; processes are
@@ -153,9 +154,6 @@ class RoundProcesses:
             server.kill()
             report.close()
         self._servers.clear()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()

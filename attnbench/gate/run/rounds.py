@@ -295,9 +295,7 @@ def taken_by_others(before: _Counters, after: _Counters) -> RoundFacts:
 def why_discarded(facts: RoundFacts) -> str | None:
     """Why a round in which others took these shares is measured again, or None."""
     shares: Mapping[str, Any] = facts
-    found = (
-        words.format(shares[name])
-        for name, (most, words) in _LIMITS.items()
-        if shares.get(name, 0.0) > most
-    )
-    return next(found, None)
+    for name, (most, words) in _LIMITS.items():
+        if shares.get(name, 0.0) > most:
+            return words.format(shares[name])
+    return None

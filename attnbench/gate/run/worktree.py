@@ -24,14 +24,10 @@ from attnbench.gate.run.git import complaint, run_git
 _PREFIX = f"attnbench-gate-{re.sub(r'[^0-9A-Za-z]+', '-', platform.node())}-"
 _YOUNG_S = 60.0  # so long a folder may be without the lock of its maker
 # A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
-_NO_LFS = tuple(
-    part
-    for setting in ("smudge=", "process=", "required=false")
-    for part in ("-c", f"filter.lfs.{setting}")
-)
-_ENDING = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
-)  # what CI sends to a job that is cancelled; what a terminal sends when it closes
+_LFS = "filter.lfs"
+_NO_LFS = ("-c", f"{_LFS}.smudge=", "-c", f"{_LFS}.process=", "-c", f"{_LFS}.required=false")
+# What CI sends to a job that is cancelled; what a terminal sends when it closes.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 _DEAF = (signal.SIGINT, *_ENDING)
 
 
@@ -94,10 +90,20 @@ def remove(root: Path, folder: Path) -> None:
 
 
 def remove_stale(root: Path) -> None:
-    """Remove what gates that were killed have left: of this repository, and in its folders."""
+    """Remove what gates that were killed have left: of this repository, and in its folders.
+
+    Raises:
+        UsageError: temporary folders lie in the repository, whose files would surround them.
+    """
+    temporary = Path(tempfile.gettempdir()).resolve()
+    if temporary.is_relative_to(root):
+        raise UsageError(
+            f"the folder for temporary files, {temporary}, lies in the repository;"
+            " set TMPDIR to one outside"
+        )
     listed = run_git(root, "worktree", "list", "--porcelain").stdout.splitlines()
     entries = [Path(line.removeprefix("worktree ")) for line in listed if line[:9] == "worktree "]
-    for folder in dict.fromkeys((*entries, *_temporary(root).glob(f"{_PREFIX}*"))):
+    for folder in dict.fromkeys((*entries, *temporary.glob(f"{_PREFIX}*"))):
         if folder.name.startswith(_PREFIX) and _left_behind(folder):
             remove(root, folder)
 
@@ -117,17 +123,6 @@ def _left_behind(folder: Path) -> bool:
     return True
 
 
-def _temporary(root: Path) -> Path:
-    """Where folders for a while go: never in the repository, whose files would surround it."""
-    folder = Path(tempfile.gettempdir()).resolve()
-    if folder.is_relative_to(root):
-        raise UsageError(
-            f"the folder for temporary files, {folder}, lies in the repository; set TMPDIR to one"
-            " outside"
-        )
-    return folder
-
-
 def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
@@ -135,16 +130,14 @@ def _end(number: int, frame: FrameType | None) -> None:
 @contextlib.contextmanager
 def _signals(numbers: tuple[signal.Signals, ...], handler: Any) -> Iterator[None]:
     """Handle signals in another way for a while. Only the main thread may; others leave them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    numbers = numbers if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in numbers}
     # None was not set from Python and cannot be put back; what nohup ignores stays ignored.
-    ours = [number for number, old in before.items() if old not in (None, signal.SIG_IGN)]
+    ours = {number: old for number, old in before.items() if old not in (None, signal.SIG_IGN)}
     try:
         for number in ours:
             signal.signal(number, handler)
         yield
     finally:
-        for number in ours:
-            signal.signal(number, before[number])
+        for number, old in ours.items():
+            signal.signal(number, old)

@@ -16,8 +16,7 @@ from attnbench.base.files import write_whole
 from attnbench.base.units import escape, table
 from attnbench.errors import ExitCode, StoreError
 from attnbench.gate.decide.data import GateRun, Outcome, counted
-from attnbench.gate.decide.stored import NAME, load_gate, write_gate
-from attnbench.gate.decide.verdict import decide
+from attnbench.gate.decide.stored import NAME, write_gate
 from attnbench.report import tables
 from attnbench.report.gate import texts
 from attnbench.report.tables import LIMITS, value_text
@@ -77,19 +76,15 @@ def write_all(folder: Path, run: GateRun, outcome: Outcome) -> str | None:
     write_whole(folder / MARKDOWN, text)
     if name := os.environ.get(SUMMARY):
         try:
-            with open(name, "a", encoding="utf-8", errors="replace") as summary:
-                summary.write(_shortened(text) + "\n")
+            data = text.encode(errors="replace")
+            if len(data) > MOST_BYTES:
+                data = data[:MOST_BYTES].rpartition(b"\n")[0] + f"\n\n… more in {PAGE}\n".encode()
+            with open(name, "ab") as summary:
+                summary.write(data + b"\n")
         except OSError as err:
             warning = f"cannot append to {name}, which ${SUMMARY} names ({err.strerror})"
     write_page(folder, run, outcome)
     return warning
-
-
-def _shortened(text: str) -> str:
-    data = text.encode(errors="replace")
-    if len(data) <= MOST_BYTES:
-        return text
-    return data[:MOST_BYTES].decode(errors="ignore").rpartition("\n")[0] + f"\n\n… more in {PAGE}\n"
 
 
 def markdown(run: GateRun, outcome: Outcome, file: Path) -> str:
@@ -199,16 +194,6 @@ def _add_properties(parent: ElementTree.Element, *known: Iterable[Any]) -> None:
     for name, value in known:
         text = f"{value:.6g}" if isinstance(value, float) else texts.flat(str(value))
         ElementTree.SubElement(element, "property", {"name": name, "value": text})
-
-
-def redraw(folder: Path) -> Path:
-    """Decide again from the raw data in a gate run's folder, and draw its page.
-
-    Raises:
-        StoreError: there is no gate run, it is damaged, or the folder cannot be written.
-    """
-    run = load_gate(folder)
-    return write_page(folder, run, decide(run))
 
 
 def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
