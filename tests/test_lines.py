@@ -10,11 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnbench.base.jsontext import decode, encode
 from attnbench.execution.process import Child, GarbledError, Line, Settings
-from attnbench.schema.case import Case
-from attnbench.schema.messages import CellMeasured, Event, ItemChecked, Ready
-from attnbench.schema.record import Cell, Record
+from attnbench.schema.messages import Event
 
 # A process that answers each request, until it is told how to end.
 ECHO = """
@@ -101,15 +98,3 @@ def test_a_line_that_is_no_event_is_garbled(text: bytes) -> None:
         line.receive(kind, 60)
     line.hand_over()
     line.close()
-
-
-def test_events_come_back_as_they_were() -> None:
-    case = Case(seq_len=8, workload="layer", width=32)
-    record = Record(cell=Cell(case=case, impl="naive"), status="oom", reason="2 GiB")
-    kind: Any = Event
-    for event in (
-        Ready(("w",), ()),
-        CellMeasured(3, record),
-        ItemChecked(1, "naive", "incorrect", "off", {"error_max": 0.5}),
-    ):
-        assert decode(encode(event), kind) == event

@@ -82,9 +82,3 @@ class TestPlanned:
         result = cli("sweep", *AXES, *flags, "--device", "cpu", "--output", tmp_path / "new")
         assert_refused(result, flags[0], "needs a GPU")
         assert not (tmp_path / "new").exists()
-
-    @pytest.mark.parametrize("text", ["0", "-1", "many", "101", "1.5"])
-    def test_a_number_of_processes_that_makes_no_sense_is_refused(
-        self, cli: Cli, assert_refused, text
-    ):
-        assert_refused(cli("sweep", *AXES, "--processes", text), "--processes")

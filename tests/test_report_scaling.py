@@ -244,13 +244,6 @@ def test_whole_powers_of_a_law_are_raised(text, shown):
     assert growth.raised(text) == shown
 
 
-def test_what_all_panels_share_is_said_once():
-    assert growth.apart(["attention forward H=2", "attention forward H=4"]) == (
-        "attention forward", ["H=2", "H=4"],
-    )  # fmt: skip
-    assert growth.apart(["alone"]) == ("alone", [""])
-
-
 def test_a_crossing_is_ringed_where_the_line_crosses_1(tmp_path):
     run = run_of({"naive": square, "mine": passing(700.0), "third": passing(300.0)}, noise=0.001)
     rows = compared(run)

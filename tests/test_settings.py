@@ -1,5 +1,6 @@
 """Settings that cannot be right are refused before anything runs, from Python as from the shell."""
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -14,16 +15,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "l2": ({"l2": "tepid"}, "--l2 'tepid': one of cold, warm"),
     "timer": ({"timer": "sundial"}, "--timer 'sundial': one of events, graph"),
     "no process": ({"processes": 0}, "--processes 0: expected"),
-    "half a process": ({"processes": 1.5}, "--processes 1.5: expected"),
-    "processes unknown": ({"processes": None}, "--processes None: expected"),
     "no threads": ({"threads": 0}, "--threads 0: expected"),
     "threads as text": ({"threads": "2"}, "--threads '2': expected"),
     "no precision": ({"precision": 0.0}, "--precision 0.0: expected"),
-    "negative precision": ({"precision": -0.1}, "--precision -0.1: expected"),
     "no number": ({"precision": NAN}, "--precision nan: expected"),
-    "a text": ({"precision": "high"}, "--precision 'high': expected"),
     "upside down": ({"min_time_s": 2.0}, "--min-time 2 is above --max-time 1"),
-    "negative least": ({"min_time_s": -1.0}, "--min-time -1.0: expected"),
     "no time": ({"max_time_s": 0.0, "min_time_s": 0.0}, "--max-time 0.0: expected"),
     "endless": ({"max_time_s": INF}, "--max-time inf: expected"),
     "no patience": ({"timeout_s": 0}, "--timeout 0: expected"),
@@ -43,15 +39,11 @@ def test_a_setting_that_cannot_be_right_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
+def test_what_may_be_right_is_taken():
+    for settings in (
         {"device": "cuda", "l2": "warm", "timer": "graph", "energy": True},
         {"l2": "cold", "threads": 1, "processes": 12, "seed": 2**32 - 1},
         {"min_time_s": 0, "max_time_s": 1, "precision": 1},
         {"min_time_s": 0.5, "max_time_s": 0.5},
-    ],
-)
-def test_what_may_be_right_is_taken(settings):
-    Settings(**settings)
+    ):
+        assert asdict(Settings(**settings)).items() >= settings.items()  # type: ignore[arg-type]
