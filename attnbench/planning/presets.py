@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from attnbench.base.registry import Registry
 from attnbench.machine.host import AllocatorPolicy
@@ -31,7 +32,7 @@ def _doubled(first: int, count: int) -> tuple[int, ...]:
 
 PRESETS: Registry[Preset] = Registry("preset", "--preset")
 _TWO = ("naive", "sdpa")
-_PROJECTIONS = ("fused", "separate", "per-head")
+_BOTH = ("forward", "both")
 
 _QUICK = (
     Axes(
@@ -55,7 +56,7 @@ _wide = partial(Axes, dtypes=("bfloat16",), heads=(16,))
 _served = partial(_wide, workload="decode", kv_heads=(4,), head_dims=(128,))
 _GPU = (
     _wide(
-        passes=("forward", "both"),
+        passes=_BOTH,
         seq_lens=_doubled(512, 6),
         head_dims=(64, 128),
         masks=("full", "causal"),
@@ -80,6 +81,10 @@ _CORES = ("naive", "sdpa", "chunked")
 _core = partial(Axes, impls=_CORES, heads=(2,))
 _layer = partial(Axes, workload="layer", impls=_TWO)
 _decode = partial(Axes, workload="decode", impls=_TWO)
+_recurrent = partial(Axes, workload="recurrent", passes=_BOTH, impls=("gru",))
+_projected: dict[str, Any] = {
+    "passes": _BOTH, "projections": ("fused", "separate", "per-head"), "impls": ("sdpa",)
+}  # fmt: skip
 _VERIFY = (
     _core(seq_lens=(1, 128, *_doubled(256, 6))),
     _core(seq_lens=(1, *_doubled(256, 4)), head_dims=(16, 32, 128, 256)),
@@ -90,21 +95,8 @@ _VERIFY = (
     _core(passes=("both",), seq_lens=(1, *_doubled(128, 6)), impls=_TWO),
     _layer(seq_lens=(1, *_doubled(64, 6)), widths=(256, 512, 1024)),
     _layer(seq_lens=(1, 512), widths=(128,)),
-    _layer(
-        passes=("forward", "both"),
-        seq_lens=(1, *_doubled(64, 4)),
-        heads=(8,),
-        widths=(512,),
-        projections=_PROJECTIONS,
-        impls=("sdpa",),
-    ),
-    Axes(
-        workload="recurrent",
-        passes=("forward", "both"),
-        seq_lens=(1, *_doubled(64, 4)),
-        widths=(512,),
-        impls=("gru",),
-    ),
+    _layer(seq_lens=(1, *_doubled(64, 4)), heads=(8,), widths=(512,), **_projected),
+    _recurrent(seq_lens=(1, *_doubled(64, 4)), widths=(512,)),
     _decode(seq_lens=(16, 128, 512, *_doubled(1024, 8)), caches=("static", "concat")),
     _decode(seq_lens=(16, *_doubled(128, 5)), caches=("none",)),
     _decode(seq_lens=(16, *_doubled(64, 5)), caches=("rerun",)),
@@ -120,6 +112,8 @@ PRESETS.add(
     ),
 )
 
+_wide_layer = partial(_wide, workload="layer")
+_wide_decode = partial(_wide, workload="decode", impls=("sdpa",))
 _VERIFY_GPU = (
     _wide(seq_lens=(1, *_doubled(256, 7)), head_dims=(64,), impls=_CORES),
     _wide(seq_lens=(1, *_doubled(1024, 4)), head_dims=(32, 128, 256), impls=_CORES),
@@ -128,32 +122,11 @@ _VERIFY_GPU = (
         for h in _doubled(4, 4)
     ),
     _wide(seq_lens=(1, 2048), batch_sizes=(1, 2, 4, 8), impls=_TWO),
-    _wide(workload="layer", seq_lens=(1, *_doubled(256, 7)), widths=(1024, 2048, 4096), impls=_TWO),
-    _wide(
-        workload="layer",
-        passes=("forward", "both"),
-        seq_lens=(512, 2048),
-        widths=(1024,),
-        projections=_PROJECTIONS,
-        impls=("sdpa",),
-    ),
-    replace(
-        _wide(workload="recurrent", passes=("forward", "both"), widths=(1024,), impls=("gru",)),
-        heads=None,
-        seq_lens=(1, *_doubled(128, 5)),
-    ),
-    _wide(
-        workload="decode",
-        seq_lens=(16, *_doubled(1024, 8)),
-        caches=("static", "concat"),
-        impls=("sdpa",),
-    ),
-    _wide(
-        workload="decode",
-        seq_lens=(16, *_doubled(256, 6)),
-        caches=("none", "rerun"),
-        impls=("sdpa",),
-    ),
+    _wide_layer(seq_lens=(1, *_doubled(256, 7)), widths=(1024, 2048, 4096), impls=_TWO),
+    _wide_layer(seq_lens=(512, 2048), widths=(1024,), **_projected),
+    _recurrent(seq_lens=(1, *_doubled(128, 5)), widths=(1024,), dtypes=("bfloat16",)),
+    _wide_decode(seq_lens=(16, *_doubled(1024, 8)), caches=("static", "concat")),
+    _wide_decode(seq_lens=(16, *_doubled(256, 6)), caches=("none", "rerun")),
 )
 PRESETS.add(
     "verify-gpu",
