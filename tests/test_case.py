@@ -61,7 +61,7 @@ def test_an_unknown_field_is_refused():
 
 @pytest.mark.parametrize("bad", [{"seq_len": -1}, {"heads": 1.5}, {"batch": True}])
 def test_sizes_are_whole_numbers_of_at_least_one(bad):
-    with pytest.raises(UsageError, match="whole numbers"):
+    with pytest.raises(UsageError, match="whole number"):
         Case(**bad)
 
 

@@ -188,7 +188,7 @@ def test_an_exception_is_classified_by_what_it_is():
 
 
 def noted(monkeypatch, compiles=False, **metrics: Any) -> str | None:
-    """What a row says of its FLOPs; 8 of them are said to be the full square."""
+    """The note of a row on its FLOPs; 8 of them are said to be the full square."""
 
     class Squares:
         def why_flops(self, case: Case, flops: int) -> list[str]:
