@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import textwrap
 import threading
 import time
 from dataclasses import replace
@@ -18,7 +17,7 @@ from msgspec import structs
 from attnbench.errors import ExitCode, StoreError, UsageError, WorkerError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.gate.decide.data import Rules, Version, VersionName
+from attnbench.gate.decide.data import Rules
 from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run import measuring
 from attnbench.gate.run.measuring import GateRequest, run_gate
@@ -28,41 +27,19 @@ from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Record
 from tests import synthetic
 from tests.gate_runs import a_round, a_run
+from tests.test_gate_rounds import a_side
 
-HEADER = "import torch\nfrom attnbench.api import attention\nKEPT = []\n"
-KERNEL = """
-    @attention("{name}")
-    def {name}(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
-        {first}
-        return torch.nn.functional.scaled_dot_product_attention(
-            q_BHLD, k_BGSD, v_BGSV * {factor}, is_causal=causal, scale=scale
-        )
-"""
-RIGHT, WRONG = {"first": "pass", "factor": 1}, {"first": "pass", "factor": 1.01}
-KEEPS = RIGHT | {"first": "KEPT or KEPT.append(torch.zeros(4, 64, 64, 64))"}
+WRONG = "return 1.01 * sdpa(q_BHLD, k_BGSD, v_BGSV, is_causal=causal, scale=scale)"
+KEEPS = "KEPT or KEPT.append(torch.zeros(4, 64, 64, 64))"
 SMALL = Axes(seq_lens=(16,), heads=(2,), head_dims=(8,))
 
 
-def code(**kernels: dict[str, Any]) -> str:
-    text = textwrap.dedent(KERNEL)
-    return HEADER + "".join(text.format(name=name, **parts) for name, parts in kernels.items())
-
-
-def a_request(folder: Path, base: str | None, candidate: str, **more: Any) -> GateRequest:
-    def version(name: VersionName, text: str | None) -> Version:
-        file = folder / name / "kernels.py"
-        file.parent.mkdir()
-        if text is not None:
-            file.write_text(text)
-        files = () if text is None else (str(file),)
-        return Version(name=name, root=str(file.parent), files=files)
-
+def a_request(folder: Path, **more: Any) -> GateRequest:
+    """Two versions without implementations, unless `more` has others."""
+    versions = {name: more.pop(name, {}) for name in ("base", "candidate")}
+    versions = {name: a_side(folder, name, kernels) for name, kernels in versions.items()}
     settings = Settings(device="cpu", threads=1, timeout_s=60.0)
-    return GateRequest(
-        base=version("base", base),
-        candidate=version("candidate", candidate),
-        **{"sweeps": (SMALL,), "settings": settings, **more},
-    )
+    return GateRequest(**versions, **{"sweeps": (SMALL,), "settings": settings, **more})
 
 
 class Notes:
@@ -81,11 +58,13 @@ class Notes:
 def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, monkeypatch):
     """Names of installed ones belong to the files. However busy the machine is, rounds count."""
     monkeypatch.setattr(measuring, "MOST_DISCARDED", 0)
-    base = code(gone=RIGHT, spoilt=RIGHT, hoarder=RIGHT, same=RIGHT, naive=WRONG)
-    candidate = code(spoilt=WRONG, hoarder=KEEPS, same=RIGHT, new=RIGHT, naive=RIGHT)
+    right = dict.fromkeys(("spoilt", "hoarder", "same"), "pass")
+    base = right | {"gone": "pass", "naive": WRONG}
+    candidate = right | {"spoilt": WRONG, "hoarder": KEEPS, "new": "pass", "naive": "pass"}
     notes, sweep = Notes(), replace(SMALL, kv_heads=(2, 3))
     rules = Rules(screen_rounds=1, looks=(1,), alpha=0.5, beta=0.5)
-    run = run_gate(a_request(tmp_path, base, candidate, sweeps=(sweep,), rules=rules), notes)
+    request = a_request(tmp_path, base=base, candidate=candidate, sweeps=(sweep,), rules=rules)
+    run = run_gate(request, notes)
     outcome = decide(run)
     unfit = [row for row in outcome.rows if row.cell.case.kv_heads == 3]
     assert {row.verdict for row in unfit} == {"not comparable"}
@@ -117,7 +96,7 @@ def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, m
         assert {"base", "candidate", "null"} <= set(of)
     left = (child.cmdline() for child in psutil.Process().children(recursive=True))
     assert not [command for command in left if "attnbench.gate.server" in command]
-    assert [path.name for path in Path(run.candidate.root).rglob("*")] == ["kernels.py"]
+    assert [path.name for path in Path(run.candidate.root).rglob("*")] == ["mine.py"]
     assert run.options["loaded_alike"] is False
 
 
@@ -164,28 +143,30 @@ def test_one_lost_process_proves_nothing_and_is_noted(
     tmp_path, imagined, name, first, again, verdict
 ):
     imagined |= {(name, 1): first, (name, 2): again}
-    (row,) = decide(run_gate(a_request(tmp_path, "", ""), Notes())).rows
+    (row,) = decide(run_gate(a_request(tmp_path), Notes())).rows
     assert row.verdict == (verdict or {"base": "not comparable", "candidate": "incorrect"}[name])
     assert row.notes == ((f"failed once on the {name} ({first}: why)",) if verdict else ())
 
 
-@pytest.mark.parametrize("base", [None, ""])
+@pytest.mark.parametrize("there", [False, True])
 def test_a_base_without_the_file_or_that_does_not_import_leaves_nothing_to_compare(
-    tmp_path, imagined, base
+    tmp_path, imagined, there
 ):
-    notes = Notes()
-    if base is not None:
-        imagined["base"] = "no_such_module"
-    run = run_gate(a_request(tmp_path, base, ""), notes)
+    notes, request = Notes(), a_request(tmp_path)
+    imagined["base"] = "no_such_module"
+    if not there:
+        request = replace(request, base=replace(request.base, files=()))
+        del imagined["base"]
+    run = run_gate(request, notes)
     outcome = decide(run)
     assert outcome.exit_code == ExitCode.USAGE
     assert run.rounds == ()
-    assert [("no_such_module" in text) for text in notes.warnings] == [True] * (base is not None)
-    assert ("no_such_module" in outcome.rows[0].reason) == (base is not None)
+    assert [("no_such_module" in text) for text in notes.warnings] == [True] * there
+    assert ("no_such_module" in outcome.rows[0].reason) == there
 
 
 def test_a_candidate_that_does_not_import_and_sweeps_of_nonsense_are_one_line(tmp_path, imagined):
-    request = a_request(tmp_path, "", "")
+    request = a_request(tmp_path)
     for axes, says in (
         ({"impls": ("sdpa",)}, r"sdpa \(--impls\) is in none of the files.*mine"),
         ({"kv_heads": (3,)}, "kv"),

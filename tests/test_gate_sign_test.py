@@ -53,15 +53,3 @@ def test_the_looks_of_the_gate_decide_a_clear_case_at_the_first_one():
     for few, many in itertools.pairwise([1, 2, 4, 8, 16, 40]):  # suspects
         pairs = zip(boundaries(looks, alpha / few), boundaries(looks, alpha / many), strict=True)
         assert all(hard is None or (easy is not None and easy <= hard) for easy, hard in pairs)
-
-
-@pytest.mark.parametrize(
-    ("looks", "level", "says"),
-    [
-        *[(looks, 0.05, "ascend") for looks in ((), (0, 3), (5, 5), (8, 4))],
-        *[((8,), level, "between 0 and 1") for level in (0.0, 1.0, -1.0)],
-    ],
-)
-def test_looks_ascend_and_a_level_is_a_probability(looks, level, says):
-    with pytest.raises(ValueError, match=says):
-        boundaries(looks, level)

@@ -143,18 +143,11 @@ def test_a_file_that_is_elsewhere_or_not_there_is_refused(
 # What is wrong in the table, and what the message must say.
 WRONG = {
     "seqlens = 1": ["unknown key 'seqlens'", "'seq-lens'?", "files"],
-    "seq_lens = 1": ["unknown key 'seq_lens'", "'seq-lens'?"],
     "seq-lens = 'x'": ["--seq-lens", "whole numbers"],
     "heads = 0": ["--heads", "at least 1"],
-    "heads = [[1]]": ["--heads", "[1]"],
-    "heads = true": ["--heads", "True"],
-    "masks = []": ["--masks", "empty element"],
-    "threshold = 'ten'": ["--threshold", "10% or 0.1"],
     "threshold = 10": ["--threshold 10 ", "from 0.1% to 100%"],
-    "budget = 'long'": ["--budget", "5m"],
     "budget = nan": ["--budget"],
     "threads = [1, 2]": ["--threads", "'1,2'"],
-    "device = 'tpu'": ["--device", "'cpu'"],
     "workload = 'decoder'": ["'decode'?"],
     "sweeps = 3": ["[tool.attnbench.gate]"],
     "[[tool.attnbench.gate.sweeps]]\nthreshold = 1": ["unknown key 'threshold'", "seq-lens"],
