@@ -108,17 +108,10 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
     listener.stage("timing, interleaved")
     with temporary_folder() as kept:
         bench = Bench(
-            base=request.base,
-            candidate=request.candidate,
-            cells=run.cells,
-            rules=request.rules,
-            settings=settings,
-            references=kept,
-            cpus=tuple(cpus) if cpus else None,
-            rng=random.Random(settings.seed),
-            injected=request.injected,
-            digests=digests,
-        )
+            base=request.base, candidate=request.candidate, cells=run.cells, rules=request.rules,
+            settings=settings, references=kept, cpus=tuple(cpus) if cpus else None,
+            rng=random.Random(settings.seed), injected=request.injected, digests=digests,
+        )  # fmt: skip
         rounds, over = _measure(bench, run, listener, begin + request.rules.budget_s, request.keep)
     spent_s = {
         "checks_s": checked_s,

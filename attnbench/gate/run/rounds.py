@@ -50,6 +50,7 @@ _LIMITS = {
     "withheld": (0.10, "the CPU quota withheld {:.0%}"),
 }
 _TICK_S = 0.01
+_FROM_SETTINGS = ("device", "threads", "seed", "l2", "timer")
 
 
 @dataclass(kw_only=True)
@@ -108,12 +109,8 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
         protocol.RoundConfig,
         cells={cell: bench.cells[cell] for cell in cells},
         references=str(bench.references),
-        device=bench.settings.device,
-        threads=bench.settings.threads,
-        seed=bench.settings.seed,
-        l2=bench.settings.l2,
-        timer=bench.settings.timer,
         cpu=cpu,
+        **{name: getattr(bench.settings, name) for name in _FROM_SETTINGS},
     )
     samples, grown = {}, {}
     facts, reason = RoundFacts(), None
@@ -139,13 +136,9 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
         samples = {}
         facts.pop("grown", None)
     return Round(
-        stage=plan.stage,
-        samples=samples,
-        failures=failures,
-        discarded=reason,
-        facts=facts,
+        stage=plan.stage, samples=samples, failures=failures, discarded=reason, facts=facts,
         spent_s=round(time.perf_counter() - begin, 3),
-    )
+    )  # fmt: skip
 
 
 def _prepare(
@@ -231,11 +224,7 @@ def _amounts(each_us: float) -> tuple[int, int, int]:
 
 
 def _verify(processes: RoundProcesses, cell: int, samples: Mapping[Variant, Samples]) -> None:
-    """See that what was timed is still right, and not remembered by the candidate.
-
-    Raises:
-        ProcessError: it is not.
-    """
+    """See that what was timed is still right, and not remembered; raise ProcessError otherwise."""
 
     def ratio(variant: Variant) -> float:
         fastest_us = min(map(min, samples[variant])) / 1000

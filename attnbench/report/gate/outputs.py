@@ -136,14 +136,10 @@ def junit(run: GateRun, outcome: Outcome) -> str:
     versions = (text.split(": ", 1) for text in texts.versions(run)[:2])
     promises = ((name, getattr(run.rules, name)) for name in ("threshold", "margin", "alpha"))
     _add_properties(
-        suite,
-        *versions,
-        *promises,
-        ("rounds", texts.rounds(run)),
-        ("environment", texts.environment(run)),
-        ("exit_code", int(outcome.exit_code)),
-        ("conclusion", texts.title(outcome)),
-    )
+        suite, *versions, *promises,
+        ("rounds", texts.rounds(run)), ("environment", texts.environment(run)),
+        ("exit_code", int(outcome.exit_code)), ("conclusion", texts.title(outcome)),
+    )  # fmt: skip
     for line in texts.lines(run, outcome):
         row, message = line.row, line.reason
         if row.ratio is not None:
