@@ -91,9 +91,6 @@ def test_kernels_backends_and_settings_only_annotate():
             "settings of the process it changes: the number of threads, was none",
         )
     )
-
-
-def test_an_error_that_grew_within_what_is_allowed_is_noted():
     note = "error grew from 0.400 to 0.800 of what is allowed"
     assert compared("error_ratio", 0.40, 0.43) == Differences()
     assert compared("error_ratio", 0.40, 0.80) == Differences(notes=(note,))
