@@ -243,7 +243,7 @@ def _panel_axes(rows: pd.DataFrame, lines: str) -> list[str]:
 def _along_n(rows: pd.DataFrame, lines: str, several: bool) -> tuple[pd.DataFrame, str]:
     """The rows of panels that show something along n, and a text that counts the others.
 
-    Panels of a single n hold points; they are drawn where there is nothing else.
+    Panels of a single n are drawn where there is nothing else.
     """
     parts = [part for _, part in slices(rows, _panel_axes(rows, lines))]
     parts = [part for part in parts if not several or part[lines].nunique() > 1]

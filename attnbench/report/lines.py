@@ -1,4 +1,4 @@
-"""Charts as drawn: lines against n in small multiples, or points where there is a single n."""
+"""Charts as drawn: lines against n in small multiples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.table import BASELINE
-from attnbench.base.units import is_unknown
 from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
 from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
-from attnbench.report.figures import FigureKind, Look, Plot, short
+from attnbench.report.figures import FigureKind, Look, Plot
 from attnbench.theory.traits import TRAITS
 
 PANEL_INCHES = 3.4
@@ -124,15 +123,8 @@ def draw_page(
     lengths = tuple(sorted(int(n) for n in rows["seq_len"].unique()))
     frame = Frame(chart, looks, lengths, *value_axis(chart, rows, peak), peak)
     names = lines_of(chart, rows)
-    single = len(lengths) == 1
-    height = max(1.6, 0.36 * len(names) + 0.8) if single else PANEL_INCHES
-    figure, found = figures.panels(len(page.panels), height, chart.title, page.title)
+    figure, found = figures.panels(len(page.panels), PANEL_INCHES, chart.title, page.title)
     for ax, panel in zip(found, page.panels, strict=True):
-        if single:
-            _draw_points(ax, panel.rows, frame)
-            ax.set_xlabel(frame.axis)
-            ax.set_title(panel.title, loc="left", pad=5, color=INK)
-            continue
         _draw_lines(ax, panel.rows, frame)
         if chart.crossings:
             mark_crossings(ax, panel.rows, crossings)
@@ -140,8 +132,7 @@ def draw_page(
         ax.set_title(panel.title, loc="left", pad=5 + above, color=INK)
         ax.set_xlabel(TRAITS.get(str(panel.rows["workload"].iloc[0])).n_name)
         ax.set_ylabel(frame.axis)
-    if not single:
-        figures.legend(figure, names, looks)
+    figures.legend(figure, names, looks)
     return figure
 
 
@@ -164,15 +155,14 @@ def value_axis(
     return scale, ((low / 1.7 if chart.guides else low), high)
 
 
-def _set_value_axis(ax: Axes, frame: Frame, which: str) -> None:
-    """Give one axis the chart's scale, limits and tick texts."""
+def _set_value_axis(ax: Axes, frame: Frame) -> None:
+    """Give the value axis the chart's scale, limits and tick texts."""
     if frame.scale != "linear":
-        axes.log_axis(ax, which, frame.limits, 2 if frame.scale == "log2" else 10, frame.text)
+        axes.log_axis(ax, "y", frame.limits, 2 if frame.scale == "log2" else 10, frame.text)
         return
-    axis = ax.yaxis if which == "y" else ax.xaxis
-    ax.set(**{f"{which}lim": frame.limits})
-    axis.set_major_locator(MaxNLocator(6 if which == "y" else 4))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: frame.text(value)))
+    ax.set_ylim(frame.limits)
+    ax.yaxis.set_major_locator(MaxNLocator(6))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: frame.text(value)))
 
 
 def failed_lines(chart: Chart, rows: pd.DataFrame) -> list[tuple[str, str, list[float]]]:
@@ -190,7 +180,7 @@ def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
     """Draw a line for each implementation (or cache) against n."""
     chart = frame.chart
     axes.length_axis(ax, frame.lengths, room=DODGE_OCTAVES / 2 if chart.dodge else 0.0)
-    _set_value_axis(ax, frame, "y")
+    _set_value_axis(ax, frame)
     _draw_background(ax, rows, frame)
     groups = list(rows[rows[chart.value].notna()].groupby(chart.lines, sort=False))
     for index, (name, part) in enumerate(groups):
@@ -245,35 +235,6 @@ def _draw_background(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
         # Just below all points, so that it touches no line and shows which ones run parallel.
         least = float((known[chart.value].astype(float) / share**power).min())
         axes.guide(ax, (frame.lengths[-1], 0.72 * least), power)
-
-
-def _draw_points(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
-    """Draw one point for each implementation (or cache), best on top; there is only one n."""
-    chart = frame.chart
-    _set_value_axis(ax, frame, "x")
-    known = rows[rows[chart.value].notna()].sort_values("time_us_median", ascending=False)
-    bad = rows[rows["status"] != "ok"]
-    names = [f"{short(str(row[chart.lines]))}: {row['status']}" for _, row in bad.iterrows()]
-    for y, (_, row) in enumerate(known.iterrows(), start=len(bad)):
-        name, value = str(row[chart.lines]), frame.inside(row[chart.value])
-        names.append(short(name))
-        look = frame.looks[name]
-        if chart.predicted and not is_unknown(row[chart.predicted]):
-            predicted = frame.inside(row[chart.predicted])
-            ax.plot([predicted], [y], color=look.colour, marker="|", markersize=12)
-        ax.errorbar(
-            [value], [y], xerr=_bars(row.to_frame().T, chart), color=look.colour,
-            marker=look.marker, markersize=6, capsize=2, elinewidth=1.0, clip_on=False,
-        )  # fmt: skip
-        ax.annotate(
-            frame.text(value), (value, y), xytext=(0, 6), textcoords="offset points",
-            fontsize=7.5, ha="center", color=INK,
-        )  # fmt: skip
-    ax.set_yticks(range(len(names)), names)
-    ax.set_ylim(-0.6, len(names) - 0.4)
-    ax.grid(visible=False, axis="y")
-    if chart.reference:
-        ax.axvline(chart.reference[0], **axes.DASHED)
 
 
 def crossovers_by_case(found: Sequence[Crossover]) -> ByCase:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Iterator
 
@@ -22,31 +21,25 @@ LEAST_DRAWS, MOST_DRAWN_SIZES = 200, 2_000_000  # a huge run gets fewer draws fo
 
 def scaling(run: Run) -> Scaling:
     """Every fit and finding of a run; where nothing can be fitted, a finding says why."""
-    was_on = gc.isenabled()
-    gc.disable()  # to look for cycles among millions of small objects takes a third of the time
-    try:
-        laws, cells = Laws(run), measured(run)
-        # What never ran takes none of these cases: that is no failure.
-        found = [
-            group
-            for group in all_series(run, laws, cells)
-            if any(cell.record.status not in NEVER_RAN for cell in group.cells)
-        ]
-        known = {group.series.impl for group in found if any(group.series.times_us)}
-        timed = [group.series for group in found if group.series.impl in known]
-        sizes = sum(len(series.sizes) for series in timed)
-        draws = max(LEAST_DRAWS, min(DRAWS, MOST_DRAWN_SIZES // max(1, sizes)))
-        exact = exact_fits(found, laws)
-        unreadable = [_problem(impl, text, "its law") for impl, text in laws.problems.items()]
-        return Scaling(
-            exponents=tuple(fit_many(timed, draws=draws)),
-            exact=exact,
-            models=models(run, cells),
-            problems=(*unreadable, *_unanswered(run, found)),
-        )
-    finally:
-        if was_on:
-            gc.enable()
+    laws, cells = Laws(run), measured(run)
+    # What never ran takes none of these cases: that is no failure.
+    found = [
+        group
+        for group in all_series(run, laws, cells)
+        if any(cell.record.status not in NEVER_RAN for cell in group.cells)
+    ]
+    known = {group.series.impl for group in found if any(group.series.times_us)}
+    timed = [group.series for group in found if group.series.impl in known]
+    sizes = sum(len(series.sizes) for series in timed)
+    draws = max(LEAST_DRAWS, min(DRAWS, MOST_DRAWN_SIZES // max(1, sizes)))
+    exact = exact_fits(found, laws)
+    unreadable = [_problem(impl, text, "its law") for impl, text in laws.problems.items()]
+    return Scaling(
+        exponents=tuple(fit_many(timed, draws=draws)),
+        exact=exact,
+        models=models(run, cells),
+        problems=(*unreadable, *_unanswered(run, found)),
+    )
 
 
 def _problem(subject: str, reason: str, question: str = "how its cost grows") -> Finding:

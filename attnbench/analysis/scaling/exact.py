@@ -267,8 +267,6 @@ def increments_power(known: Sequence[_Known]) -> float:
     if not x0 < x1 < x2:
         return 0.0
     ratio, first, second = (y2 - y1) / (y1 - y0), math.log(x1 / x0), math.log(x2 / x1)
-    if math.isclose(first, second):
-        return max(0.0, math.log(ratio) / first)
 
     def off(power: float) -> float:
         if abs(power) < 1e-9:
