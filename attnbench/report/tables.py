@@ -35,9 +35,9 @@ def grid(
 ) -> Table:
     """A table that splits no word on `to`, standard output unless given.
 
-    Columns named in `right` are aligned to the right, those in `whole` stay in one line, those in
-    `spare` are left out one by one where the console is too narrow. Where that does not help, each
-    row is a block of lines: name and value.
+    Columns named in `right` (numbers) and `whole` stay in one line; those in `spare` are left out
+    one by one where the console is too narrow. Where that is not enough, each row is a block of
+    lines: name and value.
     """
     room = (to or console()).width
     texts = [[Text(c) if isinstance(c, str) else c for c in row] for row in rows]
@@ -45,7 +45,7 @@ def grid(
     full = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
     least = {
         name: full[name]
-        if name in whole
+        if name in (*whole, *right)
         else max(min(len(w), room // 2) for c in (name, *cells) for w in str(c).split() or [""])
         for name, cells in columns.items()
     }
