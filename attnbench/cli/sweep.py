@@ -168,8 +168,6 @@ def _print_summary(run: Run) -> None:
     for cell in failed:
         count = f"{cell['cells']} {'cell' if cell['cells'] == 1 else 'cells'}"
         click.echo(f"  {cell['status']}: {cell['impl']} ({count}): {cell['reason']}")
-    if run.unfinished:
-        click.echo(run.unfinished)
     wall_s = run.info.get("spent", {}).get("wall_s")
     if wall_s is not None:
         stages = ", ".join(f"{stage} {seconds(value)}" for stage, value in spent(run))

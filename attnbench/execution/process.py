@@ -26,7 +26,6 @@ from attnbench.schema.messages import Ends, Event, Heartbeat, WorkerConfig
 
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
-
 Device = Annotated[str, Meta(pattern="^(auto|cpu|cuda)$", description="auto, cpu, cuda")]
 L2 = Annotated[str, Meta(pattern="^(cold|warm)$", description="cold, warm")]
 Timer = Annotated[str, Meta(pattern="^(events|graph)$", description="events, graph")]

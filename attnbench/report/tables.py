@@ -36,8 +36,7 @@ def grid(
     """A table that splits no word on `to`, standard output unless given.
 
     Columns named in `right` (numbers) and `whole` stay in one line; those in `spare` are left out
-    one by one where the console is too narrow. Where that is not enough, each row is a block of
-    lines: name and value.
+    one by one where the console is too narrow; where that is not enough, rows become `_blocks`.
     """
     room = (to or console()).width
     texts = [[Text(c) if isinstance(c, str) else c for c in row] for row in rows]
@@ -49,19 +48,13 @@ def grid(
         else max(min(len(w), room // 2) for c in (name, *cells) for w in str(c).split() or [""])
         for name, cells in columns.items()
     }
-    left_out = []
+    left_out, free = [], room - sum(least.values()) - _GAP * (len(least) - 1)
     for name in spare:
-        if sum(least.values()) + _GAP * (len(least) - 1) > room:
+        if free < 0:
             left_out.append(name)
-            del least[name]
-    free = room - sum(least.values()) - _GAP * (len(least) - 1)
+            free += least.pop(name) + _GAP
     if free < 0:
-        found = Table.grid(padding=(0, 2))
-        for number, row in enumerate(texts):
-            for name, cell in zip(header, row, strict=True):
-                found.add_row(Text(name, style="dim"), cell)
-            found.add_row(*[""] * (number + 1 < len(texts)))
-        return found
+        return _blocks(header, texts)
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
     found.caption = f"too narrow for: {', '.join(left_out)}" if left_out else None
     widths = dict(least)
@@ -75,6 +68,16 @@ def grid(
         )
     for row in texts:
         found.add_row(*(cell for n, cell in zip(header, row, strict=True) if n in least))
+    return found
+
+
+def _blocks(header: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
+    """Each row as a block of lines, with an empty line between two."""
+    found = Table.grid(padding=(0, 2))
+    for number, row in enumerate(rows):
+        for name, cell in zip(header, row, strict=True):
+            found.add_row(Text(name, style="dim"), cell)
+        found.add_row(*[""] * (number + 1 < len(rows)))
     return found
 
 

@@ -305,10 +305,10 @@ def _cells(
     And by the id of a case why it makes no sense, or None.
     """
     check_names(sweeps, catalogue, own)
-    foreign = dict.fromkeys(n for axes in sweeps for n in axes.impls or () if n not in own)
-    if foreign:
+    absent = dict.fromkeys(n for axes in sweeps for n in axes.impls or () if n not in own)
+    if absent:
         raise UsageError(
-            f"{', '.join(foreign)} (--impls) is in none of the files that are watched, which"
+            f"{', '.join(absent)} (--impls) is in none of the files that are watched, which"
             f" register {', '.join(own)}"
         )
     cells: dict[_Key, Cell] = {}
