@@ -221,6 +221,8 @@ def merged(records: list[Record]) -> Record:
 
 def _merged_metric(name: str, values: list[Any]) -> Any:
     known = [value for value in values if value is not None]
+    if name == "group":  # one for each process, in their order
+        return " ".join(map(str, values))
     if known and all(isinstance(value, str) for value in known):
         if known.count(known[0]) == len(values):
             return known[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -127,10 +128,12 @@ def measure_group(entries: list[Entry], instruments: Instruments, reporter: Repo
 
 def _measure_together(entries: list[Entry], instruments: Instruments, reporter: Reporter) -> None:
     host.return_freed_memory()
+    group = secrets.token_hex(4)  # records with the same one were interleaved: their rounds pair
     trials: dict[str, Trial] = {}
     indices: dict[str, int] = {}
     for entry in entries:
         for name, trial in prepare(entry, instruments.seed, reporter).items():
+            trial.metrics["group"] = group
             key = f"{entry.index} {name}"
             trials[key], indices[key] = trial, entry.index
     targets: dict[str, Target] = {}
