@@ -8,6 +8,7 @@ from attnbench.base.units import parse_sizes
 from attnbench.planning.plan import (
     GROUPS_PER_JOB,
     Axes,
+    chosen,
     expand,
     implementations,
     jobs_of,
@@ -141,5 +142,18 @@ def test_a_sweep_takes_whom_its_workload_is_served_by_and_whoever_is_asked_for_b
     assert implementations(Axes(), catalogue) == ["naive", "mine"]
     assert implementations(Axes(workload="recurrent"), catalogue) == ["gru"]
     assert implementations(Axes(workload="recurrent", impls=("naive",)), catalogue) == ["naive"]
-    asked = implementations(Axes(workload="layer"), catalogue, own=["mine"])
+    asked = implementations(Axes(workload="layer"), catalogue, own=[["mine"]])
     assert asked == ["naive", "mine"]  # a file of the user's was asked for: refused, not dropped
+
+
+@pytest.mark.parametrize(
+    ("asked", "run"),
+    [
+        ((), ["a", "b", "c"]),
+        (("naive",), ["naive", "a", "b", "c"]),
+        (("b",), ["b", "c"]),
+        (("naive", "c", "a"), ["naive", "c", "a"]),
+    ],
+)
+def test_of_a_file_whose_implementations_are_named_only_those_run(asked, run):
+    assert chosen(asked, [("a", "b"), ("c",)]) == run

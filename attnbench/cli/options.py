@@ -85,7 +85,7 @@ def given() -> dict[str, str]:
 
 
 def impl_files(
-    text: str = "A Python file with implementations of yours; they join the others.",
+    text: str = "A Python file with implementations of yours: all of them, or those in --impls.",
 ) -> Option:
     """`--impl FILE`, as often as wanted; one named twice counts once."""
     return click.option(

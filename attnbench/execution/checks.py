@@ -11,6 +11,7 @@ from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.planning.battery import Item, battery
+from attnbench.planning.plan import chosen
 from attnbench.schema.messages import CheckItem
 
 
@@ -62,15 +63,15 @@ def run_checks(
     with LocalRunner(Settings(device=device, files=files, seed=seed)) as runner:
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}
-        chosen = list(names or runner.user_names or rows) + list(runner.user_names if names else [])
-        for name in chosen:
+        wanted_names = chosen(names or (), runner.own) or list(rows)
+        for name in wanted_names:
             if name not in rows:
                 raise unknown("implementation", name, list(rows), "--impls")
         items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
-        compiles = {name for name in chosen if rows[name].compiles}
+        compiles = {name for name in wanted_names if rows[name].compiles}
         pairs = [
             (item, name)
-            for name in dict.fromkeys(chosen)
+            for name in wanted_names
             for item in items
             if item.case.workload in rows[name].workloads
             and (full or item.brief or name not in compiles)

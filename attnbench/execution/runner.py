@@ -205,13 +205,15 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
     """Runs groups in worker processes on this machine: the interface is `run(groups)`.
 
     `watch(case, impl, stage)` is called with what the worker is at, a few times a second.
-    `start_up_s` are the wall seconds spent so far on starting workers.
+    `start_up_s` are the wall seconds spent so far on starting workers; `own` are the names that
+    each of the user's files registered, `user_names` all of them.
     """
 
     def __init__(self, settings: Settings, watch: Watch = lambda case, impl, stage: None) -> None:
         self.settings = settings
         self.start_up_s = 0.0
         self.warnings: list[str] = []
+        self.own: tuple[tuple[str, ...], ...] = ()
         self.user_names: list[str] = []
         self.watch = watch
         self._device = settings.device
@@ -347,6 +349,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             ready = self._wait(self._idle)
             if not isinstance(ready, messages.Ready):
                 raise WorkerError(_UNREADABLE)
-            self.warnings, self.user_names = list(ready.warnings), list(ready.user_names)
+            self.warnings, self.own = list(ready.warnings), ready.own
+            self.user_names = list(itertools.chain(*ready.own))
             self.start_up_s += time.perf_counter() - begin
         return self._idle

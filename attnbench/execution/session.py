@@ -21,6 +21,7 @@ from attnbench.planning.plan import (
     Axes,
     Plan,
     check_names,
+    chosen,
     expand,
     implementations,
     jobs_of,
@@ -179,7 +180,7 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> P
     cells = list(request.cells)
     mismatches: dict[str, str | None] = {}
     for axes in request.sweeps:
-        names = implementations(axes, catalogue, runner.user_names)
+        names = implementations(axes, catalogue, runner.own)
         for case in expand(axes, catalogue.device):
             mismatches[case.case_id] = mismatch(axes, case)
             cells += [Cell(case=case, impl=name) for name in names]
@@ -249,7 +250,7 @@ def sweep_for_verdicts(
     """
     with LocalRunner(settings) as runner:
         device = runner.catalogue().device
-        named = tuple(dict.fromkeys((*impls, *runner.user_names)))
+        named = tuple(chosen(impls, runner.own))
     preset = PRESETS.get(PRESET_ON[device])
     cores = (axes for axes in preset.sweeps if axes.workload == "attention")
     request = SweepRequest(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -257,14 +257,26 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
                 )
 
 
-def implementations(axes: Axes, catalogue: Catalogue, own: Iterable[str] = ()) -> list[str]:
+def implementations(
+    axes: Axes, catalogue: Catalogue, own: Iterable[Collection[str]] = ()
+) -> list[str]:
     """The implementations of a sweep: those asked for, else all that serve its workload.
 
-    The user's `own` are beside those asked for.
+    `own`, the names that each of the user's files registered, join as in `chosen`.
     """
+    if axes.impls is not None:
+        return chosen(axes.impls, own)
     serving = [info.name for info in catalogue.implementations if axes.workload in info.workloads]
-    names = serving if axes.impls is None else list(axes.impls)
-    return names + [name for name in own if name not in names]
+    return list(dict.fromkeys([*serving, *itertools.chain(*own)]))
+
+
+def chosen(asked: Iterable[str], own: Iterable[Collection[str]]) -> list[str]:
+    """The implementations asked for by name, and all of each file of which none is asked for.
+
+    `own` are the names that each of the user's files registered.
+    """
+    names = dict.fromkeys(asked)
+    return [*names, *(name for file in own if not names.keys() & set(file) for name in file)]
 
 
 def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, ...]:

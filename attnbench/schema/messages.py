@@ -137,10 +137,10 @@ Request = Describe | AskReasons | MeasureCeilings | Diagnose | Measure | Check
 
 
 class Ready(_Message, frozen=True):
-    """The worker has loaded everything; `user_names` are registered by the user's files."""
+    """The worker has loaded everything; `own` are the names that each of the user's files has."""
 
     warnings: tuple[str, ...]
-    user_names: tuple[str, ...]
+    own: tuple[tuple[str, ...], ...]
 
 
 class Failed(_Message, frozen=True):

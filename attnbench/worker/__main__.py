@@ -78,8 +78,8 @@ def main() -> None:
         emit(Done())
 
 
-def _load(config: WorkerConfig) -> tuple[list[str], list[str]]:
-    """Import implementations; return warnings, and the names of the user's own.
+def _load(config: WorkerConfig) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Import implementations; return warnings, and the names that each of the user's files has.
 
     Of two versions of a repository only that one is loaded: what is installed by entry points
     may be the other, in editable mode.
@@ -87,13 +87,13 @@ def _load(config: WorkerConfig) -> tuple[list[str], list[str]]:
     load_built_in()
     settle()
     if config.root is not None:
-        names = load_side(config.files, config.root, config.other_root)
+        names = [tuple(load_side(config.files, config.root, config.other_root))]
         adopt(folder=True)
         return _put_back(", ".join(config.files)), names
     warnings = load_entry_points() + _put_back("an installed package")
     names = []
     for file in config.files:
-        names += load_file(file, replace=config.replace)
+        names.append(tuple(load_file(file, replace=config.replace)))
         warnings += _put_back(file)
     return warnings, names
 
