@@ -53,7 +53,7 @@ def sweep(
 
     `axes` are the fields of `attnbench.planning.plan.Axes` (`seq_lens=(128, 256)`,
     `impls=("naive",)`, `workload="decode"`, …), `settings` those of
-    `attnbench.execution.process.Settings` (`device`, `threads`, `precision`, `max_time_s`, …).
+    `attnbench.execution.process.Settings` (`device`, `precision`, `max_time_s`, …).
 
     Raises:
         UsageError: an axis or a value that makes no sense; nothing was written.
@@ -80,6 +80,8 @@ def sweep(
         raise UsageError(
             f"no such setting ({err}); see attnbench.execution.process.Settings"
         ) from err
+    if chosen.threads:
+        raise UsageError("the number of threads is an axis: sweep(threads=(1, 2))")
     request = SweepRequest(
         sweeps=(Axes(**{key: _plain(key, value) for key, value in axes.items()}),),
         settings=chosen,

@@ -16,7 +16,9 @@ def test_the_id_of_a_case_never_changes():
 
 
 def test_an_axis_at_its_default_leaves_the_id_alone():
-    spelled = Case(heads=8, kv_heads=8, seq_len=256, kv_len=256, head_dim=64, value_dim=64)
+    spelled = Case(
+        heads=8, kv_heads=8, seq_len=256, kv_len=256, head_dim=64, value_dim=64, threads=1
+    )
     assert spelled.case_id == Case(heads=8, seq_len=256).case_id
 
 
@@ -33,6 +35,7 @@ def test_an_axis_at_its_default_leaves_the_id_alone():
         {"position": parse_position("rope:500000")},
         {"cache": "static"},
         {"scale": 0.5},
+        {"threads": 2},
     ],
 )
 def test_every_field_that_differs_changes_the_id(change):

@@ -104,7 +104,7 @@ def test_flags_reach_the_request(cli: Cli, imagined: Imagined) -> None:
     assert cli("gate", *args.split(), *more.split()).exit_code == 0
     asked = imagined.request
     assert [Path(file).name for file in asked.candidate.files] == ["b.py"]
-    assert asked.sweeps == (Axes(workload="layer", seq_lens=(64,), heads=(2,)),)
+    assert asked.sweeps == (Axes(workload="layer", seq_lens=(64,), heads=(2,), threads=(2,)),)
     assert (asked.rules.threshold, asked.rules.budget_s, asked.rules.growth) == (0.05, 90, 0.02)
     settings = asked.settings
     assert (settings.threads, settings.device, settings.seed) == (2, "cuda", 7)

@@ -81,6 +81,27 @@ def test_every_fact_is_read_from_where_linux_keeps_it(machine):
     assert {name: found[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(("busy", "cpu"), [(0, 1), (1, 0), (None, 1)])
+def test_the_cpu_to_be_pinned_to_worked_least_or_is_the_last(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, busy: int | None, cpu: int
+) -> None:
+    rows = STAT.splitlines()
+
+    def work(_: float) -> None:
+        grown = [
+            f"cpu{i} {150 if i == busy else 100} {rest}"
+            for i, rest in enumerate(("0 50 800 10 0 0 40 7 7", "0 50 820 10 0 0 20 7 7"))
+            if busy is not None
+        ]
+        put(machine, "proc/stat", "\n".join([rows[0], *(grown or rows[1:3])]))
+
+    monkeypatch.setattr("time.sleep", work)
+    assert host.idlest_cpu(root=machine) == cpu
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {1}, raising=False)
+    assert host.idlest_cpu(root=machine) is None
+    assert host.cell_facts(machine)["pinned_cpu"] == "1"
+
+
 @pytest.mark.parametrize(
     ("cpus", "stolen"),
     # A container may number its rows anew: those that are there may be anyone's.

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from attnbench.base.units import parse_sizes
+from attnbench.base.units import parse_sizes, parse_threads
+from attnbench.errors import UsageError
 from attnbench.planning.plan import (
     GROUPS_PER_JOB,
     Axes,
@@ -32,6 +33,24 @@ from attnbench.theory.traits import impossible
 )
 def test_lists_are_commas_and_doublings(text, sizes):
     assert parse_sizes(text, "--seq-lens") == sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("1024..128", "reversed: 128..1024"), ("8..9", "8..16")]
+)
+def test_a_range_that_is_none_says_which_was_meant(text, says):
+    with pytest.raises(UsageError, match=says):
+        parse_sizes(text, "--seq-lens")
+
+
+def test_threads_are_an_axis_of_a_cpu_and_all_is_what_torch_takes():
+    axes = Axes(threads=tuple(parse_threads("1,all,2", "--threads")))
+    assert [case.threads for case in expand(axes, "cpu", all_threads=8)] == [1, 8, 2]
+    assert [case.threads for case in expand(axes, "cpu", all_threads=2)] == [1, 2]
+    assert [case.threads for case in expand(axes, "cuda", all_threads=8)] == [1]
+    for wrong in ("0", "2000", "some"):
+        with pytest.raises(UsageError, match="--threads"):
+            parse_threads(wrong, "--threads")
 
 
 def test_axes_multiply():
@@ -79,10 +98,10 @@ def test_what_will_be_compared_takes_turns():
 
 def test_implementations_of_one_case_share_a_process_and_kinds_do_not():
     cases = [Case(seq_len=8 * i) for i in range(1, 2 * GROUPS_PER_JOB)]
-    cases += [Case(seq_len=8, dtype="bfloat16")]
+    cases += [Case(seq_len=8, dtype="bfloat16"), Case(seq_len=8, threads=2)]
     jobs = list(jobs_of(cells(*cases)))
     assert all(impls == ("naive", "sdpa") for job in jobs for _, impls in job.cases)
-    assert all(len({case.dtype for case, _ in job.cases}) == 1 for job in jobs)
+    assert all(len({(c.dtype, c.threads) for c, _ in job.cases}) == 1 for job in jobs)
     assert all(len(job.groups) <= GROUPS_PER_JOB for job in jobs)
     assert sum(len(job.cases) for job in jobs) == len(cases)
 

@@ -76,6 +76,28 @@ for name, left in json.loads(sys.argv[1]).items():
 """
 
 
+PINNED = """
+import os, threading
+from attnbench.machine.state import pin, remember, settle
+
+remember(1)
+cpu, stop = max(os.sched_getaffinity(0)), threading.Event()
+other = threading.Thread(target=stop.wait)
+other.start()
+pin(cpu)
+changed = settle()
+remember()
+places = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
+stop.set()
+assert changed == [] and set.union(*places) == {cpu} and len(places) > 1, (changed, places)
+"""
+
+
+def test_a_pinned_process_stays_where_it_is_with_all_its_threads() -> None:
+    ran = run_script(PINNED)
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
     lefts = {name: left for name, (left, _) in LEFT.items()}

@@ -52,6 +52,16 @@ def test_a_sample_of_a_clock_that_stepped_back_is_kept_and_does_not_count():
     assert found.kept == record().samples
 
 
+@pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 1)])
+def test_cells_of_an_older_run_have_the_threads_of_its_environment(tmp_path, device, threads):
+    with RunWriter.create(tmp_path, "r", {"environment": {"device": device, "threads": 2}}) as made:
+        older = json.loads(record().to_line())
+        del older["case"]["threads"]
+        lines = [json.dumps(older), record(128).to_line()]
+    (made.path / "records.jsonl").write_text("".join(line + "\n" for line in lines))
+    assert [r.cell.case.threads for r in load_run(made.path).records] == [threads, 1]
+
+
 def test_the_discards_of_older_records_get_their_codes():
     reasons = ("interrupted by other work (2 times)", "the CPU quota withheld 5 ms", "HwThermal")
     samples = [replace(record().samples[0], discarded=reason) for reason in reasons]

@@ -16,19 +16,19 @@ from attnbench.theory.traits import TRAITS
 class Axis:
     """A column that belongs to the case.
 
-    `follows` is the axis it equals unless given. `plain` is the value that is sorted first; where
-    the axis is `silent`, labels leave it out.
+    `follows` is the axis it equals unless given. `plain` is the value that is sorted first, and
+    `silent` one that labels leave out.
     """
 
     column: str
     symbol: str = ""
     follows: str | None = None
     plain: str | None = None
-    silent: bool = False
+    silent: Any = None
 
     def text(self, value: Any) -> str:
         """Return `n=128`, `causal`, or nothing for an unknown or silent value."""
-        if is_unknown(value) or (self.silent and value == self.plain):
+        if is_unknown(value) or value == self.silent:
             return ""
         return f"{self.symbol}={value}" if self.symbol else str(value)
 
@@ -42,7 +42,7 @@ AXES: dict[str, Axis] = {
         Axis(column="dtype"),
         Axis(column="pass", plain="forward"),
         Axis(column="mask", plain="full"),
-        Axis(column="position", plain="none", silent=True),
+        Axis(column="position", plain="none", silent="none"),
         Axis(column="projection", symbol="projection"),
         Axis(column="cache", symbol="cache"),
         Axis(column="width", symbol="E"),
@@ -51,6 +51,7 @@ AXES: dict[str, Axis] = {
         Axis(column="heads", symbol="H"),
         Axis(column="kv_heads", symbol="G", follows="heads"),
         Axis(column="batch", symbol="B"),
+        Axis(column="threads", symbol="threads", silent=1),
         Axis(column="new_tokens", symbol="T"),
         Axis(column="seq_len", symbol="n"),
         Axis(column="kv_len", symbol="S", follows="seq_len"),

@@ -54,7 +54,8 @@ class TableRow:
         """
         case, metrics = self.record.cell.case, self.record.metrics
         here = times.described(self.environment, case.device)
-        ceilings, known = limits.ceilings_of(here), limits.peaks_of(here.get("device_name"))
+        ceilings = limits.ceilings_of(here, case.threads)
+        known = limits.peaks_of(here.get("device_name"))
         traffic, peak = metrics.get("bytes_min"), ceilings.matmul_tflops.get(case.dtype)
         kernels = metrics.get("kernel_count")  # of one call: all the tokens of a decode
         kernels = None if kernels is None else kernels / (case.new_tokens or 1)
@@ -184,7 +185,7 @@ case("width", "int", "", "model width E, of all workloads but attention")
 case("projection", "text", "", "kind of projection of a layer")
 case("cache", "text", "", "how decoding keeps keys and values")
 case("new_tokens", "int", "", "tokens generated after the context")
-environment("threads", "int", "", "CPU threads of the worker")
+case("threads", "int", "", "CPU threads of the timed calls; 1 on a GPU")
 _of_record("status", "text", "", "what became of the cell", lambda r: r.status)
 _of_record("reason", "text", "", "why it is not ok", lambda r: r.reason)
 column(
@@ -316,4 +317,5 @@ metric(
     "memory_retained_bytes", "int", "B",
     "still held after the first call of all, beside its outputs; null for what compiles",
 )  # fmt: skip
+metric("pinned_cpu", "text", "", "the CPU that its process could not leave, see --threads")
 metric("memory_predicted_source", "text", "", "formula (exact), or estimate (simple law)")

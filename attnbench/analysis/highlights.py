@@ -35,8 +35,8 @@ def highlights(frame: pd.DataFrame, costs: pd.DataFrame, unfinished: str = "") -
 def hardest_case(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the measured case that stands for a slice.
 
-    The one with the largest n; among those the plainest mask and position, then the most work,
-    then (between caches, which do the same work) the one that is done soonest.
+    The one with the largest n; among those the plainest mask and position, the fewest threads, the
+    most work, then (between caches, which do the same work) the one that is done soonest.
     """
     measured = rows[rows["time_us_median"].notna()]
     if measured.empty:
@@ -46,8 +46,8 @@ def hardest_case(rows: pd.DataFrame) -> pd.DataFrame:
         _position=measured["position"] != "none",
         _work=measured["batch"] * measured["heads"] * measured["head_dim"],
     )
-    by = ["seq_len", "_mask", "_position", "_work", "time_us_median"]
-    rising = [False, True, True, False, True]
+    by = ["seq_len", "_mask", "_position", "threads", "_work", "time_us_median"]
+    rising = [False, True, True, True, False, True]
     chosen = plain.sort_values(by, ascending=rising, kind="stable").iloc[0]
     there: pd.DataFrame = rows[rows["case_id"] == chosen["case_id"]]
     return there
@@ -102,7 +102,7 @@ def cache_sentence(rows: pd.DataFrame) -> str:
     decode = rows[rows["cache"].notna() & rows["time_us_median"].notna()]
     if decode["cache"].nunique() < 2:
         return ""
-    same = ["impl", "position", "heads", "batch", "mask", "seq_len"]
+    same = ["impl", "position", "heads", "batch", "mask", "threads", "seq_len"]
     counts = decode.groupby(same)["cache"].transform("nunique")
     longest = decode[counts == counts.max()].sort_values("seq_len", kind="stable")
     last = longest[longest["case_id"].isin(longest.tail(1)["case_id"])].iloc[0]

@@ -156,7 +156,7 @@ def suspect(record: Record, environment: Mapping[str, Any], time_us: float | Non
         time_us=time_us,
         flops=flops(record),
         bytes_min=record.metrics.get("bytes_min"),
-        measured=limits.ceilings_of(here),
+        measured=limits.ceilings_of(here, record.cell.case.threads),
     )
 
 

@@ -196,6 +196,23 @@ def parse_sizes(text: str, flag: str) -> list[int]:
     return list(dict.fromkeys(sizes))
 
 
+ALL_THREADS = 0  # as many as torch takes by itself
+
+
+def parse_threads(text: str, flag: str) -> list[int]:
+    """Read `1,2,all`; `all` is `ALL_THREADS`.
+
+    Raises:
+        UsageError: as `parse_sizes`, or more than 1024.
+    """
+    found: list[int] = []
+    for part in parse_names(text, flag):
+        found += [ALL_THREADS] if part == "all" else parse_sizes(part, flag)
+    if max(found) > 1024:
+        raise UsageError(f"{flag} is at most 1024, not {max(found)}")
+    return list(dict.fromkeys(found))
+
+
 def parse_names(text: str, flag: str) -> list[str]:
     """Read `naive,sdpa`; duplicates are dropped.
 
@@ -260,10 +277,12 @@ def _doubling(start: int, end: int, flag: str) -> list[int]:
     sizes = [start]
     while sizes[-1] < end:
         sizes.append(sizes[-1] * 2)
-    if sizes[-1] != end or end < start:
+    if end < start:
+        raise UsageError(f"{flag} {start}..{end} is reversed: {end}..{start}")
+    if sizes[-1] != end:
         below = sizes[-2] if len(sizes) > 1 else start
         raise UsageError(
             f"{flag} {start}..{end} doubles and must land on its end: {start}..{below}"
-            f" or {start}..{sizes[-1] if sizes[-1] > start else start * 2}"
+            f" or {start}..{sizes[-1]}"
         )
     return sizes

@@ -15,6 +15,7 @@ from attnbench.base.units import (
     parse_names,
     parse_share,
     parse_sizes,
+    parse_threads,
 )
 from attnbench.errors import AttnbenchError, ExitCode
 
@@ -70,6 +71,7 @@ class _Positive(ParamType):
 POSITIVE = _Positive()
 SIZES = _Parsed("sizes", parse_sizes)
 NAMES = _Parsed("names", parse_names)
+THREADS = _Parsed("threads", parse_threads)
 SHARE = _Parsed("share", parse_share)
 DURATION = _Parsed("time", parse_duration)
 

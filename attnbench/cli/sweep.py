@@ -10,6 +10,7 @@ import click
 from attnbench.cli.options import (
     AXIS_FIELDS,
     POSITIVE,
+    THREADS,
     Command,
     axes_options,
     device_option,
@@ -17,7 +18,6 @@ from attnbench.cli.options import (
     impl_files,
     output_option,
     seed_option,
-    threads_option,
 )
 from attnbench.errors import ExitCode, UsageError
 
@@ -66,7 +66,12 @@ def _timing(command: Command) -> Command:
 @axes_options()
 @impl_files()
 @device_option
-@threads_option()
+@click.option(
+    "--threads",
+    type=THREADS,
+    help="CPU threads: 1,2 or all, as many as torch takes by itself; one thread is pinned to a"
+    " CPU of its own [1].",
+)
 @_timing
 @seed_option
 @output_option
@@ -121,9 +126,10 @@ def _request(options: dict[str, Any]) -> SweepRequest:
     preset = PRESETS.get(options["preset"]) if options["preset"] else plain
     taken = ("device", "seed", "precision", "processes", "l2", "timer", "energy")
     return SweepRequest(
-        sweeps=overridden(preset.sweeps, {name: options[name] for name in AXIS_FIELDS}),
+        sweeps=overridden(
+            preset.sweeps, {name: options[name] for name in (*AXIS_FIELDS, "threads")}
+        ),
         settings=Settings(
-            threads=options["threads"] or preset.threads,
             files=tuple(str(Path(file).resolve()) for file in options["files"]),
             min_time_s=options["min_time"] or preset.min_time_s,
             max_time_s=options["max_time"] or preset.max_time_s,

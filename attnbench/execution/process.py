@@ -35,7 +35,8 @@ Timer = Annotated[str, Meta(pattern="^(events|graph)$", description="events, gra
 class Settings:
     """How workers run: where, with which files, for how long, and how they measure.
 
-    `processes` is how many fresh ones measure each cell; `energy` asks for joules a call, too.
+    `threads` are those of a process, but for a sweep's, whose cases say. `processes` is how many
+    fresh ones measure each cell; `energy` asks for joules a call, too.
     With `replace` the files may take the names of installed implementations. With `root` they are
     those of one of two versions of a repository, and import nothing from `other_root`.
 

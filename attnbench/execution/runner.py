@@ -270,9 +270,9 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             elif isinstance(result, ItemChecked):
                 yield index, result
 
-    def ceilings(self, dtypes: Sequence[str]) -> dict[str, Any]:
+    def ceilings(self, dtypes: Sequence[str], threads: int) -> dict[str, Any]:
         """What the device can do at most, as measured now; see `ceilings.measure_ceilings`."""
-        asked = messages.MeasureCeilings(self._device, tuple(dtypes))
+        asked = messages.MeasureCeilings(self._device, tuple(dtypes), threads)
         return self._ask(asked, messages.Facts).facts
 
     def diagnose(self, began: Callable[[str], None] = lambda test: None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from attnbench.base.registry import unknown
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import RunWriter, load_info, load_run, write_info
+from attnbench.execution.store import RunWriter, load_info, load_run, unwritten, write_info
 from attnbench.planning.plan import (
     Axes,
     Plan,
@@ -96,7 +96,9 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         if dry_run:
             listener.planned(plan, None)
             return None
-        ceilings = runner.ceilings(sorted({cell.case.dtype for cell in plan.cells}))
+        dtypes = sorted({cell.case.dtype for cell in plan.cells})
+        counts = sorted({cell.case.threads for cell in plan.cells})
+        ceilings = {str(threads): runner.ceilings(dtypes, threads) for threads in counts}
         info = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "attnbench": __version__,
@@ -128,7 +130,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
             f" {run.info['schema']}, now {SCHEMA}; --resume); start a new run"
         )
     try:
-        cells = [Cell.from_json(row) for row in run.info["plan"]]
+        cells = [Cell.from_json(row, unwritten(run.info)) for row in run.info["plan"]]
         settings = Settings(
             **(run.info["settings"] | {"files": tuple(run.info["settings"]["files"])})
         )
@@ -181,7 +183,7 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> P
     mismatches: dict[str, str | None] = {}
     for axes in request.sweeps:
         names = implementations(axes, catalogue, runner.own)
-        for case in expand(axes, catalogue.device):
+        for case in expand(axes, catalogue.device, catalogue.environment["threads"]):
             mismatches[case.case_id] = mismatch(axes, case)
             cells += [Cell(case=case, impl=name) for name in names]
     plan = _decide(cells, runner, request.settings.processes, mismatches=mismatches)
@@ -242,7 +244,7 @@ def sweep_for_verdicts(
     """Run the sweep that verdicts on growth need on this device; return the run's folder.
 
     The verdicts themselves are `analysis.scaling`'s, and are the same for any run. `settings` say
-    device, threads (None: as the preset has it), files and seed. With `impls` or files it is they
+    device, threads (None: one), files and seed. With `impls` or files it is they
     that are measured, in the sweeps of core implementations alone: no layers, decoding or networks.
 
     Raises:
@@ -253,12 +255,13 @@ def sweep_for_verdicts(
         named = tuple(chosen(impls, runner.own))
     preset = PRESETS.get(PRESET_ON[device])
     cores = (axes for axes in preset.sweeps if axes.workload == "attention")
+    sweeps = tuple(replace(axes, impls=named) for axes in cores) if named else preset.sweeps
     request = SweepRequest(
-        sweeps=tuple(replace(axes, impls=named) for axes in cores) if named else preset.sweeps,
+        sweeps=tuple(replace(axes, threads=(settings.threads or 1,)) for axes in sweeps),
         settings=replace(
             settings,
             device=device,
-            threads=settings.threads or preset.threads,
+            threads=None,
             allocator=preset.allocator,
             min_time_s=preset.min_time_s,
             max_time_s=preset.max_time_s,

@@ -137,10 +137,11 @@ def load_run(path: Path) -> Run:
         lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     except OSError as err:
         raise StoreError(f"{file} cannot be read ({err})") from err
+    older = unwritten(info)
     latest: dict[tuple[tuple[str, str], int], Record] = {}
     for number, line in enumerate(lines, start=1):
         try:
-            record = Record.from_line(line)
+            record = Record.from_line(line, older)
         except AttnbenchError as err:
             raise StoreError(f"{file}, line {number}: {err}") from err
         key = record.cell.key, record.process
@@ -151,6 +152,13 @@ def load_run(path: Path) -> Run:
         cells.setdefault(record.cell.key, []).append(record)
     records = [merged(parts) for parts in cells.values()]
     return Run(path=path, info=info, records=records, parts=list(latest.values()))
+
+
+def unwritten(info: dict[str, Any]) -> dict[str, Any]:
+    """What the cases of an older run do not say of themselves, and `run.json` does."""
+    known = info.get("environment") or {}
+    on_cpu = known.get("device", "cpu") == "cpu"
+    return {"threads": known["threads"]} if on_cpu and known.get("threads") else {}
 
 
 class _Settings(msgspec.Struct):

@@ -12,6 +12,7 @@ import functools
 import os
 import platform
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -65,7 +66,9 @@ def facts(root: Path = ROOT) -> dict[str, Any]:
 
 def cell_facts(root: Path = ROOT) -> dict[str, Any]:
     """What may change from one cell to the next; cheap enough to be read beside every cell."""
-    return {"load_1m": load_1m(), "governor": governor(root), "cpu_quota": cpu_quota(root)}
+    found = {"load_1m": load_1m(), "governor": governor(root), "cpu_quota": cpu_quota(root)}
+    cpus = affinity() or ()
+    return found | ({"pinned_cpu": str(cpus[0])} if len(cpus) == 1 else {})
 
 
 def affinity() -> list[int] | None:
@@ -140,6 +143,23 @@ def stolen_ticks(root: Path = ROOT) -> float | None:
     """
     rows = _tick_rows(root)
     return None if rows is None else sum(row[7] for row in rows) / len(rows)
+
+
+def idlest_cpu(look_s: float = 0.1, root: Path = ROOT) -> int | None:
+    """The CPU in the affinity that worked least over a short look; None of fewer than two.
+
+    Of several the last, since interrupts mostly go to the first. It is a glance and no forecast,
+    but two processes that pin themselves will not share a CPU beside an idle one.
+    """
+    cpus, before = affinity() or [], _tick_rows(root)
+    if len(cpus) < 2 or before is None:
+        return None
+    time.sleep(look_s)
+    after = _tick_rows(root) or before
+    work = [
+        sum(b) - sum(a) - (b[3] - a[3]) - (b[4] - a[4]) for a, b in zip(before, after, strict=True)
+    ]
+    return min(zip(work, cpus, strict=True), key=lambda found: (found[0], -found[1]))[1]
 
 
 def busy_ticks(root: Path = ROOT) -> float | None:

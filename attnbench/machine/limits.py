@@ -76,9 +76,13 @@ class Ceilings:
     cache_bytes: int | None = None
 
 
-def ceilings_of(environment: Mapping[str, Any]) -> Ceilings:
-    """The ceilings in `environment` (of run.json); older runs hold the matmul's alone."""
+def ceilings_of(environment: Mapping[str, Any], threads: int = 1) -> Ceilings:
+    """The ceilings in `environment` (of run.json) of a CPU with so many `threads`.
+
+    Older runs have those of one number of threads, and before that the matmul's alone.
+    """
     found = environment.get("ceilings") or {"matmul_tflops": environment.get("matmul_tflops")}
+    found = found.get(str(threads)) or found
     known = {item.name: found.get(item.name) for item in fields(Ceilings)}
     return Ceilings(**(known | {"matmul_tflops": known["matmul_tflops"] or {}}))
 

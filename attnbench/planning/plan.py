@@ -24,7 +24,8 @@ class Axes:
     """What one sweep multiplies out. None means "as the axis it follows", or all of them.
 
     `widths` E without `head_dims` keep the heads, and D = E/H; with `head_dims` and without
-    `heads` they keep D, and H = E/D.
+    `heads` they keep D, and H = E/D. `threads` are those of a CPU; `ALL_THREADS` stands for
+    as many as torch takes by itself.
     """
 
     workload: str = "attention"
@@ -43,6 +44,7 @@ class Axes:
     projections: tuple[str, ...] | None = None
     caches: tuple[str, ...] | None = None
     new_tokens: tuple[int, ...] | None = None
+    threads: tuple[int, ...] = (1,)
     impls: tuple[str, ...] | None = None
 
 
@@ -121,18 +123,22 @@ def make_plan(
 
 
 def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
-    """Groups of one workload, pass and dtype share processes, the small ones first in each."""
+    """Groups of one workload, pass, dtype and number of threads share processes.
+
+    In each the small ones come first.
+    """
     by_case: dict[str, tuple[Case, list[str]]] = {}
     for cell in cells:
         by_case.setdefault(cell.case.case_id, (cell.case, []))[1].append(cell.impl)
     groups: dict[str, list[Entry]] = {}
     for case, impls in by_case.values():
-        alike = replace(case, position=Position(), projection=None, cache=None)
-        groups.setdefault(alike.case_id, []).append((case, tuple(impls)))
-    similar: dict[tuple[str, str, str], list[tuple[Entry, ...]]] = {}
+        together = replace(case, position=Position(), projection=None, cache=None)
+        groups.setdefault(together.case_id, []).append((case, tuple(impls)))
+    similar: dict[tuple[str, str, str, int], list[tuple[Entry, ...]]] = {}
     for group in groups.values():
         case = group[0][0]
-        similar.setdefault((case.workload, case.pass_, case.dtype), []).append(tuple(group))
+        alike = case.workload, case.pass_, case.dtype, case.threads
+        similar.setdefault(alike, []).append(tuple(group))
     for own in similar.values():
         own.sort(key=lambda group: work(group[0][0]))
         count = -(-len(own) // GROUPS_PER_JOB)
@@ -145,15 +151,15 @@ def work(case: Case) -> float:
     return TRAITS.get(case.workload).work(case)
 
 
-def expand(axes: Axes, device: Device) -> Iterator[Case]:
-    """The cases of one sweep, each once.
+def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
+    """The cases of one sweep, each once; `all_threads` is what torch takes by itself.
 
     A workload with a width has E = H·D unless that is given; one without heads is of one head as
     wide as it is, so that no two of its cases are the same network. One that is causal by nature
     has no mask `full`.
     """
     traits, follower = TRAITS.get(axes.workload), _follows(axes)
-    choices: dict[str, tuple[Any, ...]] = {
+    choices: dict[str, Sequence[Any]] = {
         "pass_": axes.passes,
         "dtype": axes.dtypes,
         "mask": axes.masks,
@@ -164,6 +170,8 @@ def expand(axes: Axes, device: Device) -> Iterator[Case]:
         "heads": axes.heads or (None if follower == "heads" else _HEADS,),
         "kv_heads": axes.kv_heads or (0,),
         "seq_len": axes.seq_lens,
+        # On a GPU they change no time.
+        "threads": [n or all_threads for n in axes.threads] if device == "cpu" else (1,),
     } | {
         _FIELDS[name]: getattr(axes, name) or (traits.defaults.get(_FIELDS[name], 0),)
         for name in traits.axes

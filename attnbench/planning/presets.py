@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from attnbench.base.registry import Registry
+from attnbench.base.units import ALL_THREADS
 from attnbench.machine.host import AllocatorPolicy
 from attnbench.planning.plan import Axes
 
@@ -15,14 +16,13 @@ from attnbench.planning.plan import Axes
 class Preset:
     """A named list of sweeps, and how to measure them unless something else is asked for.
 
-    `min_time_s` and `max_time_s` are the time budget of a cell; `threads` None means torch's own.
+    `min_time_s` and `max_time_s` are the time budget of a cell.
     """
 
     doc: str
     sweeps: tuple[Axes, ...]
     max_time_s: float
     min_time_s: float = 0.05
-    threads: int | None = None
     allocator: AllocatorPolicy = "settled"
 
 
@@ -34,22 +34,24 @@ PRESETS: Registry[Preset] = Registry("preset", "--preset")
 _TWO = ("naive", "sdpa")
 _BOTH = ("forward", "both")
 
+# How each core grows with n, and with heads and batch at one n; what rotary positions, more threads
+# and the caches change.
+_quick = partial(Axes, impls=_TWO)
 _QUICK = (
-    Axes(
-        seq_lens=_doubled(128, 5),
-        heads=(4, 8),
-        batch_sizes=(1, 2),
-        positions=("none", "rope"),
-        impls=("naive", "naive-heads", "sdpa", "sdpa-math", "chunked"),
+    _quick(
+        seq_lens=_doubled(128, 5), impls=("naive", "naive-heads", "sdpa", "sdpa-math", "chunked")
     ),
-    Axes(
+    _quick(heads=(1, 2, 4, 8), impls=("naive", "naive-heads", "sdpa")),
+    _quick(batch_sizes=(1, 2, 4)),
+    _quick(seq_lens=(512, 2048), positions=("none", "rope")),
+    _quick(seq_lens=(512, 2048), threads=(1, ALL_THREADS), impls=(*_TWO, "chunked")),
+    _quick(
         workload="decode",
         seq_lens=_doubled(128, 4),
         caches=("rerun", "none", "concat", "static"),
-        impls=_TWO,
     ),
 )
-_QUICK_DOC = "a few minutes on two CPU cores: attention to n = 2048, decode to context 1024"
+_QUICK_DOC = "two minutes on two CPU cores: attention to n = 2048, decode to context 1024"
 PRESETS.add("quick", Preset(doc=_QUICK_DOC, sweeps=_QUICK, max_time_s=0.15))
 
 _wide = partial(Axes, dtypes=("bfloat16",), heads=(16,))
@@ -107,7 +109,6 @@ PRESETS.add(
         doc="what `attnbench verify` needs on a CPU: attention, layers, decoding, recurrence",
         sweeps=_VERIFY,
         max_time_s=0.5,
-        threads=1,  # a second core that comes and goes would bend every curve
         allocator="keep",  # so would pages that are returned from one size on, not from another
     ),
 )

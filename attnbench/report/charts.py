@@ -164,7 +164,7 @@ def with_recurrent(rows: pd.DataFrame) -> pd.DataFrame:
     )
     if layers.empty or recurrent.empty:
         return rows
-    alike = ["device", "dtype", "pass", "batch", "_width"]
+    alike = ["device", "dtype", "pass", "batch", "threads", "_width"]
     own = [name for name in AXES if name not in ("seq_len", "kv_len")]
     panels = layers[[*own, "_width"]].drop_duplicates()
     beside = recurrent.drop(columns=[name for name in own if name not in alike])

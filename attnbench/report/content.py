@@ -55,11 +55,12 @@ class Content:
     def facts(self) -> list[str]:
         """Device, date and versions, for the head of a report."""
         known = self.environment
-        threads = known.get("threads")
+        pinned = ", pinned to a CPU" * bool(self.cells["pinned_cpu"].notna().any())
+        counts = self.cells["threads"][self.cells["device"] == "cpu"].unique().tolist()
         facts = [
             known.get("device_name"),
             units.moment(self.run.info.get("created")),
-            f"{threads} thread{'s' * (threads != 1)}" if threads else None,
+            *(_threads(count) + (count == 1) * pinned for count in sorted(counts)),
             f"torch {known['torch']}" if known.get("torch") else None,
             f"attnbench {self.run.info['attnbench']}" if self.run.info.get("attnbench") else None,
             fixed(self.cells) or None,
@@ -126,22 +127,36 @@ class Content:
 
 def limit_rows(environment: Mapping[str, Any]) -> list[dict[str, str]]:
     """The ceilings in the environment of run.json, as texts; none where none was measured."""
-    found, known = limits.ceilings_of(environment), limits.peaks_of(environment.get("device_name"))
+    measured = [name for name in environment.get("ceilings") or () if name.isdecimal()]
+    rows = [row for n in measured or ["1"] for row in _limits(environment, int(n), len(measured))]
+    names = ("limit", "measured", "datasheet")
+    known = [row for row in dict.fromkeys(rows) if row[1] != units.UNKNOWN]
+    return [dict(zip(names, row, strict=True)) for row in known]
+
+
+def _limits(environment: Mapping[str, Any], threads: int, counts: int) -> list[tuple[str, ...]]:
+    """The rows of so many threads, which are named where there are several `counts`."""
+    found = limits.ceilings_of(environment, threads)
+    known = limits.peaks_of(environment.get("device_name"))
+    where = f", {_threads(threads)}" if counts > 1 else ""
     sheet = known[1] if known else None
     gbps, cache = (1e3 * sheet.memory_tbps, sheet.cache_bytes) if sheet else (None, None)
-    rows = [
-        (f"matmul, {dtype}", units.flop_rate(rate),
+    rows: list[tuple[str, ...]] = [
+        (f"matmul, {dtype}{where}", units.flop_rate(rate),
          units.flop_rate(limits.peak_tflops(environment, dtype)))
         for dtype, rate in found.matmul_tflops.items()
     ]  # fmt: skip
     rows += [
-        ("read", units.bandwidth(found.read_gbps), units.bandwidth(gbps)),
-        ("copy, read and written", units.bandwidth(found.copy_gbps), units.bandwidth(gbps)),
-        ("cheapest op", units.time(found.launch_us), units.UNKNOWN),
+        (f"read{where}", units.bandwidth(found.read_gbps), units.bandwidth(gbps)),
+        (f"copy, read and written{where}", units.bandwidth(found.copy_gbps), units.bandwidth(gbps)),
+        (f"cheapest op{where}", units.time(found.launch_us), units.UNKNOWN),
         ("last cache", units.size(found.cache_bytes), units.size(cache)),
     ]
-    names = ("limit", "measured", "datasheet")
-    return [dict(zip(names, row, strict=True)) for row in rows if row[1] != units.UNKNOWN]
+    return rows
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count != 1)}"
 
 
 def _case_rows(rows: pd.DataFrame, colours: dict[str, Look]) -> list[dict[str, Any]]:

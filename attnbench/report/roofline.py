@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from attnbench.analysis.axes import slices
 from attnbench.base import units
 from attnbench.report import axes, figures, lines
 from attnbench.report.charts import Chart, ChartPage, pages
@@ -58,15 +59,20 @@ class Roof:
 def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
     """Draw a roofline for each slice of `cells` whose machine's ceilings were measured.
 
+    Those of several threads have another roof, and figures of their own.
+
     `cells` is `compare.compared`, the failed rows included.
     """
     needed = ["tflops", X, "peak_tflops_measured", "read_gbps_measured"]
     known = cells[cells[needed].notna().all(axis=1)]
     draw_one = partial(draw, figures.looks(cells["impl"].unique()))
-    plots = lines.draw_pages("roofline", ROOFLINE, pages(known, "impl"), draw_one, folder)
-    roofs = roofs_of(known) if plots else {}
-    limits = "; ".join(f"{name} limits {roof.text}" for name, roof in roofs.items())
-    return [replace(plot, alt=f"{plot.alt} {limits}.") for plot in plots]
+    found: list[Plot] = []
+    for values, rows in slices(known, ["threads"]):
+        name = f"roofline-{values['threads']}-threads" if found else "roofline"
+        plots = lines.draw_pages(name, ROOFLINE, pages(rows, "impl"), draw_one, folder)
+        limits = "; ".join(f"{roof} limits {at.text}" for roof, at in roofs_of(rows).items())
+        found += [replace(plot, alt=f"{plot.alt} {limits}.") for plot in plots]
+    return found
 
 
 def roofs_of(rows: pd.DataFrame) -> dict[str, Roof]:

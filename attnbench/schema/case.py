@@ -115,6 +115,7 @@ class Case:
     `head_dim` D, `value_dim` V, `width` E. `kv_heads`, `kv_len` and `value_dim` equal `heads`,
     `seq_len` and `head_dim` unless given. `scale` multiplies the scores; None means 1/√D.
     For `decode`, `seq_len` is the context before the first of `new_tokens` generated tokens.
+    `threads` are the CPU threads of the timed calls; on a GPU always 1, whatever the host does.
 
     Raises:
         UsageError: a size below 1, or an unknown pass, device or dtype. Sizes that do not fit
@@ -139,6 +140,7 @@ class Case:
     cache: str | None = None
     new_tokens: int | None = None
     scale: float | None = None
+    threads: int = 1
 
     def __post_init__(self) -> None:
         for name, source in _FOLLOWS.items():
@@ -220,4 +222,4 @@ class Case:
 
 
 _FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
-_SIZES = "batch heads kv_heads seq_len kv_len head_dim value_dim width new_tokens".split()
+_SIZES = ("batch heads kv_heads seq_len kv_len head_dim value_dim width new_tokens threads").split()

@@ -93,10 +93,11 @@ class AskReasons(_Message, frozen=True):
 
 
 class MeasureCeilings(_Message, frozen=True):
-    """Ask what the device can do at most."""
+    """Ask what the device can do at most, and a CPU with so many threads."""
 
     device: str
     dtypes: tuple[str, ...]
+    threads: int
 
 
 class Diagnose(_Message, frozen=True):

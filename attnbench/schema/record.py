@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from statistics import fmean
 from typing import Any, Literal, Self, get_args
@@ -40,9 +40,9 @@ class Cell:
         return {"case": self.case.to_json(), "impl": self.impl}
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Self:
-        """Inverse of `to_json`."""
-        return cls(case=Case.from_json(row["case"]), impl=row["impl"])
+    def from_json(cls, row: dict[str, Any], unwritten: Mapping[str, Any] = {}) -> Self:
+        """Inverse of `to_json`; `unwritten` are fields of the case that older ones lack."""
+        return cls(case=Case.from_json({**unwritten, **row["case"]}), impl=row["impl"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,8 @@ class Record:
         return dumps(row, separators=(",", ":"), allow_nan=False)
 
     @classmethod
-    def from_line(cls, line: str | bytes) -> Self:
-        """Inverse of `to_line`; reads the schemas before, too.
+    def from_line(cls, line: str | bytes, unwritten: Mapping[str, Any] = {}) -> Self:
+        """Inverse of `to_line`; reads the schemas before, too, and cases that lack `unwritten`.
 
         Raises:
             StoreError: the line is not a record of a schema this version reads.
@@ -109,7 +109,7 @@ class Record:
             row = decode(line, _Line)
             _check_metrics(row.metrics)
             return cls(
-                cell=Cell(case=Case.from_json(row.case), impl=row.impl),
+                cell=Cell(case=Case.from_json({**unwritten, **row.case}), impl=row.impl),
                 status=row.status,
                 reason=row.reason,
                 samples=_samples(row.samples),

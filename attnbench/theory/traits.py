@@ -167,9 +167,10 @@ def impossible(case: Case) -> str | None:
 
 
 def kind_words(case: Case) -> list[str]:
-    """Mask, position encoding, projection and cache, unless they are the plain ones."""
+    """Mask, position encoding, projection, cache and threads, unless they are the plain ones."""
     words = [text for text in (case.mask.text, case.position.text) if text not in ("full", "none")]
-    return words + [text for text in (case.projection, case.cache) if text]
+    threads = f"threads={case.threads}" if case.threads > 1 else None
+    return words + [text for text in (case.projection, case.cache, threads) if text]
 
 
 def case_label(case: Case) -> str:

@@ -50,6 +50,7 @@ def measured(run: Run) -> list[Measured]:
         alike = (
             record.cell.impl, case.workload, case.pass_, case.device, case.dtype, case.mask.text,
             case.position.text, case.projection, case.cache, case.new_tokens, case.scale,
+            case.threads,
         )  # fmt: skip
         kind = kinds.setdefault(alike, len(kinds))
         times_us, doubt = _times_or_doubt(record, environment)
@@ -195,7 +196,8 @@ def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]
             chosen = [cells[i] for i in members]
             here = times.described(environment, chosen[0].record.cell.case.device)
             overhead_us = _overhead_us(small[_near(chosen[0])], chosen[0])
-            series = _series(axis, chosen, overhead_us, laws, limits.ceilings_of(here))
+            ceilings = limits.ceilings_of(here, chosen[0].record.cell.case.threads)
+            series = _series(axis, chosen, overhead_us, laws, ceilings)
             found.append(SeriesCells(series=series, cells=tuple(chosen)))
     return found
 

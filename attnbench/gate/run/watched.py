@@ -21,7 +21,7 @@ TABLE = "pyproject.toml [tool.attnbench.gate]"
 _FILES = f"'files' in {TABLE}"
 # Unless sizes are given: small ones, in which a slowdown costs least to find.
 _DEFAULT = Axes(seq_lens=(128, 256, 512, 1024))
-_AXES = tuple(axis.name for axis in fields(Axes))
+_AXES = tuple(axis.name for axis in fields(Axes) if axis.name != "threads")  # of all cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Comparison:
                 commit=self.head,
                 dirty=bool(self.changes),
             ),
-            sweeps=self.watched.sweeps,
+            sweeps=tuple(replace(axes, threads=(threads or 1,)) for axes in self.watched.sweeps),
             rules=self.watched.rules(settings.device),
             settings=replace(settings, threads=threads),
             options=options,

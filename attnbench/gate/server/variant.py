@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -21,7 +20,7 @@ from attnbench.base.files import digest
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import UsageError
 from attnbench.gate import protocol
-from attnbench.machine.state import adopt, beyond_repair, remember, restore_clocks, settle
+from attnbench.machine.state import adopt, beyond_repair, pin, restore_clocks, settle
 from attnbench.measure.clock import Clock, clock_for, now_ns
 from attnbench.measure.gpu import GpuSensor, must_discard
 from attnbench.measure.watch import collector_off
@@ -76,10 +75,7 @@ class VariantProcess:
             return
         if config.cpu is not None:
             settle()
-            for thread in os.listdir("/proc/self/task"):  # those that they start inherit it
-                with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                    os.sched_setaffinity(int(thread), [config.cpu])
-            remember()
+            pin(config.cpu)
         self._answer(protocol.Prepared(failures, digests_of_loaded(mine.root)))
         for line in self._requests:
             request: protocol.RoundRequest = decode(line, protocol.RoundRequest)  # type: ignore[arg-type]
