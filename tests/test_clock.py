@@ -31,16 +31,33 @@ def test_a_cold_call_on_the_host_stands_behind_a_flush_that_is_not_timed(monkeyp
 
     monkeypatch.setattr(clocks, "Flush", lambda device: flush)
     monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: now_ns[0])
+    monkeypatch.setattr("attnbench.measure.clock.cpu_ns", lambda: now_ns[0] // 2)
+    monkeypatch.setattr("attnbench.measure.clock._waits", lambda: 5)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     batch = HostClock("cold").batch(call, 3)
     assert log == ["flush", "call"] * 3
-    assert batch == clocks.Batch(time_us=7.0, e2e_us=7.0)
+    assert batch == clocks.Batch(time_us=7.0, e2e_us=7.0, cpu_us=3.5)
+
+
+@pytest.mark.parametrize(
+    ("threads", "waits", "cpu_us"), [(1, (5, 5), 6.0), (2, (5, 5), None), (1, (5, 6), None)]
+)
+def test_processor_time_is_known_of_one_thread_that_does_not_wait_by_itself(
+    monkeypatch, threads, waits, cpu_us
+):
+    looks, worked, seen = itertools.count(0, 80_000), itertools.count(0, 48_000), iter(waits)
+    monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: next(looks))
+    monkeypatch.setattr("attnbench.measure.clock.cpu_ns", lambda: next(worked))
+    monkeypatch.setattr("attnbench.measure.clock._waits", lambda: next(seen))
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    assert HostClock().batch(lambda: None, 8).cpu_us == cpu_us
 
 
 def test_a_warm_block_on_the_host_looks_at_the_clock_twice_whatever_its_length(monkeypatch):
     looks, calls = itertools.count(0, 80_000), itertools.count()
     monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: next(looks))
     batch = HostClock().batch(lambda: next(calls), 8)
-    assert (batch, next(calls)) == (clocks.Batch(time_us=10.0, e2e_us=10.0), 8)
+    assert (batch.time_us, batch.e2e_us, next(calls)) == (10.0, 10.0, 8)
 
 
 @pytest.mark.parametrize("l2", ["warm", "cold"])

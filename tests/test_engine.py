@@ -42,6 +42,8 @@ class Machine:
     withheld_us: float = 0.0
     batches: int = 0
     happens: dict[int, dict[str, float]] = field(default_factory=dict)
+    cpu_share: dict[int, float] = field(default_factory=dict)  # by batch; unknown where empty
+    probes_us: Iterator[float] = field(default_factory=lambda: itertools.repeat(26.0))
     released: list[object] = field(default_factory=list)
 
     def batch(self, call, calls):
@@ -50,8 +52,10 @@ class Machine:
         self.now_s += time_us * calls / 1e6
         for name, amount in self.happens.get(self.batches, {}).items():
             setattr(self, name, getattr(self, name) + amount)
+        share = self.cpu_share.get(self.batches) if self.cpu_share else None
         self.batches += 1
-        return Batch(time_us=time_us, e2e_us=time_us + 1.0)
+        cpu_us = None if share is None else share * time_us
+        return Batch(time_us=time_us, e2e_us=time_us + 1.0, cpu_us=cpu_us)
 
     def release(self, call):
         self.released.append(call)
@@ -60,6 +64,7 @@ class Machine:
         watch = Watch(
             sensor=options.pop("sensor", None),
             interruptions=lambda: self.switches,
+            probe_us=lambda: next(self.probes_us),
             stolen_ticks=lambda: self.ticks,
             throttled_us=lambda: self.withheld_us,
         )
@@ -343,6 +348,23 @@ def test_a_call_that_has_spent_its_budget_takes_no_sample_again(machine):
     target = machine.one(50_000.0, StoppingRule(max_time_s=0.05))
     assert codes(target) == [None] * 7
     assert target.kept_disturbed == 7
+
+
+@pytest.mark.usefixtures("long_samples")
+def test_a_batch_left_alone_stands_for_the_sample_else_that_of_least_processor_time(machine):
+    """Nothing is taken again, nor lost to a hypervisor: processor time has none of it."""
+    machine.happens = {batch: {"switches": 1, "ticks": 9} for batch in range(1000)}
+    machine.cpu_share = dict.fromkeys(range(1000), 0.5) | {WARM + 3: 1.0, WARM + 7: 0.99}
+    machine.cpu_share[WARM + 15] = 0.4
+    machine.probes_us = itertools.chain(map(float, range(26, 50)), itertools.repeat(60.0))
+    cost = lambda batch: {WARM + 3: 2100.0, WARM + 4: 1000.0}.get(batch, 2000.0)  # noqa: E731
+    target = machine.one(cost, LONG)
+    first, second = target.samples[:2]
+    assert (first.time_us, first.cpu_us, first.disturbed) == (2000.0, 1980.0, False)
+    assert first.probe_us == 33.5, "between the probes around the eighth batch"
+    assert (second.own_us, second.disturbed) == (800.0, True)
+    assert set(codes(target)) == {None}
+    assert target.kept_disturbed == 0, "counted where the record is made"
 
 
 @pytest.mark.usefixtures("long_samples")

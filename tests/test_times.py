@@ -39,6 +39,16 @@ def processes(*values, **metrics) -> Record:
     return merged([record([value] * 9, process=i, **metrics) for i, value in enumerate(values)])
 
 
+def on_cpu(pairs, *, probe_us=26.0, **metrics) -> Record:
+    """A cell of one thread: wall and processor time of each sample, and how fast the core was."""
+    samples = tuple(
+        Sample(round=i, position=0, calls=2, time_us=wall, e2e_us=wall, cpu_us=cpu,
+               probe_us=probe_us)
+        for i, (wall, cpu) in enumerate(pairs)
+    )  # fmt: skip
+    return Record(cell=CELL, status="ok", samples=samples, metrics={"probe_us": 26.0} | metrics)
+
+
 # Medians and their intervals: by hand for small n, by simulation for skewed data.
 
 
@@ -155,6 +165,60 @@ def test_what_was_measured_beside_time_is_merged_by_its_kind():
     }
 
 
+# The low end of one thread on a CPU.
+
+
+def test_the_fastest_sample_that_was_left_alone_is_reported():
+    """A preempted spin on the clock needs little processor time: that is no time it could take."""
+    pairs = [(130.0, 129.0), (110.0, 109.5), (120.0, 119.9), (500.0, 60.0), (900.0, 70.0)]
+    cell = on_cpu(pairs)
+    assert times.time_us(cell) == 110.0
+    assert times.interval_us(cell) == pytest.approx((110.0 * 0.97, 130.0 * 1.03))
+    assert [s.own_us for s in cell.samples] == [130.0, 110.0, 120.0, 60.0, 70.0]
+    assert times.observations_us(on_cpu(pairs, window=3)) == [110.0]
+
+
+def test_where_nothing_was_left_alone_the_time_lies_between_processor_and_wall_time():
+    cell = on_cpu([(200.0, 110.0), (180.0, 100.0), (210.0, 105.0), (150.0, 149.0)])
+    assert times.time_us(cell) == 100.0
+    low, high = times.interval_us(cell) or (0, 0)
+    assert low == pytest.approx(97.0)
+    assert high == pytest.approx(200.0 * 1.03)  # three of four wall times, some share more
+
+
+@pytest.mark.parametrize(("probe_us", "slowdown"), [(26.0, 1.0), (28.0, 1.0), (52.0, 2.0)])
+def test_a_core_below_its_full_speed_widens_the_interval_downwards(probe_us, slowdown):
+    cell = on_cpu([(100.0, 100.0)] * 9, probe_us=probe_us)
+    low, high = times.interval_us(cell) or (0, 0)
+    assert times.time_us(cell) == 100.0
+    assert (low, high) == pytest.approx((97.0 / slowdown, 103.0))
+    assert times.within_run_us(cell) == (100.0, 100.0), "all cells of the run are slowed alike"
+
+
+def test_within_a_run_windows_that_others_took_reach_from_processor_to_wall_time():
+    cell = on_cpu([(200.0, 100.0)] * 6)
+    assert times.within_run_us(cell) == (100.0, 200.0)
+    left_alone = on_cpu([(200.0, 60.0), (101.0, 101.0)] * 6, window=2)
+    assert times.within_run_us(left_alone) == (101.0, 101.0)
+
+
+def test_several_processes_report_the_median_of_their_low_ends():
+    parts = [
+        replace(on_cpu([(us, us), (us + 9, us + 9), (us + 5, us + 5)]), process=i)
+        for i, us in enumerate((100.0, 104.0, 101.0))
+    ]
+    cell = merged(parts)
+    assert times.time_us(cell) == 101.0
+    low, high = times.interval_us(cell) or (0, 0)
+    assert low < 97.0
+    assert high > 108.0
+
+
+def test_fewer_than_three_samples_have_no_interval():
+    assert times.interval_us(on_cpu([(100.0, 100.0)] * 2)) is None
+    assert times.time_us(on_cpu([(100.0, 100.0)] * 2)) == 100.0
+
+
 # Precision.
 
 
@@ -239,24 +303,26 @@ DRIFTING = [v * (1 + 0.2 * i / 60) for i, v in enumerate(noise(random.Random(11)
 TWO = [v * (1.5 if i in (3, 7, 8, 15, 22, 31, 40, 44) else 1) for i, v in enumerate(DRIFTLESS)]
 HOT = "of the samples do not count (a GPU that slowed itself)"
 TROUBLES = [
-    (record(DRIFTING), "drifts: the last third took", "drift"),
-    (record(TWO), "two speeds: ", "two-speeds"),
-    (record([80.0, 90.0, 100.0, 110.0, 130.0, 150.0]), "known to ±", "wide-interval"),
-    (record(QUIET, stolen_share=0.03), "gave 3.0% of its processors' time", "stolen-time"),
-    (record(QUIET, throttled_share=0.4), "held the process back for 40.0%", "withheld-time"),
-    (record(QUIET, interruptions_per_s=250.0), "interrupted 250 times a second", "busy-machine"),
+    (record(DRIFTING), "drifts: the last third took", None),
+    (record(TWO), "two speeds: ", None),
+    (record(QUIET, stolen_share=0.03), "gave 3.0% of its processors' time", None),
+    (record(QUIET, throttled_share=0.4), "held the process back for 40.0%", None),
+    (record(QUIET, full_speed_share=0.4), "ran at its full speed 40% of the time", None),
     (record([100.0] * 20, kept_disturbed=6), "6 of the 20 samples that count", "busy-machine"),
-    (record([100.0, 240.0, 240.0, 250.0]), "2.4 times the fastest sample", "far-from-its-fastest"),
+    (
+        record([100.0] * 9, kept_disturbed=7, probe_us=26.0),
+        "7 of the 9 samples that count", "busy-machine",
+    ),
     (record(QUIET, meddles="the number of threads"), "it changes the number of", "meddles"),
     (record([10.0] * 9, enqueue_us=14.0), "launch-bound: the host takes 14.0 µs", None),
-    (record([100.0] * 20, discarded=dict.fromkeys(range(3), "gpu")), f"15% {HOT}", None),
-    (
-        record([100.0] * 20, discarded=dict.fromkeys(range(6), "gpu")),
-        f"more than a fifth: 30% {HOT}", "many-discarded",
-    ),
+    (record([100.0] * 20, discarded=dict.fromkeys(range(6), "gpu")), f"30% {HOT}", None),
     (
         record([100.0] * 20, discarded={3: "interrupted", 7: "interrupted"}, kept_disturbed=0),
         "2 samples do not count: other work interrupted every batch", None,
+    ),
+    (
+        on_cpu([(100.0, 98.0)] * 5 + [(200.0, 100.0)] * 4, kept_disturbed=4),
+        "other work took 50% of 4 of the 9 samples: their processor time counts", None,
     ),
 ]  # fmt: skip
 
@@ -271,7 +337,7 @@ def test_each_trouble_has_its_note_and_the_serious_ones_a_name(cell, says, serio
     "cell",
     [
         record(noise(random.Random(10), 60, 0.003), kept_disturbed=0),
-        record(QUIET, interruptions_per_s=90.0),
+        record([100.0] * 9, kept_disturbed=6, probe_us=26.0, full_speed_share=0.95),
         Record(cell=CELL, status="oom", reason="no memory", metrics={"stolen_share": 0.5}),
     ],
 )

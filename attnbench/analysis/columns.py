@@ -193,7 +193,11 @@ column(
     lambda row: times.suspect(row.record, row.environment, row.time_us),
 )  # fmt: skip
 column(
-    "time_us_median", "float", "µs", "median time per call (decode: per token)", lambda r: r.time_us
+    "time_us_median",
+    "float",
+    "µs",
+    "time per call (decode: per token): on a CPU the low end of its samples, on a GPU their median",
+    lambda r: r.time_us,
 )
 column(
     "time_us_ci_low", "float", "µs", "lower end of its 95 % interval", lambda r: r.interval_us[0]
@@ -236,8 +240,13 @@ metric("error_ratio", "float", "", "error / allowed error; right at 1 or below")
 metric("flops_note", "text", "", "where the three FLOP counts disagree, and why")
 metric("interruptions_per_s", "float", "1/s", "how often other work took a core away")
 metric("cpu_share", "float", "", "processor time of a thread / wall time of all samples")
+metric(
+    "full_speed_share", "float", "", "how much of the time a fixed loop took no longer than usual"
+)
 _of_record("notes", "text", "", "what to know before believing the time", notes.notes)
-_of_record("unsteady", "text", "", "the serious ones among the notes, by name", notes.unsteady)
+_of_record(
+    "unsteady", "text", "", "why the error of the time has no bound, by name", notes.unsteady
+)
 metric("kernel_count", "int", "", "kernels or ops of one call (decode: a whole generation)")
 metric("l2", "text", "", "cold or warm: the last cache before each sample")
 _of_record("interval", "text", "", "what it replicates: within_process, …", times.replicated)

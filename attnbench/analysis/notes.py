@@ -16,14 +16,8 @@ from attnbench.base.stats import median
 from attnbench.machine.symptoms import STEAL_SHARE
 from attnbench.schema.record import Record
 
-# Each interruption costs about a slice of the scheduler, 4 ms: from here on a core was away half of
-# the time. Seen with two threads on two cores: 32 to 90 a second quiet, 170 to 250 beside a process
-# that keeps one core busy.
-INTERRUPTIONS_PER_S = 125.0
-DISTURBED_SHARE = 0.25
-FAR_FROM_FASTEST = 2.0
-LOUD_SHARE = 0.2
-WIDE = 0.1
+DISTURBED = 0.25
+FULL_SPEED_SHARE = 0.9
 
 # Diagnostics: fewer values than these show nothing; standard errors from which on a rank
 # correlation is taken for real; and the effects that matter.
@@ -48,62 +42,60 @@ def unsteady(record: Record) -> str | None:
 
 
 def _serious(record: Record) -> Iterator[tuple[str, str]]:
-    """Name and text of each note for which a row is unsteady."""
+    """Name and text of each note for which the error of a row's time has no bound."""
     metrics, kept = record.metrics, record.kept
     if not record.samples:
         return
-    rate = metrics.get("interruptions_per_s") or 0.0  # runs from before samples were taken again
     disturbed = metrics.get("kept_disturbed") or 0
-    if disturbed > DISTURBED_SHARE * len(kept):
+    # Of one thread its processor time bounds what others took; of several nothing does. A low end
+    # needs few samples that were left alone, a median (in runs of before) most of them.
+    low_end = "probe_us" in metrics
+    few = len(kept) - disturbed < times.FEWEST if low_end else disturbed > DISTURBED * len(kept)
+    if disturbed and few and all(s.cpu_us is None for s in kept):
         yield (
             "busy-machine",
             f"other work interrupted {disturbed} of the {len(kept)} samples that count",
         )
-    elif "kept_disturbed" not in metrics and rate >= INTERRUPTIONS_PER_S:
-        yield "busy-machine", f"interrupted {rate:.0f} times a second by other work on the machine"
-    if (stolen := metrics.get("stolen_share") or 0.0) > STEAL_SHARE:
-        text = f"the hypervisor gave {stolen:.1%} of its processors' time to others"
-        yield "stolen-time", text
-    if (withheld := metrics.get("throttled_share") or 0.0) > STEAL_SHARE:
-        text = f"a CPU quota held the process back for {withheld:.1%} of the time"
-        yield "withheld-time", text
-    middle, fastest = times.time_us(record), min(s.time_us for s in kept)
-    if middle is not None and not middle < FAR_FROM_FASTEST * fastest:
-        text = f"the reported time is {middle / fastest:.2g} times the fastest sample"
-        yield "far-from-its-fastest", f"{text}: a busy machine, or two speeds"
-    if (half := times.precision(record) or 0.0) > WIDE:
-        yield "wide-interval", f"known to ± {half:.0%} only"
-    share, text = _discarded(record)
-    if share > LOUD_SHARE:
-        yield "many-discarded", f"more than a fifth: {text}"
-    of_processes = [[s.time_us for s in samples] for samples in times.by_process(record)]
-    changes = [change for change in map(drift, of_processes) if change is not None]
-    if worst := max(changes, key=abs, default=None):
-        text = f"drifts: the last third took {abs(worst):.1%}"
-        yield "drift", f"{text} {'more' if worst > 0 else 'less'} time"
-    if found := next(filter(None, map(two_speeds, of_processes)), None):
-        fast, slow = units.time(found[0]), units.time(found[1])
-        yield "two-speeds", f"two speeds: {fast}, and {slow} in {found[2]:.0%} of samples"
     if changed := metrics.get("meddles"):
         yield "meddles", f"it changes {changed} for the process; put back"
 
 
 def _asides(record: Record) -> Iterator[str]:
-    """What is good to know, and takes nothing from the time."""
-    metrics = record.metrics
+    """What is good to know, and what the interval contains already."""
+    metrics, kept = record.metrics, record.kept
     if not record.samples:
         return
+    if disturbed := sum(sample.disturbed for sample in kept):
+        taken = 1 - median(s.own_us / s.time_us for s in kept if s.disturbed)
+        yield (
+            f"other work took {taken:.0%} of {disturbed} of the {len(kept)} samples:"
+            " their processor time counts"
+        )
+    if (full := metrics.get("full_speed_share", 1.0)) < FULL_SPEED_SHARE:
+        yield f"the core ran at its full speed {full:.0%} of the time"
+    if (stolen := metrics.get("stolen_share") or 0.0) > STEAL_SHARE:
+        yield f"the hypervisor gave {stolen:.1%} of its processors' time to others"
+    if (withheld := metrics.get("throttled_share") or 0.0) > STEAL_SHARE:
+        yield f"a CPU quota held the process back for {withheld:.1%} of the time"
     share, text = _discarded(record)
-    if 0 < share <= LOUD_SHARE:
+    if share > 0:
         yield text
     if count := [sample.discard_code for sample in record.samples].count("interrupted"):
         samples = "1 sample does" if count == 1 else f"{count} samples do"
         yield f"{samples} not count: other work interrupted every batch"
+    of_processes = [[s.own_us for s in samples] for samples in times.by_process(record)]
+    changes = [change for change in map(drift, of_processes) if change is not None]
+    if worst := max(changes, key=abs, default=None):
+        text = f"drifts: the last third took {abs(worst):.1%}"
+        yield f"{text} {'more' if worst > 0 else 'less'} time"
+    if found := next(filter(None, map(two_speeds, of_processes)), None):
+        fast, slow = units.time(found[0]), units.time(found[1])
+        yield f"two speeds: {fast}, and {slow} in {found[2]:.0%} of samples"
     r = None if times.over_processes(record) else dependence(times.observations_us(record))
     if r is not None:
         yield (
             f"neighbouring observations depend on each other (rank correlation {r:.2g}):"
-            f" the interval should be about {widening(r):.1f} times as wide"
+            f" the interval within the run should be about {widening(r):.1f} times as wide"
         )
     enqueue_us = metrics.get("enqueue_us")
     if times.launch_bound(enqueue_us, times.time_us(record)):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+from attnbench.base import stats
+from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import (
     fastest_of_windows,
     median,
@@ -24,6 +26,10 @@ Interval = tuple[float, float]
 _POWER = 0.8
 HOST_BOUND = 0.95  # of the time, spent by the host on issuing the call: the device waits for it
 _ORDER_STATISTICS = 6  # from so many values on the interval is one of order statistics
+FEWEST = 3  # samples that give a low end
+# Two processes of the same code differ by that, persistently (address layout, page placement): the
+# median of ten runs of eight cells each, alone on a machine of two cores, was 1.4 to 2.6 %.
+BETWEEN_PROCESSES = 0.03
 
 
 def by_process(record: Record) -> list[list[Sample]]:
@@ -43,31 +49,89 @@ def are_times(values: Sequence[float]) -> bool:
 
 
 def observations_us(record: Record) -> list[float]:
-    """What the median and its interval are taken of, in µs per call (decode: per token).
+    """The replicates of a cell within its run, in µs per call (decode: per token).
 
-    From one process the fastest sample of each window; from several the processes' medians of
-    that: the fresh process is the replicate, not the sample within it.
+    From one process the fastest sample of each window, without what other work took; from several
+    the processes' medians of that: the fresh process is the replicate, not the sample within it.
+    All cells of a group meet the same machine, so that these are what to compare cells by.
     """
     processes = [_times(record, samples) for samples in by_process(record)]
     return processes[0] if len(processes) == 1 else [median(times) for times in processes]
 
 
 def _times(record: Record, samples: list[Sample]) -> list[float]:
+    return _windows(record, [(sample.disturbed, sample.own_us) for sample in samples])
+
+
+def _windows(record: Record, times: list[tuple[bool, float]]) -> list[float]:
+    """The fastest time of each window, of those that were not disturbed where there are any."""
     window = record.metrics.get("window") or 1
-    return fastest_of_windows([sample.time_us for sample in samples], window)
+    return [time_us for _, time_us in fastest_of_windows(times, window)]
 
 
 def time_us(record: Record) -> float | None:
-    """The reported time in µs; None where nothing was measured."""
-    return median(observations_us(record)) if record.samples else None
+    """The reported time in µs; None where nothing was measured.
+
+    On a CPU the low end: the fastest sample of those that other work left alone; where it left
+    fewer than three alone, the least processor time. Over several processes their median. On a
+    GPU, and in runs from before a core's speed was recorded, the median of the observations.
+    """
+    if not record.samples:
+        return None
+    if "probe_us" not in record.metrics:
+        return median(observations_us(record))
+    return median(low_end(record, samples)[0] for samples in by_process(record))
 
 
 def interval_us(record: Record) -> Interval | None:
-    """Its 95 % interval in µs, over samples or over processes; None where there are too few."""
+    """Where the reported time lies with 95 %, in µs; None where there are too few samples.
+
+    On a CPU it contains what may have been taken from the fastest sample: by a core below its full
+    speed (as the fixed loop around the sample tells), and where no sample was left alone by other
+    work (the truth lies between processor and wall time); how high the low end might have come
+    out; and what two processes of the same code differ by. Over several processes it is over
+    those, too. Elsewhere it is that of the median, over samples or over processes.
+    """
     if not record.samples:
         return None
     found = observations_us(record)
-    return processes_interval(found) if over_processes(record) else median_interval(found)
+    if "probe_us" not in record.metrics:
+        return processes_interval(found) if over_processes(record) else median_interval(found)
+    processes = by_process(record)
+    if min(map(len, processes)) < FEWEST:
+        return None
+    ends = [low_end(record, samples) for samples in processes]
+    between = processes_interval([least for least, _, _ in ends])
+    low = median(low for _, low, _ in ends) * (1 - BETWEEN_PROCESSES)
+    high = median(high for _, _, high in ends) * (1 + BETWEEN_PROCESSES)
+    return (low, high) if between is None else (min(low, between[0]), max(high, between[1]))
+
+
+def low_end(record: Record, samples: list[Sample]) -> tuple[float, float, float]:
+    """The least time of one process in µs, and the ends of where it may lie within that process."""
+    alone = [sample for sample in samples if not sample.disturbed]
+    pool = alone if len(alone) >= FEWEST else samples
+    fastest = min(pool, key=lambda sample: sample.own_us)
+    slowdown = (fastest.probe_us or 0.0) / record.metrics["probe_us"]
+    low = fastest.own_us / (slowdown if slowdown > FULL_SPEED else 1.0)
+    width = min(record.metrics.get("window") or 1, max(1, len(pool) // FEWEST))
+    # Wall time: where none was left alone, the truth may be as high as that.
+    high = stats.upper_quartile(fastest_of_windows([sample.time_us for sample in pool], width))
+    return fastest.own_us, low, high
+
+
+def within_run_us(record: Record) -> Interval | None:
+    """Where the median of the observations lies, for comparisons with cells of the same run.
+
+    Without what slows all cells of a run alike: a slow core, a process's own luck. Where other work
+    left no sample of a window alone, it reaches from processor to wall time. None for too few.
+    """
+    found = observations_us(record)
+    if over_processes(record):
+        return processes_interval(found)
+    low = median_interval(found)
+    high = median_interval(_windows(record, [(s.disturbed, s.time_us) for s in record.kept]))
+    return None if low is None or high is None else (low[0], high[1])
 
 
 def over_processes(record: Record) -> bool:
@@ -122,9 +186,10 @@ def detectable(record: Record) -> float | None:
     known, the difference shows every other time only. As the sample-size formula for two means,
     e.g. Lehr, Statistics in Medicine 11 (1992), 1099.
     """
-    half, z = precision(record), NormalDist().inv_cdf
-    if half is None:
+    interval, z = within_run_us(record), NormalDist().inv_cdf
+    if interval is None:
         return None
+    half = (interval[1] - interval[0]) / 2 / median(observations_us(record))
     power = z(_POWER) * math.sqrt(2)
     if not over_processes(record):
         return half * (2 * z(1 - 0.025 / 2) + power) / z(0.975)

@@ -21,16 +21,26 @@ class Discard(NamedTuple):
     reason: str
 
 
+# Up to this factor of the fastest probe a core counts as running at its full speed.
+FULL_SPEED = 1.1
+# A batch that had its core for this share of its time was left alone.
+ALONE = 0.98
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """Batches of `calls` calls, in interleaving round `round`, at `position` within it.
 
-    On CPU it is up to twenty batches, whose times are `blocks_us`; the fastest is `time_us`,
-    since other work on the machine only ever adds. On CUDA it is one batch, and `blocks_us` empty.
+    On CPU it is up to twenty batches, whose times are `blocks_us`. The fastest of those that other
+    work left alone stands for it; where none was left alone, that with the least processor time.
+    On CUDA it is one batch, and `blocks_us` empty.
 
     Times are microseconds per call, or per unit of work where a call does several (per token for
     decode). `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a
     call until its result is there; `enqueue_us`, on CUDA alone, is host time to issue a call.
+    `cpu_us` is the processor time of the calling thread, None where it says nothing of the call:
+    several threads compute, or the call waits by itself. `probe_us` is how long a fixed loop took
+    around the batch, on CPU: how fast the core was.
     `process` numbers the fresh processes of a cell. `discarded` says why the sample does not count,
     and `discard_code` is that as a value; None for the others. It is kept, not dropped.
     """
@@ -45,3 +55,18 @@ class Sample:
     discarded: str | None = None
     blocks_us: tuple[Time, ...] = ()
     discard_code: DiscardCode | None = None
+    cpu_us: Time | None = None
+    probe_us: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other work had the core for more than 2 % of the time."""
+        return self.cpu_us is not None and self.cpu_us < ALONE * self.time_us
+
+    @property
+    def own_us(self) -> float:
+        """The time without what other work took, in µs: at most that, where it was disturbed.
+
+        Its processor time then; a call that spins until a clock shows some time needs longer.
+        """
+        return self.cpu_us if self.disturbed and self.cpu_us is not None else self.time_us

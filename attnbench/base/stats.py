@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=Any)  # whatever can be ordered
 
 
 def median(values: Iterable[float]) -> float:
@@ -105,7 +108,23 @@ def processes_interval(medians: Sequence[float]) -> tuple[float, float] | None:
     return median_interval(medians) or log_t_interval(medians)
 
 
-def fastest_of_windows(times: Sequence[float], width: int) -> list[float]:
+def upper_quartile(fastest: Sequence[float]) -> float:
+    """The value below which three quarters of the windows' fastest times lie, itself one of them.
+
+    How high a low end might have come out: the least of another run's w windows lies above it with
+    probability 0.25^w if windows are independent, and more often where a machine's slow spells
+    last over several of them: `make validate PART=timer` counts how often.
+
+    Raises:
+        ValueError: there are no times.
+    """
+    ordered = sorted(fastest)
+    if not ordered:
+        raise ValueError("no times")
+    return ordered[math.ceil(0.75 * len(ordered)) - 1]
+
+
+def fastest_of_windows(times: Sequence[T], width: int) -> list[T]:
     """The fastest of each `width` consecutive times; what is left over joins the last window.
 
     Other work on the machine only ever adds to a time, for tenths of a second at a stretch: the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from attnbench.machine.facts import last_cache_bytes
 
 # Bound here, before any implementation is loaded: one that replaces the clock changes no time.
 now_ns = time.perf_counter_ns
+cpu_ns = time.thread_time_ns
 
 L2 = Literal["cold", "warm"]
 Timer = Literal["host", "events", "graph"]
@@ -30,12 +32,14 @@ class Batch:
     `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a call to
     its result, without the flush. `enqueue_us`, on CUDA alone, is the host time to issue one
     call: one that is not below `time_us` says that the host, not the device, sets the pace. A time
-    is negative if the clock behind it stepped back: that is for the caller to judge.
+    is negative if the clock behind it stepped back: that is for the caller to judge. `cpu_us` is
+    the processor time of this thread, on CPU, unless it does not tell the work from waiting.
     """
 
     time_us: float
     e2e_us: float
     enqueue_us: float | None = None
+    cpu_us: float | None = None
 
 
 class Clock(Protocol):
@@ -92,21 +96,40 @@ class HostClock(Clock):
         self._flush = Flush("cpu") if l2 == "cold" else None
 
     def batch(self, call: Call, calls: int) -> Batch:
-        """Host time per call, twice: on CPU the result is there when the call returns."""
+        """Host time per call, twice: on CPU the result is there when the call returns.
+
+        Processor time says what the call took from its core if one thread computes, and does not
+        give the core away by itself.
+        """
+        waits = _waits()
         if self._flush is None:
-            begin = now_ns()
+            cpu_begin, begin = cpu_ns(), now_ns()
             for _ in repeat(None, calls):
                 call()
-            elapsed_ns = now_ns() - begin
+            elapsed_ns, worked_ns = now_ns() - begin, cpu_ns() - cpu_begin
         else:
-            elapsed_ns = 0
+            elapsed_ns = worked_ns = 0
             for _ in repeat(None, calls):
                 self._flush()
-                begin = now_ns()
+                cpu_begin, begin = cpu_ns(), now_ns()
                 call()
                 elapsed_ns += now_ns() - begin
-        elapsed_us = elapsed_ns / 1000 / calls
-        return Batch(time_us=elapsed_us, e2e_us=elapsed_us)
+                worked_ns += cpu_ns() - cpu_begin
+        elapsed_us, worked_us = elapsed_ns / 1000 / calls, worked_ns / 1000 / calls
+        knows = torch.get_num_threads() == 1 and waits is not None and _waits() == waits
+        return Batch(
+            time_us=elapsed_us,
+            e2e_us=elapsed_us,
+            cpu_us=min(elapsed_us, worked_us) if knows and worked_us > 0 else None,
+        )
+
+
+def _waits() -> int | None:
+    """How often this thread has given its core away so far; None where that is not counted."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if _COUNTS_WAITS else None
+
+
+_COUNTS_WAITS = hasattr(resource, "RUSAGE_THREAD")  # not on macOS
 
 
 class CudaClock(Clock):

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from attnbench.base.sample import Discard, Sample
-from attnbench.measure.clock import Clock
+from attnbench.base.sample import ALONE, Discard, Sample
+from attnbench.measure.clock import Batch, Clock
 from attnbench.measure.sampling import (
     FEWEST,
     SAMPLE_US,
@@ -99,6 +99,8 @@ class Measurement:
         if why is None:
             return
         # A GPU that slowed itself for heat slows all that follow, too: such a round never counts.
+        if why.code != "gpu":  # what processor time is known of has none of it
+            names = [name for name in names if not self.targets[name].knows_cpu]
         retake = why.code == "gpu" or all(self._may_retake(self.targets[name]) for name in names)
         for name in names:
             if retake:
@@ -143,18 +145,24 @@ class Measurement:
         begin, cpu, compiled = time.perf_counter(), time.process_time(), compile_activity()
         if self.clock.l2 == "warm" and target.each_us < REWARM_BELOW_US:
             target.call()
-        batches, disturbed = [], []
+        batches: list[Batch] = []
+        disturbed, probes = [], self._probe()
         for _ in range(self._batches(target)):
             switches = self.watch.interruptions()
             batches.append(self.clock.batch(target.call, target.calls))
             disturbed.append(self.watch.interruptions() - switches)
+            probes += self._probe()
+        target.probes_us += probes
         target.spent_s += time.perf_counter() - begin
         target.cpu_s += time.process_time() - cpu
         target.interrupted += sum(disturbed)
-        why = self._lost(target, disturbed)
+        # Processor time tells what others took from each batch: none has to be taken again.
+        known = any(batch.cpu_us is not None for batch in batches)
+        why = None if known else self._lost(target, disturbed)
         if compile_activity() != compiled:
             why = COMPILED
-        fastest, units = min(batches, key=lambda batch: batch.time_us), target.units
+        place_of = min(range(len(batches)), key=lambda i: _rank(batches[i]))
+        fastest, units = batches[place_of], target.units
         if fastest.time_us <= 0:
             why = STEPPED_BACK
         target.samples.append(
@@ -168,12 +176,17 @@ class Measurement:
                 discarded=why and why.reason,
                 discard_code=why and why.code,
                 blocks_us=tuple(b.time_us / units for b in batches) if len(batches) > 1 else (),
+                cpu_us=None if fastest.cpu_us is None else fastest.cpu_us / units,
+                probe_us=sum(probes[place_of : place_of + 2]) / 2 if probes else None,
             )
         )
         if why == STEPPED_BACK:
             codes = [sample.discard_code for sample in target.samples]
             if (backward := codes.count(why.code)) >= MOST_IN_VAIN and 2 * backward > len(codes):
                 raise UnmeasurableError(f"{why.reason} in {backward} of {len(codes)} samples")
+
+    def _probe(self) -> list[float]:
+        return [self.watch.probe()] if self.clock.timer == "host" else []
 
     def _lost(self, target: Target, disturbed: list[int]) -> Discard | None:
         """Why a sample is to be taken again: not one of its batches was left alone."""
@@ -202,3 +215,11 @@ class Measurement:
         self.clock.release(target.call)
         target.call = lambda: None  # what the callable holds on to is free for the others
         self.finished(name)
+
+
+def _rank(batch: Batch) -> tuple[bool, float]:
+    """Orders batches: those left alone first, by their time; then the others, by processor time."""
+    if batch.cpu_us is None:
+        return True, batch.time_us
+    alone = batch.cpu_us >= ALONE * batch.time_us
+    return not alone, batch.time_us if alone else batch.cpu_us

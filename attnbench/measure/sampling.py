@@ -34,7 +34,7 @@ class Target:
     both from warming up: they decide on samples, never what was timed since. A sample lasts about
     `sample_us`; `window` is the number of samples of which the fastest counts. `spent_s` and
     `cpu_s` are the wall and the processor time of all samples; `interrupted` counts switches to
-    other work in them, `readings` are the GPU's state beside them.
+    other work in them, `readings` are the GPU's state beside them, `probes_us` the core's speed.
     """
 
     call: Callable[[], Any]
@@ -50,6 +50,7 @@ class Target:
     interrupted: int = 0
     kept_disturbed: int = 0
     readings: list[Any] = field(default_factory=list)
+    probes_us: list[float] = field(default_factory=list)
     warm_s: float = 0.0
     compile_s: float = 0.0
     spent_s: float = 0.0
@@ -58,8 +59,16 @@ class Target:
 
     @property
     def times_us(self) -> list[float]:
-        """Microseconds per unit of the samples that count, in the order of the rounds."""
-        return [sample.time_us for sample in self.samples if sample.discarded is None]
+        """Microseconds per unit of the samples that count, in the order of the rounds.
+
+        Without what other work took, where that is known.
+        """
+        return [sample.own_us for sample in self.samples if sample.discarded is None]
+
+    @property
+    def knows_cpu(self) -> bool:
+        """Whether the processor time of the last sample is known."""
+        return bool(self.samples) and self.samples[-1].cpu_us is not None
 
     @property
     def planned_us(self) -> float:

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 from attnbench.base.sample import Discard
 from attnbench.machine import host
 from attnbench.machine.host import SLICE_US
+from attnbench.measure.clock import cpu_ns
 from attnbench.measure.gpu import GpuReading, GpuSensor, must_discard
 
 TICK_US = 10_000.0  # what a tick of steal is worth
 # A batch or round that lost this share of its planned length to others says little.
 LOST_SHARE = 0.25
+
+
+_PROBE = 3000  # turns of an empty loop, some 30 µs
+
+
+def probe_us() -> float:
+    """Processor time of a fixed loop: how fast the core is just now, which no counter tells.
+
+    A processor that lowers its clock, or whose other hyperthread works for someone else, slows it
+    as it slows what is measured.
+    """
+    begin = cpu_ns()
+    for _ in repeat(None, _PROBE):
+        pass
+    return (cpu_ns() - begin) / 1000
 
 
 def interruptions() -> int:
@@ -30,8 +48,16 @@ class Watch:
 
     sensor: GpuSensor | None = None
     interruptions: Callable[[], int] = interruptions
+    probe_us: Callable[[], float] = probe_us
+    fastest_probe_us: float = math.inf
     stolen_ticks: Callable[[], float | None] = host.stolen_ticks
     throttled_us: Callable[[], float | None] = host.throttled_us
+
+    def probe(self) -> float:
+        """How long the fixed loop takes just now, in µs; the fastest is kept."""
+        taken_us = self.probe_us()
+        self.fastest_probe_us = min(self.fastest_probe_us, taken_us)
+        return taken_us
 
     def lost_to_others(self, switches: int, planned_us: float) -> Discard | None:
         """Why a batch of this planned length was disturbed, or None, whatever it took."""

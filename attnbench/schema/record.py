@@ -235,9 +235,9 @@ def _merged_metric(name: str, values: list[Any]) -> Any:
 
 
 _CONDITIONS = (
-    "interruptions_per_s cpu_share stolen_share throttled_share load_1m"
+    "interruptions_per_s cpu_share full_speed_share stolen_share throttled_share load_1m"
     " power_w temperature_c sm_mhz energy_j idle_power_w enqueue_us"
 )
 _MERGES: dict[str, Callable[[list[Any]], Any]] = dict.fromkeys(_CONDITIONS.split(), fmean)
 _MERGES["kept_disturbed"] = sum
-_MERGES["cpu_quota"] = min
+_MERGES |= dict.fromkeys(("cpu_quota", "probe_us"), min)

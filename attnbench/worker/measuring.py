@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from attnbench.api import IMPLEMENTATIONS
+from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median
 from attnbench.machine import host
 from attnbench.machine.facts import free_bytes
@@ -290,7 +291,16 @@ def timed_record(
     trial.metrics |= {"l2": instruments.clock.l2, "timer": instruments.clock.timer}
     if instruments.sensor is not None and instruments.sensor.problem:
         trial.metrics["sensor_note"] = instruments.sensor.problem
-    trial.metrics |= {"kept_disturbed": target.kept_disturbed, "window": target.window}
+    disturbed = sum(s.disturbed for s in target.samples if s.discarded is None)
+    trial.metrics |= {
+        "kept_disturbed": target.kept_disturbed + disturbed,
+        "window": target.window,
+    }
+    if target.probes_us:
+        fastest_us = instruments.watch.fastest_probe_us
+        full = sum(us <= FULL_SPEED * fastest_us for us in target.probes_us)
+        trial.metrics["probe_us"] = fastest_us
+        trial.metrics["full_speed_share"] = round(full / len(target.probes_us), 4)
     if target.spent_s:
         interrupted = target.interrupted / target.spent_s
         trial.metrics["interruptions_per_s"] = round(interrupted, 1)
