@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TypeVar
 
 from attnbench.analysis.scaling.exact import exact_fits
 from attnbench.analysis.scaling.exponents import DRAWS, fit_many
 from attnbench.analysis.scaling.model import models
-from attnbench.analysis.scaling.results import Scaling
+from attnbench.analysis.scaling.results import ExponentFit, ModelFit, Scaling
 from attnbench.analysis.scaling.series import Laws, SeriesCells, all_series, measured
 from attnbench.execution.store import Run
 from attnbench.schema.finding import Finding
-from attnbench.schema.record import Record
+from attnbench.schema.record import Cell, Record
 
 ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
 NEVER_RAN = ("unsupported", "skipped")
+Fit = TypeVar("Fit", ExponentFit, ModelFit)
 LEAST_DRAWS, MOST_DRAWN_SIZES = 200, 2_000_000  # a huge run gets fewer draws for each size
 
 
@@ -29,17 +32,45 @@ def scaling(run: Run) -> Scaling:
         if any(cell.record.status not in NEVER_RAN for cell in group.cells)
     ]
     known = {group.series.impl for group in found if any(group.series.times_us)}
-    timed = [group.series for group in found if group.series.impl in known]
-    sizes = sum(len(series.sizes) for series in timed)
+    asked = [group for group in found if group.series.impl in known]
+    sizes = sum(len(group.series.sizes) for group in asked)
     draws = max(LEAST_DRAWS, min(DRAWS, MOST_DRAWN_SIZES // max(1, sizes)))
     exact = exact_fits(found, laws)
+    fits = fit_many([group.series for group in asked], draws=draws)
+    exponents = tuple(_with_remedy(fit, run) for fit in fits)
+    modelled = tuple(_with_remedy(fit, run) for fit in models(run, cells))
     unreadable = [_problem(impl, text, "its law") for impl, text in laws.problems.items()]
     return Scaling(
-        exponents=tuple(fit_many(timed, draws=draws)),
+        exponents=exponents,
         exact=exact,
-        models=models(run, cells),
+        models=modelled,
         problems=(*unreadable, *_unanswered(run, found)),
+        missing=_missing(asked, exponents, modelled),
     )
+
+
+def _with_remedy(fit: Fit, run: Run) -> Fit:
+    """The fit; where times are missing its reason ends with the command that measures them."""
+    if not fit.finding or not fit.missing:
+        return fit
+    reason = f"{fit.finding.reason}: attnbench verify {run.run_id} --until-decided"
+    return replace(fit, finding=replace(fit.finding, reason=reason))
+
+
+def _missing(
+    groups: list[SeriesCells], fits: Iterable[ExponentFit], modelled: Iterable[ModelFit]
+) -> tuple[Cell, ...]:
+    """The cells whose times keep findings open, that which is known worst for its purpose first."""
+    wanted = [(model.cells[one.index], one) for model in modelled for one in model.missing]
+    for group, fit in zip(groups, fits, strict=True):
+        for one in fit.missing:
+            measured = group.cells[one.index] if one.index >= 0 else group.overhead
+            assert measured is not None, "what is missing was measured"
+            wanted.append((measured.record.cell, one))
+    found: dict[Cell, float] = {}
+    for cell, one in wanted:
+        found[cell] = max(one.known / one.needed, found.get(cell, 0.0))
+    return tuple(sorted(found, key=lambda cell: -found[cell]))
 
 
 def _problem(subject: str, reason: str, question: str = "how its cost grows") -> Finding:

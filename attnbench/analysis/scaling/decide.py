@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from attnbench.analysis.scaling.results import Slope, Uncertain, power_text
@@ -11,6 +12,7 @@ TOLERANCE = 0.15  # of the exponent: how far the ends of its interval may lie fr
 TOP_TOLERANCE = 0.2  # of the slope of the top octave
 TO_HOLD, TO_REFUTE = 3.0, 2.0  # octaves of usable range
 LEAST_SIZES = 3
+FINEST = 0.05  # of an exponent: what better times may settle where it lies too near a limit
 _ROUNDING = 1e-9
 
 Decision = tuple[Verdict, str]
@@ -23,8 +25,7 @@ class ExponentEvidence:
     `sizes` is how many differ. `power` is the declared exponent, `bound` whether it is an upper
     bound; `logs` is the slope that the law's logarithms add on this range, None where it has none.
     `noun` names the axis. `cut_short` says why sizes do not count where some do not; `changepoint`
-    describes a sudden change between two sizes. `disturbed` says which of the times cannot be
-    trusted.
+    describes a sudden change between two sizes.
     """
 
     slope: Slope
@@ -35,7 +36,6 @@ class ExponentEvidence:
     noun: str = "n"
     cut_short: str | None = None
     changepoint: str | None = None
-    disturbed: str | None = None
 
     @property
     def least(self) -> float:
@@ -70,34 +70,34 @@ def decide(evidence: ExponentEvidence) -> Decision:
     for rule in (_too_little, _off, _change_in_top, _logs, _short, _loose):
         found = rule(evidence)
         if found is not None:
-            return _unless_disturbed(evidence, found)
+            return found
     aside = "; a log factor would not show on this range"
     over = f"over {evidence.slope.octaves:.1f} octaves{_changed(evidence)}"
-    return _unless_disturbed(evidence, ("holds", f"{_measured(evidence)} {over}{aside}"))
+    return "holds", f"{_measured(evidence)} {over}{aside}"
 
 
-def _unless_disturbed(evidence: ExponentEvidence, found: Decision) -> Decision:
-    """Disturbed times refute only what no such disturbance explains.
+def needed(evidence: ExponentEvidence) -> tuple[float, float] | None:
+    """How well the times of all sizes, and of the top octave, must be known for a verdict.
 
-    And a changepoint among them may be the machine's own.
+    As relative half-widths: for that verdict which the exponent itself suggests. None where better
+    times of these sizes decide nothing: the range is too short for it, or logarithms leave it open.
     """
-    verdict, reason = found
-    harmless = verdict == "holds" and not evidence.changepoint
-    if not evidence.disturbed or verdict == "inconclusive" or harmless:
-        return found
-    slope, most = evidence.slope, None
-    if verdict == "refuted" and slope.exponent:
-        # A changepoint and a disturbance are not assumed together: the scatter that makes the one
-        # likely is the other's.
-        low, high = slope.exponent.ends
-        if low - slope.lower > evidence.most:
-            most = slope.lower
-        elif not evidence.bound and high + slope.higher < evidence.least:
-            most = slope.higher
-    if most is None:
-        return "inconclusive", f"{evidence.disturbed}: measure again; {reason}"
-    at_most = f"which changes the exponent by {most:.2g} at most"
-    return verdict, f"{reason}; {evidence.disturbed}, {at_most}"
+    slope, top = evidence.slope, evidence.slope.top
+    if slope.exponent is None or evidence.sizes < LEAST_SIZES:
+        return None
+    value = slope.exponent.value
+    below = -math.inf if evidence.bound else evidence.least
+    holds = below <= value <= evidence.most
+    if slope.octaves < (TO_HOLD if holds else TO_REFUTE) - _ROUNDING:
+        return None
+    if holds and (evidence.logs is not None or slope.change_in_top):
+        return None
+    room = min(abs(value - evidence.most), abs(value - below)) - slope.scatter
+    found = max(room, FINEST) / sum(slope.weights)
+    if not holds or top is None:
+        return found, math.inf
+    top_room = evidence.power + TOP_TOLERANCE - top.value - slope.top_scatter
+    return found, max(top_room, FINEST) / sum(slope.top_weights)
 
 
 def _too_little(evidence: ExponentEvidence) -> Decision | None:

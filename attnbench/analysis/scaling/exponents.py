@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnbench.analysis.scaling import slopes
-from attnbench.analysis.scaling.decide import ExponentEvidence, decide
+from attnbench.analysis.scaling.decide import (
+    FINEST,
+    TO_REFUTE,
+    ExponentEvidence,
+    decide,
+    needed,
+)
 from attnbench.analysis.scaling.results import (
+    NOTHING_KNOWN,
     NOUNS,
     ExponentFit,
+    Missing,
     Series,
     Slope,
     Uncertain,
     as_figures,
+    lacking,
     plain_size,
 )
 from attnbench.analysis.scaling.slopes import Floats, Replicates, estimates
@@ -37,6 +45,7 @@ DRAWS = 1000
 # that is known without a measured overhead, the overhead itself (at n = 1 on CPU 5 to 8 times its
 # kernels' starts) still weighs on the smallest size: the interval takes in both.
 TIMES_OVERHEAD, TIMES_LEAST, OVERHEAD_PER_LEAST = 3.0, 20.0, 8.0
+_UNBOUNDED = 50.0  # as the logarithm of a factor by which a time may be off
 _CELLS_AT_ONCE = 2_000_000  # sizes × draws held in memory
 
 
@@ -69,14 +78,17 @@ def _fit_alike(many: list[Series], draws: int) -> list[ExponentFit]:
     replicates = Replicates([times for series in many for times in series.times_us])
     shape = (len(many), len(many[0].sizes))
     middle, low, high = (part.reshape(shape) for part in replicates.intervals())
+    allowed = [series.allowed_us or (None,) * shape[1] for series in many]
+    beyond = slopes.beyond((middle, low, high), allowed)
     overheads = [_overhead(series, row) for series, row in zip(many, middle, strict=True)]
     left_out = [
         tuple(_why_not(series, overhead, time_us, k) for k, time_us in enumerate(row.tolist()))
         for series, overhead, row in zip(many, overheads, middle, strict=True)
     ]
     drawn = replicates.drawn_medians(draws, shape[1]).reshape(*shape, draws)
-    lines = slopes.fit(_log_data(many, overheads, left_out, middle, drawn))
-    times = [tuple(estimates(*rows)) for rows in zip(middle, low, high, strict=True)]
+    lines = slopes.fit(_log_data(many, overheads, left_out, middle, drawn, beyond))
+    ends = zip(middle, low / beyond[0], high * beyond[1], strict=True)
+    times = [tuple(estimates(*rows)) for rows in ends]
     return list(map(_fitted, many, overheads, left_out, times, lines))
 
 
@@ -86,18 +98,24 @@ def _log_data(
     left_out: Sequence[tuple[str | None, ...]],
     middle: Floats,
     drawn: Floats,
+    beyond: tuple[Floats, Floats],
 ) -> slopes.LogData:
     counts = np.array([[why is None for why in row] for row in left_out])
     draws = drawn.shape[-1]
     overhead = np.array([o.us for o in overheads])[:, None]
     most = np.array([o.most_us for o in overheads])[:, None]
     replicates = Replicates([series.overhead_us or () for series in many])
+    allowed = [series.overhead_allowed_us for series in many]
+    less, more = (part[:, None] for part in slopes.beyond(replicates.intervals(), allowed))
     overhead_drawn = replicates.drawn_medians(draws, 1, seed=1)
     measured = np.isfinite(overhead_drawn) & (overhead > 0)
     overhead_drawn = np.where(measured, overhead_drawn, overhead)
     least = 1e-3 * middle[:, :, None]  # a draw of the overhead may reach a draw of the time
     net_drawn = np.where(counts[:, :, None], drawn - overhead_drawn[:, None, :], 1.0)
     net = np.where(counts, middle - overhead, 1.0)
+    # What is left of a time that is too long less an overhead that is too short, and conversely.
+    shortest = np.maximum(middle / beyond[0] - overhead * more, net * np.exp(-_UNBOUNDED))
+    longest = np.minimum(middle * beyond[1] - overhead / less, net * np.exp(_UNBOUNDED))
     sizes = np.array([series.sizes for series in many], dtype=np.float64)
     return slopes.LogData(
         x=np.log(np.where(counts, sizes, 1.0)),
@@ -107,7 +125,8 @@ def _log_data(
         weight=counts.astype(np.float64),
         amplified=np.where(counts, middle / net, 0.0),
         switched=np.array([_switched(series) for series in many], dtype=bool),
-        excess=_net_excess(many, middle, np.maximum(overhead, most), counts),
+        too_long=np.log(np.where(counts, net / shortest, 1.0)),
+        too_short=np.log(np.where(counts, longest / net, 1.0)),
     )
 
 
@@ -129,8 +148,8 @@ def _overhead(series: Series, middle: Floats) -> _Overhead:
 
 def _why_not(series: Series, overhead: _Overhead, time_us: float, index: int) -> str | None:
     """Why a size does not count, or None."""
-    if not math.isfinite(time_us):
-        doubt = series.doubts[index] if series.doubts else None
+    doubt = series.doubts[index] if series.doubts else None
+    if not math.isfinite(time_us) or _unknown(series, index):
         return doubt or ("not a valid time" if series.times_us[index] else "no time")
     if not 0 < series.sizes[index] < math.inf:
         return f"a size of {series.sizes[index]:g}"
@@ -141,32 +160,15 @@ def _why_not(series: Series, overhead: _Overhead, time_us: float, index: int) ->
     return None
 
 
+def _unknown(series: Series, index: int) -> bool:
+    """Whether the time of a size may be anything."""
+    return bool(series.allowed_us) and series.allowed_us[index] == NOTHING_KNOWN
+
+
 def _switched(series: Series) -> list[bool]:
     """Before each size but the first, whether the kernel's name has changed."""
     kernels = series.kernels or (None,) * len(series.sizes)
     return [a != b and None not in (a, b) for a, b in pairwise(kernels)]
-
-
-def _net_excess(
-    many: list[Series], middle: Floats, overhead: Floats, counts: NDArray[np.bool_]
-) -> Floats:
-    """Logarithms of the factors by which times less their overhead may be too long.
-
-    A time without a doubt is right; one with a doubt and no bound may be too long by any factor.
-    Subtracting an overhead magnifies what disturbed a time that is near it, beyond any bound where
-    the undisturbed time may be the overhead.
-    """
-    doubted = np.array([[doubt is not None for doubt in _doubts(series)] for series in many])
-    excess = [series.excess or (math.inf,) * len(series.sizes) for series in many]
-    shorter = middle / np.where(doubted, excess, 1.0) - overhead
-    possible = counts & (shorter > 0)
-    factor = np.where(possible, (middle - overhead) / np.where(possible, shorter, 1.0), np.inf)
-    found: Floats = np.log(np.where(counts, factor, 1.0))
-    return found
-
-
-def _doubts(series: Series) -> tuple[str | None, ...]:
-    return series.doubts or (None,) * len(series.sizes)
 
 
 def _fitted(
@@ -180,28 +182,40 @@ def _fitted(
     power, bound, logs = power_of(series, used)
     at = slope.change_after
     change = None if at < 0 else (series.sizes[at], math.exp(slope.change_log))
-    finding = None if power is None else _finding(series, overhead, ExponentEvidence(
-        slope=slope, sizes=len(set(used)), power=power, bound=bound, logs=logs,
-        noun=NOUNS[series.axis], cut_short=_cut_short(left_out),
-        changepoint=change and f"the time changes by {change[1]:.2g} × between"
-        f" {_between(series, *series.sizes[at : at + 2])}"
-        f"{', where the kernel changes' * _switched(series)[at]}",
-        disturbed=_disturbed(series, left_out),
-    ))  # fmt: skip
+    finding: Finding | None = None
+    missing: tuple[Missing, ...] = ()
+    if power is not None:
+        evidence = ExponentEvidence(
+            slope=slope, sizes=len(set(used)), power=power, bound=bound, logs=logs,
+            noun=NOUNS[series.axis], cut_short=_cut_short(left_out),
+            changepoint=change and f"the time changes by {change[1]:.2g} × between"
+            f" {_between(series, *series.sizes[at : at + 2])}"
+            f"{', where the kernel changes' * _switched(series)[at]}",
+        )  # fmt: skip
+        missing = tuple(_missing(series, overhead, evidence, left_out, times))
+        finding = _finding(series, overhead, evidence, missing)
     return ExponentFit(
         series=series, time_us=times, left_out=left_out, overhead_us=overhead.us,
         exponent=slope.exponent, top=slope.top,
         intercept=slope.intercept if slope.exponent else None, declared=power, bound=bound,
         octaves=slope.octaves, changepoint=change, finding=finding,
+        missing=missing if finding and finding.verdict == "inconclusive" else (),
     )  # fmt: skip
 
 
-def _finding(series: Series, overhead: _Overhead, evidence: ExponentEvidence) -> Finding:
-    """The verdict; where the law does not hold, with the caches and kernels that are passed."""
+def _finding(
+    series: Series, overhead: _Overhead, evidence: ExponentEvidence, missing: Sequence[Missing]
+) -> Finding:
+    """The verdict; where the law does not hold, with the caches and kernels that are passed.
+
+    Where nothing was decided, with the times that are missing.
+    """
     verdict, reason = decide(evidence)
     slope = evidence.slope
     if verdict != "holds":
         reason = "; ".join((reason, *_boundaries(series)))
+    if verdict == "inconclusive" and missing:
+        reason += f"; {lacking((_size(series, one), one) for one in missing)}"
     # Of several terms an exponent can only judge the bound by the largest.
     asked = series.axis == "n" and series.law and not (evidence.bound and not series.law.bound)
     return Finding(
@@ -219,18 +233,47 @@ def _finding(series: Series, overhead: _Overhead, evidence: ExponentEvidence) ->
     )
 
 
+def _missing(
+    series: Series,
+    overhead: _Overhead,
+    evidence: ExponentEvidence,
+    left_out: tuple[str | None, ...],
+    times: tuple[Uncertain, ...],
+) -> Iterator[Missing]:
+    """The times that are not known as well as a verdict needs, and those of which nothing is."""
+    slope, wanted = evidence.slope, needed(evidence)
+    unknown = [index for index in range(len(times)) if _unknown(series, index)]
+    sizes = [s for i, s in enumerate(series.sizes) if i in unknown or left_out[i] is None]
+    if unknown and max(sizes) >= 2**TO_REFUTE * min(sizes):
+        yield from (Missing(index=i, known=math.inf, needed=FINEST) for i in unknown)
+    low, high = series.overhead_allowed_us or (0.0, 0.0)
+    of_overhead = Missing(index=-1, known=0.0, needed=1.0)
+    for index, why in enumerate(left_out):
+        if why is None and wanted is not None:
+            at_most = min(wanted) if slope.top_weights[index] else wanted[0]
+            at_most += slopes.USUAL_WIDTH
+            known = slope.precision[index] + slopes.USUAL_WIDTH
+            share = (high - low) / 2 / (times[index].value - overhead.us)
+            if known > at_most and share > known / 2:
+                if known / at_most > of_overhead.known / of_overhead.needed:
+                    of_overhead = Missing(index=-1, known=known, needed=at_most)
+            elif known > at_most:
+                yield Missing(index=index, known=known, needed=at_most)
+    if of_overhead.known:
+        yield of_overhead
+
+
+def _size(series: Series, missing: Missing) -> str:
+    if missing.index < 0:
+        return "what is left beside the overhead"
+    return f"{NOUNS[series.axis]} = {plain_size(series.sizes[missing.index])}"
+
+
 def _cut_short(left_out: tuple[str | None, ...]) -> str | None:
     """How many sizes do not count, with the last one's reason."""
     reasons = [why for why in left_out if why is not None]
     count = f"{len(reasons)} of {len(left_out)}"
     return f"{count} left out, the last with {reasons[-1]}" if reasons else None
-
-
-def _disturbed(series: Series, left_out: tuple[str | None, ...]) -> str | None:
-    """Which of the sizes that count have serious notes on their times."""
-    known = zip(series.sizes, _doubts(series), left_out, strict=True)
-    bad = ", ".join(plain_size(size) for size, doubt, why in known if doubt and why is None)
-    return f"the times at {NOUNS[series.axis]} = {bad} were disturbed or unsteady" if bad else None
 
 
 def _boundaries(series: Series) -> list[str]:

@@ -21,12 +21,19 @@ from attnbench.analysis.scaling.model_terms import (
     model_cells,
     surplus,
 )
-from attnbench.analysis.scaling.results import ModelFit, Uncertain, as_figures
+from attnbench.analysis.scaling.results import (
+    Missing,
+    ModelFit,
+    Uncertain,
+    as_figures,
+    lacking,
+)
 from attnbench.analysis.scaling.series import Measured
 from attnbench.analysis.scaling.slopes import Floats
 from attnbench.base import units
 from attnbench.execution.store import Run
 from attnbench.schema.finding import Figure, Finding, Verdict
+from attnbench.schema.record import Cell
 from attnbench.theory import costs
 from attnbench.theory.law import Law, Term
 
@@ -38,6 +45,7 @@ ABSENT = 0.02  # a term that should show and certainly takes less is not there
 SURPLUS = 0.1  # what terms of a higher order than the law may take at most
 MISSED = 0.2  # a model that misses the held-out n by more describes nothing
 SCATTERED = 0.3  # nor one from which cells lie further (root mean square)
+KNOWN_WELL = 0.1  # a time may be off by so much beyond its scatter
 _MOST_OVERHEAD = 0.5  # where the overhead takes more, no other term need show
 
 
@@ -73,6 +81,11 @@ def _model(cells: ModelCells) -> ModelFit:
     for name, share in at_largest.items():  # as share_H_n2
         known |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
     figures = {name: value for name, value in known.items() if value is not None}
+    finding = _judge(cells, found, figures)
+    missing = tuple(_missing(cells)) if finding and finding.verdict == "inconclusive" else ()
+    if finding and missing:
+        lacks = lacking((_place(cells, one.index), one) for one in missing)
+        finding = replace(finding, reason=f"{finding.reason}; {lacks}")
     return ModelFit(
         impl=cells.impl,
         workload=cells.cases[0].workload,
@@ -90,8 +103,17 @@ def _model(cells: ModelCells) -> ModelFit:
         overtakes_n=crossing,
         overtakes_theory=theory,
         figures=figures,
-        finding=_judge(cells, found, figures),
+        finding=finding,
+        cells=tuple(Cell(case=case, impl=cells.impl) for case in cells.cases),
+        missing=missing,
     )
+
+
+def _missing(cells: ModelCells) -> Iterator[Missing]:
+    """The cells that may be off by more than what their replicates show, where that is much."""
+    known = np.log(cells.beyond).sum(axis=0) / 2
+    for index in np.flatnonzero(known > KNOWN_WELL).tolist():
+        yield Missing(index=index, known=float(known[index]), needed=KNOWN_WELL)
 
 
 def _along(cells: ModelCells) -> dict[str, Floats]:

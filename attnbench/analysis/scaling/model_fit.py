@@ -25,6 +25,7 @@ FEWEST_N = 3  # sizes of n, of which the largest is held out
 MOST_DRAWS, LEAST_DRAWS = 400, 100  # many cells get fewer, as their means need fewer
 _ADEQUATE = 1.25  # times the residual of the best fit, beside what is noise
 _COLLINEAR = 1e-7  # of the largest eigenvalue of unit columns: below, terms are one term
+_MOST_OFF = 1e6  # the factor by which a time may be off
 _CELLS_AT_ONCE = 60_000  # cells × draws
 
 
@@ -134,9 +135,10 @@ def _refitted(whole: Subsets, targets: Floats, index: NDArray[np.intp]) -> Float
 def _resampled(cells: ModelCells, spread: float) -> Floats:
     """Times of each cell relative to the measured one, m × draws; the same for the same cells.
 
-    The median of its observations drawn again, times what a fresh process or the model's own
-    fault would change. That has the size `spread`; a third of its variance is shared by cells of
-    one n, a third by those of one d: caches and tiles move whole rows of a table.
+    The median of its observations drawn again, or what else it may truly be, times what a fresh
+    process or the model's own fault would change. That has the size `spread`; a third of its
+    variance is shared by cells of one n, a third by those of one d: caches and tiles move whole
+    rows of a table.
     """
     count = len(cells.times_us)
     draws = max(LEAST_DRAWS, min(MOST_DRAWS, _CELLS_AT_ONCE // count))
@@ -146,6 +148,8 @@ def _resampled(cells: ModelCells, spread: float) -> Floats:
         levels, place = np.unique(cells.sizes[name], return_inverse=True)
         error += _normal(stream, len(levels), draws)[place]
     error *= spread / math.sqrt(3)
+    shorter, longer = np.log(np.minimum(cells.beyond, _MOST_OFF))[:, :, None]
+    error += _uniform(count, draws) * (shorter + longer) - shorter
     found *= np.exp(error)
     found /= cells.times_us[:, None]
     return found
@@ -155,6 +159,12 @@ def _resampled(cells: ModelCells, spread: float) -> Floats:
 def _normal(stream: int, rows: int, draws: int) -> Floats:
     """Standard normal numbers, the same each time: models then differ by their times alone."""
     return np.random.default_rng((stream, rows)).standard_normal((rows, draws))
+
+
+@lru_cache(maxsize=8)
+def _uniform(rows: int, draws: int) -> Floats:
+    """Numbers from 0 to 1, the same each time."""
+    return np.random.default_rng((3, rows)).random((rows, draws))
 
 
 class Subsets:

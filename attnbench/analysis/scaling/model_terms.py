@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnbench.analysis.scaling.results import Uncertain
 from attnbench.analysis.scaling.series import Laws, Measured, measured
-from attnbench.analysis.scaling.slopes import Floats, Replicates, estimates
+from attnbench.analysis.scaling.slopes import Floats, Replicates, beyond, estimates
 from attnbench.analysis.times import over_processes
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
@@ -172,7 +172,8 @@ class ModelCells:
     `sizes` has n, d, w, heads and batch at every point; d is the head dim in attention and the
     model width elsewhere, w the window or n where that is smaller. `replicates_us` holds what was
     observed at each point, `times_us` their medians, `interval_us` the low and the high ends
-    (2 × m, NaN where there are too few), `between` whether over several processes. `law` is the
+    (2 × m, NaN where there are too few), `between` whether over several processes. `beyond` are the
+    factors (2 × m) by which times may be shorter and longer than that shows. `law` is the
     declared law as it turns out in this workload, None where none is declared.
     """
 
@@ -182,6 +183,7 @@ class ModelCells:
     replicates_us: Replicates
     times_us: Floats
     interval_us: Floats
+    beyond: Floats
     between: bool
     law: Law | None
     terms: tuple[Candidate, ...]
@@ -236,16 +238,16 @@ class ModelCells:
 def model_cells(run: Run, cells: list[Measured] | None = None) -> list[ModelCells]:
     """The cells of the run by implementation and by all that is neither n, d, heads nor batch.
 
-    Left out are cells without a time, or with a suspect one, and those whose key/value length is
-    not their sequence length, which is another problem. A group needs six points, two n and two d.
-    A workload that has no row of terms has no model.
+    Left out are cells without a time, or with one that may be anything, and those whose key/value
+    length is not their sequence length, which is another problem. A group needs six points, two n
+    and two d. A workload that has no row of terms has no model.
     """
     laws = Laws(run)
     found: dict[tuple[Any, ...], list[Measured]] = {}
     for cell in measured(run) if cells is None else cells:
         case = cell.record.cell.case
         keys_follow = case.kv_len == case.seq_len or "kv_lens" not in TRAITS.get(case.workload).axes
-        if cell.times_us and case.workload in TERMS and keys_follow:
+        if cell.is_known and case.workload in TERMS and keys_follow:
             # Followers by their ratio to what they follow: the cells of one model share them.
             width = case.width / (case.heads * case.head_dim) if case.width else 1.0
             ratios = case.heads / case.kv_heads, case.value_dim / case.head_dim, width
@@ -259,6 +261,7 @@ def _model_cells(alike: list[Measured], laws: Laws) -> ModelCells:
     impl, before = alike[0].record.cell.impl, cases[0].mask.before
     replicates = Replicates([cell.times_us for cell in alike])
     middle, low, high = replicates.intervals()
+    factors = beyond((middle, low, high), [cell.allowed_us for cell in alike])
     d_of = attrgetter(TERMS[cases[0].workload].d)
     rows = [(case.seq_len, d_of(case), case.heads, case.batch) for case in cases]
     n, d, heads, batch = np.array(rows, dtype=float).T
@@ -270,7 +273,8 @@ def _model_cells(alike: list[Measured], laws: Laws) -> ModelCells:
         sizes=sizes,
         replicates_us=replicates,
         times_us=middle,
-        interval_us=np.stack([low, high]),
+        interval_us=np.stack([low / factors[0], high * factors[1]]),
+        beyond=np.stack(factors),
         between=all(over_processes(cell.record) for cell in alike),
         law=laws.of(impl, "time", cases[0]),
         terms=candidates(cases[0].workload, window=before is not None),

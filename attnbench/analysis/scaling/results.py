@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from attnbench.base import units
 from attnbench.schema.finding import Figure, Finding
+from attnbench.schema.record import Cell
 from attnbench.theory.law import Law
 
 Axis = Literal["n", "d", "heads", "heads at fixed width", "batch"]
@@ -15,6 +17,10 @@ Quantity = Literal["flops", "workspace"]
 NOUNS: dict[Axis, str] = {
     "n": "n", "d": "d", "heads": "H", "heads at fixed width": "H", "batch": "B",
 }  # fmt: skip
+
+
+MOST_LACKING = 3  # times named in a reason
+NOTHING_KNOWN = (0.0, math.inf)  # of a time
 
 
 def power_text(noun: str, power: float) -> str:
@@ -56,9 +62,10 @@ class Series:
     `times_us` holds the replicates of each size: windows of one process, or the medians of
     several. `overhead_us` are the replicates of the smallest problem there is a time for (n = 1),
     None where there is none; `least_overhead_us` is what starting its kernels takes. `law` is the
-    declared law as it turns out in this workload, None where none is declared. `excess` is by which
-    factor each time may be too long where it has a doubt; without it, by any. `same` says in words
-    what the cells share.
+    declared law as it turns out in this workload, None where none is declared. `doubts` says of
+    each size without a time why. `allowed_us` has the ends of what each time may truly be, where
+    that is more than its replicates show; None where not known. `same` says in words what the cells
+    share.
     """
 
     impl: str
@@ -73,7 +80,8 @@ class Series:
     working_set_bytes: tuple[float | None, ...] = ()
     cache_bytes: float | None = None
     doubts: tuple[str | None, ...] = ()
-    excess: tuple[float, ...] = ()
+    allowed_us: tuple[tuple[float, float] | None, ...] = ()
+    overhead_allowed_us: tuple[float, float] | None = None
     least_overhead_us: float | None = None
     enqueue_us: tuple[float | None, ...] = ()
 
@@ -93,8 +101,9 @@ class Slope:
     says that it lies in the top octave. `intercept` is that of the sizes beyond it. `lowest` and
     `highest` are the ends of the exponent's interval whichever change that the times allow were
     taken out. `curvature` is 1 where the slope surely rises with size, −1 where it falls, else 0.
-    What disturbed the times may have raised the exponent by `lower` at most, or lowered it by
-    `higher`.
+    `scatter` is the half-width of the exponent's interval were every time exactly known; a time's
+    relative error adds its `weights` times as much; `top_scatter` and `top_weights` are those of
+    the top octave. `precision` is how well each time is known, as a relative half-width.
     """
 
     exponent: Uncertain | None
@@ -107,8 +116,35 @@ class Slope:
     lowest: float = math.nan
     highest: float = math.nan
     curvature: float = 0.0
-    lower: float = math.inf
-    higher: float = math.inf
+    scatter: float = math.nan
+    weights: tuple[float, ...] = ()
+    top_scatter: float = math.nan
+    top_weights: tuple[float, ...] = ()
+    precision: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """A time that keeps a verdict open: its size or point by index, −1 for the overhead.
+
+    It is `known` to so much, as a relative half-width (infinite for none at all), and `needed` to
+    so much, which would decide.
+    """
+
+    index: int
+    known: float
+    needed: float
+
+
+def lacking(missing: Iterable[tuple[str, Missing]]) -> str:
+    """Where times are known too badly: `n = 512 is known to ± 9.0 %, ± 3.0 % decides; …`."""
+    found = []
+    for at, one in sorted(missing, key=lambda m: m[1].needed / m[1].known):
+        known = f"known to ± {units.percent(one.known)}" if one.known < 1 else "hardly known"
+        decides = f"{known}, ± {units.percent(one.needed)} decides"
+        found.append(f"{at} is {'unsteady' if math.isinf(one.known) else decides}")
+    more = len(found) - MOST_LACKING
+    return "; ".join([*found[:MOST_LACKING], *[f"{more} more"] * (more > 0)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +155,8 @@ class ExponentFit:
     each size with its interval. `declared` is the power that the law gives the axis, `bound`
     whether it is an upper bound. `octaves` is the range of the sizes that count. `changepoint` is
     the last size before a sudden change of the constant, and its factor: the exponent is that of
-    both sides, the intercept that of the sizes beyond.
+    both sides, the intercept that of the sizes beyond. `missing` are the times to measure again
+    where the finding is inconclusive for want of them.
     """
 
     series: Series
@@ -134,6 +171,7 @@ class ExponentFit:
     octaves: float = 0.0
     changepoint: tuple[float, float] | None = None
     finding: Finding | None = None
+    missing: tuple[Missing, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +207,7 @@ class ModelFit:
     fitted without it. `overtakes_n` is, for a layer, where the quadratic terms overtake the
     projections, `overtakes_theory` where their FLOPs say so. `shares` has every term that was
     tried, 0 where it was left out; `figures` all this and more by name, with or without a verdict.
+    `cells` are those of the points, and `missing` as of an exponent.
     """
 
     impl: str
@@ -188,16 +227,23 @@ class ModelFit:
     overtakes_theory: float | None = None
     figures: Mapping[str, Figure] = field(default_factory=dict)
     finding: Finding | None = None
+    cells: tuple[Cell, ...] = ()
+    missing: tuple[Missing, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Everything found in a run about how cost grows."""
+    """Everything found in a run about how cost grows.
+
+    `missing` are the cells that keep findings open, that which is known worst for its purpose
+    first.
+    """
 
     exponents: tuple[ExponentFit, ...] = ()
     exact: tuple[ExactFit, ...] = ()
     models: tuple[ModelFit, ...] = ()
     problems: tuple[Finding, ...] = field(default=())  # why nothing could be asked at all
+    missing: tuple[Cell, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:

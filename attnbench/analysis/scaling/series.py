@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from attnbench.analysis import notes, times
-from attnbench.analysis.scaling.results import Axis, Series
+from attnbench.analysis.scaling.results import NOTHING_KNOWN, Axis, Series
 from attnbench.base.stats import median
 from attnbench.errors import UsageError
 from attnbench.execution.store import Run
@@ -28,15 +28,22 @@ MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """A cell with the replicates of its time; `doubt` says why there are none or what disturbed it.
+    """A cell with the replicates of its time and the ends of what it may be.
 
-    `kind` numbers all that makes cells alike but their sizes.
+    `doubt` says why there are none, or why the time may be anything. `kind` numbers all that makes
+    cells alike but their sizes.
     """
 
     record: Record
     kind: int
     times_us: tuple[float, ...] = ()
+    allowed_us: times.Interval | None = None
     doubt: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a time whose error is bounded."""
+        return bool(self.times_us) and self.allowed_us != NOTHING_KNOWN
 
 
 def measured(run: Run) -> list[Measured]:
@@ -54,9 +61,14 @@ def measured(run: Run) -> list[Measured]:
         )  # fmt: skip
         kind = kinds.setdefault(alike, len(kinds))
         times_us, doubt = _times_or_doubt(record, environment)
-        unsteady = notes.unsteady(record) if times_us and with_notes else None
-        doubt = f"unsteady ({unsteady})" if unsteady else doubt
-        found.append(Measured(record=record, kind=kind, times_us=times_us, doubt=doubt))
+        allowed_us = times.interval_us(record) if times_us else None
+        if times_us and with_notes and (unsteady := notes.unsteady(record)):
+            allowed_us, doubt = NOTHING_KNOWN, f"unsteady ({unsteady})"
+        found.append(
+            Measured(
+                record=record, kind=kind, times_us=times_us, allowed_us=allowed_us, doubt=doubt
+            )
+        )
     return found
 
 
@@ -65,11 +77,14 @@ def _times_or_doubt(
 ) -> tuple[tuple[float, ...], str | None]:
     if record.status != "ok":
         return (), f"{record.status}: {record.reason}"
-    observed = tuple(times.observations_us(record))
-    if not times.are_times(observed):
+    observed, reported_us = times.observations_us(record), times.time_us(record)
+    if not times.are_times(observed) or reported_us is None:
         return (), "not a valid time (0 or NaN)"
-    suspect = times.suspect(record, environment, median(observed))
-    return ((), f"suspect: {suspect}") if suspect else (observed, None)
+    if suspect := times.suspect(record, environment, reported_us):
+        return (), f"suspect: {suspect}"
+    # The reported time need not be their median, but scatters no more than that.
+    scale = reported_us / median(observed)
+    return tuple([scale * time_us for time_us in observed]), None
 
 
 class Laws:
@@ -164,10 +179,11 @@ _RULES: dict[Axis, _AxisRule] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesCells:
-    """A series with the cells it comes from, size by size."""
+    """A series with the cells it comes from, size by size, and that of its overhead."""
 
     series: Series
     cells: tuple[Measured, ...]
+    overhead: Measured | None = None
 
     @property
     def case(self) -> Case:
@@ -195,10 +211,10 @@ def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]
         for members in _members(frame, axis, rule):
             chosen = [cells[i] for i in members]
             here = times.described(environment, chosen[0].record.cell.case.device)
-            overhead_us = _overhead_us(small[_near(chosen[0])], chosen[0])
+            overhead = _overhead(small[_near(chosen[0])], chosen[0])
             ceilings = limits.ceilings_of(here, chosen[0].record.cell.case.threads)
-            series = _series(axis, chosen, overhead_us, laws, ceilings)
-            found.append(SeriesCells(series=series, cells=tuple(chosen)))
+            series = _series(axis, chosen, overhead, laws, ceilings)
+            found.append(SeriesCells(series=series, cells=tuple(chosen), overhead=overhead))
     return found
 
 
@@ -248,8 +264,8 @@ def _near(cell: Measured) -> tuple[int, ...]:
     return cell.kind, case.batch, case.heads, case.kv_heads
 
 
-def _overhead_us(small: list[Measured], cell: Measured) -> tuple[float, ...] | None:
-    """Replicates of the overhead of the series that begins with the cell.
+def _overhead(small: list[Measured], cell: Measured) -> Measured | None:
+    """The overhead of the series that begins with the cell.
 
     `small` are those near it with next to nothing to do: n = 1, or a decode step after a few
     tokens. Of the same sizes but n; else of another head dim. Not of a wider layer: for one token
@@ -262,13 +278,13 @@ def _overhead_us(small: list[Measured], cell: Measured) -> tuple[float, ...] | N
 
     same = [one for one in small if dims(one) == dims(cell)]
     first = min(same or small, key=lambda c: (c.record.cell.case.seq_len, dims(c)), default=cell)
-    return None if first is cell or dims(first)[2] > dims(cell)[2] else first.times_us
+    return None if first is cell or dims(first)[2] > dims(cell)[2] else first
 
 
 def _series(
     axis: Axis,
     cells: list[Measured],
-    overhead_us: tuple[float, ...] | None,
+    overhead: Measured | None,
     laws: Laws,
     ceilings: limits.Ceilings,
 ) -> Series:
@@ -282,7 +298,8 @@ def _series(
         same=same_text(first.case, axis),
         sizes=tuple([_size(cell.record.cell.case, axis) for cell in cells]),
         times_us=tuple([cell.times_us for cell in cells]),
-        overhead_us=overhead_us,
+        overhead_us=overhead.times_us if overhead else None,
+        overhead_allowed_us=_overhead_allowed_us(overhead) if overhead else None,
         law=laws.of(first.impl, "time", first.case),
         kernels=tuple([known.get("kernel") for known in metrics]),
         working_set_bytes=tuple(
@@ -290,13 +307,18 @@ def _series(
         ),
         cache_bytes=ceilings.cache_bytes,
         doubts=tuple([cell.doubt for cell in cells]),
-        excess=tuple([times.excess(c.record) if c.doubt and c.times_us else 1.0 for c in cells]),
+        allowed_us=tuple([cell.allowed_us for cell in cells]),
         # Time to start the kernels of the smallest size one after another, per call or token.
         least_overhead_us=kernels * launch_us / (first.case.new_tokens or 1)
         if kernels and launch_us
         else None,
         enqueue_us=tuple([known.get("enqueue_us") for known in metrics]),
     )
+
+
+def _overhead_allowed_us(cell: Measured) -> times.Interval | None:
+    """What an overhead may be: one of which nothing is known is no more than was ever seen."""
+    return cell.allowed_us if cell.is_known else (0.0, max(cell.times_us))
 
 
 def _size(case: Case, axis: Axis) -> float:

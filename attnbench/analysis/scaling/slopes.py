@@ -26,6 +26,7 @@ _SEED = 20_260
 # beforehand helps: one cell measured in fresh processes spreads by 1.4 to 2.6 % on a shared machine
 # with one thread, which replicates within one process do not show. It counts as four residuals.
 USUAL_SCATTER, USUAL_FREEDOM = 0.02, 4
+USUAL_WIDTH = 2 * USUAL_SCATTER  # of the half of an interval that holds this scatter alone
 # At a changepoint the constant changes, by a tenth at least, and departs from what the scatter of
 # the rest allows by so many standard errors; fewer where the kernel's name changes there. One that
 # is only this likely is not taken out, but a refutation must stand if it were.
@@ -89,6 +90,22 @@ class Replicates:
         return found
 
 
+def beyond(known: Sequence[Floats], allowed: Sequence[Any]) -> tuple[Floats, Floats]:
+    """Factors by which times may be shorter, and longer, than is known otherwise; 1 if not.
+
+    `known` are median, low and high of the replicates; `allowed`, in their shape, has the ends of
+    what each time may be, or None. These contain what processes differ by, which the scatter about
+    the line has as well.
+    """
+    middle, low, high = known
+    rows = allowed if middle.ndim > 1 else [allowed]
+    ends = np.array([[pair or (np.nan, np.nan) for pair in row] for row in rows])
+    least, most = ends[..., 0].reshape(middle.shape), ends[..., 1].reshape(middle.shape)
+    with np.errstate(divide="ignore"):  # a time that may be nothing
+        shorter = np.fmax(1.0, np.fmin(low, middle) / least / math.exp(USUAL_WIDTH))
+    return shorter, np.fmax(1.0, most / np.fmax(high, middle) / math.exp(USUAL_WIDTH))
+
+
 def estimates(middle: Floats, low: Floats, high: Floats) -> list[Uncertain]:
     """Values with their intervals; those with an end that is NaN have none."""
     rows = zip(middle.tolist(), low.tolist(), high.tolist(), strict=True)
@@ -117,8 +134,9 @@ class LogData:
 
     `y_other` are the times less the most that an unmeasured overhead may be, `y` where it is
     measured. `amplified` is by how much subtracting the overhead magnifies relative errors.
-    `switched` says where the kernel's name changes before the next size. `excess` is the logarithm
-    of the factor by which a time may be too long.
+    `switched` says where the kernel's name changes before the next size. By `too_long` a time may
+    lie above the truth beyond what its replicates show, by `too_short` below it: what other work
+    may have taken, which no repetition averages out.
     """
 
     x: Floats
@@ -128,7 +146,26 @@ class LogData:
     weight: Floats
     amplified: Floats
     switched: NDArray[np.bool_]
-    excess: Floats
+    too_long: Floats
+    too_short: Floats
+
+    def reach(self, coefficients: Floats) -> tuple[Floats, Floats]:
+        """By how much less and more Σ coefficient · y may be: each time at one of its ends."""
+        up, down = np.maximum(coefficients, 0.0), np.maximum(-coefficients, 0.0)
+        less = (up * self.too_long + down * self.too_short).sum(1)
+        return less, (up * self.too_short + down * self.too_long).sum(1)
+
+    def precision(self) -> Floats:
+        """Relative half-widths of what is known of each time, but for the usual scatter."""
+        low, high = np.quantile(self.y_drawn, (0.025, 0.975), axis=2, method="nearest")
+        known: Floats = (self.too_long + self.too_short + high - low) / 2
+        return known
+
+    def unexplained(self, rest: Floats) -> Floats:
+        """Σ of squares of what the times' own ranges leave of distances from a line."""
+        beyond: Floats = rest - np.clip(rest, -self.too_short, self.too_long)
+        squares: Floats = (beyond**2).sum(1)
+        return squares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +175,17 @@ class _Split:
     slope: Floats
     coefficients: Floats  # S × K: the slope is their product with y
     spread: Floats  # Σ (x − mean of its group)²
-    residual: Floats  # Σ of squares
+    rest: Floats  # S × K: y less the line
     change: Floats
+    change_coefficients: Floats  # S × K: the change is their product with y
     change_leverage: Floats  # variance of the change in units of the scatter's
     intercept: Floats  # of the upper group
+
+    @property
+    def residual(self) -> Floats:
+        """Σ of squares."""
+        squares: Floats = (self.rest**2).sum(1)
+        return squares
 
 
 def fit(data: LogData) -> list[Slope]:
@@ -152,19 +196,24 @@ def fit(data: LogData) -> list[Slope]:
     the sizes around the line. Within one process the replicates say nothing about what differs
     from one process to the next, and that is most of it; the scatter holds it, and whatever the
     line does not describe. Its variance is moderated by the usual one, as in Smyth, "Linear models
-    and empirical Bayes methods" (2004), since a few residuals may agree by chance. The slope of the
+    and empirical Bayes methods" (2004), since a few residuals may agree by chance. Around both lies
+    what the times may be off by beyond their replicates: a slope is linear in the logarithms, so
+    that its extremes are sums at the ends of their ranges, and scatter that the ranges explain does
+    not count a second time. The slope of the
     top octave is a fact about its own sizes, whatever line the others follow: there the scatter is
     that of each size about the chord of its neighbours.
     """
     after, log, least, most = _changepoints(data)
     chosen = _split(data, after)
     freedom = data.weight.sum(1) - 2 - (after >= 0)
-    whole = _line(data, chosen.coefficients, _half(data, chosen.residual, freedom, chosen.spread))
+    half = _half(data, data.unexplained(chosen.rest), freedom, chosen.spread)
+    whole = _line(data, chosen.coefficients, half)
     coefficients, spread, change_in_top = _top(data, after)
     beyond = (np.arange(data.x.shape[1]) > after[:, None]) & (after[:, None] >= 0)
     level = data.y - np.where(beyond, log[:, None], 0.0)  # the changepoint taken out
-    local, pieces = local_residual(data.x, level, data.weight)
-    top = _line(data, coefficients, _half(data, local, pieces, spread))
+    local, pieces = local_residual(data, level)
+    top_half = _half(data, local, pieces, spread)
+    top = _line(data, coefficients, top_half)
     columns = {
         "octaves": _octaves(data, after),
         "intercept": chosen.intercept,
@@ -174,8 +223,11 @@ def fit(data: LogData) -> list[Slope]:
         "lowest": np.fmin(whole[1], least),
         "highest": np.fmax(whole[2], most),
         "curvature": _curvature_sign(data, level, freedom),
-        "lower": _most(chosen.coefficients, data.excess),
-        "higher": _most(-chosen.coefficients, data.excess),
+        "precision": data.precision(),
+        "scatter": half,
+        "weights": np.abs(chosen.coefficients),
+        "top_scatter": top_half,
+        "top_weights": np.abs(coefficients),
     }
     rows = zip(*(values.tolist() for values in columns.values()), strict=True)
     lines = [
@@ -186,14 +238,6 @@ def fit(data: LogData) -> list[Slope]:
         Slope(exponent=slope, top=end if slope else None, **dict(zip(columns, row, strict=True)))
         for slope, end, row in zip(*lines, rows, strict=True)
     ]
-
-
-def _most(coefficients: Floats, excess: Floats) -> Floats:
-    """The most that the slope may change by if each time is shorter by its excess, or is not."""
-    raises = coefficients > 0  # an excess may be infinite
-    changes = np.multiply(coefficients, excess, where=raises, out=np.zeros_like(coefficients))
-    most: Floats = changes.sum(1)
-    return most
 
 
 def _half(data: LogData, residual: Floats, freedom: Floats, spread: Floats) -> Floats:
@@ -238,12 +282,14 @@ def _split(data: LogData, after: NDArray[np.int64]) -> _Split:
     coefficients = ratio(around, spread[:, None])
     slope = (coefficients * data.y).sum(1)
     x_step = x_mean[0] - x_mean[1]
+    sides = [ratio(group, n[:, None]) for group, n in zip(groups, counts, strict=True)]
     return _Split(
         slope=slope,
         coefficients=coefficients,
         spread=spread,
-        residual=((centred - slope[:, None] * around) ** 2).sum(1),
+        rest=centred - slope[:, None] * around,
         change=y_mean[0] - y_mean[1] - slope * x_step,
+        change_coefficients=sides[0] - sides[1] - coefficients * x_step[:, None],
         change_leverage=ratio(1.0, counts[0]) + ratio(1.0, counts[1]) + ratio(x_step**2, spread),
         intercept=y_mean[0] - slope * x_mean[0],
     )
@@ -254,10 +300,10 @@ def _changepoints(data: LogData) -> tuple[NDArray[np.int64], Floats, Floats, Flo
 
     With the ends of the exponent's interval whichever likely changepoint were taken out.
     At each interval in turn the line gets another constant beyond it; the interval where that
-    constant is surest is the changepoint, if it is sure at all, and describes the series better
-    than curvature does. Four sizes at least. A smallest size above the line of the others is the
-    effect of an overhead or of terms of lower order, and no changepoint unless the kernel changes
-    there.
+    constant is surest is the changepoint, if it is sure at all whatever the times are within their
+    ranges, and describes the series better than curvature does. Four sizes at least. A smallest
+    size above the line of the others is the effect of an overhead or of terms of lower order, and
+    no changepoint unless the kernel changes there.
     """
     series, sizes = data.x.shape
     best, log = np.zeros(series), np.zeros(series)
@@ -279,7 +325,10 @@ def _changepoints(data: LogData) -> tuple[NDArray[np.int64], Floats, Floats, Flo
         least = np.where(likely, np.fmin(least, split.slope - half), least)
         most = np.where(likely, np.fmax(most, split.slope + half), most)
         needed = np.where(data.switched[:, index], CHANGE_SURE_SWITCHED, CHANGE_SURE)
-        better = possible & (freedom >= 1) & (sure > needed) & (sure > best)
+        less, more = data.reach(split.change_coefficients)
+        explained = np.where(split.change > 0, less, more)
+        certain = sure * (1 - np.nan_to_num(ratio(explained, np.abs(split.change))))
+        better = possible & (freedom >= 1) & (certain > needed) & (sure > best)
         better &= split.residual < curved
         best = np.where(better, sure, best)
         after = np.where(better, index, after)
@@ -313,7 +362,9 @@ def _line(data: LogData, coefficients: Floats, half: Floats) -> tuple[Floats, Fl
     draws = drawn.shape[1]
     low, high = drawn[:, int(0.025 * draws)], drawn[:, -1 - int(0.025 * draws)]
     low = np.minimum(np.minimum(slope, other) - half, low)
-    return slope, low, np.maximum(np.maximum(slope, other) + half, high)
+    high = np.maximum(np.maximum(slope, other) + half, high)
+    less, more = data.reach(coefficients)
+    return slope, low - less, high + more
 
 
 def _octaves(data: LogData, after: NDArray[np.int64]) -> Floats:
@@ -335,18 +386,27 @@ def ratio(above: Any, below: Any) -> Floats:
     return found
 
 
-def local_residual(x: Floats, level: Floats, weight: Floats) -> tuple[Floats, Floats]:
+def local_residual(data: LogData, level: Floats) -> tuple[Floats, Floats]:
     """Sum of squares of each size about the chord of its neighbours, scaled to the scatter; count.
 
     The pseudo-residuals of Gasser, Sroka and Jennen-Steinmetz, "Residual variance and residual
-    pattern in nonlinear regression" (1986).
+    pattern in nonlinear regression" (1986); less what the times' ranges explain.
     """
-    order = np.argsort(-weight, axis=1, kind="stable")  # what counts first, still ascending
-    x, y, w = (np.take_along_axis(a, order, axis=1) for a in (x, level, weight))
+    order = np.argsort(-data.weight, axis=1, kind="stable")  # what counts first, still ascending
+    x, y, w, long, short = (
+        np.take_along_axis(a, order, axis=1)
+        for a in (data.x, level, data.weight, data.too_long, data.too_short)
+    )
     if x.shape[1] < 3:
         return np.zeros(len(x)), np.zeros(len(x))
     share = np.nan_to_num(ratio(x[:, 2:] - x[:, 1:-1], x[:, 2:] - x[:, :-2]))
-    off = share * y[:, :-2] + (1 - share) * y[:, 2:] - y[:, 1:-1]
+
+    def chord(of: Floats) -> Floats:
+        found: Floats = share * of[:, :-2] + (1 - share) * of[:, 2:]
+        return found
+
+    off = chord(y) - y[:, 1:-1]
+    off -= np.clip(off, -(chord(short) + long[:, 1:-1]), chord(long) + short[:, 1:-1])
     squares = w[:, 2:] * off**2 / (share**2 + (1 - share) ** 2 + 1)
     return squares.sum(1), w[:, 2:].sum(1)
 
