@@ -88,6 +88,7 @@ def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalog
             for cell in job.cells():
                 yield synthetic.ok(cell.case, cell.impl)
 
+    monkeypatch.setattr(LocalRunner, "start", lambda runner: None)
     monkeypatch.setattr(LocalRunner, "_ask", answer)
     monkeypatch.setattr(LocalRunner, "run", run)
 

@@ -102,10 +102,11 @@ def broken_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     assert "broken.py changed the default dtype; restored" in ran.stderr
     assert "Traceback" not in ran.stderr
     info = load_run(folder / "results" / "r").info
-    assert info["environment"]["ceilings"]["matmul_tflops"]["float32"] > 0
+    assert info["environment"]["ceilings"]["1"]["matmul_tflops"]["float32"] > 0
     pids = (folder / "broken.pids").read_text().split()
-    # One that plans; in the first pass one more for each death, of garbage two; the second pass.
-    assert len(pids) == len(set(pids)) == 1 + (1 + 1 + 2 + 1) + 1
+    # One that plans; in the first pass one more for each death, of garbage two; the ceilings; the
+    # second pass.
+    assert len(pids) == len(set(pids)) == 1 + (1 + 1 + 2 + 1) + 1 + 1
     rows = exported(folder / "results" / "r")
     return {(row["impl"], row["seq_len"]): row for row in rows}
 
@@ -158,7 +159,8 @@ class Sweep:
             self.process.kill()  # it must not outlive the tests
             raise
         assert self.process.poll() is None, "it ended before it was caught"
-        (self._worker,) = psutil.Process(self.process.pid).children()
+        self._workers = psutil.Process(self.process.pid).children(recursive=True)
+        assert self._workers
 
     def complete_lines(self) -> bytes:
         """What is stored so far, up to the last whole record."""
@@ -167,11 +169,11 @@ class Sweep:
         return text[: text.rfind(b"\n") + 1]
 
     def worker_has_ended(self) -> bool:
-        """True where the worker's process is gone, or waits only for someone to collect it."""
-        try:
-            return bool(self._worker.status() == psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return True
+        """True where its processes are gone, or wait only for someone to collect them."""
+        return not any(
+            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+            for process in self._workers
+        )
 
 
 def wait_until(holds: Callable[[], bool], within_s: float = 60) -> None:
@@ -218,7 +220,9 @@ def test_resume_measures_what_is_missing_and_repairs_a_half_written_line(
     assert Counter(record.cell.case.seq_len for record in records) == {
         8 * (i + 1): 1 for i in range(PLANNED)
     }
-    assert "wall_s" in load_run(killed_copy).info["spent"]
+    info = load_run(killed_copy).info
+    assert "wall_s" in info["spent"]
+    assert info["environment"]["ceilings"]["1"]["matmul_tflops"]["float32"] > 0
 
 
 @pytest.mark.usefixtures("imagined_worker")

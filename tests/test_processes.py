@@ -16,11 +16,16 @@ def keys(path):
 
 @pytest.mark.usefixtures("imagined_worker")
 class TestPlanned:
-    def test_each_cell_is_measured_once_in_each_process_and_is_one_row(self, cli: Cli, tmp_path):
+    def test_each_cell_is_measured_once_in_each_process_and_is_one_row(
+        self, cli: Cli, tmp_path, monkeypatch
+    ):
+        renewed: list[LocalRunner] = []
+        monkeypatch.setattr(LocalRunner, "renew", lambda runner: renewed.append(runner))
         result = cli("sweep", *AXES, "--processes", 3, "--output", tmp_path, "--name", "r")
         assert result.exit_code == 0, result.stderr
         assert "4 cells, each 3 times, in 3 processes" in result.stderr
         assert "[12/12]" in result.stderr
+        assert len(renewed) == 3, "between passes, and at the end"
         path = tmp_path / "r"
         expected = [(n, impl, p) for p in range(3) for n in (16, 32) for impl in ("naive", "sdpa")]
         assert sorted(keys(path)) == sorted(expected)

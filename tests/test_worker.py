@@ -1,14 +1,19 @@
-"""What a worker says where it cannot even begin to measure."""
+"""Workers: how they begin and end, and what they say where they cannot even begin to measure."""
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attnbench.execution.process import Settings, Worker
+from attnbench.errors import WorkerError
+from attnbench.execution.process import CAN_FORK, Server, Settings, Worker
+from attnbench.execution.runner import LocalRunner
 from attnbench.measure.clock import CaptureError
 from attnbench.schema.case import Case
-from attnbench.schema.messages import Measure, Ready
-from attnbench.worker import __main__ as worker
+from attnbench.schema.messages import Describe, Done, Measure, Ready
+from attnbench.worker import serving
 from attnbench.worker.measuring import Instruments
 
 FAILURES: dict[str, tuple[Exception, str, str]] = {
@@ -42,7 +47,7 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
     cases = [Case(seq_len=length) for length in (8, 16, 32)]
     cells = tuple((case, ("a", "b")) for case in cases)
     emitted: list[Any] = []
-    worker._serve(
+    serving._serve(
         Measure(groups=(cells[:2], cells[2:]), seed=0, precision=1, min_time_s=0, max_time_s=1),
         NoHeartbeat(),  # type: ignore[arg-type]
         emitted.append,
@@ -61,3 +66,77 @@ def test_an_idle_worker_ends_when_its_runner_closes_the_pipe():
         assert isinstance(started.event(120), Ready)
         started.line.close()
         assert started.ended(30) == 0
+
+
+KERNEL = """
+import os, pathlib, subprocess, time, torch
+from attnbench.api import attention
+sleeper = subprocess.Popen(["sleep", "1000"])
+threads = len(os.listdir("/proc/self/task"))
+pathlib.Path(__file__).with_suffix(f".{os.getpid()}").write_text(f"{sleeper.pid} {threads}")
+attention("mine")(lambda q, k, v, *, causal, scale: os._exit(7))
+"""
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # gone
+        return False
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory) -> tuple[dict[int, tuple[int, int]], list[Any], int]:
+    """Two workers that were forked one after the other: by id a process of each and its threads."""
+    file = tmp_path_factory.mktemp("forked") / "k.py"
+    file.write_text(KERNEL)
+    settings = Settings(device="cpu", files=(str(file),))
+    with Server(settings) as server:
+        events = []
+        for _ in range(2):
+            with Worker(settings, "cpu", server) as started:
+                events.append(started.event(120))
+                started.send(Describe("cpu"))
+                started.event(120)
+                events.append(started.event(120))
+        server.ask("kill", 1)  # none of its own
+        server_id = server._child.process.pid
+    found = {int(x.suffix[1:]): x.read_text().split() for x in file.parent.glob("k.*[0-9]")}
+    return {i: (int(a), int(b)) for i, (a, b) in found.items()}, events, server_id
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="no forking here")
+class TestForked:
+    def test_each_worker_is_a_process_that_loads_the_files_itself_and_serves(self, forked):
+        found, events, server = forked
+        assert len(found) == 2
+        assert server not in found
+        assert [type(event) for event in events] == [Ready, Done] * 2
+
+    def test_nothing_has_been_computed_before_the_fork(self, forked):
+        """The main thread and the one that reads requests: a pool of threads dies in a fork."""
+        found, _, _ = forked
+        assert {threads for _, threads in found.values()} <= {1, 2}
+
+    def test_a_worker_that_has_ended_leaves_nothing_behind(self, forked):
+        found, _, server = forked
+        assert not [x for i, (sleeper, _) in found.items() for x in (i, sleeper) if lives(x)]
+        assert not lives(server)
+
+    def test_a_server_that_is_lost_is_replaced(self):
+        with LocalRunner(Settings(device="cpu")) as runner:
+            runner.worker()
+            assert runner._server is not None
+            os.kill(runner._server._child.process.pid, signal.SIGKILL)
+            assert runner.worker().event(30) is None
+            assert runner.worker().ended() == -signal.SIGKILL
+            runner.close()
+            assert runner.catalogue().device == "cpu"
+
+    def test_a_server_that_cannot_begin_says_why(self, tmp_path, monkeypatch):
+        (tmp_path / "torch.py").write_text("raise ImportError('no such luck')")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        with LocalRunner(Settings(device="cpu")) as runner:
+            says = r"ended before it measured anything \(exit code 1\): ImportError: no such luck"
+            with pytest.raises(WorkerError, match=says):
+                runner.catalogue()

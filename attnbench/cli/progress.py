@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Self
 
@@ -83,6 +84,11 @@ class SweepDisplay(_Display, Listener):
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
         self._count = self._total = 0
+
+    def starting(self) -> None:
+        """Load meanwhile what lines and the table at the end are made with."""
+        importlib.import_module("attnbench.analysis.highlights")
+        importlib.import_module("attnbench.report.tables")
 
     def planned(self, plan: Plan, path: Path | None) -> None:
         """Say what will be done; for a dry run, list it."""

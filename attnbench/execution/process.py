@@ -7,6 +7,7 @@ import math
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -170,7 +171,7 @@ class Line:
 
 
 class Child:
-    """`python -m MODULE CONFIG`, which leads a session of its own.
+    """`python -m MODULE CONFIG`, that as JSON, which leads a session of its own.
 
     It talks through `lines`, one or, where it forks, one for each process; what it prints goes to
     the first one's standard error. It also gets the descriptors that are `shared`.
@@ -179,7 +180,7 @@ class Child:
     def __init__(
         self,
         module: str,
-        config: msgspec.Struct,
+        config: msgspec.Struct | Sequence[int],
         settings: Settings,
         lines: Sequence[Line],
         *shared: int,
@@ -214,28 +215,104 @@ class Child:
         self.process.wait()
 
 
+_WORKER = "attnbench.worker"
+CAN_FORK = sys.platform == "linux"  # elsewhere forking after importing a BLAS is not safe
+_START_TIMEOUT_S = 120.0
+
+
+class Server(contextlib.AbstractContextManager["Server"]):
+    """A process that imports torch once, and then forks each worker. Use as a context manager.
+
+    It starts in the background: who asks first waits. All its workers share an address layout.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        with contextlib.ExitStack() as begun:
+            self.line = begun.enter_context(contextlib.closing(Line()))
+            self._control, theirs = socket.socketpair()
+            begun.callback(self._control.close)
+            self._control.settimeout(_START_TIMEOUT_S)
+            with theirs:
+                end = theirs.fileno()
+                self._child = Child(_WORKER, [end], settings, [self.line], end)
+            begun.callback(self.ended)
+            self._held = begun.pop_all()
+
+    def ask(self, what: str, process: int = 0, within_s: float = 0, *ends: int) -> int | None:
+        """What `attnbench.worker.forking` answers.
+
+        Raises:
+            ConnectionError: the server has ended.
+        """
+        socket.send_fds(self._control, [encode([what, process, within_s])], ends)
+        answer = self._control.recv(1 << 10)
+        if not answer:
+            raise ConnectionResetError(f"the server of {_WORKER} has ended")
+        return decode(answer, int | None)  # type: ignore[arg-type]
+
+    def lives(self) -> bool:
+        """False once it has ended, and its workers with it."""
+        return self._child.process.poll() is None
+
+    def ended(self) -> int | None:
+        """End it; its exit code, or None if it had to be killed."""
+        self._control.close()
+        return self._child.ended()
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+
+class Forked:
+    """A process that a server forks, to which it hands the descriptors; ended as a `Child` is."""
+
+    def __init__(self, server: Server, ends: Sequence[int]) -> None:
+        self._server = server
+        self._id = server.ask("fork", 0, 0, *ends) or 0
+
+    def ended(self, within_s: float = _GRACE_S) -> int | None:
+        """The exit code of one whose pipes are closed; None if it had to be killed."""
+        try:
+            returncode = self._server.ask("await", self._id, within_s)
+        except ConnectionError:
+            return -signal.SIGKILL  # with its server
+        if returncode is None:
+            self.kill()
+        return returncode
+
+    def kill(self) -> None:
+        """End the process now, and whatever it started."""
+        with contextlib.suppress(OSError):
+            self._server.ask("kill", self._id)
+
+
 _FROM_SETTINGS = ("threads", "files", "replace", "root", "other_root")
 
 
 class Worker(contextlib.AbstractContextManager["Worker"]):
-    """One worker process, its line and its heartbeat. Use as a context manager."""
+    """One worker process, its line and its heartbeat. Use as a context manager.
 
-    def __init__(self, settings: Settings, device: str) -> None:
+    Without a server it is started from nothing.
+    """
+
+    def __init__(self, settings: Settings, device: str, server: Server | None = None) -> None:
         with contextlib.ExitStack() as begun:
             file = begun.enter_context(tempfile.TemporaryFile()).fileno()
             self.heartbeat = Heartbeat(file)
             begun.callback(self.heartbeat.close)
             self.line = Line()
             begun.callback(self.line.close)
-            config = WorkerConfig(
-                ends=self.line.ends,
-                device=device,
-                heartbeat=file,
-                **{name: getattr(settings, name) for name in _FROM_SETTINGS},
-            )
-            child = Child("attnbench.worker", config, settings, [self.line], file)
+            ends = [self.line.ends.read, self.line.ends.write, self.line.ends.stderr, file]
+            child: Child | Forked
+            if server is None:
+                child = Child(_WORKER, ends, settings, [self.line], file)
+            else:
+                child = Forked(server, ends)
+                self.line.hand_over()
             begun.callback(child.kill)
             self.ended, self.send = child.ended, self.line.send
+            given = {name: getattr(settings, name) for name in _FROM_SETTINGS}
+            self.send(WorkerConfig(device=device, **given))
             self._held = begun.pop_all()
 
     def event(self, timeout_s: float) -> Event | None:

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from attnbench.errors import UsageError, WorkerError
-from attnbench.execution.process import GARBLED, GarbledError, Settings, Worker, ending
+from attnbench.execution.process import (
+    CAN_FORK,
+    GARBLED,
+    GarbledError,
+    Server,
+    Settings,
+    Worker,
+    ending,
+)
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
 from attnbench.schema.case import Case
@@ -218,6 +226,24 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         self.watch = watch
         self._device = settings.device
         self._idle: Worker | None = None
+        self._server: Server | None = None
+
+    def start(self) -> None:
+        """Begin to import what workers need, in the background, unless that is done.
+
+        Workers are then forked: each is a fresh process all the same.
+        """
+        if self._server is not None and not self._server.lives():
+            self.renew()
+        if self._server is None and CAN_FORK:
+            self._server = Server(self.settings)
+
+    def renew(self) -> None:
+        """Let the workers from now on have another address layout than those before."""
+        self.close()
+        if self._server is not None:
+            self._server.__exit__()
+            self._server = None
 
     def catalogue(self) -> messages.Catalogue:
         """Names, capabilities and the machine; fixes the device where it was `auto`.
@@ -293,7 +319,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             self._idle = None
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.renew()
 
     def _measure_request(self, job: Job, remaining: list[Key]) -> Measure:
         """What remains of a job, in its groups."""
@@ -327,13 +353,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         except GarbledError as err:
             raise WorkerError(_UNREADABLE) from err
         if event is None:
-            code = worker.ended()
-            how = "it closed the pipe to us" if code is None else ending(code)
-            words = worker.line.last_words()
-            raise WorkerError(
-                f"a worker ended before it measured anything ({how})"
-                + (f": {words}" if words else f"; it was started with {sys.executable}")
-            )
+            raise _ended_early(worker)
         if isinstance(event, messages.Failed):
             raise (UsageError if event.usage else WorkerError)(event.message)
         return event
@@ -343,7 +363,11 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         if self._idle is None:
             begin = time.perf_counter()
             try:
-                self._idle = Worker(self.settings, self._device)
+                self.start()
+                self._idle = Worker(self.settings, self._device, self._server)
+            except ConnectionError as err:
+                assert self._server is not None, "there is nobody else to connect to"
+                raise _ended_early(self._server) from err
             except OSError as err:
                 raise WorkerError(f"a worker cannot be started ({err})") from err
             ready = self._wait(self._idle)
@@ -353,3 +377,12 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             self.user_names = list(itertools.chain(*ready.own))
             self.start_up_s += time.perf_counter() - begin
         return self._idle
+
+
+def _ended_early(process: Worker | Server) -> WorkerError:
+    code, words = process.ended(), process.line.last_words()
+    how = "it closed the pipe to us" if code is None else ending(code)
+    return WorkerError(
+        f"a worker ended before it measured anything ({how})"
+        + (f": {words}" if words else f"; it was started with {sys.executable}")
+    )

@@ -46,6 +46,9 @@ _Part = tuple[tuple[str, str], int]  # a cell's key, and the process it was meas
 class Listener:
     """Who watches a sweep; this one does nothing. Called by the runner, never while timing."""
 
+    def starting(self) -> None:
+        """Workers import torch: for two seconds there is nothing else to do."""
+
     def planned(self, plan: Plan, path: Path | None) -> None:
         """The plan is made; `path` is where records go, None for a dry run."""
 
@@ -82,6 +85,8 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
     if request.name is not None:
         check_name(request.name)
     with LocalRunner(request.settings, listener.working) as runner:
+        runner.start()
+        listener.starting()
         catalogue = _catalogue(runner, listener)
         check_names(request.sweeps, catalogue)
         for flag, given in (
@@ -96,21 +101,18 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         if dry_run:
             listener.planned(plan, None)
             return None
-        dtypes = sorted({cell.case.dtype for cell in plan.cells})
-        counts = sorted({cell.case.threads for cell in plan.cells})
-        ceilings = {str(threads): runner.ceilings(dtypes, threads) for threads in counts}
         info = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "attnbench": __version__,
             "options": request.options,
             "settings": asdict(request.settings),
-            "environment": catalogue.environment | {"ceilings": ceilings},
+            "environment": catalogue.environment,
             "implementations": msgspec.to_builtins(catalogue.implementations),
             "plan": [cell.to_json() for cell in plan.cells],
         }
         with RunWriter.create(request.output, request.name, info) as writer:
             listener.planned(plan, writer.path)
-            runner.close()  # it planned, and multiplied for the ceilings: cells get fresh processes
+            runner.close()  # it planned: cells get fresh processes
             _measure(plan, runner, writer, listener, begin)
             return writer.path
 
@@ -211,23 +213,41 @@ def _measure(
     for record in plan.decided:
         writer.append(record)
         listener.recorded(record)
+    info = load_info(writer.path)
     spent: dict[str, float] = {}
     failed: set[tuple[str, str]] = set()
     for process, cells in enumerate(plan.passes):
-        jobs = tuple(jobs_of(cell for cell in cells if cell.key not in failed))
-        for found in runner.run(jobs):
-            record = replace(found, process=process)
-            writer.append(record)
-            listener.recorded(record)
-            if record.status != "ok":
-                failed.add(record.cell.key)  # it stays failed: no need to wait for it again
-            for stage, seconds in record.spent_s.items():
-                spent[stage] = spent.get(stage, 0.0) + seconds
+        if process:
+            runner.renew()  # the processes of a cell are to have nothing in common
+        for job in jobs_of(cell for cell in cells if cell.key not in failed):
+            for found in runner.run([job]):
+                record = replace(found, process=process)
+                writer.append(record)
+                listener.recorded(record)
+                if record.status != "ok":
+                    failed.add(record.cell.key)  # it stays failed: no need to wait for it again
+                for stage, seconds in record.spent_s.items():
+                    spent[stage] = spent.get(stage, 0.0) + seconds
+            if "ceilings" not in info["environment"]:  # they can wait for the first times
+                started = time.perf_counter()
+                info["environment"]["ceilings"] = _ceilings(info, runner)
+                spent["ceilings"] = time.perf_counter() - started
+                write_info(writer.path, info)
     spent |= {"start-up": runner.start_up_s, "wall_s": time.perf_counter() - begin}
-    info = load_info(writer.path)
     before = info.get("spent", {})
     total = {name: round(before.get(name, 0.0) + seconds, 3) for name, seconds in spent.items()}
     write_info(writer.path, info | {"spent": total})
+
+
+def _ceilings(info: dict[str, Any], runner: LocalRunner) -> dict[str, Any]:
+    """By number of threads, what the device can do at most in the dtypes of the plan."""
+    older = unwritten(info)
+    cases = [Cell.from_json(row, older).case for row in info["plan"]]
+    dtypes = sorted({case.dtype for case in cases})
+    counts = sorted({case.threads for case in cases})
+    found = {str(threads): runner.ceilings(dtypes, threads) for threads in counts}
+    runner.close()
+    return found
 
 
 PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile  # torch.profiler's would load torch's compilers first
+from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -56,16 +58,16 @@ def profile_call(call: Callable[[], Any], device: str) -> Profiled:
     On CPU the profiler's memory events cover every allocation torch makes, those inside an op
     too; on CUDA the caching allocator's own statistics give the bytes.
     """
-    activities = [ProfilerActivity.CPU]
     if device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
         make_matmul_workspaces()
     with collector_off():
         if device == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = _cuda_requested("current")
-        with profile(activities=activities, profile_memory=device == "cpu") as session:
+        on_cpu = device == "cpu"
+        use_device = None if on_cpu else device
+        with profile(use_kineto=True, use_device=use_device, profile_memory=on_cpu) as session:
             result = call()
             if device == "cuda":
                 torch.cuda.synchronize()
@@ -103,7 +105,7 @@ def call_kept(call: Callable[[], Any], device: str) -> tuple[Any, int]:
 
     with collector_off():
         if device != "cuda":
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
+            with profile(use_kineto=True, profile_memory=True) as session:
                 result = call_and_collect()
             return result, _cpu_bytes(_tree(session))[1]
         make_matmul_workspaces()
@@ -135,7 +137,7 @@ def _cuda_requested(which: str) -> int:
 
 def _cuda_kernels(session: profile) -> list[str]:
     cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
-    events = session.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = session.kineto_results.events()  # type: ignore[union-attr]
     ran = sorted(
         (e.start_ns(), e.name())
         for e in events
@@ -145,7 +147,7 @@ def _cuda_kernels(session: profile) -> list[str]:
 
 
 def _tree(session: profile) -> list[Any]:
-    tree: list[Any] = session.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    tree: list[Any] = session.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
     return tree
 
 
@@ -207,6 +209,23 @@ def _cpu_kernels(event: Any, own: set[str]) -> list[str]:
     return [event.name, *inner] if event.name in own - set(inner) else inner
 
 
+@contextlib.contextmanager
+def _sparing_compilers(mode: Any) -> Iterator[None]:
+    """Let a dispatch mode work without torch's compilers, unless somebody has loaded them.
+
+    Torch imports them when a mode is first called, 1.7 s, to exclude its code from compilation.
+    """
+    function = getattr(mode.__torch_dispatch__, "__wrapped__", None)
+    if function is None or "torch._dynamo" in sys.modules:
+        yield
+        return
+    function.__dynamo_disable = function  # torch's own name for what it has found out
+    try:
+        yield
+    finally:
+        del function.__dynamo_disable
+
+
 FlopsSource = Literal["dispatched", "formula"]
 OpFormula = Callable[..., int]
 
@@ -228,7 +247,7 @@ def count_flops(
         if hasattr(torch.ops.aten, name)
     }
     counter = FlopCounterMode(display=False, custom_mapping=mapping)
-    with counter:
+    with _sparing_compilers(getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)), counter:
         call()
     counts = {
         str(op): flops for op, flops in counter.get_flop_counts().get("Global", {}).items() if flops
@@ -307,7 +326,7 @@ def watch_saved() -> Iterator[Saved]:
     A graph made while watching goes on calling back into Python: make another to be timed.
     """
     saved = Saved()
-    with saved_tensors_hooks(saved.pack, saved.unpack), saved:
+    with _sparing_compilers(Saved), saved_tensors_hooks(saved.pack, saved.unpack), saved:
         yield saved
         saved.count()
 

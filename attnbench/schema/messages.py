@@ -29,11 +29,9 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is started with; `heartbeat` is the descriptor of its file."""
+    """What a worker is told first: the files it loads, and in how many threads it computes."""
 
-    ends: Ends
     device: str
-    heartbeat: int
     threads: int | None = None
     files: tuple[str, ...] = ()
     replace: bool = False

@@ -8,9 +8,7 @@ not forked.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 
 from attnbench.base.jsontext import decode, encode
@@ -18,6 +16,7 @@ from attnbench.gate.protocol import ProcessEnded, RoundConfig, VariantConfig
 from attnbench.gate.server.variant import VariantProcess
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import remember, settle
+from attnbench.worker.forking import end_with_parent
 
 
 def main() -> None:
@@ -68,16 +67,6 @@ def _serve(config: RoundConfig, index: int) -> None:
 def _close(variant: VariantConfig) -> None:
     os.close(variant.ends.read)
     os.close(variant.ends.write)
-
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends, were it in the middle of a call.
-
-    Linux alone has that (prctl(2), PR_SET_PDEATHSIG); elsewhere a process ends with its pipe.
-    """
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,85 @@
+"""Forks processes that begin with everything imported, and with nothing computed yet.
+
+The one that forks holds no thread pool and no CUDA context, and loads nobody's files: what it
+shares with its processes is code. Each has its memory to itself, its group for what it starts, and
+ends when this one does. They share the address layout of this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+_POLL_S = 0.005
+
+
+def next_fork(control: int) -> list[int]:
+    """Serve requests on the socket `control`; return in each process that is forked, alone.
+
+    A request is [what, process, seconds]: `fork`, with the descriptors that the new process is to
+    have, and which are returned in it; `await` the end of a process for that long; `kill` it with
+    its group. The answers: its id; its exit code, negative for a signal, or null; null. When the
+    socket is closed, whatever lives is killed, and this process ends.
+    """
+    alive: set[int] = set()
+    with socket.socket(fileno=control) as line:
+        while True:
+            text, descriptors, *_ = socket.recv_fds(line, 1 << 10, 8, socket.MSG_CMSG_CLOEXEC)
+            if not text:
+                break
+            what, process, within_s = json.loads(text)
+            answer: int | None = None
+            if what == "fork":
+                answer = os.fork()
+                if not answer:
+                    os.setpgid(0, 0)
+                    end_with_parent()
+                    return descriptors
+                with contextlib.suppress(OSError):  # it has done so itself
+                    os.setpgid(answer, answer)
+                alive.add(answer)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            elif what == "await" and process in alive:
+                answer = _returncode(process, time.monotonic() + within_s)
+            elif process in alive:
+                alive.remove(process)
+                _kill(process)
+            line.send(json.dumps(answer).encode())
+    for process in alive:
+        _kill(process)
+    os._exit(0)
+
+
+def _returncode(process: int, deadline: float) -> int | None:
+    """How it ended; its id stays taken until it is killed, so that nobody else's group can be."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while (ended := os.waitid(os.P_PID, process, flags)) is None:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_POLL_S)
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _kill(process: int) -> None:
+    """End a process and whatever it started."""
+    for kill in (os.kill, os.killpg):
+        with contextlib.suppress(ProcessLookupError):  # it may have left its group
+            kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, were it in the middle of a call.
+
+    Linux alone has that (prctl(2), PR_SET_PDEATHSIG); elsewhere a process ends with its pipe.
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,0 +1,218 @@
+"""A worker: reads requests, writes events, ends with its runner.
+
+Requests and events are lines of JSON, the first of them a `WorkerConfig`. Whatever implementations
+print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import BinaryIO
+
+import torch
+
+from attnbench.api.loader import load_built_in, load_entry_points, load_file, load_side
+from attnbench.base.jsontext import decode, encode
+from attnbench.errors import AttnbenchError, ExitCode, WorkerError
+from attnbench.machine.facts import limit_memory
+from attnbench.machine.host import idlest_cpu
+from attnbench.machine.state import adopt, beyond_repair, pin, remember, restore_clocks, settle
+from attnbench.measure.ceilings import measure_ceilings
+from attnbench.schema.messages import (
+    NOBODY,
+    AskReasons,
+    CellMeasured,
+    Check,
+    Describe,
+    Diagnose,
+    Done,
+    Event,
+    Facts,
+    Failed,
+    Heartbeat,
+    ItemChecked,
+    Measure,
+    MeasureCeilings,
+    Ready,
+    Reasons,
+    Request,
+    Testing,
+    WorkerConfig,
+)  # fmt: skip
+from attnbench.schema.record import Cell, Record
+from attnbench.worker.catalogue import describe, reasons_against
+from attnbench.worker.diagnosis import diagnose
+from attnbench.worker.measuring import Entry, Instruments, check_item, measure_group
+from attnbench.worker.trial import classify, device_is_lost
+
+Emit = Callable[[Event], None]
+_LOST = 70
+
+
+def main(read: int, write: int, stderr: int, beat: int) -> None:
+    """Serve requests until there are no more; descriptors: `Ends`, and the heartbeat's file."""
+    for descriptor in (read, write):
+        os.set_inheritable(descriptor, False)
+    for stream in (1, 2):
+        os.dup2(stderr, stream)
+    os.close(stderr)
+    heartbeat = Heartbeat(beat)
+    os.close(beat)  # it is mapped
+    emit = _event_writer(write)
+    pipe = os.fdopen(read, "rb")
+    if not (line := pipe.readline()):
+        return  # nobody wants it any more
+    config = decode(line, WorkerConfig)
+    requests = _request_queue(pipe)
+    if config.device == "cpu" or not torch.cuda.is_available():
+        limit_memory()
+    remember(config.threads)
+    try:
+        warnings, names = _load(config)
+    except AttnbenchError as err:
+        emit(Failed(str(err), err.exit_code == ExitCode.USAGE))
+        return
+    emit(Ready(tuple(warnings), tuple(names)))
+    while True:
+        _serve(requests.get(), heartbeat, emit)
+        heartbeat.write(NOBODY, NOBODY, "idle")
+        emit(Done())
+
+
+def _load(config: WorkerConfig) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Import implementations; return warnings, and the names that each of the user's files has.
+
+    Of two versions of a repository only that one is loaded: what is installed by entry points
+    may be the other, in editable mode.
+    """
+    load_built_in()
+    settle()
+    if config.root is not None:
+        names = [tuple(load_side(config.files, config.root, config.other_root))]
+        adopt(folder=True)
+        return _put_back(", ".join(config.files)), names
+    warnings = load_entry_points() + _put_back("an installed package")
+    names = []
+    for file in config.files:
+        names.append(tuple(load_file(file, replace=config.replace)))
+        warnings += _put_back(file)
+    return warnings, names
+
+
+def _put_back(who: str) -> list[str]:
+    """Put back what loading changed; return a warning that says so, if anything.
+
+    Raises:
+        WorkerError: something cannot be put back.
+    """
+    adopt()
+    changed = restore_clocks() + settle()
+    if lasting := beyond_repair():
+        raise WorkerError(f"loading {who} changed {lasting}, which attnbench could not restore")
+    if not changed:
+        return []
+    return [f"loading {who} changed {', '.join(changed)}; restored"]
+
+
+def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
+    match request:
+        case Describe(device):
+            emit(describe(device))
+        case AskReasons(cases, names):
+            reasons = reasons_against(cases, names)
+            restore_clocks()  # `supports` is anyone's code, too
+            settle()
+            emit(Reasons(reasons))
+        case MeasureCeilings(device, dtypes, threads):
+            settle(threads if device == "cpu" else None)
+            emit(Facts(measure_ceilings(device, list(dtypes))))
+        case Diagnose(device):
+            emit(Facts(diagnose(device, lambda test: emit(Testing(test)))))
+        case Measure():
+            _measure(request, heartbeat, emit)
+        case Check(items, seed):
+            for index, item in enumerate(items):
+                heartbeat.write(index, 0, "check")
+                found = check_item(item.case, item.impl, item.draw, seed)
+                emit(ItemChecked(index, item.impl, **found))
+                _end_if_lost(found["status"])
+
+
+class _Reporter:
+    """Says on the heartbeat what the worker is at, and on the pipe what became of each cell."""
+
+    def __init__(self, entries: list[Entry], heartbeat: Heartbeat, emit: Emit) -> None:
+        self._impls = {entry.index: entry.impls for entry in entries}
+        self._heartbeat, self._emit = heartbeat, emit
+
+    def at(self, case: int, impl: str | None, stage: str) -> None:
+        number = NOBODY if impl is None else self._impls[case].index(impl)
+        self._heartbeat.write(case, number, stage)
+
+    def record(self, case: int, record: Record) -> None:
+        self._emit(CellMeasured(case, record))
+        _end_if_lost(record.status)
+
+
+def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
+    numbers = itertools.count()
+    groups = [
+        [Entry(index=next(numbers), case=case, impls=impls) for case, impls in group]
+        for group in request.groups
+    ]
+    entries = list(itertools.chain.from_iterable(groups))
+    if entries[0].case.device == "cpu":
+        settle(entries[0].case.threads)  # all have the same
+        # Beside two processes that spin and sleep on two cores, 42 % of the medians of a pinned one
+        # were within 25 % of the quiet ones, 23 % of another's; quiet it makes no difference.
+        if entries[0].case.threads == 1 and (cpu := idlest_cpu()) is not None:
+            pin(cpu)
+    reporter = _Reporter(entries, heartbeat, emit)
+    try:
+        instruments = Instruments.of(request, entries[0].case.device)
+        stream = instruments.stream()
+    except Exception as err:  # no memory for the flush, no graphs in this torch: no cell's fault
+        status, reason = classify(err, "set-up")
+        for entry in entries:
+            for impl in entry.impls:
+                cell = Cell(case=entry.case, impl=impl)
+                reporter.record(entry.index, Record(cell=cell, status=status, reason=reason))
+        return
+    with stream:
+        for group in groups:
+            measure_group(group, instruments, reporter)
+
+
+def _end_if_lost(status: str) -> None:
+    """Leave the rest to a fresh process if the device is lost to this one, or a setting is."""
+    if (status == "crashed" and device_is_lost()) or beyond_repair():
+        os._exit(_LOST)
+
+
+def _event_writer(descriptor: int) -> Emit:
+    stream = os.fdopen(descriptor, "wb", buffering=0)
+
+    def emit(event: Event) -> None:
+        # The first newline ends what someone else may have written.
+        rest = memoryview(b"\n" + encode(event) + b"\n")
+        while rest:
+            rest = rest[stream.write(rest) :]
+
+    return emit
+
+
+def _request_queue(pipe: BinaryIO) -> queue.Queue[Request]:
+    """Requests as they arrive. When the runner closes the pipe, or dies, this process ends."""
+    requests: queue.Queue[Request] = queue.Queue()
+
+    def read() -> None:
+        for line in pipe:
+            requests.put(decode(line, Request))  # type: ignore[arg-type]
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return requests
