@@ -1,7 +1,7 @@
-"""Evidence for the rules of attnbench: `python -m tests.validation timer|scaling|gate`.
+"""Evidence for the rules of attnbench: `python -m tests.validation timer|tools|scaling|gate`.
 
 `make validate PART=scaling` runs one part with its defaults. The parts keep what they found in a
-folder under results/; `gate` goes on where it stopped.
+folder under results/; `timer` and `gate` go on where they stopped.
 """
 
 from __future__ import annotations
@@ -42,6 +42,38 @@ def main() -> None:
 
 
 @main.command()
+@click.option(
+    "--runs",
+    type=click.IntRange(min=2),
+    default=10,
+    show_default=True,
+    help="Runs alone, and beside each number of neighbours, that there shall be in the end.",
+)
+@click.option("--neighbours", type=SIZES, default="1,2", show_default=True, help="How many.")
+@click.option("--seq-lens", type=SIZES, default="128..2048", show_default=True, help="n.")
+@click.option(
+    "--each", "each_s", type=POSITIVE, default=1.0, show_default=True, help="Seconds a cell."
+)
+@seed_option
+@output_option
+@click.option("--name", default="selftest-timer", show_default=True, help="The folder.")
+def timer(**options: Any) -> None:
+    """Hold times, intervals and rankings measured beside neighbours against quiet ones.
+
+    Neighbours are processes that spin and sleep for random 0.2 to 4 s. A sweep in one thread of
+    naive, sdpa, chunked, sdpa-math and of naive and sdpa under a second name is run alone and
+    beside them in turns. The same command goes on where it stopped.
+    """
+    from tests.validation.beside.session import PAGE, Request, examine
+    from tests.validation.beside.summary import tables
+
+    path, summary = examine(Request(**options), _tell)
+    _show(tables(summary), path / PAGE, noted=True)
+    if summary["interrupted"]:
+        raise SystemExit(ExitCode.INTERRUPTED)
+
+
+@main.command()
 @click.option("--impls", type=NAMES, help="Implementations by name [naive,sdpa].")
 @click.option("--seq-lens", type=SIZES, help="n [128,256,512,1024].")
 @click.option("--heads", type=SIZES, help="H [4].")
@@ -68,7 +100,7 @@ def main() -> None:
 @seed_option
 @output_option
 @click.option("--name", help="The folder's name, a new one [a time stamp].")
-def timer(**options: Any) -> None:
+def tools(**options: Any) -> None:
     """Compare the spread of our times with that of other tools, at an equal budget.
 
     attnbench (in one process and in three), pytest-benchmark, torch.utils.benchmark and, on a

@@ -315,7 +315,7 @@ def test_only_our_own_processes_get_the_settings_of_workers(
 )
 def test_wrong_usage_is_one_line_and_exit_2(tmp_path: Path, args: list[str], told: str) -> None:
     (tmp_path / "taken").mkdir()
-    result = CliRunner().invoke(main, ["timer", "--output", str(tmp_path), *args])
+    result = CliRunner().invoke(main, ["tools", "--output", str(tmp_path), *args])
     assert result.exit_code == 2
     assert told in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
@@ -327,7 +327,7 @@ def test_wrong_usage_is_one_line_and_exit_2(tmp_path: Path, args: list[str], tol
 def test_an_unknown_implementation_is_refused_with_the_nearest(
     tmp_path: Path, impl: str, told: str
 ) -> None:
-    result = CliRunner().invoke(main, ["timer", "--impls", impl, "--output", str(tmp_path)])
+    result = CliRunner().invoke(main, ["tools", "--impls", impl, "--output", str(tmp_path)])
     assert result.exit_code == 2
     assert told in result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -343,13 +343,13 @@ def test_the_exit_code_says_whether_there_was_a_comparison(
     summary["rows"][0]["runs"] = own
     finished = Finished(path=tmp_path, summary=summary, interrupted=interrupted)
     monkeypatch.setattr("tests.validation.timer.session.compare", lambda request, tell: finished)
-    result = CliRunner().invoke(main, ["timer"])
+    result = CliRunner().invoke(main, ["tools"])
     assert result.exit_code == code
     assert "Repeatability" in result.stdout
 
 
 def test_the_timer_and_each_of_its_options_have_help() -> None:
-    timer: Any = main.commands["timer"]  # type: ignore[attr-defined]
+    timer: Any = main.commands["tools"]  # type: ignore[attr-defined]
     assert timer.help
     assert [option.opts for option in timer.params if not option.help] == []
     assert FEWEST_RUNS == 2

@@ -1,4 +1,4 @@
-"""`make validate PART=timer` from options to a finished folder."""
+"""`make validate PART=tools` from options to a finished folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FEWEST_RUNS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What `make validate PART=timer` was asked for; the defaults are the eight usual cells."""
+    """What `make validate PART=tools` was asked for; the defaults are the eight usual cells."""
 
     impls: tuple[str, ...] = ("naive", "sdpa")
     seq_lens: tuple[int, ...] = (128, 256, 512, 1024)
@@ -148,7 +148,7 @@ def _write(path: Path, summary: Figures, impls: dict[str, str]) -> None:
 
     try:
         (path / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        title = f"make validate PART=timer: {path.name}"
+        title = f"make validate PART=tools: {path.name}"
         drawn = draw(summary, impls, path)
         page = markdown(summary, title, picture=drawn[0].name if drawn else None)
         (path / PAGE).write_text(page, encoding="utf-8")

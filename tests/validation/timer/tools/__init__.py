@@ -1,1 +1,1 @@
-"""Timing tools in processes of their own, for `make validate PART=timer`: started, not imported."""
+"""Timing tools in processes of their own, for `make validate PART=tools`: started, not imported."""
