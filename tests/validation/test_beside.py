@@ -3,7 +3,6 @@
 import json
 
 import psutil
-import pytest
 from click.testing import CliRunner
 
 from tests.validation.__main__ import main
