@@ -145,13 +145,13 @@ def test_a_crossing_between_sizes_far_apart_may_lie_anywhere_between_them():
     assert (close.low, close.high) == pytest.approx((64, 64))
 
 
-def test_too_few_samples_give_a_crossing_without_an_interval():
+def test_a_size_of_too_few_samples_says_nothing():
     run = run_of({"naive": square, "mine": passing(700.0)}, noise=0.001)
     few = [replace(r, samples=r.samples[:3]) for r in run.records]
-    (crossing,) = only(replace(run, records=few)).crossings
-    assert crossing.low is None
-    assert "no interval" in crossing.text
-    assert crossing.n == pytest.approx(700, rel=0.05)
+    assert crossovers(replace(run, records=few)) == ()
+    found = only(replace(run, records=[*run.records[:-2], *few[-2:]]))
+    assert found.left_out == (4096,)
+    assert found.outcome == "crosses"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
-from attnbench.analysis import notes, times
+from attnbench.analysis import notes, pairs, times
 from attnbench.base.registry import Registry
 from attnbench.base.stats import median
 from attnbench.execution.store import Run
@@ -251,7 +251,7 @@ metric("kernel_count", "int", "", "kernels or ops of one call (decode: a whole g
 metric("l2", "text", "", "cold or warm: the last cache before each sample")
 _of_record("interval", "text", "", "what it replicates: within_process, …", times.replicated)
 _of_record("precision", "float", "", "half-width of the interval / time", times.precision)
-_of_record("detectable", "float", "", "least difference that would show", times.detectable)
+_of_record("detectable", "float", "", "least difference that would show", pairs.detectable)
 _of_record(
     "processes", "int", "", "fresh processes that measured the cell",
     lambda r: len({s.process for s in r.samples}) or None,

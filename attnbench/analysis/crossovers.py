@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from attnbench.analysis.axes import AXES, label, overhead_size
+from attnbench.analysis.pairs import CellTimes, cell_times, decided, ratio_of
 from attnbench.analysis.scaling.results import Uncertain
 from attnbench.analysis.table import BASELINE
-from attnbench.analysis.times import CellTimes, are_times, cell_times, ratio_of
+from attnbench.analysis.times import are_times
 from attnbench.base import units
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
@@ -31,14 +32,14 @@ CrossoverOutcome = Literal["crosses", "none", "no difference"]
 class Crossing:
     """One change of the lead: `faster_below` is ahead below `n`, `faster_above` above it.
 
-    `low` and `high` are the ends of the n at which the ratio's interval holds 1, None where the
-    times have no interval. An end is open where that is so at the smallest or largest size
-    already: then the end is that size, and the crossing may lie beyond it.
+    `low` and `high` are the ends of the n at which the ratio's interval holds 1. An end is open
+    where that is so at the smallest or largest size already: then the end is that size, and the
+    crossing may lie beyond it.
     """
 
     n: float
-    low: float | None = None
-    high: float | None = None
+    low: float
+    high: float
     open_below: bool = False
     open_above: bool = False
     faster_below: str
@@ -46,17 +47,14 @@ class Crossing:
 
     @property
     def interval(self) -> str:
-        """As `512 … 1,024`, `below 128 … 300`, or `–`."""
-        if self.low is None or self.high is None:
-            return units.UNKNOWN
+        """As `512 … 1,024`, or `below 128 … 300`."""
         ends = ("below " * self.open_below, "above " * self.open_above)
         return f"{ends[0]}{size_text(self.low)} … {ends[1]}{size_text(self.high)}"
 
     @property
     def text(self) -> str:
         """One clause: who overtakes whom, and where."""
-        between = "no interval" if self.low is None else f"95 % interval {self.interval}"
-        where = f"at n ≈ {size_text(self.n)} ({between})"
+        where = f"at n ≈ {size_text(self.n)} (95 % interval {self.interval})"
         return f"{self.faster_above} overtakes {self.faster_below} {where}"
 
 
@@ -68,7 +66,7 @@ class Crossover:
     `ratios` are the time of the first / that of the second at `sizes` (n, or the context):
     above 1 the second is faster. `case` is one of their cases, at the largest size, and `impl`
     the implementation that both share unless they differ by it. `left_out` gives sizes at which
-    both have a record but not both a time above 0.
+    both have a record, and which say nothing: without a time above 0, or too few samples.
     """
 
     by: By
@@ -134,7 +132,7 @@ def crossovers(run: Run) -> tuple[Crossover, ...]:
     projections of one; the number of keys follows n or stays. Every pair is looked at, so that
     the effort grows with the square of how many share their cases. Between two sizes the
     logarithm of the ratio is interpolated along log n, and so are the ends of its interval
-    (`times.ratio_of`), wider between the sizes by what a curve may deviate there; where the sizes
+    (`pairs.ratio_of`), wider between the sizes by what a curve may deviate there; where the sizes
     are more than a factor of `NEAR` apart, a crossing's interval is the whole gap.
     """
     found = (
@@ -175,8 +173,8 @@ def _between(by: By, impl: str | None, names: tuple[str, str], ways: _Ways) -> C
         above, below = first[n][1], second[n][1]
         if above and below and n != overhead:
             value, interval = ratio_of(above, below)
-            low, high = interval or (None, None)
-            ratios[n] = Uncertain(value=value, low=low, high=high)
+            if interval:
+                ratios[n] = Uncertain(value=value, low=interval[0], high=interval[1])
     if len(ratios) < 2:
         return None
     return Crossover(
@@ -188,38 +186,35 @@ def _between(by: By, impl: str | None, names: tuple[str, str], ways: _Ways) -> C
 
 
 def crossings(ratios: Mapping[int, Uncertain], names: tuple[str, str]) -> Iterator[Crossing]:
-    """Every change of the lead that the intervals show; where there are none, that the values do.
+    """Every change of the lead that the intervals show.
 
-    `ratios` by n, ascending. Their interpolated band holds 1 over some stretches of n. Over each of
-    them the lead is not known: it has changed if it is another one after the stretch than before
-    it. Where the ratio itself passes 1 several times in a stretch, the middle one is the crossing.
-    A stretch that reaches the smallest or largest size is open there, and the ratio at that size
-    says who leads; if it is the whole range, nothing is shown.
+    `ratios` by n, ascending, each with an interval. Their interpolated band holds 1 over some
+    stretches of n. Over each of them the lead is not known: it has changed if it is another one
+    after the stretch than before it. Where the ratio itself passes 1 several times in a stretch,
+    the middle one is the crossing. A stretch that reaches the smallest or largest size is open
+    there, and the ratio at that size says who leads; if it is the whole range, nothing is shown.
     """
     xs = [math.log(n) for n in ratios]
     values = list(ratios.values())
     roots = _roots(xs, [math.log(ratio.value) for ratio in values])
-    banded = all(ratio.low is not None for ratio in values)
-    if not roots or (banded and not any(lead(ratio) for ratio in values)):
+    if not roots or not any(lead(ratio) for ratio in values):
         return
-    for low, high in _stretches(xs, values) if banded else [(x, x) for x, _ in roots]:
+    for low, high in _stretches(xs, values):
         inside = [(x, sign) for x, sign in roots if low <= x <= high]
-        if len(inside) % 2 == 0 or (banded and (low, high) == (xs[0], xs[-1])):
+        if len(inside) % 2 == 0 or (low, high) == (xs[0], xs[-1]):
             continue
         below, above = names if inside[0][1] > 0 else names[::-1]
-        ends = _widened(xs, low, high) if banded else None
+        least, most = map(math.exp, _widened(xs, low, high))
         yield Crossing(
-            n=math.exp(inside[len(inside) // 2][0]),
-            low=math.exp(ends[0]) if ends else None, high=math.exp(ends[1]) if ends else None,
-            open_below=banded and low <= xs[0], open_above=banded and high >= xs[-1],
+            n=math.exp(inside[len(inside) // 2][0]), low=least, high=most,
+            open_below=low <= xs[0], open_above=high >= xs[-1],
             faster_below=below, faster_above=above,
         )  # fmt: skip
 
 
 def lead(ratio: Uncertain) -> int:
     """1 where the second is faster, -1 where the first is, 0 where the interval does not say."""
-    low, high = ratio.ends
-    return 1 if min(low, ratio.value) > 1 else -1 if max(high, ratio.value) < 1 else 0
+    return decided(ratio.low, ratio.high)
 
 
 def _roots(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, int]]:

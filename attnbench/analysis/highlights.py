@@ -9,26 +9,30 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis.axes import label, label_axes, slices, varying
-from attnbench.analysis.table import BASELINE, WORST_FIRST
+from attnbench.analysis.doubts import doubt_sentence, suspect_sentence
+from attnbench.analysis.pairs import decided
+from attnbench.analysis.table import BASELINE, WORST_FIRST, time_ratio
 from attnbench.base import units
 from attnbench.base.registry import Registry
+from attnbench.execution.store import Run
 from attnbench.theory.traits import TRAITS
 
-WIDE_INTERVAL = 0.2  # of the median; differences below it are lost in such a cell
 SLICE = ["workload", "device", "dtype", "pass"]
 
 
-def highlights(frame: pd.DataFrame, costs: pd.DataFrame, unfinished: str = "") -> list[str]:
+def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     """Say what is fastest, what RoPE costs, what failed and what to distrust.
 
-    `frame` is that of `compared`, `costs` that of `rope_cost`, `unfinished` that of the run.
+    `frame` is that of `compared`, `costs` that of `rope_cost`. Only what the intervals of pairs
+    decide is said to be faster; what they do not is level.
     """
-    some = unfinished and (frame["status"] == "ok").all()  # then "all passed" would mislead
-    sentences = [unfinished, "" if some else failed_sentence(frame)]
+    # Of an unfinished run "all passed" would mislead.
+    some = run.unfinished and (frame["status"] == "ok").all()
+    sentences = [run.unfinished, "" if some else failed_sentence(frame)]
     for _, rows in slices(frame, SLICE):
         hardest = " ".join(filter(None, (fastest_sentence(rows), workspace_sentence(rows))))
-        sentences += [hardest, cache_sentence(rows)]
-    sentences += [rope_sentence(costs), *doubt_sentences(frame)]
+        sentences += [hardest, cache_sentence(run, rows)]
+    sentences += [rope_sentence(costs), suspect_sentence(frame), doubt_sentence(run, frame)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -61,43 +65,58 @@ def where(rows: pd.DataFrame, row: pd.Series[Any]) -> str:
 
 
 def fastest_sentence(rows: pd.DataFrame) -> str:
-    """Which implementation leads at the largest n, and by how much over the baseline."""
+    """Which implementation leads at the largest n, or which are level there."""
     case = hardest_case(rows)
-    if case["time_us_median"].count() == 0:
+    case = case[case["behind"].notna() & case["suspect"].isna()]
+    if case.empty:
         return ""
-    case = case.sort_values("time_us_median")
-    best = case.iloc[0]
-    time = units.time(best["time_us_median"])
-    text = f"{where(rows, best)}: {best['impl']} is fastest with {time}"
-    if _per_token(best):
-        text += " a token"
-    level = case["impl"][case["time_us_ci_low"] <= best["time_us_ci_high"]].tolist()[1:]
+    case = case.sort_values("time_us_median", kind="stable")
+    best, others = case.iloc[0], case.iloc[1:].to_dict("records")
+    time = units.time(best["time_us_median"]) + (" a token" if _per_token(best) else "")
+    text = f"{where(rows, best)}: {best['impl']}"
+    if not others:
+        return f"{text} takes {time}."
+    level = [row for row in others if not _ahead(row, "behind")]
     if level:
-        text += f" (level within the intervals: {', '.join(level)})"
-    if best["impl"] == BASELINE or units.is_unknown(best["speed"]):
-        return text + "."
-    between = "too few samples for an interval"
-    if not units.is_unknown(best["speed_low"]):
-        between = f"95 % interval {units.ratio_interval(best['speed_low'], best['speed_high'])}"
-    return text + f", {units.ratio(best['speed'])} as fast as {BASELINE} ({between})."
+        names = (f"{r['impl']} ({within(r['behind_low'], r['behind_high'])})" for r in level)
+        return f"{text} with {time} is level with {', '.join(names)}."
+    if best["impl"] == BASELINE or not _ahead(best, "speed"):
+        return f"{text} is fastest with {time}."
+    between = units.ratio_interval(best["speed_low"], best["speed_high"])
+    times = f"{units.ratio(best['speed'])} as fast as {BASELINE} (95 % interval {between})"
+    return f"{text} is fastest with {time}, {times}."
+
+
+def _ahead(row: Mapping[Any, Any] | pd.Series[Any], name: str) -> bool:
+    """Whether the interval of this ratio lies above 1."""
+    return decided(row[f"{name}_low"], row[f"{name}_high"]) > 0
+
+
+def within(low: Any, high: Any) -> str:
+    """How far from 1 a ratio may lie whose interval holds 1: `± 6 %`."""
+    if units.is_unknown(low) or units.is_unknown(high):
+        return "too few samples"
+    return f"± {units.brief_percent(max(high, 1 / low) - 1)}"
 
 
 def workspace_sentence(rows: pd.DataFrame) -> str:
-    """Which implementation allocates least at the largest n, against the baseline."""
+    """Which implementations allocate least at the largest n, against the baseline."""
     case = hardest_case(rows)
     known = case[case["memory_workspace_bytes"].notna()].sort_values("memory_workspace_bytes")
-    of = dict(zip(known["impl"], map(units.size, known["memory_workspace_bytes"]), strict=True))
-    least = next(iter(of), BASELINE)
-    if least == BASELINE or BASELINE not in of or _per_token(known.iloc[0]):
+    of = dict(zip(known["impl"], known["memory_workspace_bytes"], strict=True))
+    least = [impl for impl, size in of.items() if size == min(of.values())]
+    if BASELINE in least or BASELINE not in of or _per_token(known.iloc[0]):
         return ""
-    return f"The least workspace is that of {least}, {of[least]}; {BASELINE} needs {of[BASELINE]}."
+    sizes = units.size(of[least[0]]), units.size(of[BASELINE])
+    names = ", ".join(least)
+    return f"The least workspace is that of {names}, {sizes[0]}; {BASELINE} needs {sizes[1]}."
 
 
 def _per_token(row: pd.Series[Any]) -> bool:
     return TRAITS.get(str(row["workload"])).unit == "token"
 
 
-def cache_sentence(rows: pd.DataFrame) -> str:
+def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
     """What a cache saves at the longest context that both ways were measured at."""
     decode = rows[rows["cache"].notna() & rows["time_us_median"].notna()]
     if decode["cache"].nunique() < 2:
@@ -108,11 +127,14 @@ def cache_sentence(rows: pd.DataFrame) -> str:
     last = longest[longest["case_id"].isin(longest.tail(1)["case_id"])].iloc[0]
     peers = longest[(longest[same] == last[same]).all(axis=1)].sort_values("time_us_median")
     best, worst = peers.iloc[0], peers.iloc[-1]
+    cells = {record.cell.key: record for record in run.records}
+    value, low, high = time_ratio(*(cells[row["case_id"], row["impl"]] for row in (worst, best)))
+    ratio = f"{units.ratio(value)}, 95 % interval {units.ratio_interval(low, high)}"
     return (
         f"Decoding with {best['impl']} at a context of {best['seq_len']}:"
         f" cache {best['cache']} takes {units.time(best['time_us_median'])} a token,"
         f" cache {worst['cache']} {units.time(worst['time_us_median'])}"
-        f" ({units.ratio(worst['time_us_median'] / best['time_us_median'])})."
+        f" ({ratio if decided(low, high) else f'level, {within(low, high)}'})."
     )
 
 
@@ -123,6 +145,8 @@ def rope_sentence(costs: pd.DataFrame) -> str:
     added = costs["cost"] - 1
     middle, low, high = (units.percent(float(added.quantile(q))) for q in (0.5, 0.25, 0.75))
     clear = int(((costs["cost_low"] > 1) | (costs["cost_high"] < 1)).sum())
+    if not clear:
+        return f"No cost of the position encoding is shown in any of {len(costs)} pairs."
     return (
         f"The position encoding changes the time by {middle} in the median of {len(costs)} pairs"
         f" (middle half: {low} to {high}); in {clear} of them the interval excludes no change."
@@ -144,25 +168,6 @@ def failed_sentence(frame: pd.DataFrame) -> str:
     return f"{missing} of {cells} cells have no time: {bad}."
 
 
-def doubt_sentences(frame: pd.DataFrame) -> list[str]:
-    """How many times cannot be right, are too uncertain to compare by, or come with a note."""
-    suspect, unsteady = (int(frame[name].notna().sum()) for name in ("suspect", "unsteady"))
-    width = (frame["time_us_ci_high"] - frame["time_us_ci_low"]) / frame["time_us_median"]
-    wide, known = int((width > WIDE_INTERVAL).sum()), int(width.notna().sum())
-    sentences = {
-        f"{suspect} times are beyond what the device can do: see the column suspect.": suspect,
-        f"{units.count(wide)} of {units.count(known)} intervals are wider than"
-        f" {100 * WIDE_INTERVAL:.0f} % of their median: the machine was busy, or the samples"
-        " few.": wide,
-        f"{unsteady} of {int(frame['time_us_median'].notna().sum())} times were disturbed or"
-        " unsteady (column notes): don't compare by them; measure again on a quiet machine, or"
-        " with --threads 1.": unsteady,
-        "Intervals replicate samples within one process; another process of the same code may"
-        " differ by a few percent more.": frame["interval"].notna().any(),
-    }
-    return [sentence for sentence, applies in sentences.items() if applies]
-
-
 # The summary table: one row a column.
 
 
@@ -175,10 +180,20 @@ class SummaryColumn:
     text: Callable[[Mapping[Any, Any]], str]
 
 
-def _status(row: Mapping[Any, Any]) -> str:
-    if not units.is_unknown(row["suspect"]):
-        return "suspect"
-    return str(row["status"]) if units.is_unknown(row["unsteady"]) else "unsteady"
+def _time(row: Mapping[Any, Any]) -> str:
+    """The time, behind a mark where it cannot be right (!) or has no bound for its error (?)."""
+    sure = units.is_unknown(row["suspect"]), units.is_unknown(row["unsteady"])
+    mark = "" if all(sure) else "? " if sure[0] else "! "
+    return mark + units.time(row["time_us_median"])
+
+
+def _speed(row: Mapping[Any, Any]) -> str:
+    if row["impl"] == BASELINE or units.is_unknown(row["speed"]):
+        return units.ratio(row["speed"])
+    low, high = row["speed_low"], row["speed_high"]
+    if units.is_unknown(low):
+        return f"? {units.ratio(row['speed'])}"
+    return units.ratio(row["speed"]) if decided(low, high) else f"level {within(low, high)}"
 
 
 SUMMARY: Registry[SummaryColumn] = Registry("summary column")
@@ -187,8 +202,9 @@ for _name, _header, _meaning, _text in (
     (
         "time", "time",
         "median per call (decode: per token); host time on a CPU, of each sample's fastest batch;"
-        " stream time on a GPU",
-        lambda row: units.time(row["time_us_median"]),
+        " stream time on a GPU; ?: unsteady, its error has no bound (see notes); !: suspect, it"
+        " cannot be right",
+        _time,
     ),
     (
         "interval", "95 % interval",
@@ -197,11 +213,14 @@ for _name, _header, _meaning, _text in (
         lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]),
     ),
     (
-        "speed", "speed vs naive", "naive's time / this time on the same case; above 1 is faster",
-        lambda row: units.ratio(row["speed"]),
+        "speed", "speed vs naive",
+        "naive's time / this time in rounds that both were timed in: above 1 is faster; level, and"
+        " within how much, where the interval holds 1; ?: without an interval",
+        _speed,
     ),
     (
-        "speed_interval", "its interval", "at least 95 %, from the intervals of both medians",
+        "speed_interval", "its interval",
+        "at least 95 %, of another process of the same code, too; – below 6 rounds",
         lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]),
     ),
     (
@@ -221,8 +240,8 @@ for _name, _header, _meaning, _text in (
     ),
     (
         "status", "status",
-        "ok, or what became of the cell; suspect: the time cannot be right; unsteady: see notes",
-        _status,
+        "ok, or what became of the cell",
+        lambda row: row["status"],
     ),
 ):  # fmt: skip
     SUMMARY.add(_name, SummaryColumn(header=_header, meaning=_meaning, text=_text))

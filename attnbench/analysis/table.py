@@ -11,7 +11,7 @@ import pandas as pd
 
 from attnbench.analysis.axes import in_order
 from attnbench.analysis.columns import COLUMNS, ColumnKind, TableRow
-from attnbench.analysis.times import ratio
+from attnbench.analysis.pairs import ratio
 from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Position
@@ -57,7 +57,7 @@ def _plain(value: Any, kind: ColumnKind) -> int | float | str | None:
 
 
 def time_ratio(above: Record | None, below: Record | None) -> Ratio:
-    """Median time of `above` / that of `below` with its 95 % interval; None where not known."""
+    """Time of `above` / that of `below`, as `pairs.ratio`; None where not known."""
     if above is None or below is None or not (above.samples and below.samples):
         return None, None, None
     if above is below:
@@ -67,14 +67,21 @@ def time_ratio(above: Record | None, below: Record | None) -> Ratio:
 
 
 def compared(run: Run) -> pd.DataFrame:
-    """The records table, sorted by case and best first, with three more columns.
+    """The records table, sorted by case and best first, with six more columns.
 
-    `speed`, `speed_low`, `speed_high`: how many times as fast as `naive` on the same case, with
-    the interval of `attnbench.analysis.times.ratio`. Cells without a time come last in their case.
+    `speed`, `speed_low`, `speed_high`: how many times as fast as `naive` on the same case;
+    `behind`, `behind_low`, `behind_high`: how many times the time of the case's first row, that of
+    the least time which can be right. Both as `pairs.ratio` has them, with its intervals. Cells
+    without a time come last in their case.
     """
+    frame = load(run)
     cells = {record.cell.key: record for record in run.records}
-    ratios = [time_ratio(cells.get((key[0], BASELINE)), cells[key]) for key in cells]
-    frame = _with_ratios(load(run), "speed", ratios)
+    usable = frame[frame["suspect"].isna()].sort_values("time_us_median", kind="stable")
+    first = dict(usable.groupby("case_id")["impl"].first())
+    baselines = [cells.get((case_id, BASELINE)) for case_id, _ in cells]
+    leaders = [cells.get((case_id, first.get(case_id, ""))) for case_id, _ in cells]
+    frame = _with_ratios(frame, "speed", list(map(time_ratio, baselines, cells.values())))
+    frame = _with_ratios(frame, "behind", list(map(time_ratio, cells.values(), leaders)))
     return in_order(frame.sort_values("time_us_median", kind="stable", na_position="last"))
 
 

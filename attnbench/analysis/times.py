@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 from attnbench.base import stats
@@ -15,17 +13,13 @@ from attnbench.base.stats import (
     median,
     median_interval,
     processes_interval,
-    quotient_interval,
-    t_quantile,
 )
 from attnbench.machine import limits
 from attnbench.machine.host import SLICE_US
 from attnbench.schema.record import Record, Sample
 
 Interval = tuple[float, float]
-_POWER = 0.8
 HOST_BOUND = 0.95  # of the time, spent by the host on issuing the call: the device waits for it
-_ORDER_STATISTICS = 6  # from so many values on the interval is one of order statistics
 FEWEST = 3  # samples that give a low end
 # Two processes of the same code differ by that, persistently (address layout, page placement): the
 # median of ten runs of eight cells each, alone on a machine of two cores, was 1.4 to 2.6 %.
@@ -176,28 +170,6 @@ def excess(record: Record) -> float:
     return beyond * max(beyond, 1 / left) if left > 0 else math.inf
 
 
-def detectable(record: Record) -> float | None:
-    """The smallest relative difference from another row of this precision that would show.
-
-    That `ratio` finds with probability 0.8, the two rows having the same standard error: its
-    interval must lie z(0.8) · √2 standard errors beyond where it just excludes 1. Within one
-    process that is at twice z(1 − 0.025/2), as the interval is made of two; over processes at
-    √2 times the quantile that the interval holds; of three processes, whose spread is hardly
-    known, the difference shows every other time only. As the sample-size formula for two means,
-    e.g. Lehr, Statistics in Medicine 11 (1992), 1099.
-    """
-    interval, z = within_run_us(record), NormalDist().inv_cdf
-    if interval is None:
-        return None
-    half = (interval[1] - interval[0]) / 2 / median(observations_us(record))
-    power = z(_POWER) * math.sqrt(2)
-    if not over_processes(record):
-        return half * (2 * z(1 - 0.025 / 2) + power) / z(0.975)
-    processes = len(by_process(record))
-    held = t_quantile(processes - 1) if processes < _ORDER_STATISTICS else z(0.975)
-    return half * (held * math.sqrt(2) + power) / held
-
-
 def described(environment: Mapping[str, Any], device: str) -> Mapping[str, Any]:
     """The environment of run.json; empty where it is that of another device."""
     return environment if environment.get("device", device) == device else {}
@@ -223,47 +195,6 @@ def suspect(record: Record, environment: Mapping[str, Any], time_us: float | Non
         bytes_min=record.metrics.get("bytes_min"),
         measured=limits.ceilings_of(here, record.cell.case.threads),
     )
-
-
-@dataclass(frozen=True)
-class CellTimes:
-    """What a ratio needs of one record, computed once where it is compared with many.
-
-    `interval_us` holds with 97.5 %: two such intervals hold together with 95 %. `processes_us`
-    has the median of each fresh process.
-    """
-
-    median_us: float
-    interval_us: Interval | None
-    processes_us: Mapping[int, float]
-
-
-def cell_times(record: Record) -> CellTimes:
-    """What a ratio needs of a record, which must have samples."""
-    parts = {part[0].process: _times(record, part) for part in by_process(record)}
-    medians = {process: median(found) for process, found in parts.items()}
-    observed = list(medians.values()) if len(parts) > 1 else next(iter(parts.values()))
-    return CellTimes(median(observed), median_interval(observed, 1 - 0.05 / 2), medians)
-
-
-def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
-    """Reported time of `above` / that of `below`, with an interval of at least 95 %, or None.
-
-    Within one process from the intervals of both medians. Over several, process by process: in
-    each the two were interleaved, unless the run was interrupted between them, so that what slowed
-    one slowed the other.
-    """
-    return ratio_of(cell_times(above), cell_times(below))
-
-
-def ratio_of(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None]:
-    """As `ratio`, of what was computed once for each."""
-    value = above.median_us / below.median_us
-    if min(len(above.processes_us), len(below.processes_us)) < 2:
-        return value, quotient_interval(above.interval_us, below.interval_us)
-    both = sorted(above.processes_us.keys() & below.processes_us.keys())
-    paired = [above.processes_us[process] / below.processes_us[process] for process in both]
-    return (median(paired), processes_interval(paired)) if len(paired) > 1 else (value, None)
 
 
 def launch_bound(enqueue_us: float | None, time_us: float | None) -> bool:

@@ -145,6 +145,7 @@ def _request(options: dict[str, Any]) -> SweepRequest:
 
 def _print_summary(run: Run) -> None:
     """The rows best first, what failed, where the time went, and the next command."""
+    from attnbench.analysis.doubts import doubt_sentence, suspect_sentence
     from attnbench.analysis.highlights import SUMMARY, summary_rows
     from attnbench.analysis.table import compared, failures, spent
     from attnbench.base.units import seconds
@@ -161,13 +162,16 @@ def _print_summary(run: Run) -> None:
         lines.append([row["case"] if row["case"] != last else "", *(row[name] for name in names)])
         last = row["case"]
     if lines:
-        spare = [SUMMARY.get(name).header for name in ("error", "rate", "workspace", "interval")]
+        dropped = ("status", "error", "rate", "workspace", "interval")
+        spare = [SUMMARY.get(name).header for name in dropped]
         click.echo(table(["case", *header], lines, right=header[1:-1], spare=spare), nl=False)
     if len(shown) < len(rows):
         click.echo(
             f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"
             f" {run.path} --format csv"
         )
+    for sentence in filter(None, (suspect_sentence(frame), doubt_sentence(run, frame))):
+        click.echo(sentence)
     failed = failures(frame).to_dict("records")
     if failed:
         click.echo("not measured:" if rows else "no cell was measured:")

@@ -50,7 +50,7 @@ class Content:
 
     def sentences(self) -> list[str]:
         """The run in short."""
-        return highlights(self.cells, self.costs, self.run.unfinished)
+        return highlights(self.run, self.cells, self.costs)
 
     def facts(self) -> list[str]:
         """Device, date and versions, for the head of a report."""
@@ -161,13 +161,15 @@ def _threads(count: int) -> str:
 
 def _case_rows(rows: pd.DataFrame, colours: dict[str, Look]) -> list[dict[str, Any]]:
     texts = summary_rows(rows)
-    why = rows["reason"].fillna(rows["suspect"]).fillna(rows["notes"]).fillna("")
+    reasons, notes = rows["reason"].fillna(""), rows["suspect"].fillna(rows["notes"]).fillna("")
+    # What the fastest is not shown to be faster than is level with it.
+    best = rows["behind"].notna() & rows["suspect"].isna() & ~(rows["behind_low"] > 1)
     return [
         {
             "texts": {name: text for name, text in line.items() if name != "case"},
             "colour": colours[line["impl"]].colour,
-            "best": index == 0 and line["time"] != units.UNKNOWN,
-            "why": reason,
+            "best": leads,
+            "why": {"status": reason, "time": note},
         }
-        for index, (line, reason) in enumerate(zip(texts, why, strict=True))
+        for line, leads, reason, note in zip(texts, best, reasons, notes, strict=True)
     ]

@@ -164,7 +164,7 @@ def crossover_tables(found: Sequence[Crossover]) -> tuple[list[CrossoverTable], 
     tables: dict[str, list[tuple[str, str]]] = {}
     for c in sorted(shown, key=lambda c: (order[c.same], ORDER[c.outcome])):
         kind = "" if c.by == "impl" else f"{c.by} "
-        missing = f" (no time above 0 at {', '.join(map(str, c.left_out))})" if c.left_out else ""
+        missing = f" (too little known at {', '.join(map(str, c.left_out))})" if c.left_out else ""
         row = (f"{kind}{c.first}, {c.second}", f"{c.text}{missing}")
         tables.setdefault(c.same, []).append(row)
     return list(tables.items()), len(found) - len(shown)

@@ -256,9 +256,9 @@ def mark_crossings(ax: Axes, rows: pd.DataFrame, found: ByCase) -> None:
             if BASELINE not in (crossover.first, crossover.second):
                 logs = np.log(line["seq_len"]), np.log(line["speed"])
                 y = np.exp(np.interp(math.log(crossing.n), *logs)) if len(line) else math.nan
-            n, low, high = crossing.n, crossing.low, crossing.high
+            n = crossing.n
             ax.errorbar(
-                [n], [y], xerr=[[n - (low or n)], [(high or n) - n]], marker="o", markersize=7.5,
-                markerfacecolor="none", markeredgewidth=1.2, elinewidth=1.0, capsize=2.5,
-                color=INK, zorder=3.5,
+                [n], [y], xerr=[[n - crossing.low], [crossing.high - n]], marker="o",
+                markersize=7.5, markerfacecolor="none", markeredgewidth=1.2, elinewidth=1.0,
+                capsize=2.5, color=INK, zorder=3.5,
             )  # fmt: skip

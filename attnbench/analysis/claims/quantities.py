@@ -22,10 +22,11 @@ from attnbench.analysis.claims.statement import (
 )
 from attnbench.analysis.columns import COLUMNS, TableRow
 from attnbench.analysis.crossovers import Crossover, crossovers, size_text
+from attnbench.analysis.pairs import ratio
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import ExponentFit, Scaling, Uncertain
 from attnbench.analysis.scaling.series import same_text
-from attnbench.analysis.times import Interval, are_times, interval_us, ratio, time_us
+from attnbench.analysis.times import Interval, are_times, interval_us, time_us
 from attnbench.base import units
 from attnbench.base.registry import nearest
 from attnbench.execution.store import Run
@@ -110,7 +111,10 @@ def _ratio(quantity: statement.Ratio, cells: Cells) -> Observed:
         above, below = (column.value(TableRow(record, cells.run)) for record in pair)
         if above is not None and below:
             value = float(above / per(pair[0].cell.case) / (below / per(pair[1].cell.case)))
-            known = ratio(*pair) if column.name in _POWER_OF_TIME else (None, None)
+            known: tuple[float | None, Interval | None] = None, None
+            if power := _POWER_OF_TIME.get(column.name):  # as pairs of samples have it
+                known, reported = ratio(*pair), [time_us(record) or math.nan for record in pair]
+                value *= (known[0] / (reported[0] / reported[1])) ** power
             found.append(Observation(_label(pair[0]), value, *_ends(column.name, value, *known)))
     sides = " / ".join(map(text, (quantity.first, quantity.second)))
     return Observed(f"{column.name} of {sides} =", found, units.ratio)

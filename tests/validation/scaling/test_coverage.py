@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attnbench.analysis import notes, times
+from attnbench.analysis import notes, pairs, times
 from attnbench.analysis.scaling.exponents import fit_many
 from attnbench.analysis.scaling.model import predicted
 from attnbench.analysis.scaling.model_fit import fit
@@ -39,12 +39,12 @@ def measured(rng, factor, processes):
 def test_a_difference_of_the_detectable_size_is_found_four_times_in_five(processes, least):
     """By the very ratio that is shown, whose interval then excludes 1; less often by three."""
     rng = random.Random(3)
-    widths = sorted(times.detectable(measured(rng, 1.0, processes)) or 0 for _ in range(60))
+    widths = sorted(pairs.detectable(measured(rng, 1.0, processes)) or 0 for _ in range(60))
     smallest = widths[30]
     found = 0
     for _ in range(300):
         slow, fast = (measured(rng, f, processes) for f in (1 + smallest, 1.0))
-        interval = times.ratio(slow, fast)[1] or (0.0, 0.0)
+        interval = pairs.ratio(slow, fast)[1] or (0.0, 0.0)
         found += interval[0] > 1
     assert least <= found / 300 <= 0.97
 

@@ -1,0 +1,81 @@
+"""What to doubt in a run, in a sentence: what disturbed it, what that did, and what mends it."""
+
+from __future__ import annotations
+
+import shlex
+
+import pandas as pd
+
+from attnbench.base import units
+from attnbench.execution.store import Run
+
+WIDE = 0.1  # half an interval / its time: differences below it are lost in such a time
+TAKEN = 0.02  # of the processor time, by other work; less is the system's own
+# Of the options of a sweep, what the next one has of its own, and what is the default anyway.
+_OWN = ("name", "command", "min_time")
+_DEFAULTS = {"device": "auto", "precision": 0.02, "timeout": 300.0, "output": "results"}
+
+
+def suspect_sentence(frame: pd.DataFrame) -> str:
+    """How many times cannot be right."""
+    count = int(frame["suspect"].notna().sum())
+    times = "1 time (!) is" if count == 1 else f"{count} times (!) are"
+    return f"{times} beyond what the device can do: see the column suspect." if count else ""
+
+
+def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
+    """How disturbed the machine was, what that did to the times, and the command that mends it.
+
+    Nothing where every time is known to ± 10 % and none is unsteady.
+    """
+    timed = frame[frame["time_us_median"].notna()]
+    half = (timed["time_us_ci_high"] - timed["time_us_ci_low"]) / 2 / timed["time_us_median"]
+    wide, unsteady = half > WIDE, timed["unsteady"].notna()
+    found = {
+        f"{wide.sum()} of {half.count()} intervals {'is' if wide.sum() == 1 else 'are'} wider than"
+        f" ± {units.brief_percent(WIDE)}": wide.any(),
+        f"{unsteady.sum()} of {len(timed)} times {'is' if unsteady.sum() == 1 else 'are'} unsteady"
+        " (?)": unsteady.any(),
+    }
+    if not any(found.values()):
+        return ""
+    text = ", ".join(what for what, there in found.items() if there)
+    if (taken := taken_share(timed)) > TAKEN:
+        took = f"Other work took {units.brief_percent(taken)} of the samples' processor time"
+        text = f"{took}: {text}"
+    return f"{text}. {remedy(run, timed[wide | unsteady])}"
+
+
+def taken_share(timed: pd.DataFrame) -> float:
+    """The processor time that other work took from the samples of one thread / their wall time.
+
+    The mean over cells, 0 where it is not known: several threads wait for each other, too.
+    """
+    alone = timed[(timed["device"] == "cpu") & (timed["threads"] == 1)]
+    kept = 1 - alone["stolen_share"].fillna(0.0) - alone["throttled_share"].fillna(0.0)
+    return 1.0 - float((alone["cpu_share"].clip(upper=1.0) * kept).mean()) if len(alone) else 0.0
+
+
+def remedy(run: Run, rows: pd.DataFrame) -> str:
+    """The command that measures the sizes of these rows again, longer and in fresh processes."""
+    options, settings = run.info.get("options") or {}, run.info.get("settings") or {}
+    processes = max(3, int(settings.get("processes") or 1))
+    again = {
+        name: value
+        for name, value in options.items()
+        if name not in _OWN and value != _DEFAULTS.get(name)
+    }
+    again["seq_lens"] = sorted({int(n) for n in rows["seq_len"]})
+    again |= {"max_time": f"{3 * (settings.get('max_time_s') or 1.0):g}", "processes": processes}
+    flags = []
+    for name, value in again.items():
+        flag = "--impl" if name == "files" else f"--{name.replace('_', '-')}"
+        if name == "files":
+            flags += [part for file in value for part in (flag, file)]
+        else:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            flags += [flag] if value is True else [flag, text]
+    command = shlex.join(["attnbench", "sweep", *flags])
+    text = f"{command} measures those sizes longer and in {processes} processes"
+    several = "" if (rows["threads"] == 1).all() else "; one thread (--threads 1) repeats best"
+    return f"{text}{several}."

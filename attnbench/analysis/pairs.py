@@ -1,0 +1,124 @@
+"""How the times of two cells compare: ratios of samples that were taken in the same round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from attnbench.analysis.times import (
+    BETWEEN_PROCESSES,
+    Interval,
+    by_process,
+    interval_us,
+    observations_us,
+    over_processes,
+    time_us,
+    within_run_us,
+)
+from attnbench.base.stats import (
+    median,
+    median_interval,
+    processes_interval,
+    quotient_interval,
+    t_quantile,
+)
+from attnbench.schema.record import Record
+
+MARGIN = 1 + BETWEEN_PROCESSES  # for either end of an interval that knows one process
+_POWER = 0.8
+_ORDER_STATISTICS = 6  # from so many values on the interval is one of order statistics
+
+Round = tuple[str, int, int]  # group, process and number
+
+
+@dataclass(frozen=True)
+class CellTimes:
+    """What a ratio needs of one record, computed once where it is compared with many.
+
+    `time_us` and `interval_us` are the reported ones; `rounds_us` has the samples that count.
+    """
+
+    time_us: float
+    interval_us: Interval | None
+    rounds_us: Mapping[Round, float]
+
+
+def cell_times(record: Record) -> CellTimes:
+    """What a ratio needs of a record, which must have samples.
+
+    Records without a group, of old runs, were interleaved with those of the same case and process.
+    """
+    reported_us = time_us(record)
+    assert reported_us is not None, "what has samples has a time"
+    processes = sorted({sample.process for sample in record.samples})
+    groups = str(record.metrics.get("group") or "").split()  # one for each process
+    if len(groups) != len(processes):
+        groups = [record.cell.case.case_id] * len(processes)
+    of = dict(zip(processes, groups, strict=True))
+    rounds_us = {(of[s.process], s.process, s.round): s.own_us for s in record.kept}
+    return CellTimes(reported_us, interval_us(record), rounds_us)
+
+
+def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
+    """Time of `above` / that of `below`, with an interval of at least 95 %, or None.
+
+    The median over the rounds in which both have a sample that counts, of the quotient of the two
+    (`Sample.own_us`): what slowed the machine for a while slowed both, and what hit one of them
+    alone widens the interval, which is one of order statistics.
+
+    Such an interval knows one process. Another one of the same code has other addresses and pages,
+    and differs by a few percent: so it is widened by `MARGIN` at either end (docs/method.md gives
+    the evidence). Over several processes nothing is added: the ratio is the median of the ratios
+    within each, and the interval is one over them (`processes_interval`).
+
+    Two cells are level where the interval holds 1 (`decided`), and nothing is known where there is
+    none. With fewer than six rounds in common, as between runs of their own, it is the quotient of
+    the reported times, with that of their intervals.
+    """
+    return ratio_of(cell_times(above), cell_times(below))
+
+
+def ratio_of(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None]:
+    """As `ratio`, of what was computed once for each."""
+    processes: dict[int, list[float]] = {}
+    for place, first_us in above.rounds_us.items():
+        if (second_us := below.rounds_us.get(place)) is not None:
+            processes.setdefault(place[1], []).append(first_us / second_us)
+    medians = [median(found) for found in processes.values()]
+    if len(medians) > 1:
+        return median(medians), processes_interval(medians)
+    for found in processes.values():
+        if within := median_interval(found):
+            return median(found), (within[0] / MARGIN, within[1] * MARGIN)
+    reported = above.time_us / below.time_us
+    return reported, quotient_interval(above.interval_us, below.interval_us)
+
+
+def decided(low: float | None, high: float | None) -> int:
+    """1 where an interval lies above 1, -1 below it, 0 where it holds 1 or is not known."""
+    if low is None or high is None:
+        return 0
+    return 1 if low > 1 else -1 if high < 1 else 0
+
+
+def detectable(record: Record) -> float | None:
+    """The smallest relative difference from another row of this precision that would show.
+
+    That `ratio` finds with probability 0.8, the two rows having the same standard error, each its
+    own noise: what slows both alike makes it smaller. The interval must lie z(0.8) · √2 standard
+    errors beyond where it just excludes 1. That is at √2 times the quantile that the interval of
+    one row holds, and at the margin within one process; of three processes, whose spread is
+    hardly known, the difference shows every other time only. As the sample-size formula for two
+    means, e.g. Lehr, Statistics in Medicine 11 (1992), 1099.
+    """
+    interval, z = within_run_us(record), NormalDist().inv_cdf
+    if interval is None:
+        return None
+    half = (interval[1] - interval[0]) / 2 / median(observations_us(record))
+    processes, held, margin = len(by_process(record)), z(0.975), MARGIN - 1
+    if over_processes(record):
+        margin = 0.0
+        held = t_quantile(processes - 1) if processes < _ORDER_STATISTICS else held
+    return half * math.sqrt(2) * (held + z(_POWER)) / held + margin

@@ -1,0 +1,102 @@
+"""How two cells compare: ratios within rounds, and what their intervals decide."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from attnbench.analysis import times
+from attnbench.analysis.pairs import MARGIN, decided, detectable, ratio
+from attnbench.schema.case import Position
+from attnbench.schema.record import Record, merged
+from tests.test_times import CELL, processes, record
+
+OTHER_CASE = replace(CELL, case=replace(CELL.case, position=Position(name="rope")))
+
+
+def slowed(values: list[float], seed: int) -> list[float]:
+    """The values beside other work that slows whole rounds up to four times."""
+    rng = random.Random(seed)
+    return [value * rng.choice([1.0, 1.0, 2.0, 4.0]) for value in values]
+
+
+def width(above: Record, below: Record) -> float:
+    low, high = ratio(above, below)[1] or (0.0, 0.0)
+    return high / low - 1
+
+
+def test_what_slows_a_whole_round_leaves_the_ratio_within_it():
+    above, below = slowed([130.0] * 15, 1), slowed([100.0] * 15, 1)
+    value, interval = ratio(record(above), record(below))
+    assert value == pytest.approx(1.3)
+    assert interval == pytest.approx((1.3 / MARGIN, 1.3 * MARGIN))
+
+
+def test_what_hits_one_of_the_two_widens_the_interval():
+    quiet, hit = record([100.0] * 15), record(slowed([100.0] * 15, 2))
+    assert width(hit, quiet) > 1.0 > 2 * width(quiet, quiet)
+    assert not decided(*(ratio(hit, quiet)[1] or (None, None)))
+
+
+def test_rounds_are_matched_by_number_whatever_was_discarded():
+    level = [float(2**i) for i in range(12)]  # every round at another speed
+    above = record([2 * us for us in level], discarded={0: "stolen", 5: "stolen"})
+    value, interval = ratio(above, record(level, discarded={3: "stolen"}))
+    assert value == pytest.approx(2.0)
+    assert interval == pytest.approx((2.0 / MARGIN, 2.0 * MARGIN))
+
+
+def test_cells_are_pairs_where_they_were_interleaved_and_else_their_times_are_divided():
+    above, below = (record(slowed([100.0] * 15, 3)) for _ in range(2))
+    paired = ratio(above, below)
+    assert ratio(*(replace(r, metrics={"group": "a"}) for r in (above, below))) == paired
+    rope = replace(below, cell=OTHER_CASE)  # in an old run, in a process of its own for all we know
+    for alone in (replace(below, metrics={"group": "b"}), rope):
+        assert ratio(above, alone)[0] == 1.0
+        assert width(above, alone) > 1.0 > width(above, below)
+    grouped = [replace(r, metrics={"group": "a"}) for r in (above, rope)]
+    assert ratio(*grouped) == paired
+
+
+def test_each_process_of_a_cell_has_a_group_of_its_own():
+    def cell(factor: float) -> Record:
+        parts = [(0, "a", 1.0), (1, "b", 1.5), (2, "c", 0.7)]  # a slow process is so for both
+        return merged(
+            [record([factor * level] * 9, process=i, group=name) for i, name, level in parts]
+        )
+
+    value, interval = ratio(cell(200.0), cell(100.0))
+    assert value == pytest.approx(2.0)
+    assert interval == pytest.approx((2.0, 2.0))
+
+
+def test_one_process_cannot_tell_apart_what_two_of_the_same_code_differ_by():
+    """Several can: the interval is over them, and nothing is added to it."""
+    two = [record([us] * 9) for us in (102.0, 100.0)]
+    assert decided(*(ratio(*two)[1] or (None, None))) == 0
+    four = processes(102.0, 132.6, 91.8), processes(100.0, 130.0, 90.0)
+    assert ratio(*four)[1] == pytest.approx((1.02, 1.02))
+    assert decided(*(ratio(*four)[1] or (None, None))) == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [(1.01, 1.2, 1), (0.8, 0.99, -1), (0.9, 1.1, 0), (1.0, 1.1, 0), (None, None, 0)],
+)
+def test_what_holds_1_or_has_no_interval_is_not_decided(low, high, found):
+    assert decided(low, high) == found
+
+
+def test_few_rounds_in_common_have_the_interval_of_the_times_or_none():
+    assert ratio(record([2.0] * 5), record([1.0] * 5)) == (2.0, None)
+    assert ratio(record([2.0] * 9), record([1.0] * 3)) == (2.0, None)
+
+
+def test_the_detectable_difference_is_so_many_halves_of_an_interval():
+    """z(0.8) beyond z(0.975), by √2 standard errors; and the margin, or Student's quantile."""
+    cell = record([98.0, 99.0, 100.0, 100.0, 101.0, 102.0])
+    found = 0.02 * 2**0.5 * (1.96 + 0.8416) / 1.96 + MARGIN - 1
+    assert detectable(cell) == pytest.approx(found, rel=1e-4)
+    low, high = times.interval_us(three := processes(100.0, 101.0, 102.0)) or (0.0, 0.0)
+    found = (high - low) / 2 / 101.0 * 2**0.5 * (4.3027 + 0.8416) / 4.3027
+    assert detectable(three) == pytest.approx(found, rel=1e-4)
