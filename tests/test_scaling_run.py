@@ -17,7 +17,7 @@ from attnbench.analysis.scaling.series import Laws, all_series, measured
 from attnbench.api import IMPLEMENTATIONS, attention, core_flops
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case, Device, parse_mask
-from attnbench.schema.record import Record
+from attnbench.schema.record import Record, Sample, merged
 from tests import synthetic
 from tests.conftest import probed
 
@@ -156,6 +156,39 @@ def test_what_never_ran_is_not_asked() -> None:
     (problem,) = found.problems
     assert problem.subject == "flex, attention"
     assert "5 unsupported: no CPU" in problem.reason
+
+
+def on_cpu(n: int, process: int, samples: list[tuple[float, float, float]]) -> Record:
+    """A record of wall times, processor times and what the probe of a fast core, 26 µs, took."""
+    rows = [
+        Sample(round=i, position=0, calls=1, time_us=t, e2e_us=t, cpu_us=cpu, probe_us=probe)
+        for i, (t, cpu, probe) in enumerate(samples)
+    ]
+    done = cell(Case(seq_len=n), "naive", probe_us=26.0)
+    return replace(done, samples=tuple(rows), process=process)
+
+
+SLOW, TAKEN, FAST = ((170, 170, 45),) * 5, ((400, 60, 26), (300, 50, 26)) * 3, ((100, 99, 26),) * 5
+
+
+@pytest.mark.parametrize(
+    ("processes", "time_us", "least", "most"),
+    [
+        ((FAST,), 100, 100, 100),
+        ((SLOW,), 170, 170 * 26 / 45, 170),  # a slow core: no faster than the probe says
+        ((TAKEN,), 50, 50, 400),  # between processor and wall time
+        ((SLOW, FAST), 100, 100, 100),  # what a process bounds holds of all
+        ((TAKEN, FAST, TAKEN), 100, 100, 100),
+        (((*TAKEN, (100, 99, 26)),), 50, 50, 100),  # no longer than one that was left alone
+    ],
+)
+def test_a_time_lies_where_every_process_allows_it(
+    processes: Any, time_us: float, least: float, most: float
+) -> None:
+    record = merged([on_cpu(32, i, list(samples)) for i, samples in enumerate(processes)])
+    (found,) = measured(run_of([record]))
+    assert found.times_us == pytest.approx((time_us,))
+    assert found.allowed_us == pytest.approx((least, most))
 
 
 # The whole verdict.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.errors import ExitCode
 from attnbench.execution.session import PRESET_ON
-from attnbench.execution.store import load_info
+from attnbench.execution.store import Run, load_info, load_run
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.finding import Finding, Verdict, exit_code
 from tests import synthetic
 from tests.conftest import Cli, Refused
+
+MADE = Path("results/made")
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +125,56 @@ def test_a_preset_for_verdicts_spans_three_octaves_beyond_the_floor(name: str) -
     for lengths in by_workload.values():
         above = sorted(lengths)[1:]
         assert above[-1] >= 8 * above[0]
+
+
+# Until decided.
+
+
+@pytest.fixture
+def open_cells(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What is missing each time: n = 128 takes three processes to decide, and n = 256 two."""
+    needed, measured = {128: 3, 256: 2}, []
+
+    def scaling(run: Run) -> Scaling:
+        counts = Counter(part.cell.case.seq_len for part in run.parts)
+        missing = {
+            part.cell: None
+            for part in run.parts
+            if counts[n := part.cell.case.seq_len] < needed.get(n, 0)
+        }
+        measured.append([cell.case.seq_len for cell in missing])
+        verdict: Verdict = "inconclusive" if missing else "holds"
+        return Scaling(problems=(_finding(verdict),), missing=tuple(missing))
+
+    monkeypatch.setattr("attnbench.analysis.scaling.scaling", scaling)
+    return measured
+
+
+SWEEP = ("sweep", "--impls", "naive", "--seq-lens", "128..512", "--name", "made", "--quiet")
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_what_keeps_a_verdict_open_is_measured_again_until_it_is_decided(
+    cli: Cli, open_cells: Any
+) -> None:
+    assert cli(*SWEEP).exit_code == ExitCode.OK
+    result = cli("verify", "made", "--until-decided")
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert open_cells == [[128, 256], [128], [], []]
+    processes = [(part.cell.case.seq_len, part.process) for part in load_run(MADE).parts]
+    assert sorted(processes) == [(128, 0), (128, 1), (128, 2), (256, 0), (256, 1), (512, 0)]
+    assert "measured 2 cells again, 3 times in all" in result.stderr
+    assert "0 findings stay open" in result.stderr
+
+
+@pytest.mark.usefixtures("imagined_worker", "open_cells")
+def test_a_budget_that_would_not_last_is_not_begun(cli: Cli) -> None:
+    cli(*SWEEP)
+    result = cli("verify", "made", "--until-decided", "--budget", "1s")  # a cell takes longer
+    assert result.exit_code == ExitCode.INCONCLUSIVE
+    assert "the budget is spent, and 2 cells are not known well enough" in result.stderr
+    assert {part.process for part in load_run(MADE).parts} == {0}
+
+
+def test_a_budget_is_for_what_is_measured_again(cli: Cli, assert_refused: Refused) -> None:
+    assert_refused(cli("verify", "made", "--budget", "5m"), "--budget", "--until-decided")

@@ -99,7 +99,7 @@ class SweepDisplay(_Display, Listener):
             _print_plan(plan)
             return
         count = len({cell.key for cell in measured})
-        again = f", each {len(plan.passes)} times," if len(plan.passes) > 1 else ""
+        again = f", each {len(plan.passes)} times," if len(measured) > count else ""
         processes = sum(len(list(jobs_of(cells))) for cells in plan.passes)
         decided = f", {len(plan.decided)} unsupported or skipped" if plan.decided else ""
         self.say(f"{count} cells{again} in {processes} processes{decided} -> {path}")

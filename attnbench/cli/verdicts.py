@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from attnbench.base import units
 from attnbench.cli.options import (
+    DURATION,
     NAMES,
     device_option,
     given,
@@ -25,8 +28,10 @@ from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, exit_code
 if TYPE_CHECKING:
     from attnbench.analysis.claims.judging import Judged
     from attnbench.analysis.scaling.results import Scaling
+    from attnbench.schema.record import Cell
 
 _COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
+AT_ONCE = 8  # cells measured again before the verdicts are asked for again
 _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
 
 
@@ -42,11 +47,22 @@ _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
 @seed_option
 @output_option
 @click.option("--name", help="With --sweep: the run's name [a time stamp].")
+@click.option(
+    "--until-decided", is_flag=True, help="Measure again what keeps a verdict open, for --budget."
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    type=DURATION,
+    default="10m",
+    show_default=True,
+    help="With --until-decided: how long it may take, the sweep included.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Every finding with its figures as JSON.")
 @click.option(
     "--verbose", "-v", is_flag=True, help="Every finding, also FLOPs and workspace that hold."
 )
-@click.option("--quiet", is_flag=True, help="With --sweep: no progress.")
+@click.option("--quiet", is_flag=True, help="No progress of what is measured.")
 def verify(**options: Any) -> None:
     """Ask whether cost grows as the laws declare.
 
@@ -58,10 +74,16 @@ def verify(**options: Any) -> None:
     --sweep measures some 300 cells on a CPU, in one thread and with an allocator that keeps its
     memory; it takes about five minutes on two CPUs. With --impls or --impl only the named
     implementations are measured, under `attention` alone: no layers, decoding or networks.
+
+    Times may be off by what other work took: a law is refuted if no possible times follow it, and
+    holds if none could break it; else the reason says at which sizes more precision decides.
+    --until-decided measures these again in fresh processes, what is known worst first: of RUN, on
+    the machine that made it, or after --sweep in what that left of the budget.
     """
     from attnbench.analysis.scaling import scaling
     from attnbench.execution.store import find_run, load_run
 
+    until = time.monotonic() + options["budget_s"]
     flags = [flag for name, flag in given().items() if name in _SWEEP_ONLY]
     if options["measures"] and options["run"]:
         raise UsageError(
@@ -69,6 +91,8 @@ def verify(**options: Any) -> None:
         )
     if flags and not options["measures"]:
         raise UsageError(f"{', '.join(flags)} needs --sweep, which measures a run first")
+    if "budget_s" in given() and not options["until_decided"]:
+        raise UsageError("--budget needs --until-decided, which measures again what is open")
     if options["measures"]:
         from attnbench.cli.progress import SweepDisplay
         from attnbench.execution.process import Settings
@@ -83,12 +107,53 @@ def verify(**options: Any) -> None:
             path = sweep_for_verdicts(settings, display, impls=options["impls"] or (), **names)
     else:
         path = find_run("latest" if options["run"] is None else options["run"], options["output"])
+    if options["until_decided"]:
+        _measure_until_decided(path, until, quiet=options["quiet"])
     found = scaling(load_run(path))
     if options["as_json"]:
         click.echo(json.dumps([finding.to_json() for finding in found.findings], indent=1))
     else:
         _print_laws(found, path, every=options["verbose"])
     raise SystemExit(int(exit_code(found.findings)))
+
+
+def _measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
+    """Measure again what keeps findings of a run open, until none is or the clock shows `until`.
+
+    A few cells at a time, in the order in which they are missing; one that stays so takes turns
+    with the others. How long a cell takes is known from the last time.
+    """
+    from attnbench.analysis.scaling import scaling
+    from attnbench.cli.progress import SweepDisplay
+    from attnbench.execution.session import resume
+    from attnbench.execution.store import load_run
+
+    turns: Counter[Cell] = Counter()
+    begin = time.monotonic()
+    while True:
+        run = load_run(path)
+        found, left_s = scaling(run), until - time.monotonic()
+        lasted_s = {part.cell.key: sum(part.spent_s.values()) for part in run.parts}
+        chosen: list[Cell] = []
+        for cell in sorted(found.missing, key=turns.__getitem__):
+            if lasted_s[cell.key] <= left_s and len(chosen) < AT_ONCE:
+                left_s -= lasted_s[cell.key]
+                chosen.append(cell)
+        if not chosen:
+            break
+        with SweepDisplay(quiet=quiet) as display:
+            resume(path, display, again=chosen)
+        turns.update(chosen)
+    took = units.seconds(time.monotonic() - begin)
+    open_ = sum(finding.verdict == "inconclusive" for finding in found.findings)
+    why = "better times of these sizes would not decide them"
+    if found.missing:
+        why = f"the budget is spent, and {len(found.missing)} cells are not known well enough"
+    with SweepDisplay(quiet=quiet) as display:
+        display.say(
+            f"measured {len(turns)} cells again, {turns.total()} times in all, in {took}:"
+            f" {open_} findings stay open" + f"; {why}" * (open_ > 0)
+        )
 
 
 def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:

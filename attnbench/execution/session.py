@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Mapping
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,8 +118,12 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             return writer.path
 
 
-def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
+def resume(
+    path: Path, listener: Listener, *, again: Sequence[Cell] = (), dry_run: bool = False
+) -> Path:
     """Measure what a run planned and has no record of, as the run was set up.
+
+    Or, of what it has, the cells of `again` in one more process each.
 
     Raises:
         StoreError: the folder is not a run, or its plan is damaged.
@@ -145,7 +150,13 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
     # One that failed in any process has failed for good.
     over = {record.cell.key for record in run.parts if record.status != "ok"}
     asked = [cell for cell in cells if cell.key not in over]
-    missing = [c for c in asked if any((c.key, i) not in done for i in range(settings.processes))]
+    processes = settings.processes
+    missing = [c for c in asked if any((c.key, i) not in done for i in range(processes))]
+    if again:
+        counts, missing = Counter(part.cell.key for part in run.parts), list(again)
+        processes = 1 + max(counts[cell.key] for cell in again)
+        of_others = [(c.key, i) for c in again for i in range(processes) if i != counts[c.key]]
+        done = set(of_others)
     plan = Plan(cells=(), jobs=())
     with LocalRunner(settings, listener.working) as runner:
         if missing:
@@ -164,7 +175,7 @@ def resume(path: Path, listener: Listener, *, dry_run: bool = False) -> Path:
             for name in dict.fromkeys(cell.impl for cell in missing):
                 if name not in known:
                     raise unknown("implementation", name, known, "--resume")
-            plan = _decide(missing, runner, settings.processes, done)
+            plan = _decide(missing, runner, processes, done)
         listener.planned(plan, None if dry_run else path)
         if not dry_run:
             with RunWriter.reopen(path) as writer:

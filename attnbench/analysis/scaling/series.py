@@ -60,8 +60,7 @@ def measured(run: Run) -> list[Measured]:
             case.threads,
         )  # fmt: skip
         kind = kinds.setdefault(alike, len(kinds))
-        times_us, doubt = _times_or_doubt(record, environment)
-        allowed_us = times.interval_us(record) if times_us else None
+        times_us, allowed_us, doubt = _times_or_doubt(record, environment)
         if times_us and with_notes and (unsteady := notes.unsteady(record)):
             allowed_us, doubt = NOTHING_KNOWN, f"unsteady ({unsteady})"
         found.append(
@@ -74,17 +73,33 @@ def measured(run: Run) -> list[Measured]:
 
 def _times_or_doubt(
     record: Record, environment: dict[str, Any]
-) -> tuple[tuple[float, ...], str | None]:
+) -> tuple[tuple[float, ...], times.Interval | None, str | None]:
+    """The replicates of a time, the ends of what it may be, and why there is none."""
     if record.status != "ok":
-        return (), f"{record.status}: {record.reason}"
-    observed, reported_us = times.observations_us(record), times.time_us(record)
-    if not times.are_times(observed) or reported_us is None:
-        return (), "not a valid time (0 or NaN)"
-    if suspect := times.suspect(record, environment, reported_us):
-        return (), f"suspect: {suspect}"
-    # The reported time need not be their median, but scatters no more than that.
-    scale = reported_us / median(observed)
-    return tuple([scale * time_us for time_us in observed]), None
+        return (), None, f"{record.status}: {record.reason}"
+    if not times.are_times(times.observations_us(record)):
+        return (), None, "not a valid time (0 or NaN)"
+    if suspect := times.suspect(record, environment, times.time_us(record)):
+        return (), None, f"suspect: {suspect}"
+    return (*_replicates_and_ends(record), None)
+
+
+def _replicates_and_ends(record: Record) -> tuple[tuple[float, ...], times.Interval | None]:
+    """On a CPU the low end alone, and where it would lie on a core at full speed, left alone.
+
+    What one sample took that was left alone, it never takes longer. The sizes of a series meet
+    other states of the machine, and what each fresh process bounds holds of all of them.
+    """
+    if "probe_us" not in record.metrics:
+        return tuple(times.observations_us(record)), times.interval_us(record)
+    lows, highs, leasts = [], [], []
+    for samples in times.by_process(record):
+        least, low, high = times.low_end(record, samples)
+        leasts.append(least)
+        lows.append(low)
+        highs.append(min([s.own_us for s in samples if not s.disturbed], default=high))
+    low, high = sorted((max(lows), min(highs)))
+    return (min(max(median(leasts), low), high),), (low, high)
 
 
 class Laws:
