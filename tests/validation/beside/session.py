@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.analysis import notes, times
+from attnbench.analysis.pairs import ratio
 from attnbench.base.files import make_folder
 from attnbench.errors import StoreError
 from attnbench.execution.process import Settings
@@ -116,6 +117,6 @@ def _figures(run: Run) -> Figures:
     pairs = []
     for n, records in by_size.items():
         for above, below in itertools.combinations([i for i in IMPLS if i in records], 2):
-            value, interval = times.ratio(records[above], records[below])
+            value, interval = ratio(records[above], records[below])
             pairs.append((n, above, below, value, interval))
     return {"wall_s": run.info["spent"]["wall_s"], "cells": cells, "pairs": pairs}
