@@ -17,9 +17,10 @@ import pytest
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in, load_file
+from attnbench.cli.options import wrapped
 from attnbench.errors import UsageError
 from attnbench.execution.checks import CheckResult
-from attnbench.execution.store import RECORDS
+from attnbench.execution.store import RECORDS, load_info
 from attnbench.planning.battery import battery
 from attnbench.schema.messages import Catalogue
 from tests import synthetic
@@ -78,7 +79,10 @@ WRONG_SWEEPS = {
     "unknown preset": (["--preset", "quik"], ["--preset", "'quick'?", "gpu"]),
     "heads that do not divide": (["--kv-heads", "3"], ["--kv-heads must divide --heads", "3", "4"]),
     "doubling past its end": (["--seq-lens", "128..1000"], ["128..512 or 128..1024"]),
-    "reversed doubling": (["--seq-lens", "512..128"], ["--seq-lens 512..128"]),
+    "reversed doubling": (["--seq-lens", "512..128"], ["512..128 is reversed: 128..512"]),
+    "limits of time that contradict each other": (
+        ["--min-time", "2", "--max-time", "1"], ["--min-time 2 is above --max-time 1"]
+    ),
     "kv-lens in decode": (["--workload", "decode", "--kv-lens", "8"], ["--kv-lens", "decode"]),
     "empty list of names": (["--impls", ""], ["--impls", "a,b,c"]),
     "precision that is no number": (["--precision", "nan"], ["--precision"]),
@@ -210,6 +214,39 @@ def test_options_beside_resume_are_refused(
     cli: Cli, assert_refused: Refused, run: Path, option: tuple[str, str]
 ) -> None:
     assert_refused(cli("sweep", "--resume", "made", *option), "--resume", f"remove {option[0]}")
+
+
+def test_on_a_narrow_terminal_no_word_is_split_and_each_command_has_its_whole_sentence(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "[1/8]  614 µs naive-heads: attention forward n=128 results/a-long-name/records.jsonl"
+    assert wrapped(text) == text
+    for columns in (20, 44, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert wrapped(text).split() == text.split()
+        assert min(map(len, wrapped(text).splitlines())) <= columns
+        refused = cli("sweep", "--seq-lens", "8..4").stderr.splitlines()
+        assert max(map(len, refused)) <= columns
+    shown = cli("--help").stdout.replace("[ARGS]...", "")
+    assert "..." not in shown
+    assert "against a run." in shown
+
+
+@pytest.mark.usefixtures("imagined_worker")
+@pytest.mark.parametrize(
+    ("flag", "value", "found"),
+    [
+        ("--max-time", "0.05", (0.05, 0.05)),
+        ("--min-time", "9", (9, 9)),
+        ("--max-time", "3", (0.1, 3)),
+    ],
+)
+def test_where_one_limit_of_time_is_given_the_other_gives_way(
+    cli: Cli, flag: str, value: str, found: tuple[float, float]
+) -> None:
+    assert cli("sweep", "--impls", "naive", flag, value, "--name", "r").exit_code == 0
+    settings = load_info(Path("results/r"))["settings"]
+    assert (settings["min_time_s"], settings["max_time_s"]) == found
 
 
 # What makes sense only in part is run in part.
@@ -389,6 +426,7 @@ def test_help_loads_nothing_heavy() -> None:
     script = """
 import sys
 from attnbench.cli import main
+from attnbench.cli.options import wrapped
 for args in (["--help"], ["--version"], *([name, "--help"] for name in main.commands)):
     main(args, standalone_mode=False)
 heavy = {"torch", "numpy", "scipy", "pandas", "matplotlib", "pyarrow"} & set(sys.modules)

@@ -17,7 +17,7 @@ class Axis:
     """A column that belongs to the case.
 
     `follows` is the axis it equals unless given. `plain` is the value that is sorted first, and
-    `silent` one that labels leave out.
+    `silent` one that labels leave out: where nothing else names a row, it is `unsaid`.
     """
 
     column: str
@@ -25,6 +25,7 @@ class Axis:
     follows: str | None = None
     plain: str | None = None
     silent: Any = None
+    unsaid: str = ""
 
     def text(self, value: Any) -> str:
         """Return `n=128`, `causal`, or nothing for an unknown or silent value."""
@@ -42,7 +43,7 @@ AXES: dict[str, Axis] = {
         Axis(column="dtype"),
         Axis(column="pass", plain="forward"),
         Axis(column="mask", plain="full"),
-        Axis(column="position", plain="none", silent="none"),
+        Axis(column="position", plain="none", silent="none", unsaid="no position encoding"),
         Axis(column="projection", symbol="projection"),
         Axis(column="cache", symbol="cache"),
         Axis(column="width", symbol="E"),
@@ -51,7 +52,7 @@ AXES: dict[str, Axis] = {
         Axis(column="heads", symbol="H"),
         Axis(column="kv_heads", symbol="G", follows="heads"),
         Axis(column="batch", symbol="B"),
-        Axis(column="threads", symbol="threads", silent=1),
+        Axis(column="threads", symbol="threads", silent=1, unsaid="1 thread"),
         Axis(column="new_tokens", symbol="T"),
         Axis(column="seq_len", symbol="n"),
         Axis(column="kv_len", symbol="S", follows="seq_len"),
@@ -102,6 +103,11 @@ def label(row: pd.Series[Any] | Mapping[Any, Any], names: list[str]) -> str:
         if AXES[name].follows is None or row[name] != row[str(AXES[name].follows)]
     ]
     return " ".join(text for text in texts if text)
+
+
+def heading(row: pd.Series[Any] | Mapping[Any, Any], names: list[str]) -> str:
+    """As `label`, for a part among others: named even where its values go without saying."""
+    return label(row, names) or ", ".join(filter(None, (AXES[name].unsaid for name in names)))
 
 
 _OVERHEAD_SIZES, _OVERHEAD_GAP = 16, 16  # a length up to this, and so far below the next

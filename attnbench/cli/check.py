@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnbench.cli.options import NAMES, device_option, impl_files, seed_option, threads_option
+from attnbench.cli.options import (
+    NAMES,
+    device_option,
+    impl_files,
+    say,
+    seed_option,
+    threads_option,
+)
 from attnbench.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -148,14 +155,15 @@ def _print_examination(examination: Examination) -> None:
     )
     tests = [finding for finding in examination.findings if finding.kind == "test"]
     rows = [(_SIGNS[f.level][0], f.name, f.fact, f.limit or "") for f in tests]
-    click.echo(" · ".join(machine) + "\n")
+    say(" · ".join(machine))
+    click.echo()
     click.echo(table(("", "self-test", "measured", "limit"), rows))
     for finding in examination.findings:
         if finding.level != "ok":
             sign, colour = _SIGNS[finding.level]
             name = f"{finding.name}: " if finding.kind == "test" else ""
-            click.echo(click.style(f"{sign} {name}{finding.fact}", fg=colour))
-            click.echo(f"  → {finding.remedy}")
+            say(f"{sign} {name}{finding.fact}", fg=colour)
+            say(f"  → {finding.remedy}")
     wall_s = examination.diagnosis["meanwhile"]["wall_s"]
     sign, colour = _SIGNS["fail" if examination.failed else "ok"]
-    click.echo(click.style(f"{sign} {examination.verdict}, tested for {wall_s:.0f} s", fg=colour))
+    say(f"{sign} {examination.verdict}, tested for {wall_s:.0f} s", fg=colour)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +32,38 @@ else:  # generic in click's stubs and latest releases, but not in the 8.1 we sti
     ParamType = click.ParamType
 
 
+def wrapped(text: str, *, err: bool = False, hang: int = 2) -> str:
+    """A line for people, broken between words where it is shown and the place is too narrow.
+
+    What goes on in another line hangs by so many blanks.
+    """
+    stream = sys.stderr if err else sys.stdout
+    if not (stream.isatty() or "COLUMNS" in os.environ):
+        return text
+    return textwrap.fill(
+        text,
+        shutil.get_terminal_size().columns,
+        subsequent_indent=" " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def say(text: str, *, err: bool = False, fg: str | None = None, hang: int = 2) -> None:
+    """Print a line for people; what is to be copied, such as a command, is printed by click."""
+    click.secho(wrapped(text, err=err, hang=hang), err=err, fg=fg)
+
+
 class OneLineError(click.ClickException):
     """A problem the user can act on, as one line: the fact, the flag, the valid values."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(" ".join(message.split()))
         self.exit_code = int(exit_code)  # type: ignore[misc]  # click has one for the class
+
+    def show(self, file: Any = None) -> None:
+        """Print it, broken between words on a narrow terminal."""
+        say(f"Error: {self.format_message()}", err=True)
 
 
 class _Parsed(ParamType):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import textwrap
 from pathlib import Path
 from typing import Self
 
-import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Column
 
 from attnbench.base import units
+from attnbench.cli.options import say, wrapped
 from attnbench.execution.session import Listener
 from attnbench.gate.decide.data import Round
 from attnbench.planning.plan import Plan, jobs_of, work
@@ -30,6 +31,7 @@ from attnbench.theory.traits import case_label
 
 # What a cell costs whatever its size, as multiply-adds: checks, probes and samples of a small one.
 _BASE_WORK = 1.5e9
+_BESIDE = 44  # letters of the live line before its description
 
 
 class _Display:
@@ -46,11 +48,12 @@ class _Display:
     def say(self, text: str) -> None:
         """Print a line that stays, unless quiet."""
         if not self._quiet:
-            self._console.print(text, markup=False, soft_wrap=True)
+            self._console.print(wrapped(text, err=True), markup=False, soft_wrap=True)
 
     def warned(self, message: str) -> None:
         """Print a warning, however quiet."""
-        self._console.print(f"Warning: {message}", markup=False, soft_wrap=True)
+        text = wrapped(f"Warning: {message}", err=True)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def _begin(self, *columns: ProgressColumn, total: float | None) -> None:
         """Show the live line, where there is a terminal."""
@@ -75,7 +78,8 @@ class _Display:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
         if kind is KeyboardInterrupt and self.on_interrupt:
-            click.echo(f"\n{self.on_interrupt}", err=True)
+            say("", err=True)
+            say(self.on_interrupt, err=True)
 
 
 class SweepDisplay(_Display, Listener):
@@ -105,7 +109,7 @@ class SweepDisplay(_Display, Listener):
         self.say(f"{count} cells{again} in {processes} processes{decided} -> {path}")
         self._begin(
             TextColumn("{task.percentage:.0f} %"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             TimeElapsedColumn(table_column=Column(min_width=7)),
             TimeRemainingColumn(table_column=Column(min_width=7)),
             TextColumn("left"),
@@ -122,6 +126,8 @@ class SweepDisplay(_Display, Listener):
         """Show the cell and the stage the worker is at."""
         if self._progress is not None:
             text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
+            room = max(20, self._console.width - _BESIDE)
+            text = textwrap.shorten(text, room, placeholder=" …")  # a cut between words
             self._progress.update(self._task, description=text)
 
     def recorded(self, record: Record) -> None:
@@ -188,12 +194,10 @@ def line(record: Record) -> str:
 
 def _print_plan(plan: Plan) -> None:
     for number, job in enumerate(plan.jobs, start=1):
-        click.echo(f"process {number}")
+        say(f"process {number}")
         for case, impls in job.cases:
-            click.echo(f"  {case.case_id}  {case_label(case)}: {', '.join(impls)}")
+            say(f"  {case.case_id}  {case_label(case)}: {', '.join(impls)}", hang=16)
     for record in plan.decided:
-        click.echo(
-            f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}"
-        )
+        say(f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}")
     count = sum(len(list(job.cells())) for job in plan.jobs)
-    click.echo(f"{count} cells to measure, {len(plan.decided)} unsupported or skipped")
+    say(f"{count} cells to measure, {len(plan.decided)} unsupported or skipped")

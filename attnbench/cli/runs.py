@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from attnbench.cli.options import device_option, impl_files, run_argument
+from attnbench.cli.options import device_option, impl_files, run_argument, say
 from attnbench.errors import StoreError, UsageError
 
 
@@ -31,7 +31,7 @@ def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
     with LocalRunner(Settings(device=device, files=files)) as runner:
         catalogue = runner.catalogue()
         for warning in runner.warnings:
-            click.echo(f"Warning: {warning}", err=True)
+            say(f"Warning: {warning}", err=True)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(catalogue), indent=1))
         return
@@ -48,17 +48,20 @@ def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
             ", ".join(row.devices),
             "all" if len(row.passes) == 3 else ", ".join(row.passes),
             ", ".join(row.masks),
-            "no: " + row.unavailable if row.unavailable else "yes",
+            "no" if row.unavailable else "yes",
             row.doc,
         )
         for row in catalogue.implementations
     ]
     spare = ("devices", "passes", "memory", "time", "serves", "masks")
     click.echo(table(header, rows, spare=spare), nl=False)
+    for row in catalogue.implementations:
+        if row.unavailable:
+            say(f"{row.name} cannot run here: {row.unavailable}")
     for kind in ("workloads", "projections", "caches", "positions"):
         click.echo(f"\n{kind}")
         for name, doc in getattr(catalogue, kind).items():
-            click.echo(f"  {name:17} {doc}")
+            say(f"  {name:17} {doc}", hang=20)
 
 
 @click.command()
@@ -109,7 +112,7 @@ def export(run: str, output: Path, kind: str, to: Path | None) -> None:
     loaded = load_run(find_run(run, output))
     frame = load(loaded)
     if loaded.unfinished:
-        click.echo(loaded.unfinished, err=True)
+        say(loaded.unfinished, err=True)
     write = to_csv if kind == "csv" else to_json
     if to is None:
         write(frame, sys.stdout)

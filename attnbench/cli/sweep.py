@@ -17,6 +17,7 @@ from attnbench.cli.options import (
     given,
     impl_files,
     output_option,
+    say,
     seed_option,
 )
 from attnbench.errors import ExitCode, UsageError
@@ -124,6 +125,7 @@ def _request(options: dict[str, Any]) -> SweepRequest:
 
     plain = Preset(doc="", sweeps=(Axes(),), min_time_s=0.1, max_time_s=1.0)
     preset = PRESETS.get(options["preset"]) if options["preset"] else plain
+    least, most = options["min_time"], options["max_time"]
     taken = ("device", "seed", "precision", "processes", "l2", "timer", "energy")
     return SweepRequest(
         sweeps=overridden(
@@ -131,8 +133,9 @@ def _request(options: dict[str, Any]) -> SweepRequest:
         ),
         settings=Settings(
             files=tuple(str(Path(file).resolve()) for file in options["files"]),
-            min_time_s=options["min_time"] or preset.min_time_s,
-            max_time_s=options["max_time"] or preset.max_time_s,
+            # Where one alone is given, the preset's other gives way.
+            min_time_s=least or min(preset.min_time_s, most or preset.min_time_s),
+            max_time_s=most or max(preset.max_time_s, least or preset.max_time_s),
             timeout_s=options["timeout"],
             allocator=options["allocator"] or preset.allocator,
             **{name: options[name] for name in taken},
@@ -166,7 +169,7 @@ def _print_summary(run: Run) -> None:
         spare = [SUMMARY.get(name).header for name in dropped]
         click.echo(table(["case", *header], lines, right=header[1:-1], spare=spare), nl=False)
     if len(shown) < len(rows):
-        click.echo(
+        say(
             f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"
             f" {run.path} --format csv"
         )
@@ -174,14 +177,14 @@ def _print_summary(run: Run) -> None:
         click.echo(sentence)
     failed = failures(frame).to_dict("records")
     if failed:
-        click.echo("not measured:" if rows else "no cell was measured:")
+        say("not measured:" if rows else "no cell was measured:")
     for cell in failed:
         count = f"{cell['cells']} {'cell' if cell['cells'] == 1 else 'cells'}"
-        click.echo(f"  {cell['status']}: {cell['impl']} ({count}): {cell['reason']}")
+        say(f"  {cell['status']}: {cell['impl']} ({count}): {cell['reason']}", hang=4)
     wall_s = run.info.get("spent", {}).get("wall_s")
     if wall_s is not None:
         stages = ", ".join(f"{stage} {seconds(value)}" for stage, value in spent(run))
-        click.echo(f"wall time {seconds(wall_s)}: {stages}")
+        say(f"wall time {seconds(wall_s)}: {stages}")
     click.echo(f"records: {run.path / 'records.jsonl'}")
     click.echo(f"report:  attnbench report {run.path}")
 

@@ -19,6 +19,7 @@ from attnbench.cli.options import (
     impl_files,
     output_option,
     run_argument,
+    say,
     seed_option,
     threads_option,
 )
@@ -169,7 +170,7 @@ def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
         header = ("", "verdict", "subject", "question", "law", "reason")
         click.echo(table(header, rows, spare=("verdict",)), nl=False)
     if len(shown) < len(found.findings):
-        click.echo(
+        say(
             f"{SIGNS['holds']} {len(found.findings) - len(shown)} series of FLOPs and workspace"
             " hold as well: counted as predicted, and grown as declared (--verbose shows each)"
         )
@@ -196,7 +197,7 @@ def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
 def claims(
     run: str, output: Path, file: Path | None, only: tuple[str, ...] | None, as_json: bool
 ) -> None:
-    """Hold claims against RUN: whether a paper's table, or a README's, comes out here.
+    """Hold claims, such as a paper's table, against a run.
 
     RUN is a folder, a name, or `latest`. Without --file the claims are those of five lecture notes
     on attention. A claim is a few lines of TOML:
@@ -249,7 +250,7 @@ def claims(
         counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
         against = ", ".join(claim.id for claim, finding in found if not agrees(claim, finding))
         summary = f"not as expected: {against}" if against else "none against what is expected"
-        click.secho(f"{counts}; {summary}", fg={0: "green", 1: "red", 3: "yellow"}[code])
+        say(f"{counts}; {summary}", fg={0: "green", 1: "red", 3: "yellow"}[code])
     raise SystemExit(code)
 
 
@@ -269,4 +270,4 @@ def _print_claims(found: Judged) -> None:
         if claim.right or claim.note:
             read_as = f" (read as: {claim.reading})" if claim.reading else ""
             what = "right is" if claim.right else "note"
-            click.echo(f"{claim.id}, {what}: {claim.right or claim.note}{read_as}")
+            say(f"{claim.id}, {what}: {claim.right or claim.note}{read_as}")

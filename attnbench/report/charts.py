@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from attnbench.analysis.axes import AXES, fixed, label, overhead_size, slices, varying
+from attnbench.analysis.axes import AXES, fixed, heading, label, overhead_size, slices, varying
 from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.base.registry import Registry
@@ -256,6 +256,5 @@ def _along_n(rows: pd.DataFrame, lines: str, several: bool) -> tuple[pd.DataFram
 def _title(rows: pd.DataFrame, names: list[str]) -> str:
     row = rows.iloc[0]
     texts = [str(row["impl"])] if "impl" in names else []
-    named = label(row, [name for name in names if name != "impl"])
-    # A panel among others needs a name even where its values go without saying.
-    return " ".join([*texts, named]).strip() or ("no position encoding" if names else "")
+    named = (label if texts else heading)(row, [name for name in names if name != "impl"])
+    return " ".join([*texts, named]).strip()

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis import table
-from attnbench.analysis.axes import fixed, label, label_axes, slices, varying
+from attnbench.analysis.axes import fixed, heading, label, label_axes, slices, varying
 from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.highlights import highlights, summary_rows
 from attnbench.analysis.scaling import scaling
@@ -87,7 +87,7 @@ class Content:
                         {"title": label(case.iloc[0], inner), "rows": _case_rows(case, colours)}
                         for _, case in slices(rows, ["case_id"])
                     ]
-                    parts.append({"title": label(rows.iloc[0], outer), "cases": cases})
+                    parts.append({"title": heading(rows.iloc[0], outer), "cases": cases})
         return parts, len(self.cells) - shown
 
     def failures(self) -> list[dict[str, str]]:

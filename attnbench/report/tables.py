@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def grid(
     whole: Collection[str] = (),
     spare: Sequence[str] = (),
     to: Console | None = None,
-) -> Table:
+) -> RenderableType:
     """A table that splits no word on `to`, standard output unless given.
 
     Columns named in `right` (numbers) and `whole` stay in one line; those in `spare` are left out
@@ -45,7 +46,7 @@ def grid(
     least = {
         name: full[name]
         if name in (*whole, *right)
-        else max(min(len(w), room // 2) for c in (name, *cells) for w in str(c).split() or [""])
+        else max(len(word) for c in (name, *cells) for word in str(c).split() or [""])
         for name, cells in columns.items()
     }
     left_out, free = [], room - sum(least.values()) - _GAP * (len(least) - 1)
@@ -54,7 +55,7 @@ def grid(
             left_out.append(name)
             free += least.pop(name) + _GAP
     if free < 0:
-        return _blocks(header, texts)
+        return _blocks(header, texts, room)
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
     found.caption = f"too narrow for: {', '.join(left_out)}" if left_out else None
     widths = dict(least)
@@ -71,14 +72,27 @@ def grid(
     return found
 
 
-def _blocks(header: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
-    """Each row as a block of lines, with an empty line between two."""
-    found = Table.grid(padding=(0, 2))
-    for number, row in enumerate(rows):
-        for name, cell in zip(header, row, strict=True):
-            found.add_row(Text(name, style="dim"), cell)
-        found.add_row(*[""] * (number + 1 < len(rows)))
-    return found
+def _blocks(header: Sequence[str], rows: Sequence[Sequence[Text]], room: int) -> Text:
+    """Each row as a block of lines, with an empty line between two; what has no name comes first.
+
+    A word that is wider than the room stays whole.
+    """
+    margin = max(map(len, header)) + 2
+    lines: list[Text] = []
+    for row in rows:
+        lines += [Text()] * bool(lines)
+        named = sorted(zip(header, row, strict=True), key=lambda item: bool(item[0]))
+        for name, cell in named:
+            if not name:
+                lines.append(cell)
+                continue
+            broken = textwrap.wrap(
+                cell.plain, max(1, room - margin), break_long_words=False, break_on_hyphens=False
+            )
+            for number, part in enumerate(broken or [""]):
+                before = ("" if number else name).ljust(margin)
+                lines.append(Text.assemble((before, "dim"), (part, cell.style)))
+    return Text("\n", no_wrap=True).join(lines)
 
 
 def shown(*parts: RenderableType, to: Console | None = None) -> str:

@@ -20,6 +20,7 @@ from attnbench.cli.options import (
     SIZES,
     device_option,
     output_option,
+    say,
     seed_option,
 )
 from attnbench.errors import ExitCode
@@ -218,7 +219,7 @@ def gate(**options: Any) -> None:
 
 
 def _tell(message: str) -> None:
-    click.echo(message, err=True)
+    say(message, err=True)
 
 
 def _show(
@@ -231,10 +232,10 @@ def _show(
         click.echo(f"\n{found.title}")
         click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
         if noted and found.note:
-            click.echo(found.note)
+            say(found.note)
     click.echo("")
     for line in closing:
-        click.echo(line)
+        say(line)
     click.echo(f"tables:  {page}")
 
 
