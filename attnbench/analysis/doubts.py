@@ -10,6 +10,7 @@ from attnbench.base import units
 from attnbench.execution.store import Run
 
 WIDE = 0.1  # half an interval / its time: differences below it are lost in such a time
+FULL = 0.9  # of the time, at a core's full speed; less shows in the intervals
 TAKEN = 0.02  # of the processor time, by other work; less is the system's own
 # Of the options of a sweep, what the next one has of its own, and what is the default anyway.
 _OWN = ("name", "command", "min_time")
@@ -39,10 +40,19 @@ def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
     }
     if not any(found.values()):
         return ""
-    text = ", ".join(what for what, there in found.items() if there)
+    text, causes = ", ".join(what for what, there in found.items() if there), []
     if (taken := taken_share(timed)) > TAKEN:
-        took = f"Other work took {units.brief_percent(taken)} of the samples' processor time"
-        text = f"{took}: {text}"
+        causes.append(
+            f"other work took {units.brief_percent(taken)} of the samples' processor time"
+        )
+    if (full := float(timed["full_speed_share"].mean())) < FULL:
+        causes.append(
+            f"cores ran at their full speed only {units.brief_percent(full)} of the time (a low"
+            " clock, or another tenant's work on the same core)"
+        )
+    if causes:
+        cause = " and ".join(causes)
+        text = f"{cause[0].upper()}{cause[1:]}: {text}"
     return f"{text}. {remedy(run, timed[wide | unsteady])}"
 
 

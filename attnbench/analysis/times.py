@@ -109,8 +109,9 @@ def low_end(record: Record, samples: list[Sample]) -> tuple[float, float, float]
     slowdown = (fastest.probe_us or 0.0) / record.metrics["probe_us"]
     low = fastest.own_us / (slowdown if slowdown > FULL_SPEED else 1.0)
     width = min(record.metrics.get("window") or 1, max(1, len(pool) // FEWEST))
-    # Wall time: where none was left alone, the truth may be as high as that.
-    high = stats.upper_quartile(fastest_of_windows([sample.time_us for sample in pool], width))
+    high = stats.upper_quartile(fastest_of_windows([sample.own_us for sample in pool], width))
+    if pool is samples:  # the truth lies between processor and wall time
+        high = max(high, min(sample.time_us for sample in samples))
     return fastest.own_us, low, high
 
 
@@ -118,14 +119,16 @@ def within_run_us(record: Record) -> Interval | None:
     """Where the median of the observations lies, for comparisons with cells of the same run.
 
     Without what slows all cells of a run alike: a slow core, a process's own luck. Where other work
-    left no sample of a window alone, it reaches from processor to wall time. None for too few.
+    took part of a sample, it reaches up to the least wall time at least. None for too few.
     """
     found = observations_us(record)
     if over_processes(record):
         return processes_interval(found)
-    low = median_interval(found)
-    high = median_interval(_windows(record, [(s.disturbed, s.time_us) for s in record.kept]))
-    return None if low is None or high is None else (low[0], high[1])
+    interval = median_interval(found)
+    if interval is None or not any(sample.disturbed for sample in record.kept):
+        return interval
+    # A call that spins on a clock took at least its processor time, and at most any wall time.
+    return interval[0], max(interval[1], min(sample.time_us for sample in record.kept))
 
 
 def over_processes(record: Record) -> bool:
