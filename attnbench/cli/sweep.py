@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attnbench.base.units import ALL_THREADS
 from attnbench.cli.options import (
     AXIS_FIELDS,
     POSITIVE,
@@ -142,8 +143,15 @@ def _request(options: dict[str, Any]) -> SweepRequest:
         ),
         output=options["output"],
         name=options["name"],
-        options={name: str(v) if isinstance(v, Path) else v for name, v in options.items() if v},
+        options={name: _written(v) for name, v in options.items() if v},
     )
+
+
+def _written(value: Any) -> Any:
+    """An option as run.json keeps it for people."""
+    if isinstance(value, tuple):
+        return ["all" if part == ALL_THREADS else part for part in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _print_summary(run: Run) -> None:
@@ -174,7 +182,7 @@ def _print_summary(run: Run) -> None:
             f" {run.path} --format csv"
         )
     for sentence in filter(None, (suspect_sentence(frame), doubt_sentence(run, frame))):
-        click.echo(sentence)
+        say(sentence)
     failed = failures(frame).to_dict("records")
     if failed:
         say("not measured:" if rows else "no cell was measured:")
