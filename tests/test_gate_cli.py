@@ -95,12 +95,14 @@ def test_both_sides_are_asked_for_and_the_base_is_gone_afterwards(
     rules, settings = imagined.request.rules, imagined.request.settings
     assert (settings.threads, rules.threshold, rules.budget_s) == (1, 0.1, 300)
     assert worktrees(root) == 0
+    assert not imagined.request.keep_going
     assert (root / "results" / "r" / "gate.json").is_file()
+    assert "results" not in git(root, "status", "--porcelain")
 
 
 def test_flags_reach_the_request(cli: Cli, imagined: Imagined) -> None:
     args = "--impl b.py --seq-lens 64 --heads 2 --workload layer --threshold 5% --budget 1m30s"
-    more = "--growth 2% --threads 2 --device cuda --seed 7 --timeout 9 --base main"
+    more = "--growth 2% --threads 2 --device cuda --seed 7 --timeout 9 --base main --keep-going"
     assert cli("gate", *args.split(), *more.split()).exit_code == 0
     asked = imagined.request
     assert [Path(file).name for file in asked.candidate.files] == ["b.py"]
@@ -111,6 +113,7 @@ def test_flags_reach_the_request(cli: Cli, imagined: Imagined) -> None:
     assert settings.timeout_s == 9
     json.dumps(dict(asked.options))
     assert asked.options["--seq-lens"] == (64,)
+    assert asked.keep_going
 
 
 def test_on_a_gpu_the_threshold_is_finer_and_what_is_uncommitted_is_said(

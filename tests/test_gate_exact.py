@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.gate.decide.data import Checked
+from attnbench.gate.decide.data import Change, Checked
 from attnbench.gate.decide.exact import ABSENT, METRICS, Differences, compare, verdict_of
 from attnbench.schema.record import STATUSES
 
@@ -34,7 +34,9 @@ def test_a_failure_is_a_sentence_with_both_values_the_change_and_what_is_allowed
         ("memory_retained_bytes", 0, MIB,
          "memory held on to after the call grew from 0 B to 1.0 MiB, allowed: +1 %"),
     ):  # fmt: skip
-        assert compared(name, base, candidate) == Differences(failures=(sentence,))
+        found = compared(name, base, candidate)
+        assert (found.failures, found.notes) == ((sentence,), ())
+        assert found.changes == (Change(name.split("_")[1], candidate / base if base else None),)
 
 
 @pytest.mark.parametrize("part", BYTES)

@@ -17,7 +17,7 @@ from msgspec import structs
 from attnbench.errors import ExitCode, StoreError, UsageError, WorkerError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.gate.decide.data import Rules
+from attnbench.gate.decide.data import Checked, Failure, Rules
 from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run import measuring
 from attnbench.gate.run.measuring import GateRequest, run_gate
@@ -26,7 +26,7 @@ from attnbench.planning.plan import Axes
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Record
 from tests import synthetic
-from tests.gate_runs import a_round, a_run
+from tests.gate_runs import OK, a_round, a_run, changed
 from tests.test_gate_rounds import a_side
 
 WRONG = "return 1.01 * sdpa(q_BHLD, k_BGSD, v_BGSV, is_causal=causal, scale=scale)"
@@ -63,7 +63,9 @@ def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, m
     candidate = right | {"spoilt": WRONG, "hoarder": KEEPS, "new": "pass", "naive": "pass"}
     notes, sweep = Notes(), replace(SMALL, kv_heads=(2, 3))
     rules = Rules(screen_rounds=1, looks=(1,), alpha=0.5, beta=0.5)
-    request = a_request(tmp_path, base=base, candidate=candidate, sweeps=(sweep,), rules=rules)
+    request = a_request(
+        tmp_path, base=base, candidate=candidate, sweeps=(sweep,), rules=rules, keep_going=True
+    )
     run = run_gate(request, notes)
     outcome = decide(run)
     unfit = [row for row in outcome.rows if row.cell.case.kv_heads == 3]
@@ -90,6 +92,8 @@ def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, m
         for of in found.samples.values():
             assert len({(len(samples), len(samples[0])) for samples in of.values()}) == 1
             assert all(ns > 0 for samples in of.values() for batches in samples for ns in batches)
+        assert found.cpu is not None
+        assert found.cpu.keys() == found.samples.keys()
         assert found.facts["cpu"] in os.sched_getaffinity(0)
     assert run.rounds[0].slowed is not None
     for of in run.rounds[0].samples.values():
@@ -188,12 +192,17 @@ def test_a_case_is_skipped_only_if_no_sweep_has_a_use_for_it(monkeypatch, record
 # The loop over rounds, without any process.
 
 
-def measure(monkeypatch, measured, deadline=float("inf"), keep=GateRequest.keep, notes=None):
+def measure(
+    monkeypatch, measured, deadline=float("inf"), keep=GateRequest.keep, notes=None, checks=None,
+    keep_going=False,
+):  # fmt: skip
     """The rounds of two versions that are alike, as `measured(plan, number)` makes them."""
     monkeypatch.setattr(measuring, "measure_round", lambda bench, plan, n: measured(plan, n))
     run = replace(a_run(), rounds=())
+    run = replace(run, checks={**run.checks, **(checks or {})})
     bench: Any = type("Bench", (), {"settings": Settings()})
-    return measuring._measure(bench, run, notes or Notes(), deadline, keep)
+    request: Any = type("Request", (), {"keep": staticmethod(keep), "keep_going": keep_going})
+    return measuring._measure(bench, run, notes or Notes(), deadline, request)
 
 
 def test_discarded_rounds_are_measured_again_but_not_for_ever(monkeypatch):
@@ -202,13 +211,45 @@ def test_discarded_rounds_are_measured_again_but_not_for_ever(monkeypatch):
     def discarded(plan, number):
         return structs.replace(a_round(plan, {}, rng), discarded=reason)
 
-    rounds, over = measure(monkeypatch, discarded)
-    assert not over
+    run = measure(monkeypatch, discarded)
+    rounds = run.rounds
+    assert not run.over_budget
     assert sum(found.discarded is not None for found in rounds) == measuring.MOST_DISCARDED
     assert len(rounds) == measuring.MOST_DISCARDED + Rules().screen_rounds
     assert rounds[-1].facts["not_vetoed"] == reason
     # a budget that has ended leaves all cells open
-    assert measure(monkeypatch, discarded, time.perf_counter()) == ([], True)
+    late = measure(monkeypatch, discarded, time.perf_counter())
+    assert (late.rounds, late.over_budget) == ((), True)
+
+
+GROWN = changed(memory_workspace_bytes=4_194_304)
+WRONG_RESULT = {"candidate": Checked(status="incorrect", reason="o is off by 0.3")}
+
+
+def test_a_wrong_result_or_what_has_grown_ends_the_run_at_once_unless_it_is_to_keep_going(
+    monkeypatch,
+):
+    def fine(plan, number):
+        return a_round(plan, {}, random.Random(number))
+
+    def fails_second(plan, number):
+        why = Failure(variant="candidate", code="incorrect", reason="o is off by 9")
+        return a_round(plan, {}, random.Random(0), failing={1: why} if number == 1 else {})
+
+    for measured, checks, count in (
+        (fine, {2: GROWN | {"base": OK}}, 0),
+        (fine, {2: WRONG_RESULT | {"base": OK}}, 0),
+        (fails_second, {}, 2),
+    ):
+        run = measure(monkeypatch, measured, checks=checks)
+        outcome = decide(run)
+        assert (len(run.rounds), run.at_finding) == (count, True)
+        assert outcome.exit_code == ExitCode.FINDING
+        assert [row.verdict for row in outcome.rows].count("not timed") == 7
+        assert outcome.words.endswith("; 7 not timed")
+        run = measure(monkeypatch, measured, checks=checks, keep_going=True)
+        assert len(run.rounds) >= Rules().screen_rounds
+        assert [row.verdict for row in decide(run).rows].count("ok") == 7
 
 
 def test_a_disk_that_is_full_in_the_middle_ends_no_run(monkeypatch):
@@ -220,10 +261,8 @@ def test_a_disk_that_is_full_in_the_middle_ends_no_run(monkeypatch):
             raise StoreError("cannot write rounds.jsonl (No space left on device)")
         kept.append(found)
 
-    rounds, over = measure(
-        monkeypatch, lambda plan, n: a_round(plan, {}, rng), keep=keep, notes=notes
-    )
-    assert (len(rounds), over, len(kept)) == (Rules().screen_rounds, False, 1)
+    run = measure(monkeypatch, lambda plan, n: a_round(plan, {}, rng), keep=keep, notes=notes)
+    assert (len(run.rounds), run.over_budget, len(kept)) == (Rules().screen_rounds, False, 1)
     (warning,) = notes.warnings
     assert "No space left on device" in warning
 

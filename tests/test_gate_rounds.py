@@ -207,16 +207,18 @@ class Answers:
     def ask(self, variant, request, kind, within_s=0.0):
         self.asked.append((variant, request))
         if isinstance(request, TakeSample):
-            return SampleTaken((self.ns,) * request.batches, 1 << 20)
+            times = (self.ns,) * request.batches
+            return SampleTaken(times, 1 << 20, times)
         return kind(self.ratios[variant])
 
 
 def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
     answers: Any = Answers()
-    samples, _ = rounds._visit(
+    samples, cpu, _ = rounds._visit(
         a_bench(tmp_path), answers, RoundPlan(stage="confirm", cells=(), slowed=0), 0
     )
     assert set(samples) == {"base", "planted"}
+    assert cpu == samples
     slowed = {(variant, request.slowdown) for variant, request in answers.asked}
     assert slowed == {("base", None), ("null", 0.1)}
     answers.ns = 0
@@ -259,6 +261,8 @@ def test_a_round_is_discarded_by_counters_beyond_their_limits():
     assert rounds.why_discarded({"stolen": 0.1, "foreign": 0.5, "withheld": 0.1}) is None
     assert rounds.why_discarded({"stolen": 0.11}) == "the hypervisor took 11% of a CPU"
     assert rounds.why_discarded({"foreign": 0.51})
+    assert rounds.why_discarded({"foreign": 0.51}, accounted=True) is None
+    assert rounds.why_discarded({"stolen": 0.11}, accounted=True)
     assert rounds.why_discarded({"withheld": 0.11})
 
 

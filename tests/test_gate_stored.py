@@ -51,7 +51,7 @@ def test_lines_and_keys_are_those_of_the_first_versions(written):
         len(run.rounds), len(run.cells), len(run.cells),
     ]  # fmt: skip
     failed = next(found for found in json.loads(written.read_text())["rounds"] if found["failures"])
-    assert list(failed) == ["stage", "turns", "failures", "veto", "facts", "spent_s"]
+    assert list(failed) == ["stage", "turns", "failures", "veto", "facts", "spent_s", "cpu"]
     assert list(failed["failures"]["2"]) == ["arm", "code", "reason"]
 
 
@@ -137,6 +137,7 @@ DAMAGE = {
     "a slowed cell alone": ("rounds.0.turns", {"3": {"planted": [[9]]}}, "beside its base"),
     "a ninth cell": ("rounds.0.turns.8", {}, "no cell 8"),
     "a cell twice": ("rounds.0.turns.03", {}, "$.rounds[0].turns"),
+    "CPU times of no batch": ("rounds.0.cpu", {"3": {"base": [[9]]}}, "CPU times of other batches"),
     "a failure's code": (
         "rounds.1.failures.0", {"arm": "base", "reason": "", "code": "bad"}, "failures[...].code",
     ),

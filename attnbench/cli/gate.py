@@ -86,6 +86,11 @@ _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "dev
 @seed_option
 @output_option
 @click.option("--name", help="The result's name, a new folder [gate- and a time stamp].")
+@click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Time all cells though one is wrong or has grown.",
+)
 @click.option("--advisory", is_flag=True, help="Exit 0 whatever is found; say what it would be.")
 @click.option("--quiet", is_flag=True, help="No progress and no table; the result's path alone.")
 def gate(**options: Any) -> None:
@@ -191,7 +196,8 @@ def _measured(
         for file in asked.missing(tree):
             display.warned(f"the base has no {file}: what is in it cannot be compared")
         request = asked.request(tree, settings, typed)
-        return run_gate(replace(request, keep=partial(keep_round, folder)), display)
+        keep = partial(keep_round, folder)
+        return run_gate(replace(request, keep=keep, keep_going=options["keep_going"]), display)
 
 
 def replay(options: dict[str, Any]) -> ExitCode:
@@ -230,7 +236,7 @@ def _finish(run: GateRun, folder: Path | None, quiet: bool) -> ExitCode:
 
 @contextlib.contextmanager
 def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
-    """A new folder for the result, gone if nothing was written.
+    """A new folder for the result, gone if nothing was written; git is to leave it alone.
 
     Where the run ends before its result is written, the rounds it has kept are pointed out.
 
@@ -248,7 +254,10 @@ def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
         if (folder / ROUNDS).exists() and not (folder / NAME).exists():
             kept = f"the rounds so far are kept; decide from them: attnbench gate --replay {folder}"
             click.echo(kept, err=True)
-        with contextlib.suppress(OSError):  # not empty: something was measured
-            folder.rmdir()
-            if new:
-                output.rmdir()
+        with contextlib.suppress(OSError):
+            if any(folder.iterdir()):  # something was measured
+                (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+            else:
+                folder.rmdir()
+                if new:
+                    output.rmdir()

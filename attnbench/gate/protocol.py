@@ -72,11 +72,15 @@ class Refused(Struct, frozen=True, tag=True):
 
 
 class TakeSample(Struct, frozen=True, tag="sample"):
-    """Ask for batches of so many calls, slowed by a share where `slowdown` is given."""
+    """Ask for batches of so many calls, slowed by a share where `slowdown` is given.
+
+    `untimed` asks for a call before them, since the caches are another's.
+    """
 
     cell: int
     calls: int
     batches: int
+    untimed: bool = True
     slowdown: float | None = None
 
 
@@ -99,10 +103,15 @@ RoundRequest = TakeSample | VerifyCell | ReadCounters
 
 
 class SampleTaken(Struct, frozen=True, tag=True):
-    """Answers `TakeSample`: nanoseconds a call of each batch, and the memory in RAM after them."""
+    """Answers `TakeSample`: nanoseconds a call of each batch, and the memory in RAM after them.
+
+    `cpu_ns` is the CPU time of the same calls, as `Round.cpu` has it; empty where that is not
+    what they took (a GPU, several threads).
+    """
 
     ns: tuple[int, ...]
     resident_bytes: int
+    cpu_ns: tuple[int, ...] = ()
 
 
 class CellVerified(Struct, frozen=True, tag=True):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from msgspec import Meta, Struct
 
+from attnbench.base.stats import median
 from attnbench.errors import ExitCode, UsageError
 from attnbench.schema.record import Cell, Status
 
@@ -160,11 +161,16 @@ class RoundFacts(TypedDict, total=False):
 class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "discarded": "veto"}):
     """The raw data of one round. Cells are numbered as the run lists them.
 
+    `cpu` has the CPU time of the same batches, in ns a call: that of the process, but their time
+    where it waited by itself. None in files of the first versions; without a cell whose CPU time
+    is not what its calls take (a GPU, several threads).
+
     `failures` are of the cells that have no samples. `discarded` says why the round counts for
     nothing: a reason from counters of the system, never from its times. `spent_s` is the wall time.
 
     Raises:
-        ValueError: more than one cell is slowed, or one without its base.
+        ValueError: more than one cell is slowed, or one without its base; CPU times of other
+            batches.
     """
 
     stage: Stage
@@ -173,35 +179,53 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "disc
     discarded: str | None = None
     facts: RoundFacts = {}
     spent_s: Amount = 0.0
+    cpu: Mapping[CellNumber, Mapping[Variant, Samples]] | None = None
 
     def __post_init__(self) -> None:
         slowed = [of for of in self.samples.values() if "planted" in of]
         if len(slowed) > 1 or any("base" not in of for of in slowed):
             raise ValueError("one cell is slowed at most, beside its base")
+        for cell, of in (self.cpu or {}).items():
+            if _shape(of) != _shape(self.samples.get(cell, {})):
+                raise ValueError(f"cell {cell} has CPU times of other batches")
 
     def log_ratio(self, cell: int, above: Variant) -> float | None:
-        """ln(fastest batch of `above` / fastest batch of the base) in a cell; None if not timed.
+        """ln(time of `above` / time of the base) in a cell; None if not timed.
 
-        The round's one observation. Other work on the machine only ever adds to a time; of short
-        batches spread over the round's samples the fastest has met the least of it.
+        The round's one observation: the median over pairs of samples, which were taken one soon
+        after the other, at whatever speed the machine had then. Of each sample the fastest batch
+        counts, less what other work took from it. (The first versions took the fastest batch of
+        all samples: where the machine has two speeds, that compares one with the other.)
         """
-        return self._log_ratio(cell, above, lambda samples: min(map(min, samples)))
+        of = self.samples.get(cell, {})
+        if above not in of or "base" not in of:
+            return None
+        own = [[min(sample) for sample in self.own_ns(cell, each)] for each in (above, "base")]
+        if self.cpu is None:
+            own = [[min(fastest)] for fastest in own]
+        return median([math.log(one / other) for one, other in zip(*own, strict=True)])
 
     def mean_log_ratio(self, cell: int, above: Variant) -> float | None:
         """ln(mean over all batches of `above` / that of the base) in a cell; None if not timed.
 
-        It shows what the fastest batch hides: a call that is slow now and then. Nothing is called
-        a regression by it, since all that goes on beside it is in it, too.
+        It shows what fast batches hide: a call that is slow now and then. Nothing is called a
+        regression by it, since more of what goes on beside it is in it, too.
         """
-        return self._log_ratio(cell, above, lambda samples: fmean(itertools.chain(*samples)))
-
-    def _log_ratio(
-        self, cell: int, above: Variant, time: Callable[[Samples], float]
-    ) -> float | None:
         of = self.samples.get(cell, {})
         if above not in of or "base" not in of:
             return None
-        return math.log(time(of[above]) / time(of["base"]))
+        one, other = (fmean(itertools.chain(*self.own_ns(cell, of))) for of in (above, "base"))
+        return math.log(one / other)
+
+    def own_ns(self, cell: int, of: Variant) -> list[list[int]]:
+        """The samples of a variant in a cell, each batch less what other work took from it.
+
+        Wall time is above what a call takes by all that others took, CPU time by what they left
+        in the caches: the lesser of the two.
+        """
+        samples = self.samples[cell][of]
+        cpu = (self.cpu or {}).get(cell, {}).get(of, samples)
+        return [list(map(min, *both)) for both in zip(samples, cpu, strict=True)]
 
     @property
     def slowed(self) -> int | None:
@@ -209,12 +233,17 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "disc
         return next((cell for cell, of in self.samples.items() if "planted" in of), None)
 
 
+def _shape(samples: Mapping[Variant, Samples]) -> dict[Variant, list[int]]:
+    return {variant: [len(batches) for batches in of] for variant, of in samples.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GateRun:
     """Everything a verdict rests on: `gate.json`.
 
     `checks` holds by cell number and version what `Checked` says. `spent` maps parts of the run to
-    wall seconds. `over_budget` says that time ran out before all was decided.
+    wall seconds. `over_budget` says that time ran out before all was decided, `at_finding` that
+    the run ended at something wrong or grown, which more rounds could not change.
 
     Raises:
         ValueError: a cell without its checks, a round with a cell that is none, a wrong seed.
@@ -231,6 +260,7 @@ class GateRun:
     created: str = ""
     spent: Mapping[str, Amount] = field(default_factory=dict)
     over_budget: bool = False
+    at_finding: bool = False
 
     def __post_init__(self) -> None:
         for number in range(len(self.cells)):
@@ -243,7 +273,9 @@ class GateRun:
             raise ValueError("the seed is not a whole number")
 
 
-Verdict = Literal["incorrect", "regressed", "inconclusive", "not comparable", "improved", "ok"]
+Verdict = Literal[
+    "incorrect", "regressed", "inconclusive", "not timed", "not comparable", "improved", "ok"
+]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the worst first
 
 
@@ -253,20 +285,29 @@ def counted(verdicts: Iterable[Verdict], among: Iterable[Verdict] = VERDICTS) ->
     return ", ".join(f"{of[verdict]} {verdict}" for verdict in among if of[verdict])
 
 
+class Change(Struct, frozen=True):
+    """What a verdict is of: a metric, and candidate / base; None where that is not known."""
+
+    metric: str
+    ratio: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """The verdict on one cell.
 
-    `ratio` is candidate / base (above 1: slower), the median over rounds, with its 95 % interval
-    [low, high] over rounds; from the rounds of `stage` alone. `wins` of `rounds` lay beyond the
-    margin (regressed and suspects), or below the threshold (cleared). `only_in` names the version
-    that alone has the implementation. `notes` annotate: what changed without being held against
-    the candidate.
+    `changes` are what it is of, that which decides first: time, or what repeats exactly. `ratio` is
+    that of the times, candidate / base (above 1: slower), the median over rounds, with its
+    95 % interval [low, high] over rounds; from the rounds of `stage` alone. `wins` of `rounds` lay
+    beyond the margin (regressed and suspects), or below the threshold (cleared). `only_in` names
+    the version that alone has the implementation. `notes` annotate: what changed without being held
+    against the candidate.
     """
 
     cell: Cell
     verdict: Verdict
     reason: str
+    changes: tuple[Change, ...] = ()
     stage: Stage | None = None
     ratio: float | None = None
     low: float | None = None
@@ -282,13 +323,16 @@ class Controls:
     """What the controls of the run showed.
 
     `found` is whether the positive control was (None: no time was compared), in `wins` of
-    `rounds`; `planted_ratio` the median it was seen with. `null_ratio` is the median of the A/A
+    `rounds`; at a look at `look` rounds it takes `needed`. `planted_ratio` is the median it was
+    seen with. `null_ratio` is the median of the A/A
     control over all rounds and cells; `untrusted` why the run cannot be trusted.
     """
 
     found: bool | None = None
     wins: int = 0
     rounds: int = 0
+    look: int = 0
+    needed: int | None = None
     planted_ratio: float | None = None
     null_ratio: float | None = None
     untrusted: str | None = None

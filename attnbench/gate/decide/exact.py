@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from attnbench.base.units import brief_percent, count, digits, size
-from attnbench.gate.decide.data import Checked, ExactMetrics, Round, Verdict
+from attnbench.gate.decide.data import Change, Checked, ExactMetrics, Round, Verdict
 from attnbench.schema.record import STATUSES, Record
 
 # Fewer bytes never fail: a page is less than any buffer that grows with n takes at the sizes worth
@@ -21,9 +21,13 @@ METRICS = tuple(ExactMetrics.__annotations__)
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """How two checks of a cell differ: `failures` are held against the candidate, `notes` not."""
+    """How two checks of a cell differ: `failures` are held against the candidate, `notes` not.
+
+    `changes` are the metrics of the failures.
+    """
 
     failures: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -80,7 +84,7 @@ def _error(words: str, base: float, candidate: float, growth: float | None) -> _
 
 _bytes = partial(_amount, size, LEAST_BYTES)
 # Each metric: its words in sentences, what a difference means, and what stands for unknown where
-# that is an answer, too, such as no SDPA at all.
+# that is an answer, too, such as no SDPA at all. What may fail has a name for tables in `_NAMES`.
 _Judge = Callable[[str, Any, Any, float | None], _Difference]
 _ROWS: dict[str, tuple[str, _Judge, str | None]] = {
     "flops_counted": ("counted FLOPs", partial(_amount, count, 0), None),
@@ -96,18 +100,36 @@ _ROWS: dict[str, tuple[str, _Judge, str | None]] = {
 }
 
 
+_NAMES = {
+    "flops_counted": "FLOPs",
+    "memory_workspace_bytes": "workspace",
+    "memory_prepared_bytes": "prepared",
+    "memory_saved_bytes": "saved",
+    "memory_retained_bytes": "retained",
+}
+GROWING = Change("process memory")
+
+
 def compare(base: Checked, candidate: Checked, growth: float) -> Differences:
     """What differs between two checks of a cell that are both ok.
 
     FLOPs fail when they grow by more than the share `growth`, bytes when by more than that and
     more than a page. What is unknown in one version is a note; unknown in both it is not mentioned.
     """
-    found = [_row(name, base.metrics, candidate.metrics, growth) for name in _ROWS]
-    notes = [each[1] for each in found if each is not None and not each[0]]
+    rows = {name: _row(name, base.metrics, candidate.metrics, growth) for name in _ROWS}
+    found = {name: each for name, each in rows.items() if each is not None}
+    notes = [words for against, words in found.values() if not against]
     # Of a check that is ok, that it was so only when it was tried again.
     notes += [checked.reason for checked in (base, candidate) if checked.reason]
-    failures = tuple(each[1] for each in found if each is not None and each[0])
-    return Differences(failures=failures, notes=tuple(notes))
+    failures = {name: words for name, (against, words) in found.items() if against}
+    before, now = dict[str, Any](base.metrics), dict[str, Any](candidate.metrics)
+    changes = (
+        Change(_NAMES[name], now[name] / before[name] if before[name] else None)
+        for name in failures
+    )
+    return Differences(
+        failures=tuple(failures.values()), changes=tuple(changes), notes=tuple(notes)
+    )
 
 
 def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, growth: float) -> _Difference:

@@ -107,10 +107,14 @@ class ControlTest:
             f"the A/A control lies beyond the margin in {aside} of {len(shared)} rounds over all"
             " cells: one process has an advantage"
         )
+        looks = self._rules.looks
+        at = max(sum(look <= len(planted) for look in looks) - 1, 0)  # the last one, or the first
         return Controls(
             found=self.found if planted else None,
             wins=sum(x > self._margin for x in planted),
             rounds=len(planted),
+            look=looks[at],
+            needed=boundaries(looks, self._rules.alpha)[at],
             planted_ratio=math.exp(median(planted)) if planted else None,
             null_ratio=math.exp(median(shared)) if shared else None,
             untrusted=untrusted if needed is not None and aside >= needed else None,
@@ -182,7 +186,15 @@ class SequentialDecision:
             words = f"after {self._screened} of {self.rules.screen_rounds} screening rounds"
             return dict.fromkeys(self._open(), words)
         done = {cell: len(self._fresh[cell].candidate) for cell in self._open()}
-        return {cell: f"after {rounds} confirmation rounds" for cell, rounds in done.items()}
+        return {
+            cell: f"after {rounds} confirmation round{'s' * (rounds != 1)}"
+            for cell, rounds in done.items()
+        }
+
+    def wrong(self, cell: int) -> bool:
+        """Whether the candidate's result was wrong in a round."""
+        found = self._failures.get(cell, ())
+        return any(why.variant == "candidate" and why.code == "incorrect" for why in found)
 
     def observations(self, cell: int) -> tuple[Stage, tuple[float, ...]]:
         """What a verdict on the cell rests on, or would: fresh rounds, if it is a suspect."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from attnbench.base.stats import median, median_interval
-from attnbench.base.units import brief_percent
+from attnbench.base.units import brief_percent, seconds
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import Controls, GateRun, Outcome, Row, VersionName, counted
-from attnbench.gate.decide.exact import compare, growing, verdict_of
+from attnbench.gate.decide.data import (
+    Change,
+    Controls,
+    GateRun,
+    Outcome,
+    Row,
+    VersionName,
+    counted,
+)
+from attnbench.gate.decide.exact import GROWING, compare, growing, verdict_of
 from attnbench.gate.decide.sequential import Decision, SequentialDecision
 
 
@@ -20,6 +29,22 @@ def comparable(run: GateRun) -> tuple[int, ...]:
         for number in range(len(run.cells))
         if verdict_of(run.checks[number]["base"], run.checks[number]["candidate"]) is None
     )
+
+
+def beyond_timing(run: GateRun, times: SequentialDecision) -> bool:
+    """Whether something is wrong or has grown: what no further round can change."""
+    for number, checks in run.checks.items():
+        base, candidate = checks["base"], checks["candidate"]
+        if (checked := verdict_of(base, candidate)) is not None:
+            found = checked[0] == "incorrect"
+        else:
+            decision = times.decided.get(number)
+            found = decision is not None and decision.verdict == "incorrect"
+            found = found or bool(compare(base, candidate, run.rules.growth).failures)
+            found = found or bool(growing(run.rounds, number))
+        if found:
+            return True
+    return False
 
 
 def decide(run: GateRun) -> Outcome:
@@ -37,16 +62,23 @@ def decide(run: GateRun) -> Outcome:
             only_in: dict[tuple[bool, bool], VersionName]
             only_in = {(True, False): "candidate", (False, True): "base"}
             verdict, reason = checked
-            rows.append(Row(cell=cell, verdict=verdict, reason=reason, only_in=only_in.get(absent)))
+            wrong = (Change("error"),) * (candidate.status == "incorrect")
+            row = Row(cell=cell, verdict=verdict, reason=reason, changes=wrong)
+            rows.append(replace(row, only_in=only_in.get(absent)))
             continue
         differences = compare(base, candidate, run.rules.growth)
-        failures = differences.failures + growing(run.rounds, number)
+        grows = growing(run.rounds, number)
+        failures = differences.failures + grows
         row = replace(_timed(run, number, times), notes=differences.notes)
         if failures:
             grown = True
-            reasons = (row.reason, *failures) if row.verdict == "regressed" else failures
-            verdict = "incorrect" if row.verdict == "incorrect" else "regressed"
-            row = replace(row, verdict=verdict, reason="; ".join(reasons))
+            timed = row.verdict == "regressed"
+            row = replace(
+                row,
+                verdict="incorrect" if row.verdict == "incorrect" else "regressed",
+                reason="; ".join((row.reason,) * timed + failures),
+                changes=row.changes * timed + differences.changes + (GROWING,) * len(grows),
+            )
         rows.append(row)
     controls = times.controls.summary()
     exit_code, words = _conclusion(run, tuple(rows), grown, controls)
@@ -55,17 +87,26 @@ def decide(run: GateRun) -> Outcome:
 
 def _timed(run: GateRun, number: int, times: SequentialDecision) -> Row:
     stage, logs = times.observations(number)
-    if (decision := times.decided.get(number)) is None:
+    decision = times.decided.get(number)
+    if decision is None and run.at_finding:
+        reason = "what is wrong or grown ended the run; --keep-going times the rest"
+        decision = Decision(verdict="not timed", reason=reason)
+    elif decision is None:
         why = "stopped by --budget" if run.over_budget else "the run was cut short"
         reason = f"{why} {times.progress().get(number, '')}".rstrip()
         decision = Decision(verdict="inconclusive", reason=reason)
+    ratio = math.exp(median(logs)) if logs else None
+    changes = (Change("time", ratio),) * (ratio is not None)
+    if decision.verdict == "incorrect":
+        changes = (Change("error"),) * times.wrong(number)
     interval = median_interval(logs)
     return Row(
         cell=run.cells[number],
         verdict=decision.verdict,
         reason=decision.reason,
         stage=stage if logs else None,
-        ratio=math.exp(median(logs)) if logs else None,
+        ratio=ratio,
+        changes=changes,
         low=None if interval is None else math.exp(interval[0]),
         high=None if interval is None else math.exp(interval[1]),
         wins=decision.wins,
@@ -83,7 +124,8 @@ def _conclusion(
     of = [row.verdict for row in rows]
     against = counted(of, ("incorrect", "regressed"))
     if "incorrect" in of or grown:
-        return ExitCode.FINDING, against
+        left = counted(of, ("not timed",))
+        return ExitCode.FINDING, f"{against}; {left}" if left else against
     if controls.untrusted:
         return ExitCode.ENVIRONMENT, f"the run cannot be trusted: {controls.untrusted}"
     if "regressed" in of:
@@ -94,14 +136,27 @@ def _conclusion(
         return ExitCode.INCONCLUSIVE, counted(of, ("inconclusive",))
     threshold = brief_percent(run.rules.threshold)
     if controls.found is not True:
-        control, wins = f"the positive control of {threshold}", f"{controls.wins} of"
-        if run.over_budget:
-            words = f"stopped by --budget before {control} was found: {wins}"
-            return ExitCode.INCONCLUSIVE, f"{words} {controls.rounds} rounds"
-        words = f"blind: {control} was seen in only {wins} {controls.rounds} rounds"
-        return ExitCode.INCONCLUSIVE, f"{words}, so that passing says nothing"
+        control = f"the positive control of {threshold} was not found"
+        return ExitCode.INCONCLUSIVE, f"blind: {control}: {missing(run, controls)}"
     words = counted(of, ("ok", "improved", "not comparable"))
     return ExitCode.OK, f"no regression of {threshold} or more: {words}{_caution(run, rows)}"
+
+
+def missing(run: GateRun, controls: Controls) -> str:
+    """What a run lacks whose positive control was not found, with the figures, and the remedy."""
+    if controls.rounds < controls.look:
+        words = f"{controls.rounds} of {controls.look} rounds undisturbed"
+    else:
+        words = f"beyond the margin in {controls.wins} of {controls.rounds} rounds"
+        words += f", where it takes {controls.needed}" if controls.needed is not None else ""
+    why = Counter(found.discarded for found in run.rounds if found.discarded is not None)
+    if why:
+        words += f"; {why.total()} discarded ({why.most_common(1)[0][0]})"
+    if run.over_budget:
+        words += f"; the budget of {seconds(run.rules.budget_s)} is over"
+    if run.over_budget or controls.rounds < controls.look:
+        return f"{words}; raise --budget or rerun"
+    return f"{words}; rerun on a quieter machine, or raise --threshold"
 
 
 def _caution(run: GateRun, rows: tuple[Row, ...]) -> str:

@@ -31,7 +31,7 @@ from attnbench.gate.decide.data import (
 )
 from attnbench.gate.decide.exact import checked
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
-from attnbench.gate.decide.verdict import comparable
+from attnbench.gate.decide.verdict import beyond_timing, comparable
 from attnbench.gate.run.rounds import Bench, RoundError, measure_round
 from attnbench.gate.run.worktree import temporary_folder
 from attnbench.machine import host
@@ -52,7 +52,8 @@ class GateRequest:
     """What a gate run is asked for.
 
     `settings` say where and how (device, threads, seed, the timeout of a silent process); their
-    files come from the versions. `options` is kept for people. `keep` is given each round as soon
+    files come from the versions. The run ends at something wrong or grown unless `keep_going`.
+    `options` is kept for people. `keep` is given each round as soon
     as it is measured, with the run as it began, before anything is decided from it. `injected`
     slows the candidate in some cells, by number, by a share: for validation alone.
     """
@@ -64,6 +65,7 @@ class GateRequest:
     settings: Settings = field(default_factory=Settings)
     injected: Mapping[int, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    keep_going: bool = False
     keep: Callable[[GateRun, Round], None] = lambda run, found: None
 
 
@@ -105,24 +107,21 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
     checked_s = time.perf_counter() - begin
     settings = replace(request.settings, device=run.environment["device"])
     cpus = host.affinity() if settings.device == "cpu" and settings.threads == 1 else None
-    listener.stage("timing, interleaved")
     with temporary_folder() as kept:
         bench = Bench(
             base=request.base, candidate=request.candidate, cells=run.cells, rules=request.rules,
             settings=settings, references=kept, cpus=tuple(cpus) if cpus else None,
             rng=random.Random(settings.seed), injected=request.injected, digests=digests,
         )  # fmt: skip
-        rounds, over = _measure(bench, run, listener, begin + request.rules.budget_s, request.keep)
+        run = _measure(bench, run, listener, begin + request.rules.budget_s, request)
     spent_s = {
         "checks_s": checked_s,
-        "rounds_s": sum(found.spent_s for found in rounds),
+        "rounds_s": sum(found.spent_s for found in run.rounds),
         "wall_s": time.perf_counter() - begin,
     }
     return replace(
         run,
-        rounds=tuple(rounds),
         spent={part: round(seconds, 3) for part, seconds in spent_s.items()},
-        over_budget=over,
         options={**run.options, "loaded_alike": bench.loaded_alike()},
     )
 
@@ -132,15 +131,20 @@ def _measure(
     run: GateRun,
     listener: GateListener,
     deadline: float,
-    keep: Callable[[GateRun, Round], None],
-) -> tuple[list[Round], bool]:
-    """Rounds until nothing is open, and whether the time ended before."""
+    request: GateRequest,
+) -> GateRun:
+    """The run with its rounds: until nothing is open, time is over, or a finding ends it."""
     decision = SequentialDecision(comparable(run), run.rules, bench.settings.seed)
     rounds: list[Round] = []
-    discarded, last_s = 0, 0.0
+    discarded, last_s, keep, begun = 0, 0.0, request.keep, run
     while (plan := decision.next_round()) is not None:
+        run = replace(run, rounds=tuple(rounds))
+        if not request.keep_going and beyond_timing(run, decision):
+            return replace(run, at_finding=True)
+        if not rounds:
+            listener.stage("timing, interleaved")
         if time.perf_counter() + last_s > deadline:
-            return rounds, True
+            return replace(run, over_budget=True)
         found = _measure_twice(bench, plan, len(rounds))
         if found.discarded is not None and discarded >= MOST_DISCARDED:
             facts = RoundFacts(**found.facts, not_vetoed=found.discarded)
@@ -149,7 +153,7 @@ def _measure(
         last_s = found.spent_s
         rounds.append(found)
         try:
-            keep(run, found)
+            keep(begun, found)
         except StoreError as err:  # which costs no verdict
             listener.warned(f"{err}: rounds are no longer kept")
             keep = GateRequest.keep
@@ -159,7 +163,7 @@ def _measure(
         if decision.suspects is None:
             words = f"screening {len(decision.cells)} cells"
         listener.round_measured(found, len(rounds), words if still else "every cell is decided")
-    return rounds, False
+    return replace(run, rounds=tuple(rounds))
 
 
 def _measure_twice(bench: Bench, plan: RoundPlan, number: int) -> Round:

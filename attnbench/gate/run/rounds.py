@@ -33,9 +33,12 @@ from attnbench.schema.record import Cell
 # A cell gets about this much of each process's time in a round, in batches of this length at least.
 VARIANT_US = 60_000.0
 BATCH_US = 1000.0
-MOST_BATCHES = 6  # in a sample
-# Each visit is the variants in a random order and back: at least one, so that each has two samples.
-MOST_VISITS = 6
+# Batches in a sample: few, so that those of base and candidate that make a pair lie close together.
+BATCHES = 2
+# Each visit is the variants in a random order and back: at least one, so that each has two samples;
+# three where that takes no more than five times as long.
+MOST_VISITS, LEAST_VISITS, LONGER = 15, 3, 5.0
+UNTIMED_US = 10_000.0  # of so long a call the caches of another are a small part
 # A call after a change of its inputs has colder caches; a result that was kept is another matter.
 REMEMBERED = 20.0
 # How long a sample may take beyond all expectation before its process is given up.
@@ -112,7 +115,7 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
         cpu=cpu,
         **{name: getattr(bench.settings, name) for name in _FROM_SETTINGS},
     )
-    samples, grown = {}, {}
+    samples, cpu_times, grown = {}, {}, {}
     facts, reason = RoundFacts(), None
     with RoundProcesses(versions, config, bench.settings) as processes:
         try:
@@ -121,10 +124,12 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
                 before, _ = _read_counters(processes)
                 bench.rng.shuffle(cells)
                 for cell in cells:
-                    samples[cell], grown[str(cell)] = _visit(bench, processes, plan, cell)
+                    samples[cell], cpu_times[cell], grown[str(cell)] = _visit(
+                        bench, processes, plan, cell
+                    )
                 after, reason = _read_counters(processes)
                 facts = taken_by_others(before, after)
-                reason = reason or why_discarded(facts)
+                reason = reason or why_discarded(facts, accounted=any(cpu_times.values()))
                 facts |= RoundFacts(cpu=cpu, grown=grown)
                 for cell in plan.cells:
                     _verify(processes, cell, samples[cell])
@@ -133,11 +138,11 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
                 raise RoundError(str(err)) from err
             failures = {err.cell: err.failure}
     if failures:  # broken off: what it timed counts for nothing
-        samples = {}
+        samples, cpu_times = {}, {}
         facts.pop("grown", None)
     return Round(
-        stage=plan.stage, samples=samples, failures=failures, discarded=reason, facts=facts,
-        spent_s=round(time.perf_counter() - begin, 3),
+        stage=plan.stage, samples=samples, cpu=cpu_times, failures=failures, discarded=reason,
+        facts=facts, spent_s=round(time.perf_counter() - begin, 3),
     )  # fmt: skip
 
 
@@ -167,10 +172,11 @@ def _prepare(
 
 def _visit(
     bench: Bench, processes: RoundProcesses, plan: RoundPlan, cell: int
-) -> tuple[dict[Variant, Samples], dict[str, int]]:
+) -> tuple[dict[Variant, Samples], dict[Variant, Samples], dict[str, int]]:
     """Every variant's samples in one cell: in a random order and back, as often as time allows.
 
-    And by how many bytes each process has grown between its first sample and its last.
+    Their CPU times, where known; and by how many bytes each process has grown between its first
+    sample and its last.
     """
     variants: list[Variant] = [*PROCESSES] if cell in plan.cells else ["base"]
     slowdown: dict[Variant, float] = {"planted": bench.rules.threshold}
@@ -181,24 +187,30 @@ def _visit(
     if cell not in bench.each_us:
         bench.each_us[cell] = _estimate_us(processes, cell)
     each_us = bench.each_us[cell]
-    calls, batches, visits = _amounts(each_us)
-    patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * batches)
+    calls, visits = _amounts(each_us)
+    patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * BATCHES)
     samples: dict[Variant, list[Sample]] = {variant: [] for variant in variants}
+    used: dict[Variant, list[Sample]] = {}
     resident: dict[str, list[int]] = {}
     for _ in range(visits):
         bench.rng.shuffle(variants)
         for variant in variants + variants[::-1]:
             process: Variant = "null" if variant == "planted" else variant
-            request = protocol.TakeSample(cell, calls, batches, slowdown.get(variant))
+            request = protocol.TakeSample(
+                cell, calls, BATCHES, each_us < UNTIMED_US, slowdown.get(variant)
+            )
             taken = processes.ask(process, request, protocol.SampleTaken, patience_s)
             if min(taken.ns) <= 0:
                 reason = "its clock stood still or stepped back"
                 raise ProcessError(Failure(variant=variant, code="error", reason=reason), cell)
             samples[variant].append(taken.ns)
+            if taken.cpu_ns:
+                used.setdefault(variant, []).append(tuple(max(1, ns) for ns in taken.cpu_ns))
             if variant != "planted":
                 resident.setdefault(variant, []).append(taken.resident_bytes)
     return (
         {variant: tuple(taken) for variant, taken in samples.items()},
+        {variant: tuple(taken) for variant, taken in used.items()},
         {variant: seen[-1] - seen[0] for variant, seen in resident.items()},
     )
 
@@ -208,19 +220,18 @@ def _estimate_us(processes: RoundProcesses, cell: int) -> float:
 
     def fastest_us(calls: int, batches: int) -> float:
         request = protocol.TakeSample(cell, calls, batches)
-        return max(min(processes.ask("base", request, protocol.SampleTaken).ns) / 1000, 0.01)
+        taken = processes.ask("base", request, protocol.SampleTaken)
+        return max(min(*taken.ns, *taken.cpu_ns) / 1000, 0.01)
 
     once_us = fastest_us(1, 2)
-    return once_us if once_us >= BATCH_US else fastest_us(math.ceil(BATCH_US / once_us), 1)
+    return once_us if once_us >= BATCH_US else fastest_us(math.ceil(BATCH_US / once_us), 2)
 
 
-def _amounts(each_us: float) -> tuple[int, int, int]:
-    """Calls a batch, batches a sample, and visits, for a call of this length: by length alone."""
+def _amounts(each_us: float) -> tuple[int, int]:
+    """Calls a batch, and visits, for a call of this length: by its length alone."""
     calls = max(1, math.ceil(BATCH_US / each_us))
-    batch_us = calls * each_us
-    batches = max(2, min(MOST_BATCHES, int(6 * BATCH_US / batch_us)))
-    visits = max(1, min(MOST_VISITS, int(VARIANT_US / (2 * batches * batch_us))))
-    return calls, batches, visits
+    visits = VARIANT_US / (2 * BATCHES * calls * each_us)
+    return calls, int(max(1, min(visits, MOST_VISITS), min(LONGER * visits, LEAST_VISITS)))
 
 
 def _verify(processes: RoundProcesses, cell: int, samples: Mapping[Variant, Samples]) -> None:
@@ -281,10 +292,13 @@ def taken_by_others(before: _Counters, after: _Counters) -> RoundFacts:
     return cast(RoundFacts, shares)
 
 
-def why_discarded(facts: RoundFacts) -> str | None:
-    """Why a round in which others took these shares is measured again, or None."""
+def why_discarded(facts: RoundFacts, *, accounted: bool = False) -> str | None:
+    """Why a round in which others took these shares is measured again, or None.
+
+    Where CPU time accounts for what other processes took from each batch, they discard nothing.
+    """
     shares: Mapping[str, Any] = facts
     for name, (most, words) in _LIMITS.items():
-        if shares.get(name, 0.0) > most:
+        if shares.get(name, 0.0) > most and not (accounted and name == "foreign"):
             return words.format(shares[name])
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,9 @@ from attnbench.worker.trial import IncorrectError, classify, restore_settings
 from attnbench.worker.workloads import WORKLOADS, Bound
 
 Call = Callable[[], Any]
+# Bound here, as `now_ns` is: before any implementation is loaded. Of all threads of the process.
+cpu_ns = time.process_time_ns
+_THIS_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # which Linux alone has
 _WARM_CALLS, _WARM_S = 3, 0.02
 _VERIFY_DRAWS = 5
 _TRIAL_CYCLES, _TRIALS = 1_000_000, 5
@@ -144,8 +148,8 @@ class VariantProcess:
         if isinstance(request, protocol.VerifyCell):
             return self._verified(request)
         with torch.set_grad_enabled(self._warm[request.cell].bound.grad), collector_off():
-            ns = self._sample(request)
-        return protocol.SampleTaken(ns, psutil.Process().memory_info().rss)
+            ns, cpu = self._sample(request)
+        return protocol.SampleTaken(ns, psutil.Process().memory_info().rss, cpu)
 
     def _verified(self, request: protocol.VerifyCell) -> protocol.CellVerified:
         """After the timing: overwrite the inputs in place, and see that the result is still right.
@@ -175,22 +179,32 @@ class VariantProcess:
         with torch.set_grad_enabled(warm.bound.grad):
             warm.bound.refresh()
 
-    def _sample(self, request: protocol.TakeSample) -> tuple[int, ...]:
-        """One untimed call, since the caches are another's, then batches: nanoseconds a call."""
+    def _sample(self, request: protocol.TakeSample) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Nanoseconds a call of each batch, and their CPU time.
+
+        That is read around the clock, so that what strikes between two readings makes it no
+        shorter; a batch that waited by itself has its time instead.
+        """
         call, slowdown = self._warm[request.cell].bound.call, request.slowdown
         if slowdown and self._config.device == "cuda":
             key = request.cell, slowdown
             if key not in self._slowed:  # made once, since that takes measuring
                 self._slowed[key] = followed_by_sleep(call, slowdown, self._clock)
             call, slowdown = self._slowed[key], None
-        call()
-        times_us = (
-            slowed_batch_us(call, request.calls, slowdown, self._clock)
-            if slowdown
-            else self._clock.batch(call, request.calls).time_us
-            for _ in range(request.batches)
-        )
-        return tuple(round(1000 * time_us) for time_us in times_us)
+        if request.untimed:
+            call()
+        taken, used = [], []
+        for _ in range(request.batches):
+            waits, begin = _waits(), cpu_ns()
+            if slowdown:
+                time_us = slowed_batch_us(call, request.calls, slowdown, self._clock)
+            else:
+                time_us = self._clock.batch(call, request.calls).time_us
+            used_ns, waited = cpu_ns() - begin, _waits() > waits
+            taken.append(round(1000 * time_us))
+            used.append(taken[-1] if waited else round(used_ns / request.calls))
+        counted = self._config.device == "cpu" and self._config.threads == 1
+        return tuple(taken), tuple(used) if counted else ()
 
 
 def _judge(cell: Cell, bound: Bound, reference: Reference, when: str = "") -> None:
@@ -201,22 +215,31 @@ def _judge(cell: Cell, bound: Bound, reference: Reference, when: str = "") -> No
         raise IncorrectError(verdict.reason + when)
 
 
+def _waits() -> int:
+    """How often this thread has given its CPU up by itself: to sleep, or to wait for another."""
+    return resource.getrusage(_THIS_THREAD).ru_nvcsw
+
+
 def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float:
     """Microseconds a call takes, on the mean of a batch of `calls` that is slowed by `share`.
 
-    On CPU: the calls, then idle turning for that share of what they have just taken, timed as one.
-    The ratio is exact whatever the noise, and the wrapper costs once a batch: around each call it
-    made 0.5 % of a call of 240 µs.
+    On CPU: the calls, then idle turning for that share of what they have just taken, timed as one:
+    of their CPU time, unless several threads computed or one waited, since other work may have
+    taken any part of the rest. The ratio is exact whatever the noise, and the wrapper costs once a
+    batch: around each call it made 0.5 % of a call of 240 µs.
     """
     together = 1 if clock.l2 == "cold" else calls  # cold calls are timed one by one
 
     def batch() -> None:
-        begin = now_ns()
+        waits, clocks = _waits(), (now_ns, cpu_ns)
+        begins = [read_ns() for read_ns in clocks]
         for _ in repeat(None, together):
             call()
-        end = now_ns()
+        alone = torch.get_num_threads() == 1 and _waits() == waits
+        read_ns, begin = clocks[alone], begins[alone]
+        end = read_ns()
         until = end + int((end - begin) * share)
-        while now_ns() < until:
+        while read_ns() < until:
             pass
 
     return clock.batch(batch, calls // together).time_us / together

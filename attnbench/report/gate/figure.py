@@ -54,7 +54,8 @@ def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
     for line in texts.lines(run, outcome):
         row, (label, change, interval, wins, verdict) = line.row, line.columns
         ends = None if row.low is None or row.high is None else (row.low, row.high)
-        words = f"{change} ({interval})  {wins}  {verdict}" if ends else verdict
+        known = interval != units.UNKNOWN
+        words = f"{change} ({interval})  {wins}  {verdict}" if known else verdict
         found.append(
             Strip(
                 label=label if len(label) <= LONGEST else f"…{label[1 - LONGEST :]}",
@@ -72,7 +73,10 @@ def controls(run: GateRun, outcome: Outcome) -> list[Strip]:
     """The A/A control, all cells of a round in turn, and the positive control."""
     found, every = outcome.controls, range(len(run.cells))
     null, planted = found.null_ratio, found.planted_ratio
-    seen = {True: "found", False: "NOT found", None: "none"}[found.found]
+    wins = f"{found.wins}/{found.rounds}"
+    seen = f"{texts.change(planted)}  {wins}  found"
+    if not found.found:
+        seen = "none" if found.found is None else f"{wins}  not found"
     aside = "  ! not to be trusted" if found.untrusted else ""
     return [
         Strip(
@@ -83,7 +87,7 @@ def controls(run: GateRun, outcome: Outcome) -> list[Strip]:
             label=f"positive control (+{units.brief_percent(run.rules.threshold)})", look=CONTROL,
             dots=_dots(run.rounds, every, "planted"),
             middle=None if planted is None else _percent(planted),
-            words=f"{texts.change(planted)}  {found.wins}/{found.rounds}  {seen}",
+            words=seen,
         ),
     ]  # fmt: skip
 

@@ -142,8 +142,9 @@ def junit(run: GateRun, outcome: Outcome) -> str:
     )  # fmt: skip
     for line in texts.lines(run, outcome):
         row, message = line.row, line.reason
-        if row.ratio is not None:
-            message = f"{line.columns[1]} ({line.columns[2]}): {message}"
+        change, ends = line.columns[1:3]
+        if ends != units.UNKNOWN:
+            message = f"{change} ({ends}): {message}"
         case = _add_case(
             suite, row.cell.impl, case_label(row.cell.case), line.look.element, row.verdict, message
         )

@@ -12,7 +12,17 @@ from typing import Literal, NamedTuple
 
 from attnbench.base import units
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import VERDICTS, GateRun, Outcome, Row, Rules, Verdict, Version
+from attnbench.gate.decide.data import (
+    VERDICTS,
+    Change,
+    GateRun,
+    Outcome,
+    Row,
+    Rules,
+    Verdict,
+    Version,
+)
+from attnbench.gate.decide.verdict import missing
 from attnbench.schema.record import Cell
 from attnbench.theory.traits import case_label
 
@@ -32,6 +42,7 @@ LOOKS: dict[Verdict, Look] = {
     "incorrect": Look("✗", "refuted", "failure"),
     "regressed": Look("✗", "refuted", "failure"),
     "inconclusive": Look("?", "inconclusive", "error"),
+    "not timed": Look("–", "inconclusive", "skipped"),
     "not comparable": Look("–", "inconclusive", "skipped"),
     "improved": Look("↓", "holds"),
     "ok": Look("✓", "holds"),
@@ -46,9 +57,9 @@ TITLES: dict[ExitCode, str] = {
 }
 HEADER = ("cell", "change", "95 % interval", "wins", "verdict")
 READING = (
-    "Change: candidate / base − 1, the median over rounds (above 0: slower), with its 95 % interval"
-    " over rounds; of a suspect from its confirmation alone. Wins: rounds beyond the margin, of all"
-    " that decide; of an ok cell those below the threshold."
+    "Change: candidate / base − 1 in the metric named; of time the median over rounds (above 0:"
+    " slower), with its 95 % interval over rounds, of a suspect from its confirmation alone. Wins:"
+    " rounds beyond the margin, of all that decide; of an ok cell those below the threshold."
 )
 # What no page, XML file or terminal can show: control characters, halves of a pair, non-characters.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -66,6 +77,14 @@ def change(ratio: float | None) -> str:
     share = 100 * (ratio - 1)
     text = f"{share:+.1f}" if abs(share) < 99.95 else f"{share:+.0f}"
     return f"{text} %".replace("-", "−") if float(text) else "0.0 %"
+
+
+def changed(changes: Sequence[Change]) -> str:
+    """The change that decides, with its metric: `time +10.4 %`, `workspace +100 %`, `error`."""
+    if not changes:
+        return units.UNKNOWN
+    first = changes[0]
+    return first.metric if first.ratio is None else f"{first.metric} {change(first.ratio)}"
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -108,8 +127,11 @@ def lines(run: GateRun, outcome: Outcome) -> list[Line]:
     found = []
     for number, (name, row) in enumerate(zip(labels(run.cells)[1], outcome.rows, strict=True)):
         look = LOOKS[row.verdict]
-        wins = units.UNKNOWN if row.wins is None else f"{row.wins}/{row.rounds}"
-        shown = (name, change(row.ratio), interval(row.low, row.high), wins)
+        ends, wins = interval(row.low, row.high), f"{row.wins}/{row.rounds}"
+        if row.changes != () and row.changes[0].metric != "time":  # they are not of that
+            ends = wins = units.UNKNOWN
+        wins = units.UNKNOWN if row.wins is None else wins
+        shown = (name, changed(row.changes), ends, wins)
         found.append(
             Line(
                 number=number, row=row, look=look, columns=(*shown, f"{look.sign} {row.verdict}"),
@@ -172,12 +194,11 @@ def controls(run: GateRun, outcome: Outcome) -> list[str]:
     """What the positive control and the A/A control have shown."""
     found = outcome.controls
     planted = f"positive control (a slowdown of {units.brief_percent(run.rules.threshold)})"
-    seen = f"seen as {change(found.planted_ratio)}, beyond the margin in"
-    rounds = f"{found.wins} of {found.rounds} rounds"
+    seen = f"seen as {change(found.planted_ratio)}, beyond the margin in {found.wins} of"
     words = {
         None: ": none, since no time was compared",
-        True: f" was found: {seen} {rounds}",
-        False: f" was NOT found: {seen} only {rounds}; the run is blind",
+        True: f" was found: {seen} {found.rounds} rounds",
+        False: f" was not found, so that passing says nothing: {missing(run, found)}",
     }[found.found]
     null = f"A/A control (the base again): {change(found.null_ratio)}"
     if found.untrusted:
