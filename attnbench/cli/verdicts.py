@@ -109,7 +109,7 @@ def verify(**options: Any) -> None:
     else:
         path = find_run("latest" if options["run"] is None else options["run"], options["output"])
     if options["until_decided"]:
-        _measure_until_decided(path, until, quiet=options["quiet"])
+        measure_until_decided(path, until, quiet=options["quiet"])
     found = scaling(load_run(path))
     if options["as_json"]:
         click.echo(json.dumps([finding.to_json() for finding in found.findings], indent=1))
@@ -118,7 +118,7 @@ def verify(**options: Any) -> None:
     raise SystemExit(int(exit_code(found.findings)))
 
 
-def _measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
+def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
     """Measure again what keeps findings of a run open, until none is or the clock shows `until`.
 
     A few cells at a time, in the order in which they are missing; one that stays so takes turns

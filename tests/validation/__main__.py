@@ -1,7 +1,7 @@
-"""Evidence for the rules of attnbench: `python -m tests.validation timer|tools|scaling|gate`.
+"""Evidence for the rules of attnbench: `python -m tests.validation timer|tools|scaling|laws|gate`.
 
 `make validate PART=scaling` runs one part with its defaults. The parts keep what they found in a
-folder under results/; `timer` and `gate` go on where they stopped.
+folder under results/; `timer`, `laws` and `gate` go on where they stopped.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import click
 
 from attnbench.cli import Commands
 from attnbench.cli.options import (
+    DURATION,
     NAMES,
     POSITIVE,
     SIZES,
@@ -158,6 +159,51 @@ def scaling(as_json: bool, **options: Any) -> None:
         notes = dict.fromkeys(matrix.note for matrix in found)
         _show(found, finished.path / PAGE, notes)
     if not finished.met:
+        raise SystemExit(ExitCode.FINDING)
+
+
+@main.command()
+@click.option(
+    "--runs",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Runs there shall be in the end.",
+)
+@click.option(
+    "--neighbours",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Processes that spin and sleep meanwhile.",
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    type=DURATION,
+    default="3m",
+    show_default=True,
+    help="How long a run may take, with what is measured again.",
+)
+@seed_option
+@output_option
+@click.option(
+    "--name", default="selftest-laws", show_default=True, help="The folder, new or to go on with."
+)
+def laws(**options: Any) -> None:
+    """Measure kernels of exact exponents beside other work, and hold them to every law.
+
+    Kernels that take c·n, c·n^2 and c·n^3, by the wall clock and by processor time, are swept,
+    measured again until they are decided as `verify --until-decided` does it, and held to n, n^2
+    and n^3. The same command goes on where it stopped. Exits 1 if a goal is missed.
+    """
+    from tests.validation.laws.session import PAGE, Request, examine, table
+
+    path, summary = examine(Request(**options), _tell)
+    _show([table(summary)], path / PAGE, noted=True)
+    if summary["interrupted"]:
+        raise SystemExit(ExitCode.INTERRUPTED)
+    if not summary["met"]:
         raise SystemExit(ExitCode.FINDING)
 
 

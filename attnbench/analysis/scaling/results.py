@@ -20,6 +20,7 @@ NOUNS: dict[Axis, str] = {
 
 
 MOST_LACKING = 3  # times named in a reason
+HARDLY = 0.5  # from here on a relative half-width says little
 NOTHING_KNOWN = (0.0, math.inf)  # of a time
 
 
@@ -140,7 +141,7 @@ def lacking(missing: Iterable[tuple[str, Missing]]) -> str:
     """Where times are known too badly: `n = 512 is known to ± 9.0 %, ± 3.0 % decides; …`."""
     found = []
     for at, one in sorted(missing, key=lambda m: m[1].needed / m[1].known):
-        known = f"known to ± {units.percent(one.known)}" if one.known < 1 else "hardly known"
+        known = f"known to ± {units.percent(one.known)}" if one.known < HARDLY else "hardly known"
         decides = f"{known}, ± {units.percent(one.needed)} decides"
         found.append(f"{at} is {'unsteady' if math.isinf(one.known) else decides}")
     more = len(found) - MOST_LACKING

@@ -1,0 +1,1 @@
+"""`make validate PART=laws`: kernels of exact exponents on a busy machine, and what is said."""
