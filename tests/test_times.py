@@ -331,25 +331,3 @@ def test_each_trouble_has_its_note_and_the_serious_ones_a_name(cell, says, serio
 def test_a_quiet_row_and_a_failed_one_have_none(cell):
     assert notes.notes(cell) is None
     assert notes.unsteady(cell) is None
-
-
-@pytest.mark.parametrize(
-    ("values", "metrics", "factor"),
-    [
-        ([100.0] * 8, {}, 1.0),
-        ([100.0] * 4 + [200.0] * 5, {}, 4.0),  # the fastest may be off by as much again
-        ([100.0] * 8, {"cpu_share": 0.5}, 2.0),
-        ([100.0] * 8, {"cpu_share": 1.01}, 1.0),  # as measured with one more thread
-        ([100.0] * 8, {"cpu_share": 0.5, "interruptions_per_s": 500.0}, 2.0),
-        ([100.0] * 8, {"cpu_share": 0.5, "meddles": "the environment"}, math.inf),
-        # A slice each for two others: half of the time.
-        ([100.0] * 8, {"interruptions_per_s": 62.5, "load_1m": 3.0}, 2.0),
-        ([100.0] * 8, {"interruptions_per_s": 62.5, "load_1m": 0.4}, 4 / 3),
-        ([100.0] * 8, {"interruptions_per_s": 62.5}, math.inf),
-        ([100.0] * 8, {"interruptions_per_s": 500.0, "load_1m": 3.0}, math.inf),
-        ([100.0] * 8, {"stolen_share": 0.25, "throttled_share": 0.25}, 2.0),
-        ([100.0] * 8, {"stolen_share": 1.0}, math.inf),
-    ],
-)
-def test_what_was_taken_bounds_the_excess_of_a_time(values, metrics, factor):
-    assert times.excess(record(values, **metrics)) == pytest.approx(factor)

@@ -15,7 +15,6 @@ from attnbench.base.stats import (
     processes_interval,
 )
 from attnbench.machine import limits
-from attnbench.machine.host import SLICE_US
 from attnbench.schema.record import Record, Sample
 
 Interval = tuple[float, float]
@@ -147,30 +146,6 @@ def precision(record: Record) -> float | None:
     """Half the interval's width, relative to the reported time; None without an interval."""
     interval, middle = interval_us(record), time_us(record)
     return None if interval is None or not middle else (interval[1] - interval[0]) / 2 / middle
-
-
-def excess(record: Record) -> float:
-    """By which factor the reported time may be too long at most; infinite if unknown.
-
-    Other work only ever adds to a time. What it added to the reported time beyond the fastest
-    sample is known. What it added to the fastest is bounded by the larger of two: as much again;
-    and what was taken from all samples on average, since the fastest met the least. That is wall
-    time over processor time (`cpu_share`, per thread), and what a hypervisor or a quota kept.
-    Records from before processor time was kept have involuntary switches, each of which costs a
-    slice for every other process that wants to run.
-    """
-    reported, metrics = time_us(record), record.metrics
-    if not reported or metrics.get("meddles"):  # no counter says what such a call did to itself
-        return math.inf
-    beyond = reported / min(sample.time_us for sample in record.kept)
-    running = metrics.get("cpu_share")
-    if running is None:
-        others = max(1.0, (metrics.get("load_1m") or math.inf) - 1)
-        switches = metrics.get("interruptions_per_s") or 0.0
-        running = 1 - switches * SLICE_US * 1e-6 * others if switches else 1.0
-    kept = (metrics.get("stolen_share") or 0.0) + (metrics.get("throttled_share") or 0.0)
-    left = min(1.0, running) * (1 - kept)
-    return beyond * max(beyond, 1 / left) if left > 0 else math.inf
 
 
 def described(environment: Mapping[str, Any], device: str) -> Mapping[str, Any]:
