@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +14,19 @@ import click
 
 from attnbench.cli.options import (
     NAMES,
+    POSITIVE,
     device_option,
     impl_files,
     say,
     seed_option,
     threads_option,
 )
-from attnbench.errors import ExitCode
+from attnbench.errors import AttnbenchError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from attnbench.execution.checks import CheckResult
     from attnbench.execution.doctor import Examination
+    from attnbench.execution.failures import Failure
 
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "fail": ("✗", "red")}
 _STAGES = {
@@ -45,31 +50,119 @@ _STAGES = {
     show_default=True,
     help="Dtypes to check in; decoding is checked in the first.",
 )
+@threads_option("1")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=POSITIVE,
+    default=60.0,
+    show_default=True,
+    help="Seconds without a heartbeat after which a check is given up.",
+)
 @seed_option
 @click.option("--full", is_flag=True, help="The whole battery for those that compile, too (slow).")
+@click.option(
+    "--watch", is_flag=True, help="Check again whenever a file of --impl, or beside it, changes."
+)
 @click.option("--verbose", "-v", is_flag=True, help="A line for each check, also those that pass.")
-@click.option("--json", "as_json", is_flag=True, help="Every result as JSON.")
-def check(impls: tuple[str, ...] | None, as_json: bool, verbose: bool, **options: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Every result and kind of failure as JSON.")
+def check(watch: bool, **options: Any) -> None:
     """Check implementations against a float64 reference.
 
     The battery has odd lengths, L != S both ways, grouped heads, D != V, n = 1, large logits,
     strided inputs, rows without keys, rotary encodings and decoding, each on two draws of inputs
     in the same tensors, with planted needle keys. What an implementation cannot take is
-    `unsupported`, with the reason. Exits 1 on any failure.
+    `unsupported`, with the reason. Of each kind of failure the simplest is shown in full. Exits 1
+    on any failure.
     """
-    from attnbench.execution.checks import run_checks
+    if not watch:
+        raise SystemExit(ExitCode.FINDING if _check(**options) else ExitCode.OK)
+    if not options["files"]:
+        raise UsageError("--watch needs a file to watch (--impl FILE)")
+    while True:
+        stamps = _stamps(options["files"])
+        try:
+            _check(**options, stamps=stamps)
+        except ChangedError:
+            continue
+        except AttnbenchError as err:  # such as a syntax error, which the next change may mend
+            say(f"Error: {' '.join(str(err).split())}", err=True)
+        click.echo(f"waiting for a change of {', '.join(options['files'])} …", err=True)
+        while _stamps(options["files"]) == stamps:
+            time.sleep(_POLL_S)
 
-    def seen(result: CheckResult) -> None:
-        if not as_json and (verbose or result.failed):
+
+class ChangedError(Exception):
+    """A watched file has changed while it was checked."""
+
+
+_POLL_S = 0.3
+_SOURCES = (".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h")
+
+
+def _stamps(files: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """When the sources in the folders of these files changed, and their sizes."""
+    found = {}
+    for folder in {os.path.dirname(os.path.abspath(file)) for file in files}:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.name.endswith(_SOURCES):
+                        status = entry.stat()
+                        found[entry.path] = status.st_mtime_ns, status.st_size
+    return found
+
+
+def _check(
+    *,
+    impls: tuple[str, ...] | None,
+    verbose: bool,
+    as_json: bool,
+    stamps: dict[str, Any] | None = None,
+    **options: Any,
+) -> bool:
+    """Check once and print what came of it; True if anything failed.
+
+    Raises:
+        ChangedError: a source file no longer has the stamp given.
+    """
+    from attnbench.cli.progress import CheckDisplay
+    from attnbench.execution.checks import run_checks
+    from attnbench.execution.failures import failures
+
+    def seen(result: CheckResult | None) -> None:
+        if stamps is not None and _stamps(options["files"]) != stamps:
+            raise ChangedError
+        if result is not None and verbose and not as_json:
             click.echo(_line(result))
 
-    results = run_checks(names=impls, seen=seen, **options)
+    with CheckDisplay(seen, quiet=verbose and not as_json) as display:
+        results = run_checks(names=impls, spectator=display, **options)
+    kinds = failures(results)
     if as_json:
-        click.echo(json.dumps([result.to_json() for result in results], indent=1))
+        found = {
+            "checks": [result.to_json() for result in results],
+            "failures": [kind.to_json() for kind in kinds],
+        }
+        click.echo(json.dumps(found, indent=1))
     else:
+        _print_failures(kinds)
         _print_checks(results)
-    if any(result.failed for result in results):
-        raise SystemExit(ExitCode.FINDING)
+    return bool(kinds)
+
+
+def _print_failures(kinds: list[Failure]) -> None:
+    from attnbench.cli.faults import lines
+
+    impl, number = None, 0
+    for kind in kinds:
+        if kind.impl != impl:
+            impl, number = kind.impl, 0
+            click.secho(impl, bold=True)
+        number += 1
+        for line in lines(kind, number):
+            say(line, hang=5)
+        click.echo()
 
 
 def _line(result: CheckResult) -> str:
@@ -81,7 +174,7 @@ def _line(result: CheckResult) -> str:
 
 
 def _print_checks(results: list[CheckResult]) -> None:
-    """A row for each implementation: how many checks passed, and the most frequent reason."""
+    """A row for each implementation: how many checks passed, and why it was not run."""
     from attnbench.base.units import digits
     from attnbench.report.tables import table
 
@@ -89,26 +182,25 @@ def _print_checks(results: list[CheckResult]) -> None:
     for impl in dict.fromkeys(result.impl for result in results):
         own = [result for result in results if result.impl == impl]
         counts = Counter(result.status for result in own)
-        failed = [result for result in own if result.failed]
+        failed = sum(result.failed for result in own)
         ratios = [r.metrics["error_ratio"] for r in own if r.metrics.get("error_ratio") is not None]
         worst = max(ratios, default=None)
-        reasons = Counter(r.reason for r in failed or own if r.reason).most_common(1)
+        reasons = Counter(r.reason for r in own if r.reason and not (failed or counts["ok"]))
         rows.append(
             (
                 impl,
                 "FAILED" if failed else "right" if counts["ok"] else "not run",
                 str(counts["ok"]),
-                str(len(failed)),
+                str(failed),
                 str(counts["unsupported"]),
                 "> 1000" if worst is not None and worst >= 1000 else digits(worst),
-                str(reasons[0][0]) if reasons else "",
+                str(reasons.most_common(1)[0][0]) if reasons else "",
             )
         )
-    header = (
-        "implementation", "verdict", "passed", "failed", "unsupported", "worst error/allowed",
-        "most frequent reason",
-    )  # fmt: skip
-    click.echo(table(header, rows, spare=("unsupported", "worst error/allowed")), nl=False)
+    numbers = ("passed", "failed", "unsupported", "worst error/allowed")
+    header = ["implementation", "verdict", *numbers, *["why"] * any(row[-1] for row in rows)]
+    shown = [row[: len(header)] for row in rows]
+    click.echo(table(header, shown, right=numbers, spare=numbers[2:]), nl=False)
 
 
 @click.command()

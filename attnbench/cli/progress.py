@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +24,7 @@ from rich.table import Column
 
 from attnbench.base import units
 from attnbench.cli.options import say, wrapped
+from attnbench.execution.checks import CheckResult, Spectator
 from attnbench.execution.session import Listener
 from attnbench.gate.decide.data import Round
 from attnbench.planning.plan import Plan, jobs_of, work
@@ -141,6 +144,49 @@ class SweepDisplay(_Display, Listener):
         self._progress.advance(self._task, _cell_work(record.cell.case))
         if record.status != "ok":
             self.say(line(record))
+
+
+class CheckDisplay(_Display, Spectator):
+    """Shows how far checks are; `seen` is called with each result, and with None in between."""
+
+    _EACH_S = 10.0  # without a terminal
+
+    def __init__(self, seen: Callable[[CheckResult | None], None], *, quiet: bool) -> None:
+        super().__init__(quiet=quiet)
+        self._seen = seen
+        self._count = self._failed = self._total = 0
+        self._said = time.monotonic()
+        self._begin(
+            SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False),
+            total=None,
+        )  # fmt: skip
+
+    def planned(self, count: int) -> None:
+        """The number of checks is known."""
+        self._total = count
+        self._show("begins")
+
+    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
+        """Show the check and the stage the worker is at."""
+        self._seen(None)
+        if case is not None:
+            self._show(f"{impl}: {case_label(case)} ({stage})")
+
+    def checked(self, result: CheckResult) -> None:
+        """Count one result."""
+        self._count += 1
+        self._failed += result.failed
+        self._seen(result)
+        self._show(f"{result.impl}: {case_label(result.item.case)}")
+
+    def _show(self, text: str) -> None:
+        failed = f", {self._failed} failed" if self._failed else ""
+        text = f"{self._count} of {self._total} checks{failed}: {text}"
+        if self._progress is not None:
+            self._progress.update(self._task, description=text)
+        elif time.monotonic() - self._said > self._EACH_S:
+            self._said = time.monotonic()
+            self.say(text)
 
 
 class GateDisplay(_Display):

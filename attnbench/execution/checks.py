@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.planning.battery import Item, battery
 from attnbench.planning.plan import chosen
+from attnbench.schema.case import Case
 from attnbench.schema.messages import CheckItem
 
 
@@ -42,6 +42,19 @@ class CheckResult:
         }
 
 
+class Spectator:
+    """Who watches the checks; this one does nothing."""
+
+    def planned(self, count: int) -> None:
+        """So many checks will be made."""
+
+    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
+        """What the worker is at; called a few times a second while no result comes."""
+
+    def checked(self, result: CheckResult) -> None:
+        """A result has come."""
+
+
 def run_checks(
     *,
     names: tuple[str, ...] | None,
@@ -50,17 +63,24 @@ def run_checks(
     dtypes: tuple[str, ...],
     seed: int = 0,
     full: bool = False,
-    seen: Callable[[CheckResult], None] | None = None,
+    threads: int | None = None,
+    timeout_s: float = 60.0,
+    spectator: Spectator | None = None,
 ) -> list[CheckResult]:
     """Check the named implementations; those of the user's files if any, else all, by default.
 
-    `seen` is called with each result as it comes. Those that compile take the brief items alone
-    unless `full`: a compilation takes many seconds a case.
+    Small tensors gain nothing from several threads, which beside other work wait for each other.
+    Those that compile take the brief items alone unless `full`: a compilation takes many seconds
+    a case.
 
     Raises:
         UsageError: an unknown name or dtype, a file that does not load, a device not there.
     """
-    with LocalRunner(Settings(device=device, files=files, seed=seed)) as runner:
+    watcher = spectator or Spectator()
+    settings = Settings(
+        device=device, threads=threads or 1, files=files, seed=seed, timeout_s=timeout_s
+    )  # fmt: skip
+    with LocalRunner(settings, watcher.working) as runner:
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}
         wanted_names = chosen(names or (), runner.own) or list(rows)
@@ -71,8 +91,8 @@ def run_checks(
         compiles = {name for name in wanted_names if rows[name].compiles}
         pairs = [
             (item, name)
+            for item in items  # in a row: one reference serves them all
             for name in wanted_names
-            for item in items
             if item.case.workload in rows[name].workloads
             and (full or item.brief or name not in compiles)
         ]
@@ -82,6 +102,7 @@ def run_checks(
             )
         cases = list({item.case.case_id: item.case for item in items}.values())
         reasons = runner.reasons(cases, list(dict.fromkeys(name for _, name in pairs)))
+        watcher.planned(len(pairs))
         results: dict[int, CheckResult] = {}
 
         def record(index: int, status: str, reason: str | None, metrics: dict[str, Any]) -> None:
@@ -89,8 +110,7 @@ def run_checks(
             results[index] = CheckResult(
                 item=item, impl=name, status=status, reason=reason, metrics=metrics
             )
-            if seen is not None:
-                seen(results[index])
+            watcher.checked(results[index])
 
         wanted = []
         for index, (item, name) in enumerate(pairs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -27,7 +27,8 @@ from attnbench.measure.watch import CounterMarks, Watch
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
-from attnbench.worker.inputs import Draw
+from attnbench.worker.inputs import Draw, Tensors
+from attnbench.worker.reference import Reference
 from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
@@ -210,7 +211,11 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
 
 
 def check_twice(
-    entry: Entry, trials: dict[str, Trial], draws: tuple[Draw, Draw], reporter: Reporter
+    entry: Entry,
+    trials: dict[str, Trial],
+    draws: tuple[Draw, Draw],
+    reporter: Reporter,
+    truth: Callable[[Case, Tensors], Reference] | None = None,
 ) -> None:
     """Compare each trial with the reference on two draws; one that fails is reported and dropped.
 
@@ -225,10 +230,10 @@ def check_twice(
         tensors = next(iter(trials.values())).tensors
         workload.fill(entry.case, tensors, draw)
         begin = time.perf_counter()
-        reference = workload.truth(entry.case, tensors)
+        reference = (truth or workload.truth)(entry.case, tensors)
         share = (time.perf_counter() - begin) / len(trials)  # one reference serves all
         for trial in trials.values():
-            trial.spent_s["reference"] = trial.spent_s.get("reference", 0.0) + share
+            trial.spent_s["check"] = trial.spent_s.get("check", 0.0) + share
         for name, trial in list(trials.items()):
             reporter.at(entry.index, name, "build")
             with trial.stage("build"):
@@ -241,25 +246,51 @@ def check_twice(
                 reporter.record(entry.index, record_of(trials.pop(name)))
 
 
-class _Silent:
-    def at(self, case: int, impl: str | None, stage: str) -> None: ...
+class _Quiet:
+    def __init__(self, at: Callable[[str], None]) -> None:
+        self._at = at
+
+    def at(self, case: int, impl: str | None, stage: str) -> None:
+        self._at(stage)
 
     def record(self, case: int, record: Record) -> None: ...
 
 
-def check_item(case: Case, name: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
+_recent: deque[tuple[Case, Tensors, Reference]] = deque(maxlen=2)  # of the two draws of an item
+
+
+def _known_truth(case: Case, tensors: Tensors) -> Reference:
+    """The reference. Of the same inputs it serves every implementation, and of `both` `forward`."""
+    for known, inputs, truth in _recent:
+        same = replace(known, pass_=case.pass_) == case and known.pass_ in (case.pass_, "both")
+        if same and all(torch.equal(inputs[name], x) for name, x in tensors.items()):
+            names = ["o"] if case.pass_ == "forward" else truth.values
+            return replace(truth, values={name: truth.values[name] for name in names})
+    truth = WORKLOADS.get(case.workload).truth(case, tensors)
+    _recent.append((case, {name: x.detach().clone() for name, x in tensors.items()}, truth))
+    return truth
+
+
+def check_item(
+    case: Case,
+    name: str,
+    options: dict[str, Any],
+    seed: int,
+    at: Callable[[str], None] = lambda stage: None,
+) -> dict[str, Any]:
     """Check `name` in `case` without any timing; status, reason and errors as plain JSON.
 
-    `options` are the fields of `Draw` that the battery sets (amplitude, layout).
+    `options` are the fields of `Draw` that the battery sets (amplitude, layout); `at` is called
+    with each stage as it begins.
     """
     workload = WORKLOADS.get(case.workload)
     try:
         draw = Draw(seed=seed, needles="query_amplitude" not in options, **options)
         tensors = workload.tensors(case, strided=draw.strided)
-        trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors)
+        trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors, checks_alone=True)
         entry = Entry(index=0, case=case, impls=(name,))
         draws = draw, replace(draw, seed=seed + 1, needles=False)
-        check_twice(entry, {name: trial}, draws, _Silent())
+        check_twice(entry, {name: trial}, draws, _Quiet(at), _known_truth)
     except Exception as err:
         status, reason = classify(err, "inputs and reference")
         return {"status": status, "reason": reason, "metrics": {}}

@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import BinaryIO
 
 import torch
@@ -136,8 +137,8 @@ def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
             _measure(request, heartbeat, emit)
         case Check(items, seed):
             for index, item in enumerate(items):
-                heartbeat.write(index, 0, "check")
-                found = check_item(item.case, item.impl, item.draw, seed)
+                at = partial(heartbeat.write, index, 0)
+                found = check_item(item.case, item.impl, item.draw, seed, at)
                 emit(ItemChecked(index, item.impl, **found))
                 _end_if_lost(found["status"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from attnbench.measure.probes import call_kept, count_flops, profile_call, watch
 from attnbench.schema.case import Case
 from attnbench.schema.record import Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
+from attnbench.worker.fault import fault_of
 from attnbench.worker.inputs import Tensors
 from attnbench.worker.reference import CheckResult, Reference, judge
 from attnbench.worker.workloads import WORKLOADS, Bound
@@ -52,11 +54,15 @@ def restore_settings(
 
 @dataclass(kw_only=True)
 class Trial:
-    """What is known so far about one cell of a case."""
+    """What is known so far about one cell of a case.
+
+    `checks_alone`: no memory is measured, and what is wrong goes to `metrics["fault"]`, for people.
+    """
 
     impl: Implementation
     case: Case
     tensors: Tensors
+    checks_alone: bool = False
     bound: Bound | None = None
     result: CheckResult = field(default_factory=CheckResult)
     last_call_s: float = 0.0
@@ -64,6 +70,8 @@ class Trial:
     spent_s: dict[str, float] = field(default_factory=dict)
     status: Status | None = None
     reason: str | None = None
+    _first_inputs: Tensors | None = None
+    _first_outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -95,6 +103,8 @@ class Trial:
         """Turn an exception into a status with a reason, and let go of what was built."""
         self.status, self.reason = classify(err, stage)
         self.bound = None
+        if self.checks_alone and self.status == "error":
+            self.metrics["fault"] = raised(err, stage, self.impl.file)
         if self.case.device != "cuda":
             return
         if device_is_lost():
@@ -113,6 +123,9 @@ class Trial:
                 self.metrics["compile_s"] = time.perf_counter() - begin
             return bound
 
+        if self.checks_alone:
+            self.bound = bind()
+            return
         profiled = profile_call(bind, self.case.device)
         self.bound = profiled.result
         self.metrics["memory_prepared_bytes"] = profiled.kept_bytes
@@ -125,8 +138,11 @@ class Trial:
         """
         assert self.bound is not None
         before = {name: x.detach().clone() for name, x in self.tensors.items()}
+        wrong = None
         try:
             self._compare(self.bound, reference, first=first)
+        except IncorrectError as err:
+            wrong = err  # which may follow from what it did to its inputs
         finally:
             # The next implementation needs the inputs as they were.
             changed = [n for n, x in before.items() if not torch.equal(x, self.tensors[n].detach())]
@@ -134,7 +150,12 @@ class Trial:
                 for name in changed:
                     self.tensors[name].copy_(before[name])
         if changed:
-            raise IncorrectError(f"it wrote to its input {', '.join(changed)}")
+            if self.checks_alone:
+                self.metrics["fault"] = {"code": "wrote-input", "tensor": changed[0]}
+            raise IncorrectError(f"it wrote to its input {', '.join(changed)}") from wrong
+        if wrong is not None:
+            raise wrong
+        self._first_inputs = before if self.checks_alone else None
 
     def _compare(self, bound: Bound, reference: Reference, *, first: bool) -> None:
         def poisoned_call() -> Any:
@@ -152,7 +173,9 @@ class Trial:
             return result
 
         inputs = {x.untyped_storage().data_ptr() for x in self.tensors.values()}
-        if first and not self.impl.compiles:  # a profiler around a compilation breaks it
+        if (
+            first and not self.impl.compiles and not self.checks_alone
+        ):  # a profiler around a compilation breaks it
             result, kept_bytes = call_kept(poisoned_call, self.case.device)
             storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in leaves(result)}
             own = sum(storage.nbytes() for at, storage in storages.items() if at not in inputs)
@@ -161,7 +184,10 @@ class Trial:
             result = poisoned_call()
         if first and self.impl.compiles:
             self.metrics["compile_s"] += self.last_call_s
-        found = judge(bound.named(result), reference, self.case.dtype)
+        outputs = bound.named(result)
+        found = judge(outputs, reference, self.case.dtype)
+        if self.checks_alone:
+            self._look_into(outputs, reference, wrong=found.reason is not None)
         with torch.no_grad():
             for x in leaves(result):
                 if x.untyped_storage().data_ptr() not in inputs and x.is_floating_point():
@@ -171,6 +197,26 @@ class Trial:
             self.metrics[name] = getattr(self.result, name)
         if found.reason:
             raise IncorrectError(found.reason + ("" if first else " (after its inputs changed)"))
+
+    def _look_into(
+        self, outputs: dict[str, torch.Tensor], reference: Reference, *, wrong: bool
+    ) -> None:
+        """Say what is wrong; a result that was right before and is still the same was kept.
+
+        So is one that is NaN throughout: the harness has overwritten the first result by that.
+        """
+        if not wrong:
+            self._first_outputs = {
+                n: x.detach().flatten()[:4096].clone() for n, x in outputs.items()
+            }
+            return
+        fault = fault_of(self.case, self.tensors, outputs, reference, self._first_inputs)
+        first = self._first_outputs.get(fault["tensor"])
+        if first is not None and "at" in fault:
+            now = outputs[fault["tensor"]].detach().flatten()[:4096]
+            if now.isnan().all() or torch.equal(now, first):
+                fault |= {"code": "kept-result", "explained": []}
+        self.metrics["fault"] = fault
 
     def costs(self) -> dict[str, Any]:
         """What sizes alone say: FLOPs, least traffic, workspace, and if that is an estimate."""
@@ -288,6 +334,13 @@ def leaves(result: Any) -> Iterator[torch.Tensor]:
     elif isinstance(result, (tuple, list)):
         for item in result:
             yield from leaves(item)
+
+
+def raised(err: Exception, stage: str, file: str) -> dict[str, Any]:
+    """What was raised, and the last line of the implementation's own file that it passed."""
+    lines = [x.lineno for x in traceback.extract_tb(err.__traceback__) if x.filename == file]
+    fault = {"code": "raised", "type": type(err).__name__, "stage": stage}
+    return fault | ({"line": lines[-1], "file": file} if lines else {})
 
 
 def classify(err: Exception, stage: str) -> tuple[Status, str]:
