@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -65,15 +66,19 @@ TURNED = [
 @pytest.mark.parametrize("case", CASES, ids=case_label)
 def test_the_reference_equals_a_loop_over_the_definition(case):
     tensors = in_float64(drawn(case))
-    o = plain_attention(case, tensors).values["o"]
-    torch.testing.assert_close(o, loop_attention(case, *tensors.values()), rtol=1e-12, atol=1e-12)
+    expected = loop_attention(case, *tensors.values())
+    for terms in (True, False):  # the reference, and the baseline's way
+        o = plain_attention(case, tensors, terms=terms).values["o"]
+        torch.testing.assert_close(o, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES[1:] + TURNED, ids=case_label)
 def test_the_reference_gradients_equal_finite_differences(case):
     case = Case.from_json(case.to_json() | {"pass": "both"})
     tensors = in_float64(drawn(case))
-    values = plain_attention(case, tensors).values
+    values = plain_attention(case, tensors, terms=True).values
+    for name, value in plain_attention(case, tensors).values.items():
+        torch.testing.assert_close(value, values[name], rtol=1e-12, atol=1e-12)
     for name in "qkv":
         flat = tensors[name].view(-1)
         for index in range(0, flat.numel(), 11):
@@ -89,12 +94,38 @@ def test_the_reference_gradients_equal_finite_differences(case):
 
 
 def test_the_reference_does_not_depend_on_its_block_size(monkeypatch):
-    case = Case(pass_="both", heads=2, seq_len=33, kv_len=20, head_dim=4, mask=CAUSAL)
+    sizes: Any = {"heads": 4, "kv_heads": 2, "seq_len": 33, "kv_len": 20, "head_dim": 4}
+    case = Case(pass_="both", mask=CAUSAL, **sizes)
     tensors = in_float64(drawn(case))
-    whole = plain_attention(case, tensors).values
-    monkeypatch.setattr("attnbench.worker.reference._BLOCK_ELEMENTS", {"cpu": 7 * 2 * 20})
-    for name, value in plain_attention(case, tensors).values.items():
-        torch.testing.assert_close(value, whole[name], rtol=1e-13, atol=1e-13)
+    found = []
+    for block in (1 << 20, 33 * 2 * 20, 7 * 2 * 20):  # all, a group at a time, and some rows of it
+        monkeypatch.setattr("attnbench.worker.reference._BLOCK_ELEMENTS", {"cpu": block})
+        found.append(plain_attention(case, tensors, terms=True))
+    for name, value in found[0].values.items():
+        for other in found[1:]:
+            torch.testing.assert_close(other.values[name], value, rtol=1e-13, atol=1e-13)
+            terms = found[0].terms[name]
+            torch.testing.assert_close(other.terms[name], terms, rtol=1e-5, atol=1e-6)
+
+
+def test_the_terms_are_those_of_the_definition():
+    case = Case(pass_="both", heads=2, kv_heads=1, seq_len=9, kv_len=7, head_dim=4, mask=CAUSAL)
+    tensors = in_float64(drawn(case))
+    q, k, v, do = (tensors[name] for name in ("q", "k", "v", "do"))
+    scores = (q @ k.mT * case.softmax_scale).masked_fill(beyond(case, -2), -math.inf)
+    weights, dweights = scores.softmax(-1).nan_to_num(), do @ v.mT
+    lse = scores.logsumexp(-1, keepdim=True).nan_to_num(neginf=0.0)
+    unsure = weights * (1 + 3 * lse.abs())
+    mean = (weights * dweights).sum(-1, keepdim=True)
+    uncancelled = unsure * (dweights.abs() + mean.abs()) * case.softmax_scale
+    expected = {
+        "dq": uncancelled.square() @ k.square(),
+        "dk": (uncancelled.square().mT @ q.square()).sum(1, keepdim=True),
+        "dv": (unsure.square().mT @ do.square()).sum(1, keepdim=True),
+    }
+    terms = plain_attention(case, tensors, terms=True).terms
+    for name, squares in expected.items():
+        torch.testing.assert_close(terms[name].double(), squares.sqrt(), rtol=1e-5, atol=1e-6)
 
 
 def naive(case, tensors, hidden=None):

@@ -144,7 +144,7 @@ def test_needle_tokens_are_what_their_queries_look_at():
 
 
 def test_a_sum_that_cancels_has_a_floor_of_its_terms():
-    # With one token the weights are 1 whatever q and k are: their gradients are 0 exactly.
+    # With one token the weights are 1 whatever q and k are: their gradients are 0.
     case = case_of(pass_="both", seq_len=1, batch=1, position=parse_position("rope"))
     tensors = {name: x.detach().double() for name, x in drawn(case).items()}
     plain = layers._plain_layer(case, tensors, terms=True)
@@ -152,7 +152,7 @@ def test_a_sum_that_cancels_has_a_floor_of_its_terms():
         name: x.shape for name, x in plain.values.items()
     }
     of_queries_and_keys = slice(0, 2 * 4 * 8)
-    assert not plain.values["dwqkv"][of_queries_and_keys].any()
+    assert plain.values["dwqkv"][of_queries_and_keys].abs().max() < 1e-15
     assert (plain.terms["dwqkv"][of_queries_and_keys] > 0).all()
     assert layers._plain_layer(case, tensors, terms=False).terms == {}
 

@@ -240,7 +240,9 @@ def test_a_report_is_written_without_torch_and_without_pyplot(pages):
 @pytest.mark.parametrize("width", [36, 45, 64, 80, 200])
 def test_a_table_splits_no_word_and_says_which_columns_it_leaves_out(width):
     header = ("implementation", "verdict", "where", "reason")
-    rows = [("naive-compiled", "holds", "a long place", "flops_counted as predicted " * 4)] * 2
+    rows = [
+        ("naive-compiled", "holds", "a long place", "flops_counted as predicted 12.5 % " * 4)
+    ] * 2
     to = Console(width=width)
     text = tables.shown(tables.grid(header, rows, right=["verdict"], spare=["where"], to=to), to=to)
     assert max(map(len, text.splitlines())) <= width
@@ -248,4 +250,5 @@ def test_a_table_splits_no_word_and_says_which_columns_it_leaves_out(width):
     left_out = {"place", "long", "a"} if "too narrow for: where" in text else set()
     assert words - left_out <= set(text.replace(":", " ").split())
     assert bool(left_out) == (width == 45)
+    assert text.count("12.5 %") == 8, "a number and its unit stay together"
     assert ("─" in text) == (width > 36), "a row is a block of lines where no table fits"

@@ -208,7 +208,7 @@ def test_what_is_missing_names_the_size_and_what_decides() -> None:
     (missing,) = fit.missing
     assert missing.index == 0
     assert missing.known == pytest.approx(math.log(1.8), abs=0.05)
-    assert "n = 128 is known to ± 6" in reason(fit)
+    assert "n = 128 is hardly known, ± 19" in reason(fit)
     enough = math.exp(missing.needed)
     assert verdict(fitted(wide(series, enough, 1.0, 1.0, 1.0, 1.01))) == "holds"
     overhead = replace(series, overhead_allowed_us=(0.0, 150.0))

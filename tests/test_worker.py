@@ -44,6 +44,7 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
     monkeypatch, err, status, reason
 ):
     monkeypatch.setattr(Instruments, "of", lambda request, device: instruments(err))
+    monkeypatch.setattr(serving, "idlest_cpu", lambda: None)  # this process is not to be pinned
     cases = [Case(seq_len=length) for length in (8, 16, 32)]
     cells = tuple((case, ("a", "b")) for case in cases)
     emitted: list[Any] = []

@@ -160,6 +160,15 @@ def moment(iso: str | None) -> str:
     return f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".strip()
 
 
+GLUE = "\ue000"  # stands for the blank between a number and its unit while lines are broken
+_UNIT = re.compile(r"(?<=\d) (?=[%×]|(?:[nmµ]?s|min|[KMGT]?i?B|octaves?)\b)|(?<=±) (?=\d)")
+
+
+def glued(text: str) -> str:
+    """The text with each number and its unit as one word; `GLUE` is to become a blank again."""
+    return _UNIT.sub(GLUE, text)
+
+
 def escape(text: str) -> str:
     """Make a text safe inside a table cell: no pipe, no line break, no HTML, no emphasis."""
     flat = re.sub(r"\s+", " ", text).replace("&", "&amp;").replace("<", "&lt;")

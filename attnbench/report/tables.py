@@ -40,7 +40,7 @@ def grid(
     one by one where the console is too narrow; where that is not enough, rows become `_blocks`.
     """
     room = (to or console()).width
-    texts = [[Text(c) if isinstance(c, str) else c for c in row] for row in rows]
+    texts = [[Text(units.glued(c)) if isinstance(c, str) else c for c in row] for row in rows]
     columns = dict(zip(header, zip(*texts, strict=True), strict=True)) if texts else {}
     full = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
     least = {
@@ -104,7 +104,8 @@ def shown(*parts: RenderableType, to: Console | None = None) -> str:
     with terminal.capture() as capture:
         for part in parts:
             terminal.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
-    return re.sub(r" +$", "", capture.get(), flags=re.MULTILINE)
+    text = capture.get().replace(units.GLUE, " ")
+    return re.sub(r" +$", "", text, flags=re.MULTILINE)
 
 
 def table(

@@ -34,9 +34,9 @@ FLOOR_EPS = 4.0
 ROUNDINGS = 3
 RMS_FLOOR_EPS = 1.0  # a mean needs no room for the unluckiest element
 
-# A block of scores in the reference holds about this many float64 elements: 64 MiB on CPU; on
-# a GPU 512 MiB, where small blocks would leave it waiting for the next launch.
-_BLOCK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 26}
+# A block of scores in the reference holds about this many float64 elements: 16 MiB on CPU,
+# which its last cache holds; on a GPU 512 MiB: it would wait for the next launch with smaller ones.
+_BLOCK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,39 +110,113 @@ def plain_attention(
     query_places = torch.arange(case.seq_len, device=q.device) + (case.kv_len - case.seq_len)
     key_places = torch.arange(case.kv_len, device=q.device)
     q = _grouped(rotated(q, case.position, query_places), case)
-    k = rotated(k, case.position, key_places).unsqueeze(2)
-    v = v.unsqueeze(2)
+    k = _grouped(rotated(k, case.position, key_places), case)
+    v, do = _grouped(v, case), None if do is None else _grouped(do.detach(), case)
+    result = (_with_terms if terms else _plain)(case, q, k, v, do)
+    for values in (result.values, result.terms):
+        for name, x in values.items():
+            values[name] = x.reshape(case.batch, -1, *x.shape[-2:])
+    for name, places in (("dq", query_places), ("dk", key_places)):
+        if name in result.values:
+            result.values[name] = rotated_back(result.values[name], case.position, places)
+    return result
+
+
+def _plain(
+    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None
+) -> PlainResult:
+    """As an author would write it; heads are (B·G, H/G, …), those of keys and values (B·G, 1, …).
+
+    Its roundings are what others are allowed: a change here is a change of the rule.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
     o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
-    unsure = torch.zeros(*q.shape[:-1], 1, dtype=q.dtype, device=q.device)
-    sums = _GradientSums(case, q, k, v) if do is not None else None
-    for rows, hidden, blind in _blocks(case, q):
+    dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
+    for rows, hidden, blind in _blocks(case, q, len(q)):
         scores = _product(q[..., rows, :] * case.softmax_scale, k.mT)
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
-        if terms:
-            unsure[..., rows, :] = scores.amax(-1, keepdim=True).abs()
         weights = scores.softmax(-1)
         if blind is not None:
             weights.masked_fill_(blind, 0)
         o[..., rows, :] = _product(weights, v)
-        if sums is not None and do is not None:
-            lse = scores.logsumexp(-1, keepdim=True) if terms else None
-            sums.add(rows, weights, lse, _grouped(do, case)[..., rows, :])
-    result = PlainResult(values={"o": o.flatten(1, 2)})
-    if terms:
-        lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
-        result.terms["o"] = (o * (1 + statistics_share(case) * lse_bound)).flatten(1, 2)
-    if sums is not None:
-        dq, dk, dv = (x.flatten(1, 2) for x in sums.sums)
-        result.values["dq"] = rotated_back(dq, case.position, query_places)
-        result.values["dk"] = rotated_back(dk, case.position, key_places)
-        result.values["dv"] = dv
-    if sums is not None and terms:
+        if do is None:
+            continue
+        dweights = _product(do[..., rows, :], v.mT)
+        dscores = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
+        dq[..., rows, :] = _product(dscores, k) * case.softmax_scale
+        # The products sum over the query heads that share a key/value head, too.
+        dk += _product((dscores * case.softmax_scale).mT, q[..., rows, :]).sum(1, keepdim=True)
+        dv += _product(weights.mT, do[..., rows, :]).sum(1, keepdim=True)
+    return PlainResult(values={"o": o} if do is None else {"o": o, "dq": dq, "dk": dk, "dv": dv})
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A matmul. That of float16 on a CPU adds up in float32, too, and takes 50 times as long."""
+    if a.dtype == b.dtype == torch.float16 and a.device.type == "cpu":
+        return (a.float() @ b.float()).half()
+    return a @ b
+
+
+def _with_terms(
+    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None
+) -> PlainResult:
+    """The same in float64, and the terms, whose size alone matters, in float32.
+
+    Blocks stay in the caches, and are worked on in place; the query heads that share a key/value
+    head are rows of one matrix. The mean of dweights is do·o, by definition the same number.
+    """
+    share = statistics_share(case)
+    scaled, single = q * case.softmax_scale, torch.float32
+    o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
+    unsure = torch.empty(*q.shape[:-1], 1, dtype=q.dtype, device=q.device)
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, 0]), torch.zeros_like(v[:, 0])
+    dq_squares, dk_squares, dv_squares = (torch.zeros_like(x, dtype=single) for x in (dq, dk, dv))
+    few = max(1, _BLOCK_ELEMENTS[q.device.type] // (q.shape[1] * case.kv_len * case.seq_len))
+    for first in range(0, len(q), few):
+        some = slice(first, first + few)
+        k_PSD, v_PSV = k[some, 0], v[some, 0]
+        k_squares = (k_PSD * case.softmax_scale).to(single).square_()
+        for rows, hidden, blind in _blocks(case, q, few):
+            at = some, slice(None), rows
+            heads = scaled[at].shape[:3]
+            q_PMD = scaled[at].flatten(1, 2)
+            weights = q_PMD @ k_PSD.mT
+            if hidden is not None:
+                weights.view(*heads, -1).masked_fill_(hidden, -math.inf)
+            top = weights.amax(-1, keepdim=True)
+            weights = weights.softmax(-1)
+            lse = (top - weights.amax(-1, keepdim=True).log()).abs_()
+            unsure[at] = top.abs_().view(*heads, -1)
+            if blind is not None:
+                weights.view(*heads, -1).masked_fill_(blind, 0)
+            o_PMV = weights @ v_PSV
+            o[at] = o_PMV.view(*heads, -1)
+            if do is None:
+                continue
+            do_PMV = do[at].flatten(1, 2)
+            dweights = do_PMV @ v_PSV.mT
+            mean = (do_PMV * o_PMV).sum(-1, keepdim=True)
+            dv[some].baddbmm_(weights.mT, do_PMV)
+            # dscores is a difference that may cancel to nothing (at n = 1 it does): what rounding
+            # leaves behind scales with what was subtracted, so the floor does too.
+            rounded = weights.to(single).mul_((1 + ROUNDINGS * share * lse).to(single))
+            uncancelled = dweights.to(single).abs_().add_(mean.abs().to(single)).mul_(rounded)
+            uncancelled.square_()
+            dv_squares[some].baddbmm_(rounded.square_().mT, do_PMV.to(single).square_())
+            dk_squares[some].baddbmm_(uncancelled.mT, q_PMD.to(single).square_())
+            dq_squares[at] = (uncancelled @ k_squares).view(*heads, -1)
+            dscores = dweights.sub_(mean).mul_(weights)
+            dk[some].baddbmm_(dscores.mT, q_PMD)
+            dq[at] = (dscores @ k_PSD).view(*heads, -1)
+    lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
+    result = PlainResult(values={"o": o}, terms={"o": o * (1 + share * lse_bound)})
+    if do is not None:
+        result.values |= {"dq": dq.mul_(case.softmax_scale), "dk": dk, "dv": dv}
         # Rounding errors of many summands have no common sign: their squares add up.
-        names = ("dq", "dk", "dv")
         result.terms |= {
-            n: x.sqrt().flatten(1, 2) for n, x in zip(names, sums.squares, strict=True)
-        }
+            "dq": dq_squares.sqrt_(), "dk": dk_squares.sqrt_(), "dv": dv_squares.sqrt_()
+        }  # fmt: skip
     return result
 
 
@@ -153,61 +227,20 @@ def statistics_share(case: Case) -> float:
     return torch.finfo(statistics).eps / torch.finfo(dtype).eps
 
 
-class _GradientSums:
-    """Gradients of one attention, summed over blocks of queries; heads are (B, G, H/G, …)."""
-
-    def __init__(self, case: Case, *inputs: torch.Tensor) -> None:
-        self._recompute = ROUNDINGS * statistics_share(case)
-        self._scale = case.softmax_scale
-        self._inputs = inputs  # q, k and v
-        wide = torch.promote_types(inputs[0].dtype, torch.float32)
-        self.sums = [torch.zeros_like(x, dtype=wide) for x in inputs]  # dq, dk and dv
-        self.squares = [torch.zeros_like(x) for x in self.sums]
-
-    def add(
-        self, rows: slice, weights: torch.Tensor, lse: torch.Tensor | None, do: torch.Tensor
-    ) -> None:
-        """Add what the queries in `rows` contribute; the squares of terms where `lse` is given."""
-        (q, k, v), scale = self._inputs, self._scale
-        q = q[..., rows, :]
-        dq, dk, dv = self.sums
-        dweights = _product(do, v.mT)
-        mean = (weights * dweights).sum(-1, keepdim=True)
-        dscores = weights * (dweights - mean)
-        dq[..., rows, :] = _product(dscores, k) * scale
-        # The products sum over the query heads that share a key/value head, too.
-        dk += _product((dscores * scale).mT, q).sum(2, keepdim=True)
-        dv += _product(weights.mT, do).sum(2, keepdim=True)
-        if lse is None:
-            return
-        # dscores is a difference that may cancel to nothing (at n = 1 it does): what rounding
-        # leaves behind scales with what was subtracted, so the floor does too.
-        unsure = weights * (1 + self._recompute * lse.abs())
-        uncancelled = unsure * (dweights.abs() + mean.abs()) * scale
-        dq_squares, dk_squares, dv_squares = self.squares
-        dq_squares[..., rows, :] = uncancelled.square() @ k.square()
-        dk_squares += (uncancelled.square().mT @ q.square()).sum(2, keepdim=True)
-        dv_squares += (unsure.square().mT @ do.square()).sum(2, keepdim=True)
-
-
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A matmul. That of float16 on a CPU adds up in float32, too, and takes 50 times as long."""
-    if a.dtype == b.dtype == torch.float16 and a.device.type == "cpu":
-        return (a.float() @ b.float()).half()
-    return a @ b
-
-
 def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
-    batch, heads, tokens, dims = x_BHLD.shape
-    shape = (batch, case.kv_heads, heads // case.kv_heads, tokens, dims)
-    return x_BHLD.detach().reshape(shape)
+    """(B·G, heads a group, L, D): all query heads that share a key/value head, or that alone."""
+    return x_BHLD.reshape(case.batch * case.kv_heads, -1, *x_BHLD.shape[2:])
 
 
 def _blocks(
-    case: Case, q: torch.Tensor
+    case: Case, q: torch.Tensor, groups: int
 ) -> Iterator[tuple[slice, torch.Tensor | None, torch.Tensor | None]]:
-    """Rows of queries, the pairs hidden from them, and which of them see no key at all."""
-    count = max(1, _BLOCK_ELEMENTS[q.device.type] // (case.batch * case.heads * case.kv_len))
+    """Rows of queries, the pairs hidden from them, and which of them see no key at all.
+
+    So many that the scores of `groups` groups of heads fill a block.
+    """
+    wide = groups * q.shape[1] * case.kv_len
+    count = max(1, _BLOCK_ELEMENTS[q.device.type] // wide)
     for first in range(0, case.seq_len, count):
         rows = slice(first, min(case.seq_len, first + count))
         if case.unmasked:

@@ -84,5 +84,5 @@ def test_kernels_take_what_their_name_says(monkeypatch: Any) -> None:
                 took.append(now[0] - begin - kernels.OVERHEAD_S)
             assert took[1] / took[0] == pytest.approx(2**power, rel=0.05)
     finally:
-        for name in [name for name in IMPLEMENTATIONS if name in (*NAMES, *kernels.LIARS)]:
+        for name in (*NAMES, *kernels.LIARS):
             IMPLEMENTATIONS.remove(name)

@@ -87,17 +87,17 @@ def _times_or_doubt(
 def _replicates_and_ends(record: Record) -> tuple[tuple[float, ...], times.Interval | None]:
     """On a CPU the low end alone, and where it would lie on a core at full speed, left alone.
 
-    What one sample took that was left alone, it never takes longer. The sizes of a series meet
+    No longer than any sample took by the wall clock. The sizes of a series meet
     other states of the machine, and what each fresh process bounds holds of all of them.
     """
     if "probe_us" not in record.metrics:
         return tuple(times.observations_us(record)), times.interval_us(record)
     lows, highs, leasts = [], [], []
     for samples in times.by_process(record):
-        least, low, high = times.low_end(record, samples)
+        least, low, _ = times.low_end(record, samples)
         leasts.append(least)
         lows.append(low)
-        highs.append(min([s.own_us for s in samples if not s.disturbed], default=high))
+        highs.append(min(sample.time_us for sample in samples))
     low, high = sorted((max(lows), min(highs)))
     return (min(max(median(leasts), low), high),), (low, high)
 
