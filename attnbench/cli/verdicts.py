@@ -122,7 +122,8 @@ def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
     """Measure again what keeps findings of a run open, until none is or the clock shows `until`.
 
     A few cells at a time, in the order in which they are missing; one that stays so takes turns
-    with the others. How long a cell takes is known from the last time.
+    with the others. How long a cell takes is known from the last time, and by how much the last
+    few took longer than that.
     """
     from attnbench.analysis.scaling import scaling
     from attnbench.cli.progress import SweepDisplay
@@ -130,10 +131,11 @@ def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
     from attnbench.execution.store import load_run
 
     turns: Counter[Cell] = Counter()
-    begin = time.monotonic()
+    begin, pace = time.monotonic(), 1.0
     while True:
-        run = load_run(path)
-        found, left_s = scaling(run), until - time.monotonic()
+        run, now = load_run(path), time.monotonic()
+        found, room_s = scaling(run), (until - now) / pace
+        left_s = room_s
         lasted_s = {part.cell.key: sum(part.spent_s.values()) for part in run.parts}
         chosen: list[Cell] = []
         for cell in sorted(found.missing, key=turns.__getitem__):
@@ -145,6 +147,7 @@ def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
         with SweepDisplay(quiet=quiet) as display:
             resume(path, display, again=chosen)
         turns.update(chosen)
+        pace = max(1.0, (time.monotonic() - now) / max(1e-3, room_s - left_s))
     took = units.seconds(time.monotonic() - begin)
     open_ = sum(finding.verdict == "inconclusive" for finding in found.findings)
     why = "better times of these sizes would not decide them"

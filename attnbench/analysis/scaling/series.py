@@ -12,6 +12,7 @@ import pandas as pd
 
 from attnbench.analysis import notes, times
 from attnbench.analysis.scaling.results import NOTHING_KNOWN, Axis, Series
+from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median
 from attnbench.errors import UsageError
 from attnbench.execution.store import Run
@@ -87,16 +88,19 @@ def _times_or_doubt(
 def _replicates_and_ends(record: Record) -> tuple[tuple[float, ...], times.Interval | None]:
     """On a CPU the low end alone, and where it would lie on a core at full speed, left alone.
 
-    No longer than any sample took by the wall clock. The sizes of a series meet
-    other states of the machine, and what each fresh process bounds holds of all of them.
+    The sizes of a series meet other states of the machine. The time is no longer than any sample
+    took by the wall clock; a slow core took nothing from a call that is no faster at full speed;
+    and what one fresh process bounds holds of all.
     """
     if "probe_us" not in record.metrics:
         return tuple(times.observations_us(record)), times.interval_us(record)
     lows, highs, leasts = [], [], []
+    full_speed_us = FULL_SPEED * record.metrics["probe_us"]
     for samples in times.by_process(record):
         least, low, _ = times.low_end(record, samples)
+        near = [s.probe_us or 0.0 for s in samples if s.own_us <= FULL_SPEED * least]
         leasts.append(least)
-        lows.append(low)
+        lows.append(least if min(near) <= full_speed_us else low)
         highs.append(min(sample.time_us for sample in samples))
     low, high = sorted((max(lows), min(highs)))
     return (min(max(median(leasts), low), high),), (low, high)
