@@ -91,6 +91,7 @@ class SweepDisplay(_Display, Listener):
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
         self._count = self._total = 0
+        self._latest = ""  # time and implementation of the last cell
 
     def starting(self) -> None:
         """Load meanwhile what lines and the table at the end are made with."""
@@ -126,9 +127,10 @@ class SweepDisplay(_Display, Listener):
         self.on_interrupt = f"Interrupted. Continue with: {again}" if path else ""
 
     def working(self, case: Case | None, impl: str | None, stage: str) -> None:
-        """Show the cell and the stage the worker is at."""
+        """Show the last time, the cell and the stage the worker is at."""
         if self._progress is not None:
             text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
+            text = self._latest + text
             room = max(20, self._console.width - _BESIDE)
             text = textwrap.shorten(text, room, placeholder=" …")  # a cut between words
             self._progress.update(self._task, description=text)
@@ -144,6 +146,9 @@ class SweepDisplay(_Display, Listener):
         self._progress.advance(self._task, _cell_work(record.cell.case))
         if record.status != "ok":
             self.say(line(record))
+        else:
+            self._latest = line(record).partition(":")[0].strip() + ", now "
+            self._progress.update(self._task, description=self._latest.removesuffix(", now "))
 
 
 class CheckDisplay(_Display, Spectator):
