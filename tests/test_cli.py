@@ -9,7 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -119,6 +121,7 @@ def test_what_is_no_size_is_refused_by_every_axis(
         (["bogus"], ["bogus"]),
         (["list", "naive"], ["naive"]),
         (["check", "--dtypes", "float8"], ["--dtypes", "float16"]),
+        (["check", "--watch"], ["--watch", "--impl FILE"]),
         (["check", "--impls", "naiv", "--device", "cpu"], ["--impls", "'naive'?"]),
         (["export", "--format", "xlsx"], ["--format", "parquet"]),
         (["report", "a", "b"], ["b"]),
@@ -417,6 +420,34 @@ def test_a_check_exits_with_1_if_anything_failed(
     ]
     monkeypatch.setattr("attnbench.execution.checks.run_checks", lambda **_: results)
     assert cli("check").exit_code == code
+
+
+def test_a_watched_file_is_checked_again_when_it_changes_and_a_broken_one_waited_for(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, beside, runs = tmp_path / "k.py", tmp_path / "other.py", []
+    file.write_text("1")
+
+    def run(**options: Any) -> list[CheckResult]:
+        runs.append(options)
+        if len(runs) == 1:
+            raise UsageError("k.py does not import (--impl): SyntaxError")
+        if len(runs) == 2:
+            file.write_text("123")  # meanwhile: what is checked is out of date
+            options["spectator"].working(None, None, "check")
+        if len(runs) == 4:
+            raise KeyboardInterrupt
+        return []
+
+    def sleep(seconds: float) -> None:
+        (beside if len(runs) == 3 else file).write_text("12")
+
+    monkeypatch.setattr("attnbench.execution.checks.run_checks", run)
+    monkeypatch.setattr(time, "sleep", sleep)
+    ended = cli("check", "--watch", "--impl", file)
+    assert (ended.exit_code, len(runs)) == (130, 4)
+    assert ended.stderr.startswith("Error: k.py does not import")
+    assert ended.stderr.count("waiting") == 2
 
 
 # Help and listing.

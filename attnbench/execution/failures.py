@@ -37,6 +37,7 @@ FEATURES: dict[str, Callable[[Item], bool]] = {
     "strided inputs": lambda item: bool(item.draw.get("strided")),
     "batch > 1": lambda item: item.case.batch > 1,
     "rotary": lambda item: item.case.position.name != "none",
+    "not in decoding": lambda item: item.case.workload != "decode",
     "decode": lambda item: item.case.workload == "decode",
     "layer": lambda item: item.case.workload == "layer",
     "one query": lambda item: item.case.seq_len == 1,
@@ -142,7 +143,8 @@ def _failure(
     def simplicity(result: CheckResult) -> tuple[Any, ...]:
         case, fault = result.item.case, result.metrics.get("fault", {})
         return (explained is not None and not fault.get("explained"), "keys" not in fault,
-                case.workload != "attention", case.needs_grad, work(case))  # fmt: skip
+                case.workload != "attention", case.needs_grad, case.seq_len == 1,
+                case.seq_len != case.kv_len, work(case))  # fmt: skip
 
     # The sort is stable: of equally simple ones that of the first dtype stays the first.
     ordered = tuple(sorted(results, key=simplicity))

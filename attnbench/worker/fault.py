@@ -113,26 +113,37 @@ def _why(
 
     if case.workload != "attention":
         return {"explained": None}
-    if name != "o":
-        return _scaled_or_coarse(case, tensors, name, got, value, near)
-    finite, codes, found = got.isfinite().all(-1), [], {}
+    finite, keys = got.isfinite().all(-1), {}
     blind = ~dense_mask(case.mask, case.seq_len, case.kv_len, case.device).any(-1)
-    if not finite.all() and bool((finite == ~blind).all()):
-        codes.append("rows-without-keys")
-    elif finite.any():
+    if name == "o" and not finite.all() and bool((finite == ~blind).all()):
+        return {"explained": ["rows-without-keys"]}
+    if name == "o" and finite.any():
         errors = (got - value).abs().amax(-1).masked_fill(~finite, -1).flatten()
         worst = errors.topk(min(_ROWS, int(finite.sum()))).indices
         rows = torch.unravel_index(worst, finite.shape)
-        for code, other, changes in _variants(case, tensors, before):
-            if near(_Rows.of(case, other, rows, **changes).outputs(), got[rows], value[rows]):
-                codes.append(code)
+        codes = [
+            code
+            for code, other, changes in _variants(case, tensors, before)
+            if near(_Rows.of(case, other, rows, **changes).outputs(), got[rows], value[rows])
+        ]
         row = _Rows.of(case, tensors, tuple(x[:1] for x in rows))
-        misplaced = not codes or codes[0] in _MASKED
-        if misplaced and (keys := row.keys(got[rows][:1], value[rows][:1], near)):
-            found = {"keys": {"query": int(rows[2][0]), **keys}}
-    if codes or found:
-        return {"explained": codes or ["keys"], **found}
-    return _scaled_or_coarse(case, tensors, name, got, value, near)
+        if found := row.keys(got[rows][:1], value[rows][:1], near):
+            keys = {"keys": {"query": int(rows[2][0]), **found}}
+        if codes:
+            return {"explained": codes} | (keys if codes[0] in _MASKED else {})
+    if not finite.all():
+        return {"explained": ["keys"] if keys else [], **keys}
+    if not got.any():
+        return {"explained": ["zero"]}
+    if name == "o" and near(value.transpose(1, 2).reshape(value.shape), got, value):
+        return {"explained": ["heads-and-rows-mixed"]}
+    square = float(value.square().sum())
+    ratio = float((got * value).sum()) / square if square else 1.0
+    if near(ratio * value, got, value):
+        return {"explained": ["ratio"], "ratio": ratio}
+    if keys:
+        return {"explained": ["keys"], **keys}
+    return _as_coarse(case, tensors, name, Size.of(got - value).rms, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,30 +257,13 @@ def _variants(
         yield f"kept-{names}", tensors | {name: before[name] for name in names}, {}
 
 
-def _scaled_or_coarse(
-    case: Case,
-    tensors: Tensors,
-    name: str,
-    got: torch.Tensor,
-    value: torch.Tensor,
-    near: Near,
+def _as_coarse(
+    case: Case, tensors: Tensors, name: str, error: float, value: torch.Tensor
 ) -> dict[str, Any]:
-    """Whether all is off by one factor, or as a coarser dtype would be."""
-    if not got.isfinite().all():
-        return {"explained": []}
-    if (
-        name == "o"
-        and value.ndim == 4
-        and near(value.transpose(1, 2).reshape(value.shape), got, value)
-    ):
-        return {"explained": ["heads-and-rows-mixed"]}
-    square = float(value.square().sum())
-    ratio = float((got * value).sum()) / square if square else 1.0
-    if near(ratio * value, got, value):
-        return {"explained": ["ratio"], "ratio": ratio}
+    """Whether the error is as large as that of a coarser dtype."""
     if case.batch * case.heads * case.seq_len * case.kv_len > _PAIRS:
         return {"explained": None}
-    error, likely = Size.of(got - value).rms, []
+    likely = []
     for dtype in (case.dtype, *_COARSER[case.dtype]):
         coarse = {n: x.detach().to(getattr(torch, dtype)) for n, x in tensors.items()}
         baseline = WORKLOADS.get(case.workload).plain(case, coarse, terms=False).values[name]
