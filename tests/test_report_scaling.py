@@ -35,6 +35,15 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
     return found
 
 
+def test_an_interval_that_nothing_bounds_ends_at_the_edge_of_its_panel():
+    _, (ax,) = figures.panels(1, 2.0, "", "")
+    ax.set(yscale="log", ylim=(1.0, 100.0))
+    unbounded = Uncertain(value=10.0, low=0.0, high=math.inf)
+    growth.points(ax, [(1.0, unbounded)], figures.KNOWN["naive"], {})
+    (bars,) = ax.containers[0].lines[2]
+    assert bars.get_segments()[0][:, 1].tolist() == [1.0, 100.0]
+
+
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Scaling, **info: Any) -> Path:
     """A report of a small run whose scaling is `found`; charts against n are left out."""
     monkeypatch.setattr("attnbench.report.content.scaling", lambda _: found)

@@ -78,12 +78,16 @@ def by_name(impl: str) -> tuple[bool, str]:
 def points(
     ax: Axes, found: Sequence[tuple[float, Uncertain]], look: Look, style: Mapping[str, Any]
 ) -> None:
-    """Draw (size, time) with intervals, those that a logarithmic axis can show."""
+    """Draw (size, time) with intervals, those that a logarithmic axis can show.
+
+    An end that is 0 or infinite, since nothing bounds the time, is the panel's own.
+    """
     known = [(x, e) for x, e in found if math.isfinite(e.value) and e.value > 0]
     if not known:
         return
-    below = [max(0.0, e.value - (e.value if e.low is None else e.low)) for _, e in known]
-    above = [max(0.0, (e.value if e.high is None else e.high) - e.value) for _, e in known]
+    least, most = ax.get_ylim()
+    below = [max(0.0, e.value - max(least, e.value if e.low is None else e.low)) for _, e in known]
+    above = [max(0.0, min(most, e.value if e.high is None else e.high) - e.value) for _, e in known]
     ax.errorbar(
         [x for x, _ in known], [e.value for _, e in known], yerr=[below, above], color=look.colour,
         marker=look.marker, linestyle="none", elinewidth=1.0, capsize=1.8, clip_on=False, **style,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def _draw_times(ax: Axes, model: ModelFit, look: Look, least: int) -> None:
 def _ends(estimate: Uncertain) -> list[float]:
     """Lower end, value and upper end, as far as they can stand on a logarithmic axis."""
     ends = (estimate.low, estimate.value, estimate.high)
-    return [float(v) for v in ends if v is not None and v > 0]
+    return [float(v) for v in ends if v is not None and 0 < v < math.inf]
 
 
 def _largest(model: ModelFit) -> tuple[float, ...]:
