@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -203,11 +204,12 @@ class Answers:
     def __init__(self, ratios: dict[str, float] | None = None, ns: int = 1000) -> None:
         self.ratios, self.ns = ratios or {}, ns
         self.asked: list[tuple[str, Any]] = []
+        self.noise, self.rng = 0.0, random.Random(0)
 
     def ask(self, variant, request, kind, within_s=0.0):
         self.asked.append((variant, request))
         if isinstance(request, TakeSample):
-            times = (self.ns,) * request.batches
+            times = (round(self.ns * (1 + self.noise * self.rng.random())),) * request.batches
             return SampleTaken(times, 1 << 20, times)
         return kind(self.ratios[variant])
 
@@ -224,6 +226,24 @@ def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
     answers.ns = 0
     with pytest.raises(ProcessError, match="its clock stood still"):
         rounds._visit(a_bench(tmp_path / "references"), answers, PLAN, 0)
+
+
+def test_samples_are_taken_for_longer_where_their_ratios_scatter_and_only_so_long(
+    tmp_path, monkeypatch
+):
+    clock, bench = itertools.count(), a_bench(tmp_path)
+    monkeypatch.setattr("attnbench.gate.run.rounds.time.perf_counter", lambda: next(clock))
+    bench.each_us[0] = 1000.0
+
+    def visits(noise: float, longer_s: float) -> int:
+        answers: Any = Answers(ns=1_000_000)
+        answers.noise = noise
+        samples, *_ = rounds._visit(bench, answers, PLAN, 0, longer_s)
+        return len(samples["base"]) // 2
+
+    planned = visits(0.0, 100.0)
+    assert visits(0.02, 100.0) == visits(1.0, 0.0) == planned == rounds.MOST_VISITS
+    assert planned < visits(1.0, 10.0) < planned + 10 < visits(1.0, 100.0)
 
 
 def test_what_fails_in_both_is_the_bases_and_files_that_change_are_noticed(tmp_path):

@@ -242,16 +242,24 @@ def laws(**options: Any) -> None:
     help="Runs of each kind resampled from the live ones' rounds, once all of those are there.",
 )
 @click.option("--cases", is_flag=True, help="Put real changes through the gate, too: minutes each.")
+@click.option("--seq-lens", type=SIZES, default="128..1024", show_default=True, help="n.")
+@click.option(
+    "--neighbours",
+    type=click.IntRange(min=0, max=64),
+    default=0,
+    show_default=True,
+    help="Processes that spin and sleep for random 0.2 to 4 s beside the runs.",
+)
 @output_option
 @click.option("--name", help="The folder, a new one or one to go on with [selftest-gate].")
 def gate(**options: Any) -> None:
     """Hold the gate against sides that are known, and count false alarms and detections.
 
-    Identical sides must pass, and a slowdown planted in one of 8 cells must be found. Runs are
-    kept in one folder with all their times: the same command goes on where it stopped, a sitting
-    may be interrupted. Further runs are resampled from their rounds, and other tools' rules are
-    applied to the same times. A live run takes one to five minutes. Exits 1 if all runs are there
-    (or with --report-only) and a goal is missed.
+    Identical sides must pass, and a slowdown planted in one cell must be found. Runs are kept in
+    one folder with all their times: the same command goes on where it stopped, a sitting may be
+    interrupted. Further runs are resampled from their rounds, and other tools' rules are applied
+    to the same times. A live run takes one to five minutes. Exits 1 if all runs are there (or with
+    --report-only) and a goal is missed.
     """
     from tests.validation.gate.session import PAGE, Request, examine
     from tests.validation.gate.tables import tables

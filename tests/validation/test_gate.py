@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from attnbench.errors import StoreError, UsageError
 from attnbench.gate.decide.data import GateRun
 from attnbench.gate.decide.stored import load_gate
 from tests import synthetic
+from tests.gate_runs import CELLS as CELLS_OF_A_RUN
 from tests.gate_runs import a_run
 from tests.validation.gate import live as live_module
 from tests.validation.gate import session
@@ -27,7 +29,10 @@ Measure = Callable[[Any, Any], GateRun]
 
 def imagined(request: Any, listener: Any) -> GateRun:
     """What `run_gate` would return, had the machine a noise of 1 %."""
-    run = a_run(dict(request.injected), rules=request.rules, seed=request.settings.seed)
+    cells = [cell for cell in CELLS_OF_A_RUN if cell.case.seq_len in request.sweeps[0].seq_lens]
+    run = a_run(
+        dict(request.injected), rules=request.rules, seed=request.settings.seed, cells=cells
+    )
     listener.planned(run.cells)
     return run
 
@@ -226,6 +231,29 @@ def test_the_command_accumulates_and_then_reports_without_running(cli, tmp_path)
     assert (folder / RUNS).stat().st_size == size
     for text in ("Goals", "Live gate runs", "Other tools' rules", "too few runs"):
         assert text in again.stdout
+
+
+def test_runs_beside_neighbours_are_of_a_folder_of_their_own_and_have_goals_of_their_own(
+    tmp_path, monkeypatch
+) -> None:
+    begun: list[int] = []
+
+    @contextmanager
+    def beside(count: int, seed: int) -> Iterator[None]:
+        begun.append(count)
+        yield
+
+    monkeypatch.setattr(session, "neighbours", beside)
+    asked: dict[str, Any] = {"inject": (10.0,), "neighbours": 2, "seq_lens": (128, 1024)}
+    summary = sat(tmp_path, **asked, resamples=5).summary
+    assert begun == [2]
+    assert (summary["environment"]["neighbours"], len(summary["cells"])) == (2, 4)
+    assert {row["goal"] for row in summary["goals"]} == {
+        "no false alarm beside neighbours", "undecided ≤ 10 % beside neighbours",
+        "found ≥ 90 % beside neighbours",
+    }  # fmt: skip
+    with pytest.raises(StoreError, match="neighbours 2 there, None here"):
+        sat(tmp_path, aa=9)
 
 
 def test_a_false_alarm_ends_a_whole_report_with_exit_1(cli, tmp_path, monkeypatch) -> None:

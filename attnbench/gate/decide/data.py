@@ -197,13 +197,18 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "disc
         counts, less what other work took from it. (The first versions took the fastest batch of
         all samples: where the machine has two speeds, that compares one with the other.)
         """
+        pairs = self.pairs(cell, above)
+        return median(pairs) if pairs else None
+
+    def pairs(self, cell: int, above: Variant) -> list[float]:
+        """ln(time of `above` / time of the base) of each pair of samples; none if not timed."""
         of = self.samples.get(cell, {})
         if above not in of or "base" not in of:
-            return None
+            return []
         own = [[min(sample) for sample in self.own_ns(cell, each)] for each in (above, "base")]
         if self.cpu is None:
             own = [[min(fastest)] for fastest in own]
-        return median([math.log(one / other) for one, other in zip(*own, strict=True)])
+        return [math.log(one / other) for one, other in zip(*own, strict=True)]
 
     def mean_log_ratio(self, cell: int, above: Variant) -> float | None:
         """ln(mean over all batches of `above` / that of the base) in a cell; None if not timed.

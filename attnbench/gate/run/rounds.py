@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from attnbench.base.stats import median
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.gate import protocol
@@ -38,6 +40,7 @@ BATCHES = 2
 # Each visit is the variants in a random order and back: at least one, so that each has two samples;
 # three where that takes no more than five times as long.
 MOST_VISITS, LEAST_VISITS, LONGER = 15, 3, 5.0
+ROUNDS = 30  # that are to fit into the budget, where samples are taken for longer than planned
 UNTIMED_US = 10_000.0  # of so long a call the caches of another are a small part
 # A call after a change of its inputs has colder caches; a result that was kept is another matter.
 REMEMBERED = 20.0
@@ -123,9 +126,11 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
             if not failures:
                 before, _ = _read_counters(processes)
                 bench.rng.shuffle(cells)
+                ready_s = time.perf_counter() - begin
+                longer_s = min(ready_s, bench.rules.budget_s / ROUNDS - ready_s) / len(cells)
                 for cell in cells:
                     samples[cell], cpu_times[cell], grown[str(cell)] = _visit(
-                        bench, processes, plan, cell
+                        bench, processes, plan, cell, longer_s
                     )
                 after, reason = _read_counters(processes)
                 facts = taken_by_others(before, after)
@@ -171,12 +176,16 @@ def _prepare(
 
 
 def _visit(
-    bench: Bench, processes: RoundProcesses, plan: RoundPlan, cell: int
+    bench: Bench, processes: RoundProcesses, plan: RoundPlan, cell: int, longer_s: float = 0.0
 ) -> tuple[dict[Variant, Samples], dict[Variant, Samples], dict[str, int]]:
     """Every variant's samples in one cell: in a random order and back, as often as time allows.
 
-    Their CPU times, where known; and by how many bytes each process has grown between its first
-    sample and its last.
+    And for up to `longer_s` more while their ratios scatter too much for one observation: what a
+    round costs before it times anything is best spent on a good one. How far they scatter is alike
+    for base and candidate, and favours neither.
+
+    Also their CPU times, where known; and by how many bytes each process has grown between its
+    first sample and its last.
     """
     variants: list[Variant] = [*PROCESSES] if cell in plan.cells else ["base"]
     slowdown: dict[Variant, float] = {"planted": bench.rules.threshold}
@@ -192,7 +201,8 @@ def _visit(
     samples: dict[Variant, list[Sample]] = {variant: [] for variant in variants}
     used: dict[Variant, list[Sample]] = {}
     resident: dict[str, list[int]] = {}
-    for _ in range(visits):
+    until_s = math.inf
+    for visit in itertools.count(1):
         bench.rng.shuffle(variants)
         for variant in variants + variants[::-1]:
             process: Variant = "null" if variant == "planted" else variant
@@ -208,11 +218,31 @@ def _visit(
                 used.setdefault(variant, []).append(tuple(max(1, ns) for ns in taken.cpu_ns))
             if variant != "planted":
                 resident.setdefault(variant, []).append(taken.resident_bytes)
+        if visit >= visits:
+            until_s = min(until_s, time.perf_counter() + longer_s)
+            if time.perf_counter() >= until_s or _scatter(samples, used) <= bench.rules.margin / 3:
+                break
     return (
         {variant: tuple(taken) for variant, taken in samples.items()},
         {variant: tuple(taken) for variant, taken in used.items()},
         {variant: seen[-1] - seen[0] for variant, seen in resident.items()},
     )
+
+
+def _scatter(
+    samples: Mapping[Variant, list[Sample]], used: Mapping[Variant, list[Sample]]
+) -> float:
+    """The standard error of the median over pairs, of the variant in which it is the largest.
+
+    For normal errors, by the median of the distances from the median: 1.48 · 1.25 · that / √n.
+    """
+    of, cpu = ({k: tuple(v) for k, v in each.items()} for each in (samples, used))
+    found, errors = Round(stage="screen", samples={0: of}, cpu={0: cpu} if cpu else {}), [0.0]
+    for variant in of.keys() - {"base"}:
+        pairs = found.pairs(0, variant)
+        middle = median(pairs)
+        errors.append(1.86 * median([abs(x - middle) for x in pairs]) / math.sqrt(len(pairs)))
+    return max(errors)
 
 
 def _estimate_us(processes: RoundProcesses, cell: int) -> float:

@@ -18,14 +18,6 @@ from tests.validation.gate.repository import BASE, CHANGES, Change, check_out, m
 
 NAME = "cases.json"
 Figures = dict[str, Any]
-# How the sentence of a verdict begins, by what was found.
-_METRICS = {
-    "slower beyond": "time",
-    "workspace grew": "workspace",
-    "memory held on to after the call grew": "retained",
-    "memory prepared before the call grew": "prepared",
-    "counted FLOPs grew": "FLOPs",
-}
 _AGAINST = ("incorrect", "regressed")
 
 
@@ -91,7 +83,7 @@ def row_of(change: Change, found: Figures, exit_code: int, seconds: float) -> Fi
     impls = [cell["impl"] for cell in found["cells"]]
     against = [row for row in found["decided"]["rows"] if row["verdict"] in _AGAINST]
     named = sorted({impls[row["cell"]] for row in against})
-    metrics = sorted({m for row in against for m in metrics_in(row["reason"])})
+    metrics = sorted({change["metric"] for row in against for change in row["changes"]})
     expected = [change.impl] if change.impl else []
     right = named == expected and exit_code == (1 if change.impl else 0)
     by = set(metrics) & set(change.metrics) or not change.impl
@@ -109,11 +101,6 @@ def row_of(change: Change, found: Figures, exit_code: int, seconds: float) -> Fi
         "seconds": round(seconds, 1),
         "met": bool(right and by),
     }
-
-
-def metrics_in(reason: str) -> list[str]:
-    """Which metrics a verdict's reason speaks of."""
-    return [name for begin, name in _METRICS.items() if begin in reason]
 
 
 def _write(path: Path, rows: list[Figures]) -> None:

@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from attnbench.gate.decide.data import DEFAULT_THRESHOLD
+from tests.validation.gate.tally import share
 
 Figures = dict[str, Any]
 LIVE_ALIKE, LIVE_SLOWED = 40, 12  # live runs that a goal is judged on, at least
 MOST_FALSE, LEAST_FOUND, MOST_UNFIT, LEAST_COVERED = 0.01, 0.95, 0.02, 0.93
 CLEAN_S, SUSPECTS_S = 120.0, 300.0
+# Beside neighbours: live runs, shares of them that end undecided at most, that are found at least.
+BESIDE, BESIDE_UNDECIDED, BESIDE_FOUND = 20, 0.10, 0.90
 
 
 def goals(summary: Figures) -> list[Figures]:
     """Each goal with what was reached: `met` is None where too little was run to say."""
+    if summary.get("environment", {}).get("neighbours"):
+        return [*_beside(summary["live"])]
     return [*_live(summary["live"]), *_resampled(summary["resampled"]), *_cases(summary)]
 
 
@@ -37,6 +42,19 @@ def _live(rows: list[Figures]) -> Iterator[Figures]:
                     "reached": {"seconds": spent["most"]},
                     "met": spent["most"] <= most_s,
                 }
+
+
+def _beside(rows: list[Figures]) -> Iterator[Figures]:
+    for row in rows:
+        alarms, found = row["false_alarms"], row["found"]
+        yield _goal("no false alarm beside neighbours", row, alarms, alarms["hits"] == 0, BESIDE)
+        if found is None:
+            undecided = share(row["unfit"]["hits"] + row["inconclusive"]["hits"], row["runs"])
+            met = undecided["share"] <= BESIDE_UNDECIDED
+            yield _goal("undecided ≤ 10 % beside neighbours", row, undecided, met, BESIDE)
+        elif _default(row):
+            met = found["share"] >= BESIDE_FOUND
+            yield _goal("found ≥ 90 % beside neighbours", row, found, met, BESIDE)
 
 
 def _resampled(rows: list[Figures]) -> Iterator[Figures]:

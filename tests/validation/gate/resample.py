@@ -22,7 +22,7 @@ from attnbench.gate.decide.data import Checked, GateRun, Round, Samples, Stage, 
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import decide
 from tests.validation.gate.pool import Live
-from tests.validation.gate.schedule import CELLS, Kind
+from tests.validation.gate.schedule import Kind
 from tests.validation.gate.tally import Judged
 
 _FEWEST = 5  # rounds and, in each cell, slowed controls to draw from
@@ -58,10 +58,15 @@ class Stock:
     start_s: float
     like: GateRun
 
+    @property
+    def cells(self) -> int:
+        """How many."""
+        return len(self.like.cells)
+
     def truth(self, kind: Kind, slowed: int | None) -> tuple[float, ...]:
         """What the ratio of each cell scatters about in a run where one is slowed."""
         return tuple(
-            self.middle[cell, kind.share if cell == slowed else 0.0] for cell in range(CELLS)
+            self.middle[cell, kind.share if cell == slowed else 0.0] for cell in range(self.cells)
         )
 
     @property
@@ -72,7 +77,9 @@ class Stock:
     @cached_property
     def middle(self) -> Mapping[tuple[int, float], float]:
         """The median ratio by cell and share that it was slowed by."""
-        alike = {(c, 0.0): [each[c]["candidate"] for each in self.rounds] for c in range(CELLS)}
+        alike = {
+            (c, 0.0): [each[c]["candidate"] for each in self.rounds] for c in range(self.cells)
+        }
         logs = alike | {
             k: [each["candidate"] for each in found] for k, found in self.slowed.items()
         }
@@ -82,7 +89,7 @@ class Stock:
         """Whether runs of this kind can be resampled: controls must have been slowed as much."""
         if kind.share not in (0, kind.threshold):
             return False
-        fewest = min(len(self.slowed.get((c, kind.threshold), ())) for c in range(CELLS))
+        fewest = min(len(self.slowed.get((c, kind.threshold), ())) for c in range(self.cells))
         return len(self.rounds) >= _FEWEST and fewest >= _FEWEST
 
 
@@ -96,7 +103,7 @@ def stock(runs: Sequence[Live]) -> Stock | None:
             if found.discarded is not None or found.failures:
                 continue
             seconds[found.stage].append(found.spent_s)
-            if not live.kind.share and (every := _whole(found)) is not None:
+            if not live.kind.share and (every := _whole(found, len(live.run.cells))) is not None:
                 whole.append(every)
             for key, logs in _slowed(live, found):
                 slowed.setdefault(key, []).append(logs)
@@ -113,8 +120,8 @@ def stock(runs: Sequence[Live]) -> Stock | None:
     )
 
 
-def _whole(found: Round) -> Mapping[int, Logs] | None:
-    logs = {cell: _logs(found, cell, ("candidate", "null")) for cell in range(CELLS)}
+def _whole(found: Round, cells: int) -> Mapping[int, Logs] | None:
+    logs = {cell: _logs(found, cell, ("candidate", "null")) for cell in range(cells)}
     return logs if all(len(each) == 2 for each in logs.values()) else None
 
 
@@ -146,9 +153,9 @@ def resample(kind: Kind, stock: Stock, count: int, seed: int = 0) -> list[Judged
 
 def _one(kind: Kind, stock: Stock, number: int, seed: int) -> Judged:
     chance = random.Random(f"{seed} {kind.share} {number}")
-    cell = kind.cell(number)
+    cell = kind.cell(number, stock.cells)
     rules = replace(stock.like.rules, threshold=kind.threshold)
-    decision = SequentialDecision(range(CELLS), rules, number)
+    decision = SequentialDecision(range(stock.cells), rules, number)
     rounds: list[Drawn] = []
     spent_s, over = stock.start_s, False
     while (order := decision.next_round()) is not None:
@@ -160,7 +167,7 @@ def _one(kind: Kind, stock: Stock, number: int, seed: int) -> Judged:
         decision.add(rounds[-1])
     run = replace(
         stock.like, rules=rules, rounds=tuple(rounds), options={"seed": number},
-        checks=_FINE, over_budget=over,
+        checks=dict.fromkeys(range(stock.cells), _FINE), over_budget=over,
     )  # fmt: skip
     return Judged(
         kind=kind, cell=cell, truth=stock.truth(kind, cell), outcome=decide(run),
@@ -168,10 +175,9 @@ def _one(kind: Kind, stock: Stock, number: int, seed: int) -> Judged:
     )  # fmt: skip
 
 
-_NAMES: tuple[VersionName, ...] = ("base", "candidate")
-_FINE: dict[int, dict[VersionName, Checked]] = {
-    c: {s: Checked(status="ok") for s in _NAMES} for c in range(CELLS)
-}
+_FINE: dict[VersionName, Checked] = {
+    "base": Checked(status="ok"), "candidate": Checked(status="ok"),
+}  # fmt: skip
 
 
 def _drawn(

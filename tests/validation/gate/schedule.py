@@ -30,9 +30,9 @@ class Kind:
         """`A/A` or `+10 %`."""
         return f"+{100 * self.share:g} %" if self.share else "A/A"
 
-    def cell(self, number: int) -> int | None:
+    def cell(self, number: int, cells: int = CELLS) -> int | None:
         """The cell slowed in the run of this number; it rotates over all cells."""
-        return number % CELLS if self.share else None
+        return number % cells if self.share else None
 
     def seed(self, number: int) -> int:
         """Another one for every run of every kind."""

@@ -16,12 +16,13 @@ from attnbench.errors import ExitCode, StoreError, UsageError
 from attnbench.version import __version__
 from tests.validation.gate.cases import load_cases, run_cases
 from tests.validation.gate.goals import goals
-from tests.validation.gate.live import measured, settings
+from tests.validation.gate.live import SEQ_LENS, measured, settings
 from tests.validation.gate.pool import Live, Pool, counted
 from tests.validation.gate.schedule import Kind, Todo, kinds_of, missing
 from tests.validation.gate.summary import name as cell_name
 from tests.validation.gate.summary import summarise
 from tests.validation.gate.tables import markdown
+from tests.validation.neighbours import neighbours
 
 if TYPE_CHECKING:
     from tests.validation.gate.live import Measure
@@ -45,6 +46,7 @@ class Request:
     each planted slowdown of `inject` (percent); `at_most` limits those of this sitting. Once all
     are there, or with `report_only`, `resamples` more of each kind are resampled from their
     rounds, and other tools' rules are applied. `cases` puts real changes through the gate.
+    `neighbours` processes spin and sleep beside the runs.
     """
 
     aa: int = 40
@@ -54,6 +56,8 @@ class Request:
     report_only: bool = False
     resamples: int = 2000
     cases: bool = False
+    seq_lens: tuple[int, ...] = SEQ_LENS
+    neighbours: int = 0
     output: Path = Path("results")
     name: str | None = None
 
@@ -88,7 +92,7 @@ def examine(request: Request, tell: Tell) -> Finished:
     path = request.output / check_name(request.name or NAME)
     pool = Pool.open(path, tell)
     todo = [] if request.report_only else missing(request.wanted, counted(pool.runs))
-    interrupted = sit(pool, todo, request.at_most, tell) if todo else False
+    interrupted = sit(pool, todo, request, tell) if todo else False
     if request.cases and not request.report_only and not interrupted:
         interrupted = _try_cases(pool, tell)
     if pool.info is None or not pool.runs:
@@ -141,7 +145,7 @@ def _write(path: Path, summary: dict[str, Any]) -> None:
         raise StoreError(f"cannot write into {path} ({err.strerror})") from err
 
 
-def sit(pool: Pool, todo: list[Todo], at_most: int | None, tell: Tell) -> bool:
+def sit(pool: Pool, todo: list[Todo], request: Request, tell: Tell) -> bool:
     """Make these runs, or the first of them; True if interrupted. Each is kept once it has ended.
 
     Raises:
@@ -149,11 +153,15 @@ def sit(pool: Pool, todo: list[Todo], at_most: int | None, tell: Tell) -> bool:
     """
     from attnbench.gate.run.measuring import run_gate
 
-    environment = surroundings()
+    environment = dict(surroundings())
+    if request.neighbours:
+        environment["neighbours"] = request.neighbours
+    if request.seq_lens != SEQ_LENS:
+        environment["seq_lens"] = list(request.seq_lens)
     pool.same(environment)
     try:
-        with pool.writing(environment):
-            make(pool, todo[:at_most], run_gate, tell)
+        with pool.writing(environment), neighbours(request.neighbours, len(pool.runs)):
+            make(pool, todo[: request.at_most], run_gate, tell, request.seq_lens)
     except KeyboardInterrupt:
         tell("Interrupted: the runs that had ended are kept; the same command continues.")
         return True
@@ -168,11 +176,13 @@ def surroundings() -> dict[str, Any]:
         return runner.catalogue().environment
 
 
-def make(pool: Pool, todo: list[Todo], measure: Measure, tell: Tell) -> None:
+def make(
+    pool: Pool, todo: list[Todo], measure: Measure, tell: Tell, seq_lens: tuple[int, ...] = SEQ_LENS
+) -> None:
     """Make these runs and tell of each how it ended and how long the rest will take."""
     for index, each in enumerate(todo):
         begin = time.monotonic()
-        live = measured(each, measure, tell)
+        live = measured(each, measure, tell, seq_lens)
         pool.append(live)
         tell(_line(live, time.monotonic() - begin) + _left(pool, todo[index + 1 :]))
 

@@ -245,6 +245,10 @@ def facts(summary: Figures) -> list[str]:
         for label, count in counts.items()
         if count > have.get(label, 0)
     ]
+    if env.get("neighbours"):
+        lines.append(
+            f"Beside {env['neighbours']} processes that spin and sleep for random 0.2 to 4 s."
+        )
     if missing:
         lines.append(f"Runs still to be made: {', '.join(missing)}.")
     if summary["changed"]:

@@ -17,7 +17,6 @@ import numpy as np
 from attnbench.gate.decide.data import Round, Variant
 from tests.validation.gate.peers import PEERS, Peer, Times
 from tests.validation.gate.pool import Live
-from tests.validation.gate.schedule import CELLS
 from tests.validation.gate.tally import share
 
 T = TypeVar("T")
@@ -84,10 +83,10 @@ def _gate_runs(rounds: list[_Timed], seed: int | None) -> list[list[_Pair]]:
     whole = [
         timed
         for timed in rounds
-        if not timed.live.kind.share and all(_has(timed, c, "candidate") for c in range(CELLS))
+        if not timed.live.kind.share and all(_has(timed, c, "candidate") for c in _cells(timed))
     ]
     return [
-        [_pair(before, after, cell, "candidate") for cell in range(CELLS)]
+        [_pair(before, after, cell, "candidate") for cell in _cells(before)]
         for before, after in _partners(whole, seed)
     ]
 
@@ -95,7 +94,7 @@ def _gate_runs(rounds: list[_Timed], seed: int | None) -> list[list[_Pair]]:
 def _slowed(rounds: list[_Timed], planted: float, seed: int | None) -> list[_Pair]:
     """The base against the control that was slowed by this share, cell by cell."""
     found = []
-    for cell in range(CELLS):
+    for cell in _cells(rounds[0]) if rounds else ():
         timed = [
             each
             for each in rounds
@@ -115,6 +114,10 @@ def _partners(rounds: list[_Timed], seed: int | None) -> Iterator[tuple[_Timed, 
         others = [before for before in rounds if before.live is not after.live]
         if others:
             yield chance.choice(others), after
+
+
+def _cells(timed: _Timed) -> range:
+    return range(len(timed.live.run.cells))
 
 
 def _has(timed: _Timed, cell: int, arm: Variant) -> bool:
