@@ -215,6 +215,17 @@ def test_what_is_missing_names_the_size_and_what_decides() -> None:
     assert [one.index for one in fitted(overhead).missing] == [-1]
 
 
+def test_a_size_that_may_be_more_than_the_overhead_is_missing() -> None:
+    """Where other work left it alone at no time, and its processor time is next to nothing."""
+    series = replayed(power(2), "n^2", sizes=FOUR_OCTAVES[:4])
+    series = replace(series, times_us=((40.0,), *series.times_us[1:]))
+    known = replace(series, allowed_us=((40.0, 45.0), None, None, None))
+    taken = replace(series, allowed_us=((40.0, 400.0), None, None, None))
+    found = [fitted(one) for one in (known, taken)]
+    assert [verdict(fit) for fit in found] == ["inconclusive"] * 2
+    assert [[one.index for one in fit.missing] for fit in found] == [[], [0]]
+
+
 def test_what_scatters_counts_once() -> None:
     """In the scatter about the line, or in what each time may be; what processes differ by, too."""
 

@@ -79,7 +79,7 @@ def _fit_alike(many: list[Series], draws: int) -> list[ExponentFit]:
     shape = (len(many), len(many[0].sizes))
     middle, low, high = (part.reshape(shape) for part in replicates.intervals())
     allowed = [series.allowed_us or (None,) * shape[1] for series in many]
-    beyond = slopes.beyond((middle, low, high), allowed)
+    *beyond, low, high = slopes.beyond((middle, low, high), allowed)
     overheads = [_overhead(series, row) for series, row in zip(many, middle, strict=True)]
     left_out = [
         tuple(_why_not(series, overhead, time_us, k) for k, time_us in enumerate(row.tolist()))
@@ -87,8 +87,7 @@ def _fit_alike(many: list[Series], draws: int) -> list[ExponentFit]:
     ]
     drawn = replicates.drawn_medians(draws, shape[1]).reshape(*shape, draws)
     lines = slopes.fit(_log_data(many, overheads, left_out, middle, drawn, beyond))
-    ends = zip(middle, low / beyond[0], high * beyond[1], strict=True)
-    times = [tuple(estimates(*rows)) for rows in ends]
+    times = [tuple(estimates(*rows)) for rows in zip(middle, low, high, strict=True)]
     return list(map(_fitted, many, overheads, left_out, times, lines))
 
 
@@ -98,7 +97,7 @@ def _log_data(
     left_out: Sequence[tuple[str | None, ...]],
     middle: Floats,
     drawn: Floats,
-    beyond: tuple[Floats, Floats],
+    beyond: Sequence[Floats],
 ) -> slopes.LogData:
     counts = np.array([[why is None for why in row] for row in left_out])
     draws = drawn.shape[-1]
@@ -106,7 +105,7 @@ def _log_data(
     most = np.array([o.most_us for o in overheads])[:, None]
     replicates = Replicates([series.overhead_us or () for series in many])
     allowed = [series.overhead_allowed_us for series in many]
-    less, more = (part[:, None] for part in slopes.beyond(replicates.intervals(), allowed))
+    less, more, *_ = (part[:, None] for part in slopes.beyond(replicates.intervals(), allowed))
     overhead_drawn = replicates.drawn_medians(draws, 1, seed=1)
     measured = np.isfinite(overhead_drawn) & (overhead > 0)
     overhead_drawn = np.where(measured, overhead_drawn, overhead)
@@ -242,7 +241,12 @@ def _missing(
 ) -> Iterator[Missing]:
     """The times that are not known as well as a verdict needs, and those of which nothing is."""
     slope, wanted = evidence.slope, needed(evidence)
-    unknown = [index for index in range(len(times)) if _unknown(series, index)]
+    unknown = [
+        index
+        for index, (time, why) in enumerate(zip(times, left_out, strict=True))
+        if _unknown(series, index)  # or it may well be more than the overhead
+        or (why and time.high and time.value < overhead.from_us <= time.high)
+    ]
     sizes = [s for i, s in enumerate(series.sizes) if i in unknown or left_out[i] is None]
     if unknown and max(sizes) >= 2**TO_REFUTE * min(sizes):
         yield from (Missing(index=i, known=math.inf, needed=FINEST) for i in unknown)

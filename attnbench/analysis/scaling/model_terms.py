@@ -261,7 +261,7 @@ def _model_cells(alike: list[Measured], laws: Laws) -> ModelCells:
     impl, before = alike[0].record.cell.impl, cases[0].mask.before
     replicates = Replicates([cell.times_us for cell in alike])
     middle, low, high = replicates.intervals()
-    factors = beyond((middle, low, high), [cell.allowed_us for cell in alike])
+    *factors, low, high = beyond((middle, low, high), [cell.allowed_us for cell in alike])
     d_of = attrgetter(TERMS[cases[0].workload].d)
     rows = [(case.seq_len, d_of(case), case.heads, case.batch) for case in cases]
     n, d, heads, batch = np.array(rows, dtype=float).T
@@ -273,7 +273,7 @@ def _model_cells(alike: list[Measured], laws: Laws) -> ModelCells:
         sizes=sizes,
         replicates_us=replicates,
         times_us=middle,
-        interval_us=np.stack([low / factors[0], high * factors[1]]),
+        interval_us=np.stack([low, high]),
         beyond=np.stack(factors),
         between=all(over_processes(cell.record) for cell in alike),
         law=laws.of(impl, "time", cases[0]),

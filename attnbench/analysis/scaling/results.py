@@ -142,8 +142,7 @@ def lacking(missing: Iterable[tuple[str, Missing]]) -> str:
     found = []
     for at, one in sorted(missing, key=lambda m: m[1].needed / m[1].known):
         known = f"known to ± {units.percent(one.known)}" if one.known < HARDLY else "hardly known"
-        decides = f"{known}, ± {units.percent(one.needed)} decides"
-        found.append(f"{at} is {'unsteady' if math.isinf(one.known) else decides}")
+        found.append(f"{at} is {known}, ± {units.percent(one.needed)} decides")
     more = len(found) - MOST_LACKING
     return "; ".join([*found[:MOST_LACKING], *[f"{more} more"] * (more > 0)])
 

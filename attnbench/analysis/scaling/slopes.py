@@ -90,12 +90,13 @@ class Replicates:
         return found
 
 
-def beyond(known: Sequence[Floats], allowed: Sequence[Any]) -> tuple[Floats, Floats]:
+def beyond(known: Sequence[Floats], allowed: Sequence[Any]) -> tuple[Floats, ...]:
     """Factors by which times may be shorter, and longer, than is known otherwise; 1 if not.
 
     `known` are median, low and high of the replicates; `allowed`, in their shape, has the ends of
     what each time may be, or None. These contain what processes differ by, which the scatter about
-    the line has as well.
+    the line has as well. Beside the factors, the low and the high ends of both together, NaN where
+    there are none or the time may be anything.
     """
     middle, low, high = known
     rows = allowed if middle.ndim > 1 else [allowed]
@@ -103,7 +104,9 @@ def beyond(known: Sequence[Floats], allowed: Sequence[Any]) -> tuple[Floats, Flo
     least, most = ends[..., 0].reshape(middle.shape), ends[..., 1].reshape(middle.shape)
     with np.errstate(divide="ignore"):  # a time that may be nothing
         shorter = np.fmax(1.0, np.fmin(low, middle) / least / math.exp(USUAL_WIDTH))
-    return shorter, np.fmax(1.0, most / np.fmax(high, middle) / math.exp(USUAL_WIDTH))
+    longer = np.fmax(1.0, most / np.fmax(high, middle) / math.exp(USUAL_WIDTH))
+    bounded = np.where(np.isinf(most), np.nan, 1.0)
+    return shorter, longer, np.fmin(low, least) * bounded, np.fmax(high, most) * bounded
 
 
 def estimates(middle: Floats, low: Floats, high: Floats) -> list[Uncertain]:
