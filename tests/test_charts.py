@@ -23,7 +23,7 @@ from attnbench.report.charts import (
 )
 from attnbench.report.content import limit_rows
 from attnbench.report.figures import looks
-from attnbench.report.lines import Frame, value_axis
+from attnbench.report.lines import HOLLOW_NOTE, Frame, draw_page, uncertain, value_axis
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from tests import synthetic
@@ -41,7 +41,9 @@ GPU = {"environment": synthetic.GPU | {"ceilings": MEASURED | {"read_gbps": 4290
 
 def cells(tmp_path: Path, records: list[Record], info: dict[str, Any] | None = None):
     """The table of a run of these records."""
-    return compared(load_run(synthetic.write_run(tmp_path, "run", records, info)))
+    return with_rate_interval(
+        compared(load_run(synthetic.write_run(tmp_path, "run", records, info)))
+    )
 
 
 def naive(workload: Any = "attention", **fields: Any) -> Record:
@@ -258,3 +260,21 @@ def test_every_ok_cell_is_one_marker_inside_the_axes(tmp_path, name, info, roofs
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert set(page.rows["impl"]) <= set(names)
     assert sum("GB/s" in text or "TB/s" in text for text in names) == roofs
+
+
+def test_points_that_are_wide_unsteady_or_without_an_interval_are_hollow_and_named(tmp_path):
+    frame = cells(tmp_path, [naive(seq_len=n) for n in (128, 256, 512, 1024)])
+    chart, middle = CHARTS.get("time"), frame["time_us_median"]
+    frame["time_us_ci_low"], frame["time_us_ci_high"] = 0.99 * middle, 1.01 * middle
+    assert not uncertain(frame, chart).any()
+    frame.loc[0, "time_us_ci_high"] = 1.3 * middle[0]
+    frame.loc[1, "time_us_ci_low"] = None
+    frame.loc[2, "unsteady"] = "meddles"
+    assert uncertain(frame, chart).tolist() == [True, True, True, False]
+    (page,) = chart.pages({"cells": frame})
+    figure = draw_page(chart, looks(["naive"]), {}, {}, page)
+    hollow = [x for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"
+              for x in line.get_xdata()]  # fmt: skip
+    assert sorted(hollow) == [128, 256, 512]
+    assert HOLLOW_NOTE.get_label() in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert not uncertain(frame, CHARTS.get("workspace")).any()  # which has no interval at all

@@ -13,10 +13,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from attnbench.analysis.crossovers import Crossover
+from attnbench.analysis.doubts import WIDE
 from attnbench.analysis.table import BASELINE
+from attnbench.base import units
 from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
 from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
@@ -132,7 +135,8 @@ def draw_page(
         ax.set_title(panel.title, loc="left", pad=5 + above, color=INK)
         ax.set_xlabel(TRAITS.get(str(panel.rows["workload"].iloc[0])).n_name)
         ax.set_ylabel(frame.axis)
-    figures.legend(figure, names, looks)
+    notes = [HOLLOW_NOTE] if uncertain(rows, chart).any() else []
+    figures.legend(figure, names, looks, notes)
     return figure
 
 
@@ -193,14 +197,19 @@ def _draw_line(ax: Axes, rows: pd.DataFrame, frame: Frame, look: Look, aside: fl
     chart = frame.chart
     if chart.predicted:
         known = rows.dropna(subset=[chart.predicted])
-        ys = [frame.inside(value) for value in known[chart.predicted]]
-        ax.plot(known["seq_len"].astype(float), ys, color=look.colour, linewidth=1.0)
+        predicted = [frame.inside(value) for value in known[chart.predicted]]
+        ax.plot(known["seq_len"].astype(float), predicted, color=look.colour, linewidth=1.0)
+    xs = rows["seq_len"].astype(float).to_numpy() * aside
+    ys = np.array([frame.inside(value) for value in rows[chart.value]])
     ax.errorbar(
-        rows["seq_len"].astype(float).to_numpy() * aside,
-        [frame.inside(value) for value in rows[chart.value]],
-        yerr=_bars(rows, chart), color=look.colour, marker=look.marker, elinewidth=1.0,
+        xs, ys, yerr=_bars(rows, chart), color=look.colour, marker=look.marker, elinewidth=1.0,
         capsize=1.8, clip_on=False, zorder=3, **(_HOLLOW if chart.predicted else _FILLED),
     )  # fmt: skip
+    if (doubt := uncertain(rows, chart).to_numpy()).any():
+        ax.plot(
+            xs[doubt], ys[doubt], color=look.colour, marker=look.marker, linestyle="none",
+            markerfacecolor="white", clip_on=False, zorder=3.2,
+        )  # fmt: skip
 
 
 _FILLED: dict[str, Any] = {"linestyle": "-", "markeredgecolor": "white", "markeredgewidth": 0.5}
@@ -208,6 +217,20 @@ _FILLED: dict[str, Any] = {"linestyle": "-", "markeredgecolor": "white", "marker
 _HOLLOW: dict[str, Any] = {
     "linestyle": "none", "markerfacecolor": "none", "markersize": 6.5, "markeredgewidth": 1.1,
 }  # fmt: skip
+
+
+HOLLOW_NOTE = Line2D(
+    [], [], color=figures.QUIET, marker="o", markerfacecolor="white", linestyle="none",
+    label=f"hollow: wider than ± {units.brief_percent(WIDE)}, or unsteady",
+)  # fmt: skip
+
+
+def uncertain(rows: pd.DataFrame, chart: Chart) -> pd.Series[bool]:
+    """Which points have a wide interval or none, or stand for an unsteady time."""
+    if not (chart.low and chart.high):
+        return pd.Series(data=False, index=rows.index)
+    sure = rows[chart.high] - rows[chart.low] <= 2 * WIDE * rows[chart.value]
+    return rows[chart.value].notna() & (~sure | rows["unsteady"].notna())
 
 
 def _bars(rows: pd.DataFrame, chart: Chart) -> list[list[float]] | None:

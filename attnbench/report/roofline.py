@@ -26,8 +26,8 @@ ROOFLINE = Chart(
     " the same run: a large read on the slope, a large matmul on the plateau. Far below the slope"
     " or the plateau time goes elsewhere: starting kernels, traffic beyond the least, work that is"
     " not useful. A working set within the cache may stand above the slope.",
-    value="tflops", axis="useful {unit}", text=axes.plain, scale="log10", unit=units.rate_unit,
-    workloads=("attention", "layer", "recurrent", "decode"),
+    value="tflops", low="tflops_low", high="tflops_high", axis="useful {unit}", text=axes.plain,
+    scale="log10", unit=units.rate_unit, workloads=("attention", "layer", "recurrent", "decode"),
 )  # fmt: skip
 X = "arithmetic_intensity"
 SMALLEST, LARGEST = 3.2, 6.4  # markers, in points
@@ -104,9 +104,12 @@ def draw(looks: Mapping[str, Look], page: ChartPage) -> Figure:
         for impl, part in panel.rows.sort_values("seq_len").groupby("impl", sort=False):
             look, points = looks[str(impl)], (part[X].tolist(), part["tflops"].tolist())
             ax.plot(*points, color=look.colour, linewidth=0.8, alpha=0.6, zorder=2)
+            hollow = lines.uncertain(part, ROOFLINE)
             ax.scatter(
-                *points, s=part["seq_len"].map(sizes).astype(float) ** 2, color=look.colour,
-                marker=look.marker, edgecolors="white", linewidths=0.5, clip_on=False, zorder=3,
+                *points, s=part["seq_len"].map(sizes).astype(float) ** 2, marker=look.marker,
+                facecolors=np.where(hollow, "white", look.colour),
+                edgecolors=np.where(hollow, look.colour, "white"),
+                linewidths=np.where(hollow, 1.1, 0.5), clip_on=False, zorder=3,
             )  # fmt: skip
         ax.set_title(panel.title, loc="left", pad=5, color="#222222")
         ax.set_xlabel("arithmetic intensity, useful FLOP/B")
@@ -120,6 +123,7 @@ def draw(looks: Mapping[str, Look], page: ChartPage) -> Figure:
                label=f"n={units.length(n)}")
         for n in dict.fromkeys((lengths[0], lengths[-1]))
     ]  # fmt: skip
+    notes += [lines.HOLLOW_NOTE] * bool(lines.uncertain(rows, ROOFLINE).any())
     figures.legend(figure, lines.lines_of(ROOFLINE, rows), looks, notes)
     return figure
 
