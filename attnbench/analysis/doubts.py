@@ -12,6 +12,7 @@ from attnbench.execution.store import Run
 WIDE = 0.1  # half an interval / its time: differences below it are lost in such a time
 FULL = 0.9  # of the time, at a core's full speed; less shows in the intervals
 TAKEN = 0.02  # of the processor time, by other work; less is the system's own
+LONG_S, PROCESSES = 3, 3  # seconds a cell and processes from which more of them is no remedy
 # Of the options of a sweep, what the next one has of its own, and what is the default anyway.
 _OWN = ("name", "command", "min_time")
 _DEFAULTS = {"device": "auto", "precision": 0.02, "timeout": 300.0, "output": "results"}
@@ -42,18 +43,16 @@ def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
         return ""
     text, causes = ", ".join(what for what, there in found.items() if there), []
     if (taken := taken_share(timed)) > TAKEN:
-        causes.append(
-            f"other work took {units.brief_percent(taken)} of the samples' processor time"
-        )
+        causes.append(f"other work took {100 * taken:.0f} % of the samples' processor time")
     if (full := float(timed["full_speed_share"].mean())) < FULL:
         causes.append(
-            f"cores ran at their full speed only {units.brief_percent(full)} of the time (a low"
-            " clock, or another tenant's work on the same core)"
+            f"cores ran at their full speed only {100 * full:.0f} % of the time (a low clock, or"
+            " another tenant's work on the same core)"
         )
     if causes:
         cause = " and ".join(causes)
         text = f"{cause[0].upper()}{cause[1:]}: {text}"
-    return f"{text}. {remedy(run, timed[wide | unsteady])}"
+    return f"{text}; {remedy(run, timed[wide | unsteady])}"
 
 
 def taken_share(timed: pd.DataFrame) -> float:
@@ -67,16 +66,18 @@ def taken_share(timed: pd.DataFrame) -> float:
 
 
 def remedy(run: Run, rows: pd.DataFrame) -> str:
-    """The command that measures the sizes of these rows again, longer and in fresh processes."""
+    """What to do about these rows: the command that measures their sizes again, for longer."""
     options, settings = run.info.get("options") or {}, run.info.get("settings") or {}
-    processes = max(3, int(settings.get("processes") or 1))
+    max_time_s = settings.get("max_time_s") or 1.0
+    if max_time_s >= LONG_S and (settings.get("processes") or 1) >= PROCESSES:
+        return "measure again when the machine is less busy"
     again = {
         name: value
         for name, value in options.items()
         if name not in _OWN and value != _DEFAULTS.get(name)
     }
     again["seq_lens"] = sorted({int(n) for n in rows["seq_len"]})
-    again |= {"max_time": f"{3 * (settings.get('max_time_s') or 1.0):g}", "processes": processes}
+    again |= {"max_time": f"{LONG_S * max_time_s:g}", "processes": PROCESSES}
     flags = []
     for name, value in again.items():
         flag = "--impl" if name == "files" else f"--{name.replace('_', '-')}"
@@ -85,7 +86,7 @@ def remedy(run: Run, rows: pd.DataFrame) -> str:
         else:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             flags += [flag] if value is True else [flag, text]
-    command = shlex.join(["attnbench", "sweep", *flags])
-    text = f"{command} measures those sizes longer and in {processes} processes"
-    several = "" if (rows["threads"] == 1).all() else "; one thread (--threads 1) repeats best"
-    return f"{text}{several}."
+    several = "" if (rows["threads"] == 1).all() else " (one thread, --threads 1, repeats best)"
+    return (
+        f"measure longer, in fresh processes{several}: {shlex.join(['attnbench', 'sweep', *flags])}"
+    )

@@ -221,7 +221,7 @@ _HOLLOW: dict[str, Any] = {
 
 HOLLOW_NOTE = Line2D(
     [], [], color=figures.QUIET, marker="o", markerfacecolor="white", linestyle="none",
-    label=f"hollow: wider than ± {units.brief_percent(WIDE)}, or unsteady",
+    label=f"hollow: over ± {units.brief_percent(WIDE)}",
 )  # fmt: skip
 
 
