@@ -40,7 +40,7 @@ def test_an_interval_that_nothing_bounds_ends_at_the_edge_of_its_panel():
     ax.set(yscale="log", ylim=(1.0, 100.0))
     unbounded = Uncertain(value=10.0, low=0.0, high=math.inf)
     growth.points(ax, [(1.0, unbounded)], figures.KNOWN["naive"], {})
-    (bars,) = ax.containers[0].lines[2]
+    (bars,) = ax.containers[0].lines[2]  # type: ignore[attr-defined]
     assert bars.get_segments()[0][:, 1].tolist() == [1.0, 100.0]
 
 
