@@ -23,6 +23,7 @@ from attnbench.cli.options import (
     given,
     impl_files,
     output_option,
+    say,
     seed_option,
     threads_option,
 )
@@ -115,10 +116,10 @@ def gate(**options: Any) -> None:
     except AttnbenchError as err:
         if not options["advisory"] or isinstance(err, UsageError):
             raise
-        click.echo(f"Error: {err}", err=True)
+        say(f"Error: {err}", err=True)
         code = err.exit_code
     if options["advisory"] and code:
-        click.echo(f"advisory: exit code {int(code)} was changed to 0 (--advisory)", err=True)
+        say(f"advisory: exit code {int(code)} was changed to 0 (--advisory)", err=True)
     elif code:
         raise SystemExit(int(code))
 
@@ -221,7 +222,7 @@ def _finish(run: GateRun, folder: Path | None, quiet: bool) -> ExitCode:
         try:
             warning = outputs.write_all(folder, run, outcome)
             if warning:
-                click.echo(f"Warning: {warning}", err=True)
+                say(f"Warning: {warning}", err=True)
         except StoreError as err:
             failure = err
     if not quiet:
