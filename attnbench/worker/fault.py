@@ -81,7 +81,8 @@ def _where(name: str, got: torch.Tensor, value: torch.Tensor, allowed: Size) -> 
     error = (got - value).abs().nan_to_num(nan=math.inf)
     at = tuple(int(x) for x in torch.unravel_index(error.argmax(), error.shape))
     rows = "key" if name in ("dk", "dv") else "query"
-    axes = [rows if axis == "query" else axis for axis in _AXES[error.ndim]]
+    named = _AXES.get(error.ndim) or [f"axis {number}" for number in range(error.ndim)]
+    axes = [rows if axis == "query" else axis for axis in named]
     wrong, touched = ~(error <= allowed.max), {}
     for number, axis in enumerate(axes[:-1]):
         places = wrong.movedim(number, 0).flatten(1).any(1).nonzero().flatten().tolist()
@@ -168,9 +169,11 @@ class _Rows:
         """`rows` are batch, head and query of each; `groups` the key/value head of each head."""
         q, k, v = (tensors[name].detach().double() for name in "qkv")
         places = torch.arange(case.kv_len, device=q.device)
-        q = rotated(q, case.position, torch.arange(case.seq_len) + case.kv_len - case.seq_len)
+        query_places = torch.arange(case.seq_len, device=q.device) + (case.kv_len - case.seq_len)
+        q = rotated(q, case.position, query_places)
         if groups is None:
-            groups = torch.arange(case.heads) // (case.heads // case.kv_heads)
+            share = case.heads // case.kv_heads
+            groups = torch.arange(case.heads, device=q.device) // share
         batch, head, query = rows
         k_RSD = rotated(k, case.position, places)[batch, groups[head]]
         scores_RS = (k_RSD @ q[rows].unsqueeze(-1)).squeeze(-1)
@@ -247,7 +250,7 @@ def _variants(
               "log2(e)": scale * log2_e, "ln(2)": scale / log2_e}  # fmt: skip
     for name, other in scales.items():
         yield f"scale-{name}", tensors, {"scale": other}
-    heads = torch.arange(case.heads)
+    heads = torch.arange(case.heads, device=case.device)
     if 1 < case.kv_heads < case.heads:
         yield "heads-tiled", tensors, {"groups": heads % case.kv_heads}
     if case.kv_heads > 1:
