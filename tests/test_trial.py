@@ -66,7 +66,7 @@ def test_a_right_one_gets_times_memory_flops_and_errors(measured):
     # Scores and weights are alive together before the output is; the definition takes it off.
     assert metrics["memory_workspace_bytes"] == (2 * (2 * 24 * 24) - 2 * 24 * 8) * 4
     assert metrics["error_ratio"] <= 1
-    assert set(record.spent_s) == {"build", "check", "probe", "warm-up", "samples"}
+    assert set(record.spent_s) == {"reference", "build", "check", "probe", "warm-up", "samples"}
 
 
 @pytest.mark.parametrize("pass_", ["backward", "both"])
