@@ -201,8 +201,8 @@ for _name, _header, _meaning, _text in (
     ("impl", "implementation", "sorted fastest first within a case", lambda row: row["impl"]),
     (
         "time", "time",
-        "median per call (decode: per token); host time on a CPU, of each sample's fastest batch;"
-        " stream time on a GPU; ?: unsteady, its error has no bound (see notes); !: suspect, it"
+        "per call (decode: per token): host time on a CPU, the low end of what other work left"
+        " alone; stream time on a GPU; ?: unsteady, its error has no bound (see notes); !: suspect, it"
         " cannot be right",
         _time,
     ),

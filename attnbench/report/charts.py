@@ -86,29 +86,29 @@ _WORKSPACE: dict[str, Any] = {
 for _name, _chart in {
     "time": Chart(
         title="Time per call",
-        reading="Median time per call; bars are 95 % intervals. A straight line is a power law:"
+        reading="Time per call; bars are 95 % intervals. A straight line is a power law:"
         " compare its slope with the dashed guides.",
         axis="time per call", guides=(1, 2), beside=True, **_TIME,
     ),
     "projections": Chart(
         title="Time of a layer by its projections",
-        reading="Median time per call of the same layer with its weights stored in different ways;"
+        reading="Time per call of the same layer with its weights stored in different ways;"
         " bars are 95 % intervals. A straight line is a power law.",
         axis="time per call", guides=(1, 2), workloads=("layer",),
         lines="projection", several=True, **_TIME,
     ),
     "speed": Chart(
         title="Speed relative to naive",
-        reading="naive's time / this time on the same case; bars are intervals of at least 95 %."
-        " Above the line is faster than naive, twice as fast at 2×. A ring marks where one"
-        " overtakes another, with its interval.",
+        reading="naive's time / this time in rounds that both were timed in; bars are intervals of"
+        " at least 95 %. Above the line is faster than naive; a bar that crosses it is level. A ring"
+        " marks where one overtakes another, with its interval.",
         value="speed", low="speed_low", high="speed_high", axis="times as fast as naive",
         text=axes.round_ratio, scale="log2", reference=(1.0, BASELINE),
         workloads=("attention", "layer"), crossings=True,
     ),
     "tflops": Chart(
         title="Useful FLOP rate",
-        reading="FLOPs of the admitted pairs (flash-attention's convention) / median time: higher"
+        reading="FLOPs of the admitted pairs (flash-attention's convention) / time: higher"
         " is better, and a plateau is the limit of the machine or of the algorithm.",
         value="tflops", low="tflops_low", high="tflops_high", axis="useful {unit}",
         text=axes.plain, unit=units.rate_unit, scale="linear", peak=True,
@@ -129,7 +129,7 @@ for _name, _chart in {
     ),
     "decode": Chart(
         title="Time per token",
-        reading="Median time per generated token; bars are 95 % intervals. Flat: the context costs"
+        reading="Time per generated token; bars are 95 % intervals. Flat: the context costs"
         " nothing; along ∝ n: every token pays for the whole context.",
         axis="time per token", guides=(1,), workloads=("decode",),
         lines="cache", **_TIME,
