@@ -202,8 +202,8 @@ for _name, _header, _meaning, _text in (
     (
         "time", "time",
         "per call (decode: per token): host time on a CPU, the low end of what other work left"
-        " alone; stream time on a GPU; ?: unsteady, its error has no bound (see notes); !: suspect, it"
-        " cannot be right",
+        " alone; stream time on a GPU; ?: unsteady, its error has no bound (see notes); !:"
+        " suspect, it cannot be right",
         _time,
     ),
     (
