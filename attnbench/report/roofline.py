@@ -104,12 +104,12 @@ def draw(looks: Mapping[str, Look], page: ChartPage) -> Figure:
         for impl, part in panel.rows.sort_values("seq_len").groupby("impl", sort=False):
             look, points = looks[str(impl)], (part[X].tolist(), part["tflops"].tolist())
             ax.plot(*points, color=look.colour, linewidth=0.8, alpha=0.6, zorder=2)
-            hollow = lines.uncertain(part, ROOFLINE)
+            hollow = lines.uncertain(part, ROOFLINE).tolist()
             ax.scatter(
                 *points, s=part["seq_len"].map(sizes).astype(float) ** 2, marker=look.marker,
-                facecolors=np.where(hollow, "white", look.colour),
-                edgecolors=np.where(hollow, look.colour, "white"),
-                linewidths=np.where(hollow, 1.1, 0.5), clip_on=False, zorder=3,
+                facecolors=["white" if h else look.colour for h in hollow],
+                edgecolors=[look.colour if h else "white" for h in hollow],
+                linewidths=[1.1 if h else 0.5 for h in hollow], clip_on=False, zorder=3,
             )  # fmt: skip
         ax.set_title(panel.title, loc="left", pad=5, color="#222222")
         ax.set_xlabel("arithmetic intensity, useful FLOP/B")
