@@ -15,6 +15,8 @@ import click
 from click.core import ParameterSource
 
 from attnbench.base.units import (
+    GLUE,
+    glued,
     parse_duration,
     parse_names,
     parse_share,
@@ -40,13 +42,14 @@ def wrapped(text: str, *, err: bool = False, hang: int = 2) -> str:
     stream = sys.stderr if err else sys.stdout
     if not (stream.isatty() or "COLUMNS" in os.environ):
         return text
-    return textwrap.fill(
-        text,
+    lines = textwrap.fill(
+        glued(text),
         shutil.get_terminal_size().columns,
         subsequent_indent=" " * hang,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return lines.replace(GLUE, " ")
 
 
 def say(text: str, *, err: bool = False, fg: str | None = None, hang: int = 2) -> None:
