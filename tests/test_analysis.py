@@ -12,6 +12,7 @@ import pytest
 
 from attnbench.analysis.axes import fixed, label, label_axes, varying
 from attnbench.analysis.columns import COLUMNS
+from attnbench.analysis.doubts import doubt_sentence
 from attnbench.analysis.highlights import SUMMARY, highlights, summary_rows
 from attnbench.analysis.table import (
     compared,
@@ -235,3 +236,21 @@ def test_a_cell_recorded_twice_is_one_row_and_one_of_another_device_has_no_devic
     frame = load(synthetic.write_run(tmp_path, "again", records))
     assert frame["status"].tolist() == ["ok", "ok"]
     assert frame["device_name"].notna().tolist() == [True, False]
+
+
+def test_the_line_of_doubt_says_what_disturbed_a_run_what_that_did_and_what_to_run():
+    def line(spread: float, threads: int, **options: object) -> str:
+        times = [100.0 * (1 + spread * (i % 3)) for i in range(12)]
+        record = synthetic.timed(Case(seq_len=256, threads=threads), "naive", times, cpu_share=0.6)
+        info = {"run_id": "r", "options": {"device": "auto", "heads": [4]}, "settings": options}
+        run = Run(path=Path("r"), info=info, records=[record])
+        return doubt_sentence(run, compared(run))
+
+    assert line(0.0, 1) == ""  # whatever took processor time: it did nothing to the figures
+    assert line(0.5, 1) == (
+        "Other work took 40 % of the samples' processor time: 1 of 1 intervals is wider than"
+        " ± 10 %; measure longer, in fresh processes:"
+        " attnbench sweep --heads 4 --seq-lens 256 --max-time 3 --processes 3"
+    )
+    assert "--threads 1, repeats best" in line(0.5, 2)
+    assert line(0.5, 1, max_time_s=3.0, processes=3).endswith("when the machine is less busy")
