@@ -110,7 +110,9 @@ class SweepDisplay(_Display, Listener):
         again = f", each {len(plan.passes)} times," if len(measured) > count else ""
         processes = sum(len(list(jobs_of(cells))) for cells in plan.passes)
         decided = f", {len(plan.decided)} unsupported or skipped" if plan.decided else ""
-        self.say(f"{count} cells{again} in {processes} processes{decided} -> {path}")
+        cells = f"{count} cell{'s' * (count != 1)}{again}"
+        workers = f"{processes} process{'es' * (processes != 1)}"
+        self.say(f"{cells} in {workers}{decided} -> {path}")
         self._begin(
             TextColumn("{task.percentage:.0f} %"),
             BarColumn(bar_width=12),
