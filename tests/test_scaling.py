@@ -135,6 +135,11 @@ VERDICTS: dict[str, tuple[Time, str, dict[str, Any], str, str]] = {
     "two octaves do not hold": (power(2), "n^2", SHORT, "inconclusive", "to hold a law needs"),
     "two octaves refute": (power(1), "n^2", SHORT, "refuted", "more slowly than n^2"),
     "one says nothing": (power(1), "n^2", {"sizes": (128, 256)}, "inconclusive", "too short"),
+    "so many blocks that a mask cuts": (
+        power(1.75), "n^2", {"flops": tuple(round(1e3 * n**1.75) for n in FOUR_OCTAVES)},
+        "holds", ""),
+    "and not so few": (
+        power(1.75), "n^2", {"flops": tuple(n**2 for n in FOUR_OCTAVES)}, "refuted", ""),
     "sizes need not double": (
         power(2), "n^2", {"sizes": (100, 150, 300, 450, 900, 1000, 1600)}, "holds", ""),
     "flat below the overhead, n": (power(2), "O(n)", COVERED, "inconclusive", "overhead"),

@@ -25,7 +25,7 @@ class ExponentEvidence:
     `sizes` is how many differ. `power` is the declared exponent, `bound` whether it is an upper
     bound; `logs` is the slope that the law's logarithms add on this range, None where it has none.
     `noun` names the axis. `cut_short` says why sizes do not count where some do not; `changepoint`
-    describes a sudden change between two sizes.
+    describes a sudden change between two sizes. `executed` is the exponent of the executed FLOPs.
     """
 
     slope: Slope
@@ -36,11 +36,17 @@ class ExponentEvidence:
     noun: str = "n"
     cut_short: str | None = None
     changepoint: str | None = None
+    executed: float | None = None
 
     @property
     def least(self) -> float:
-        """The least exponent that agrees with the law, were it exact."""
-        return self.power - TOLERANCE
+        """The least exponent that agrees with the law, were it exact.
+
+        Blocks that a causal mask cuts are computed whole: small sizes then execute more than their
+        share, and time need not grow faster than what is executed.
+        """
+        executed = self.power if self.executed is None else self.executed
+        return min(self.power, executed) - TOLERANCE
 
     @property
     def most(self) -> float:

@@ -190,6 +190,7 @@ def _fitted(
             changepoint=change and f"the time changes by {change[1]:.2g} × between"
             f" {_between(series, *series.sizes[at : at + 2])}"
             f"{', where the kernel changes' * _switched(series)[at]}",
+            executed=_executed(series, left_out),
         )  # fmt: skip
         missing = tuple(_missing(series, overhead, evidence, left_out, times))
         finding = _finding(series, overhead, evidence, missing)
@@ -200,6 +201,14 @@ def _fitted(
         octaves=slope.octaves, changepoint=change, finding=finding,
         missing=missing if finding and finding.verdict == "inconclusive" else (),
     )  # fmt: skip
+
+
+def _executed(series: Series, left_out: tuple[str | None, ...]) -> float | None:
+    """The exponent of the executed FLOPs over the sizes that count; None where not known."""
+    rows = zip(series.sizes, series.flops, left_out, strict=False)
+    used = [(math.log(size), math.log(n)) for size, n, why in rows if why is None and n]
+    xs, ys = zip(*used, strict=True) if used else ((), ())
+    return float(np.polyfit(xs, ys, 1)[0]) if len(set(xs)) > 1 else None
 
 
 def _finding(

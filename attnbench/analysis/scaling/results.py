@@ -65,8 +65,8 @@ class Series:
     None where there is none; `least_overhead_us` is what starting its kernels takes. `law` is the
     declared law as it turns out in this workload, None where none is declared. `doubts` says of
     each size without a time why. `allowed_us` has the ends of what each time may truly be, where
-    that is more than its replicates show; None where not known. `same` says in words what the cells
-    share.
+    that is more than its replicates show; None where not known. `flops` are those that the
+    implementation says it executes. `same` says in words what the cells share.
     """
 
     impl: str
@@ -78,6 +78,7 @@ class Series:
     overhead_us: tuple[float, ...] | None = None
     law: Law | None = None
     kernels: tuple[str | None, ...] = ()
+    flops: tuple[int | None, ...] = ()
     working_set_bytes: tuple[float | None, ...] = ()
     cache_bytes: float | None = None
     doubts: tuple[str | None, ...] = ()
