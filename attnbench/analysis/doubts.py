@@ -6,11 +6,11 @@ import shlex
 
 import pandas as pd
 
+from attnbench.analysis.notes import FULL_SPEED_SHARE
 from attnbench.base import units
 from attnbench.execution.store import Run
 
 WIDE = 0.1  # half an interval / its time: differences below it are lost in such a time
-FULL = 0.9  # of the time, at a core's full speed; less shows in the intervals
 TAKEN = 0.02  # of the processor time, by other work; less is the system's own
 LONG_S, PROCESSES = 3, 3  # seconds a cell and processes from which more of them is no remedy
 # Of the options of a sweep, what the next one has of its own, and what is the default anyway.
@@ -44,7 +44,7 @@ def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
     text, causes = ", ".join(what for what, there in found.items() if there), []
     if (taken := taken_share(timed)) > TAKEN:
         causes.append(f"other work took {100 * taken:.0f} % of the samples' processor time")
-    if (full := float(timed["full_speed_share"].mean())) < FULL:
+    if (full := float(timed["full_speed_share"].mean())) < FULL_SPEED_SHARE:
         causes.append(
             f"cores ran at their full speed only {100 * full:.0f} % of the time (a low clock, or"
             " another tenant's work on the same core)"

@@ -17,7 +17,7 @@ from attnbench.machine.symptoms import STEAL_SHARE
 from attnbench.schema.record import Record
 
 DISTURBED = 0.25
-FULL_SPEED_SHARE = 0.9
+FULL_SPEED_SHARE = 0.9  # of the time; less shows in the intervals
 
 # Diagnostics: fewer values than these show nothing; standard errors from which on a rank
 # correlation is taken for real; and the effects that matter.

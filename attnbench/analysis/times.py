@@ -53,11 +53,8 @@ def observations_us(record: Record) -> list[float]:
 
 
 def _times(record: Record, samples: list[Sample]) -> list[float]:
-    return _windows(record, [(sample.disturbed, sample.own_us) for sample in samples])
-
-
-def _windows(record: Record, times: list[tuple[bool, float]]) -> list[float]:
     """The fastest time of each window, of those that were not disturbed where there are any."""
+    times = [(sample.disturbed, sample.own_us) for sample in samples]
     window = record.metrics.get("window") or 1
     return [time_us for _, time_us in fastest_of_windows(times, window)]
 

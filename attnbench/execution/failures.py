@@ -149,16 +149,13 @@ def _failure(
     # The sort is stable: of equally simple ones that of the first dtype stays the first.
     ordered = tuple(sorted(results, key=simplicity))
     shared, alike = pattern([result.item for result in results], passed)
-    ratios = [r.metrics["fault"]["ratio"] for r in results if "ratio" in r.metrics.get("fault", {})]
+    faults = [(result.item.case, result.metrics.get("fault", {})) for result in results]
+    off = [(case, fault["ratio"]) for case, fault in faults if "ratio" in fault]
+    ratios = [ratio for _, ratio in off]
     factors = [
         name
         for name, factor in _FACTORS.items()
-        if ratios
-        and all(
-            math.isclose(factor(r.item.case), r.metrics["fault"]["ratio"], rel_tol=0.02)
-            for r in results
-            if "ratio" in r.metrics.get("fault", {})
-        )
+        if off and all(math.isclose(factor(case), ratio, rel_tol=0.02) for case, ratio in off)
     ]
     return Failure(
         impl=impl,

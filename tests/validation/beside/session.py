@@ -13,8 +13,6 @@ from typing import Any
 
 from attnbench.analysis import notes, times
 from attnbench.analysis.pairs import ratio
-from attnbench.base.files import make_folder
-from attnbench.errors import StoreError
 from attnbench.execution.process import Settings
 from attnbench.execution.session import Listener, SweepRequest, sweep
 from attnbench.execution.store import Run, load_run
@@ -22,8 +20,9 @@ from attnbench.planning.plan import Axes
 from attnbench.version import __version__
 from tests.validation.beside.summary import Figures, markdown, summarise, tables
 from tests.validation.neighbours import neighbours
+from tests.validation.sittings import sitting
 
-LINES, SUMMARY, PAGE = "runs.jsonl", "summary.json", "timer.md"
+SUMMARY, PAGE = "summary.json", "timer.md"
 TWINS = Path(__file__).with_name("twins.py")
 IMPLS = ("naive", "sdpa", "chunked", "sdpa-math", "naive-twin", "sdpa-twin")
 
@@ -49,26 +48,9 @@ def examine(request: Request, tell: Callable[[str], None]) -> tuple[Path, Figure
     """
     path = request.output / request.name
     asked = json.loads(json.dumps(asdict(request) | {"output": "", "name": "", "runs": 0}))
-    if not path.exists():
-        make_folder(path.parent, path.name)
-    lines = path / LINES
-    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
-    if rows and rows[0] != asked:
-        raise StoreError(f"{path} holds runs of other cells or neighbours; choose another --name")
-    interrupted = False
-    try:
-        with lines.open("a", encoding="utf-8") as file:
-            if not rows:
-                rows.append(asked)
-                file.write(json.dumps(asked) + "\n")
-            for row in _missing(request, rows[1:], tell):
-                rows.append(row)
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-    except KeyboardInterrupt:
-        interrupted = True
+    rows, interrupted = sitting(path, asked, lambda done: _missing(request, done, tell))
     summary = {"attnbench": __version__, "asked": asked, "interrupted": interrupted}
-    summary |= summarise(rows[1:])
+    summary |= summarise(rows)
     (path / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     (path / PAGE).write_text(
         markdown(tables(summary), f"make validate PART=timer: {path.name}"), encoding="utf-8"

@@ -6,17 +6,15 @@ import copy
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.scaling import scaling
 from attnbench.base import units
-from attnbench.base.files import make_folder
 from attnbench.base.stats import median
 from attnbench.cli.verdicts import measure_until_decided
-from attnbench.errors import StoreError
 from attnbench.execution.process import Settings
 from attnbench.execution.session import Listener, SweepRequest, sweep
 from attnbench.execution.store import Run, load_run
@@ -25,10 +23,11 @@ from attnbench.schema.finding import VERDICTS
 from attnbench.version import __version__
 from tests.validation.beside.summary import markdown
 from tests.validation.neighbours import neighbours
+from tests.validation.sittings import sitting
 from tests.validation.timer.tables import Table
 
 Figures = dict[str, Any]
-LINES, SUMMARY, PAGE = "runs.jsonl", "summary.json", "laws.md"
+SUMMARY, PAGE = "summary.json", "laws.md"
 KERNELS = Path(__file__).with_name("kernels.py")
 LAWS = {"1": "n", "2": "n^2", "3": "n^3"}  # by the power in a kernel's name
 NAMES = tuple(f"{clock}-{power}" for clock in ("spin", "work") for power in LAWS)
@@ -58,24 +57,13 @@ def examine(request: Request, tell: Callable[[str], None]) -> tuple[Path, Figure
     """
     path = request.output / request.name
     asked = {name: getattr(request, name) for name in ("neighbours", "budget_s", "seed")}
-    if not path.exists():
-        make_folder(path.parent, path.name)
-    lines = path / LINES
-    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
-    if any(row["asked"] != asked for row in rows):
-        raise StoreError(
-            f"{path} holds runs that were asked for differently; choose another --name"
-        )
-    interrupted = False
-    try:
-        with lines.open("a", encoding="utf-8") as file:
-            for number in range(len(rows), request.runs):
-                tell(f"run {number + 1} of {request.runs}")
-                rows.append({"asked": asked} | measured(request, request.seed + number))
-                file.write(json.dumps(rows[-1]) + "\n")
-                file.flush()
-    except KeyboardInterrupt:
-        interrupted = True
+
+    def missing(done: list[Figures]) -> Iterator[Figures]:
+        for number in range(len(done), request.runs):
+            tell(f"run {number + 1} of {request.runs}")
+            yield measured(request, request.seed + number)
+
+    rows, interrupted = sitting(path, asked, missing)
     summary = {"attnbench": __version__, "asked": asked, "interrupted": interrupted}
     summary |= summarise(rows)
     (path / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
