@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import StoreError
-from attnbench.gate.decide.data import Failure
 from attnbench.gate.decide.stored import (
     NAME,
     find_gate,
@@ -61,25 +60,6 @@ def test_verdicts_are_written_for_readers_and_never_trusted(written):
     row["decided"] = {"exit_code": 0, "words": "all is well"}
     written.write_text(json.dumps(row))
     assert decide(load_gate(written)).exit_code == 1
-
-
-@pytest.mark.parametrize(
-    ("stored", "code", "reason"),
-    [
-        ({"reason": "incorrect: o is off: by 9"}, "incorrect", "o is off: by 9"),
-        ({"reason": "timeout: no answer for 3 s"}, "timeout", "no answer for 3 s"),
-        ({"reason": "unheard of"}, "error", "unheard of"),
-        ({"reason": "oom: of old", "code": "crashed"}, "crashed", "oom: of old"),
-    ],
-)
-def test_the_code_of_a_failure_is_read_from_files_of_the_first_versions(
-    stored, code, reason, written
-):
-    row = json.loads(written.read_text())
-    row["rounds"][0]["failures"] = {"2": {"arm": "null", **stored}}
-    written.write_text(json.dumps(row))
-    expected = Failure(variant="null", code=code, reason=reason)
-    assert load_gate(written).rounds[0].failures == {2: expected}
 
 
 def test_a_run_is_found_by_file_folder_name_and_as_the_latest(tmp_path):

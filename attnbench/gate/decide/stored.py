@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from attnbench.base.files import write_whole
 from attnbench.base.jsontext import decode, encode
 from attnbench.base.registry import nearest
 from attnbench.errors import StoreError, UsageError
-from attnbench.gate.decide.data import CellNumber, Failure, GateRun, Outcome, Round, Variant
+from attnbench.gate.decide.data import GateRun, Outcome, Round
 from attnbench.schema.case import Case
-from attnbench.schema.record import STATUSES, Cell, Status
+from attnbench.schema.record import Cell
 from attnbench.version import __version__
 
 NAME, ROUNDS = "gate.json", "rounds.jsonl"
@@ -36,28 +36,6 @@ class _StoredCell(Struct):
     impl: str
 
 
-class _StoredFailure(Struct):
-    """The first versions wrote the code at the beginning of the reason."""
-
-    arm: Variant
-    reason: str
-    code: Status | None = None
-
-    def failure(self) -> Failure:
-        start, _, rest = self.reason.partition(": ")
-        code, reason = (start, rest) if start in STATUSES else ("error", self.reason)
-        code, reason = (self.code, self.reason) if self.code else (code, reason)
-        return Failure(variant=self.arm, code=code, reason=reason)  # type: ignore[arg-type]
-
-
-class _StoredRound(Round, frozen=True, kw_only=True):
-    failures: Mapping[CellNumber, _StoredFailure] = {}  # type: ignore[assignment]
-
-    def round(self) -> Round:
-        failures = {cell: stored.failure() for cell, stored in self.failures.items()}
-        return Round(**structs.asdict(self) | {"failures": failures})
-
-
 @dataclass(frozen=True, kw_only=True)
 class _StoredRun(GateRun):
     """The raw data of a run; but for its rounds they are the first line of `rounds.jsonl`."""
@@ -65,7 +43,6 @@ class _StoredRun(GateRun):
     kind: Literal["attnbench gate"]
     schema: Literal[1]
     cells: tuple[_StoredCell, ...]  # type: ignore[assignment]
-    rounds: tuple[_StoredRound, ...]  # type: ignore[assignment]
 
 
 def raw(run: GateRun) -> dict[str, Any]:
@@ -86,8 +63,7 @@ def run_of(text: bytes, kept_rounds: Sequence[bytes] = ()) -> GateRun:
     values["cells"] = tuple(
         Cell(case=Case.from_json(cell.case), impl=cell.impl) for cell in stored.cells
     )
-    rounds = [decode(line, _StoredRound) for line in kept_rounds] or stored.rounds
-    values["rounds"] = tuple(found.round() for found in rounds)
+    values["rounds"] = tuple(decode(line, Round) for line in kept_rounds) or stored.rounds
     return GateRun(**values)
 
 

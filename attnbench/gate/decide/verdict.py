@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 from attnbench.base.stats import median, median_interval
@@ -33,18 +34,7 @@ def comparable(run: GateRun) -> tuple[int, ...]:
 
 def beyond_timing(run: GateRun, times: SequentialDecision) -> bool:
     """Whether something is wrong or has grown: what no further round can change."""
-    for number, checks in run.checks.items():
-        base, candidate = checks["base"], checks["candidate"]
-        if (checked := verdict_of(base, candidate)) is not None:
-            found = checked[0] == "incorrect"
-        else:
-            decision = times.decided.get(number)
-            found = decision is not None and decision.verdict == "incorrect"
-            found = found or bool(compare(base, candidate, run.rules.growth).failures)
-            found = found or bool(growing(run.rounds, number))
-        if found:
-            return True
-    return False
+    return any(map(_is_exact, _rows(run, times)))
 
 
 def decide(run: GateRun) -> Outcome:
@@ -53,7 +43,18 @@ def decide(run: GateRun) -> Outcome:
     times = SequentialDecision(comparable(run), run.rules, seed)
     for found in run.rounds:
         times.add(found)
-    rows, grown = [], False
+    rows, controls = tuple(_rows(run, times)), times.controls.summary()
+    exit_code, words = _conclusion(run, rows, controls)
+    return Outcome(rows=rows, controls=controls, exit_code=exit_code, words=words)
+
+
+def _is_exact(row: Row) -> bool:
+    """Whether something wrong, or grown that repeats exactly, is held against the candidate."""
+    return row.verdict == "incorrect" or any(change.metric != "time" for change in row.changes)
+
+
+def _rows(run: GateRun, times: SequentialDecision) -> Iterator[Row]:
+    """The verdict on each cell by what is known so far."""
     for number, cell in enumerate(run.cells):
         base, candidate = run.checks[number]["base"], run.checks[number]["candidate"]
         checked = verdict_of(base, candidate)
@@ -64,14 +65,13 @@ def decide(run: GateRun) -> Outcome:
             verdict, reason = checked
             wrong = (Change("error"),) * (candidate.status == "incorrect")
             row = Row(cell=cell, verdict=verdict, reason=reason, changes=wrong)
-            rows.append(replace(row, only_in=only_in.get(absent)))
+            yield replace(row, only_in=only_in.get(absent))
             continue
         differences = compare(base, candidate, run.rules.growth)
         grows = growing(run.rounds, number)
         failures = differences.failures + grows
         row = replace(_timed(run, number, times), notes=differences.notes)
         if failures:
-            grown = True
             timed = row.verdict == "regressed"
             row = replace(
                 row,
@@ -79,10 +79,7 @@ def decide(run: GateRun) -> Outcome:
                 reason="; ".join((row.reason,) * timed + failures),
                 changes=row.changes * timed + differences.changes + (GROWING,) * len(grows),
             )
-        rows.append(row)
-    controls = times.controls.summary()
-    exit_code, words = _conclusion(run, tuple(rows), grown, controls)
-    return Outcome(rows=tuple(rows), controls=controls, exit_code=exit_code, words=words)
+        yield row
 
 
 def _timed(run: GateRun, number: int, times: SequentialDecision) -> Row:
@@ -114,16 +111,11 @@ def _timed(run: GateRun, number: int, times: SequentialDecision) -> Row:
     )
 
 
-def _conclusion(
-    run: GateRun, rows: tuple[Row, ...], grown: bool, controls: Controls
-) -> tuple[ExitCode, str]:
-    """The exit code and one sentence: the first of these that holds.
-
-    `grown` says that something failed which repeats exactly, and so needs no trust in times.
-    """
+def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tuple[ExitCode, str]:
+    """The exit code and one sentence: the first of these that holds."""
     of = [row.verdict for row in rows]
     against = counted(of, ("incorrect", "regressed"))
-    if "incorrect" in of or grown:
+    if any(map(_is_exact, rows)):  # needs no trust in times
         left = counted(of, ("not timed",))
         return ExitCode.FINDING, f"{against}; {left}" if left else against
     if controls.untrusted:
