@@ -58,8 +58,3 @@ def write(root: Path, **files: str) -> None:
 def kernel(name: str = "mine") -> str:
     """The source of an implementation called `name`."""
     return KERNEL.format(name=name)
-
-
-def worktrees(root: Path) -> int:
-    """How many worktrees the repository knows beside its own."""
-    return git(root, "worktree", "list", "--porcelain").count("worktree ") - 1

@@ -21,7 +21,7 @@ from attnbench.planning.plan import Axes
 from tests import gate_runs, repositories
 from tests.conftest import Cli, Refused
 from tests.gate_runs import a_run
-from tests.repositories import commit, git, kernel, worktrees, write
+from tests.repositories import commit, git, kernel, write
 
 TABLE = "[tool.attnbench.gate]\nfiles = 'a.py'\n"
 KINDS = gate_runs.the_kinds()
@@ -94,7 +94,6 @@ def test_both_sides_are_asked_for_and_the_base_is_gone_afterwards(
     assert imagined.request.sweeps == (Axes(seq_lens=(128, 256, 512, 1024)),)
     rules, settings = imagined.request.rules, imagined.request.settings
     assert (settings.threads, rules.threshold, rules.budget_s) == (1, 0.1, 300)
-    assert worktrees(root) == 0
     assert not imagined.request.keep_going
     assert (root / "results" / "r" / "gate.json").is_file()
     assert "results" not in git(root, "status", "--porcelain")
@@ -156,7 +155,6 @@ def test_the_exit_code_is_that_of_the_outcome_and_advisory_tells_it(
 
 def assert_nothing_is_left(root: Path) -> None:
     assert not (root / "results").exists()
-    assert worktrees(root) == 0
     assert git(root, "status", "--porcelain") == ""
 
 
@@ -270,4 +268,3 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(
         assert_refused(cli("gate", "--quiet", *args.split()), *says)
     assert imagined.requests == []
     assert [path.name for path in (root / "results").iterdir()] == ["a"]
-    assert worktrees(root) == 0

@@ -1,1 +1,1 @@
-"""Measures two versions in pairs: worktrees, checks, interleaved rounds of fresh processes."""
+"""Measures two versions in pairs: checkouts, checks, interleaved rounds of fresh processes."""

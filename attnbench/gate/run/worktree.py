@@ -20,7 +20,7 @@ from typing import Any
 from attnbench.errors import UsageError
 from attnbench.gate.run.git import complaint, run_git
 
-# Hosts may share the folder, and repositories, but not each other's locks.
+# Hosts may share the folder, but not each other's locks.
 _PREFIX = f"attnbench-gate-{re.sub(r'[^0-9A-Za-z]+', '-', platform.node())}-"
 _YOUNG_S = 60.0  # so long a folder may be without the lock of its maker
 # A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
@@ -33,32 +33,40 @@ _DEAF = (signal.SIGINT, *_ENDING)
 
 @contextlib.contextmanager
 def checked_out(root: Path, commit: str) -> Iterator[Path]:
-    """The tree of `commit` in a fresh folder outside `root`, as a detached worktree.
+    """The tree of `commit` in a fresh folder outside `root`, with an index of its own.
 
-    Hooks do not run; submodules stay empty and files of git-lfs stay pointers. What is not in the
-    commit, such as extensions that were built in place, is not there. The worktree and its entry
-    in the repository are removed whatever happens: SIGTERM and SIGHUP end the process by
+    So the repository learns nothing of it. Hooks do not run; submodules stay empty and files of
+    git-lfs stay pointers. What is not in the commit, such as extensions that were built in place,
+    is not there. The folder is removed whatever happens: SIGTERM and SIGHUP end the process by
     SystemExit meanwhile. Those of earlier processes that were killed are removed first.
 
     Raises:
-        UsageError: git cannot make it: no space, no right to write, a damaged repository.
+        UsageError: git cannot make it: no space, no right to write, a damaged repository; or
+            temporary folders lie in the repository, whose files would surround them.
     """
-    remove_stale(root)
+    temporary = Path(tempfile.gettempdir()).resolve()
+    if temporary.is_relative_to(root):
+        raise UsageError(
+            f"the folder for temporary files, {temporary}, lies in the repository;"
+            " set TMPDIR to one outside"
+        )
+    for folder in temporary.glob(f"{_PREFIX}*"):
+        if _left_behind(folder):
+            shutil.rmtree(folder, ignore_errors=True)
     with _signals(_ENDING, _end), temporary_folder() as folder:
-        try:
-            made = run_git(root, *_NO_LFS, "worktree", "add", "--detach", str(folder), commit)
-            if made.returncode:
-                why = complaint(made)
-                raise UsageError(f"git cannot check out {commit[:12]} (--base): {why}")
-            yield folder
-        finally:
-            with _signals(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
-                remove(root, folder)
+        tree = folder / "tree"
+        tree.mkdir()
+        read = ("read-tree", "--reset", "-u", "--no-recurse-submodules", commit)
+        made = run_git(root, *_NO_LFS, f"--work-tree={tree}", *read, index=folder / "index")
+        if made.returncode:
+            why = complaint(made)
+            raise UsageError(f"git cannot check out {commit[:12]} (--base): {why}")
+        yield tree
 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A fresh folder, gone afterwards; if this process is killed, `remove_stale` removes it.
+    """A fresh folder, gone afterwards; after a kill the next `checked_out` removes it.
 
     Raises:
         UsageError: it cannot be made.
@@ -67,45 +75,15 @@ def temporary_folder() -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
     except OSError as err:
         raise UsageError(f"cannot make a temporary folder ({err}); set TMPDIR") from err
-    with contextlib.ExitStack() as held:
-        held.callback(shutil.rmtree, folder, ignore_errors=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-        held.callback(os.close, descriptor)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
         with contextlib.suppress(OSError):  # a file system without such locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # as long as this process lives
         yield folder
-
-
-def remove(root: Path, folder: Path) -> None:
-    """Remove a worktree and its entry in the repository, or what is there of either.
-
-    Twice `--force`: git locks the entry of one that it is still making. A general `git worktree
-    prune` would also forget worktrees of the user's whose disk is not mounted.
-    """
-    take_away = ("worktree", "remove", "--force", "--force", str(folder))
-    run_git(root, *take_away)
-    if folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        run_git(root, *take_away)  # with the folder gone, git forgets the entry
-
-
-def remove_stale(root: Path) -> None:
-    """Remove what gates that were killed have left: of this repository, and in its folders.
-
-    Raises:
-        UsageError: temporary folders lie in the repository, whose files would surround them.
-    """
-    temporary = Path(tempfile.gettempdir()).resolve()
-    if temporary.is_relative_to(root):
-        raise UsageError(
-            f"the folder for temporary files, {temporary}, lies in the repository;"
-            " set TMPDIR to one outside"
-        )
-    listed = run_git(root, "worktree", "list", "--porcelain").stdout.splitlines()
-    entries = [Path(line.removeprefix("worktree ")) for line in listed if line[:9] == "worktree "]
-    for folder in dict.fromkeys((*entries, *temporary.glob(f"{_PREFIX}*"))):
-        if folder.name.startswith(_PREFIX) and _left_behind(folder):
-            remove(root, folder)
+    finally:
+        with _signals(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _left_behind(folder: Path) -> bool:
