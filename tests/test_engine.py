@@ -25,6 +25,7 @@ from attnbench.measure.sampling import (
     warm_up,
 )
 from attnbench.measure.watch import CounterMarks, Watch
+from attnbench.worker.measuring import core_speed
 
 Cost = float | Callable[[int], float]  # microseconds of a call, or a function of the batch's number
 
@@ -67,6 +68,7 @@ class Machine:
             probe_us=lambda: next(self.probes_us),
             stolen_ticks=lambda: self.ticks,
             throttled_us=lambda: self.withheld_us,
+            calm_ns=0,
         )
         Measurement(targets, self, rule, watch, **options).run(seed=1)  # type: ignore[arg-type]
 
@@ -365,6 +367,16 @@ def test_a_batch_left_alone_stands_for_the_sample_else_that_of_least_processor_t
     assert (second.own_us, second.disturbed) == (800.0, True)
     assert set(codes(target)) == {None}
     assert target.kept_disturbed == 0, "counted where the record is made"
+
+
+def test_a_call_that_lowers_the_clock_by_itself_is_at_full_speed(machine):
+    """The loop takes 26 µs right after it, 20 µs a millisecond later, and 46 µs on a slow core."""
+    around = [26.0] * 5 + [46.0] * 2
+    machine.probes_us = itertools.chain.from_iterable((us, us, us / 1.3) for us in around)
+    target = machine.one(2000.0, StoppingRule(max_time_s=0.01))
+    assert target.slowed_by == pytest.approx([1.3] * 7)
+    assert core_speed(target, 20.0) == {"probe_us": pytest.approx(26.0), "full_speed_share": 0.7143}
+    assert core_speed(target, 15.0)["full_speed_share"] == 0, "it has been faster elsewhere"
 
 
 @pytest.mark.usefixtures("long_samples")

@@ -156,6 +156,8 @@ class Measurement:
         target.spent_s += time.perf_counter() - begin
         target.cpu_s += time.process_time() - cpu
         target.interrupted += sum(disturbed)
+        if probes:
+            target.slowed_by.append(probes[-1] / self.watch.calm_probe())
         # Processor time tells what others took from each batch: none has to be taken again.
         known = any(batch.cpu_us is not None for batch in batches)
         why = None if known else self._lost(target, disturbed)

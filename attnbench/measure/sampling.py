@@ -34,7 +34,8 @@ class Target:
     both from warming up: they decide on samples, never what was timed since. A sample lasts about
     `sample_us`; `window` is the number of samples of which the fastest counts. `spent_s` and
     `cpu_s` are the wall and the processor time of all samples; `interrupted` counts switches to
-    other work in them, `readings` are the GPU's state beside them, `probes_us` the core's speed.
+    other work in them, `readings` are the GPU's state beside them, `probes_us` the core's speed,
+    and `slowed_by` how much longer the probe takes right after a call than when the core is calm.
     """
 
     call: Callable[[], Any]
@@ -51,6 +52,7 @@ class Target:
     kept_disturbed: int = 0
     readings: list[Any] = field(default_factory=list)
     probes_us: list[float] = field(default_factory=list)
+    slowed_by: list[float] = field(default_factory=list)
     warm_s: float = 0.0
     compile_s: float = 0.0
     spent_s: float = 0.0

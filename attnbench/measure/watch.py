@@ -14,7 +14,7 @@ from itertools import repeat
 from attnbench.base.sample import Discard
 from attnbench.machine import host
 from attnbench.machine.host import SLICE_US
-from attnbench.measure.clock import cpu_ns
+from attnbench.measure.clock import cpu_ns, now_ns
 from attnbench.measure.gpu import GpuReading, GpuSensor, must_discard
 
 TICK_US = 10_000.0  # what a tick of steal is worth
@@ -22,7 +22,10 @@ TICK_US = 10_000.0  # what a tick of steal is worth
 LOST_SHARE = 0.25
 
 
-_PROBE = 3000  # turns of an empty loop, some 30 µs
+# Turns of an empty loop: a few for what a call before it threw out of the caches, then some 30 µs.
+_PROBE = 30, 3000
+# A core whose wide vector units have worked has its clock back after some 0.7 ms.
+CALM_NS = 1_000_000
 
 
 def probe_us() -> float:
@@ -31,10 +34,12 @@ def probe_us() -> float:
     A processor that lowers its clock, or whose other hyperthread works for someone else, slows it
     as it slows what is measured.
     """
-    begin = cpu_ns()
-    for _ in repeat(None, _PROBE):
-        pass
-    return (cpu_ns() - begin) / 1000
+    for turns in _PROBE:
+        begin = cpu_ns()
+        for _ in repeat(None, turns):
+            pass
+        taken = cpu_ns() - begin
+    return taken / 1000
 
 
 def interruptions() -> int:
@@ -49,6 +54,7 @@ class Watch:
     sensor: GpuSensor | None = None
     interruptions: Callable[[], int] = interruptions
     probe_us: Callable[[], float] = probe_us
+    calm_ns: int = CALM_NS
     fastest_probe_us: float = math.inf
     stolen_ticks: Callable[[], float | None] = host.stolen_ticks
     throttled_us: Callable[[], float | None] = host.throttled_us
@@ -58,6 +64,13 @@ class Watch:
         taken_us = self.probe_us()
         self.fastest_probe_us = min(self.fastest_probe_us, taken_us)
         return taken_us
+
+    def calm_probe(self) -> float:
+        """The loop once more, when the clock has recovered from the call before, in µs."""
+        until = now_ns() + self.calm_ns
+        while now_ns() < until:
+            pass
+        return self.probe()
 
     def lost_to_others(self, switches: int, planned_us: float) -> Discard | None:
         """Why a batch of this planned length was disturbed, or None, whatever it took."""
