@@ -93,18 +93,11 @@ def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalog
     monkeypatch.setattr(LocalRunner, "run", run)
 
 
-class Collector:
-    """What a worker would report of its cells, kept."""
+def collector(records: list[Record]) -> Any:
+    """A reporter that keeps what a worker would report of its cells."""
+    from attnbench.worker.measuring import Reporter
 
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self.stages: list[tuple[int, str | None, str]] = []
-
-    def at(self, case: int, impl: str | None, stage: str) -> None:
-        self.stages.append((case, impl, stage))
-
-    def record(self, case: int, record: Record) -> None:
-        self.records.append(record)
+    return Reporter(at=lambda *_: None, record=lambda _, record: records.append(record))
 
 
 @pytest.fixture(scope="module")

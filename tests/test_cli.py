@@ -434,7 +434,7 @@ def test_a_watched_file_is_checked_again_when_it_changes_and_a_broken_one_waited
             raise UsageError("k.py does not import (--impl): SyntaxError")
         if len(runs) == 2:
             file.write_text("123")  # meanwhile: what is checked is out of date
-            options["spectator"].working(None, None, "check")
+            options["watch"](None, None, "check")
         if len(runs) == 4:
             raise KeyboardInterrupt
         return []

@@ -117,7 +117,7 @@ def imagined(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalogue) -> 
     def catalogue(runner: LocalRunner) -> Catalogue:
         if why := fails.get(Path(str(runner.settings.root)).name):
             raise UsageError(why)
-        runner.user_names = ["mine"]
+        runner.own = (("mine",),)
         known = (*recorded_catalogue.implementations, structs.replace(info, name="mine"))
         return structs.replace(recorded_catalogue, implementations=known)
 

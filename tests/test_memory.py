@@ -25,7 +25,7 @@ from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker.inputs import Draw
 from attnbench.worker.measuring import Entry, prepare
 from attnbench.worker.workloads import WORKLOADS
-from tests.conftest import Collector
+from tests.conftest import collector
 
 load_built_in()
 
@@ -167,7 +167,7 @@ def test_any_order_of_implementations_gives_the_same_bytes(pass_):
     names = ("naive", "sdpa", "chunked")
     seen: dict[str, set[tuple[int | None, ...]]] = {name: set() for name in names}
     for order in (names, names[::-1]):
-        trials = prepare(Entry(index=0, case=case, impls=order), 0, Collector())
+        trials = prepare(Entry(index=0, case=case, impls=order), 0, collector([]))
         for name, trial in trials.items():
             seen[name].add(tuple(trial.metrics[f"memory_{part}_bytes"] for part in BYTES))
     assert {name: len(bytes_) for name, bytes_ in seen.items()} == dict.fromkeys(names, 1)

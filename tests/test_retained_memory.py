@@ -15,7 +15,7 @@ from attnbench.schema.record import Record
 from attnbench.worker.measuring import Entry, prepare
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
-from tests.conftest import Collector
+from tests.conftest import collector
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 64
@@ -25,9 +25,9 @@ Build = Callable[[Case], Any]
 
 
 def prepared(case: Case, *names: str) -> tuple[dict[str, Trial], list[Record]]:
-    collector = Collector()
-    trials = prepare(Entry(index=0, case=case, impls=names), 0, collector)
-    return trials, collector.records
+    records: list[Record] = []
+    trials = prepare(Entry(index=0, case=case, impls=names), 0, collector(records))
+    return trials, records
 
 
 def retained(case: Case, name: str) -> Any:

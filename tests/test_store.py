@@ -62,14 +62,6 @@ def test_cells_of_an_older_run_have_the_threads_of_its_environment(tmp_path, dev
     assert [r.cell.case.threads for r in load_run(made.path).records] == [threads, 1]
 
 
-def test_the_discards_of_older_records_get_their_codes():
-    reasons = ("interrupted by other work (2 times)", "the CPU quota withheld 5 ms", "HwThermal")
-    samples = [replace(record().samples[0], discarded=reason) for reason in reasons]
-    found = replace(record(), samples=(*samples, record().samples[0]))
-    codes = [sample.discard_code for sample in Record.from_line(found.to_line()).samples]
-    assert codes == ["interrupted", "throttled", "other", None]
-
-
 def test_half_a_surrogate_pair_in_a_reason_can_be_written_after_it_was_read():
     bad = Record(cell=record().cell, status="error", reason="one half: \ud800")
     again = Record.from_line(bad.to_line())
@@ -164,21 +156,6 @@ def test_two_sweeps_never_write_to_one_run(writer):
         RunWriter.reopen(writer.path)
     writer.close()
     RunWriter.reopen(writer.path).close()
-
-
-def test_a_run_of_the_schema_before_still_loads(writer):
-    """Then no sample was discarded, and a cell had one process."""
-    row = json.loads(record(64).to_line())
-    row["schema"] = 1
-    del row["process"]
-    row["samples"] = {
-        name: row["samples"][name] for name in ("round", "position", "calls", "time_us", "e2e_us")
-    }
-    (writer.path / "records.jsonl").write_text(json.dumps(row) + "\n")
-    info = json.loads((writer.path / "run.json").read_text()) | {"schema": 1}
-    (writer.path / "run.json").write_text(json.dumps(info))
-    loaded = load_run(writer.path)
-    assert loaded.records == [record(64)]
 
 
 def test_the_records_of_a_cells_processes_are_one_record_when_loaded(writer):

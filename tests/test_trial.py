@@ -18,7 +18,7 @@ from attnbench.schema.record import Record
 from attnbench.worker import trial
 from attnbench.worker.measuring import Entry, Instruments, measure_group
 from attnbench.worker.trial import Trial, classify, sdpa_backend
-from tests.conftest import Collector
+from tests.conftest import collector
 
 RULE = StoppingRule(precision=0.5, min_time_s=0.001, max_time_s=0.01)
 INSTRUMENTS = Instruments(rule=RULE, clock=clock_for("cpu"), watch=Watch())
@@ -40,10 +40,11 @@ def measured():
         for name, build in builders.items():
             attention_builder(name, **declared or {})(build)
             added.append(name)
-        collector = Collector()
-        measure_group([Entry(index=0, case=case, impls=tuple(builders))], INSTRUMENTS, collector)
-        assert [record.cell.case for record in collector.records] == [case] * len(builders)
-        return {record.cell.impl: record for record in collector.records}
+        records: list[Record] = []
+        entry = Entry(index=0, case=case, impls=tuple(builders))
+        measure_group([entry], INSTRUMENTS, collector(records))
+        assert [record.cell.case for record in records] == [case] * len(builders)
+        return {record.cell.impl: record for record in records}
 
     yield run
     for name in added:

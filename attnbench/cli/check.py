@@ -137,7 +137,13 @@ def _check(
             click.echo(_line(result))
 
     with CheckDisplay(seen, quiet=verbose and not as_json) as display:
-        results = run_checks(names=impls, spectator=display, **options)
+        results = run_checks(
+            names=impls,
+            watch=display.working,
+            planned=display.planned,
+            checked=display.checked,
+            **options,
+        )
     kinds = failures(results)
     if as_json:
         found = {

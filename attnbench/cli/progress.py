@@ -24,7 +24,7 @@ from rich.table import Column
 
 from attnbench.base import units
 from attnbench.cli.options import say, wrapped
-from attnbench.execution.checks import CheckResult, Spectator
+from attnbench.execution.checks import CheckResult
 from attnbench.execution.session import Listener
 from attnbench.gate.decide.data import Round
 from attnbench.planning.plan import Plan, jobs_of, work
@@ -153,7 +153,7 @@ class SweepDisplay(_Display, Listener):
             self._progress.update(self._task, description=self._latest.removesuffix(", now "))
 
 
-class CheckDisplay(_Display, Spectator):
+class CheckDisplay(_Display):
     """Shows how far checks are; `seen` is called with each result, and with None in between."""
 
     _EACH_S = 10.0  # without a terminal

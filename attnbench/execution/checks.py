@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from attnbench.base.registry import unknown
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
-from attnbench.execution.runner import LocalRunner
+from attnbench.execution.runner import LocalRunner, Watch
 from attnbench.planning.battery import Item, battery
 from attnbench.planning.plan import chosen
-from attnbench.schema.case import Case
 from attnbench.schema.messages import CheckItem
 
 
@@ -42,19 +42,6 @@ class CheckResult:
         }
 
 
-class Spectator:
-    """Who watches the checks; this one does nothing."""
-
-    def planned(self, count: int) -> None:
-        """So many checks will be made."""
-
-    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
-        """What the worker is at; called a few times a second while no result comes."""
-
-    def checked(self, result: CheckResult) -> None:
-        """A result has come."""
-
-
 def run_checks(
     *,
     names: tuple[str, ...] | None,
@@ -65,22 +52,24 @@ def run_checks(
     full: bool = False,
     threads: int | None = None,
     timeout_s: float = 60.0,
-    spectator: Spectator | None = None,
+    watch: Watch = lambda case, impl, stage: None,
+    planned: Callable[[int], None] = lambda count: None,
+    checked: Callable[[CheckResult], None] = lambda result: None,
 ) -> list[CheckResult]:
     """Check the named implementations; those of the user's files if any, else all, by default.
 
     Small tensors gain nothing from several threads, which beside other work wait for each other.
     Those that compile take the brief items alone unless `full`: a compilation takes many seconds
-    a case.
+    a case. `watch` is as a runner's; `planned` is called with the number of checks, and `checked`
+    with each result as it comes.
 
     Raises:
         UsageError: an unknown name or dtype, a file that does not load, a device not there.
     """
-    watcher = spectator or Spectator()
     settings = Settings(
         device=device, threads=threads or 1, files=files, seed=seed, timeout_s=timeout_s
     )  # fmt: skip
-    with LocalRunner(settings, watcher.working) as runner:
+    with LocalRunner(settings, watch) as runner:
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}
         wanted_names = chosen(names or (), runner.own) or list(rows)
@@ -102,7 +91,7 @@ def run_checks(
             )
         cases = list({item.case.case_id: item.case for item in items}.values())
         reasons = runner.reasons(cases, list(dict.fromkeys(name for _, name in pairs)))
-        watcher.planned(len(pairs))
+        planned(len(pairs))
         results: dict[int, CheckResult] = {}
 
         def record(index: int, status: str, reason: str | None, metrics: dict[str, Any]) -> None:
@@ -110,7 +99,7 @@ def run_checks(
             results[index] = CheckResult(
                 item=item, impl=name, status=status, reason=reason, metrics=metrics
             )
-            watcher.checked(results[index])
+            checked(results[index])
 
         wanted = []
         for index, (item, name) in enumerate(pairs):

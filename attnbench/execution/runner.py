@@ -214,7 +214,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
 
     `watch(case, impl, stage)` is called with what the worker is at, a few times a second.
     `start_up_s` are the wall seconds spent so far on starting workers; `own` are the names that
-    each of the user's files registered, `user_names` all of them.
+    each of the user's files registered.
     """
 
     def __init__(self, settings: Settings, watch: Watch = lambda case, impl, stage: None) -> None:
@@ -222,7 +222,6 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         self.start_up_s = 0.0
         self.warnings: list[str] = []
         self.own: tuple[tuple[str, ...], ...] = ()
-        self.user_names: list[str] = []
         self.watch = watch
         self._device = settings.device
         self._idle: Worker | None = None
@@ -374,7 +373,6 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             if not isinstance(ready, messages.Ready):
                 raise WorkerError(_UNREADABLE)
             self.warnings, self.own = list(ready.warnings), ready.own
-            self.user_names = list(itertools.chain(*ready.own))
             self.start_up_s += time.perf_counter() - begin
         return self._idle
 

@@ -32,7 +32,7 @@ from attnbench.planning.plan import (
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue
-from attnbench.schema.record import SCHEMA, Cell, Record
+from attnbench.schema.record import Cell, Record
 from attnbench.version import __version__
 
 # A resumed run must be the same experiment: these facts of the environment have to agree.
@@ -72,7 +72,6 @@ class SweepRequest:
     output: Path = Path("results")
     name: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    cells: tuple[Cell, ...] = ()  # beside those of the sweeps: the plan of a stored run
 
 
 def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -> Path | None:
@@ -131,11 +130,6 @@ def resume(
     """
     begin = time.perf_counter()
     run = load_run(path)
-    if run.info["schema"] != SCHEMA:
-        raise UsageError(
-            f"{path} was begun by a version that measured in another way (schema"
-            f" {run.info['schema']}, now {SCHEMA}; --resume); start a new run"
-        )
     try:
         cells = [Cell.from_json(row, unwritten(run.info)) for row in run.info["plan"]]
         settings = Settings(
@@ -192,7 +186,7 @@ def _catalogue(runner: LocalRunner, listener: Listener) -> Catalogue:
 
 
 def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> Plan:
-    cells = list(request.cells)
+    cells: list[Cell] = []
     mismatches: dict[str, str | None] = {}
     for axes in request.sweeps:
         names = implementations(axes, catalogue, runner.own)

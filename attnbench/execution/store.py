@@ -15,7 +15,7 @@ from attnbench.base.files import lock, make_folder, write_whole
 from attnbench.base.jsontext import decode, dumps
 from attnbench.base.registry import nearest
 from attnbench.errors import AttnbenchError, StoreError
-from attnbench.schema.record import READABLE, SCHEMA, Record, merged
+from attnbench.schema.record import SCHEMA, Record, merged
 
 INFO = "run.json"
 RECORDS = "records.jsonl"
@@ -195,7 +195,7 @@ def load_info(path: Path) -> dict[str, Any]:
         raise StoreError(f"{file} cannot be read ({err})") from err
     except ValueError as err:
         raise StoreError(f"{file} is damaged, or not from attnbench: {err}") from err
-    if schema not in READABLE:
+    if schema != SCHEMA:
         raise StoreError(f"{file} has schema {schema}; this version reads {SCHEMA}")
     return info
 

@@ -10,14 +10,11 @@ from typing import Any, Literal, Self, get_args
 import msgspec
 
 from attnbench.base.jsontext import decode, dumps
-from attnbench.base.sample import DiscardCode
 from attnbench.base.sample import Sample as Sample
 from attnbench.errors import StoreError, UsageError
 from attnbench.schema.case import Case
 
-# 2: samples may be discarded, and a cell may have a record for each of several processes.
 SCHEMA = 2
-READABLE = (1, 2)
 
 Status = Literal["ok", "unsupported", "incorrect", "oom", "timeout", "crashed", "error", "skipped"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -100,7 +97,7 @@ class Record:
 
     @classmethod
     def from_line(cls, line: str | bytes, unwritten: Mapping[str, Any] = {}) -> Self:
-        """Inverse of `to_line`; reads the schemas before, too, and cases that lack `unwritten`.
+        """Inverse of `to_line`; `unwritten` are fields of the case that older runs lack.
 
         Raises:
             StoreError: the line is not a record of a schema this version reads.
@@ -118,7 +115,7 @@ class Record:
                 process=row.process,
             )
         except (ValueError, UsageError) as err:
-            raise StoreError(f"not an attnbench record of schema 1 or {SCHEMA} ({err})") from err
+            raise StoreError(f"not an attnbench record of schema {SCHEMA} ({err})") from err
 
 
 _SAMPLE = {item.name: item.default for item in fields(Sample)}
@@ -127,7 +124,7 @@ _SAMPLE = {item.name: item.default for item in fields(Sample)}
 class _Line(msgspec.Struct, kw_only=True):
     """A record as it is stored: a column of values for each field of its samples."""
 
-    schema: Literal[1, 2]
+    schema: Literal[2]
     case: dict[str, Any]
     impl: str
     status: Status
@@ -149,25 +146,10 @@ def _columns(samples: tuple[Sample, ...]) -> dict[str, list[Any]]:
 
 
 def _samples(columns: dict[str, list[Any]]) -> tuple[Sample, ...]:
-    """Inverse of `_columns`; older records have the reason of a discard, and no code."""
-    if "discarded" in columns and "discard_code" not in columns:
-        columns["discard_code"] = [
-            reason
-            and next((c for text, c in _OLD_REASONS.items() if reason.startswith(text)), "other")
-            for reason in columns["discarded"]
-        ]
+    """Inverse of `_columns`."""
     rows = zip(*columns.values(), strict=True)
     found = [dict(zip(columns, row, strict=True)) for row in rows]
     return msgspec.convert(found, tuple[Sample, ...])
-
-
-_OLD_REASONS: dict[str, DiscardCode] = {
-    "interrupted": "interrupted",
-    "the hypervisor": "stolen",
-    "the CPU quota": "throttled",
-    "something was compiled": "compiled",
-    "the clock": "clock",
-}
 
 
 _LARGEST = 2.0**63  # what a table of whole numbers can hold

@@ -47,8 +47,8 @@ def reasons_against(
 
 
 def _reason(case: Case, name: str) -> str | None:
-    if impossible(case):
-        return impossible(case)
+    if reason := impossible(case):
+        return reason
     try:
         impl = IMPLEMENTATIONS.get(name)
         unfit = impl.reason_against_workload(case.workload)

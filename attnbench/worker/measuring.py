@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -33,14 +33,16 @@ from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
 
-class Reporter(Protocol):
-    """Where the worker says what it is at, and what became of each cell as soon as it is final."""
+@dataclass(frozen=True, kw_only=True)
+class Reporter:
+    """Where the worker says what it is at, and what became of each cell as soon as it is final.
 
-    def at(self, case: int, impl: str | None, stage: str) -> None:
-        """Now at this case of the request, this implementation (None: none in particular)."""
+    `at` is called with a case's place in the request, the implementation (None: none in
+    particular) and the stage; `record` with the place and the record.
+    """
 
-    def record(self, case: int, record: Record) -> None:
-        """What became of a cell of this case of the request."""
+    at: Callable[[int, str | None, str], None]
+    record: Callable[[int, Record], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,20 +99,6 @@ class Instruments:
         return torch.cuda.stream(stream)
 
 
-class _Crowded:
-    """A reporter that keeps back what ran out of memory beside others."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self.at, self._reporter = reporter.at, reporter
-        self.kept: list[tuple[int, str]] = []
-
-    def record(self, case: int, record: Record) -> None:
-        if record.status == "oom":
-            self.kept.append((case, record.cell.impl))
-        else:
-            self._reporter.record(case, record)
-
-
 def measure_group(entries: list[Entry], instruments: Instruments, reporter: Reporter) -> None:
     """Measure every cell of the group and report one record for each, as soon as it is final.
 
@@ -121,9 +109,16 @@ def measure_group(entries: list[Entry], instruments: Instruments, reporter: Repo
     if sum(len(entry.impls) for entry in entries) == 1:
         _measure_together(entries, instruments, reporter)
         return
-    crowded = _Crowded(reporter)
-    _measure_together(entries, instruments, crowded)
-    for index, name in crowded.kept:
+    crowded: list[tuple[int, str]] = []
+
+    def record(case: int, found: Record) -> None:
+        if found.status == "oom":
+            crowded.append((case, found.cell.impl))
+        else:
+            reporter.record(case, found)
+
+    _measure_together(entries, instruments, Reporter(at=reporter.at, record=record))
+    for index, name in crowded:
         entry = next(entry for entry in entries if entry.index == index)
         _measure_together([replace(entry, impls=(name,))], instruments, reporter)
 
@@ -246,16 +241,6 @@ def check_twice(
                 reporter.record(entry.index, record_of(trials.pop(name)))
 
 
-class _Quiet:
-    def __init__(self, at: Callable[[str], None]) -> None:
-        self._at = at
-
-    def at(self, case: int, impl: str | None, stage: str) -> None:
-        self._at(stage)
-
-    def record(self, case: int, record: Record) -> None: ...
-
-
 _recent: deque[tuple[Case, Tensors, Reference]] = deque(maxlen=2)  # of the two draws of an item
 
 
@@ -290,7 +275,8 @@ def check_item(
         trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors, checks_alone=True)
         entry = Entry(index=0, case=case, impls=(name,))
         draws = draw, replace(draw, seed=seed + 1, needles=False)
-        check_twice(entry, {name: trial}, draws, _Quiet(at), _known_truth)
+        reporter = Reporter(at=lambda _, __, stage: at(stage), record=lambda _, __: None)
+        check_twice(entry, {name: trial}, draws, reporter, _known_truth)
     except Exception as err:
         status, reason = classify(err, "inputs and reference")
         return {"status": status, "reason": reason, "metrics": {}}

@@ -47,7 +47,7 @@ from attnbench.schema.messages import (
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.diagnosis import diagnose
-from attnbench.worker.measuring import Entry, Instruments, check_item, measure_group
+from attnbench.worker.measuring import Entry, Instruments, Reporter, check_item, measure_group
 from attnbench.worker.trial import classify, device_is_lost
 
 Emit = Callable[[Event], None]
@@ -143,22 +143,6 @@ def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
                 _end_if_lost(found["status"])
 
 
-class _Reporter:
-    """Says on the heartbeat what the worker is at, and on the pipe what became of each cell."""
-
-    def __init__(self, entries: list[Entry], heartbeat: Heartbeat, emit: Emit) -> None:
-        self._impls = {entry.index: entry.impls for entry in entries}
-        self._heartbeat, self._emit = heartbeat, emit
-
-    def at(self, case: int, impl: str | None, stage: str) -> None:
-        number = NOBODY if impl is None else self._impls[case].index(impl)
-        self._heartbeat.write(case, number, stage)
-
-    def record(self, case: int, record: Record) -> None:
-        self._emit(CellMeasured(case, record))
-        _end_if_lost(record.status)
-
-
 def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
     numbers = itertools.count()
     groups = [
@@ -172,7 +156,15 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
         # were within 25 % of the quiet ones, 23 % of another's; quiet it makes no difference.
         if entries[0].case.threads == 1 and (cpu := idlest_cpu()) is not None:
             pin(cpu)
-    reporter = _Reporter(entries, heartbeat, emit)
+
+    def at(case: int, impl: str | None, stage: str) -> None:
+        number = NOBODY if impl is None else entries[case].impls.index(impl)
+        heartbeat.write(case, number, stage)
+
+    def record(case: int, found: Record) -> None:
+        emit(CellMeasured(case, found))
+        _end_if_lost(found.status)
+
     try:
         instruments = Instruments.of(request, entries[0].case.device)
         stream = instruments.stream()
@@ -181,11 +173,11 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
         for entry in entries:
             for impl in entry.impls:
                 cell = Cell(case=entry.case, impl=impl)
-                reporter.record(entry.index, Record(cell=cell, status=status, reason=reason))
+                record(entry.index, Record(cell=cell, status=status, reason=reason))
         return
     with stream:
         for group in groups:
-            measure_group(group, instruments, reporter)
+            measure_group(group, instruments, Reporter(at=at, record=record))
 
 
 def _end_if_lost(status: str) -> None:

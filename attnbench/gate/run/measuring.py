@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import time
@@ -191,7 +192,7 @@ class _Examined:
 
     def check(self, cells: Iterable[Cell], mismatches: Mapping[str, str | None]) -> None:
         """Fill in the records: those that need no process, and the others."""
-        mine = [cell for cell in cells if cell.impl in self.runner.user_names]
+        mine = [cell for cell in cells if any(cell.impl in names for names in self.runner.own)]
         if not mine:
             return
         cases = list({cell.case.case_id: cell.case for cell in mine}.values())
@@ -254,7 +255,7 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
         except AttnbenchError as err:
             before.failure = str(err)
             warnings.append(f"the base does not load: {err}")
-        own = list(dict.fromkeys([*mine.user_names, *theirs.user_names]))
+        own = list(dict.fromkeys(itertools.chain(*mine.own, *theirs.own)))
         cells, mismatches = _cells(request.sweeps, catalogue, own)
         again: list[Iterable[Cell]] = [cells, cells]
         for _ in range(2):

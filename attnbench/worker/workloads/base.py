@@ -16,7 +16,6 @@ import torch
 from attnbench.api import Implementation
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
-from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors
 from attnbench.worker.reference import PlainResult, Reference, reference_of
 
@@ -46,8 +45,8 @@ class Workload(abc.ABC):
     """
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        """Why this pair cannot run, or None."""
-        return impossible(case) or impl.reason_against(self.core_case(case))
+        """Why the implementation cannot take a case that makes sense, or None."""
+        return impl.reason_against(self.core_case(case))
 
     def core_case(self, case: Case) -> Case:
         """The case that the implementation sees."""

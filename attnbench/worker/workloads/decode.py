@@ -18,7 +18,6 @@ from attnbench.api import Implementation, SizeFormula
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case, Position, parse_mask
 from attnbench.theory import costs
-from attnbench.theory.traits import impossible
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
 from attnbench.worker.positions import rotation
 from attnbench.worker.reference import PlainResult, plain_attention
@@ -203,7 +202,7 @@ class _Decode(Workload):
     """x_BNE -> the layer's output for the last T tokens, one step a token; forward only."""
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        if case.mask.after is None and not impossible(case):
+        if case.mask.after is None:
             return f"decode is causal; mask {case.mask.text} makes no sense"
         return super().reason_against(case, impl)
 

@@ -39,14 +39,13 @@ class Projection:
     """One way to project: the names and heights of its weights, and what is timed.
 
     `rows(case)` are in the order of wqkv's rows. `heads(case)` returns the projection of x_BLE
-    with those weights. `one_matrix`: q, k and v are views of one tensor. `strided`: they are views
-    whose heads lie side by side in every token, and not tensors (B, heads, L, dims) of their own.
+    with those weights. `strided`: q, k and v are views whose heads lie side by side in every
+    token, and not tensors (B, heads, L, dims) of their own.
     """
 
     doc: str
     rows: Callable[[Case], dict[str, int]]
     heads: Callable[[Case], Project]
-    one_matrix: bool = False
     strided: bool = True
 
 
@@ -98,7 +97,6 @@ PROJECTIONS.add(
         doc="one matrix for q, k and v, its result cut in three",
         rows=lambda case: {"wqkv": sum(heads * dims for heads, dims in parts_of(case).values())},
         heads=_fused,
-        one_matrix=True,
     ),
 )
 PROJECTIONS.add(
