@@ -6,8 +6,9 @@ from functools import partial
 import pytest
 import torch
 
+from attnbench.base.sample import Batch
 from attnbench.measure import ceilings
-from attnbench.measure.clock import L2, Batch, Call, Timer
+from attnbench.measure.clock import L2, Call, Timer
 
 MIB = 2**20
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attnbench.analysis.times import launch_bound
+from attnbench.base.sample import Batch
 from attnbench.machine.facts import last_cache_bytes
 from attnbench.measure import clock as clocks
 from attnbench.measure.clock import CaptureError, CudaClock, GraphClock, HostClock, clock_for
@@ -36,7 +37,7 @@ def test_a_cold_call_on_the_host_stands_behind_a_flush_that_is_not_timed(monkeyp
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     batch = HostClock("cold").batch(call, 3)
     assert log == ["flush", "call"] * 3
-    assert batch == clocks.Batch(time_us=7.0, e2e_us=7.0, cpu_us=3.5)
+    assert batch == Batch(time_us=7.0, e2e_us=7.0, cpu_us=3.5)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from attnbench.base.sample import Batch
 from attnbench.measure import engine
-from attnbench.measure.clock import Batch
 from attnbench.measure.engine import COMPILED, STEPPED_BACK, Measurement
 from attnbench.measure.gpu import GpuReading
 from attnbench.measure.sampling import (

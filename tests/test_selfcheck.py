@@ -13,8 +13,8 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from attnbench.base.sample import Batch
 from attnbench.measure import selfcheck
-from attnbench.measure.clock import Batch
 from attnbench.measure.gpu import GpuReading
 from attnbench.measure.sampling import StoppingRule
 from attnbench.worker import diagnosis

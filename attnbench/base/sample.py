@@ -28,35 +28,21 @@ ALONE = 0.98
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """Batches of `calls` calls, in interleaving round `round`, at `position` within it.
+class Batch:
+    """Calls timed by one reading of the clock; all times are microseconds per call, as means.
 
-    On CPU it is up to twenty batches, whose times are `blocks_us`. The fastest of those that other
-    work left alone stands for it; where none was left alone, that with the least processor time.
-    On CUDA it is one batch, and `blocks_us` empty.
-
-    Times are microseconds per call, or per unit of work where a call does several (per token for
-    decode). `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a
-    call until its result is there; `enqueue_us`, on CUDA alone, is host time to issue a call.
-    `cpu_us` is the processor time of the calling thread, None where it says nothing of the call:
-    several threads compute, or the call waits by itself. `probe_us` is how long a fixed loop took
-    around the batch, on CPU: how fast the core was.
-    `process` numbers the fresh processes of a cell. `discarded` says why the sample does not count,
-    and `discard_code` is that as a value; None for the others. It is kept, not dropped.
+    `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a call to its
+    result, without the flush. `enqueue_us`, on CUDA alone, is the host time to issue one call: one
+    that is not below `time_us` says that the host, not the device, sets the pace. `cpu_us` is the
+    processor time of the calling thread, None where it says nothing of the call: several threads
+    compute, or the call waits by itself. A time is negative if the clock behind it stepped back:
+    that is for the caller to judge.
     """
 
-    round: int
-    position: int
-    calls: int
     time_us: Time
     e2e_us: Time
     enqueue_us: float | None = None
-    process: int = 0
-    discarded: str | None = None
-    blocks_us: tuple[Time, ...] = ()
-    discard_code: DiscardCode | None = None
     cpu_us: Time | None = None
-    probe_us: float | None = None
 
     @property
     def disturbed(self) -> bool:
@@ -70,3 +56,27 @@ class Sample:
         Its processor time then; a call that spins until a clock shows some time needs longer.
         """
         return self.cpu_us if self.disturbed and self.cpu_us is not None else self.time_us
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Batch):
+    """Batches of `calls` calls, in interleaving round `round`, at `position` within it.
+
+    On CPU it is up to twenty batches, whose times are `blocks_us`. The fastest of those that other
+    work left alone stands for it; where none was left alone, that with the least processor time.
+    On CUDA it is one batch, and `blocks_us` empty. Where a call does several units of work, times
+    are per unit: per token for decode.
+
+    `probe_us` is how long a fixed loop took around the batch, on CPU: how fast the core was.
+    `process` numbers the fresh processes of a cell. `discarded` says why the sample does not count,
+    and `discard_code` is that as a value; None for the others. It is kept, not dropped.
+    """
+
+    round: int
+    position: int
+    calls: int
+    process: int = 0
+    discarded: str | None = None
+    blocks_us: tuple[Time, ...] = ()
+    discard_code: DiscardCode | None = None
+    probe_us: float | None = None

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
+from attnbench.base.sample import Batch
 from attnbench.machine.facts import last_cache_bytes
 
 # Bound here, before any implementation is loaded: one that replaces the clock changes no time.
@@ -23,23 +24,6 @@ Call = Callable[[], Any]
 
 _EVENT_RESOLUTION_US = 0.5  # about what CUDA documents for event times
 _WARM_UPS = 3  # before a capture, as torch's documentation on graphs does
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Calls timed by one reading of the clock; all times are microseconds per call, as means.
-
-    `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a call to
-    its result, without the flush. `enqueue_us`, on CUDA alone, is the host time to issue one
-    call: one that is not below `time_us` says that the host, not the device, sets the pace. A time
-    is negative if the clock behind it stepped back: that is for the caller to judge. `cpu_us` is
-    the processor time of this thread, on CPU, unless it does not tell the work from waiting.
-    """
-
-    time_us: float
-    e2e_us: float
-    enqueue_us: float | None = None
-    cpu_us: float | None = None
 
 
 class Clock(Protocol):

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from attnbench.base.sample import ALONE, Discard, Sample
-from attnbench.measure.clock import Batch, Clock
+from attnbench.base.sample import Batch, Discard, Sample
+from attnbench.measure.clock import Clock
 from attnbench.measure.sampling import (
     FEWEST,
     SAMPLE_US,
@@ -163,8 +163,13 @@ class Measurement:
         why = None if known else self._lost(target, disturbed)
         if compile_activity() != compiled:
             why = COMPILED
-        place_of = min(range(len(batches)), key=lambda i: _rank(batches[i]))
-        fastest, units = batches[place_of], target.units
+        # Those left alone come first, by their time; then the others, by processor time.
+        ranks = [(batch.cpu_us is None or batch.disturbed, batch.own_us) for batch in batches]
+        place_of, units = ranks.index(min(ranks)), target.units
+        fastest = batches[place_of]
+        timed: dict[str, Any] = {
+            name: us if us is None else us / units for name, us in vars(fastest).items()
+        }
         if fastest.time_us <= 0:
             why = STEPPED_BACK
         target.samples.append(
@@ -172,13 +177,10 @@ class Measurement:
                 round=place[0],
                 position=place[1],
                 calls=target.calls,
-                time_us=fastest.time_us / units,
-                e2e_us=fastest.e2e_us / units,
-                enqueue_us=None if fastest.enqueue_us is None else fastest.enqueue_us / units,
+                **timed,
                 discarded=why and why.reason,
                 discard_code=why and why.code,
                 blocks_us=tuple(b.time_us / units for b in batches) if len(batches) > 1 else (),
-                cpu_us=None if fastest.cpu_us is None else fastest.cpu_us / units,
                 probe_us=sum(probes[place_of : place_of + 2]) / 2 if probes else None,
             )
         )
@@ -217,11 +219,3 @@ class Measurement:
         self.clock.release(target.call)
         target.call = lambda: None  # what the callable holds on to is free for the others
         self.finished(name)
-
-
-def _rank(batch: Batch) -> tuple[bool, float]:
-    """Orders batches: those left alone first, by their time; then the others, by processor time."""
-    if batch.cpu_us is None:
-        return True, batch.time_us
-    alone = batch.cpu_us >= ALONE * batch.time_us
-    return not alone, batch.time_us if alone else batch.cpu_us
