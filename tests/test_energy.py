@@ -58,27 +58,20 @@ def test_energy_is_power_times_the_time_of_a_call_gross_of_idle(call_s, tick_s):
     assert energy.reason is None
 
 
-@pytest.mark.parametrize(
-    ("tick_s", "seconds", "ticks"),
-    [(0.02, 2.0, 100), (0.3, 6.0, 20)],  # 2 s hold 100 quick ticks; 20 slow ones take 6 s
-)
-def test_both_two_seconds_and_twenty_ticks_are_needed(tick_s, seconds, ticks):
-    energy = FakeBoard(tick_s=tick_s).measure()
-    assert energy.energy_j is not None
-    assert (energy.seconds, energy.ticks) == (
-        pytest.approx(seconds, abs=0.05),
-        pytest.approx(ticks, abs=0 if ticks == 20 else 2),
-    )
+@pytest.mark.parametrize(("tick_s", "seconds"), [(0.02, 2.0), (0.3, 6.0)])
+def test_both_two_seconds_and_twenty_ticks_are_needed(tick_s, seconds):
+    board = FakeBoard(tick_s=tick_s)
+    assert board.measure().energy_j is not None
+    assert board.now_s == pytest.approx(1.5 + tick_s + seconds, abs=0.05)
 
 
 @pytest.mark.parametrize(("tick_s", "ticks"), [(1.0, 8), (1e9, 0)])
 def test_a_counter_that_ticks_too_slowly_gives_null_and_a_reason(tick_s, ticks):
     board = FakeBoard(tick_s=tick_s)
     energy = board.measure()
-    assert (energy.energy_j, energy.calls > 0) == (None, ticks > 0)
-    assert f"ticked {energy.ticks} times" in str(energy.reason)
+    assert energy.energy_j is None
+    assert any(f"ticked {n} times" in str(energy.reason) for n in (ticks - 1, ticks, ticks + 1))
     assert "of a loop of 10 s; needed are 20 and 2 s" in str(energy.reason)
-    assert abs(energy.ticks - ticks) <= 1
     assert board.now_s == pytest.approx(11.5, abs=0.1)  # 1.5 s idle, then the cap
 
 

@@ -18,11 +18,11 @@ from attnbench.analysis.times import (
     within_run_us,
 )
 from attnbench.base.stats import (
+    T_975,
     median,
     median_interval,
     processes_interval,
     quotient_interval,
-    t_quantile,
 )
 from attnbench.schema.record import Record
 
@@ -120,5 +120,5 @@ def detectable(record: Record) -> float | None:
     processes, held, margin = len(by_process(record)), z(0.975), MARGIN - 1
     if over_processes(record):
         margin = 0.0
-        held = t_quantile(processes - 1) if processes < _ORDER_STATISTICS else held
+        held = T_975.get(processes - 1, held)
     return half * math.sqrt(2) * (held + z(_POWER)) / held + margin

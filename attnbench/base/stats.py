@@ -70,42 +70,25 @@ def quotient_interval(
     return above[0] / below[1], above[1] / below[0]
 
 
-def log_t_interval(values: Iterable[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the typical value of a few positive ones, or None below two.
-
-    Student's t on the logarithms, whose mean is exponentiated: for process medians, of which
-    there are too few for order statistics, and whose errors multiply. Source: Student (1908),
-    "The probable error of a mean"; for times on computers, Kalibera & Jones, "Rigorous
-    benchmarking in reasonable time" (ISMM 2013), §3.
-
-    Raises:
-        ValueError: more than eleven values.
-    """
-    logs = [math.log(value) for value in values]
-    if len(logs) < 2:
-        return None
-    middle = statistics.mean(logs)
-    half = t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(middle - half), math.exp(middle + half)
-
-
-# Student's t, 97.5 % quantile, for 1 … 10 degrees of freedom.
-_T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
-
-
-def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t; raises ValueError beyond 1 to 10 degrees of freedom."""
-    if not 1 <= freedom <= len(_T_975):
-        raise ValueError(f"no quantile of Student's t for {freedom} degrees of freedom here")
-    return _T_975[freedom - 1]
+# Student's t, 97.5 % quantile by degrees of freedom: below six processes.
+T_975 = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764}
 
 
 def processes_interval(medians: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % interval over the medians of fresh processes, or None below two.
 
-    By order statistics from six processes on, as `median_interval`; below, by `log_t_interval`.
+    By order statistics from six processes on, as `median_interval`. Below there are too few for
+    them: Student's t on the logarithms, whose mean is exponentiated, as errors multiply. Source:
+    Student (1908), "The probable error of a mean"; for times on computers, Kalibera & Jones,
+    "Rigorous benchmarking in reasonable time" (ISMM 2013), §3.
     """
-    return median_interval(medians) or log_t_interval(medians)
+    freedom = len(medians) - 1
+    if freedom not in T_975:
+        return median_interval(medians)
+    logs = [math.log(value) for value in medians]
+    middle = statistics.mean(logs)
+    half = T_975[freedom] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(middle - half), math.exp(middle + half)
 
 
 def upper_quartile(fastest: Sequence[float]) -> float:
@@ -114,13 +97,8 @@ def upper_quartile(fastest: Sequence[float]) -> float:
     How high a low end might have come out: the least of another run's w windows lies above it with
     probability 0.25^w if windows are independent, and more often where a machine's slow spells
     last over several of them: `make validate PART=timer` counts how often.
-
-    Raises:
-        ValueError: there are no times.
     """
     ordered = sorted(fastest)
-    if not ordered:
-        raise ValueError("no times")
     return ordered[math.ceil(0.75 * len(ordered)) - 1]
 
 

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import psutil
 
@@ -26,8 +26,6 @@ _CPUS = "sys/devices/system/cpu"
 _HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 _DRAINED = {True: False, False: True}  # by whether it is plugged in
 _CACHE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# What one involuntary switch of a process costs it: about a slice of Linux's scheduler.
-SLICE_US = 4000.0
 # Variables that change how many threads compute, where they sit, and how memory is handed out.
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH_", "MALLOC_", "LD_PRELOAD")
 
@@ -226,7 +224,6 @@ def data_caches(cpu: int, root: Path = ROOT) -> dict[int, tuple[str | None, int]
 # ends in a long process (mallopt(3)): blocks from 32 MiB on are returned each time. `keep`, under
 # which laws of growth are judged, returns nothing, so that a step at 32 MiB is no growth.
 AllocatorPolicy = Literal["settled", "keep"]
-ALLOCATOR_POLICIES: tuple[AllocatorPolicy, ...] = get_args(AllocatorPolicy)
 MALLOC_VARIABLES: dict[AllocatorPolicy, dict[str, str]] = {
     "settled": {
         "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),

@@ -120,20 +120,15 @@ def suspect(
     cache_bytes = known[1].cache_bytes if known else measured.cache_bytes
     if cache_bytes is None or (bytes_min or 0) <= cache_bytes:
         return None
-    if known:
-        name, peaks = known
+    if known and gbps > 1e3 * known[1].memory_tbps:
         return (
-            None
-            if gbps <= 1e3 * peaks.memory_tbps
-            else (
-                f"{gbps / 1e3:.3g} TB/s at least, above the memory's {peaks.memory_tbps:g}"
-                f" ({name}): the time is wrong"
-            )
+            f"{gbps / 1e3:.3g} TB/s at least, above the memory's {known[1].memory_tbps:g}"
+            f" ({known[0]}): the time is wrong"
         )
     streamed = max(measured.read_gbps or 0.0, measured.copy_gbps or 0.0)
-    if not streamed or gbps <= WELL_ABOVE * streamed:
-        return None
-    return _beyond(gbps, "GB/s at least", "large copy or read", streamed)
+    if not known and streamed and gbps > WELL_ABOVE * streamed:
+        return _beyond(gbps, "GB/s at least", "large copy or read", streamed)
+    return None
 
 
 def _beyond(rate: float, unit: str, what: str, reached: float) -> str:

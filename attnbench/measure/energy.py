@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,19 +16,14 @@ _IDLE_S = 1.5  # of rest before the idle power is read: NVML averages over about
 _BATCH_S = 0.01  # between two readings of the counter, so that its ticks are seen one by one
 
 
-@dataclass(frozen=True, kw_only=True)
-class Energy:
+class Energy(NamedTuple):
     """Energy of one call, gross: what the whole board used in a loop, over its calls.
 
-    `idle_power_w` is the power just before; `seconds`, `ticks` (of the counter) and `calls` are
-    those of the loop. Where `energy_j` is None, `reason` says why.
+    `idle_power_w` is the power just before. Where `energy_j` is None, `reason` says why.
     """
 
     energy_j: float | None
     idle_power_w: float | None
-    seconds: float
-    ticks: int
-    calls: int
     reason: str | None = None
 
 
@@ -50,8 +44,6 @@ def measure_energy(
     sleep(_IDLE_S)
     reading = sensor.read()
     idle_w = None if reading is None else reading.power_w
-    # Between the first tick and the last one seen.
-    seen = Energy(energy_j=None, idle_power_w=idle_w, seconds=0.0, ticks=0, calls=0)
 
     def make(count: int) -> None:
         for _ in range(count):
@@ -63,11 +55,11 @@ def measure_energy(
     make(1)
     call_s = max(now() - begin_s, 1e-6)
     if call_s * MIN_TICKS > MAX_S:  # the counter is read once a call at best
-        return replace(seen, reason=f"a call of {call_s:.3g} s is too long for {MAX_S:g} s")
+        return Energy(None, idle_w, f"a call of {call_s:.3g} s is too long for {MAX_S:g} s")
     begin_s, batch = now(), max(1, int(_BATCH_S / call_s))
     last = sensor.energy_mj()
     first: tuple[float, int] | None = None  # time and counter at the first tick
-    made = 0
+    made, ticks, seconds = 0, 0, 0.0  # of the loop between the first tick and the last one seen
     while last is not None:
         make(batch)
         made += batch
@@ -75,19 +67,19 @@ def measure_energy(
         if value is None:
             break
         if value < last:
-            return replace(seen, reason=f"the energy counter fell from {last} to {value} mJ")
+            return Energy(None, idle_w, f"the energy counter fell from {last} to {value} mJ")
         if value > last:
             last = value
             if first is None:
                 first, made = (at_s, value), 0
             else:
-                seen = replace(seen, seconds=at_s - first[0], ticks=seen.ticks + 1, calls=made)
-                if seen.ticks >= MIN_TICKS and seen.seconds >= MIN_S:
-                    return replace(seen, energy_j=(value - first[1]) / 1000 / made)
+                seconds, ticks = at_s - first[0], ticks + 1
+                if ticks >= MIN_TICKS and seconds >= MIN_S:
+                    return Energy((value - first[1]) / 1000 / made, idle_w)
         if at_s - begin_s >= MAX_S:
             reason = (
-                f"the energy counter ticked {seen.ticks} times in {seen.seconds:.3g} s of a "
+                f"the energy counter ticked {ticks} times in {seconds:.3g} s of a "
                 f"loop of {MAX_S:g} s; needed are {MIN_TICKS} and {MIN_S:g} s"
             )
-            return replace(seen, reason=reason)
-    return replace(seen, reason="the energy counter cannot be read")
+            return Energy(None, idle_w, reason)
+    return Energy(None, idle_w, "the energy counter cannot be read")

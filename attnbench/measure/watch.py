@@ -13,10 +13,11 @@ from itertools import repeat
 
 from attnbench.base.sample import Discard
 from attnbench.machine import host
-from attnbench.machine.host import SLICE_US
 from attnbench.measure.clock import cpu_ns, now_ns
 from attnbench.measure.gpu import GpuReading, GpuSensor, must_discard
 
+# What one involuntary switch of a process costs it: about a slice of Linux's scheduler.
+SLICE_US = 4000.0
 TICK_US = 10_000.0  # what a tick of steal is worth
 # A batch or round that lost this share of its planned length to others says little.
 LOST_SHARE = 0.25

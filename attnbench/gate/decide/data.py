@@ -210,15 +210,12 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "disc
             own = [[min(fastest)] for fastest in own]
         return [math.log(one / other) for one, other in zip(*own, strict=True)]
 
-    def mean_log_ratio(self, cell: int, above: Variant) -> float | None:
-        """ln(mean over all batches of `above` / that of the base) in a cell; None if not timed.
+    def mean_log_ratio(self, cell: int, above: Variant) -> float:
+        """ln(mean over all batches of `above` / that of the base) in a cell, which was timed.
 
         It shows what fast batches hide: a call that is slow now and then. Nothing is called a
         regression by it, since more of what goes on beside it is in it, too.
         """
-        of = self.samples.get(cell, {})
-        if above not in of or "base" not in of:
-            return None
         one, other = (fmean(itertools.chain(*self.own_ns(cell, of))) for of in (above, "base"))
         return math.log(one / other)
 

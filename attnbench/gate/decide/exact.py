@@ -31,17 +31,13 @@ class Differences:
     notes: tuple[str, ...] = ()
 
 
-# Whether a difference is held against the candidate, and the sentence on it; None: there is none.
+# Whether a difference is held against the candidate, and what follows the metric's name in the
+# sentence on it; None: there is none.
 _Difference = tuple[bool, str] | None
 
 
 def _amount(
-    text: Callable[[Any], str],
-    least: int,
-    words: str,
-    base: int,
-    candidate: int,
-    growth: float | None,
+    text: Callable[[Any], str], least: int, base: int, candidate: int, growth: float | None
 ) -> _Difference:
     """More than `growth` and more than `least` is held against it; not less, or within.
 
@@ -55,7 +51,7 @@ def _amount(
     share = candidate / base - 1 if base else None
     change = "" if share is None else f" ({'+' * (share > 0)}{brief_percent(share)})"
     way = "shrank" if candidate < base else "grew"
-    sentence = f"{words} {way} from {shown[0]} to {shown[1]}{change}"
+    sentence = f" {way} from {shown[0]} to {shown[1]}{change}"
     if candidate < base:
         return False, sentence
     if growth is None:
@@ -63,49 +59,38 @@ def _amount(
     return candidate - base > growth * base, f"{sentence}, allowed: +{brief_percent(growth)}"
 
 
-def _changed(words: str, base: Any, candidate: Any, growth: float | None) -> _Difference:
-    return None if base == candidate else (False, f"{words}: {candidate}, was {base}")
+def _changed(base: Any, candidate: Any, growth: float | None) -> _Difference:
+    return None if base == candidate else (False, f": {candidate}, was {base}")
 
 
-def _kernels(words: str, base: str, candidate: str, growth: float | None) -> _Difference:
+def _kernels(base: str, candidate: str, growth: float | None) -> _Difference:
     """Which names are new and which have gone: the order says little, the list is long."""
     before, now = base.split("; "), candidate.split("; ")
     changes = [f"+{name}" for name in now if name not in before]
     changes += [f"−{name}" for name in before if name not in now]
-    return (False, f"{words}: {', '.join(changes)}") if changes else None
+    return (False, f": {', '.join(changes)}") if changes else None
 
 
-def _error(words: str, base: float, candidate: float, growth: float | None) -> _Difference:
+def _error(base: float, candidate: float, growth: float | None) -> _Difference:
     if candidate <= base * (1 + ERROR_GROWTH):
         return None
-    shown = f"from {digits(base)} to {digits(candidate)} of what is allowed"
-    return False, f"{words} grew {shown}"
+    return False, f" grew from {digits(base)} to {digits(candidate)} of what is allowed"
 
 
 _bytes = partial(_amount, size, LEAST_BYTES)
-# Each metric: its words in sentences, what a difference means, and what stands for unknown where
-# that is an answer, too, such as no SDPA at all. What may fail has a name for tables in `_NAMES`.
-_Judge = Callable[[str, Any, Any, float | None], _Difference]
-_ROWS: dict[str, tuple[str, _Judge, str | None]] = {
-    "flops_counted": ("counted FLOPs", partial(_amount, count, 0), None),
-    "memory_workspace_bytes": ("workspace", _bytes, None),
-    "memory_prepared_bytes": ("memory prepared before the call", _bytes, None),
-    "memory_saved_bytes": ("memory saved for the backward pass", _bytes, None),
-    "memory_retained_bytes": ("memory held on to after the call", _bytes, None),
-    "kernel": ("kernels", _kernels, "none"),
-    "kernel_count": ("number of kernels", _changed, None),
-    "sdpa_backend": ("backend of SDPA", _changed, "none"),
-    "meddles": ("settings of the process it changes", _changed, "none"),
-    "error_ratio": ("error", _error, None),
-}
-
-
-_NAMES = {
-    "flops_counted": "FLOPs",
-    "memory_workspace_bytes": "workspace",
-    "memory_prepared_bytes": "prepared",
-    "memory_saved_bytes": "saved",
-    "memory_retained_bytes": "retained",
+# Each metric: its name in sentences and, where it may fail, in tables; what a difference means; and
+# what stands for unknown where that is an answer, too, such as no SDPA at all.
+_ROWS: dict[str, tuple[str, str, Callable[[Any, Any, float | None], _Difference], str | None]] = {
+    "flops_counted": ("counted FLOPs", "FLOPs", partial(_amount, count, 0), None),
+    "memory_workspace_bytes": ("workspace", "workspace", _bytes, None),
+    "memory_prepared_bytes": ("memory prepared before the call", "prepared", _bytes, None),
+    "memory_saved_bytes": ("memory saved for the backward pass", "saved", _bytes, None),
+    "memory_retained_bytes": ("memory held on to after the call", "retained", _bytes, None),
+    "kernel": ("kernels", "", _kernels, "none"),
+    "kernel_count": ("number of kernels", "", _changed, None),
+    "sdpa_backend": ("backend of SDPA", "", _changed, "none"),
+    "meddles": ("settings of the process it changes", "", _changed, "none"),
+    "error_ratio": ("error", "", _error, None),
 }
 GROWING = Change("process memory")
 
@@ -124,7 +109,7 @@ def compare(base: Checked, candidate: Checked, growth: float) -> Differences:
     failures = {name: words for name, (against, words) in found.items() if against}
     before, now = dict[str, Any](base.metrics), dict[str, Any](candidate.metrics)
     changes = (
-        Change(_NAMES[name], now[name] / before[name] if before[name] else None)
+        Change(_ROWS[name][1], now[name] / before[name] if before[name] else None)
         for name in failures
     )
     return Differences(
@@ -133,7 +118,7 @@ def compare(base: Checked, candidate: Checked, growth: float) -> Differences:
 
 
 def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, growth: float) -> _Difference:
-    words, judge, unknown = _ROWS[name]
+    words, _, judge, unknown = _ROWS[name]
     values: list[Any] = [base.get(name), candidate.get(name)]
     if values == [None, None]:
         return None
@@ -144,7 +129,8 @@ def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, growth: float) 
     # Formulas of opaque ops price work that a hand-written backward pass need not do.
     alike = name != "flops_counted" or base.get(source) == candidate.get(source)
     old, new = (unknown if value is None else value for value in values)
-    return judge(words, old, new, growth if alike else None)
+    found = judge(old, new, growth if alike else None)
+    return found and (found[0], words + found[1])
 
 
 ABSENT = Checked(status="absent", reason="there is no such implementation")

@@ -54,8 +54,7 @@ class _Observations:
             return False
         self.candidate.append(ratio)
         self.null.append(null)
-        mean = found.mean_log_ratio(cell, "candidate")
-        self.mean += [] if mean is None else [mean]
+        self.mean.append(found.mean_log_ratio(cell, "candidate"))
         return True
 
 

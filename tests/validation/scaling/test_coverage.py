@@ -16,7 +16,7 @@ from attnbench.analysis.scaling.model import predicted
 from attnbench.analysis.scaling.model_fit import fit
 from attnbench.analysis.scaling.model_terms import ModelCells, design, model_cells
 from attnbench.analysis.scaling.slopes import Replicates
-from attnbench.base.stats import log_t_interval, median
+from attnbench.base.stats import median, processes_interval
 from attnbench.schema.case import Case
 from attnbench.schema.record import merged
 from tests import test_crossovers as crossing
@@ -53,7 +53,7 @@ def test_small_sets_cover_their_median_as_often_as_they_say():
     rng = random.Random(2)
     hits = 0
     for _ in range(2000):
-        low, high = log_t_interval([math.exp(rng.gauss(0, 0.1)) for _ in range(4)]) or (0, 0)
+        low, high = processes_interval([math.exp(rng.gauss(0, 0.1)) for _ in range(4)]) or (0, 0)
         hits += low <= 1.0 <= high
     assert 0.93 <= hits / 2000 <= 0.97
 
