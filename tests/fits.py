@@ -86,7 +86,7 @@ def model_fit(impl: str = "naive", **values: Any) -> ModelFit:
         "workload": "layer", "same": "layer forward float32 fused", "terms": TERMS,
         "coefficients": (30.0, 2e-5, 1e-3, 2e-5), "points": tuple(points),
         "time_us": tuple(estimate(t * (1.03 if i % 2 else 0.98)) for i, t in enumerate(times)),
-        "predicted_us": tuple(estimate(t) for t in times),
+        "predicted_us": tuple(estimate(t) for t in times), "at_largest": len(points) - 1,
         "shares": {term: estimate(shares[-1][term], 0.1) for term in TERMS},
         "along_n": tuple(float(n) for n in SIZES), "shares_along": tuple(shares),
         "along_predicted_us": tuple(estimate(t, 0.05) for t in totals), "held_out": -0.031,

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from attnbench.analysis.scaling.model import models, presence
+from attnbench.analysis.scaling import model, model_terms
+from attnbench.analysis.scaling.model import presence
 from attnbench.analysis.scaling.model_fit import Subsets
-from attnbench.analysis.scaling.model_terms import model_cells
+from attnbench.analysis.scaling.model_terms import ModelCells
 from attnbench.analysis.scaling.results import ModelFit, Uncertain
+from attnbench.analysis.scaling.series import Laws
+from attnbench.analysis.scaling.series import measured as cells_of
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Record
@@ -81,6 +84,14 @@ def decodes(**fields: Any) -> list[Case]:
         )
         for n, width in product((16, 256, 512, 1024, 2048, 4096), (256, 512, 1024))
     ]  # fmt: skip
+
+
+def models(made: Run) -> tuple[ModelFit, ...]:
+    return model.models(cells_of(made), Laws(made))
+
+
+def model_cells(made: Run) -> list[ModelCells]:
+    return model_terms.model_cells(cells_of(made), Laws(made))
 
 
 def only(made: Run) -> ModelFit:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -25,6 +25,7 @@ _STEPS = 4  # parts of a gap in which its band is followed
 _ROUNDING = 1e-12  # of a logarithm, where a line through two points passes 0
 
 By = Literal["impl", "cache", "projection"]
+_BYS = get_args(By)
 CrossoverOutcome = Literal["crosses", "none", "no difference"]
 
 
@@ -116,11 +117,6 @@ class Crossover:
         level = ", ".join(map(size_text, self.level))
         return f"none {between}: {name} is faster, {at}, level at {level}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON, with the outcome and its text."""
-        kept = asdict(self) | {"case": self.case.to_json()}
-        return kept | {"same": self.same, "outcome": self.outcome, "text": self.text}
-
 
 _Ways = dict[str, dict[int, tuple[Case, CellTimes | None]]]  # cells by name and n
 
@@ -145,7 +141,7 @@ def crossovers(run: Run) -> tuple[Crossover, ...]:
 
 def _slices(records: Sequence[Record]) -> Iterator[tuple[By, str | None, _Ways]]:
     """What may be compared: for each slice, the name of each way and its cells by n."""
-    slices: dict[By, dict[tuple[Any, ...], _Ways]] = {"impl": {}, "cache": {}, "projection": {}}
+    slices: dict[tuple[Any, ...], _Ways] = {}
     for record in records:
         case, impl = record.cell.case, record.cell.impl
         row = case.to_json()
@@ -153,15 +149,12 @@ def _slices(records: Sequence[Record]) -> Iterator[tuple[By, str | None, _Ways]]
         row["kv_len"] = None if keys == n else keys
         observed = [sample.time_us for sample in record.kept]
         timed = case, cell_times(record) if observed and are_times(observed) else None
-        same = slices["impl"].setdefault((None, *row.values()), {})
-        same.setdefault(impl, {})[n] = timed
-        for by in ("cache", "projection"):
-            if row[by] is not None:
-                key = (impl, *(row | {by: None}).values())
-                slices[by].setdefault(key, {}).setdefault(row[by], {})[n] = timed
-    for by, groups in slices.items():
-        for key, ways in groups.items():
-            yield by, key[0], ways
+        for by, shared in (("impl", None), ("cache", impl), ("projection", impl)):
+            if (way := (row | {"impl": impl})[by]) is not None:
+                key = (by, shared, *(row | {by: None}).values())
+                slices.setdefault(key, {}).setdefault(way, {})[n] = timed
+    for (by, shared, *_), ways in sorted(slices.items(), key=lambda item: _BYS.index(item[0][0])):
+        yield by, shared, ways
 
 
 def _between(by: By, impl: str | None, names: tuple[str, str], ways: _Ways) -> Crossover | None:
@@ -230,14 +223,22 @@ def _roots(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, int]]:
 
 
 def _stretches(xs: Sequence[float], ratios: Sequence[Uncertain]) -> list[tuple[float, float]]:
-    """Where the interpolated band holds 1, from left to right."""
-    deviations = np.array(_deviations(xs, [math.log(ratio.value) for ratio in ratios]))
+    """Where the interpolated band holds 1, from left to right.
+
+    Between two sizes the band is wider by h²/8 · |f''|, which a curve may deviate from a straight
+    line, with f'' from the three points around either end of the gap, whichever is larger.
+    """
+    at = np.array(xs)
+    gaps = np.diff(at)
+    slopes = np.diff([math.log(ratio.value) for ratio in ratios]) / gaps
+    seconds = np.pad(np.abs(np.diff(slopes)) / ((at[2:] - at[:-2]) / 2), 1)
+    deviations = gaps**2 / 8 * np.maximum(seconds[:-1], seconds[1:])
     ends = np.log([sorted((*ratio.ends, ratio.value))[::2] for ratio in ratios]).T
     grid = np.unique([np.linspace(left, right, _STEPS + 1) for left, right in pairwise(xs)])
     place = np.interp(grid, xs, np.arange(len(xs)))
     gap = np.minimum(place.astype(int), len(xs) - 2)
     t = place - gap
-    more = 4 * t * (1 - t) * deviations[gap]  # the band is wider there by what a curve may deviate
+    more = 4 * t * (1 - t) * deviations[gap]
     low, high = np.interp(grid, xs, ends[0]) - more, np.interp(grid, xs, ends[1]) + more
     zeros = [x for line in (low, high) for x, _ in _roots(grid.tolist(), line.tolist())]
     points = np.unique([*grid, *zeros])
@@ -245,19 +246,6 @@ def _stretches(xs: Sequence[float], ratios: Sequence[Uncertain]) -> list[tuple[f
     inside &= np.interp(points, grid, high) >= -_ROUNDING
     edges = np.flatnonzero(np.diff(np.pad(inside, 1))).reshape(-1, 2)
     return [(float(points[first]), float(points[end - 1])) for first, end in edges]
-
-
-def _deviations(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
-    """For each gap between points, how far a curve through them may leave the straight line.
-
-    h²/8 · |f''|, as of any linear interpolation, with f'' from the three points around either end
-    of the gap, whichever is larger; 0 where there are only two points.
-    """
-    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True))]
-    changes = enumerate(abs(after - before) for before, after in pairwise(slopes))
-    seconds = [change / ((xs[i + 2] - xs[i]) / 2) for i, change in changes]
-    most = [max(seconds[max(0, i - 1) : i + 1], default=0.0) for i in range(len(slopes))]
-    return [(x1 - x0) ** 2 / 8 * m for (x0, x1), m in zip(pairwise(xs), most, strict=True)]
 
 
 def _widened(xs: Sequence[float], low: float, high: float) -> tuple[float, float]:

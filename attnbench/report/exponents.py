@@ -18,7 +18,7 @@ from attnbench.analysis.scaling.decide import TOLERANCE
 from attnbench.analysis.scaling.results import ExponentFit
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
-from attnbench.report.figures import QUIET, FigureKind, Look, Page, Plot, short
+from attnbench.report.figures import FILLED, INK, QUIET, FigureKind, Look, Page, Plot, short
 
 EXPONENTS = FigureKind(
     name="exponents",
@@ -37,8 +37,6 @@ FIT = FigureKind(
 )
 MOST_FITS, MOST_FORESTS = 36, 2  # in a figure of exponents, and such figures
 PANEL_INCHES = 3.7  # of a fit
-INK = "#222222"
-FULL: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
 HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 0.9, "zorder": 2.7}
 
 
@@ -142,7 +140,7 @@ def _draw_row(ax: Axes, y: int, fit: ExponentFit, look: Look) -> None:
     if fit.exponent.low is not None and fit.exponent.high is not None:
         span = np.clip([fit.exponent.low, fit.exponent.high], low, high)
         ax.plot(span, [y, y], color=look.colour, linewidth=1.6, solid_capstyle="butt", zorder=2.5)
-    for estimate, size, style in ((fit.top, 3.2, HOLLOW), (fit.exponent, 5.5, FULL)):
+    for estimate, size, style in ((fit.top, 3.2, HOLLOW), (fit.exponent, 5.5, FILLED)):
         if estimate is not None:
             x = np.clip(estimate.value, low, high)
             ax.plot(x, y, color=look.colour, marker=look.marker, markersize=size, **style)
@@ -162,7 +160,7 @@ def _alt(fit: ExponentFit) -> str:
 def _draw_fits(page: Page[ExponentFit], looks: Mapping[str, Look]) -> Figure:
     """Small multiples of fits, with a common scale of times."""
     shared, rest = growth.apart([fit.series.same for fit in page.items])
-    subject = f"{', along '.join(page.group)}{page.place}: {shared}"
+    subject = f"{page.subject}: {shared}"
     figure, found = figures.panels(len(page.items), PANEL_INCHES, FIT.title, subject)
     estimates = [e for fit in page.items for e in fit.time_us]
     values = [v for e in estimates for v in (e.value, e.low or e.value, e.high or e.value)]
@@ -200,7 +198,7 @@ def _draw_sizes(ax: Axes, fit: ExponentFit, look: Look) -> None:
     sizes = [float(size) for size in fit.series.sizes]
     x_low, x_high = ax.get_xlim()
     edges = [x_low, *(math.sqrt(a * b) for a, b in pairwise(sizes)), x_high]
-    for style, counts in ((FULL, True), (HOLLOW, False)):
+    for style, counts in ((FILLED, True), (HOLLOW, False)):
         points = [i for i, why in enumerate(fit.left_out) if (why is None) == counts]
         growth.points(ax, [(sizes[i], fit.time_us[i]) for i in points], look, style)
         for i in () if counts else points:

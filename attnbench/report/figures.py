@@ -20,7 +20,8 @@ from matplotlib.text import Annotation
 WIDE, NARROW = 6.9, 5.1  # inches of a panel that stands alone, and of one of two in a row
 DPI = 160
 LONGEST = 20  # letters of a name beside a panel
-QUIET = "#777777"  # guide lines, references and notes
+INK, QUIET = "#222222", "#777777"  # of texts; of guide lines, references and notes
+FILLED: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
 
 Item = TypeVar("Item")
 
@@ -210,6 +211,11 @@ class Page(Generic[Item]):
         """` (2 of 3)` where there are several pages."""
         return f" ({self.number} of {self.count})" if self.count > 1 else ""
 
+    @property
+    def subject(self) -> str:
+        """What all panels share: `attention, along n (2 of 3)`."""
+        return ", along ".join(self.group) + self.place
+
 
 def pages(
     items: Iterable[Item], group: Callable[[Item], tuple[str, ...]], size: int, most: int
@@ -238,7 +244,7 @@ class FigureKind:
     def save(self, figure: Figure, page: Page[Any], alt: Iterable[str], folder: Path) -> Plot:
         """Write the figure of one page and the texts that go with it."""
         svg, png = write(figure, f"{self.name}-{page.slug}".rstrip("-"), folder)
-        return self.plot(", along ".join(page.group) + page.place, page.left_out, alt, svg, png)
+        return self.plot(page.subject, page.left_out, alt, svg, png)
 
     def plot(self, subject: str, left_out: int, alt: Iterable[str], svg: Path, png: Path) -> Plot:
         """A figure that was written, with its texts."""

@@ -23,14 +23,13 @@ from attnbench.base import units
 from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
 from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
-from attnbench.report.figures import FigureKind, Look, Plot
+from attnbench.report.figures import INK, FigureKind, Look, Plot
 from attnbench.theory.traits import TRAITS
 
 PANEL_INCHES = 3.4
 PEAK_FROM = 0.25  # a datasheet's peak is drawn if something reaches this share of it
 WIDE_RATIO = 4.0  # ratios that spread further than this need a logarithmic axis
 DODGE_OCTAVES = 0.4  # how far lines that are moved apart spread over x, all together
-INK = "#222222"
 
 ByCase = Mapping[str, Sequence[Crossover]]
 
@@ -203,7 +202,7 @@ def _draw_line(ax: Axes, rows: pd.DataFrame, frame: Frame, look: Look, aside: fl
     ys = np.array([frame.inside(value) for value in rows[chart.value]])
     ax.errorbar(
         xs, ys, yerr=_bars(rows, chart), color=look.colour, marker=look.marker, elinewidth=1.0,
-        capsize=1.8, clip_on=False, zorder=3, **(_HOLLOW if chart.predicted else _FILLED),
+        capsize=1.8, clip_on=False, **(_HOLLOW if chart.predicted else figures.FILLED),
     )  # fmt: skip
     if (doubt := uncertain(rows, chart).to_numpy()).any():
         ax.plot(
@@ -212,10 +211,10 @@ def _draw_line(ax: Axes, rows: pd.DataFrame, frame: Frame, look: Look, aside: fl
         )  # fmt: skip
 
 
-_FILLED: dict[str, Any] = {"linestyle": "-", "markeredgecolor": "white", "markeredgewidth": 0.5}
 # Equal workspaces are common: hollow markers show that there are several in one place.
 _HOLLOW: dict[str, Any] = {
     "linestyle": "none", "markerfacecolor": "none", "markersize": 6.5, "markeredgewidth": 1.1,
+    "zorder": 3,
 }  # fmt: skip
 
 

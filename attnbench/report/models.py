@@ -68,8 +68,8 @@ def _draw_models(page: Page[ModelFit], looks: Mapping[str, Look]) -> Figure:
     """For each model its times, and below them the shares of its terms."""
     models, rows = page.items, -(-len(page.items) // 2)
     shared, rest = growth.apart([model.same for model in models])
-    subject = f"{', along '.join(page.group)}{page.place}: {shared}"
-    figure = figures.figure_of((10.8, 5.2 * rows + 0.5), MODEL.title, subject)
+    size = (10.8, 5.2 * rows + 0.5)
+    figure = figures.figure_of(size, MODEL.title, f"{page.subject}: {shared}")
     grid = figure.subplots(2 * rows, 2, height_ratios=[0.45, 0.55] * rows, squeeze=False)
     for index in range(2 * rows):
         row, column = divmod(index, 2)
@@ -96,7 +96,7 @@ def _title(ax: Axes, model: ModelFit, rest: str) -> None:
     if model.held_out is not None:
         held_out = f"largest n held out: {growth.signed_percent(model.held_out)}"
         texts[1] = f"{texts[1]} · {held_out}".removeprefix(" · ")
-    ax.set_title("\n".join(texts), loc="left", pad=5, color="#222222")
+    ax.set_title("\n".join(texts), loc="left", pad=5, color=figures.INK)
 
 
 def _draw_times(ax: Axes, model: ModelFit, look: Look, least: int) -> None:
@@ -119,9 +119,8 @@ def _draw_times(ax: Axes, model: ModelFit, look: Look, least: int) -> None:
     groups: dict[tuple[float, ...], list[tuple[float, Uncertain, float]]] = {}
     for point, time, fitted in points:
         groups.setdefault(_all_else(point), []).append((point["n"], time, fitted.value))
-    solid = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
-    largest = [(n, time) for n, time, _ in groups.pop(_largest(model), [])]
-    growth.points(ax, largest, look, solid)
+    largest = groups.pop(_all_else(model.points[model.at_largest]), [])
+    growth.points(ax, [(n, time) for n, time, _ in largest], look, figures.FILLED)
     for rows in groups.values():  # the other points that the model was fitted to, small
         xs, times, fitted_us = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
         ax.plot(xs, fitted_us, color=look.colour, linewidth=0.7, alpha=0.5, zorder=2)
@@ -138,16 +137,8 @@ def _ends(estimate: Uncertain) -> list[float]:
     return [float(v) for v in ends if v is not None and 0 < v < math.inf]
 
 
-def _largest(model: ModelFit) -> tuple[float, ...]:
-    """All but n of the points that the shares are of: where most n were measured, and most work."""
-    keys = [_all_else(point) for point in model.points]
-    largest = max(point["n"] for point in model.points)
-    last = [key for key, point in zip(keys, model.points, strict=True) if point["n"] == largest]
-    return max(last, key=lambda key: (keys.count(key), key))
-
-
 def _all_else(point: Mapping[str, float]) -> tuple[float, ...]:
-    return tuple(point.get(name, 0.0) for name in ("batch", "heads", "d"))
+    return tuple(point[name] for name in ("batch", "heads", "d"))
 
 
 def _draw_shares(ax: Axes, model: ModelFit) -> None:
@@ -210,8 +201,7 @@ def draw_exact(exact: Sequence[ExactFit], looks: Mapping[str, Look], folder: Pat
             groups.setdefault(key, []).append((fit.impl, points))
     drawn = []
     for page in figures.pages(groups.items(), lambda panel: panel[0][:2], *growth.PAGES):
-        subject = ", along ".join(page.group) + page.place
-        figure, found = figures.panels(len(page.items), 2.8, EXACT.title, subject)
+        figure, found = figures.panels(len(page.items), 2.8, EXACT.title, page.subject)
         for ax, panel in zip(found, page.items, strict=True):
             _draw_ratios(ax, panel, looks)
         names = dict.fromkeys(impl for _, lines in page.items for impl, _ in lines)
@@ -237,7 +227,7 @@ def _draw_ratios(ax: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
             color=looks[impl].colour, marker=looks[impl].marker, linewidth=1.0, markersize=6,
             markerfacecolor="none", markeredgewidth=1.0, clip_on=False, zorder=3,
         )  # fmt: skip
-    ax.set_title(QUANTITIES[quantity], loc="left", pad=5, color="#222222")
+    ax.set_title(QUANTITIES[quantity], loc="left", pad=5, color=figures.INK)
     ax.set_xlabel(growth.axis_name(axis, workload))
 
 

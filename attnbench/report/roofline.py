@@ -111,7 +111,7 @@ def draw(looks: Mapping[str, Look], page: ChartPage) -> Figure:
                 edgecolors=[look.colour if h else "white" for h in hollow],
                 linewidths=[1.1 if h else 0.5 for h in hollow], clip_on=False, zorder=3,
             )  # fmt: skip
-        ax.set_title(panel.title, loc="left", pad=5, color="#222222")
+        ax.set_title(panel.title, loc="left", pad=5, color=figures.INK)
         ax.set_xlabel("arithmetic intensity, useful FLOP/B")
         ax.set_ylabel(ROOFLINE.axis.format(unit=unit_name))
     notes = [

@@ -38,7 +38,7 @@ def scaling(run: Run) -> Scaling:
     exact = exact_fits(found, laws)
     fits = fit_many([group.series for group in asked], draws=draws)
     exponents = tuple(_with_remedy(fit, run) for fit in fits)
-    modelled = tuple(_with_remedy(fit, run) for fit in models(run, cells))
+    modelled = tuple(_with_remedy(fit, run) for fit in models(cells, laws))
     unreadable = [_problem(impl, text, "its law") for impl, text in laws.problems.items()]
     return Scaling(
         exponents=exponents,

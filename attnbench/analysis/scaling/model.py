@@ -28,10 +28,9 @@ from attnbench.analysis.scaling.results import (
     as_figures,
     lacking,
 )
-from attnbench.analysis.scaling.series import Measured
+from attnbench.analysis.scaling.series import Laws, Measured
 from attnbench.analysis.scaling.slopes import Floats
 from attnbench.base import units
-from attnbench.execution.store import Run
 from attnbench.schema.finding import Figure, Finding, Verdict
 from attnbench.schema.record import Cell
 from attnbench.theory import costs
@@ -49,14 +48,9 @@ KNOWN_WELL = 0.1  # a time may be off by so much beyond its scatter
 _MOST_OVERHEAD = 0.5  # where the overhead takes more, no other term need show
 
 
-def models(run: Run, cells: list[Measured] | None = None) -> tuple[ModelFit, ...]:
-    """A model for each implementation and each set of cells in which n and d vary together.
-
-    Cells share all but n, d, heads and batch. At least six, with two n and two d; with fewer
-    there is no model. Times that are not numbers above 0, and suspect ones, are left out. `cells`
-    are those of the run where they are known already.
-    """
-    return tuple(_model(alike) for alike in model_cells(run, cells))
+def models(cells: list[Measured], laws: Laws) -> tuple[ModelFit, ...]:
+    """A model for each implementation and each set of cells as `model_cells` gives them."""
+    return tuple(_model(alike) for alike in model_cells(cells, laws))
 
 
 def _model(cells: ModelCells) -> ModelFit:
@@ -95,6 +89,7 @@ def _model(cells: ModelCells) -> ModelFit:
         points=cells.points,
         time_us=cells.estimates_us,
         predicted_us=predicted(found, cells.design),
+        at_largest=at,
         shares=at_largest,
         along_n=tuple(along["n"].tolist()),
         shares_along=tuple(dict(zip(names, row[kept].tolist(), strict=True)) for row in parts),
@@ -226,7 +221,7 @@ def _obstacles(cells: ModelCells, fit: FittedModel, law: Law) -> Iterator[Decisi
     if law.has_logs:
         yield "inconclusive", "a logarithm is no term of the model"
     owners = carriers(law, cells.terms).values()
-    for first, second in fit.twins:
+    for first, second in fit.collinear:
         if not any(first in group and second in group for group in owners):
             names = f"{cells.terms[first].name} and {cells.terms[second].name}"
             yield "inconclusive", f"the sizes measured cannot tell {names} apart"

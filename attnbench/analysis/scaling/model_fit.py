@@ -35,16 +35,15 @@ class FittedModel:
 
     `held_out` is the relative error (root mean square over the cells of the largest n) of the
     model that was fitted without them; None below three sizes of n. `spread` is the relative
-    error of one cell, process to process or by the model's own fault. `twins` are pairs of
+    error of one cell, process to process or by the model's own fault. `collinear` are pairs of
     candidates that the sizes cannot tell apart.
     """
 
-    chosen: Bools
     coefficients: Floats  # p
     draws: Floats  # p × draws
     held_out: float | None
     spread: float
-    twins: tuple[tuple[int, int], ...]
+    collinear: tuple[tuple[int, int], ...]
 
 
 def fit(cells: ModelCells) -> FittedModel:
@@ -75,12 +74,11 @@ def fit(cells: ModelCells) -> FittedModel:
     # A draw holds the noise of the times it is drawn from beside its own.
     many, _ = _choose(rest, relative, largest, targets, math.sqrt(2) * noise)
     return FittedModel(
-        chosen=chosen,
         coefficients=coefficients,
         draws=_refitted(whole, targets, many),
         held_out=held_out,
         spread=spread,
-        twins=whole.twins,
+        collinear=whole.collinear,
     )
 
 
@@ -214,7 +212,7 @@ class Subsets:
         return found, np.where(bad, np.inf, np.maximum(residual, 0.0))
 
     @property
-    def twins(self) -> tuple[tuple[int, int], ...]:
+    def collinear(self) -> tuple[tuple[int, int], ...]:
         """Pairs of terms whose columns are one but for a factor."""
         pairs = self.members[(self.members.sum(axis=1) == 2) & ~self.usable]
         columns = (np.flatnonzero(pair).tolist() for pair in pairs)

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnbench.analysis.scaling.results import Uncertain
-from attnbench.analysis.scaling.series import Laws, Measured, measured
+from attnbench.analysis.scaling.series import Laws, Measured
 from attnbench.analysis.scaling.slopes import Floats, Replicates, beyond, estimates
 from attnbench.analysis.times import over_processes
-from attnbench.execution.store import Run
 from attnbench.schema.case import Case
 from attnbench.theory.law import Law, Term, parse
 from attnbench.theory.traits import TRAITS, kind_words
@@ -235,16 +234,15 @@ class ModelCells:
         return max(largest, key=lambda i: (counts[series[i]], series[i]))
 
 
-def model_cells(run: Run, cells: list[Measured] | None = None) -> list[ModelCells]:
-    """The cells of the run by implementation and by all that is neither n, d, heads nor batch.
+def model_cells(cells: list[Measured], laws: Laws) -> list[ModelCells]:
+    """The cells of a run by implementation and by all that is neither n, d, heads nor batch.
 
     Left out are cells without a time, or with one that may be anything, and those whose key/value
     length is not their sequence length, which is another problem. A group needs six points, two n
     and two d. A workload that has no row of terms has no model.
     """
-    laws = Laws(run)
     found: dict[tuple[Any, ...], list[Measured]] = {}
-    for cell in measured(run) if cells is None else cells:
+    for cell in cells:
         case = cell.record.cell.case
         keys_follow = case.kv_len == case.seq_len or "kv_lens" not in TRAITS.get(case.workload).axes
         if cell.is_known and case.workload in TERMS and keys_follow:

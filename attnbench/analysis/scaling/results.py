@@ -203,10 +203,10 @@ class ModelFit:
 
     `points` are the cells (`n`, `d`, `heads`, `batch`, each a number), `time_us` what was measured
     there, `predicted_us` what the model says, with its band. `shares` is each term's part of the
-    predicted time at the largest n, `shares_along` the parts at every size along n with all else
-    as at the largest. `held_out` is the relative error at the largest n of the model that was
-    fitted without it. `overtakes_n` is, for a layer, where the quadratic terms overtake the
-    projections, `overtakes_theory` where their FLOPs say so. `shares` has every term that was
+    predicted time at the point `at_largest`, of the largest n, `shares_along` the parts at every
+    size along n with all else as there. `held_out` is the relative error at the largest n of the
+    model that was fitted without it. `overtakes_n` is, for a layer, where the quadratic terms
+    overtake the projections, `overtakes_theory` where their FLOPs say so. `shares` has every term that was
     tried, 0 where it was left out; `figures` all this and more by name, with or without a verdict.
     `cells` are those of the points, and `missing` as of an exponent.
     """
@@ -219,6 +219,7 @@ class ModelFit:
     points: tuple[Mapping[str, float], ...]
     time_us: tuple[Uncertain, ...]
     predicted_us: tuple[Uncertain, ...]
+    at_largest: int
     shares: Mapping[str, Uncertain]
     along_n: tuple[float, ...] = ()
     shares_along: tuple[Mapping[str, float], ...] = ()

@@ -14,7 +14,7 @@ from attnbench.analysis import notes, pairs, times
 from attnbench.analysis.scaling.exponents import fit_many
 from attnbench.analysis.scaling.model import predicted
 from attnbench.analysis.scaling.model_fit import fit
-from attnbench.analysis.scaling.model_terms import ModelCells, design, model_cells
+from attnbench.analysis.scaling.model_terms import ModelCells, design
 from attnbench.analysis.scaling.slopes import Replicates
 from attnbench.base.stats import median, processes_interval
 from attnbench.schema.case import Case
@@ -141,7 +141,7 @@ def test_what_is_planted_lies_within_the_intervals() -> None:
 def test_the_band_contains_what_was_held_out() -> None:
     inside: list[bool] = []
     for seed in range(10):
-        (cells,) = model_cells(model.run(model.cores(), model.core_us, seed=seed, noise=0.02))
+        (cells,) = model.model_cells(model.run(model.cores(), model.core_us, seed=seed, noise=0.02))
         known = cells.sizes["n"] < 2048
         ((_, replicates),) = cells.replicates_us.alike.values()
         part = ModelCells(
