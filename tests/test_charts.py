@@ -233,15 +233,14 @@ def test_there_is_no_roofline_without_both_ceilings_and_a_rate(tmp_path, name, c
 
 
 def test_the_datasheet_stands_beside_the_measured_limits():
-    rows = {row["limit"]: row for row in limit_rows(GPU["environment"])}
-    assert rows["matmul, bfloat16"]["measured"] == "745 TFLOP/s"
-    assert rows["matmul, bfloat16"]["datasheet"] == "989 TFLOP/s"
-    assert rows["read"]["datasheet"] == rows["copy, read and written"]["datasheet"] == "4.80 TB/s"
-    assert rows["cheapest op"]["measured"] == "630 ns"
-    assert {row["datasheet"] for row in limit_rows(CPU["environment"])} == {units.UNKNOWN}
+    rows = {limit: texts for limit, *texts in limit_rows(GPU["environment"])}
+    assert rows["matmul, bfloat16"] == ["745 TFLOP/s", "989 TFLOP/s"]
+    assert rows["read"][1] == rows["copy, read and written"][1] == "4.80 TB/s"
+    assert rows["cheapest op"] == ["630 ns", units.UNKNOWN]
+    assert {datasheet for *_, datasheet in limit_rows(CPU["environment"])} == {units.UNKNOWN}
     assert limit_rows(synthetic.CPU) == []
     old = limit_rows({"matmul_tflops": {"float32": 0.2}})
-    assert [row["limit"] for row in old] == ["matmul, float32"]
+    assert [limit for limit, *_ in old] == ["matmul, float32"]
 
 
 @pytest.mark.parametrize(("name", "info", "roofs"), [("quick", CPU, 1), ("gpu", GPU, 2)])

@@ -21,6 +21,8 @@ from attnbench.report.charts import with_rate_interval
 from attnbench.report.figures import Look, looks
 
 INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
+FAILURE = ("status", "implementation", "cells", "n", "reason")
+LIMIT = ("limit", "measured", "datasheet")
 MOST_ROWS = 1500  # in a page; a browser stays quick, and the export holds everything
 
 
@@ -90,18 +92,13 @@ class Content:
                     parts.append({"title": heading(rows.iloc[0], outer), "cases": cases})
         return parts, len(self.cells) - shown
 
-    def failures(self) -> list[dict[str, str]]:
-        """Cells without a result, gathered by their reason."""
+    def failures(self) -> list[tuple[str, ...]]:
+        """Cells without a result, gathered by their reason: the columns are `FAILURE`."""
         return [
-            {
-                "status": str(row["status"]),
-                "impl": str(row["impl"]),
-                "cells": units.count(row["cells"]),
-                "n": " … ".join(dict.fromkeys((str(row["smallest_n"]), str(row["largest_n"])))),
-                "reason": str(row["reason"]),
-            }
-            for row in table.failures(self.cells).to_dict("records")
-        ]
+            (row.status, row.impl, units.count(row.cells),
+             " … ".join(dict.fromkeys((str(row.smallest_n), str(row.largest_n)))), str(row.reason))
+            for row in table.failures(self.cells).itertuples()
+        ]  # fmt: skip
 
     def suspects(self) -> list[str]:
         """Each suspect cell with its reason."""
@@ -125,13 +122,14 @@ class Content:
         ]
 
 
-def limit_rows(environment: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The ceilings in the environment of run.json, as texts; none where none was measured."""
+def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The ceilings in the environment of run.json, as texts: the columns are `LIMIT`.
+
+    None where none was measured.
+    """
     measured = [name for name in environment.get("ceilings") or () if name.isdecimal()]
     rows = [row for n in measured or ["1"] for row in _limits(environment, int(n), len(measured))]
-    names = ("limit", "measured", "datasheet")
-    known = [row for row in dict.fromkeys(rows) if row[1] != units.UNKNOWN]
-    return [dict(zip(names, row, strict=True)) for row in known]
+    return [row for row in dict.fromkeys(rows) if row[1] != units.UNKNOWN]
 
 
 def _limits(environment: Mapping[str, Any], threads: int, counts: int) -> list[tuple[str, ...]]:

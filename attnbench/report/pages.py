@@ -19,7 +19,7 @@ from attnbench.base.units import escape, table
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
 from attnbench.report import exponents, figures, growth, lines, models, roofline
-from attnbench.report.content import Content, limit_rows
+from attnbench.report.content import FAILURE, LIMIT, Content, limit_rows
 from attnbench.report.figures import Plot
 from attnbench.report.tables import LIMITS, value_text
 
@@ -86,6 +86,7 @@ def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
         "plots": plot_groups(plots),
         "growth": _growth_values(content, grown),
         "tables": parts,
+        "headers": {"limits": LIMIT, "failures": FAILURE, "crossovers": ("pair", "crossing")},
         "left_out": left_out,
         "limits": limit_rows(content.environment),
         "failures": content.failures(),
@@ -167,13 +168,12 @@ def render_markdown(content: Content) -> str:
         *_hardest(content),
         *_growth_blocks(content),
     ]
-    if rows := [list(row.values()) for row in limit_rows(content.environment)]:
-        header = ["limit", "measured", "datasheet"]
-        blocks += ["### Limits measured in this run", table(header, rows)]
-    if rows := [list(row.values()) for row in content.failures()]:
-        header = ["status", "implementation", "cells", "n", "reason"]
-        blocks += ["### Cells without a result", table(header, rows[:MOST_FAILURES], 5)]
-        blocks += _more(len(rows) - MOST_FAILURES, "reasons")
+    if limits := limit_rows(content.environment):
+        blocks += ["### Limits measured in this run", table(LIMIT, limits)]
+    if failures := content.failures():
+        shown = table(FAILURE, failures[:MOST_FAILURES], len(FAILURE))
+        blocks += ["### Cells without a result", shown]
+        blocks += _more(len(failures) - MOST_FAILURES, "reasons")
     if rows := [[row["stage"], row["time"], row["share"]] for row in content.spent()]:
         blocks += ["### Wall time", table(["stage", "time", "share"], rows)]
     return "\n\n".join(block for block in blocks if block) + "\n"

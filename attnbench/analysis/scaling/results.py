@@ -206,9 +206,9 @@ class ModelFit:
     predicted time at the point `at_largest`, of the largest n, `shares_along` the parts at every
     size along n with all else as there. `held_out` is the relative error at the largest n of the
     model that was fitted without it. `overtakes_n` is, for a layer, where the quadratic terms
-    overtake the projections, `overtakes_theory` where their FLOPs say so. `shares` has every term that was
-    tried, 0 where it was left out; `figures` all this and more by name, with or without a verdict.
-    `cells` are those of the points, and `missing` as of an exponent.
+    overtake the projections, `overtakes_theory` where their FLOPs say so. `shares` has every term
+    that was tried, 0 where it was left out; `figures` all this and more by name, with or without a
+    verdict. `cells` are those of the points, and `missing` as of an exponent.
     """
 
     impl: str
