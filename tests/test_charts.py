@@ -271,7 +271,7 @@ def test_points_that_are_wide_unsteady_or_without_an_interval_are_hollow_and_nam
     frame.loc[2, "unsteady"] = "meddles"
     assert uncertain(frame, chart).tolist() == [True, True, True, False]
     (page,) = chart.pages({"cells": frame})
-    figure = draw_page(chart, looks(["naive"]), {}, {}, page)
+    figure = draw_page(chart, looks(["naive"]), {}, (), page)
     white = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
     assert [np.sort(line.get_xdata()).tolist() for line in white] == [[128, 256, 512]]
     assert HOLLOW_NOTE.get_label() in [text.get_text() for text in figure.legends[0].get_texts()]

@@ -260,7 +260,7 @@ def test_a_crossing_is_ringed_where_the_line_crosses_1(tmp_path):
     ax = figure.add_subplot()
     ax.set_xscale("log")
     ax.set_xlim(100, 5000)
-    lines.mark_crossings(ax, rows, lines.crossovers_by_case(crossovers(run)))
+    lines.mark_crossings(ax, rows, crossovers(run))
     rings = [line for line in ax.lines if line.get_marker() == "o"]
     where = sorted(tuple(np.ravel(ring.get_xydata())) for ring in rings)
     assert [x for x, _ in where] == pytest.approx([300, 700], rel=0.05)

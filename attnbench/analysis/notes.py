@@ -77,10 +77,12 @@ def _asides(record: Record) -> Iterator[str]:
         yield f"the hypervisor gave {stolen:.1%} of its processors' time to others"
     if (withheld := metrics.get("throttled_share") or 0.0) > STEAL_SHARE:
         yield f"a CPU quota held the process back for {withheld:.1%} of the time"
-    share, text = _discarded(record)
-    if share > 0:
-        yield text
-    if count := [sample.discard_code for sample in record.samples].count("interrupted"):
+    codes = Counter(s.discard_code or "other" for s in record.samples if s.discarded is not None)
+    count = codes.pop("interrupted", 0)  # expected, and taken again
+    if share := codes.total() / len(record.samples):
+        why = ", ".join(_DISCARDS[code] for code in codes)
+        yield f"{share:.0%} of the samples do not count ({why})"
+    if count:
         samples = "1 sample does" if count == 1 else f"{count} samples do"
         yield f"{samples} not count: other work interrupted every batch"
     of_processes = [[s.own_us for s in samples] for samples in times.by_process(record)]
@@ -111,15 +113,6 @@ _DISCARDS: dict[DiscardCode, str] = {
     "clock": "a clock that stepped back",
     "other": "other reasons",
 }
-
-
-def _discarded(record: Record) -> tuple[float, str]:
-    """Share and text of what does not count, but for other work: that is expected, and retaken."""
-    codes = Counter(s.discard_code or "other" for s in record.samples if s.discarded is not None)
-    del codes["interrupted"]
-    share = codes.total() / len(record.samples)
-    why = ", ".join(_DISCARDS[code] for code in codes)
-    return share, f"{share:.0%} of the samples do not count ({why})"
 
 
 def drift(times_us: Sequence[float]) -> float | None:

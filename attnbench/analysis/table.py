@@ -117,9 +117,6 @@ def failures(frame: pd.DataFrame) -> pd.DataFrame:
     wrong (incorrect, crashed, error) comes before what is merely absent.
     """
     bad = frame[frame["status"] != "ok"]
-    if bad.empty:
-        columns = ["impl", "status", "reason", "cells", "smallest_n", "largest_n"]
-        return pd.DataFrame(columns=columns)
     gathered = bad.groupby(["status", "impl", "reason"], sort=False, dropna=False).agg(
         cells=("seq_len", "size"), smallest_n=("seq_len", "min"), largest_n=("seq_len", "max")
     )

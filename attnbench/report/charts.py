@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any, Literal
 
 import pandas as pd
@@ -229,10 +230,8 @@ def pages(
 
 def first_of_each(found: list[ChartPage]) -> list[ChartPage]:
     """At most `MOST_PAGES` figures of each workload, so that none crowds out another."""
-    kept: dict[str, list[ChartPage]] = {}
-    for page in found:
-        kept.setdefault(page.workload, []).append(page)
-    return [page for group in kept.values() for page in group[:MOST_PAGES]]
+    groups = groupby(found, key=lambda page: page.workload)  # by which slices are in order
+    return [page for _, group in groups for page in islice(group, MOST_PAGES)]
 
 
 def _panel_axes(rows: pd.DataFrame, lines: str) -> list[str]:

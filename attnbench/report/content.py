@@ -95,9 +95,9 @@ class Content:
     def failures(self) -> list[tuple[str, ...]]:
         """Cells without a result, gathered by their reason: the columns are `FAILURE`."""
         return [
-            (row.status, row.impl, units.count(row.cells),
-             " … ".join(dict.fromkeys((str(row.smallest_n), str(row.largest_n)))), str(row.reason))
-            for row in table.failures(self.cells).itertuples()
+            (str(status), str(impl), units.count(cells),
+             " … ".join(dict.fromkeys(map(str, lengths))), str(reason))
+            for _, status, impl, reason, cells, *lengths in table.failures(self.cells).itertuples()
         ]  # fmt: skip
 
     def suspects(self) -> list[str]:

@@ -153,9 +153,8 @@ def _growth_of(fit: ExactFit) -> str:
 
 
 def _error_of(fit: ModelFit) -> str:
-    if fit.held_out is None:
-        return units.UNKNOWN
-    return f"{signed_percent(fit.held_out)} at the held-out n"
+    off = fit.held_out
+    return units.UNKNOWN if off is None else f"{signed_percent(off)} at the held-out n"
 
 
 CrossoverTable = tuple[str, list[tuple[str, str]]]  # what the pairs share; pair and crossing

@@ -31,8 +31,6 @@ PEAK_FROM = 0.25  # a datasheet's peak is drawn if something reaches this share 
 WIDE_RATIO = 4.0  # ratios that spread further than this need a logarithmic axis
 DODGE_OCTAVES = 0.4  # how far lines that are moved apart spread over x, all together
 
-ByCase = Mapping[str, Sequence[Crossover]]
-
 
 def draw_all(
     tables: Tables,
@@ -45,12 +43,11 @@ def draw_all(
     `tables` maps `cells` to `compare.compared` (with the rate's interval) and `costs` to
     `compare.rope_cost`; `crossovers` are marked in the charts that show them.
     """
-    crossings = crossovers_by_case(crossovers)
     drawn = []
     for name, chart in CHARTS.items():
         known = figures.LINES.get(chart.lines, figures.KNOWN)
         looks = figures.looks(tables["cells"][chart.lines].dropna().unique(), known)
-        draw = partial(draw_page, chart, looks, environment, crossings)
+        draw = partial(draw_page, chart, looks, environment, crossovers)
         drawn += draw_pages(name, chart, chart.pages(tables), draw, folder)
     return drawn
 
@@ -114,7 +111,7 @@ def draw_page(
     chart: Chart,
     looks: Mapping[str, Look],
     environment: Mapping[str, Any],
-    crossings: ByCase,
+    crossovers: Sequence[Crossover],
     page: ChartPage,
 ) -> Figure:
     """Draw one figure: the chart's panels, with common scales."""
@@ -129,7 +126,7 @@ def draw_page(
     for ax, panel in zip(found, page.panels, strict=True):
         _draw_lines(ax, panel.rows, frame)
         if chart.crossings:
-            mark_crossings(ax, panel.rows, crossings)
+            mark_crossings(ax, panel.rows, crossovers)
         above = axes.mark_failed(ax, failed_lines(chart, panel.rows), looks)
         ax.set_title(panel.title, loc="left", pad=5 + above, color=INK)
         ax.set_xlabel(TRAITS.get(str(panel.rows["workload"].iloc[0])).n_name)
@@ -158,16 +155,6 @@ def value_axis(
     return scale, ((low / 1.7 if chart.guides else low), high)
 
 
-def _set_value_axis(ax: Axes, frame: Frame) -> None:
-    """Give the value axis the chart's scale, limits and tick texts."""
-    if frame.scale != "linear":
-        axes.log_axis(ax, "y", frame.limits, 2 if frame.scale == "log2" else 10, frame.text)
-        return
-    ax.set_ylim(frame.limits)
-    ax.yaxis.set_major_locator(MaxNLocator(6))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: frame.text(value)))
-
-
 def failed_lines(chart: Chart, rows: pd.DataFrame) -> list[tuple[str, str, list[float]]]:
     """Name, status and n of the lines that failed somewhere, those that worked elsewhere first."""
     worked = set(rows[rows["status"] == "ok"][chart.lines])
@@ -183,7 +170,12 @@ def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
     """Draw a line for each implementation (or cache) against n."""
     chart = frame.chart
     axes.length_axis(ax, frame.lengths, room=DODGE_OCTAVES / 2 if chart.dodge else 0.0)
-    _set_value_axis(ax, frame)
+    if frame.scale == "linear":
+        ax.set_ylim(frame.limits)
+        ax.yaxis.set_major_locator(MaxNLocator(6))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: frame.text(value)))
+    else:
+        axes.log_axis(ax, "y", frame.limits, 2 if frame.scale == "log2" else 10, frame.text)
     _draw_background(ax, rows, frame)
     groups = list(rows[rows[chart.value].notna()].groupby(chart.lines, sort=False))
     for index, (name, part) in enumerate(groups):
@@ -200,8 +192,12 @@ def _draw_line(ax: Axes, rows: pd.DataFrame, frame: Frame, look: Look, aside: fl
         ax.plot(known["seq_len"].astype(float), predicted, color=look.colour, linewidth=1.0)
     xs = rows["seq_len"].astype(float).to_numpy() * aside
     ys = np.array([frame.inside(value) for value in rows[chart.value]])
+    bars = None
+    if chart.low and chart.high and rows[chart.low].notna().any():
+        ends = rows[chart.value] - rows[chart.low], rows[chart.high] - rows[chart.value]
+        bars = [part.fillna(0.0).clip(lower=0.0).tolist() for part in ends]
     ax.errorbar(
-        xs, ys, yerr=_bars(rows, chart), color=look.colour, marker=look.marker, elinewidth=1.0,
+        xs, ys, yerr=bars, color=look.colour, marker=look.marker, elinewidth=1.0,
         capsize=1.8, clip_on=False, **(_HOLLOW if chart.predicted else figures.FILLED),
     )  # fmt: skip
     if (doubt := uncertain(rows, chart).to_numpy()).any():
@@ -232,14 +228,6 @@ def uncertain(rows: pd.DataFrame, chart: Chart) -> pd.Series[bool]:
     return rows[chart.value].notna() & (~sure | rows["unsteady"].notna())
 
 
-def _bars(rows: pd.DataFrame, chart: Chart) -> list[list[float]] | None:
-    """Lengths below and above the value; none for a value without an interval."""
-    if not (chart.low and chart.high) or rows[chart.low].isna().all():
-        return None
-    below, above = rows[chart.value] - rows[chart.low], rows[chart.high] - rows[chart.value]
-    return [part.fillna(0.0).clip(lower=0.0).tolist() for part in (below, above)]
-
-
 def _draw_background(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
     chart = frame.chart
     if chart.reference:
@@ -259,18 +247,11 @@ def _draw_background(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
         axes.guide(ax, (frame.lengths[-1], 0.72 * least), power)
 
 
-def crossovers_by_case(found: Sequence[Crossover]) -> ByCase:
-    """The crossovers of implementations that change the lead, by the id of their largest case."""
-    gathered: dict[str, list[Crossover]] = {}
-    for crossover in found:
-        if crossover.by == "impl" and crossover.crossings:
-            gathered.setdefault(crossover.case.case_id, []).append(crossover)
-    return gathered
-
-
-def mark_crossings(ax: Axes, rows: pd.DataFrame, found: ByCase) -> None:
+def mark_crossings(ax: Axes, rows: pd.DataFrame, found: Sequence[Crossover]) -> None:
     """Ring every crossing on the lines of one panel, with its interval; `rows` are the panel's."""
-    for crossover in (c for case in rows["case_id"].unique() for c in found.get(case, ())):
+    cases = set(rows["case_id"])
+    of_impls = [c for c in found if c.by == "impl" and c.crossings and c.case.case_id in cases]
+    for crossover in of_impls:
         line = rows[(rows["impl"] == crossover.first) & rows["speed"].notna()]
         line = line.sort_values("seq_len").astype({"seq_len": float})
         for crossing in crossover.crossings:

@@ -96,7 +96,7 @@ def draw(looks: Mapping[str, Look], page: ChartPage) -> Figure:
     sizes = dict(zip(lengths, np.linspace(SMALLEST, LARGEST, len(lengths)), strict=True))
     figure, found = figures.panels(len(page.panels), lines.PANEL_INCHES, ROOFLINE.title, page.title)
     for ax, panel in zip(found, page.panels, strict=True):
-        axes.log_axis(ax, "x", x_limits, 2, _intensity)
+        axes.log_axis(ax, "x", x_limits, 2, lambda v: axes.plain(v) if v < 1 else f"{v:,.0f}")
         axes.log_axis(ax, "y", y_limits, 10, lambda value: axes.plain(value / unit))
         for name, roof in roofs.items():
             xs = [x_limits[0], roof.ridge, x_limits[1]]
@@ -126,8 +126,3 @@ def draw(looks: Mapping[str, Look], page: ChartPage) -> Figure:
     notes += [lines.HOLLOW_NOTE] * bool(lines.uncertain(rows, ROOFLINE).any())
     figures.legend(figure, lines.lines_of(ROOFLINE, rows), looks, notes)
     return figure
-
-
-def _intensity(value: float) -> str:
-    """FLOP/B on an axis, whose ticks are powers of two: `0.5`, `8`, `1,024`."""
-    return axes.plain(value) if value < 1 else units.count(round(value))

@@ -24,6 +24,7 @@ from attnbench.analysis.columns import COLUMNS, TableRow
 from attnbench.analysis.crossovers import Crossover, crossovers, size_text
 from attnbench.analysis.pairs import ratio
 from attnbench.analysis.scaling import scaling
+from attnbench.analysis.scaling.decide import TO_REFUTE
 from attnbench.analysis.scaling.results import ExponentFit, Scaling, Uncertain
 from attnbench.analysis.scaling.series import same_text
 from attnbench.analysis.times import Interval, are_times, interval_us, time_us
@@ -33,7 +34,6 @@ from attnbench.execution.store import Run
 from attnbench.schema.record import Record
 from attnbench.theory.traits import case_label
 
-LEAST_OCTAVES = 2.0  # of usable range, as to refute a law
 _NOISELESS = ("error_max", "error_rmse", "error_ratio")  # beside whole numbers
 _POWER_OF_TIME = {TIME: 1, "tflops": -1, "gbps": -1}  # what has an interval: that of the time
 _GROWTH_OF = {"flops_counted": "flops", "memory_workspace_bytes": "workspace"}
@@ -139,7 +139,7 @@ def _exponent(quantity: statement.Exponent, cells: Cells) -> Observed:
     found = [
         _slope(fit)
         for fit in scaling.exponents
-        if column == TIME and fit.octaves >= LEAST_OCTAVES - 1e-9
+        if column == TIME and fit.octaves >= TO_REFUTE - 1e-9
         if fit.series.axis == axis and (fit.series.impl, fit.series.same) in wanted
     ] + [
         Observation(f"{fit.impl}, {fit.same}", fit.growth, fit.growth, fit.growth)
@@ -324,6 +324,6 @@ def _only(records: list[Record], side: Where) -> Record:
     """The one record of a group on this side of a pair."""
     found = _outermost(records, side)
     if len(found) > 1:
-        labels = "; ".join(f"{case_label(r.cell.case)} {r.cell.impl}" for r in found[:2])
+        labels = "; ".join(map(_label, found[:2]))
         raise LackingError(f"{len(found)} cells with {text(side)} fit one other: {labels}")
     return found[0]
