@@ -26,9 +26,9 @@ from attnbench.gate.protocol import (
     CellFailed,
     CellVerified,
     Prepared,
-    RoundConfig,
     SampleTaken,
     TakeSample,
+    VariantConfig,
     VerifyCell,
 )
 from attnbench.gate.run import rounds
@@ -160,7 +160,7 @@ def test_what_fails_when_it_is_asked_has_its_code(tmp_path):
         ("null", late, bench.base),
     ]
     config = partial(
-        RoundConfig, cells=dict(enumerate(bench.cells)), references=str(bench.references),
+        VariantConfig, cells=dict(enumerate(bench.cells)), references=str(bench.references),
         device="cpu", threads=1, seed=0, l2=None, timer=None, cpu=None,
     )  # fmt: skip
     with RoundProcesses(sides, config, bench.settings) as processes:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from attnbench.execution.process import Child, GarbledError, Line, Settings
@@ -16,8 +15,8 @@ from attnbench.schema.messages import Event
 # A process that answers each request, until it is told how to end.
 ECHO = """
 import json, os, subprocess, sys, time
-ends = json.loads(sys.argv[1])["ends"]
-requests, answers = os.fdopen(ends["read"]), os.fdopen(ends["write"], "w", buffering=1)
+read, write, _ = json.loads(sys.argv[1])
+requests, answers = os.fdopen(read), os.fdopen(write, "w", buffering=1)
 for line in requests:
     request = json.loads(line)
     if request == "hang":
@@ -31,16 +30,12 @@ for line in requests:
 """
 
 
-class Config(msgspec.Struct):
-    ends: Any
-
-
 @pytest.fixture
 def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Child, Line]]:
     (tmp_path / "echo_lines.py").write_text(ECHO)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     line = Line()
-    child = Child("echo_lines", Config(line.ends), Settings(device="cpu"), [line])
+    child = Child("echo_lines", line.ends, Settings(device="cpu"), line)
     yield child, line
     child.kill()
     line.close()
@@ -92,7 +87,7 @@ def test_one_that_hangs_misses_the_deadline_and_is_ended_with_what_it_started(
 )
 def test_a_line_that_is_no_event_is_garbled(text: bytes) -> None:
     line = Line()
-    os.write(line.ends.write, text + b"\n")
+    os.write(line.ends[1], text + b"\n")
     kind: Any = Event
     with pytest.raises(GarbledError):
         line.receive(kind, 60)

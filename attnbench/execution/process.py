@@ -23,7 +23,7 @@ from msgspec import Meta
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import AttnbenchError, UsageError
 from attnbench.machine.host import AllocatorPolicy, allocator_variables
-from attnbench.schema.messages import Ends, Event, Heartbeat, WorkerConfig
+from attnbench.schema.messages import Event, Heartbeat, WorkerConfig
 
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
@@ -94,7 +94,8 @@ class Line:
     """A conversation with one process: requests down one pipe, answers up another.
 
     Each is a line of JSON; empty lines are passed over. What the process writes to standard error
-    is kept. `ends` are the descriptors of its side, which `Child` hands over.
+    is kept. `ends` are the descriptors of its side: where it reads, where it writes, its standard
+    error. They are handed over once it has them.
     """
 
     def __init__(self) -> None:
@@ -107,7 +108,7 @@ class Line:
             self._read, their_write = os.pipe()
             begun.callback(os.close, self._read)
             self._theirs.append(their_write)
-            self.ends = Ends(their_read, their_write, self._stderr.fileno())
+            self.ends = their_read, their_write, self._stderr.fileno()
             self._held = begun.pop_all()
         self._kept = bytearray()
 
@@ -171,35 +172,28 @@ class Line:
 
 
 class Child:
-    """`python -m MODULE CONFIG`, that as JSON, which leads a session of its own.
+    """`python -m MODULE DESCRIPTORS`, a list of them as JSON, which leads a session of its own.
 
-    It talks through `lines`, one or, where it forks, one for each process; what it prints goes to
-    the first one's standard error. It also gets the descriptors that are `shared`.
+    What it prints goes to the standard error of `line`.
     """
 
     def __init__(
-        self,
-        module: str,
-        config: msgspec.Struct | Sequence[int],
-        settings: Settings,
-        lines: Sequence[Line],
-        *shared: int,
+        self, module: str, descriptors: Sequence[int], settings: Settings, line: Line
     ) -> None:
-        ends = [line.ends for line in lines]
+        *_, stderr = line.ends
         try:
             self.process = subprocess.Popen(
                 # -P: a file called torch.py in the user's folder must not become torch.
-                [sys.executable, "-P", "-m", module, encode(config).decode()],
+                [sys.executable, "-P", "-m", module, encode(descriptors).decode()],
                 stdin=subprocess.DEVNULL,
-                stdout=ends[0].stderr,
-                stderr=ends[0].stderr,
-                pass_fds=[*shared, *(x for end in ends for x in (end.read, end.write, end.stderr))],
+                stdout=stderr,
+                stderr=stderr,
+                pass_fds=descriptors,
                 env=environment_of(settings),
                 start_new_session=True,  # an interrupt is for this process to handle
             )
         finally:
-            for line in lines:
-                line.hand_over()
+            line.hand_over()
 
     def ended(self, within_s: float = _GRACE_S) -> int | None:
         """The exit code of one whose pipes are closed; None if it had to be killed."""
@@ -221,20 +215,19 @@ _START_TIMEOUT_S = 120.0
 
 
 class Server(contextlib.AbstractContextManager["Server"]):
-    """A process that imports torch once, and then forks each worker. Use as a context manager.
+    """A process that imports torch once, and then forks others. Use as a context manager.
 
-    It starts in the background: who asks first waits. All its workers share an address layout.
+    It starts in the background: who asks first waits. All that it forks share an address layout.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, module: str = _WORKER) -> None:
         with contextlib.ExitStack() as begun:
             self.line = begun.enter_context(contextlib.closing(Line()))
             self._control, theirs = socket.socketpair()
             begun.callback(self._control.close)
             self._control.settimeout(_START_TIMEOUT_S)
             with theirs:
-                end = theirs.fileno()
-                self._child = Child(_WORKER, [end], settings, [self.line], end)
+                self._child = Child(module, [theirs.fileno()], settings, self.line)
             begun.callback(self.ended)
             self._held = begun.pop_all()
 
@@ -247,7 +240,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
         socket.send_fds(self._control, [encode([what, process, within_s])], ends)
         answer = self._control.recv(1 << 10)
         if not answer:
-            raise ConnectionResetError(f"the server of {_WORKER} has ended")
+            raise ConnectionResetError(f"their server has ended: {self.line.last_words()}")
         return decode(answer, int | None)  # type: ignore[arg-type]
 
     def lives(self) -> bool:
@@ -286,6 +279,22 @@ class Forked:
             self._server.ask("kill", self._id)
 
 
+def started(
+    module: str, settings: Settings, line: Line, server: Server | None, *shared: int
+) -> Child | Forked:
+    """A process that talks through `line`: forked by the server, or else started from nothing.
+
+    It also gets the descriptors that are `shared`.
+    """
+    descriptors = [*line.ends, *shared]
+    if server is None:
+        return Child(module, descriptors, settings, line)
+    try:
+        return Forked(server, descriptors)
+    finally:
+        line.hand_over()
+
+
 _FROM_SETTINGS = ("threads", "files", "replace", "root", "other_root")
 
 
@@ -302,13 +311,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             begun.callback(self.heartbeat.close)
             self.line = Line()
             begun.callback(self.line.close)
-            ends = [self.line.ends.read, self.line.ends.write, self.line.ends.stderr, file]
-            child: Child | Forked
-            if server is None:
-                child = Child(_WORKER, ends, settings, [self.line], file)
-            else:
-                child = Forked(server, ends)
-                self.line.hand_over()
+            child = started(_WORKER, settings, self.line, server, file)
             begun.callback(child.kill)
             self.ended, self.send = child.ended, self.line.send
             given = {name: getattr(settings, name) for name in _FROM_SETTINGS}

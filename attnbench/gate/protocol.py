@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from attnbench.gate.decide.data import Variant
-from attnbench.schema.messages import Ends
 from attnbench.schema.record import Cell, Status
 
 
-class VariantConfig(Struct, frozen=True):
-    """One process: its code, which imports nothing from `other_root`, and where it talks."""
+class VariantConfig(Struct, frozen=True, kw_only=True):
+    """What the process of a variant is told first: its code, which imports nothing of `other_root`.
 
-    variant: Variant
+    `references` is the folder of the float64 results that all rounds share; `cpu` what it is pinned
+    to.
+    """
+
     files: tuple[str, ...]
     root: str
     other_root: str
-    ends: Ends
-
-
-class RoundConfig(Struct, frozen=True, kw_only=True):
-    """What the server of a round is started with.
-
-    It tells how its processes ended through `report`. `references` is the folder of the float64
-    results that all rounds share; `cpu` what the processes are pinned to.
-    """
-
-    report: Ends
-    variants: tuple[VariantConfig, ...]
     cells: dict[int, Cell]
     references: str
     device: str
@@ -36,13 +25,6 @@ class RoundConfig(Struct, frozen=True, kw_only=True):
     l2: str | None
     timer: str | None
     cpu: int | None
-
-
-class ProcessEnded(Struct, frozen=True):
-    """The process of a variant has ended."""
-
-    variant: Variant
-    returncode: int
 
 
 class Preparing(Struct, frozen=True, tag=True):

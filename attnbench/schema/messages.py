@@ -17,17 +17,6 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
     """A request or an event; its class is its tag."""
 
 
-class Ends(msgspec.Struct, frozen=True):
-    """The descriptors a process talks through: where requests come from, and where answers go.
-
-    What it prints belongs to `stderr`.
-    """
-
-    read: int
-    write: int
-    stderr: int
-
-
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is told first: the files it loads, and in how many threads it computes."""
 

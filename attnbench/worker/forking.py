@@ -9,14 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 _POLL_S = 0.005
+
+
+def become(main: Callable[..., None]) -> None:
+    """Call `main` with the descriptors of a process: where it reads, where it writes, and more.
+
+    They stand on the command line, a list as JSON in which that of its standard error is the third.
+    Where there is but one, that is the socket on which processes are asked for: `main` is then
+    called in each.
+    """
+    descriptors = json.loads(sys.argv[1])
+    gc.freeze()  # what was imported stays: a collection would copy it into each process
+    gc.enable()
+    read, write, stderr, *more = descriptors if len(descriptors) > 1 else next_fork(*descriptors)
+    for descriptor in (read, write):
+        os.set_inheritable(descriptor, False)
+    for stream in (1, 2):  # whatever implementations print
+        os.dup2(stderr, stream)
+    os.close(stderr)
+    main(read, write, *more)
 
 
 def next_fork(control: int) -> list[int]:

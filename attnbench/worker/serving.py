@@ -54,13 +54,8 @@ Emit = Callable[[Event], None]
 _LOST = 70
 
 
-def main(read: int, write: int, stderr: int, beat: int) -> None:
-    """Serve requests until there are no more; descriptors: `Ends`, and the heartbeat's file."""
-    for descriptor in (read, write):
-        os.set_inheritable(descriptor, False)
-    for stream in (1, 2):
-        os.dup2(stderr, stream)
-    os.close(stderr)
+def main(read: int, write: int, beat: int) -> None:
+    """Serve requests until there are no more; `beat` is the descriptor of the heartbeat's file."""
     heartbeat = Heartbeat(beat)
     os.close(beat)  # it is mapped
     emit = _event_writer(write)

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from attnbench.errors import UsageError, WorkerError
-from attnbench.execution.process import GARBLED, Child, GarbledError, Line, Settings, ending
+from attnbench.execution.process import (
+    CAN_FORK,
+    GARBLED,
+    Child,
+    Forked,
+    GarbledError,
+    Line,
+    Server,
+    Settings,
+    ending,
+    started,
+)
 from attnbench.gate.decide.data import Failure, Variant, Version
 from attnbench.gate.protocol import (
     CellFailed,
     Prepared,
     Preparing,
-    ProcessEnded,
     Refused,
-    RoundConfig,
     RoundRequest,
     VariantConfig,
 )
 
-_GRACE_S, _REPORT_S = 0.5, 1.0
-CAN_FORK = sys.platform == "linux"  # elsewhere forking after importing a BLAS is not safe
+_GRACE_S = 1.0
+_MODULE = "attnbench.gate.server"
 
 T = TypeVar("T")
 
@@ -40,33 +48,25 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
     """One fresh process a variant, all warm and alive at once. Use as a context manager.
 
     `versions` has for each variant the version whose code it runs, and the other; processes are
-    forked in this order. `config` makes the server's from `report` and `variants`.
+    forked in this order. `config` is made for each with `files`, `root` and `other_root`.
     """
 
     def __init__(
         self,
         versions: Sequence[tuple[Variant, Version, Version]],
-        config: Callable[..., RoundConfig],
+        config: Callable[..., VariantConfig],
         settings: Settings,
     ) -> None:
         self._timeout_s = settings.timeout_s
         self._lines: dict[Variant, Line] = {}
-        self._servers: dict[Variant, tuple[Line, Child]] = {}
+        self._processes: dict[Variant, Child | Forked] = {}
+        self._server: Server | None = None
         try:
-            for group in [versions] if CAN_FORK else [[row] for row in versions]:
-                lines: dict[Variant, Line] = {variant: Line() for variant, *_ in group}
-                self._lines |= lines
-                variants = tuple(
-                    VariantConfig(
-                        variant, version.files, version.root, other.root, lines[variant].ends
-                    )
-                    for variant, version, other in group
-                )
-                report = Line()
-                started = config(report=report.ends, variants=variants)
-                used = [report, *lines.values()]
-                child = Child("attnbench.gate.server", started, settings, used)
-                self._servers |= dict.fromkeys(lines, (report, child))
+            self._server = Server(settings, _MODULE) if CAN_FORK else None
+            for variant, version, other in versions:
+                line = self._lines[variant] = Line()
+                self._processes[variant] = started(_MODULE, settings, line, self._server)
+                line.send(config(files=version.files, root=version.root, other_root=other.root))
         except BaseException as err:
             self.end()
             if isinstance(err, OSError):
@@ -124,36 +124,23 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
         raise ProcessError(failure, cell)
 
     def _death(self, variant: Variant) -> str:
-        """How a process ended, as its server reports it, and its last words."""
-        line, (report, server) = self._lines[variant], self._servers[variant]
-        words = line.last_words() or report.last_words()
+        """How a process ended, and its last words or its server's."""
+        line = self._lines[variant]
+        words = line.last_words() or (self._server.line.last_words() if self._server else "")
         line.close()
-        returncode = None
-        try:
-            while (ended := report.receive(ProcessEnded, _REPORT_S)) is not None:
-                if ended.variant == variant:
-                    returncode = ended.returncode
-                    break
-            else:  # the server itself has ended
-                returncode = server.ended(_REPORT_S)
-        except (TimeoutError, GarbledError):
-            pass
+        returncode = self._processes[variant].ended(_GRACE_S)
         how = "it ended" if returncode is None else ending(returncode)
         return f"{how}: {words}" if words else how
 
     def end(self) -> None:
-        """End every process of the round: those that wait for requests by themselves, the rest now.
-
-        A server that ends by itself has seen its processes end: they leave no zombies to a
-        container without an init process.
-        """
+        """End every process of the round, and with it what it started."""
         for line in self._lines.values():
             line.close()
-        for report, server in dict.fromkeys(self._servers.values()):
-            server.ended(_GRACE_S)
-            server.kill()
-            report.close()
-        self._servers.clear()
+        if self._server is not None:
+            self._server.__exit__()
+        for process in self._processes.values():
+            if isinstance(process, Child):
+                process.kill()
 
     def __exit__(self, *_: object) -> None:
         self.end()

@@ -112,7 +112,7 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
     bench.rng.shuffle(versions)  # who is forked first has other memory
 
     config = partial(
-        protocol.RoundConfig,
+        protocol.VariantConfig,
         cells={cell: bench.cells[cell] for cell in cells},
         references=str(bench.references),
         cpu=cpu,

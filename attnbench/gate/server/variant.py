@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 import torch
@@ -21,7 +22,8 @@ from attnbench.base.files import digest
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import UsageError
 from attnbench.gate import protocol
-from attnbench.machine.state import adopt, beyond_repair, pin, restore_clocks, settle
+from attnbench.machine.facts import limit_memory
+from attnbench.machine.state import adopt, beyond_repair, pin, remember, restore_clocks, settle
 from attnbench.measure.clock import Clock, clock_for, now_ns
 from attnbench.measure.gpu import GpuSensor, must_discard
 from attnbench.measure.watch import collector_off
@@ -49,21 +51,34 @@ class _Warm:
     tensors: Tensors
 
 
+def main(read: int, write: int) -> None:
+    """Serve the requests that come after the config, until there are no more."""
+    requests, answers = os.fdopen(read, "rb"), os.fdopen(write, "wb")
+    if not (line := requests.readline()):
+        return  # the round was given up
+    config = decode(line, protocol.VariantConfig)
+    if config.device == "cpu":
+        limit_memory()
+    remember(config.threads)
+    with contextlib.suppress(BrokenPipeError):  # given up now
+        VariantProcess(config, requests, answers).serve()
+
+
 class VariantProcess:
     """Answers requests, one line of JSON each, until its pipe is closed."""
 
-    def __init__(self, config: protocol.RoundConfig, mine: protocol.VariantConfig) -> None:
-        self._config, self._mine = config, mine
-        self._requests = os.fdopen(mine.ends.read, "rb")
-        self._answers = os.fdopen(mine.ends.write, "wb")
+    def __init__(
+        self, config: protocol.VariantConfig, requests: BinaryIO, answers: BinaryIO
+    ) -> None:
+        self._config, self._requests, self._answers = config, requests, answers
         self._warm: dict[int, _Warm] = {}
         self._slowed: dict[tuple[int, float], Call] = {}
 
     def serve(self) -> None:
         """Prepare every cell, say so, and take samples."""
-        mine, config = self._mine, self._config
+        config = self._config
         try:
-            load_side(mine.files, mine.root, mine.other_root)
+            load_side(config.files, config.root, config.other_root)
             adopt(folder=True)
             restore_clocks()
             settle()
@@ -72,7 +87,9 @@ class VariantProcess:
             failures = self._prepare_all()
             # Some import no earlier than when they build, or are first called.
             refuse_foreign(
-                ", ".join(mine.files), Path(mine.root).resolve(), Path(mine.other_root).resolve()
+                ", ".join(config.files),
+                Path(config.root).resolve(),
+                Path(config.other_root).resolve(),
             )
         except UsageError as err:
             self._answer(protocol.Refused(str(err)))
@@ -80,7 +97,7 @@ class VariantProcess:
         if config.cpu is not None:
             settle()
             pin(config.cpu)
-        self._answer(protocol.Prepared(failures, digests_of_loaded(mine.root)))
+        self._answer(protocol.Prepared(failures, digests_of_loaded(config.root)))
         for line in self._requests:
             request: protocol.RoundRequest = decode(line, protocol.RoundRequest)  # type: ignore[arg-type]
             try:
