@@ -256,7 +256,7 @@ def test_what_fails_in_both_is_the_bases_and_files_that_change_are_noticed(tmp_p
     answers: Any = Prepares()
     assert rounds._prepare(bench, answers, ["base", "candidate"])[0].variant == "base"
     assert rounds._prepare(bench, answers, ["candidate", "base"])[0].variant == "base"
-    assert bench.loaded_alike() is False
+    assert bench.digests == {"base": {"mine.py": "b"}, "candidate": {"mine.py": "c"}}
     with pytest.raises(UsageError, match=r"base changed while they were measured"):
         rounds._prepare(bench, answers, ["null"])
 

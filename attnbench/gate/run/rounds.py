@@ -78,15 +78,7 @@ class Bench:
     rng: random.Random
     injected: Mapping[int, float] = field(default_factory=dict)
     each_us: dict[int, float] = field(default_factory=dict)
-    digests: dict[tuple[VersionName, str], str] = field(default_factory=dict)
-
-    def loaded_alike(self) -> bool | None:
-        """Whether all files that were loaded are the same in both versions; None if none were."""
-        base, candidate = (
-            {file: digest for (version, file), digest in self.digests.items() if version == name}
-            for name in ("base", "candidate")
-        )
-        return base == candidate if self.digests else None
+    digests: dict[VersionName, dict[str, str]] = field(default_factory=dict)
 
 
 class RoundError(Exception):
@@ -162,8 +154,9 @@ def _prepare(
     for variant in variants:
         prepared = processes.prepared(variant)
         version = bench.candidate if variant == "candidate" else bench.base
+        known = bench.digests.setdefault(version.name, {})
         for file, digest in prepared.digests.items():  # not always the same: some import late
-            if bench.digests.setdefault((version.name, file), digest) != digest:
+            if known.setdefault(file, digest) != digest:
                 raise UsageError(
                     f"files below {version.root} changed while they were measured; leave them"
                     " alone and run again"

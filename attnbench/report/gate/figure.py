@@ -53,7 +53,7 @@ def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
     found = []
     for line in texts.lines(run, outcome):
         row, (label, change, interval, wins, verdict) = line.row, line.columns
-        ends = None if row.low is None or row.high is None else (row.low, row.high)
+        low, high = _percent(row.low), _percent(row.high)
         known = interval != units.UNKNOWN
         words = f"{change} ({interval})  {wins}  {verdict}" if known else verdict
         found.append(
@@ -61,8 +61,8 @@ def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
                 label=label if len(label) <= LONGEST else f"…{label[1 - LONGEST :]}",
                 look=looks[texts.flat(row.cell.impl)],
                 dots=_dots(run.rounds, [line.number], "candidate"),
-                middle=None if row.ratio is None else _percent(row.ratio),
-                ends=None if ends is None else (_percent(ends[0]), _percent(ends[1])),
+                middle=_percent(row.ratio),
+                ends=None if low is None or high is None else (low, high),
                 words=words, against=line.look.element == "failure",
             )
         )  # fmt: skip
@@ -81,13 +81,12 @@ def controls(run: GateRun, outcome: Outcome) -> list[Strip]:
     return [
         Strip(
             label="A/A control (base again)", look=CONTROL, dots=_dots(run.rounds, every, "null"),
-            middle=None if null is None else _percent(null), words=texts.change(null) + aside,
+            middle=_percent(null), words=texts.change(null) + aside,
         ),
         Strip(
             label=f"positive control (+{units.brief_percent(run.rules.threshold)})", look=CONTROL,
             dots=_dots(run.rounds, every, "planted"),
-            middle=None if planted is None else _percent(planted),
-            words=seen,
+            middle=_percent(planted), words=seen,
         ),
     ]  # fmt: skip
 
@@ -96,7 +95,7 @@ def _dots(
     rounds: Iterable[Round], cells: Iterable[int], variant: Variant
 ) -> tuple[tuple[float, str], ...]:
     return tuple(
-        (_percent(math.exp(log)), "×" if found.discarded is not None else _MARKERS[found.stage])
+        (100 * (math.exp(log) - 1), "×" if found.discarded is not None else _MARKERS[found.stage])
         for found in rounds
         for cell in cells
         if (log := found.log_ratio(cell, variant)) is not None
@@ -106,8 +105,8 @@ def _dots(
 _MARKERS = {"screen": "○", "confirm": "●"}
 
 
-def _percent(ratio: float) -> float:
-    return 100 * (ratio - 1)
+def _percent(ratio: float | None) -> float | None:
+    return None if ratio is None else 100 * (ratio - 1)
 
 
 def limits(run: GateRun, strips: Sequence[Strip]) -> tuple[float, float]:

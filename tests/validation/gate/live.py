@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
-from attnbench.gate.decide.data import Round, Rules, Version
+from attnbench.gate.decide.data import GateRun, Rules, Version
+from attnbench.gate.decide.verdict import decide
+from attnbench.gate.run.measuring import GateListener, GateRequest
 from attnbench.planning.plan import Axes
-from attnbench.schema.record import Cell
 from tests.validation.gate.pool import Live
 from tests.validation.gate.schedule import Todo
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from attnbench.gate.decide.data import GateRun
-    from attnbench.gate.run.measuring import GateListener, GateRequest
-
-    Measure = Callable[[GateRequest, GateListener], GateRun]
+Measure = Callable[[GateRequest, GateListener], GateRun]
 
 IMPLS = ("naive", "sdpa")
 SEQ_LENS = (128, 256, 512, 1024)
@@ -52,8 +47,6 @@ def side(name: str) -> Version:
 
 def request(todo: Todo, seq_lens: tuple[int, ...] = SEQ_LENS) -> GateRequest:
     """What the gate is asked for in one run of the validation: each size with all of `IMPLS`."""
-    from attnbench.gate.run.measuring import GateRequest
-
     kind, cell = todo.kind, todo.kind.cell(todo.number, len(IMPLS) * len(seq_lens))
     return GateRequest(
         base=side("base"),
@@ -66,20 +59,11 @@ def request(todo: Todo, seq_lens: tuple[int, ...] = SEQ_LENS) -> GateRequest:
     )
 
 
-class Listener:
+class Listener(GateListener):
     """Passes warnings on; what else happens in a run is told when it has ended."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-
-    def stage(self, words: str) -> None:
-        """Nothing: the run's line will say enough."""
-
-    def planned(self, cells: tuple[Cell, ...]) -> None:
-        """Nothing."""
-
-    def round_measured(self, found: Round, number: int, words: str) -> None:
-        """Nothing."""
 
     def warned(self, message: str) -> None:
         """Pass it on."""
@@ -93,8 +77,6 @@ def measured(
     seq_lens: tuple[int, ...] = SEQ_LENS,
 ) -> Live:
     """Make one gate run; what it decided is stored beside its raw data."""
-    from attnbench.gate.decide.verdict import decide
-
     created = datetime.now(UTC).isoformat(timespec="seconds")
     run = measure(request(todo, seq_lens), Listener(tell))
     return Live(

@@ -39,6 +39,10 @@ class Drawn(Round, frozen=True, kw_only=True):
         """As that of a round with times."""
         return self.logs.get(cell, {}).get(above)
 
+    def mean_log_ratio(self, cell: int, above: Variant) -> float:
+        """None of the cells is slow now and then."""
+        return 0.0
+
     @property
     def slowed(self) -> int | None:
         """The cell of the positive control in this round, if any."""
