@@ -166,7 +166,7 @@ _VALID: dict[str, tuple[str, ...]] = {
     "quantity.kind": tuple(str(kind.__struct_config__.tag) for kind in get_args(Quantity)),
 }
 _NUMBERS = [name for name, column in COLUMNS.items() if column.kind != "text"]
-_TERMS = sorted({candidate.name for terms in TERMS.values() for candidate in terms.candidates})
+_TERMS = sorted({name for row in TERMS.values() for name in row.names})
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "column": lambda name: _known([name], _NUMBERS, "column of numbers"),
     "where": _selection,

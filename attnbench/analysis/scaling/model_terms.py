@@ -22,7 +22,6 @@ from attnbench.theory.law import Law, Term, parse
 from attnbench.theory.traits import TRAITS, kind_words
 
 Bools = NDArray[np.bool_]
-Band = Literal["any", "full", "window"]
 
 OVERHEAD = "floor"  # the name under which runs and claims know the overhead of a call
 FEWEST_POINTS = 6
@@ -31,14 +30,10 @@ FEWEST_SIZES = 2  # of n, and of d
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A term in n, d and w, times the sizes named in `per` (batch, heads).
-
-    `band` says for which masks it is there: all of them, those without a window, or windows only.
-    """
+    """A term in n, d and w, times the sizes named in `per` (batch, heads)."""
 
     name: str
-    per: tuple[str, ...]
-    band: Band = "any"
+    per: tuple[str, ...] = ()
 
     @cached_property
     def term(self) -> Term:
@@ -46,69 +41,67 @@ class Candidate:
         return parse("1" if self.name == OVERHEAD else self.name.removeprefix("H ")).terms[0]
 
 
+_EACH_HEAD = ("batch", "heads")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the model of a workload is made of.
+    """What the model of a workload is made of, beside the overhead.
 
-    `d` is the property of a case that d stands for; `overtakes` says that terms in n² overtake
-    those of its projections at some n.
+    `d` is the property of a case that d stands for. Each of the `products` is there by `per`, and
+    what is in `once` whatever the batch. H before a name is what each head pays once more, whatever
+    its dim: softmax, traffic of the scores. `overtakes` says that terms in n² overtake those of its
+    projections at some n.
     """
 
-    d: Literal["head_dim", "model_width"]
-    candidates: tuple[Candidate, ...]
+    d: Literal["head_dim", "model_width"] = "model_width"
+    per: tuple[str, ...] = ("batch",)  # the width contains the heads
+    products: tuple[str, ...]
+    once: tuple[str, ...] = ()
     overtakes: bool = False
 
-
-def _terms(per: tuple[str, ...], names: str, once: str = "") -> tuple[Candidate, ...]:
-    """The overhead, what is there `once`, and by `per` each of `names`.
-
-    H before a name is what each head pays once more, whatever its dim: softmax, traffic of the
-    scores. What has a w is there under a window alone, and n d not where n w d is.
-    """
-    found = [Candidate(name=name, per=()) for name in (OVERHEAD, *once.split(", ")) if name]
-    for name in names.split(", "):
-        band: Band = "window" if "w" in name else "any"
-        if name == "n d" and "n w d" in names:  # which is the same but for a factor
-            band = "full"
-        of = _EACH_HEAD if name.startswith("H ") else per
-        found.append(Candidate(name=name, per=of, band=band))
-    return tuple(found)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all terms that there may be."""
+        return OVERHEAD, *self.once, *self.products
 
 
-_EACH_HEAD = ("batch", "heads")  # of attention, where d is the head dim
-_WIDTH = ("batch",)  # where d is the model width, in which the heads are contained
-_PRODUCTS = "n d, n w d, H n w, n d^2, H n^2, n^2 d"
+_PRODUCTS = ("n d", "n w d", "H n w", "n d^2", "H n^2", "n^2 d")
 # A new workload is one row. At n below the window w is n.
 TERMS: dict[str, Terms] = {
-    "attention": Terms(d="head_dim", candidates=_terms(_EACH_HEAD, _PRODUCTS)),
+    "attention": Terms(d="head_dim", per=_EACH_HEAD, products=_PRODUCTS),
     # The weights are read once, however many tokens there are.
-    "layer": Terms(
-        d="model_width", overtakes=True, candidates=_terms(_WIDTH, _PRODUCTS, once="d^2")
-    ),
-    "decode": Terms(
-        d="model_width",
-        candidates=_terms(_WIDTH, "d^2, n d, w d, H n, n d^2, H n^2, n^2 d"),
-    ),
+    "layer": Terms(products=_PRODUCTS, once=("d^2",), overtakes=True),
+    "decode": Terms(products=("d^2", "n d", "w d", "H n", "n d^2", "H n^2", "n^2 d")),
     # A step costs something however narrow the network is: n steps one after another.
-    "recurrent": Terms(d="model_width", candidates=_terms(_WIDTH, "n d, n d^2, n^2 d", once="n")),
+    "recurrent": Terms(products=("n d", "n d^2", "n^2 d"), once=("n",)),
 }
 
 
 def candidates(workload: str, *, window: bool) -> tuple[Candidate, ...]:
-    """The terms of a workload under a mask with or without a window."""
-    band = "window" if window else "full"
-    return tuple(item for item in TERMS[workload].candidates if item.band in ("any", band))
+    """The terms of a workload; what has a w is there under a window alone."""
+    row = TERMS[workload]
+    found = [Candidate(name=name) for name in (OVERHEAD, *row.once)]
+    for name in row.products:
+        same = name == "n d" and "n w d" in row.products  # but for a factor, under a window
+        if not (same if window else "w" in name):
+            per = _EACH_HEAD if name.startswith("H ") else row.per
+            found.append(Candidate(name=name, per=per))
+    return tuple(found)
 
 
 def design(terms: Sequence[Candidate], sizes: dict[str, Floats]) -> Floats:
     """Each term at each point, m × p. `sizes` has n, d, w, heads and batch of every point."""
-    rows = np.ones((len(sizes["n"]), len(terms)))
-    for i, candidate in enumerate(terms):
-        for name, power in candidate.term.powers:
-            rows[:, i] *= sizes[name] ** float(power)
-        for name in candidate.per:
-            rows[:, i] *= sizes[name]
-    return rows
+    columns = [
+        math.prod((sizes[name] for name in candidate.per), start=_at(candidate.term, sizes))
+        for candidate in terms
+    ]
+    return np.stack(columns, axis=1)
+
+
+def _at(term: Term, sizes: dict[str, Floats]) -> Floats:
+    one = np.ones_like(sizes["n"])
+    return math.prod((sizes[name] ** float(power) for name, power in term.powers), start=one)
 
 
 # The terms of a law.
@@ -152,11 +145,7 @@ def surplus(law: Law, terms: Sequence[Candidate]) -> list[int]:
 
 def expected_shares(law: Law, sizes: dict[str, Floats]) -> dict[Term, Floats]:
     """Each term's part of the law at every point, each counted once: what theory lets one see."""
-    one = np.ones_like(sizes["n"])
-    values = {
-        term: math.prod((sizes[name] ** float(power) for name, power in term.powers), start=one)
-        for term in law.terms
-    }
+    values = {term: _at(term, sizes) for term in law.terms}
     total = sum(values.values())
     return {term: value / total for term, value in values.items()}
 
