@@ -58,16 +58,24 @@ class _Display:
         text = wrapped(f"Warning: {message}", err=True)
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def _begin(self, *columns: ProgressColumn, total: float | None) -> None:
-        """Show the live line, where there is a terminal."""
+    def _begin(self, *columns: ProgressColumn, total: float | None = None) -> None:
+        """Show the live line, where there is a terminal: a spinner unless columns are given."""
         if self._console.is_terminal and not self._quiet:
             # Each refresh takes time from what is measured.
             self._progress = Progress(
-                *columns, console=self._console, transient=True, refresh_per_second=1,
+                *(columns or (SpinnerColumn(), TimeElapsedColumn())),
+                TextColumn("{task.description}", markup=False),
+                console=self._console, transient=True, refresh_per_second=1,
                 speed_estimate_period=3600,  # cells take unlike times: the rate of the whole run
             )  # fmt: skip
             self._progress.start()
             self._task = self._progress.add_task("starting", total=total)
+
+    def _show(self, text: str) -> bool:
+        """Put a text into the live line; False where there is none."""
+        if self._progress is not None:
+            self._progress.update(self._task, description=text)
+        return self._progress is not None
 
     def close(self) -> None:
         """Take the live line away; the lines that were printed stay."""
@@ -119,7 +127,6 @@ class SweepDisplay(_Display, Listener):
             TimeElapsedColumn(table_column=Column(min_width=7)),
             TimeRemainingColumn(table_column=Column(min_width=7)),
             TextColumn("left"),
-            TextColumn("{task.description}", markup=False),
             total=sum(_cell_work(cell.case) for cell in measured),
         )
 
@@ -130,12 +137,10 @@ class SweepDisplay(_Display, Listener):
 
     def working(self, case: Case | None, impl: str | None, stage: str) -> None:
         """Show the last time, the cell and the stage the worker is at."""
-        if self._progress is not None:
-            text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
-            text = self._latest + text
-            room = max(20, self._console.width - _BESIDE)
-            text = textwrap.shorten(text, room, placeholder=" …")  # a cut between words
-            self._progress.update(self._task, description=text)
+        text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
+        room = max(20, self._console.width - _BESIDE)
+        shown = f"{self._latest}, now {text}" if self._latest else text
+        self._show(textwrap.shorten(shown, room, placeholder=" …"))  # a cut between words
 
     def recorded(self, record: Record) -> None:
         """Count one record; without a terminal print a line for it."""
@@ -149,8 +154,8 @@ class SweepDisplay(_Display, Listener):
         if record.status != "ok":
             self.say(line(record))
         else:
-            self._latest = line(record).partition(":")[0].strip() + ", now "
-            self._progress.update(self._task, description=self._latest.removesuffix(", now "))
+            self._latest = f"{_time(record)} {record.cell.impl}"
+            self._show(self._latest)
 
 
 class CheckDisplay(_Display):
@@ -163,35 +168,30 @@ class CheckDisplay(_Display):
         self._seen = seen
         self._count = self._failed = self._total = 0
         self._said = time.monotonic()
-        self._begin(
-            SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False),
-            total=None,
-        )  # fmt: skip
+        self._begin()
 
     def planned(self, count: int) -> None:
         """The number of checks is known."""
         self._total = count
-        self._show("begins")
+        self._counted("begins")
 
     def working(self, case: Case | None, impl: str | None, stage: str) -> None:
         """Show the check and the stage the worker is at."""
         self._seen(None)
         if case is not None:
-            self._show(f"{impl}: {case_label(case)} ({stage})")
+            self._counted(f"{impl}: {case_label(case)} ({stage})")
 
     def checked(self, result: CheckResult) -> None:
         """Count one result."""
         self._count += 1
         self._failed += result.failed
         self._seen(result)
-        self._show(f"{result.impl}: {case_label(result.item.case)}")
+        self._counted(f"{result.impl}: {case_label(result.item.case)}")
 
-    def _show(self, text: str) -> None:
+    def _counted(self, text: str) -> None:
         failed = f", {self._failed} failed" if self._failed else ""
         text = f"{self._count} of {self._total} checks{failed}: {text}"
-        if self._progress is not None:
-            self._progress.update(self._task, description=text)
-        elif time.monotonic() - self._said > self._EACH_S:
+        if not self._show(text) and time.monotonic() - self._said > self._EACH_S:
             self._said = time.monotonic()
             self.say(text)
 
@@ -203,13 +203,14 @@ class GateDisplay(_Display):
     _last = ""
 
     def __enter__(self) -> Self:
-        columns = (SpinnerColumn(), TimeElapsedColumn())
-        self._begin(*columns, TextColumn("{task.description}", markup=False), total=None)
+        self._begin()
         return self
 
-    def stage(self, words: str) -> None:
+    def stage(self, words: str, before: str = "") -> None:
         """Name the part of the run that begins."""
-        self._show(words)
+        if not self._show(before + words) and words != self._last:
+            self.say(before + words)
+        self._last = words
 
     def planned(self, cells: tuple[Cell, ...]) -> None:
         """Say how many cells are watched."""
@@ -219,14 +220,7 @@ class GateDisplay(_Display):
         """Count a round; one that is discarded is named, since it takes time."""
         if found.discarded is not None:
             self.say(f"round {number} counts for nothing: {found.discarded}")
-        self._show(words, f"round {number}: ")
-
-    def _show(self, words: str, before: str = "") -> None:
-        if self._progress is not None:
-            self._progress.update(self._task, description=before + words)
-        elif words != self._last:
-            self.say(before + words)
-        self._last = words
+        self.stage(words, f"round {number}: ")
 
 
 def _cell_work(case: Case) -> float:
@@ -235,14 +229,18 @@ def _cell_work(case: Case) -> float:
 
 def line(record: Record) -> str:
     """A record in a line: its time as tables show it, or what became of the cell."""
+    cell = f"{record.cell.impl}: {case_label(record.cell.case)}"
+    if record.status != "ok":
+        return f"{record.status:11} {cell}: {record.reason}"
+    return f"{_time(record):>11} {cell}"
+
+
+def _time(record: Record) -> str:
     from attnbench.analysis import times
 
-    case = record.cell.case
-    if record.status != "ok":
-        return f"{record.status:11} {record.cell.impl}: {case_label(case)}: {record.reason}"
     reported_us = times.time_us(record)
     assert reported_us is not None, "what is ok has a time"
-    return f"{units.time(reported_us):>11} {record.cell.impl}: {case_label(case)}"
+    return units.time(reported_us)
 
 
 def _print_plan(plan: Plan) -> None:
