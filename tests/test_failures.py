@@ -54,7 +54,7 @@ def test_those_that_passed_with_the_same_pattern_are_counted():
 def test_what_others_may_follow_from_comes_first_and_what_was_not_tried_last():
     codes = iter(["shape", "skipped", "wrong", "kept-result"] * len(ITEMS))
     found = failures(results(lambda item: True, lambda item: {"code": next(codes)}))
-    assert [kind.code for kind in found] == ["kept-result", "shape", "wrong", "skipped"]
+    assert [kind.first.code for kind in found] == ["kept-result", "shape", "wrong", "skipped"]
     assert sum(len(kind.results) for kind in found) == len(ITEMS)
 
 

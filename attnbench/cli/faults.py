@@ -59,9 +59,9 @@ _EXPLAINED = {
 
 def lines(failure: Failure, number: int) -> Iterator[str]:
     """A kind of failure in lines, its first check in full."""
-    result, fault = failure.first, failure.first.metrics.get("fault", {})
+    result, fault, code = failure.first, failure.first.fault, failure.first.code
     figures = fault | _figures(failure, fault)
-    what = _CODES.get(failure.code, failure.code).format_map(figures)
+    what = _CODES.get(code, code).format_map(figures)
     count, alike = len(failure.results), failure.passed_alike
     where = f", only {', '.join(failure.pattern)}" if failure.pattern else ""
     passed = f" ({alike}{' such' * bool(failure.pattern)} passed)" if alike else ""
@@ -69,7 +69,7 @@ def lines(failure: Failure, number: int) -> Iterator[str]:
     if failure.explained:
         texts.append(_EXPLAINED[failure.explained].format_map(figures))
     texts.append(f"{result.item.name}: {case_label(result.item.case)}")
-    if failure.code == "kept-result":
+    if code == "kept-result":
         pass  # what is there is the first result, or what the harness overwrote that by
     elif "at" in fault:
         place = ", ".join(f"{axis} {index}" for axis, index in fault["at"].items())
@@ -81,7 +81,7 @@ def lines(failure: Failure, number: int) -> Iterator[str]:
             _touched(a, *counts) for a, counts in fault["touched"].items() if counts[1] > 1
         ]:
             texts.append(f"wrong in {', '.join(touched)}")
-    elif failure.code not in ("wrote-input", "shape", "dtype", "device", "not-a-tensor"):
+    elif code not in ("wrote-input", "shape", "dtype", "device", "not-a-tensor"):
         line = f"{Path(fault['file']).name}:{fault['line']}: " if "line" in fault else ""
         texts.append(line + str(result.reason))
     yield from (texts[0], *(f"   {text}" for text in texts[1:]))

@@ -30,6 +30,16 @@ class CheckResult:
         """True for everything but a right result and an honest refusal."""
         return self.status not in ("ok", "unsupported")
 
+    @property
+    def fault(self) -> dict[str, Any]:
+        """What `worker.fault` says of a wrong result; empty where it says nothing."""
+        return self.metrics.get("fault") or {}
+
+    @property
+    def code(self) -> str:
+        """The code of its fault, or else its status."""
+        return str(self.fault.get("code", self.status))
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
         return {

@@ -60,22 +60,19 @@ _FACTORS: dict[str, Callable[[Case], float]] = {
     "log2(e)": lambda case: math.log2(math.e),
     "ln(2)": lambda case: math.log(2),
 }
-# What the others may follow from comes first, and last what was not even tried.
-_ORDER = {"wrote-input": 0, "kept-result": 0, "skipped": 2}
+_Kind = tuple[str | None, list[CheckResult]]  # what explains the results, and these
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """One way in which one implementation fails: the simplest check that shows it comes first.
 
-    `code` is that of the first one's fault, or its status; `explained` what explains the fault (see
-    `worker.fault`). All have the `pattern`, features that together `passed_alike` of the checks
-    that passed have. Where results are off by one factor, `ratios` are its least and its largest
-    value, and `factors` what it may be.
+    `explained` is the code of what explains its fault (see `worker.fault`). All have the `pattern`,
+    features that together `passed_alike` of the checks that passed have. Where results are off by
+    one factor, `ratios` are its least and its largest value, and `factors` what it may be.
     """
 
     impl: str
-    code: str
     explained: str | None
     results: tuple[CheckResult, ...]
     pattern: tuple[str, ...]
@@ -90,8 +87,9 @@ class Failure:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; of the results the first in full, and the names of all."""
-        names = ("impl", "code", "explained", "pattern", "passed_alike", "ratios", "factors")
+        names = ("impl", "explained", "pattern", "passed_alike", "ratios", "factors")
         return {name: getattr(self, name) for name in names} | {
+            "code": self.first.code,
             "count": len(self.results),
             "first": self.first.to_json(),
             "items": [result.item.name for result in self.results],
@@ -105,34 +103,33 @@ def failures(results: Sequence[CheckResult]) -> list[Failure]:
         own = [result for result in results if result.impl == impl]
         passed = [result.item for result in own if result.status == "ok"]
         kinds = _kinds([result for result in own if result.failed])
-        kinds.sort(key=lambda kind: _ORDER.get(_code(kind[1][0]), 0 if _kept(kind[0]) else 1))
+        kinds.sort(key=_order)
         found += [_failure(impl, explained, kind, passed) for explained, kind in kinds]
     return found
 
 
-def _code(result: CheckResult) -> str:
-    return str(result.metrics.get("fault", {}).get("code", result.status))
+def _order(kind: _Kind) -> int:
+    """What the others may follow from comes first, and last what was not even tried."""
+    explained, (first, *_) = kind
+    causes = first.code in ("wrote-input", "kept-result") or (explained or "").startswith("kept-")
+    return 0 if causes else 2 if first.code == "skipped" else 1
 
 
-def _kept(explained: str | None) -> bool:
-    return (explained or "").startswith("kept-")
-
-
-def _kinds(failed: list[CheckResult]) -> list[tuple[str | None, list[CheckResult]]]:
+def _kinds(failed: list[CheckResult]) -> list[_Kind]:
     """Results of one kind together: those that the same explains, or else with the same fault.
 
     Of several explanations the one that serves most results counts. Where none was looked for, as
     in the workloads around a core, it is the most common one.
     """
-    faults = [result.metrics.get("fault", {}) for result in failed]
-    counts = Counter(code for fault in faults for code in fault.get("explained") or ())
-    common = counts.most_common(1)[0][0] if counts else None
-    kinds: dict[Any, tuple[str | None, list[CheckResult]]] = {}
-    for result, fault in zip(failed, faults, strict=True):
+    counts = Counter(code for result in failed for code in result.fault.get("explained") or ())
+    common = max(counts, key=counts.__getitem__, default=None)
+    kinds: dict[Any, _Kind] = {}
+    for result in failed:
+        fault = result.fault
         codes = fault.get("explained", ())
         explained = common if codes is None else max(codes, key=counts.__getitem__, default=None)
         gradient = str(fault.get("tensor", "")).startswith("d")
-        key = explained or (_code(result), gradient, fault.get("type"), fault.get("line"))
+        key = explained or (result.code, gradient, fault.get("type"), fault.get("line"))
         kinds.setdefault(key, (explained, []))[1].append(result)
     return list(kinds.values())
 
@@ -141,7 +138,7 @@ def _failure(
     impl: str, explained: str | None, results: list[CheckResult], passed: list[Item]
 ) -> Failure:
     def simplicity(result: CheckResult) -> tuple[Any, ...]:
-        case, fault = result.item.case, result.metrics.get("fault", {})
+        case, fault = result.item.case, result.fault
         return (explained is not None and not fault.get("explained"), "keys" not in fault,
                 case.workload != "attention", case.needs_grad, case.seq_len == 1,
                 case.seq_len != case.kv_len, work(case))  # fmt: skip
@@ -149,8 +146,7 @@ def _failure(
     # The sort is stable: of equally simple ones that of the first dtype stays the first.
     ordered = tuple(sorted(results, key=simplicity))
     shared, alike = pattern([result.item for result in results], passed)
-    faults = [(result.item.case, result.metrics.get("fault", {})) for result in results]
-    off = [(case, fault["ratio"]) for case, fault in faults if "ratio" in fault]
+    off = [(r.item.case, r.fault["ratio"]) for r in results if "ratio" in r.fault]
     ratios = [ratio for _, ratio in off]
     factors = [
         name
@@ -159,7 +155,6 @@ def _failure(
     ]
     return Failure(
         impl=impl,
-        code=_code(ordered[0]),
         explained=explained,
         results=ordered,
         pattern=shared,

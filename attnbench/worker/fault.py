@@ -18,7 +18,7 @@ from attnbench.api import dense_mask
 from attnbench.schema.case import Case, Mask
 from attnbench.worker.inputs import Tensors
 from attnbench.worker.positions import rotated
-from attnbench.worker.reference import Reference, Size, judge
+from attnbench.worker.reference import Reference, Size, judge_one
 from attnbench.worker.workloads import WORKLOADS
 
 _AXES = {4: ("batch", "head", "query", "dim"), 3: ("batch", "token", "dim"), 2: ("row", "column")}
@@ -55,26 +55,17 @@ def fault_of(
     """
     for name, value in truth.values.items():
         got, allowed = outputs.get(name), truth.allowed[name]
-        part = Reference(values={name: value}, allowed={name: allowed})
-        if judge(outputs, part, case.dtype).reason is not None:
+        fault: dict[str, Any] = dict(judge_one(name, got, value, allowed, case.dtype).fault)
+        if fault:
             break
     if not isinstance(got, torch.Tensor):
-        return {"code": "not-a-tensor", "tensor": name, "got": type(got).__name__}
-    for code, found, expected in (
-        ("shape", tuple(got.shape), tuple(value.shape)),
-        ("dtype", got.dtype, getattr(torch, case.dtype)),
-        ("device", got.device, value.device),
-    ):
-        if found != expected:
-            swapped = code == "shape" and got.ndim == 4 and got.transpose(1, 2).shape == expected
-            plain = {"code": code, "tensor": name, "got": str(found), "expected": str(expected)}
-            return plain | {"explained": ["heads-after-rows"] if swapped else []}
+        return fault
+    if "got" in fault:
+        swapped = got.ndim == 4 and got.shape != value.shape == got.transpose(1, 2).shape
+        return fault | {"explained": ["heads-after-rows"] if swapped else []}
     got = got.detach().double()
-    return (
-        {"tensor": name}
-        | _where(name, got, value, allowed)
-        | _why(case, tensors, name, got, value, allowed, before)
-    )
+    fault |= _where(name, got, value, allowed)
+    return fault | _why(case, tensors, name, got, value, allowed, before)
 
 
 def _where(name: str, got: torch.Tensor, value: torch.Tensor, allowed: Size) -> dict[str, Any]:
@@ -90,7 +81,6 @@ def _where(name: str, got: torch.Tensor, value: torch.Tensor, allowed: Size) -> 
             touched[axis] = [len(places), wrong.shape[number], places[0], places[-1]]
     numbers = {"got": got[at], "expected": value[at], "error": error[at]}
     return {
-        "code": "wrong" if got.isfinite().all() else "not-finite",
         "at": dict(zip(axes, at, strict=True)),
         # JSON has no infinity and no NaN.
         **{n: float(x) if x.isfinite() else str(float(x)) for n, x in numbers.items()},

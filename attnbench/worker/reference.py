@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -70,13 +70,15 @@ class Reference:
 class CheckResult:
     """Errors of the worst tensor of a result, in its units, and error ÷ allowed (passes ≤ 1).
 
-    `reason` is None for a right result.
+    `reason` is None for a right result. `fault` has the `code` and the `tensor` of a wrong one, and
+    for codes other than `not-finite` and `wrong` what was `got` in place of what was `expected`.
     """
 
     error_max: float | None = None
     error_rmse: float | None = None
     error_ratio: float | None = None
     reason: str | None = None
+    fault: dict[str, str] = field(default_factory=dict)
 
     def worse(self, other: CheckResult) -> CheckResult:
         """The worse of two results; one with a reason is always worse."""
@@ -288,36 +290,42 @@ def judge(outputs: Mapping[str, torch.Tensor], truth: Reference, dtype: str) -> 
     """Compare named outputs with the truth. NaN never passes; shape, dtype and device count."""
     worst = CheckResult(error_max=0.0, error_rmse=0.0, error_ratio=0.0)
     for name, value in truth.values.items():
-        worst = worst.worse(_judge_one(name, outputs.get(name), value, truth.allowed[name], dtype))
+        worst = worst.worse(judge_one(name, outputs.get(name), value, truth.allowed[name], dtype))
     return worst
 
 
-def _judge_one(
+def judge_one(
     name: str, output: object, value: torch.Tensor, allowed: Size, dtype: str
 ) -> CheckResult:
+    """Compare one output with its true value."""
+
+    def wrong(code: str, reason: str, **fault: str) -> CheckResult:
+        return CheckResult(reason=f"{name} {reason}", fault={"code": code, "tensor": name} | fault)
+
     if not isinstance(output, torch.Tensor):
-        return CheckResult(reason=f"{name} is {type(output).__name__}, not a tensor")
-    if output.shape != value.shape:
-        expected = tuple(value.shape)
-        return CheckResult(reason=f"{name} has shape {tuple(output.shape)}, expected {expected}")
-    if output.dtype != getattr(torch, dtype):
-        return CheckResult(reason=f"{name} is {output.dtype}, expected torch.{dtype}")
-    if output.device != value.device:
-        return CheckResult(reason=f"{name} is on {output.device}, expected {value.device}")
+        kind = type(output).__name__
+        return wrong("not-a-tensor", f"is {kind}, not a tensor", got=kind)
+    for code, verb, found, expected in (
+        ("shape", "has shape", tuple(output.shape), tuple(value.shape)),
+        ("dtype", "is", output.dtype, getattr(torch, dtype)),
+        ("device", "is on", output.device, value.device),
+    ):
+        if found != expected:
+            text = f"{verb} {found}, expected {expected}"
+            return wrong(code, text, got=str(found), expected=str(expected))
     if count := int((~torch.isfinite(output)).sum()):
-        return CheckResult(reason=f"{name} has {count} elements that are not finite")
+        return wrong("not-finite", f"has {count} elements that are not finite")
     error = Size.of(output.detach().double() - value)
     # An allowed error of 0 (all inputs exactly representable) still admits an exact result.
     parts = [("", error.max, allowed.max), (" in the root mean square", error.rms, allowed.rms)]
     ratios = [got / most if most else (math.inf if got else 0.0) for _, got, most in parts]
-    ratio = max(ratios)
-    reason = None
+    ratio, found_wrong = max(ratios), CheckResult()
     if not ratio <= 1:
         how, got, most = parts[ratios.index(ratio)]
-        reason = f"{name} is off by {got:.3g}{how} where {most:.3g} is allowed"
-    return CheckResult(
+        found_wrong = wrong("wrong", f"is off by {got:.3g}{how} where {most:.3g} is allowed")
+    return replace(
+        found_wrong,
         error_max=error.max,
         error_rmse=error.rms,
         error_ratio=ratio if math.isfinite(ratio) else None,
-        reason=reason,
     )
