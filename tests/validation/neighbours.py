@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from attnbench.execution.process import Settings
+from attnbench.execution.session import Listener, SweepRequest, sweep
+from attnbench.planning.plan import Axes
 
 # Spins for 0.2 to 4 s, sleeps as long, and so on; ends with its parent.
 _CODE = """
@@ -34,3 +40,13 @@ def neighbours(count: int, seed: int = 0) -> Iterator[None]:
             process.kill()
         for process in started:
             process.wait()
+
+
+@contextmanager
+def swept_beside(count: int, axes: Axes, settings: Settings) -> Iterator[Path]:
+    """The run of a sweep beside so many neighbours, who stay; in a folder that is gone then."""
+    with tempfile.TemporaryDirectory() as folder, neighbours(count, settings.seed):
+        asked = SweepRequest(sweeps=(axes,), settings=settings, output=Path(folder), name="run")
+        path = sweep(asked, Listener())
+        assert path is not None, "no dry run was asked for"
+        yield path

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from attnbench.errors import StoreError, UsageError
 from tests.validation.__main__ import main
+from tests.validation.page import markdown
 from tests.validation.timer.draw import draw
 from tests.validation.timer.experiment import Experiment
 from tests.validation.timer.launch import Ended, Launch, Share, environment, run_process
@@ -21,7 +22,7 @@ from tests.validation.timer.programs import PROGRAMS, READINGS, Program, Start
 from tests.validation.timer.raw import Raw
 from tests.validation.timer.session import FEWEST_RUNS, Finished, Request, compare
 from tests.validation.timer.summary import factors, summarise
-from tests.validation.timer.tables import markdown, needed, sentences, tables
+from tests.validation.timer.tables import facts, needed, sentences, tables
 
 READING = {reading.label: reading for reading in READINGS}
 
@@ -209,7 +210,7 @@ def shown(tmp_path: Path) -> dict[str, Any]:
 
 def test_the_page_has_every_table_and_says_how_it_was_done(tmp_path: Path) -> None:
     summary = shown(tmp_path)
-    page = markdown(summary, "a title", "spread.png")
+    page = markdown("a title", tables(summary), facts(summary), sentences(summary))
     assert [table.title for table in tables(summary)] == [
         line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")
     ]
@@ -233,10 +234,9 @@ def test_what_is_not_reached_in_time_says_so() -> None:
 def test_the_picture_has_a_dot_for_every_cell_and_none_without_figures(tmp_path: Path) -> None:
     summary = shown(tmp_path)
     impls = {"naive n=8": "naive", "sdpa n=8": "sdpa"}
-    files = draw(summary, impls, tmp_path)
-    assert [file.name for file in files] == ["spread.png", "spread.svg"]
-    assert all(file.stat().st_size > 5000 for file in files)
-    assert draw(summary | {"rows": []}, impls, tmp_path) == []
+    assert draw(summary, impls, tmp_path).endswith("](spread.png)")
+    assert all((tmp_path / f"spread.{kind}").stat().st_size > 5000 for kind in ("png", "svg"))
+    assert draw(summary | {"rows": []}, impls, tmp_path) == ""
 
 
 # Processes.

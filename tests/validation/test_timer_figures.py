@@ -57,7 +57,7 @@ def test_the_95th_percentile_lies_between_its_neighbours() -> None:
 
 @pytest.mark.parametrize("figure", [mad_cv, p95_deviation, lambda v: quantile(v, 0.5)])
 def test_no_values_have_no_spread(figure: Callable[[list[float]], float]) -> None:
-    with pytest.raises(ValueError, match="no values"):
+    with pytest.raises(ValueError, match=r"no (median|quantile)"):
         figure([])
 
 

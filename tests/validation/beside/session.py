@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 from attnbench.analysis import notes, times
 from attnbench.analysis.pairs import ratio
 from attnbench.execution.process import Settings
-from attnbench.execution.session import Listener, SweepRequest, sweep
 from attnbench.execution.store import Run, load_run
 from attnbench.planning.plan import Axes
 from attnbench.version import __version__
-from tests.validation.beside.summary import Figures, markdown, summarise, tables
-from tests.validation.neighbours import neighbours
+from tests.validation.beside.summary import Figures, summarise, tables
+from tests.validation.neighbours import swept_beside
+from tests.validation.page import markdown, write_texts
 from tests.validation.sittings import sitting
 
 SUMMARY, PAGE = "summary.json", "timer.md"
@@ -51,10 +50,8 @@ def examine(request: Request, tell: Callable[[str], None]) -> tuple[Path, Figure
     rows, interrupted = sitting(path, asked, lambda done: _missing(request, done, tell))
     summary = {"attnbench": __version__, "asked": asked, "interrupted": interrupted}
     summary |= summarise(rows)
-    (path / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    (path / PAGE).write_text(
-        markdown(tables(summary), f"make validate PART=timer: {path.name}"), encoding="utf-8"
-    )
+    page = markdown(f"make validate PART=timer: {path.name}", tables(summary))
+    write_texts(path, {SUMMARY: json.dumps(summary, indent=1) + "\n", PAGE: page})
     return path, summary
 
 
@@ -79,10 +76,7 @@ def _run(request: Request, count: int, seed: int) -> Figures:
         device="cpu", files=(str(TWINS),), seed=seed,
         min_time_s=request.each_s, max_time_s=request.each_s,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, neighbours(count, seed):
-        asked = SweepRequest(sweeps=(axes,), settings=settings, output=Path(folder), name="run")
-        path = sweep(asked, Listener())
-        assert path is not None
+    with swept_beside(count, axes, settings) as path:
         return {"neighbours": count, "seed": seed} | _figures(load_run(path))
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from attnbench.base import units
 from attnbench.base.stats import median
-from attnbench.base.units import table as grid
-from tests.validation.timer.tables import Table
+from tests.validation.page import Table
 
 Figures = dict[str, Any]
 CLEAR = 1.10  # quiet ratios from here on are to be ranked
@@ -149,11 +148,3 @@ def tables(summary: Figures) -> list[Table]:
         Table(title="Alone and beside neighbours", header=header, rows=rows, note=note),
         Table(title="By size", header=("n", *heads), rows=by_size),
     ]
-
-
-def markdown(found: list[Table], title: str) -> str:
-    """The tables as a page."""
-    blocks = [f"# {title}"]
-    for table in found:
-        blocks += [f"## {table.title}", grid(table.header, table.rows), units.escape(table.note)]
-    return "\n\n".join(block for block in blocks if block) + "\n"

@@ -7,34 +7,34 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from attnbench.report import figures
+from tests.validation.page import write_picture
 
-PNG, SVG = "ratios.png", "ratios.svg"
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00")
 _WIDTH = 0.7  # of a cell's column
 Figures = dict[str, Any]
 
 
-def draw(summary: Figures, folder: Path) -> list[Path]:
-    """Write ratios.png and ratios.svg; nothing where no run has a ratio."""
+def draw(summary: Figures, folder: Path) -> str:
+    """Write ratios.png and ratios.svg, and return its Markdown; nothing where no run has a ratio.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
     if not any(r is not None for run in summary["ratios"] for r in run["ratios"]):
-        return []
+        return ""
     with mpl.rc_context(figures.RC):
-        figure = _figure(summary)
-        FigureCanvasAgg(figure)
-        figure.savefig(folder / SVG, metadata={"Date": None, "Creator": "attnbench"})
-        figure.savefig(folder / PNG, dpi=160, metadata={"Software": "attnbench"})
-    return [folder / PNG, folder / SVG]
+        return write_picture(_figure(summary), "ratios", folder, "ratios of all live runs")
 
 
 def _figure(summary: Figures) -> Figure:
     cells, runs = summary["cells"], summary["ratios"]
-    figure = Figure(figsize=(2.4 + 0.95 * len(cells), 4.3), layout="constrained")
+    size = 2.4 + 0.95 * len(cells), 4.3
+    figure = Figure(figsize=size, dpi=figures.DPI, layout="constrained")
     ax = figure.add_subplot()
     planted = [row for row in summary["live"] if row["planted"]]
     colours = {row["label"]: _COLOURS[i % len(_COLOURS)] for i, row in enumerate(planted)}

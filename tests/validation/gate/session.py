@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.base import units
 from attnbench.base.files import check_name
 from attnbench.base.stats import median
-from attnbench.errors import ExitCode, StoreError, UsageError
+from attnbench.errors import ExitCode, UsageError
 from attnbench.version import __version__
 from tests.validation.gate.cases import load_cases, run_cases
 from tests.validation.gate.goals import goals
@@ -21,8 +21,9 @@ from tests.validation.gate.pool import Live, Pool, counted
 from tests.validation.gate.schedule import Kind, Todo, kinds_of, missing
 from tests.validation.gate.summary import name as cell_name
 from tests.validation.gate.summary import summarise
-from tests.validation.gate.tables import markdown
+from tests.validation.gate.tables import facts, tables
 from tests.validation.neighbours import neighbours
+from tests.validation.page import markdown, write_texts
 
 if TYPE_CHECKING:
     from tests.validation.gate.live import Measure
@@ -135,14 +136,9 @@ def _write(path: Path, summary: dict[str, Any]) -> None:
     """
     from tests.validation.gate.draw import draw  # here: matplotlib comes with it
 
-    try:
-        (path / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        drawn = draw(summary, path)
-        title = f"make validate PART=gate: {path.name}"
-        page = markdown(summary, title, picture=drawn[0].name if drawn else None)
-        (path / PAGE).write_text(page, encoding="utf-8")
-    except OSError as err:
-        raise StoreError(f"cannot write into {path} ({err.strerror})") from err
+    title = f"make validate PART=gate: {path.name}"
+    page = markdown(title, tables(summary), facts(summary), picture=draw(summary, path))
+    write_texts(path, {SUMMARY: json.dumps(summary, indent=1) + "\n", PAGE: page})
 
 
 def sit(pool: Pool, todo: list[Todo], request: Request, tell: Tell) -> bool:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attnbench.base import units
-from attnbench.base.units import escape
-from attnbench.base.units import table as grid
-from tests.validation.timer.tables import Table
+from tests.validation.page import Table
 
 Figures = dict[str, Any]
 _HEADER = (
@@ -215,17 +213,6 @@ def _plain(found: Figures) -> str:
 def signed(share: float | None) -> str:
     """`+0.42 %`; unknown is `–`."""
     return units.UNKNOWN if share is None else f"{100 * share:+.2f} %".replace("-", "−")
-
-
-def markdown(summary: Figures, title: str, picture: str | None) -> str:
-    """`gate.md`: how it was made, the picture where there is one, and all tables."""
-    blocks = [f"# {escape(title)}", "\n".join(f"- {escape(line)}" for line in facts(summary))]
-    if picture is not None:
-        blocks.append(f"![ratios of all live runs]({picture})")
-    for table in tables(summary):
-        blocks += [f"## {escape(table.title)}", grid(table.header, table.rows)]
-        blocks += [escape(table.note)] if table.note else []
-    return "\n\n".join(blocks) + "\n"
 
 
 def facts(summary: Figures) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,15 +15,13 @@ from attnbench.base import units
 from attnbench.base.stats import median
 from attnbench.cli.verdicts import measure_until_decided
 from attnbench.execution.process import Settings
-from attnbench.execution.session import Listener, SweepRequest, sweep
 from attnbench.execution.store import Run, load_run
 from attnbench.planning.plan import Axes
 from attnbench.schema.finding import VERDICTS
 from attnbench.version import __version__
-from tests.validation.beside.summary import markdown
-from tests.validation.neighbours import neighbours
+from tests.validation.neighbours import swept_beside
+from tests.validation.page import Table, markdown, write_texts
 from tests.validation.sittings import sitting
-from tests.validation.timer.tables import Table
 
 Figures = dict[str, Any]
 SUMMARY, PAGE = "summary.json", "laws.md"
@@ -66,9 +63,8 @@ def examine(request: Request, tell: Callable[[str], None]) -> tuple[Path, Figure
     rows, interrupted = sitting(path, asked, missing)
     summary = {"attnbench": __version__, "asked": asked, "interrupted": interrupted}
     summary |= summarise(rows)
-    (path / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    page = markdown([table(summary)], f"make validate PART=laws: {path.name}")
-    (path / PAGE).write_text(page, encoding="utf-8")
+    page = markdown(f"make validate PART=laws: {path.name}", [table(summary)])
+    write_texts(path, {SUMMARY: json.dumps(summary, indent=1) + "\n", PAGE: page})
     return path, summary
 
 
@@ -77,10 +73,7 @@ def measured(request: Request, seed: int) -> Figures:
     axes = Axes(seq_lens=(1, 128, 256, 512, 1024), heads=(1,), head_dims=(16,), impls=NAMES)
     settings = Settings(device="cpu", files=(str(KERNELS),), seed=seed, max_time_s=0.5)
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, neighbours(request.neighbours, seed):
-        asked = SweepRequest(sweeps=(axes,), settings=settings, output=Path(folder), name="run")
-        path = sweep(asked, Listener())
-        assert path is not None, "no dry run was asked for"
+    with swept_beside(request.neighbours, axes, settings) as path:
         swept_s = time.monotonic() - begin
         measure_until_decided(path, begin + request.budget_s, quiet=True)
         run = load_run(path)

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from attnbench.base.files import make_folder
-from attnbench.errors import StoreError
 from attnbench.version import __version__
 from tests.validation.folder import free_folder
+from tests.validation.page import markdown, write_texts
 from tests.validation.scaling.kernels import KERNELS, RANGES
 from tests.validation.scaling.summary import Figures, summarise
-from tests.validation.scaling.tables import markdown
+from tests.validation.scaling.tables import facts, tables
 from tests.validation.scaling.trial import ask
 
 SUMMARY, PAGE = "summary.json", "scaling.md"
@@ -74,10 +74,8 @@ def _write(path: Path, summary: Figures) -> None:
     """
     rows = "\n".join(f"  {json.dumps(row)}," for row in summary["answers"]).removesuffix(",")
     head = json.dumps(summary | {"answers": "ROWS"}, indent=1)
-    try:
-        text = head.replace('"ROWS"', f"[\n{rows}\n ]")  # a line a row: a third of the size
-        (path / SUMMARY).write_text(text + "\n", encoding="utf-8")
-        page = markdown(summary, f"make validate PART=scaling: {path.name}")
-        (path / PAGE).write_text(page, encoding="utf-8")
-    except OSError as err:
-        raise StoreError(f"cannot write into {path} ({err.strerror})") from err
+    text = head.replace('"ROWS"', f"[\n{rows}\n ]")  # a line a row: a third of the size
+    title = f"make validate PART=scaling: {path.name}"
+    write_texts(
+        path, {SUMMARY: text + "\n", PAGE: markdown(title, tables(summary), facts(summary))}
+    )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from attnbench.base import units
-from attnbench.base.units import escape
-from attnbench.base.units import table as grid
+from tests.validation.page import Table
 from tests.validation.scaling.usual import CURVES
-from tests.validation.timer.tables import Table
 
 Figures = dict[str, Any]
 _VERDICTS = ("holds", "refuted", "inconclusive")
@@ -97,14 +95,6 @@ def _totals(summary: Figures) -> Table:
         " more. What logarithms leave open counts as neither."
     )
     return Table(title="Totals", header=header, rows=tuple(rows), note=note)
-
-
-def markdown(summary: Figures, title: str) -> str:
-    """`scaling.md`: how it was made, and all tables."""
-    blocks = [f"# {escape(title)}", "\n".join(f"- {escape(line)}" for line in facts(summary))]
-    for table in tables(summary):
-        blocks += [f"## {escape(table.title)}", grid(table.header, table.rows), escape(table.note)]
-    return "\n\n".join(blocks) + "\n"
 
 
 def facts(summary: Figures) -> list[str]:

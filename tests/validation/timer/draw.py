@@ -7,38 +7,38 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from attnbench.report import figures
+from tests.validation.page import write_picture
 from tests.validation.timer.tables import percent
 
-PNG, SVG = "spread.png", "spread.svg"
 _WIDTH_EACH = 1.45  # inches of a tool's column
 _DODGE = 0.56  # columns over which the dots of one tool are spread
 _LEAST = 1e-5  # a spread below this, or none at all, is drawn on the lower edge
 
 
-def draw(summary: dict[str, Any], impls: dict[str, str], folder: Path) -> list[Path]:
-    """Write spread.png and spread.svg; `impls` maps cells to implementations.
+def draw(summary: dict[str, Any], impls: dict[str, str], folder: Path) -> str:
+    """Write spread.png and spread.svg; return its Markdown. `impls` maps cells to implementations.
 
     Nothing is written where no tool has a spread.
+
+    Raises:
+        StoreError: the folder cannot be written.
     """
     rows = [row for row in summary["rows"] if row["spread"]["median"] is not None]
     if not rows:
-        return []
+        return ""
     with mpl.rc_context(figures.RC):
-        figure = _figure(summary, rows, impls)
-        FigureCanvasAgg(figure)
-        figure.savefig(folder / SVG, metadata={"Date": None, "Creator": "attnbench"})
-        figure.savefig(folder / PNG, dpi=160, metadata={"Software": "attnbench"})
-    return [folder / PNG, folder / SVG]
+        alt = "Run-to-run spread of every tool, one dot a cell"
+        return write_picture(_figure(summary, rows, impls), "spread", folder, alt)
 
 
 def _figure(summary: dict[str, Any], rows: list[dict[str, Any]], impls: dict[str, str]) -> Figure:
-    figure = Figure(figsize=(2.0 + _WIDTH_EACH * len(rows), 4.3), layout="constrained")
+    size = 2.0 + _WIDTH_EACH * len(rows), 4.3
+    figure = Figure(figsize=size, dpi=figures.DPI, layout="constrained")
     ax = figure.add_subplot()
     looks = figures.looks(impls.values())
     for column, row in enumerate(rows):

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnbench.base.files import make_folder
 from attnbench.base.registry import unknown
-from attnbench.errors import StoreError, UsageError
+from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.schema.case import Case
@@ -19,10 +19,11 @@ from attnbench.schema.messages import Catalogue
 from attnbench.theory.traits import case_label
 from attnbench.version import __version__
 from tests.validation.folder import free_folder
+from tests.validation.page import markdown, write_texts
 from tests.validation.timer.experiment import SAMPLES, Experiment
 from tests.validation.timer.launch import Launch
 from tests.validation.timer.summary import Figures, summarise
-from tests.validation.timer.tables import markdown
+from tests.validation.timer.tables import facts, sentences, tables
 
 SUMMARY, PAGE = "summary.json", "timer.md"
 SPIN, SPIN_US = "spin 1 ms", 1000.0
@@ -146,11 +147,7 @@ def _write(path: Path, summary: Figures, impls: dict[str, str]) -> None:
     """
     from tests.validation.timer.draw import draw  # here: matplotlib comes with it
 
-    try:
-        (path / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        title = f"make validate PART=tools: {path.name}"
-        drawn = draw(summary, impls, path)
-        page = markdown(summary, title, picture=drawn[0].name if drawn else None)
-        (path / PAGE).write_text(page, encoding="utf-8")
-    except OSError as err:
-        raise StoreError(f"cannot write into {path} ({err.strerror})") from err
+    title = f"make validate PART=tools: {path.name}"
+    lists = facts(summary), sentences(summary)
+    page = markdown(title, tables(summary), *lists, picture=draw(summary, impls, path))
+    write_texts(path, {SUMMARY: json.dumps(summary, indent=1) + "\n", PAGE: page})

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from attnbench.base import units
-from attnbench.base.units import escape
-from attnbench.base.units import table as grid
+from tests.validation.page import Table
 
 Figures = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A header and rows of text under a title; all columns but the first hold numbers."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
 
 
 def tables(summary: Figures) -> list[Table]:
@@ -192,16 +180,3 @@ def facts(summary: Figures) -> list[str]:
     if summary["spin"] is None:
         lines.append("No spin of known length: it waits on the host, which says nothing of a GPU.")
     return lines
-
-
-def markdown(summary: Figures, title: str, picture: str | None) -> str:
-    """`timer.md`: facts, sentences, the picture where there is one, and all tables."""
-    blocks = [
-        f"# {escape(title)}",
-        "\n".join(f"- {escape(line)}" for line in facts(summary)),
-        "\n".join(f"- {escape(line)}" for line in sentences(summary)),
-        f"![Run-to-run spread of every tool, one dot a cell]({picture})" if picture else "",
-    ]
-    for table in tables(summary):
-        blocks += [f"## {escape(table.title)}", grid(table.header, table.rows), escape(table.note)]
-    return "\n\n".join(block for block in blocks if block) + "\n"
