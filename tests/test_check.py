@@ -10,17 +10,18 @@ import torch
 
 from attnbench.schema.case import Case, Position, parse_mask, parse_position
 from attnbench.theory.traits import case_label
-from attnbench.worker.inputs import Draw, attention_tensors, fill_attention, needle_pairs
+from attnbench.worker.inputs import Draw, needle_pairs
 from attnbench.worker.reference import Reference, Size, judge, plain_attention
 from attnbench.worker.workloads import WORKLOADS
 
-reference = WORKLOADS.get("attention").truth
+ATTENTION = WORKLOADS.get("attention")
+reference = ATTENTION.truth
 CAUSAL = parse_mask("causal")
 
 
 def drawn(case: Case, **draw) -> dict[str, torch.Tensor]:
-    tensors = attention_tensors(case)
-    fill_attention(case, tensors, Draw(seed=3, **draw))
+    tensors = ATTENTION.tensors(case)
+    ATTENTION.fill(case, tensors, Draw(seed=3, **draw))
     return tensors
 
 
@@ -250,9 +251,9 @@ def test_the_gradient_that_is_exactly_zero_has_room_for_rounding():
 
 def test_inputs_do_not_depend_on_the_layout():
     case = Case(heads=2, seq_len=9, head_dim=4)
-    plain, strided = attention_tensors(case), attention_tensors(case, strided=True)
+    plain, strided = ATTENTION.tensors(case), ATTENTION.tensors(case, strided=True)
     for tensors in (plain, strided):
-        fill_attention(case, tensors, Draw(seed=5))
+        ATTENTION.fill(case, tensors, Draw(seed=5))
     assert not strided["q"].is_contiguous()
     assert torch.equal(plain["q"], strided["q"])
     assert plain["q"].any()

@@ -12,10 +12,11 @@ from attnbench.api import IMPLEMENTATIONS, attention
 from attnbench.schema.case import Case, parse_mask
 from attnbench.worker import measuring
 from attnbench.worker.fault import fault_of
-from attnbench.worker.inputs import Draw, attention_tensors, fill_attention
+from attnbench.worker.inputs import Draw
 from attnbench.worker.measuring import check_item
 from attnbench.worker.workloads import WORKLOADS
 
+ATTENTION = WORKLOADS.get("attention")
 CAUSAL = parse_mask("causal")
 SQUARE = Case(heads=4, kv_heads=2, seq_len=40, head_dim=16, mask=CAUSAL)
 UNEQUAL = Case(heads=2, seq_len=20, kv_len=33, head_dim=16, mask=CAUSAL)
@@ -37,10 +38,10 @@ def attend(q, k, v, *, scale, diagonal=None, tiled=False, hidden=()):
 
 
 def fault(case: Case, wrong: Callable[..., torch.Tensor], **draw: Any) -> dict[str, Any]:
-    tensors = attention_tensors(case)
-    fill_attention(case, tensors, Draw(seed=5, needles=True, **draw))
+    tensors = ATTENTION.tensors(case)
+    ATTENTION.fill(case, tensors, Draw(seed=5, needles=True, **draw))
     o = wrong(*(tensors[name] for name in "qkv"), scale=case.softmax_scale)
-    return fault_of(case, tensors, {"o": o}, WORKLOADS.get("attention").truth(case, tensors))
+    return fault_of(case, tensors, {"o": o}, ATTENTION.truth(case, tensors))
 
 
 def at(diagonal: int | None, **more: Any) -> Callable[..., torch.Tensor]:

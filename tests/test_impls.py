@@ -16,8 +16,9 @@ from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.measure.probes import profile_call
 from attnbench.schema.case import parse_mask, parse_position
 from attnbench.worker.catalogue import reasons_against
-from attnbench.worker.inputs import Draw, attention_tensors, fill_attention
+from attnbench.worker.inputs import Draw
 from attnbench.worker.measuring import check_item
+from attnbench.worker.workloads import WORKLOADS
 from tests.conftest import probed, run_script
 from tests.pairwise import ids, pairwise
 
@@ -44,8 +45,8 @@ def case_of(**fields: Any) -> Case:
 
 def drawn(case: Case, **draw: Any) -> list[torch.Tensor]:
     """q, k, v and, where the pass differentiates, do."""
-    tensors = attention_tensors(case)
-    fill_attention(case, tensors, Draw(**draw))
+    tensors = WORKLOADS.get("attention").tensors(case)
+    WORKLOADS.get("attention").fill(case, tensors, Draw(**draw))
     return list(tensors.values())
 
 

@@ -20,7 +20,7 @@ from attnbench.errors import AttnbenchError, UsageError
 # user's own package called `impls` never collides with it.
 BUILT_IN = "attnbench_impls"
 ENTRY_POINTS = "attnbench.impls"
-# What measures is never foreign, even where it is installed from the very tree that is measured.
+# What measures belongs to neither version, even where it is installed from one of them.
 _HARNESS = ("attnbench", BUILT_IN, "__main__", "__mp_main__")
 _INSTALLED = {"site-packages", "dist-packages"}  # the folders of packages in an environment
 # What users' files have registered: everything else is installed, and can be replaced.
@@ -130,11 +130,11 @@ def load_side(files: Iterable[str], root: str, other_root: str | None = None) ->
             raise UsageError(f"{file} (--impl) is not in {root}, the version to be loaded")
         names += load_file(file, replace=True)
         if other is not None:
-            refuse_foreign(file, here, other)
+            refuse_other_version(file, here, other)
     return names
 
 
-def refuse_foreign(file: str, root: Path, other: Path) -> None:
+def refuse_other_version(file: str, root: Path, other: Path) -> None:
     """See that no module of this process comes from the other version; `file` is named if one does.
 
     The harness and installed packages may lie there, as in a virtual environment in the repository.

@@ -149,8 +149,7 @@ def resume(
     if again:
         counts, missing = Counter(part.cell.key for part in run.parts), list(again)
         processes = 1 + max(counts[cell.key] for cell in again)
-        of_others = [(c.key, i) for c in again for i in range(processes) if i != counts[c.key]]
-        done = set(of_others)
+        done = {(c.key, i) for c in again for i in range(processes) if i != counts[c.key]}
     plan = Plan(cells=(), jobs=())
     with LocalRunner(settings, listener.working) as runner:
         if missing:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 
 _POLL_S = 0.005
+_PR_SET_PDEATHSIG = 1  # of Linux, prctl(2): nowhere else is anything forked
 
 
 def become(main: Callable[..., None]) -> None:
@@ -60,7 +61,8 @@ def next_fork(control: int) -> list[int]:
                 answer = os.fork()
                 if not answer:
                     os.setpgid(0, 0)
-                    end_with_parent()
+                    # The kernel is to kill it when this one ends, were it in the middle of a call.
+                    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                     return descriptors
                 with contextlib.suppress(OSError):  # it has done so itself
                     os.setpgid(answer, answer)
@@ -94,13 +96,3 @@ def _kill(process: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it may have left its group
             kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
-
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends, were it in the middle of a call.
-
-    Linux alone has that (prctl(2), PR_SET_PDEATHSIG); elsewhere a process ends with its pipe.
-    """
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

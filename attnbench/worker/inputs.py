@@ -55,30 +55,6 @@ def fill_normal(tensors: Iterable[torch.Tensor], seed: int) -> None:
             x.copy_(drawn)
 
 
-def attention_tensors(case: Case, *, strided: bool = False) -> Tensors:
-    """Uninitialised q_BHLD, k_BGSD, v_BGSV and, where the pass differentiates, do_BHLV."""
-    batch, d, v = case.batch, case.head_dim, case.value_dim
-    shapes = {
-        "q": (batch, case.heads, case.seq_len, d),
-        "k": (batch, case.kv_heads, case.kv_len, d),
-        "v": (batch, case.kv_heads, case.kv_len, v),
-    }
-    grad = case.needs_grad
-    if grad:
-        shapes["do"] = (batch, case.heads, case.seq_len, v)
-    tensors = {name: empty(case, shape, strided=strided) for name, shape in shapes.items()}
-    return {name: x.requires_grad_(grad and name != "do") for name, x in tensors.items()}
-
-
-def fill_attention(case: Case, tensors: Tensors, draw: Draw) -> None:
-    """Overwrite the attention inputs in place from `draw`."""
-    fill_normal(tensors.values(), draw.seed)
-    with torch.no_grad():
-        if draw.needles:
-            plant_needles(tensors["q"], tensors["k"], case, draw.seed)
-        tensors["q"].mul_(draw.query_amplitude)
-
-
 def needle_pairs(mask: Mask, queries: int, keys: int, seed: int) -> list[tuple[int, int]]:
     """(query, key) pairs with distinct keys: span ends, block ends, random ones, hidden ones.
 
@@ -113,22 +89,3 @@ def wanted_keys(
     size = aligned.square().sum(-1, keepdim=True).clamp_min(1e-3) * case.softmax_scale
     logit = math.log(count) + _NEEDLE_LOGIT
     return (aligned * logit / size).transpose(1, 2).flatten(2)
-
-
-def plant_needles(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, case: Case, seed: int) -> None:
-    """Turn a few keys towards one query each, so that a lost key cannot hide in rounding noise.
-
-    Key j becomes q_i · c / (scale · |q_i|²), so that its logit with query i is c = ln(S) + 6;
-    a position encoding is undone first, so that it is so after both were rotated. Of the query
-    heads that share a key/value head, the first one's query is used.
-    """
-    pairs = needle_pairs(case.mask, case.seq_len, case.kv_len, seed)
-    if not pairs:
-        return
-    queries, keys = (torch.tensor(side, device=q_BHLD.device) for side in zip(*pairs, strict=True))
-    places = queries + (case.kv_len - case.seq_len)
-    rows_BGMD = q_BHLD[:, :: case.heads // case.kv_heads, queries].double()
-    square = rows_BGMD.square().sum(-1, keepdim=True).clamp_min(1e-3)
-    aligned = rotated_back(rotated(rows_BGMD, case.position, places), case.position, keys)
-    logit = math.log(case.kv_len) + _NEEDLE_LOGIT
-    k_BGSD[:, :, keys] = (aligned * (logit / case.softmax_scale) / square).to(k_BGSD.dtype)

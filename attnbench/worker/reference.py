@@ -319,12 +319,13 @@ def judge_one(
     # An allowed error of 0 (all inputs exactly representable) still admits an exact result.
     parts = [("", error.max, allowed.max), (" in the root mean square", error.rms, allowed.rms)]
     ratios = [got / most if most else (math.inf if got else 0.0) for _, got, most in parts]
-    ratio, found_wrong = max(ratios), CheckResult()
+    ratio = max(ratios)
+    result = CheckResult()
     if not ratio <= 1:
         how, got, most = parts[ratios.index(ratio)]
-        found_wrong = wrong("wrong", f"is off by {got:.3g}{how} where {most:.3g} is allowed")
+        result = wrong("wrong", f"is off by {got:.3g}{how} where {most:.3g} is allowed")
     return replace(
-        found_wrong,
+        result,
         error_max=error.max,
         error_rmse=error.rms,
         error_ratio=ratio if math.isfinite(ratio) else None,

@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from attnbench.api import IMPLEMENTATIONS
-from attnbench.api.loader import is_installed, load_side, refuse_foreign
+from attnbench.api.loader import is_installed, load_side, refuse_other_version
 from attnbench.base.files import digest
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import UsageError
@@ -86,7 +86,7 @@ class VariantProcess:
             self._sensor = GpuSensor.open() if config.device == "cuda" else None
             failures = self._prepare_all()
             # Some import no earlier than when they build, or are first called.
-            refuse_foreign(
+            refuse_other_version(
                 ", ".join(config.files),
                 Path(config.root).resolve(),
                 Path(config.other_root).resolve(),

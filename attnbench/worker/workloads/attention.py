@@ -7,7 +7,7 @@ import torch
 from attnbench.api import AttentionCall, Estimate, Implementation
 from attnbench.schema.case import Case
 from attnbench.theory import costs
-from attnbench.worker.inputs import Draw, Tensors, attention_tensors, fill_attention
+from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
 from attnbench.worker.positions import rotation
 from attnbench.worker.reference import PlainResult, plain_attention
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
@@ -26,10 +26,26 @@ class _Attention(Workload):
     """q_BHLD, k_BGSD, v_BGSV -> o_BHLV: O(n²d)."""
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
-        return attention_tensors(case, strided=strided)
+        """q_BHLD, k_BGSD, v_BGSV and, where the pass differentiates, do_BHLV."""
+        batch, d, v = case.batch, case.head_dim, case.value_dim
+        shapes = {
+            "q": (batch, case.heads, case.seq_len, d),
+            "k": (batch, case.kv_heads, case.kv_len, d),
+            "v": (batch, case.kv_heads, case.kv_len, v),
+        }
+        if case.needs_grad:
+            shapes["do"] = (batch, case.heads, case.seq_len, v)
+        tensors = {name: empty(case, shape, strided=strided) for name, shape in shapes.items()}
+        for name in "qkv":
+            tensors[name].requires_grad_(case.needs_grad)
+        return tensors
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
-        fill_attention(case, tensors, draw)
+        fill_normal(tensors.values(), draw.seed)
+        with torch.no_grad():
+            if draw.needles:
+                plant_needles(tensors["q"], tensors["k"], case, draw.seed)
+            tensors["q"].mul_(draw.query_amplitude)
 
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
         inputs, core = tuple(tensors[name] for name in "qkv"), with_position(impl.build(case), case)
@@ -52,6 +68,23 @@ class _Attention(Workload):
 
     def why_flops(self, case: Case, flops: int) -> list[str]:
         return costs.why_core_flops(case, flops)
+
+
+def plant_needles(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, case: Case, seed: int) -> None:
+    """Turn a few keys towards one query each, so that a lost key cannot hide in rounding noise.
+
+    A position encoding is undone first, so that it is so after both were rotated. Of the query
+    heads that share a key/value head, the first one's query is used.
+    """
+    pairs = needle_pairs(case.mask, case.seq_len, case.kv_len, seed)
+    if not pairs:
+        return
+    queries, keys = (torch.tensor(side, device=q_BHLD.device) for side in zip(*pairs, strict=True))
+    rows_BGMD = q_BHLD[:, :: case.heads // case.kv_heads, queries]
+    places = queries + (case.kv_len - case.seq_len)
+    wanted_BMK = wanted_keys(case, rows_BGMD, places, keys, case.kv_len)
+    wanted_BMGD = wanted_BMK.view(case.batch, len(keys), case.kv_heads, -1)
+    k_BGSD[:, :, keys] = wanted_BMGD.transpose(1, 2).to(k_BGSD.dtype)
 
 
 def rotated_workspace(case: Case, impl: Implementation) -> int | None:
