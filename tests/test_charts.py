@@ -239,8 +239,6 @@ def test_the_datasheet_stands_beside_the_measured_limits():
     assert rows["cheapest op"] == ["630 ns", units.UNKNOWN]
     assert {datasheet for *_, datasheet in limit_rows(CPU["environment"])} == {units.UNKNOWN}
     assert limit_rows(synthetic.CPU) == []
-    old = limit_rows({"matmul_tflops": {"float32": 0.2}})
-    assert [limit for limit, *_ in old] == ["matmul, float32"]
 
 
 @pytest.mark.parametrize(("name", "info", "roofs"), [("quick", CPU, 1), ("gpu", GPU, 2)])

@@ -323,7 +323,9 @@ def test_failed_and_suspect_cells_and_keys_of_another_number_make_no_model() -> 
     failed = [Record(cell=r.cell, status="oom", reason="too large") for r in good.records]
     assert models(run_of(failed)) == ()
     assert models(run([replace(case, kv_len=4096) for case in cores()], core_us)) == ()
-    info = good.info | {"environment": {"device": "cpu", "matmul_tflops": {"float32": 0.1}}}
+    info = good.info | {
+        "environment": {"device": "cpu", "ceilings": {"matmul_tflops": {"float32": 0.1}}}
+    }
     impossible = [replace(r, metrics={"flops_executed": 10**18}) for r in good.records]
     assert models(replace(good, info=info, records=impossible)) == ()
 

@@ -117,8 +117,8 @@ def free_bytes(device: str) -> int | None:
         return None
 
 
-def limit_memory(share: float = 0.9) -> None:
-    """Let allocations beyond the memory that is there fail, so that they cost one cell.
+def limit_memory() -> None:
+    """Let allocations beyond nine tenths of the free memory fail, so that they cost one cell.
 
     Without a limit Linux promises memory it does not have, and kills a process later.
     """
@@ -127,5 +127,5 @@ def limit_memory(share: float = 0.9) -> None:
         return
     # No such limit on this system: the runner still survives the worker's death.
     with contextlib.suppress(AttributeError, OSError, ValueError):
-        limit = psutil.Process().memory_info().data + int(share * available)
+        limit = psutil.Process().memory_info().data + int(0.9 * available)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))

@@ -79,12 +79,13 @@ class Ceilings:
 def ceilings_of(environment: Mapping[str, Any], threads: int = 1) -> Ceilings:
     """The ceilings in `environment` (of run.json) of a CPU with so many `threads`.
 
-    Older runs have those of one number of threads, and before that the matmul's alone.
+    Older runs have those of one number of threads.
     """
-    found = environment.get("ceilings") or {"matmul_tflops": environment.get("matmul_tflops")}
+    found = environment.get("ceilings") or {}
     found = found.get(str(threads)) or found
-    known = {item.name: found.get(item.name) for item in fields(Ceilings)}
-    return Ceilings(**(known | {"matmul_tflops": known["matmul_tflops"] or {}}))
+    return Ceilings(
+        **{item.name: found[item.name] for item in fields(Ceilings) if item.name in found}
+    )
 
 
 def suspect(

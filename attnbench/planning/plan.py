@@ -256,7 +256,7 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
             for name in names:
                 if name not in valid:
                     raise unknown(kind, name, list(valid), flag)
-        for name, flag in TRAITS.get(axes.workload).foreign().items():
+        for name, flag in TRAITS.get(axes.workload).missing_axes().items():
             if getattr(axes, name):
                 having = [w for w, traits in TRAITS.items() if name in traits.axes]
                 raise UsageError(
@@ -300,7 +300,7 @@ def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, 
     axes_given = {name: v for name, v in given.items() if v is not None and name != "workload"}
     if len({axes.workload for axes in sweeps}) == 1:
         return tuple(replace(axes, **axes_given) for axes in sweeps)
-    foreign = {axes.workload: TRAITS.get(axes.workload).foreign().keys() for axes in sweeps}
+    foreign = {axes.workload: TRAITS.get(axes.workload).missing_axes().keys() for axes in sweeps}
     # An axis that no workload has stays, to be refused.
     nowhere = {name for name in axes_given if all(name in names for names in foreign.values())}
     return tuple(

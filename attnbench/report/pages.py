@@ -21,7 +21,7 @@ from attnbench.execution.store import load_run
 from attnbench.report import exponents, figures, growth, lines, models, roofline
 from attnbench.report.content import FAILURE, LIMIT, Content, limit_rows
 from attnbench.report.figures import Plot
-from attnbench.report.tables import LIMITS, value_text
+from attnbench.report.tables import value_text
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
@@ -93,7 +93,7 @@ def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
         "suspects": content.suspects(),
         "spent": content.spent(),
         "environment": {
-            k: value_text(k, v) for k, v in content.environment.items() if k not in LIMITS
+            k: value_text(k, v) for k, v in content.environment.items() if k != "ceilings"
         },
         "options": {
             k: value_text("", v) for k, v in (content.run.info.get("options") or {}).items()

@@ -16,7 +16,6 @@ from rich.text import Text
 from attnbench.base import units
 
 _GAP = 3  # between two columns
-LIMITS = ("ceilings", "matmul_tflops")  # of an environment: they have a section of their own
 
 
 def console() -> Console:

@@ -84,8 +84,7 @@ def decode_flops_useful(case: Case) -> int:
     One query over every key so far, and the projections of the new token.
     """
     tokens = case.new_tokens or 1
-    pairs = _decode_pairs(case)
-    core = 2 * case.batch * case.heads * pairs * (case.head_dim + case.value_dim)
+    core = core_flops(case, _decode_pairs(case))
     return (core + projection_flops(case, tokens, tokens)) // tokens
 
 

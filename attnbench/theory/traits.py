@@ -50,7 +50,7 @@ class Traits:
     time: LawOf = lambda core, case: core
     memory: LawOf = lambda core, case: core
 
-    def foreign(self) -> dict[str, str]:
+    def missing_axes(self) -> dict[str, str]:
         """The axes that it has not, with their options."""
         return {name: flag for name, flag in OPTIONAL_AXES.items() if name not in self.axes}
 

@@ -19,7 +19,7 @@ from attnbench.gate.decide.data import GateRun, Outcome, counted
 from attnbench.gate.decide.stored import NAME, write_gate
 from attnbench.report import tables
 from attnbench.report.gate import texts
-from attnbench.report.tables import LIMITS, value_text
+from attnbench.report.tables import value_text
 from attnbench.theory.traits import case_label
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the variable that names the file
@@ -261,5 +261,5 @@ def _known_values(known: Mapping[str, Any]) -> dict[str, str]:
     return {
         texts.flat(name): texts.flat(value_text(name, value))
         for name, value in known.items()
-        if name not in LIMITS
+        if name != "ceilings"
     }
