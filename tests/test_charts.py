@@ -35,6 +35,7 @@ MEASURED = {
     "launch_us": 0.63,
     "cache_bytes": 2**25,
 }
+TIME = CHARTS.get("time")
 CPU = {"environment": synthetic.CPU | {"ceilings": MEASURED}}
 GPU = {"environment": synthetic.GPU | {"ceilings": MEASURED | {"read_gbps": 4290.0}}}
 
@@ -124,7 +125,7 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
 
 def test_many_panels_are_spread_over_several_pages(tmp_path):
     frame = cells(tmp_path, [naive(seq_len=n, heads=h) for h in range(1, 9) for n in (8, 16, 32)])
-    found = pages(frame, "impl")
+    found = pages(frame, TIME)
     assert [len(page.panels) for page in found] == [PANELS_A_PAGE, 2]
     assert len({page.slug for page in found}) == 2
 
@@ -155,7 +156,7 @@ def test_projections_are_drawn_only_where_there_are_several(layers, tmp_path):
         for n in (128, 256) for width in (256, 512) for p in ("fused", "separate")
         if p == "fused" or width == 256
     ]  # fmt: skip
-    (page,) = pages(cells(tmp_path, records), "projection", several=True)
+    (page,) = pages(cells(tmp_path, records), CHARTS.get("projections"))
     assert [set(panel.rows["width"]) for panel in page.panels] == [{256}]
 
 
@@ -171,7 +172,7 @@ def test_a_size_for_the_overhead_is_one_far_below_all_others(lengths, size):
 
 
 def test_a_chart_says_that_it_leaves_out_the_overhead(tmp_path):
-    (page,) = pages(cells(tmp_path, [naive(seq_len=n) for n in (1, 128, 256)]), "impl")
+    (page,) = pages(cells(tmp_path, [naive(seq_len=n) for n in (1, 128, 256)]), TIME)
     assert "(n=1, for the overhead, is not drawn)" in page.title
     assert sorted(page.rows["seq_len"]) == [128, 256]
 
@@ -182,12 +183,12 @@ def test_points_are_left_out_beside_curves_and_counted(tmp_path):
     decode = [naive("decode", cache="static")]
     frame = cells(tmp_path, decode + curve + points)  # what comes first must not shift the others
     frame = frame[frame["workload"] == "attention"]
-    (page,) = pages(frame, "impl")
+    (page,) = pages(frame, TIME)
     assert sorted(page.rows["case_id"]) == sorted(r.cell.case.case_id for r in curve)
     assert "2 more with a single n are in" in page.title
-    assert "1 more with a single n is in" in pages(frame[frame["batch"] < 4], "impl")[0].title
+    assert "1 more with a single n is in" in pages(frame[frame["batch"] < 4], TIME)[0].title
     assert [set(panel.rows["batch"]) for panel in page.panels] == [{1}]
-    (alone,) = pages(frame[frame["batch"] > 1], "impl")
+    (alone,) = pages(frame[frame["batch"] > 1], TIME)
     assert "more with" not in alone.title
     assert len(alone.panels) == 2
 
@@ -201,7 +202,7 @@ def test_no_workload_crowds_the_figures_of_another_out(tmp_path, monkeypatch):
             for w in ("attention", "layer") for p in ("forward", "both") for n in (128, 256)
         ],
     )  # fmt: skip
-    found = pages(frame, "impl")
+    found = pages(frame, TIME)
     assert len(found) == 4
     assert [page.workload for page in first_of_each(found)] == ["attention", "layer"]
 
@@ -244,7 +245,7 @@ def test_the_datasheet_stands_beside_the_measured_limits():
 @pytest.mark.parametrize(("name", "info", "roofs"), [("quick", CPU, 1), ("gpu", GPU, 2)])
 def test_every_ok_cell_is_one_marker_inside_the_axes(tmp_path, name, info, roofs):
     frame = cells(tmp_path, synthetic.RUNS[name](), info)
-    page = pages(frame[frame["tflops"].notna()], "impl")[0]
+    page = pages(frame[frame["tflops"].notna()], TIME)[0]
     figure = roofline.draw(looks(frame["impl"].unique()), page)
     for panel, ax in zip(page.panels, figure.axes, strict=True):
         found = sorted(

@@ -142,14 +142,10 @@ environment = _from(lambda row: row.environment)  # the same in all rows
 limit = _from(lambda row: row.limits)
 
 
-def _rate(name: str, per_us: float) -> Value:
+def _rate(row: TableRow, name: str, per_us: float) -> float | None:
     """A metric / median time, in the unit that is `per_us` a microsecond."""
-
-    def value(row: TableRow) -> float | None:
-        rate = _quotient(row.record.metrics.get(name), row.time_us)
-        return None if rate is None else rate / per_us
-
-    return value
+    rate = _quotient(row.record.metrics.get(name), row.time_us)
+    return None if rate is None else rate / per_us
 
 
 def _batches_us(record: Record) -> list[list[float]]:
@@ -218,9 +214,15 @@ metric("flops_useful", "int", "FLOP", "what the admitted pairs need, flash-atten
 metric("flops_executed", "int", "FLOP", "what the algorithm really multiplies")
 metric("flops_counted", "int", "FLOP", "what torch's FlopCounterMode saw")
 metric("flops_counted_source", "text", "", "dispatched (real matmuls) or formula")
-column("tflops", "float", "TFLOP/s", "useful FLOPs / median time", _rate("flops_useful", 1e6))
+column(
+    "tflops", "float", "TFLOP/s", "useful FLOPs / median time",
+    lambda row: _rate(row, "flops_useful", 1e6),
+)  # fmt: skip
 metric("bytes_min", "int", "B", "least traffic: inputs read once, outputs written once")
-column("gbps", "float", "GB/s", "least traffic / median time", _rate("bytes_min", 1e3))
+column(
+    "gbps", "float", "GB/s", "least traffic / median time",
+    lambda row: _rate(row, "bytes_min", 1e3),
+)  # fmt: skip
 metric("memory_peak_bytes", "int", "B", "highest allocation during the call")
 metric("memory_inputs_bytes", "int", "B", "held by the inputs")
 metric("memory_outputs_bytes", "int", "B", "held by the outputs")

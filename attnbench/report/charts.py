@@ -48,7 +48,7 @@ class Chart:
     source: Literal["cells", "costs"] = "cells"
     workloads: tuple[str, ...] = ("attention", "layer", "recurrent")
     lines: Literal["impl", "cache", "projection"] = "impl"
-    several: bool = False  # drawn only where there is more than one line to tell apart
+    several: bool = False  # panels only where there is more than one line to tell apart
     beside: bool = False  # recurrent networks stand in the panels of layers of their width
     crossings: bool = False  # mark where the lead changes
     guides: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class Chart:
 
     def pages(self, tables: Tables) -> list[ChartPage]:
         """The figures to draw."""
-        found = pages(self.rows(tables), self.lines, self.source == "cells", self.several)
+        found = pages(self.rows(tables), self)
         return [page for page in found if page.rows[self.value].notna().any()]
 
 
@@ -197,25 +197,22 @@ class ChartPage:
         return pd.concat([panel.rows for panel in self.panels])
 
 
-def pages(
-    frame: pd.DataFrame, lines: str, plain_position: bool = True, several: bool = False
-) -> list[ChartPage]:
+def pages(frame: pd.DataFrame, chart: Chart) -> list[ChartPage]:
     """Split into figures by workload, device, dtype and pass, and these into small multiples.
 
-    A panel holds one combination of the other axes that vary, except n (its x axis) and what its
-    lines are: the column `lines`. With `plain_position`, position encodings are left to the plot
-    that compares them, unless there is no row without one; with `several`, a panel of one line
-    alone is left out.
+    A panel holds one combination of the other axes that vary, except n (its x axis) and what tells
+    its lines apart. Position encodings are left to the plot of their costs, unless there is no row
+    without one.
     """
     found = []
     for values, rows in slices(frame, PAGE_AXES):
         plain = rows[rows["position"] == "none"]
-        rows = plain if plain_position and not plain.empty else rows
+        rows = plain if chart.source == "cells" and not plain.empty else rows
         # A size for the overhead would take most of an axis on which nothing else stands.
         least = overhead_size([int(n) for n in rows["seq_len"].unique()])
         small = f" (n={least}, for the overhead, is not drawn)" if least else ""
-        rows, single = _along_n(rows[rows["seq_len"] > (least or 0)], lines, several)
-        names = _panel_axes(rows, lines)
+        rows, single = _along_n(rows[rows["seq_len"] > (least or 0)], chart)
+        names = _panel_axes(rows, chart.lines)
         panels = [Panel(_title(part, names), part) for _, part in slices(rows, names)]
         slug, title = "-".join(map(str, values.values())), fixed(rows) + small + single
         found += [
@@ -239,13 +236,13 @@ def _panel_axes(rows: pd.DataFrame, lines: str) -> list[str]:
     return ["impl", *names] if lines != "impl" and rows["impl"].nunique() > 1 else names
 
 
-def _along_n(rows: pd.DataFrame, lines: str, several: bool) -> tuple[pd.DataFrame, str]:
+def _along_n(rows: pd.DataFrame, chart: Chart) -> tuple[pd.DataFrame, str]:
     """The rows of panels that show something along n, and a text that counts the others.
 
     Panels of a single n are drawn where there is nothing else.
     """
-    parts = [part for _, part in slices(rows, _panel_axes(rows, lines))]
-    parts = [part for part in parts if not several or part[lines].nunique() > 1]
+    parts = [part for _, part in slices(rows, _panel_axes(rows, chart.lines))]
+    parts = [part for part in parts if not chart.several or part[chart.lines].nunique() > 1]
     curves = [part for part in parts if part["seq_len"].nunique() > 1] or parts
     points = len(parts) - len(curves)
     text = f" ({points} more with a single n {'is' if points == 1 else 'are'} in the table)"

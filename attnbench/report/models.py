@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -71,26 +72,23 @@ def _draw_models(page: Page[ModelFit], looks: Mapping[str, Look]) -> Figure:
     size = (10.8, 5.2 * rows + 0.5)
     figure = figures.figure_of(size, MODEL.title, f"{page.subject}: {shared}")
     grid = figure.subplots(2 * rows, 2, height_ratios=[0.45, 0.55] * rows, squeeze=False)
-    for index in range(2 * rows):
-        row, column = divmod(index, 2)
-        upper, lower = grid[2 * row][column], grid[2 * row + 1][column]
-        if index >= len(models):
-            upper.remove()
-            lower.remove()
-            continue
-        sizes = [round(n) for n in models[index].along_n]
+    pairs = list(zip(grid[::2].flat, grid[1::2].flat, strict=True))
+    for ax in chain(*pairs[len(models) :]):
+        ax.remove()
+    for (upper, lower), model, differs in zip(pairs, models, rest, strict=False):
+        sizes = [round(n) for n in model.along_n]
         shown = [n for n in sizes if n > (overhead_size(sizes) or 0)]
         for ax in (upper, lower):
             axes.length_axis(ax, shown)
             ax.set_xlim(min(shown), max(shown))
-        _draw_times(upper, models[index], looks[models[index].impl], min(shown))
-        _draw_shares(lower, models[index])
-        _title(upper, models[index], rest[index])
+        _draw_times(upper, model, looks[model.impl], min(shown))
+        _draw_shares(lower, model)
+        _title(upper, model, differs)
     return figure
 
 
-def _title(ax: Axes, model: ModelFit, rest: str) -> None:
-    texts = [f"{model.impl} {rest}".strip(), ""]
+def _title(ax: Axes, model: ModelFit, differs: str) -> None:
+    texts = [f"{model.impl} {differs}".strip(), ""]
     if model.finding:
         texts[1] = f"{growth.raised(model.finding.law)}: {growth.mark(model.finding.verdict)}"
     if model.held_out is not None:
@@ -107,7 +105,8 @@ def _draw_times(ax: Axes, model: ModelFit, look: Look, least: int) -> None:
     points = [row for row in measured if row[0]["n"] >= least and row[1].value > 0]
     curve = zip(model.along_n, model.along_predicted_us, strict=False)
     predicted = [(n, estimate) for n, estimate in curve if n >= least]
-    values = [v for e in (*(e for _, e in predicted), *(e for _, e, _ in points)) for v in _ends(e)]
+    shown = [*(estimate for _, estimate in predicted), *(time for _, time, _ in points)]
+    values = [v for e in shown for v in (e.low, e.value, e.high) if v and 0 < v < math.inf]
     if not values:
         return
     axes.log_axis(ax, "y", axes.bounds(values), 10, axes.round_time)
@@ -129,12 +128,6 @@ def _draw_times(ax: Axes, model: ModelFit, look: Look, least: int) -> None:
             markersize=2.6, linestyle="none", markerfacecolor="white", markeredgewidth=0.6,
             alpha=0.8, zorder=2.2,
         )  # fmt: skip
-
-
-def _ends(estimate: Uncertain) -> list[float]:
-    """Lower end, value and upper end, as far as they can stand on a logarithmic axis."""
-    ends = (estimate.low, estimate.value, estimate.high)
-    return [float(v) for v in ends if v is not None and 0 < v < math.inf]
 
 
 def _all_else(point: Mapping[str, float]) -> tuple[float, ...]:

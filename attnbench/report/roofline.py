@@ -69,7 +69,7 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
     found: list[Plot] = []
     for values, rows in slices(known, ["threads"]):
         name = f"roofline-{values['threads']}-threads" if found else "roofline"
-        plots = lines.draw_pages(name, ROOFLINE, pages(rows, "impl"), draw_one, folder)
+        plots = lines.draw_pages(name, ROOFLINE, pages(rows, ROOFLINE), draw_one, folder)
         limits = "; ".join(f"{roof} limits {at.text}" for roof, at in roofs_of(rows).items())
         found += [replace(plot, alt=f"{plot.alt} {limits}.") for plot in plots]
     return found

@@ -179,12 +179,9 @@ class Subsets:
         self.rows = relative / self.scale
         self.gram = self.rows.T @ self.rows
         self.members = _subsets_of(relative.shape[1])
-        self.inverses, self.usable = self._inverses()
-
-    def _inverses(self) -> tuple[Floats, Bools]:
-        """The inverse of each subset's own block of the Gram matrix, zero elsewhere."""
-        count = len(self.members)
-        inverses, usable = np.zeros((count, *self.gram.shape)), np.zeros(count, dtype=bool)
+        # The inverse of each subset's own block of the Gram matrix, zero elsewhere.
+        self.inverses = np.zeros((len(self.members), *self.gram.shape))
+        self.usable = np.zeros(len(self.members), dtype=bool)
         sizes = self.members.sum(axis=1)
         for size in range(1, sizes.max() + 1):
             where = np.flatnonzero(sizes == size)
@@ -193,11 +190,10 @@ class Subsets:
             values, vectors = np.linalg.eigh(self.gram[rows, columns])
             fine = values[:, 0] > _COLLINEAR * values[:, -1]
             values = np.where(fine[:, None], values, np.inf)  # its inverse is 0
-            usable[where] = fine
-            inverses[where[:, None, None], rows, columns] = np.einsum(
+            self.usable[where] = fine
+            self.inverses[where[:, None, None], rows, columns] = np.einsum(
                 "sik,sk,sjk->sij", vectors, 1 / values, vectors
             )
-        return inverses, usable
 
     def solve(self, targets: Floats) -> tuple[Floats, Floats]:
         """Coefficients (subsets × p × draws, of the scaled columns) and squared residual.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from attnbench.base import units
@@ -244,19 +244,18 @@ class Scaling:
     exponents: tuple[ExponentFit, ...] = ()
     exact: tuple[ExactFit, ...] = ()
     models: tuple[ModelFit, ...] = ()
-    problems: tuple[Finding, ...] = field(default=())  # why nothing could be asked at all
+    problems: tuple[Finding, ...] = ()  # why nothing could be asked at all
     missing: tuple[Cell, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Every verdict: what needs no statistics first."""
-        found = [fit.finding for fit in self.exact]
-        found += [fit.finding for fit in self.exponents]
-        found += [fit.finding for fit in self.models]
-        return (*(finding for finding in found if finding is not None), *self.problems)
+        fits: tuple[ExactFit | ExponentFit | ModelFit, ...]
+        fits = (*self.exact, *self.exponents, *self.models)
+        return (*(fit.finding for fit in fits if fit.finding is not None), *self.problems)
 
     @property
     def notable(self) -> tuple[Finding, ...]:
         """The findings without FLOPs and workspace that are what they should be."""
-        plain = {id(f.finding) for f in self.exact if f.finding and f.finding.verdict == "holds"}
-        return tuple(finding for finding in self.findings if id(finding) not in plain)
+        odd = [fit for fit in self.exact if fit.finding and fit.finding.verdict != "holds"]
+        return replace(self, exact=tuple(odd)).findings
