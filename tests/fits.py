@@ -64,7 +64,7 @@ def exact_fit(impl: str = "naive", **values: Any) -> ExactFit:
     plain: dict[str, Any] = {
         "workload": "attention", "quantity": "flops", "axis": "n",
         "same": "attention forward float32 H=2 D=64", "sizes": SIZES, "measured": counted,
-        "predicted": counted, "law": parse("n^2 d"), "growth": 2.0,
+        "predicted": counted, "growth": 2.0,
         "finding": finding(subject=f"{impl}, attention", question="FLOPs in n"),
     }  # fmt: skip
     return ExactFit(impl=impl, **(plain | values))
@@ -84,7 +84,7 @@ def model_fit(impl: str = "naive", **values: Any) -> ModelFit:
     shares = [{k: v / t for k, v in row.items()} for row, t in zip(parts, totals, strict=True)]
     plain: dict[str, Any] = {
         "workload": "layer", "same": "layer forward float32 fused", "terms": TERMS,
-        "coefficients": (30.0, 2e-5, 1e-3, 2e-5), "points": tuple(points),
+        "points": tuple(points), "cells": (),
         "time_us": tuple(estimate(t * (1.03 if i % 2 else 0.98)) for i, t in enumerate(times)),
         "predicted_us": tuple(estimate(t) for t in times), "at_largest": len(points) - 1,
         "shares": {term: estimate(shares[-1][term], 0.1) for term in TERMS},

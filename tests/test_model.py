@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 
 from attnbench.analysis.scaling import model, model_terms
 from attnbench.analysis.scaling.model import presence
-from attnbench.analysis.scaling.model_fit import Subsets
+from attnbench.analysis.scaling.model_fit import Subsets, fit
 from attnbench.analysis.scaling.model_terms import ModelCells
 from attnbench.analysis.scaling.results import ModelFit, Uncertain
 from attnbench.analysis.scaling.series import Laws
@@ -108,9 +108,12 @@ def ends(found: Uncertain | None) -> tuple[float, float]:
 
 
 def test_coefficients_are_per_unit_of_their_term() -> None:
-    found = only(run(cores(batch=2), core_us, noise=1e-6))
-    assert found.terms == ("floor", "H n^2", "n^2 d")
-    assert found.coefficients == pytest.approx((16, 1e-3, 4e-5), rel=1e-3)
+    (made,) = model_cells(run(cores(batch=2), core_us, noise=1e-6))
+    found = dict(zip((term.name for term in made.terms), fit(made).coefficients, strict=True))
+    assert {name for name, each in found.items() if each} == {"floor", "H n^2", "n^2 d"}
+    assert [found[name] for name in ("floor", "H n^2", "n^2 d")] == pytest.approx(
+        (16, 1e-3, 4e-5), rel=1e-3
+    )
 
 
 def test_a_term_that_is_absent_gets_no_share() -> None:
@@ -159,7 +162,8 @@ def test_the_held_out_error_is_that_of_the_largest_n() -> None:
     assert only(run(cores(), core_us, noise=1e-6)).held_out == pytest.approx(0, abs=1e-4)
     found = only(run(cores(), bent, noise=1e-6))
     assert found.held_out == pytest.approx(1 / 3, abs=1e-3)
-    assert found.figures["spread"] == pytest.approx(found.held_out), "no surer of any other cell"
+    (made,) = model_cells(run(cores(), bent, noise=1e-6))
+    assert fit(made).spread == pytest.approx(found.held_out), "no surer of any other cell"
 
 
 def test_times_that_no_model_describes_widen_the_band() -> None:
@@ -200,7 +204,6 @@ def test_the_crossing_is_where_the_planted_terms_cross() -> None:
 def test_the_crossing_in_flops_is_the_one_on_paper(fields: dict[str, Any], factor: float) -> None:
     found = only(run(layers(**fields), layer_us))
     assert found.overtakes_theory == pytest.approx(1024 * factor)
-    assert found.figures["overtakes_n_theory"] == found.overtakes_theory
 
 
 def test_attention_alone_and_windows_cross_nothing() -> None:
@@ -254,6 +257,7 @@ def test_a_verdict_on_the_terms_says_why(row: Any) -> None:
     finding = only(run(cases, time_us, law=law)).finding
     assert finding is not None
     assert (finding.question, finding.verdict) == ("terms of time", expected)
+    assert {"spread", "share_floor"} <= finding.figures.keys()
     assert [text for text in says if text not in finding.reason] == []
 
 
@@ -261,7 +265,7 @@ def test_a_verdict_on_the_terms_says_why(row: Any) -> None:
 def test_a_law_of_one_term_or_none_has_shares_and_no_verdict(law: str | None) -> None:
     found = only(run(cores(), core_us, law=law))
     assert found.finding is None
-    assert found.figures["share_H_n2"] == found.shares["H n^2"].value
+    assert found.shares["H n^2"].value > 0
 
 
 # Which cells.

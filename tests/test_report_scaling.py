@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from attnbench.analysis.crossovers import crossovers
+from attnbench.analysis.scaling.model_terms import TERMS
 from attnbench.analysis.scaling.results import Scaling, Uncertain
 from attnbench.analysis.table import compared
 from attnbench.report import exponents, figures, growth, lines, models
@@ -134,10 +135,9 @@ _ODD_EXPONENTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _ODD_MODELS: dict[str, dict[str, Any]] = {
-    "no intervals": {"shares": dict.fromkeys(fits.TERMS, UNKNOWN), "overtakes_n": UNKNOWN},
+    "no interval": {"overtakes_n": UNKNOWN},
     LONG: {},
     "no finding": {"finding": None, "held_out": None},
-    "unknown terms": {"terms": ("n^5", "n^6", "n^7", "n^8", "floor")},
     "overtaking out of sight": {"overtakes_n": fits.estimate(9e5), "overtakes_theory": 3.0},
 }
 _ODD_COUNTS: dict[str, dict[str, Any]] = {
@@ -155,9 +155,8 @@ ODD: dict[str, tuple[Scaling, int]] = {  # with how many figures are drawn of th
     "no exponent": (
         Scaling(exponents=(fits.exponent_fit(exponent=None, top=None, intercept=None),)), 1
     ),
-    "models": (Scaling(models=tuple(fits.model_fit(n, **v) for n, v in _ODD_MODELS.items())), 2),
+    "models": (Scaling(models=tuple(fits.model_fit(n, **v) for n, v in _ODD_MODELS.items())), 1),
     "counts": (Scaling(exact=tuple(fits.exact_fit(n, **v) for n, v in _ODD_COUNTS.items())), 1),
-    "a model of one n": (Scaling(models=(fits.model_fit(along_n=(), shares_along=()),)), 0),
     "nothing counted": (Scaling(exact=(fits.exact_fit(measured=(None,) * 7),)), 0),
 }  # fmt: skip
 
@@ -219,7 +218,7 @@ def test_shares_are_stacked_to_one_and_both_overtakings_are_named(tmp_path, unwr
     found = " ".join(text.get_text() for text in lower.get_legend().get_texts())
     assert "in time: 330 (264 … 396)" in found
     assert "in FLOPs: 512" in found
-    assert len({models.SHADES[term] for term in fits.TERMS}) == len(fits.TERMS)
+    assert {name for row in TERMS.values() for name in row.names} == models.SHADES.keys()
 
 
 @pytest.mark.parametrize(

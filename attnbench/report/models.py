@@ -50,18 +50,14 @@ SHADES = {  # of a term: colour and hatching, which survives a grey printer
     "H n w": ("#9e9ac8", "++"), "H n^2": ("#74a9cf", "\\\\\\\\"), "w d": ("#4a90c2", ""),
     "n w d": ("#4a90c2", ""), "n^2 d": ("#08519c", ""),
 }  # fmt: skip
-OTHER = ("#969696", "xx")
 
 
 def draw_all(models: Sequence[ModelFit], looks: Mapping[str, Look], folder: Path) -> list[Plot]:
-    """Draw each model that can be shown along n, in small multiples for each workload."""
-    usable = sorted(
-        (model for model in models if len(model.along_n) > 1 and model.shares_along),
-        key=lambda m: growth.by_name(m.impl),
-    )
+    """Draw each model along n, in small multiples for each workload."""
+    ordered = sorted(models, key=lambda m: growth.by_name(m.impl))
     return [
         MODEL.save(_draw_models(page, looks), page, map(_alt, page.items), folder)
-        for page in figures.pages(usable, lambda m: (m.workload, "n"), 4, most=2)
+        for page in figures.pages(ordered, lambda m: (m.workload, "n"), 4, most=2)
     ]
 
 
@@ -102,19 +98,14 @@ def _draw_times(ax: Axes, model: ModelFit, look: Look, least: int) -> None:
     ax.xaxis.set_ticklabels([])
     ax.set_ylabel("time per token" if model.workload == "decode" else "time per call")
     measured = zip(model.points, model.time_us, model.predicted_us, strict=True)
-    points = [row for row in measured if row[0]["n"] >= least and row[1].value > 0]
-    curve = zip(model.along_n, model.along_predicted_us, strict=False)
-    predicted = [(n, estimate) for n, estimate in curve if n >= least]
-    shown = [*(estimate for _, estimate in predicted), *(time for _, time, _ in points)]
-    values = [v for e in shown for v in (e.low, e.value, e.high) if v and 0 < v < math.inf]
-    if not values:
-        return
-    axes.log_axis(ax, "y", axes.bounds(values), 10, axes.round_time)
-    if predicted:
-        ns, found = zip(*predicted, strict=True)
-        ax.plot(ns, [e.value for e in found], color=look.colour, zorder=2.5)
-        low, high = ([getattr(e, end) or e.value for e in found] for end in ("low", "high"))
-        ax.fill_between(ns, low, high, color=look.colour, alpha=0.25, linewidth=0)
+    points = [row for row in measured if row[0]["n"] >= least]
+    curve = zip(model.along_n, model.along_predicted_us, strict=True)
+    ns, found = zip(*((n, estimate) for n, estimate in curve if n >= least), strict=True)
+    ends = [end for e in (*found, *(time for _, time, _ in points)) for end in (*e.ends, e.value)]
+    axes.log_axis(ax, "y", axes.bounds([v for v in ends if 0 < v < math.inf]), 10, axes.round_time)
+    ax.plot(ns, [e.value for e in found], color=look.colour, zorder=2.5)
+    low, high = zip(*(e.ends for e in found), strict=True)
+    ax.fill_between(ns, low, high, color=look.colour, alpha=0.25, linewidth=0)
     groups: dict[tuple[float, ...], list[tuple[float, Uncertain, float]]] = {}
     for point, time, fitted in points:
         groups.setdefault(_all_else(point), []).append((point["n"], time, fitted.value))
@@ -138,15 +129,15 @@ def _draw_shares(ax: Axes, model: ModelFit) -> None:
     ax.set_ylim(0, 1)
     base = np.zeros(len(model.along_n))
     for term in model.terms:
-        top = base + [row.get(term, 0.0) for row in model.shares_along]
+        top = base + [row[term] for row in model.shares_along]
         if max(top - base) <= 0.0005:
             continue
-        share, (colour, hatch) = model.shares.get(term), SHADES.get(term, OTHER)
+        colour, hatch = SHADES[term]
         name = "overhead" if term == OVERHEAD else growth.raised(term)
         ax.fill_between(
             model.along_n, base, top, edgecolor="#666666", linewidth=0.4, zorder=1.2,
             facecolor=colour, hatch=hatch,
-            label=name + (f"\n{_percent(share)}" if share else ""),
+            label=f"{name}\n{_percent(model.shares[term])}",
         )  # fmt: skip
         base = top
     time, flops = model.overtakes_n, model.overtakes_theory
@@ -166,11 +157,10 @@ def _draw_shares(ax: Axes, model: ModelFit) -> None:
 
 
 def _percent(share: Uncertain) -> str:
-    if share.value < 0.005 and (share.high or 0.0) < 0.005:
+    low, high = share.ends
+    if high < 0.005:
         return "< 1 %"
-    if share.low is None or share.high is None:
-        return f"{100 * share.value:.0f} %"
-    return f"{100 * share.value:.0f} % ({100 * share.low:.0f} … {100 * share.high:.0f})"
+    return f"{100 * share.value:.0f} % ({100 * low:.0f} … {100 * high:.0f})"
 
 
 def _alt(model: ModelFit) -> str:

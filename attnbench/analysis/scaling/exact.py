@@ -98,7 +98,7 @@ def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> E
         )
     return ExactFit(
         impl=series.impl, workload=series.workload, quantity=quantity, axis=series.axis,
-        same=series.same, sizes=series.sizes, measured=measured, predicted=predicted, law=law,
+        same=series.same, sizes=series.sizes, measured=measured, predicted=predicted,
         growth=growth, finding=finding,
     )  # fmt: skip
 

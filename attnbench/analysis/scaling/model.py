@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from attnbench.analysis.scaling.results import (
     lacking,
 )
 from attnbench.analysis.scaling.series import Laws, Measured
-from attnbench.analysis.scaling.slopes import Floats
+from attnbench.analysis.scaling.slopes import Floats, estimates
 from attnbench.base import units
 from attnbench.schema.finding import Figure, Finding, Verdict
 from attnbench.schema.record import Cell
@@ -66,28 +66,13 @@ def _model(cells: ModelCells) -> ModelFit:
         term.name: _estimate(float(values[0, i]), draws[0, i]) for i, term in enumerate(cells.terms)
     }
     crossing, theory = _overtaking(cells, found)
-    known: dict[str, Figure] = {
-        "held_out": found.held_out,
-        "spread": found.spread,
-        "overtakes_n_theory": theory,
-        **as_figures("overtakes_n", crossing),
-    }
-    for name, share in at_largest.items():  # as share_H_n2
-        known |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
-    figures = {name: value for name, value in known.items() if value is not None}
-    finding = _judge(cells, found, figures)
-    missing = tuple(_missing(cells)) if finding and finding.verdict == "inconclusive" else ()
-    if finding and missing:
-        lacks = lacking((_place(cells, one.index), one) for one in missing)
-        finding = replace(finding, reason=f"{finding.reason}; {lacks}")
-    return ModelFit(
+    model = ModelFit(
         impl=cells.impl,
         workload=cells.cases[0].workload,
         same=cells.same,
         terms=names,
-        coefficients=tuple(found.coefficients[kept].tolist()),
         points=cells.points,
-        time_us=cells.estimates_us,
+        time_us=tuple(estimates(cells.times_us, *cells.interval_us)),
         predicted_us=predicted(found, cells.design),
         at_largest=at,
         shares=at_largest,
@@ -97,11 +82,15 @@ def _model(cells: ModelCells) -> ModelFit:
         held_out=found.held_out,
         overtakes_n=crossing,
         overtakes_theory=theory,
-        figures=figures,
-        finding=finding,
         cells=tuple(Cell(case=case, impl=cells.impl) for case in cells.cases),
-        missing=missing,
     )
+    finding = _judge(cells, found, model)
+    if finding is None or finding.verdict != "inconclusive":
+        return replace(model, finding=finding)
+    missing = tuple(_missing(cells))
+    lacks = lacking((_place(cells, one.index), one) for one in missing)
+    finding = replace(finding, reason="; ".join(filter(None, (finding.reason, lacks))))
+    return replace(model, finding=finding, missing=missing)
 
 
 def _missing(cells: ModelCells) -> Iterator[Missing]:
@@ -183,7 +172,7 @@ def _overtaking(cells: ModelCells, fit: FittedModel) -> tuple[Uncertain | None, 
 # The verdict: the law's terms are there, and none of a higher order is.
 
 
-def _judge(cells: ModelCells, fit: FittedModel, figures: Mapping[str, Figure]) -> Finding | None:
+def _judge(cells: ModelCells, fit: FittedModel, model: ModelFit) -> Finding | None:
     """The verdict on the declared law; None where none is declared, or one of a single term.
 
     Refuted where a term that theory makes visible certainly takes less than 2 % of the time
@@ -196,13 +185,21 @@ def _judge(cells: ModelCells, fit: FittedModel, figures: Mapping[str, Figure]) -
     decisions = list(_obstacles(cells, fit, law)) or list(_decisions(cells, fit, law))
     verdicts: tuple[Verdict, ...] = ("refuted", "inconclusive", "holds")
     verdict = min((verdict for verdict, _ in decisions), key=verdicts.index)
+    figures: dict[str, Figure] = {
+        "held_out": fit.held_out,
+        "spread": fit.spread,
+        "overtakes_n_theory": model.overtakes_theory,
+        **as_figures("overtakes_n", model.overtakes_n),
+    }
+    for name, share in model.shares.items():  # as share_H_n2
+        figures |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
     return Finding(
         subject=f"{cells.impl}, {cells.same}",
         question="terms of time",
         law=str(law),
         verdict=verdict,
         reason="; ".join(reason for found, reason in decisions if found == verdict),
-        figures=figures,
+        figures={name: value for name, value in figures.items() if value is not None},
     )
 
 

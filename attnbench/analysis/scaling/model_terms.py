@@ -13,9 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench.analysis.scaling.results import Uncertain
 from attnbench.analysis.scaling.series import Laws, Measured
-from attnbench.analysis.scaling.slopes import Floats, Replicates, beyond, estimates
+from attnbench.analysis.scaling.slopes import Floats, Replicates, beyond
 from attnbench.analysis.times import over_processes
 from attnbench.schema.case import Case
 from attnbench.theory.law import Law, Term, parse
@@ -181,24 +180,12 @@ class ModelCells:
         """Each term at each point, m × p."""
         return design(self.terms, self.sizes)
 
-    @property
-    def estimates_us(self) -> tuple[Uncertain, ...]:
-        """The time of each point with its interval, where it has one."""
-        return tuple(estimates(self.times_us, *self.interval_us))
-
     @cached_property
     def points(self) -> tuple[dict[str, float], ...]:
         """n, d, heads and batch of each point."""
         names = ("n", "d", "heads", "batch")
         rows = zip(*(self.sizes[name].tolist() for name in names), strict=True)
         return tuple(dict(zip(names, row, strict=True)) for row in rows)
-
-    @property
-    def varied(self) -> bool:
-        """Whether there are points, n and d enough for a model."""
-        points = len({tuple(point.values()) for point in self.points})
-        sizes = min(len(np.unique(self.sizes[name])) for name in ("n", "d"))
-        return points >= FEWEST_POINTS and sizes >= FEWEST_SIZES
 
     @property
     def same(self) -> str:
@@ -239,8 +226,12 @@ def model_cells(cells: list[Measured], laws: Laws) -> list[ModelCells]:
             width = case.width / (case.heads * case.head_dim) if case.width else 1.0
             ratios = case.heads / case.kv_heads, case.value_dim / case.head_dim, width
             found.setdefault((cell.kind, *ratios), []).append(cell)
-    models = [_model_cells(alike, laws) for alike in found.values()]
-    return [model for model in models if model.varied]
+    return [
+        model
+        for model in (_model_cells(alike, laws) for alike in found.values())
+        if len({tuple(point.values()) for point in model.points}) >= FEWEST_POINTS
+        and min(len(np.unique(model.sizes[name])) for name in ("n", "d")) >= FEWEST_SIZES
+    ]
 
 
 def _model_cells(alike: list[Measured], laws: Laws) -> ModelCells:

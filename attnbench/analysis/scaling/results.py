@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from attnbench.base import units
@@ -192,7 +192,6 @@ class ExactFit:
     sizes: tuple[float, ...]
     measured: tuple[float | None, ...]
     predicted: tuple[float | None, ...]
-    law: Law | None
     growth: float | None
     finding: Finding | None = None
 
@@ -207,29 +206,27 @@ class ModelFit:
     size along n with all else as there. `held_out` is the relative error at the largest n of the
     model that was fitted without it. `overtakes_n` is, for a layer, where the quadratic terms
     overtake the projections, `overtakes_theory` where their FLOPs say so. `shares` has every term
-    that was tried, 0 where it was left out; `figures` all this and more by name, with or without a
-    verdict. `cells` are those of the points, and `missing` as of an exponent.
+    that was tried, 0 where it was left out. `cells` are those of the points, and `missing` as of an
+    exponent.
     """
 
     impl: str
     workload: str
     same: str
     terms: tuple[str, ...]
-    coefficients: tuple[float, ...]
     points: tuple[Mapping[str, float], ...]
     time_us: tuple[Uncertain, ...]
     predicted_us: tuple[Uncertain, ...]
     at_largest: int
     shares: Mapping[str, Uncertain]
-    along_n: tuple[float, ...] = ()
-    shares_along: tuple[Mapping[str, float], ...] = ()
-    along_predicted_us: tuple[Uncertain, ...] = ()
-    held_out: float | None = None
-    overtakes_n: Uncertain | None = None
-    overtakes_theory: float | None = None
-    figures: Mapping[str, Figure] = field(default_factory=dict)
+    along_n: tuple[float, ...]
+    shares_along: tuple[Mapping[str, float], ...]
+    along_predicted_us: tuple[Uncertain, ...]
+    held_out: float | None
+    overtakes_n: Uncertain | None
+    overtakes_theory: float | None
+    cells: tuple[Cell, ...]
     finding: Finding | None = None
-    cells: tuple[Cell, ...] = ()
     missing: tuple[Missing, ...] = ()
 
 
