@@ -73,8 +73,6 @@ def test_half_a_surrogate_pair_in_a_reason_can_be_written_after_it_was_read():
     again = Record.from_line(bad.to_line())
     assert again.reason == "one half: \ufffd"
     assert again.reason.encode()
-    older = bad.to_line().replace("\ufffd", "\\ud800")  # as versions before wrote it
-    assert Record.from_line(older) == again
 
 
 def test_nan_cannot_be_stored():

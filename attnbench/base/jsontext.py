@@ -38,7 +38,7 @@ def dumps(value: Any, **options: Any) -> str:
 
 
 def decode(text: str | bytes, kind: type[T]) -> T:
-    """Parse JSON as a value of `kind`, strictly; halves of surrogate pairs become U+FFFD.
+    """Parse JSON as a value of `kind`, strictly.
 
     Raises:
         ValueError: it is not JSON, is nested too deeply, or a field is wrong, whose path it names.
@@ -47,8 +47,3 @@ def decode(text: str | bytes, kind: type[T]) -> T:
         return msgspec.json.decode(text, type=kind)
     except RecursionError as err:
         raise ValueError("nested too deeply") from err
-    except msgspec.DecodeError:
-        if "\\ud" not in str(text).lower():
-            raise
-        # As attnbench once wrote them, escaped, which msgspec refuses.
-        return msgspec.json.decode(dumps(json.loads(text)), type=kind)

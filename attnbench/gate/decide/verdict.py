@@ -59,13 +59,12 @@ def _rows(run: GateRun, times: SequentialDecision) -> Iterator[Row]:
         base, candidate = run.checks[number]["base"], run.checks[number]["candidate"]
         checked = verdict_of(base, candidate)
         if checked is not None:  # the checks alone decide
-            absent = base.status == "absent", candidate.status == "absent"
-            only_in: dict[tuple[bool, bool], VersionName]
-            only_in = {(True, False): "candidate", (False, True): "base"}
+            only_in: VersionName | None = "candidate" if base.status == "absent" else None
+            if candidate.status == "absent":
+                only_in = "base"
             verdict, reason = checked
             wrong = (Change("error"),) * (candidate.status == "incorrect")
-            row = Row(cell=cell, verdict=verdict, reason=reason, changes=wrong)
-            yield replace(row, only_in=only_in.get(absent))
+            yield Row(cell=cell, verdict=verdict, reason=reason, changes=wrong, only_in=only_in)
             continue
         differences = compare(base, candidate, run.rules.growth)
         grows = growing(run.rounds, number)
