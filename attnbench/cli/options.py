@@ -165,42 +165,40 @@ def run_argument(command: Command) -> Command:
     return output_option(click.argument("run", default="latest")(command))
 
 
-# Option, field of Axes, type, help. One row an axis; None as a default keeps the axis's own.
-AXES: tuple[tuple[str, str, Any, str], ...] = (
-    ("--passes", "passes", NAMES, "forward, backward, both [forward]"),
-    ("--dtypes", "dtypes", NAMES, "float32, bfloat16, float16, float64 [float32]"),
-    ("--batch-sizes", "batch_sizes", SIZES, "B [1]"),
-    ("--heads", "heads", SIZES, "query heads H [4]"),
-    ("--kv-heads", "kv_heads", SIZES, "key/value heads G, a divisor of H [as heads]"),
+# Option, which is called as the field of Axes, type, help. None as a default keeps the axis's own.
+AXES: tuple[tuple[str, Any, str], ...] = (
+    ("--passes", NAMES, "forward, backward, both [forward]"),
+    ("--dtypes", NAMES, "float32, bfloat16, float16, float64 [float32]"),
+    ("--batch-sizes", SIZES, "B [1]"),
+    ("--heads", SIZES, "query heads H [4]"),
+    ("--kv-heads", SIZES, "key/value heads G, a divisor of H [as heads]"),
+    ("--seq-lens", SIZES, "queries L, or the context of decode: 128,256 or 128..8192 [512]"),
+    ("--kv-lens", SIZES, "keys and values S [as seq-lens]"),
+    ("--head-dims", SIZES, "D [64]"),
+    ("--value-dims", SIZES, "V [as head-dims]"),
+    ("--masks", NAMES, "full, causal, window:256 [full]"),
+    ("--positions", NAMES, "none, rope, rope-interleaved, rope:500000 [none]"),
     (
-        "--seq-lens", "seq_lens", SIZES,
-        "queries L, or the context of decode: 128,256 or 128..8192 [512]",
-    ),
-    ("--kv-lens", "kv_lens", SIZES, "keys and values S [as seq-lens]"),
-    ("--head-dims", "head_dims", SIZES, "D [64]"),
-    ("--value-dims", "value_dims", SIZES, "V [as head-dims]"),
-    ("--masks", "masks", NAMES, "full, causal, window:256 [full]"),
-    ("--positions", "positions", NAMES, "none, rope, rope-interleaved, rope:500000 [none]"),
-    (
-        "--widths", "widths", SIZES,
+        "--widths",
+        SIZES,
         "layer, decode, recurrent: model width E; heads stay and D = E/H, or with --head-dims"
         " alone D stays and H = E/D [heads x head-dim]",
     ),
-    ("--projections", "projections", NAMES, "layer: fused, separate, per-head [fused]"),
-    ("--caches", "caches", NAMES, "decode: rerun, none, concat, static [static]"),
-    ("--new-tokens", "new_tokens", SIZES, "decode: tokens generated a call [8]"),
-    ("--impls", "impls", NAMES, "implementations by name [all]"),
-)  # fmt: skip
-AXIS_FIELDS = ("workload", *(name for _, name, _, _ in AXES))
+    ("--projections", NAMES, "layer: fused, separate, per-head [fused]"),
+    ("--caches", NAMES, "decode: rerun, none, concat, static [static]"),
+    ("--new-tokens", SIZES, "decode: tokens generated a call [8]"),
+    ("--impls", NAMES, "implementations by name [all]"),
+)
+AXIS_FIELDS = ("workload", *(flag[2:].replace("-", "_") for flag, _, _ in AXES))
 
 
 def axes_options(seq_lens: str = "512") -> Option:
     """`--workload`, and an option for each axis; `seq_lens` is their default as shown in help."""
 
     def add(command: Command) -> Command:
-        for flag, name, kind, text in reversed(AXES):
+        for flag, kind, text in reversed(AXES):
             shown = text.replace("[512]", f"[{seq_lens}]")
-            command = click.option(flag, name, type=kind, help=shown)(command)
+            command = click.option(flag, type=kind, help=shown)(command)
         return click.option(
             "--workload", metavar="NAME", help="attention, layer, decode or recurrent [attention]"
         )(command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attnbench.base.registry import unknown
@@ -12,7 +12,7 @@ from attnbench.errors import UsageError
 from attnbench.schema.case import Case, Device, Position, parse_mask, parse_position
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
-from attnbench.theory.traits import TRAITS, impossible
+from attnbench.theory.traits import OPTIONAL_AXES, TRAITS, impossible
 
 # A process serves this many groups, so that its start-up (seconds) is shared but no cell lives
 # in a process with a long past.
@@ -82,8 +82,8 @@ class Plan:
 
     cells: tuple[Cell, ...]
     jobs: tuple[Job, ...]
-    decided: tuple[Record, ...] = field(default=())
-    passes: tuple[tuple[Cell, ...], ...] = field(default=())
+    decided: tuple[Record, ...] = ()
+    passes: tuple[tuple[Cell, ...], ...] = ()
 
 
 def make_plan(
@@ -173,8 +173,9 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
         # On a GPU they change no time.
         "threads": [n or all_threads for n in axes.threads] if device == "cpu" else (1,),
     } | {
-        _FIELDS[name]: getattr(axes, name) or (traits.defaults.get(_FIELDS[name], 0),)
-        for name in traits.axes
+        field: getattr(axes, name) or (traits.defaults.get(field, 0),)
+        for name, field in OPTIONAL_AXES.items()
+        if name in traits.axes
     }
     seen: set[str] = set()
     for values in itertools.product(*choices.values()):
@@ -192,14 +193,6 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
 
 
 _HEADS, _HEAD_DIM = 4, 64  # where nothing is given
-# The field of a case that an axis varies, for those that only some workloads have.
-_FIELDS = {
-    "kv_lens": "kv_len",
-    "widths": "width",
-    "projections": "projection",
-    "caches": "cache",
-    "new_tokens": "new_tokens",
-}
 
 
 def _follows(axes: Axes) -> str | None:
@@ -256,9 +249,10 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
             for name in names:
                 if name not in valid:
                     raise unknown(kind, name, list(valid), flag)
-        for name, flag in TRAITS.get(axes.workload).missing_axes().items():
-            if getattr(axes, name):
+        for name in OPTIONAL_AXES:
+            if getattr(axes, name) and name in TRAITS.get(axes.workload).missing_axes:
                 having = [w for w, traits in TRAITS.items() if name in traits.axes]
+                flag = "--" + name.replace("_", "-")
                 raise UsageError(
                     f"{flag} does not apply to --workload {axes.workload}; it does to"
                     f" {', '.join(having)}"
@@ -298,13 +292,9 @@ def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, 
         own = [axes for axes in sweeps if axes.workload == wanted]
         sweeps = own or [replace(sweeps[0], workload=wanted)]
     axes_given = {name: v for name, v in given.items() if v is not None and name != "workload"}
-    if len({axes.workload for axes in sweeps}) == 1:
-        return tuple(replace(axes, **axes_given) for axes in sweeps)
-    foreign = {axes.workload: TRAITS.get(axes.workload).missing_axes().keys() for axes in sweeps}
-    # An axis that no workload has stays, to be refused.
-    nowhere = {name for name in axes_given if all(name in names for names in foreign.values())}
+    missing = [TRAITS.get(axes.workload).missing_axes for axes in sweeps]
+    nowhere = set.intersection(*missing)  # what no workload has stays, to be refused
     return tuple(
-        replace(axes, **{name: value for name, value in axes_given.items()
-                         if name in nowhere or name not in foreign[axes.workload]})
-        for axes in sweeps
-    )  # fmt: skip
+        replace(axes, **{name: v for name, v in axes_given.items() if name not in names - nowhere})
+        for axes, names in zip(sweeps, missing, strict=True)
+    )

@@ -17,13 +17,13 @@ from attnbench.theory.law import Law, Term
 Unit = Literal["call", "token"]
 LawOf = Callable[[Law, Case], Law]
 
-# Axes that some workloads have and others have not, with the options that give them.
+# Axes that some workloads have and others have not, with the field of a case that each varies.
 OPTIONAL_AXES: dict[str, str] = {
-    "kv_lens": "--kv-lens",
-    "widths": "--widths",
-    "projections": "--projections",
-    "caches": "--caches",
-    "new_tokens": "--new-tokens",
+    "kv_lens": "kv_len",
+    "widths": "width",
+    "projections": "projection",
+    "caches": "cache",
+    "new_tokens": "new_tokens",
 }
 
 
@@ -50,9 +50,10 @@ class Traits:
     time: LawOf = lambda core, case: core
     memory: LawOf = lambda core, case: core
 
-    def missing_axes(self) -> dict[str, str]:
-        """The axes that it has not, with their options."""
-        return {name: flag for name, flag in OPTIONAL_AXES.items() if name not in self.axes}
+    @property
+    def missing_axes(self) -> set[str]:
+        """The optional axes that it has not."""
+        return OPTIONAL_AXES.keys() - set(self.axes)
 
     def reason_against(self, case: Case) -> str | None:
         """Why this workload makes no sense of the case, or None."""
