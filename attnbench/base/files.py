@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -52,20 +53,18 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
-def lock(descriptor: int, path: Path, who: str = "sweep") -> None:
-    """Let one process at a time write to a folder; the lock ends with the process.
+def lock(descriptor: int, path: Path) -> None:
+    """Let one sweep at a time write to a folder; the lock ends with the process.
 
     Raises:
-        StoreError: another one, `who`, is writing.
+        StoreError: another one is writing.
     """
     try:
-        import fcntl
-
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as err:
-        raise StoreError(f"another {who} is writing to {path}; wait until it has ended") from err
-    except (ImportError, OSError):
-        return  # a system, or a file system, without such locks
+        raise StoreError(f"another sweep is writing to {path}; wait until it has ended") from err
+    except OSError:
+        return  # a file system without such locks
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -56,7 +56,7 @@ def sat(folder: Path, **options: Any) -> session.Finished:
 
 
 def kept(folder: Path) -> list[Live]:
-    return Pool.open(folder / "a", pytest.fail).runs
+    return Pool.open(folder / "a").runs
 
 
 # Which runs.
@@ -112,9 +112,9 @@ def test_the_candidate_is_slowed_in_one_cell_and_is_otherwise_the_same_file() ->
 
 def test_a_run_is_read_as_it_was_written_but_for_where_its_files_lay(tmp_path) -> None:
     live = a_live(Todo(kind=TEN, number=3))
-    pool = Pool.open(tmp_path / "a", pytest.fail)
-    with pool.writing(ENVIRONMENT):
-        pool.append(live)
+    pool = Pool.open(tmp_path / "a")
+    pool.begin(ENVIRONMENT)
+    pool.append(live)
     (read,) = kept(tmp_path)
     assert read.run.rounds == live.run.rounds
     assert read.run.checks == live.run.checks
@@ -128,33 +128,6 @@ def test_a_line_is_a_gate_json_that_can_be_decided_again(tmp_path) -> None:
     line = gzip.decompress((tmp_path / "a" / RUNS).read_bytes()).splitlines()[0]
     (tmp_path / "one.json").write_bytes(line)
     assert load_gate(tmp_path / "one.json").rounds == kept(tmp_path)[0].run.rounds
-
-
-def test_a_run_that_a_kill_left_half_written_is_dropped_with_a_warning_and_made_anew(
-    tmp_path,
-) -> None:
-    sat(tmp_path)
-    file = tmp_path / "a" / RUNS
-    whole = file.read_bytes()
-    before = kept(tmp_path)
-    for cut in (1, 100, 5, len(whole) // 8):
-        file.write_bytes(whole[:-cut])
-        told: list[str] = []
-        assert len(Pool.open(tmp_path / "a", told.append).runs) == len(before) - 1
-        assert "half-written" in told[0]
-    sat(tmp_path)
-    assert [(live.kind, live.number) for live in kept(tmp_path)] == [
-        (live.kind, live.number) for live in before
-    ]
-    assert [live.run.rounds for live in kept(tmp_path)] == [live.run.rounds for live in before]
-
-
-def test_a_half_written_run_is_cut_off_before_another_is_appended(tmp_path) -> None:
-    sat(tmp_path, at_most=2)
-    file = tmp_path / "a" / RUNS
-    file.write_bytes(file.read_bytes()[:-7])
-    sat(tmp_path, at_most=1)
-    assert len(kept(tmp_path)) == 2
 
 
 def test_damage_in_the_middle_is_refused_and_nothing_is_overwritten(tmp_path) -> None:
@@ -185,12 +158,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "run.json").write_text("{}")
     with pytest.raises(StoreError, match="is no gate validation"):
-        sat(tmp_path)
-
-
-def test_two_self_tests_do_not_write_to_one_folder_at_once(tmp_path) -> None:
-    pool = Pool.open(tmp_path / "a", pytest.fail)
-    with pool.writing(ENVIRONMENT), pytest.raises(StoreError, match="another validation"):
         sat(tmp_path)
 
 

@@ -1,23 +1,22 @@
 """The folder of a gate validation: live runs with all raw times, appended when each has ended.
 
-`live.jsonl.gz` is read by anything that reads gzip: each run is one line of JSON in a gzip member
-of its own, so that a kill can harm none but the last. A line is a `gate.json`, so that any run can
-be taken out and decided again with `attnbench gate --replay`.
+`live.jsonl.gz` holds a line of JSON for each run, and is replaced as a whole when one is added. A
+line is a `gate.json`, so that any run can be taken out and decided again with
+`attnbench gate --replay`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
-import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from attnbench.base.files import lock
+from attnbench.base.files import write_whole
 from attnbench.base.jsontext import encode
 from attnbench.errors import StoreError, UsageError
 from attnbench.gate.decide.data import GateRun, Rules, Version
@@ -31,8 +30,6 @@ MACHINE = (
     "device_name", "cores", "torch", "python", "cpu_capability", "blas", "hypervisor", "allocator",
     "neighbours", "seq_lens",
 )  # fmt: skip
-_GZIP = 16 + zlib.MAX_WBITS
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +85,13 @@ def _placeless(side: Version) -> Version:
 
 
 class Pool:
-    """One folder of live runs. Reading it writes nothing; `writing` is a context to append in."""
+    """One folder of live runs. Reading it writes nothing; `begin` comes before `append`."""
 
     def __init__(self, path: Path, info: dict[str, Any] | None, runs: list[Live]) -> None:
         self.path, self.info, self.runs = path, info, runs
-        self._descriptor: int | None = None
 
     @classmethod
-    def open(cls, path: Path, tell: Tell) -> Self:
+    def open(cls, path: Path) -> Self:
         """Read a folder, or promise one where there is none.
 
         Raises:
@@ -106,10 +102,7 @@ class Pool:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise StoreError(f"{path} is no gate validation (no {INFO}); choose another --name")
             return cls(path, None, [])
-        members, left = _members(path / RUNS)
-        if left:
-            tell(f"Warning: the last run in {path / RUNS} is half-written, and left out")
-        return cls(path, info, [_live(line, path / RUNS) for line in members])
+        return cls(path, info, _runs(path / RUNS))
 
     def same(self, environment: Mapping[str, Any]) -> None:
         """Let only runs of one machine and one set of rules into a folder.
@@ -130,28 +123,18 @@ class Pool:
                 " --name"
             )
 
-    @contextmanager
-    def writing(self, environment: Mapping[str, Any]) -> Iterator[None]:
-        """Make the folder if need be, lock it, and cut off what a kill left of a last run.
+    def begin(self, environment: Mapping[str, Any]) -> None:
+        """Make the folder if need be.
 
         Raises:
-            StoreError: it cannot be written, or another validation writes there.
+            StoreError: it cannot be written.
         """
-        file = self.path / RUNS
-        try:
+        if self.info is not None:
+            return
+        self.info = {"identity": identity(environment), "environment": dict(environment)}
+        with contextlib.suppress(OSError):  # writing says why
             self.path.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            lock(self._descriptor, self.path, "validation")
-            os.truncate(self._descriptor, file.stat().st_size - _members(file)[1])
-            if self.info is None:
-                self.info = _write_info(self.path, environment)
-            yield
-        except OSError as err:
-            raise StoreError(f"cannot write {file} ({err.strerror})") from err
-        finally:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
+        write_whole(self.path / INFO, json.dumps(self.info, indent=1) + "\n")
 
     def append(self, live: Live) -> None:
         """Write one run so that it survives a kill from here on.
@@ -159,15 +142,15 @@ class Pool:
         Raises:
             StoreError: the disk is full.
         """
-        assert self._descriptor is not None, "append only within writing()"
-        view = memoryview(gzip.compress(encode(live.to_json()) + b"\n", 9, mtime=0))
+        file = self.path / RUNS
+        new = file.with_suffix(".new")
         try:
-            while view:
-                view = view[os.write(self._descriptor, view) :]
-            os.fsync(self._descriptor)
+            before = file.read_bytes() if file.exists() else b""
+            new.write_bytes(before + gzip.compress(encode(live.to_json()) + b"\n", 9, mtime=0))
+            new.replace(file)
         except OSError as err:
             raise StoreError(
-                f"cannot append to {self.path / RUNS} ({err.strerror}); the runs so far are kept"
+                f"cannot write {file} ({err.strerror}); the runs so far are kept"
             ) from err
         self.runs.append(live)
 
@@ -191,45 +174,18 @@ def _read_info(path: Path) -> dict[str, Any] | None:
     return dict(info)
 
 
-def _write_info(path: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
-    info = {"identity": identity(environment), "environment": dict(environment)}
-    temporary = path / f".{INFO}.{os.getpid()}"
-    temporary.write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path / INFO)
-    return info
-
-
-def _live(line: bytes, file: Path) -> Live:
-    try:
-        return Live.from_line(line)
-    except (KeyError, TypeError, ValueError, UsageError) as err:
-        raise StoreError(f"{file} is damaged ({type(err).__name__}: {err})") from err
-
-
-def _members(file: Path) -> tuple[list[bytes], int]:
-    """Every complete gzip member's text, and how many bytes of an unfinished one follow.
+def _runs(file: Path) -> list[Live]:
+    """Every run in the file, if it is there.
 
     Raises:
-        StoreError: what is there is not gzip.
+        StoreError: it cannot be read, or is damaged.
     """
     try:
-        data = file.read_bytes()
+        return [Live.from_line(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
     except FileNotFoundError:
-        return [], 0
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
-    texts: list[bytes] = []
-    while data:
-        member = zlib.decompressobj(wbits=_GZIP)
-        try:
-            text = member.decompress(data)
-        except zlib.error as err:
-            raise StoreError(f"{file} is damaged after {len(texts)} runs ({err})") from err
-        if not member.eof:
-            return texts, len(data)
-        texts.append(text)
-        data = member.unused_data
-    return texts, 0
+        return []
+    except (OSError, EOFError, zlib.error, KeyError, TypeError, ValueError, UsageError) as err:
+        raise StoreError(f"{file} is damaged ({type(err).__name__}: {err})") from err
 
 
 def counted(runs: Iterable[Live]) -> dict[Kind, int]:

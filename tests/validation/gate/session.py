@@ -91,7 +91,7 @@ def examine(request: Request, tell: Tell) -> Finished:
         WorkerError: no process can be started.
     """
     path = request.output / check_name(request.name or NAME)
-    pool = Pool.open(path, tell)
+    pool = Pool.open(path)
     todo = [] if request.report_only else missing(request.wanted, counted(pool.runs))
     interrupted = sit(pool, todo, request, tell) if todo else False
     if request.cases and not request.report_only and not interrupted:
@@ -155,8 +155,9 @@ def sit(pool: Pool, todo: list[Todo], request: Request, tell: Tell) -> bool:
     if request.seq_lens != SEQ_LENS:
         environment["seq_lens"] = list(request.seq_lens)
     pool.same(environment)
+    pool.begin(environment)
     try:
-        with pool.writing(environment), neighbours(request.neighbours, len(pool.runs)):
+        with neighbours(request.neighbours, len(pool.runs)):
             make(pool, todo[: request.at_most], run_gate, tell, request.seq_lens)
     except KeyboardInterrupt:
         tell("Interrupted: the runs that had ended are kept; the same command continues.")
