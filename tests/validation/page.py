@@ -1,18 +1,32 @@
-"""The tables of a validation, and the page and the files that hold them."""
+"""The folder that a validation leaves, and the tables, pages and pictures in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnbench.base.files import check_name
 from attnbench.base.units import escape
 from attnbench.base.units import table as grid
 from attnbench.errors import StoreError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def free_folder(output: Path, name: str | None, prefix: str) -> Path:
+    """`output`/`name`, or a time stamp after `prefix`; nothing is made yet.
+
+    Raises:
+        StoreError: the name is taken or is no plain folder name.
+    """
+    path = output / check_name(name or datetime.now(UTC).strftime(f"{prefix}-%Y%m%d-%H%M%S"))
+    if path.exists():
+        raise StoreError(f"{path} exists already; choose another --name")
+    return path
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from attnbench.base.files import make_folder
 from attnbench.version import __version__
-from tests.validation.folder import free_folder
-from tests.validation.page import markdown, write_texts
+from tests.validation.page import free_folder, markdown, write_texts
 from tests.validation.scaling.kernels import KERNELS, RANGES
 from tests.validation.scaling.summary import Figures, summarise
 from tests.validation.scaling.tables import facts, tables

@@ -18,8 +18,7 @@ from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue
 from attnbench.theory.traits import case_label
 from attnbench.version import __version__
-from tests.validation.folder import free_folder
-from tests.validation.page import markdown, write_texts
+from tests.validation.page import free_folder, markdown, write_texts
 from tests.validation.timer.experiment import SAMPLES, Experiment
 from tests.validation.timer.launch import Launch
 from tests.validation.timer.summary import Figures, summarise
