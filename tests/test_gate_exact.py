@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from attnbench.gate.decide.data import Change, Checked
+from attnbench.gate.decide.data import Checked
 from attnbench.gate.decide.exact import ABSENT, METRICS, Differences, compare, verdict_of
+from attnbench.gate.decide.outcome import Change
 from attnbench.schema.record import STATUSES
 
 MIB = 2**20

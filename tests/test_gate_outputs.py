@@ -10,7 +10,8 @@ from msgspec import structs
 from rich.console import Console
 
 from attnbench.errors import StoreError
-from attnbench.gate.decide.data import Checked, GateRun, Outcome, Round
+from attnbench.gate.decide.data import Checked, GateRun, Round
+from attnbench.gate.decide.outcome import Outcome
 from attnbench.gate.decide.stored import write_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.report import figures

@@ -1,19 +1,18 @@
-"""A gate run as data: what it promises and what it measured; and what was decided from that."""
+"""A gate run as data: what it promises and what it measured."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Struct
 
 from attnbench.base.stats import median
-from attnbench.errors import ExitCode, UsageError
+from attnbench.errors import UsageError
 from attnbench.schema.record import Cell, Status
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -273,81 +272,3 @@ class GateRun:
                 raise ValueError(f"there is no cell {min(strange)}")
         if not isinstance(self.options.get("seed", 0), int):
             raise ValueError("the seed is not a whole number")
-
-
-Verdict = Literal[
-    "incorrect", "regressed", "inconclusive", "not timed", "not comparable", "improved", "ok"
-]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the worst first
-
-
-def counted(verdicts: Iterable[Verdict], among: Iterable[Verdict] = VERDICTS) -> str:
-    """How often each verdict `among` these came: `1 regressed, 7 ok`."""
-    of = Counter(verdicts)
-    return ", ".join(f"{of[verdict]} {verdict}" for verdict in among if of[verdict])
-
-
-class Change(Struct, frozen=True):
-    """What a verdict is of: a metric, and candidate / base; None where that is not known."""
-
-    metric: str
-    ratio: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """The verdict on one cell.
-
-    `changes` are what it is of, that which decides first: time, or what repeats exactly. `ratio` is
-    that of the times, candidate / base (above 1: slower), the median over rounds, with its
-    95 % interval [low, high] over rounds; from the rounds of `stage` alone. `wins` of `rounds` lay
-    beyond the margin (regressed and suspects), or below the threshold (cleared). `only_in` names
-    the version that alone has the implementation. `notes` annotate: what changed without being held
-    against the candidate.
-    """
-
-    cell: Cell
-    verdict: Verdict
-    reason: str
-    changes: tuple[Change, ...] = ()
-    stage: Stage | None = None
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    wins: int | None = None
-    rounds: int = 0
-    only_in: VersionName | None = None
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Controls:
-    """What the controls of the run showed.
-
-    `found` is whether the positive control was (None: no time was compared), in `wins` of
-    `rounds`; at a look at `look` rounds it takes `needed`. `planted_ratio` is the median it was
-    seen with. `null_ratio` is the median of the A/A
-    control over all rounds and cells; `untrusted` why the run cannot be trusted.
-    """
-
-    found: bool | None = None
-    wins: int = 0
-    rounds: int = 0
-    look: int = 0
-    needed: int | None = None
-    planted_ratio: float | None = None
-    null_ratio: float | None = None
-    untrusted: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """All verdicts of a run, in the order of its cells, and how the process must end.
-
-    `words` is one sentence that says why.
-    """
-
-    rows: tuple[Row, ...]
-    controls: Controls
-    exit_code: ExitCode
-    words: str

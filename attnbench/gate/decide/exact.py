@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from attnbench.base.units import brief_percent, count, digits, size
-from attnbench.gate.decide.data import Change, Checked, ExactMetrics, Round, Verdict
+from attnbench.gate.decide.data import Checked, ExactMetrics, Round
+from attnbench.gate.decide.outcome import Change, Verdict
 from attnbench.schema.record import STATUSES, Record
 
 # Fewer bytes never fail: a page is less than any buffer that grows with n takes at the sizes worth

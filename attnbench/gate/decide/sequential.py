@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from attnbench.base.stats import median
 from attnbench.base.units import brief_percent
-from attnbench.gate.decide.data import Controls, Failure, Round, Rules, Stage, Verdict
+from attnbench.gate.decide.data import Failure, Round, Rules, Stage
+from attnbench.gate.decide.outcome import Controls, Verdict
 from attnbench.gate.decide.sign_test import boundaries, enough, rejects
 
 # Rounds in which a cell may fail before it is given up. What strikes one of the three processes at

@@ -18,7 +18,8 @@ from attnbench.base.files import write_whole
 from attnbench.base.jsontext import decode, encode
 from attnbench.base.registry import nearest
 from attnbench.errors import StoreError, UsageError
-from attnbench.gate.decide.data import GateRun, Outcome, Round
+from attnbench.gate.decide.data import GateRun, Round
+from attnbench.gate.decide.outcome import Outcome
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
 from attnbench.version import __version__

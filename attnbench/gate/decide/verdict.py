@@ -10,16 +10,9 @@ from dataclasses import replace
 from attnbench.base.stats import median, median_interval
 from attnbench.base.units import brief_percent, seconds
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import (
-    Change,
-    Controls,
-    GateRun,
-    Outcome,
-    Row,
-    VersionName,
-    counted,
-)
+from attnbench.gate.decide.data import GateRun, VersionName
 from attnbench.gate.decide.exact import GROWING, compare, growing, verdict_of
+from attnbench.gate.decide.outcome import Change, Controls, Outcome, Row, counted
 from attnbench.gate.decide.sequential import Decision, SequentialDecision
 
 

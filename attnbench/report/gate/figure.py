@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.base import units
-from attnbench.gate.decide.data import GateRun, Outcome, Round, Variant
+from attnbench.gate.decide.data import GateRun, Round, Variant
+from attnbench.gate.decide.outcome import Outcome
 from attnbench.report import figures
 from attnbench.report.figures import QUIET, FigureKind, Look, Plot
 from attnbench.report.gate import texts

@@ -15,7 +15,8 @@ from attnbench.base import units
 from attnbench.base.files import write_whole
 from attnbench.base.units import escape, table
 from attnbench.errors import ExitCode, StoreError
-from attnbench.gate.decide.data import GateRun, Outcome, counted
+from attnbench.gate.decide.data import GateRun
+from attnbench.gate.decide.outcome import Outcome, counted
 from attnbench.gate.decide.stored import NAME, write_gate
 from attnbench.report import tables
 from attnbench.report.gate import texts

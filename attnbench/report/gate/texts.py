@@ -12,16 +12,8 @@ from typing import Literal, NamedTuple
 
 from attnbench.base import units
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import (
-    VERDICTS,
-    Change,
-    GateRun,
-    Outcome,
-    Row,
-    Rules,
-    Verdict,
-    Version,
-)
+from attnbench.gate.decide.data import GateRun, Rules, Version
+from attnbench.gate.decide.outcome import VERDICTS, Change, Outcome, Row, Verdict
 from attnbench.gate.decide.verdict import missing
 from attnbench.schema.record import Cell
 from attnbench.theory.traits import case_label

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnbench.base.stats import median
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import Outcome, Row
+from attnbench.gate.decide.outcome import Outcome, Row
 from tests.validation.gate.schedule import Kind
 
 Figures = dict[str, Any]
