@@ -95,7 +95,7 @@ def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalog
 
 def collector(records: list[Record]) -> Any:
     """A reporter that keeps what a worker would report of its cells."""
-    from attnbench.worker.measuring import Reporter
+    from attnbench.worker.checking import Reporter
 
     return Reporter(at=lambda *_: None, record=lambda _, record: records.append(record))
 

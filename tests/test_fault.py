@@ -10,10 +10,10 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, attention
 from attnbench.schema.case import Case, parse_mask
-from attnbench.worker import measuring
+from attnbench.worker import checking
+from attnbench.worker.checking import check_item
 from attnbench.worker.fault import fault_of
 from attnbench.worker.inputs import Draw
-from attnbench.worker.measuring import check_item
 from attnbench.worker.workloads import WORKLOADS
 
 ATTENTION = WORKLOADS.get("attention")
@@ -174,7 +174,7 @@ def test_one_reference_serves_all_implementations_and_both_passes_of_the_same_in
         return type(workload).truth(workload, case, tensors)
 
     monkeypatch.setattr(workload, "truth", truth, raising=False)
-    measuring._recent.clear()
+    checking._recent.clear()
     same: Any = {"heads": 2, "seq_len": 12, "head_dim": 8}
     both, forward = (Case(**same, pass_=pass_) for pass_ in ("both", "forward"))
     for case in (both, both, forward):

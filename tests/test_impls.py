@@ -16,8 +16,8 @@ from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.measure.probes import profile_call
 from attnbench.schema.case import parse_mask, parse_position
 from attnbench.worker.catalogue import reasons_against
+from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
-from attnbench.worker.measuring import check_item
 from attnbench.worker.workloads import WORKLOADS
 from tests.conftest import probed, run_script
 from tests.pairwise import ids, pairwise

@@ -11,8 +11,8 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
-from attnbench.worker.measuring import check_item
 from attnbench.worker.positions import rotated, rotated_squares
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads import layer as layers

@@ -22,8 +22,9 @@ from attnbench.measure.probes import (
 )
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.theory.costs import OPAQUE_FORMULAS
+from attnbench.worker.checking import Entry
 from attnbench.worker.inputs import Draw
-from attnbench.worker.measuring import Entry, prepare
+from attnbench.worker.measuring import prepare
 from attnbench.worker.workloads import WORKLOADS
 from tests.conftest import collector
 

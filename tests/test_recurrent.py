@@ -11,7 +11,7 @@ from attnbench.api.direct import get
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case, parse_mask
 from attnbench.worker.catalogue import reasons_against
-from attnbench.worker.measuring import check_item
+from attnbench.worker.checking import check_item
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads.recurrent import gru_states
 from tests.conftest import probed

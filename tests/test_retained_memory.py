@@ -12,7 +12,8 @@ from attnbench.api import IMPLEMENTATIONS, attention_builder
 from attnbench.measure.probes import call_kept
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.record import Record
-from attnbench.worker.measuring import Entry, prepare
+from attnbench.worker.checking import Entry
+from attnbench.worker.measuring import prepare
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
 from tests.conftest import collector

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attnbench.execution.process import GARBLED, GarbledError
-from attnbench.execution.runner import Death, Supervision
+from attnbench.execution.supervision import Death, Supervision
 from attnbench.schema.case import Case
 from attnbench.schema.messages import NOBODY, Done, Heartbeat, ItemChecked
 

@@ -16,7 +16,8 @@ from attnbench.measure.watch import Watch
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.worker import trial
-from attnbench.worker.measuring import Entry, Instruments, measure_group
+from attnbench.worker.checking import Entry
+from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.trial import Trial, classify, sdpa_backend
 from tests.conftest import collector
 

@@ -1,212 +1,33 @@
-"""Cells measured and checked by worker processes; what a worker's death costs."""
+"""Cells measured and checked, and other questions answered, by worker processes."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from attnbench.errors import UsageError, WorkerError
-from attnbench.execution.process import (
-    CAN_FORK,
-    GARBLED,
-    GarbledError,
-    Server,
-    Settings,
-    Worker,
-    ending,
-)
+from attnbench.execution.process import CAN_FORK, GarbledError, Server, Settings, Worker, ending
+from attnbench.execution.supervision import Death, Key, Supervision
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
 from attnbench.schema.case import Case
-from attnbench.schema.messages import (
-    NOBODY,
-    CellMeasured,
-    Check,
-    Heartbeat,
-    ItemChecked,
-    Measure,
-    Result,
-    Sign,
-)
-from attnbench.schema.record import Cell, Record, Status
+from attnbench.schema.messages import CellMeasured, Check, ItemChecked, Measure
+from attnbench.schema.record import Cell, Record
 
-Key = tuple[int, str]  # index of a case or item in the caller's list, implementation
 Watch = Callable[[Case | None, str | None, str], None]  # with what a worker is at: its stage last
 E = TypeVar("E")
 
-_POLL_S = 0.5
 _START_TIMEOUT_S = 120.0
 _DEATHS_EACH = 3  # crashes after which a check says no more of an implementation
 _UNREADABLE = (
     "a worker's answer cannot be read: an implementation's file, or its `supports`,"
     " writes to a file descriptor that it does not own"
 )
-
-
-class Death(NamedTuple):
-    """What to record of the cells that a worker was at; not `surely`: another may be to blame."""
-
-    status: Status
-    reason: str
-    surely: bool = True
-
-
-@dataclass
-class Supervision:
-    """Cells (keys) to be worked off by workers, request after request until none is left.
-
-    `request(keys)` makes the request for what is left. A worker that dies or hangs costs the cell
-    it was at; if it was at none, a fresh one tries the rest once more. One whose events cannot be
-    read, or that closed its pipe, is ended, too, and the cell that it was at is tried again alone:
-    to blame if that fails as well. An implementation that ended `deaths_each` workers is not tried
-    any further.
-    """
-
-    runner: LocalRunner
-    cases: list[Case]
-    request: Callable[[list[Key]], Measure | Check]
-    deaths_each: int | None = None
-    _may_retry: bool = True
-    _deaths: Counter[str] = field(default_factory=Counter)
-
-    def run(self, keys: list[Key]) -> Iterator[tuple[Key, Result | Death]]:
-        """Yield a result or a Death for every key, each once."""
-        open_keys = dict.fromkeys(keys)
-        alone: list[Key] = []  # to be tried by themselves
-        while open_keys:
-            alone = [key for key in alone if key in open_keys]
-            asked = alone[:1] or list(open_keys)
-            worker = self.runner.worker()
-            attempt = _Attempt(worker.heartbeat, asked)
-            worker.send(self.request(asked))
-            while isinstance(event := self._next(worker, attempt), Result):
-                key = attempt.key(event.key)
-                if key is not None and key in open_keys:
-                    del open_keys[key]
-                    self._may_retry = True  # it got somewhere
-                    yield key, event
-            left = [key for key in asked if key in open_keys]
-            at = [key for key in attempt.at(attempt.sign()) if key in left]
-            blamed = at or left
-            if event is not None:
-                self.runner.close()
-                if not event.surely and len(asked) > 1:
-                    alone = at or left
-                    continue
-                if left and not at and self._may_retry:
-                    self._may_retry, blamed = False, []
-            else:
-                blamed = left
-            for key in blamed:
-                del open_keys[key]
-                # A worker that ends well and forgets a cell is a defect of ours.
-                yield key, event or Death("error", "the worker finished without a result")
-            self._deaths.update({impl for _, impl in blamed})
-            for key in list(open_keys):
-                if self.deaths_each is not None and self._deaths[key[1]] >= self.deaths_each:
-                    del open_keys[key]
-                    yield key, Death("skipped", f"not tried: it ended {self.deaths_each} workers")
-
-    def _next(self, worker: Worker, attempt: _Attempt) -> Result | Death | None:
-        """The next result, None when the worker is done, or a Death if it ends before."""
-        while True:
-            try:
-                event = worker.event(_POLL_S)
-            except GarbledError:
-                return attempt.garbled()
-            except TimeoutError:
-                sign = attempt.sign()
-                at = attempt.at(sign)
-                case = self.cases[at[0][0]] if at else None
-                impl = at[0][1] if at and sign.impl != NOBODY else None
-                self.runner.watch(case, impl, sign.stage)
-                timeout_s = self.runner.settings.timeout_s
-                if time.monotonic() - attempt.since > timeout_s:
-                    silent = f"no heartbeat for {timeout_s:g} s (--timeout)"
-                    return Death("timeout", f"{sign.stage}: {silent}")
-                continue
-            if event is None:
-                return attempt.death(worker)
-            if isinstance(event, messages.Done):
-                return None
-            if isinstance(event, Result) and attempt.key(event.key):
-                return event
-            return attempt.garbled()
-
-
-class _Attempt:
-    """A request, whose cases are numbered from 0, and the worker's heartbeat meanwhile."""
-
-    def __init__(self, heartbeat: Heartbeat, asked: list[Key]) -> None:
-        self._impls: dict[int, list[str]] = {}
-        for index, impl in asked:
-            self._impls.setdefault(index, []).append(impl)
-        self._indices = list(self._impls)
-        self._heartbeat, self._closed = heartbeat, False
-        self._last, self.since = heartbeat.read(), time.monotonic()  # when it last moved
-        self._oom_kills = _oom_kills()
-
-    def key(self, local: Key) -> Key | None:
-        """The caller's key; None where the request had no such cell."""
-        place, impl = local
-        if not 0 <= place < len(self._indices) or impl not in self._impls[self._indices[place]]:
-            return None
-        return self._indices[place], impl
-
-    def at(self, sign: Sign) -> list[Key]:
-        """The keys that a sign points at: one cell, or all of a case, or none.
-
-        It may point nowhere: who writes to descriptors of others may hit its file.
-        """
-        if not 0 <= sign.case < len(self._indices):
-            return []
-        index = self._indices[sign.case]
-        impls = self._impls[index]
-        if sign.impl != NOBODY:
-            impls = impls[sign.impl : sign.impl + 1] if sign.impl >= 0 else []
-        return [(index, impl) for impl in impls]
-
-    def sign(self) -> Sign:
-        """What the worker is at; what it was at when its pipe closed, if it has."""
-        if not self._closed:
-            sign = self._heartbeat.read()
-            if sign.step != self._last.step:
-                self.since = time.monotonic()
-            self._last = sign
-        return self._last
-
-    def garbled(self) -> Death:
-        """An event that cannot be read may be the doing of a cell before this one."""
-        return Death("error", f"{self.sign().stage}: {GARBLED}", surely=False)
-
-    def death(self, worker: Worker) -> Death:
-        """What an end says; Python ends with 1 where someone closed the pipe for a later result."""
-        stage = self.sign().stage
-        self._closed = True  # it may go on for a while without its pipe
-        returncode = worker.ended()
-        if returncode is None:
-            return Death("crashed", f"{stage}: it closes the pipe of its worker", surely=False)
-        if returncode == -signal.SIGKILL and self._oom_kills != _oom_kills():
-            return Death("oom", f"{stage}: killed by the system for want of memory")
-        reason = f"{stage}: the process ended, {ending(returncode)}"
-        return Death("crashed", reason, surely=returncode != 1)
-
-
-def _oom_kills() -> str | None:
-    """The line in which Linux counts the processes that it has killed for want of memory."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/vmstat").read_text().splitlines()
-        return next((line for line in lines if line.startswith("oom_kill ")), None)
-    return None
 
 
 class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):

@@ -19,7 +19,8 @@ from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import case_label
 from attnbench.worker.catalogue import reasons_against
-from attnbench.worker.measuring import Entry, Instruments, Reporter, measure_group
+from attnbench.worker.checking import Entry, Reporter
+from attnbench.worker.measuring import Instruments, measure_group
 
 RULE = StoppingRule(precision=0.02, min_time_s=0.1, max_time_s=1.0)
 

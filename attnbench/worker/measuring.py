@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,34 +24,12 @@ from attnbench.measure.engine import Measurement
 from attnbench.measure.gpu import GpuSensor, power_state
 from attnbench.measure.sampling import StoppingRule, Target
 from attnbench.measure.watch import CounterMarks, Watch
-from attnbench.schema.case import Case
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
-from attnbench.worker.inputs import Draw, Tensors
-from attnbench.worker.reference import Reference
+from attnbench.worker.checking import Entry, Reporter, check_twice
+from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reporter:
-    """Where the worker says what it is at, and what became of each cell as soon as it is final.
-
-    `at` is called with a case's place in the request, the implementation (None: none in
-    particular) and the stage; `record` with the place and the record.
-    """
-
-    at: Callable[[int, str | None, str], None]
-    record: Callable[[int, Record], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A case of a request, its place there, and the implementations to measure."""
-
-    index: int
-    case: Case
-    impls: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +167,7 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
                 with trials[name].stage(stage):
                     step(trials[name])
                 if trials[name].status is not None:
-                    reporter.record(entry.index, record_of(trials.pop(name)))
+                    reporter.record(entry.index, trials.pop(name).record())
 
         each("check", _refuse_if_too_large)
         draws = Draw(seed=2 * seed + 1, needles=True), Draw(seed=2 * seed + 2)
@@ -203,84 +181,6 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
             reporter.record(entry.index, record)
         return {}
     return trials
-
-
-def check_twice(
-    entry: Entry,
-    trials: dict[str, Trial],
-    draws: tuple[Draw, Draw],
-    reporter: Reporter,
-    truth: Callable[[Case, Tensors], Reference] | None = None,
-) -> None:
-    """Compare each trial with the reference on two draws; one that fails is reported and dropped.
-
-    With needles in the first a lost key shows, without them a small error everywhere. A result
-    that was kept from the first is wrong in the second.
-    """
-    workload = WORKLOADS.get(entry.case.workload)
-    for first, draw in zip((True, False), draws, strict=True):
-        if not trials:
-            return
-        reporter.at(entry.index, None, "reference")
-        tensors = next(iter(trials.values())).tensors
-        workload.fill(entry.case, tensors, draw)
-        begin = time.perf_counter()
-        reference = (truth or workload.truth)(entry.case, tensors)
-        share = (time.perf_counter() - begin) / len(trials)  # one reference serves all
-        for trial in trials.values():
-            trial.spent_s["reference"] = trial.spent_s.get("reference", 0.0) + share
-        for name, trial in list(trials.items()):
-            reporter.at(entry.index, name, "build")
-            with trial.stage("build"):
-                trial.build() if first or trial.bound is None else trial.bound.refresh()
-            if trial.status is None:
-                reporter.at(entry.index, name, "check")
-                with trial.stage("check"):
-                    trial.check(reference, first=first)
-            if trial.status is not None:
-                reporter.record(entry.index, record_of(trials.pop(name)))
-
-
-_recent: deque[tuple[Case, Tensors, Reference]] = deque(maxlen=2)  # of the two draws of an item
-
-
-def _known_truth(case: Case, tensors: Tensors) -> Reference:
-    """The reference. Of the same inputs it serves every implementation, and of `both` `forward`."""
-    for known, inputs, truth in _recent:
-        same = replace(known, pass_=case.pass_) == case and known.pass_ in (case.pass_, "both")
-        if same and all(torch.equal(inputs[name], x) for name, x in tensors.items()):
-            names = ["o"] if case.pass_ == "forward" else truth.values
-            return replace(truth, values={name: truth.values[name] for name in names})
-    truth = WORKLOADS.get(case.workload).truth(case, tensors)
-    _recent.append((case, {name: x.detach().clone() for name, x in tensors.items()}, truth))
-    return truth
-
-
-def check_item(
-    case: Case,
-    name: str,
-    options: dict[str, Any],
-    seed: int,
-    at: Callable[[str], None] = lambda stage: None,
-) -> dict[str, Any]:
-    """Check `name` in `case` without any timing; status, reason and errors as plain JSON.
-
-    `options` are the fields of `Draw` that the battery sets (amplitude, layout); `at` is called
-    with each stage as it begins.
-    """
-    workload = WORKLOADS.get(case.workload)
-    try:
-        draw = Draw(seed=seed, needles="query_amplitude" not in options, **options)
-        tensors = workload.tensors(case, strided=draw.strided)
-        trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors, checks_alone=True)
-        entry = Entry(index=0, case=case, impls=(name,))
-        draws = draw, replace(draw, seed=seed + 1, needles=False)
-        reporter = Reporter(at=lambda _, __, stage: at(stage), record=lambda _, __: None)
-        check_twice(entry, {name: trial}, draws, reporter, _known_truth)
-    except Exception as err:
-        status, reason = classify(err, "inputs and reference")
-        return {"status": status, "reason": reason, "metrics": {}}
-    return {"status": trial.status or "ok", "reason": trial.reason, "metrics": trial.metrics}
 
 
 def _refuse_if_too_large(trial: Trial) -> None:
@@ -316,7 +216,7 @@ def timed_record(
     trial.spent_s |= {"warm-up": target.warm_s, "samples": target.spent_s}
     if target.error is not None:
         trial.fail("samples", target.error)
-        return record_of(trial)
+        return trial.record()
     trial.metrics |= {"l2": instruments.clock.l2, "timer": instruments.clock.timer}
     if instruments.sensor is not None and instruments.sensor.problem:
         trial.metrics["sensor_note"] = instruments.sensor.problem
@@ -341,21 +241,7 @@ def timed_record(
         trial.metrics |= _energy(trial, instruments)
         trial.spent_s["energy"] = time.perf_counter() - begin
     trial.status = "ok"
-    return record_of(trial, target)
-
-
-def record_of(trial: Trial, target: Target | None = None) -> Record:
-    """The record of a trial that has come to an end."""
-    assert trial.status is not None
-    samples = target.samples if target and trial.status == "ok" else []
-    return Record(
-        cell=Cell(case=trial.case, impl=trial.impl.name),
-        status=trial.status,
-        reason=trial.reason,
-        samples=tuple(samples),
-        metrics=trial.metrics,
-        spent_s={stage: round(seconds, 6) for stage, seconds in trial.spent_s.items()},
-    )
+    return trial.record(target.samples)
 
 
 def _gpu(target: Target) -> dict[str, Any]:

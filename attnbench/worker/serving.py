@@ -46,8 +46,9 @@ from attnbench.schema.messages import (
 )  # fmt: skip
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.catalogue import describe, reasons_against
+from attnbench.worker.checking import Entry, Reporter, check_item
 from attnbench.worker.diagnosis import diagnose
-from attnbench.worker.measuring import Entry, Instruments, Reporter, check_item, measure_group
+from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.trial import classify, device_is_lost
 
 Emit = Callable[[Event], None]

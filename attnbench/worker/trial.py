@@ -17,7 +17,7 @@ from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure.clock import CaptureError
 from attnbench.measure.probes import call_kept, count_flops, profile_call, watch_saved
 from attnbench.schema.case import Case
-from attnbench.schema.record import Status
+from attnbench.schema.record import Cell, Record, Sample, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker.fault import fault_of
 from attnbench.worker.inputs import Tensors
@@ -111,6 +111,18 @@ class Trial:
             self.status = "crashed"
         else:
             torch.cuda.empty_cache()
+
+    def record(self, samples: Iterable[Sample] = ()) -> Record:
+        """What became of the cell, once that is known; samples where it is ok."""
+        assert self.status is not None
+        return Record(
+            cell=Cell(case=self.case, impl=self.impl.name),
+            status=self.status,
+            reason=self.reason,
+            samples=tuple(samples),
+            metrics=self.metrics,
+            spent_s={stage: round(seconds, 6) for stage, seconds in self.spent_s.items()},
+        )
 
     def build(self) -> None:
         """Build the core and prepare what is not timed; measures the bytes it holds on to."""
