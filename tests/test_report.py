@@ -48,12 +48,12 @@ class Page(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == name]
 
 
-def unwritten(figure: Figure, stem: str, folder: Path) -> tuple[Path, Path]:
+def unwritten(figure: Figure, stem: str, folder: Path) -> Path:
     """Write a mark in the place of a figure: laying out and writing take most of the time."""
     paths = folder / f"{stem}.svg", folder / f"{stem}.png"
     for path in paths:
         path.write_text("<svg/>")
-    return paths
+    return paths[0]
 
 
 CEILINGS = {"matmul_tflops": {"float32": 0.2}, "read_gbps": 31.0, "copy_gbps": 28.0}

@@ -28,7 +28,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
     """The figures that would be written, by their stems; writing costs most of the time."""
     found: list[tuple[str, Figure]] = []
 
-    def write(figure: Figure, stem: str, folder: Path) -> tuple[Path, Path]:
+    def write(figure: Figure, stem: str, folder: Path) -> Path:
         found.append((stem, figure))
         return test_report.unwritten(figure, stem, folder)
 

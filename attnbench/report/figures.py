@@ -120,13 +120,11 @@ RC: Any = {  # matplotlib's stubs list every key; a plain dict of them is refuse
 class Plot:
     """A figure on disk, and the texts that go with it."""
 
-    chart: str
     title: str
     subject: str
     reading: str
     alt: str
     svg: Path
-    png: Path
 
 
 def figure_of(size: tuple[float, float], title: str, subject: str) -> Figure:
@@ -172,19 +170,19 @@ def legend(
     figure.legend(handles=[*handles, *notes], loc="outside lower left", ncols=5, frameon=False)
 
 
-def write(figure: Figure, stem: str, folder: Path) -> tuple[Path, Path]:
-    """Write `stem`.svg and `stem`.png, the same bytes for the same data; return both paths."""
+def write(figure: Figure, stem: str, folder: Path) -> Path:
+    """Write `stem`.png and `stem`.svg, the same bytes for the same data; return the latter."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
     figure.set_layout_engine("none")  # once is enough: it costs more than the writing
-    svg, png = folder / f"{stem}.svg", folder / f"{stem}.png"
+    svg = folder / f"{stem}.svg"
     # Not by `savefig`, which draws every figure twice; the SVG, which changes the dpi, comes last.
     canvas: Any = FigureCanvasAgg(figure)
-    canvas.print_png(png, metadata={"Software": "attnbench"})
+    canvas.print_png(svg.with_suffix(".png"), metadata={"Software": "attnbench"})
     canvas = FigureCanvasSVG(figure)
     canvas.print_svg(svg, metadata={"Date": None, "Creator": "attnbench"})
-    return svg, png
+    return svg
 
 
 @dataclass(frozen=True)
@@ -243,15 +241,14 @@ class FigureKind:
 
     def save(self, figure: Figure, page: Page[Any], alt: Iterable[str], folder: Path) -> Plot:
         """Write the figure of one page and the texts that go with it."""
-        svg, png = write(figure, f"{self.name}-{page.slug}".rstrip("-"), folder)
-        return self.plot(page.subject, page.left_out, alt, svg, png)
+        svg = write(figure, f"{self.name}-{page.slug}".rstrip("-"), folder)
+        return self.plot(page.subject, page.left_out, alt, svg)
 
-    def plot(self, subject: str, left_out: int, alt: Iterable[str], svg: Path, png: Path) -> Plot:
+    def plot(self, subject: str, left_out: int, alt: Iterable[str], svg: Path) -> Plot:
         """A figure that was written, with its texts."""
         more = f" {left_out} more such panels are left out; the tables have their numbers."
         return Plot(
-            chart=self.name, title=self.title, subject=subject,
+            title=self.title, subject=subject, svg=svg,
             reading=self.reading + (more if left_out else ""),
             alt=f"{', '.join(filter(None, (self.title, subject)))}: {'; '.join(alt)}.",
-            svg=svg, png=png,
         )  # fmt: skip

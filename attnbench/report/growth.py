@@ -59,7 +59,7 @@ def signed_percent(share: float) -> str:
 def axis_name(axis: str, workload: str) -> str:
     """What stands below an axis along which a series runs."""
     if axis == "n":
-        return TRAITS.get(workload).n_name if workload in TRAITS.names() else "sequence length n"
+        return TRAITS.get(workload).n_name
     return "model width E" if axis == "d" and workload != "attention" else AXIS_NAMES[axis]
 
 

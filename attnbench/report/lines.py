@@ -64,9 +64,9 @@ def draw_pages(
     kind = FigureKind(name=name, title=chart.title, reading=chart.reading)
     left_out = sum(len(page.panels) for page in found if page not in shown)
     for page in shown:
-        svg, png = figures.write(draw(page), f"{name}-{page.slug}", folder)
+        svg = figures.write(draw(page), f"{name}-{page.slug}", folder)
         alt = [", ".join(lines_of(chart, page.rows)), *(p.title for p in page.panels if p.title)]
-        plots.append(kind.plot(page.title, left_out, alt, svg, png))
+        plots.append(kind.plot(page.title, left_out, alt, svg))
         left_out = 0
     return plots
 

@@ -132,9 +132,9 @@ def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Plot]:
         for page in figures.pages(strips, lambda _: (), MOST_ROWS, MOST_PAGES):
             rows, name = [*page.items, *under], common + page.place
             figure = _draw(run, rows, ends, name)
-            svg, png = figures.write(figure, f"{ROUNDS.name}-{page.number}", folder)
+            svg = figures.write(figure, f"{ROUNDS.name}-{page.number}", folder)
             alt = [f"{row.label} {row.words}" for row in rows]
-            drawn.append(ROUNDS.plot(name, page.left_out, alt, svg, png))
+            drawn.append(ROUNDS.plot(name, page.left_out, alt, svg))
     return drawn
 
 
