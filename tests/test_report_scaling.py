@@ -126,7 +126,6 @@ _ODD_EXPONENTS: dict[str, dict[str, Any]] = {
         "series": fits.series("no law", law=None, overhead_us=None), "overhead_us": 0.0,
         "declared": None, "finding": None,
     },
-    "all sizes left out": {"left_out": ("launch-bound",) * 7},
     "knows nothing": {"exponent": Uncertain(value=2.0, low=-80.0, high=90.0)},
     "a changepoint": {"changepoint": (512.0, 1.4)},
     "two sizes": {"series": fits.series("two", sizes=(64, 128))},

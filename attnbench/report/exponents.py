@@ -114,11 +114,8 @@ def _draw_forest(page: Page[ExponentFit], looks: Mapping[str, Look]) -> Figure:
 
 
 def _limits(fits: Sequence[ExponentFit]) -> tuple[float, float]:
-    estimates = [e for fit in fits for e in (fit.exponent, fit.top) if e]
-    values = [e.value for e in estimates]
-    values += [
-        v for fit in fits if fit.exponent for v in (fit.exponent.low, fit.exponent.high) if v
-    ]
+    values = [e.value for fit in fits for e in (fit.exponent, fit.top) if e]
+    values += [end for fit in fits if fit.exponent for end in fit.exponent.ends]
     declared = [(fit.declared, fit.bound) for fit in fits if fit.declared is not None]
     values += [power - (0.5 if bound else TOLERANCE) for power, bound in declared]
     values += [power + TOLERANCE for power, _ in declared]
@@ -137,9 +134,8 @@ def _draw_row(ax: Axes, y: int, fit: ExponentFit, look: Look) -> None:
         ends = (y - 0.32, y + 0.32)
         ax.fill_betweenx(ends, left, fit.declared + TOLERANCE, color="#dcdcdc", linewidth=0)
         ax.plot([fit.declared] * 2, ends, color="#333333", linewidth=1.1, zorder=1.6)
-    if fit.exponent.low is not None and fit.exponent.high is not None:
-        span = np.clip([fit.exponent.low, fit.exponent.high], low, high)
-        ax.plot(span, [y, y], color=look.colour, linewidth=1.6, solid_capstyle="butt", zorder=2.5)
+    span = np.clip(fit.exponent.ends, low, high)
+    ax.plot(span, [y, y], color=look.colour, linewidth=1.6, solid_capstyle="butt", zorder=2.5)
     for estimate, size, style in ((fit.top, 3.2, HOLLOW), (fit.exponent, 5.5, FILLED)):
         if estimate is not None:
             x = np.clip(estimate.value, low, high)
@@ -163,7 +159,7 @@ def _draw_fits(page: Page[ExponentFit], looks: Mapping[str, Look]) -> Figure:
     subject = f"{page.subject}: {shared}"
     figure, found = figures.panels(len(page.items), PANEL_INCHES, FIT.title, subject)
     estimates = [e for fit in page.items for e in fit.time_us]
-    values = [v for e in estimates for v in (e.value, e.low or e.value, e.high or e.value)]
+    values = [v for e in estimates for v in (e.value, *e.ends)]
     values += [fit.overhead_us for fit in page.items]
     low, high = axes.bounds([v for v in values if v > 0 and math.isfinite(v)])
     for ax, fit, differs in zip(found, page.items, rest, strict=True):
@@ -212,9 +208,9 @@ def _draw_curve(ax: Axes, fit: ExponentFit, colour: str) -> None:
     """
     if fit.exponent is None or fit.intercept is None:
         return
-    slope, low, high = fit.exponent.value, fit.exponent.low, fit.exponent.high
+    slope = fit.exponent.value
     used = [s for s, reason in zip(fit.series.sizes, fit.left_out, strict=True) if reason is None]
-    centre = sum(map(math.log, used)) / len(used) if used else 0.0
+    centre = sum(map(math.log, used)) / len(used)
 
     def curve(xs: Any, other: float, intercept: float) -> Any:
         """Overhead + c · x^other, through the line's point in the middle of what counts."""
@@ -239,6 +235,5 @@ def _draw_curve(ax: Axes, fit: ExponentFit, colour: str) -> None:
         if within := [x for x in used if left <= x <= right]:
             xs = np.geomspace(min(within), max(within), 60)
             ax.plot(xs, curve(xs, slope, intercept), color=colour, linewidth=1.4)
-            if low is not None and high is not None:
-                band = [curve(xs, other, intercept) for other in (low, high)]
-                ax.fill_between(xs, *band, color=colour, alpha=0.22, linewidth=0)
+            band = [curve(xs, other, intercept) for other in fit.exponent.ends]
+            ax.fill_between(xs, *band, color=colour, alpha=0.22, linewidth=0)

@@ -86,8 +86,8 @@ def points(
     if not known:
         return
     least, most = ax.get_ylim()
-    below = [max(0.0, e.value - max(least, e.value if e.low is None else e.low)) for _, e in known]
-    above = [max(0.0, min(most, e.value if e.high is None else e.high) - e.value) for _, e in known]
+    below = [max(0.0, e.value - max(least, e.ends[0])) for _, e in known]
+    above = [max(0.0, min(most, e.ends[1]) - e.value) for _, e in known]
     ax.errorbar(
         [x for x, _ in known], [e.value for _, e in known], yerr=[below, above], color=look.colour,
         marker=look.marker, linestyle="none", elinewidth=1.0, capsize=1.8, clip_on=False, **style,
