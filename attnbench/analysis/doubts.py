@@ -33,15 +33,17 @@ def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
     timed = frame[frame["time_us_median"].notna()]
     half = (timed["time_us_ci_high"] - timed["time_us_ci_low"]) / 2 / timed["time_us_median"]
     wide, unsteady = half > WIDE, timed["unsteady"].notna()
-    found = {
-        f"{wide.sum()} of {half.count()} intervals {'is' if wide.sum() == 1 else 'are'} wider than"
-        f" ± {units.brief_percent(WIDE)}": wide.any(),
-        f"{unsteady.sum()} of {len(timed)} times {'is' if unsteady.sum() == 1 else 'are'} unsteady"
-        " (?)": unsteady.any(),
-    }
-    if not any(found.values()):
+    found = [
+        f"{count} of {cells} {'is' if count == 1 else 'are'} {what}"
+        for count, cells, what in (
+            (wide.sum(), f"{half.count()} intervals", f"wider than ± {units.brief_percent(WIDE)}"),
+            (unsteady.sum(), f"{len(timed)} times", "unsteady (?)"),
+        )
+        if count
+    ]
+    if not found:
         return ""
-    text, causes = ", ".join(what for what, there in found.items() if there), []
+    text, causes = ", ".join(found), []
     if (taken := taken_share(timed)) > TAKEN:
         causes.append(f"other work took {100 * taken:.0f} % of the samples' processor time")
     if (full := float(timed["full_speed_share"].mean())) < FULL_SPEED_SHARE:

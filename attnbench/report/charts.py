@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from attnbench.analysis.axes import AXES, fixed, heading, label, overhead_size, slices, varying
+from attnbench.analysis.highlights import SLICE
 from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.base.registry import Registry
@@ -21,7 +22,6 @@ from attnbench.report import axes, figures
 Scale = Literal["log10", "log2", "linear"]
 Tables = Mapping[str, pd.DataFrame]
 
-PAGE_AXES = ["workload", "device", "dtype", "pass"]
 PANELS_A_PAGE = 6
 MOST_PAGES = 4  # of a chart and a workload; more make a page of tens of megabytes
 
@@ -205,7 +205,7 @@ def pages(frame: pd.DataFrame, chart: Chart) -> list[ChartPage]:
     without one.
     """
     found = []
-    for values, rows in slices(frame, PAGE_AXES):
+    for values, rows in slices(frame, SLICE):
         plain = rows[rows["position"] == "none"]
         rows = plain if chart.source == "cells" and not plain.empty else rows
         # A size for the overhead would take most of an axis on which nothing else stands.

@@ -127,30 +127,23 @@ def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
     None where none was measured.
     """
-    measured = [name for name in environment.get("ceilings") or () if name.isdecimal()]
-    rows = [row for n in measured or ["1"] for row in _limits(environment, int(n), len(measured))]
-    return [row for row in dict.fromkeys(rows) if row[1] != units.UNKNOWN]
-
-
-def _limits(environment: Mapping[str, Any], threads: int, counts: int) -> list[tuple[str, ...]]:
-    """The rows of so many threads, which are named where there are several `counts`."""
-    found = limits.ceilings_of(environment, threads)
+    counts = [int(name) for name in environment.get("ceilings") or () if name.isdecimal()] or [1]
     known = limits.peaks_of(environment.get("device_name"))
-    where = f", {_threads(threads)}" if counts > 1 else ""
-    sheet = known[1] if known else None
-    gbps, cache = (1e3 * sheet.memory_tbps, sheet.cache_bytes) if sheet else (None, None)
-    rows: list[tuple[str, ...]] = [
-        (f"matmul, {dtype}{where}", units.flop_rate(rate),
-         units.flop_rate(limits.peak_tflops(environment, dtype)))
-        for dtype, rate in found.matmul_tflops.items()
-    ]  # fmt: skip
-    rows += [
-        (f"read{where}", units.bandwidth(found.read_gbps), units.bandwidth(gbps)),
-        (f"copy, read and written{where}", units.bandwidth(found.copy_gbps), units.bandwidth(gbps)),
-        (f"cheapest op{where}", units.time(found.launch_us), units.UNKNOWN),
-        ("last cache", units.size(found.cache_bytes), units.size(cache)),
-    ]
-    return rows
+    gbps, cache = (1e3 * known[1].memory_tbps, known[1].cache_bytes) if known else (None, None)
+    rows: list[tuple[str, ...]] = []
+    for threads in counts:
+        found = limits.ceilings_of(environment, threads)
+        where = f", {_threads(threads)}" if len(counts) > 1 else ""
+        for dtype, rate in found.matmul_tflops.items():
+            sheet = limits.peak_tflops(environment, dtype)
+            rows.append((f"matmul, {dtype}{where}", *map(units.flop_rate, (rate, sheet))))
+        rows += [
+            (f"read{where}", *map(units.bandwidth, (found.read_gbps, gbps))),
+            (f"copy, read and written{where}", *map(units.bandwidth, (found.copy_gbps, gbps))),
+            (f"cheapest op{where}", units.time(found.launch_us), units.UNKNOWN),
+            ("last cache", units.size(found.cache_bytes), units.size(cache)),
+        ]
+    return [row for row in dict.fromkeys(rows) if row[1] != units.UNKNOWN]
 
 
 def _threads(count: int) -> str:

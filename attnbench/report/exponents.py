@@ -40,11 +40,6 @@ PANEL_INCHES = 3.7  # of a fit
 HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 0.9, "zorder": 2.7}
 
 
-def draw_all(fits: Sequence[ExponentFit], looks: Mapping[str, Look], folder: Path) -> list[Plot]:
-    """Draw the exponents that were found, then the fits in small multiples."""
-    return [*draw_forests(fits, looks, folder), *draw_fits(fits, looks, folder)]
-
-
 def draw_forests(
     fits: Sequence[ExponentFit], looks: Mapping[str, Look], folder: Path
 ) -> list[Plot]:

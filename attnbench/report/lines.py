@@ -40,8 +40,8 @@ def draw_all(
 ) -> list[Plot]:
     """Draw every chart that has data, for every slice of the run, into `folder`.
 
-    `tables` maps `cells` to `compare.compared` (with the rate's interval) and `costs` to
-    `compare.rope_cost`; `crossovers` are marked in the charts that show them.
+    `tables` maps `cells` to `table.compared` (with the rate's interval) and `costs` to
+    `table.rope_cost`; `crossovers` are marked in the charts that show them.
     """
     drawn = []
     for name, chart in CHARTS.items():

@@ -69,7 +69,8 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Plot]:
     looks = figures.looks(names)
     with mpl.rc_context(figures.RC):
         return [
-            *exponents.draw_all(scaling.exponents, looks, folder),
+            *exponents.draw_forests(scaling.exponents, looks, folder),
+            *exponents.draw_fits(scaling.exponents, looks, folder),
             *models.draw_all(scaling.models, looks, folder),
             *models.draw_exact(scaling.exact, looks, folder),
         ]

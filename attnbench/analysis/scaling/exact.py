@@ -153,7 +153,7 @@ def _grown(
         return None
     least, most, noun = min(powers), max(powers), NOUNS[axis]
     bound = law.bound or (quantity == "workspace" and axis not in ("n", "d"))
-    if len({size for size, _ in known}) < LEAST_SIZES:
+    if len(known) < LEAST_SIZES:
         return "inconclusive", f"{len(known)} sizes show no growth, three do"
     if least != most and not bound and quantity == "flops":
         return _sum_of_terms(law, axis, known)
@@ -249,7 +249,7 @@ def top_power(known: Sequence[_Known]) -> float | None:
     if len(known) < 2:
         return None
     (small, low), (large, high) = known[-2:]
-    if small == large or low <= 0 or high <= 0:
+    if low <= 0 or high <= 0:
         return 0.0 if low == high else None
     return math.log(high / low) / math.log(large / small)
 
@@ -264,8 +264,6 @@ def increments_power(known: Sequence[_Known]) -> float:
         return 0.0
     if y1 <= y0:
         return top_power(known) or 0.0  # it only began to grow
-    if not x0 < x1 < x2:
-        return 0.0
     ratio, first, second = (y2 - y1) / (y1 - y0), math.log(x1 / x0), math.log(x2 / x1)
 
     def off(power: float) -> float:
