@@ -34,6 +34,10 @@ from attnbench.measure.watch import Watch, collector_off
 # what a batch finds there from its second call on; a longer call refills any cache by itself.
 REWARM_BELOW_US = 20_000.0
 MOST_IN_VAIN = 10
+# Samples that are discarded: at most this share of those that count, and a few more. What is
+# disturbed beyond that is kept, and counted.
+RETAKE_SHARE = 0.5
+RETAKE_MORE = 2
 STEPPED_BACK = Discard("clock", "the clock stepped back or stood still")
 COMPILED = Discard("compiled", "something was compiled in it")
 
@@ -66,11 +70,10 @@ class Measurement:
         # likelier that bursts of other work leave one alone. What is asked for and what warming
         # up found decide it, and nothing that is timed.
         window_us = self.rule.min_time_s * 1e6 / self.rule.min_samples
-        for target in self.running.values():
+        for target in self.running.values() if self.clock.timer == "host" else ():
             target.sample_us = min(SAMPLE_US, window_us)
-            sample_us = self._sample_us(target)
-            if self.clock.timer == "host" and sample_us:
-                target.window = max(1, round(window_us / sample_us))
+            if target.planned_us:
+                target.window = max(1, round(window_us / (target.planned_us * target.batches)))
         for number in itertools.count():
             names = list(self.running)
             if not names:
@@ -94,7 +97,8 @@ class Measurement:
         for position, name in enumerate(again, start=len(names)):
             if name in self.running:
                 self._take_sample(name, (number, position), readings)
-        planned_us = sum(self._sample_us(self.targets[name]) for name in names)
+        targets = [self.targets[name] for name in names]
+        planned_us = sum(target.planned_us * target.batches for target in targets)
         why = self.watch.lost_by_round(before, planned_us, readings)
         if why is None:
             return
@@ -109,15 +113,10 @@ class Measurement:
                 self.targets[name].kept_disturbed += 1
 
     def _may_retake(self, target: Target) -> bool:
-        """Within the budget alone: a slow call has no time for another sample."""
-        return target.may_retake() and target.spent_s < self.rule.max_time_s
-
-    def _sample_us(self, target: Target) -> float:
-        return target.planned_us * self._batches(target)
-
-    def _batches(self, target: Target) -> int:
-        """Other work only ever adds to a host's times; a GPU's own clock moves them both ways."""
-        return target.batches if self.clock.timer == "host" else 1
+        """Not once too many were, and within the budget: a slow call has no time for another."""
+        kept = len(target.times_us)
+        few = len(target.samples) - kept < RETAKE_SHARE * kept + RETAKE_MORE
+        return few and target.spent_s < self.rule.max_time_s
 
     def _take_sample(self, name: str, place: tuple[int, int], readings: list[Any]) -> None:
         self._attempt(name, "samples", partial(self._sample, place=place))
@@ -147,7 +146,7 @@ class Measurement:
             target.call()
         batches: list[Batch] = []
         disturbed, probes = [], self._probe()
-        for _ in range(self._batches(target)):
+        for _ in range(target.batches):
             switches = self.watch.interruptions()
             batches.append(self.clock.batch(target.call, target.calls))
             disturbed.append(self.watch.interruptions() - switches)

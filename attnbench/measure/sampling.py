@@ -19,10 +19,6 @@ from attnbench.measure.clock import Clock
 # are likely to be left alone; where little time is asked for, as long as leaves the fewest samples.
 SAMPLE_US = 20_000.0
 MOST_BATCHES = 20
-# Samples that are discarded: at most this share of those that count, and a few more. What is
-# disturbed beyond that is kept, and counted.
-RETAKE_SHARE = 0.5
-RETAKE_MORE = 2
 
 
 @dataclass(kw_only=True)
@@ -32,7 +28,7 @@ class Target:
     `last_call_s` is how long a call took that has just been made elsewhere, 0 if none was.
     `each_us` is the time of a call and `wall_us` that of all that goes with it (flushing, say),
     both from warming up: they decide on samples, never what was timed since. A sample lasts about
-    `sample_us`; `window` is the number of samples of which the fastest counts. `spent_s` and
+    `sample_us` on CPU; `window` is the number of samples of which the fastest counts. `spent_s` and
     `cpu_s` are the wall and the processor time of all samples; `interrupted` counts switches to
     other work in them, `readings` are the GPU's state beside them, `probes_us` the core's speed,
     and `slowed_by` how much longer the probe takes right after a call than when the core is calm.
@@ -45,7 +41,7 @@ class Target:
     calls: int = 1
     each_us: float = 0.0
     wall_us: float = 0.0
-    sample_us: float = SAMPLE_US
+    sample_us: float = 0.0
     window: int = 1
     samples: list[Sample] = field(default_factory=list)
     interrupted: int = 0
@@ -79,7 +75,7 @@ class Target:
 
     @property
     def batches(self) -> int:
-        """Batches in a sample on CPU."""
+        """Batches in a sample: other work only ever adds to a host's times, unlike to a GPU's."""
         if not self.wall_us:
             return 1
         return max(1, min(MOST_BATCHES, round(self.sample_us / self.planned_us)))
@@ -88,11 +84,6 @@ class Target:
     def fastest_us(self) -> list[float]:
         """What the reported time is the median of: the fastest sample of each window."""
         return fastest_of_windows(self.times_us, self.window)
-
-    def may_retake(self) -> bool:
-        """False once too many samples were discarded: the next ones are kept whatever happens."""
-        kept = len(self.times_us)
-        return len(self.samples) - kept < RETAKE_SHARE * kept + RETAKE_MORE
 
     def discard(self, first: int, why: Discard) -> None:
         """Mark the samples from number `first` on; those marked already keep their reason."""
