@@ -13,6 +13,7 @@ from attnbench.execution.runner import LocalRunner, Watch
 from attnbench.planning.battery import Item, battery
 from attnbench.planning.plan import chosen
 from attnbench.schema.messages import CheckItem
+from attnbench.schema.record import Cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +100,7 @@ def run_checks(
             raise UsageError(
                 "nothing to check: implementations that compile are checked in float32"
             )
-        cases = list({item.case.case_id: item.case for item in items}.values())
-        reasons = runner.reasons(cases, list(dict.fromkeys(name for _, name in pairs)))
+        reasons = runner.reasons(Cell(case=item.case, impl=name) for item, name in pairs)
         planned(len(pairs))
         results: dict[int, CheckResult] = {}
 

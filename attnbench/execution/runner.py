@@ -77,16 +77,16 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             raise UsageError(reason)
         return catalogue
 
-    def reasons(
-        self, cases: Sequence[Case], names: Sequence[str]
-    ) -> dict[tuple[str, str], str | None]:
-        """Why an implementation cannot take a case, by (case_id, implementation)."""
-        asked = messages.AskReasons(tuple(cases), tuple(names))
-        reasons = self._ask(asked, messages.Reasons).reasons
+    def reasons(self, cells: Iterable[Cell]) -> dict[tuple[str, str], str | None]:
+        """Why an implementation cannot take its case, by the cells' keys."""
+        cells = list(cells)
+        cases = {cell.case.case_id: cell.case for cell in cells}
+        asked = messages.AskReasons(tuple(cases.values()), tuple({cell.impl for cell in cells}))
+        found = self._ask(asked, messages.Reasons).reasons
         return {
-            (case.case_id, name): reason
-            for name in names
-            for case, reason in zip(cases, reasons[name], strict=True)
+            (case_id, name): reason
+            for name, reasons in found.items()
+            for case_id, reason in zip(cases, reasons, strict=True)
         }
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Record]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,8 +40,6 @@ FINGERPRINT = (
     "device", "device_name", "cores", "threads", "torch", "cuda", "matmul_precision",
     "allocator", "affinity", "cpu_quota",
 )  # fmt: skip
-
-_Part = tuple[tuple[str, str], int]  # a cell's key, and the process it was measured in
 
 
 class Listener:
@@ -168,7 +166,7 @@ def resume(
             for name in dict.fromkeys(cell.impl for cell in missing):
                 if name not in known:
                     raise unknown("implementation", name, known, "--resume")
-            plan = _decide(missing, runner, processes, done)
+            plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
         listener.planned(plan, None if dry_run else path)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
@@ -192,23 +190,11 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> P
         for case in expand(axes, catalogue.device, catalogue.environment["threads"]):
             mismatches[case.case_id] = mismatch(axes, case)
             cells += [Cell(case=case, impl=name) for name in names]
-    plan = _decide(cells, runner, request.settings.processes, mismatches=mismatches)
+    processes = request.settings.processes
+    plan = make_plan(cells, runner.reasons(cells), processes=processes, mismatches=mismatches)
     if not plan.jobs and all(record.status == "skipped" for record in plan.decided):
         raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
     return plan
-
-
-def _decide(
-    cells: list[Cell],
-    runner: LocalRunner,
-    processes: int,
-    done: Container[_Part] = (),
-    mismatches: Mapping[str, str | None] | None = None,
-) -> Plan:
-    cases = list({cell.case.case_id: cell.case for cell in cells}.values())
-    used = sorted({cell.impl for cell in cells})
-    reasons = runner.reasons(cases, used)
-    return make_plan(cells, reasons, processes=processes, done=done, mismatches=mismatches)
 
 
 def _measure(

@@ -198,9 +198,7 @@ class _Examined:
         mine = [cell for cell in cells if any(cell.impl in names for names in self.runner.own)]
         if not mine:
             return
-        cases = list({cell.case.case_id: cell.case for cell in mine}.values())
-        reasons = self.runner.reasons(cases, sorted({cell.impl for cell in mine}))
-        plan = make_plan(mine, reasons, mismatches=mismatches)
+        plan = make_plan(mine, self.runner.reasons(mine), mismatches=mismatches)
         for record in (*plan.decided, *self.runner.run(plan.jobs)):
             key = record.cell.key
             failed = self.records.get(key)

@@ -16,6 +16,7 @@ from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue
+from attnbench.schema.record import Cell
 from attnbench.theory.traits import case_label
 from attnbench.version import __version__
 from tests.validation.page import free_folder, markdown, write_texts
@@ -118,15 +119,13 @@ def _cells(request: Request, catalogue: Catalogue, runner: LocalRunner) -> list[
         for head_dim in request.head_dims
         for n in request.seq_lens
     ]
-    for (case_id, impl), reason in runner.reasons(cases, list(request.impls)).items():
-        if reason:
-            case = next(case for case in cases if case.case_id == case_id)
-            raise UsageError(f"{impl} (--impls) cannot take {case_label(case)}: {reason}")
-    return [
-        {"name": _name(request, impl, case), "impl": impl, "case": case.to_json()}
-        for impl in request.impls
-        for case in cases
-    ]
+    cells = [Cell(case=case, impl=impl) for impl in request.impls for case in cases]
+    reasons = runner.reasons(cells)
+    for cell in cells:
+        if reason := reasons[cell.key]:
+            label = case_label(cell.case)
+            raise UsageError(f"{cell.impl} (--impls) cannot take {label}: {reason}")
+    return [{"name": _name(request, cell.impl, cell.case), **cell.to_json()} for cell in cells]
 
 
 def _name(request: Request, impl: str, case: Case) -> str:
