@@ -10,14 +10,13 @@ from typing import Any
 from attnbench.base.units import brief_percent, count, digits, size
 from attnbench.gate.decide.data import Checked, ExactMetrics, Round
 from attnbench.gate.decide.outcome import Change, Verdict
-from attnbench.schema.record import STATUSES, Record
+from attnbench.schema.record import STATUSES
 
 # Fewer bytes never fail: a page is less than any buffer that grows with n takes at the sizes worth
 # watching, and more than the numbers and row statistics that come and go with a rewrite.
 LEAST_BYTES = 4096
 # Errors are rounding: another order of summation moves them a little, and is no news.
 ERROR_GROWTH = 0.1
-METRICS = tuple(ExactMetrics.__annotations__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,17 +131,6 @@ def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, growth: float) 
     old, new = (unknown if value is None else value for value in values)
     found = judge(old, new, growth if alike else None)
     return found and (found[0], words + found[1])
-
-
-ABSENT = Checked(status="absent", reason="there is no such implementation")
-
-
-def checked(record: Record | None) -> Checked:
-    """What the gate keeps of a record; absent where there is none."""
-    if record is None:
-        return ABSENT
-    metrics: Any = {name: record.metrics[name] for name in METRICS if name in record.metrics}
-    return Checked(status=record.status, reason=record.reason, metrics=metrics)
 
 
 _NOT_RUN = ("absent", "unsupported", "skipped")

@@ -23,6 +23,7 @@ from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import (
     Checked,
+    ExactMetrics,
     GateRun,
     Round,
     RoundFacts,
@@ -30,7 +31,6 @@ from attnbench.gate.decide.data import (
     Version,
     VersionName,
 )
-from attnbench.gate.decide.exact import checked
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import beyond_timing, comparable
 from attnbench.gate.run.rounds import Bench, RoundError, measure_round
@@ -220,8 +220,13 @@ class _Examined:
         """What became of a cell."""
         if self.failure is not None:
             return Checked(status="error", reason=self.failure)
-        found = checked(self.records.get(key))
-        return replace(found, reason=self.recovered.get(key, found.reason))
+        record = self.records.get(key)
+        if record is None:
+            return Checked(status="absent", reason="there is no such implementation")
+        known = record.metrics
+        metrics: Any = {name: known[name] for name in ExactMetrics.__annotations__ if name in known}
+        reason = self.recovered.get(key, record.reason)
+        return Checked(status=record.status, reason=reason, metrics=metrics)
 
 
 def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
