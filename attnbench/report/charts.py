@@ -58,18 +58,17 @@ class Chart:
     peak: bool = False  # draw the datasheet's peak, where it is known and near
 
     def rows(self, tables: Tables) -> pd.DataFrame:
-        """The rows this chart is about, the failed ones included; empty if none has a value."""
+        """The rows this chart is about, the failed ones included."""
         table = tables[self.source]
         rows = table[table["workload"].isin(self.workloads)]
         if self.reference and self.reference[1] == BASELINE:
             rows = rows[rows["impl"] != BASELINE]
         if self.several and rows[rows[self.value].notna()][self.lines].nunique() < 2:
             return rows.iloc[:0]
-        rows = with_recurrent(rows) if self.beside else rows
-        return rows if rows[self.value].notna().any() else rows.iloc[:0]
+        return with_recurrent(rows) if self.beside else rows
 
     def pages(self, tables: Tables) -> list[ChartPage]:
-        """The figures to draw."""
+        """The figures to draw: those in which anything has a value."""
         found = pages(self.rows(tables), self)
         return [page for page in found if page.rows[self.value].notna().any()]
 

@@ -46,19 +46,20 @@ def judged(claims: Registry[Claim], run: Run, only: Iterable[str] | None = None)
 
 def finding(claim: Claim, cells: Cells) -> Finding:
     """Hold one claim against a run's cells; inconclusive where they lack."""
-    figures: dict[str, Figure] = {}
+    found: tuple[Verdict, str, dict[str, Figure]]
     try:
-        verdict, reason = _verdict_on(claim, observe(claim.quantity, cells), figures)
+        found = _verdict_on(claim, observe(claim.quantity, cells))
     except LackingError as lack:
-        verdict, reason = "inconclusive", str(lack)
+        found = "inconclusive", str(lack), {}
+    verdict, reason, figures = found
     return Finding(
         subject=claim.id, question=claim.says, law=claim.right or claim.says,
         verdict=verdict, reason=reason, figures=figures,
     )  # fmt: skip
 
 
-def _verdict_on(claim: Claim, seen: Observed, figures: dict[str, Figure]) -> tuple[Verdict, str]:
-    """The verdict on all observations, and the sharpest of those that it rests on."""
+def _verdict_on(claim: Claim, seen: Observed) -> tuple[Verdict, str, dict[str, Figure]]:
+    """The verdict on all observations, with the sharpest of those that it rests on."""
     assert claim.relation is not None, "only what is unmeasured has none"
     verdicts = [claim.relation.verdict(one.low, one.high) for one in seen.observations]
     verdict = min(verdicts, key=WORST_FIRST.index)  # refuted if one is, else holds if one does
@@ -70,12 +71,11 @@ def _verdict_on(claim: Claim, seen: Observed, figures: dict[str, Figure]) -> tup
     ends = {"low": one.low, "high": one.high}
     known = {n: e if e is not None and math.isfinite(e) else None for n, e in ends.items()}
     counts = {str(name): verdicts.count(name) for name in VERDICTS}
-    figures |= {"value": one.value, **known, "at": one.at, **counts}
     reason = f"{seen.what} {one.text(seen.written)} at {one.at}, claimed {claim.relation.text}"
     if len(verdicts) > 1:
         listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         reason += f" (the sharpest of {len(verdicts)}: {listed})"
-    return verdict, reason
+    return verdict, reason, {"value": one.value, **known, "at": one.at, **counts}
 
 
 def agrees(claim: Claim, found: Finding) -> bool:

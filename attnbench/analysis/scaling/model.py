@@ -57,10 +57,13 @@ def _model(cells: ModelCells) -> ModelFit:
     found = fit(cells)
     kept = np.flatnonzero(found.coefficients > 0).tolist()
     names = tuple(cells.terms[i].name for i in kept)
-    along = _along(cells)
+    at, n = cells.at_largest, np.unique(cells.sizes["n"])
+    window = cells.cases[at].mask.before
+    # Every n, with all else as at the largest.
+    along = {name: np.full_like(n, values[at]) for name, values in cells.sizes.items()}
+    along |= {"n": n, "w": n if window is None else np.minimum(n, window + 1.0)}
     rows = design(cells.terms, along)
     parts, _ = shares(found, rows)
-    at = cells.at_largest
     values, draws = shares(found, cells.design[at : at + 1])
     at_largest = {
         term.name: _estimate(float(values[0, i]), draws[0, i]) for i, term in enumerate(cells.terms)
@@ -76,7 +79,7 @@ def _model(cells: ModelCells) -> ModelFit:
         predicted_us=predicted(found, cells.design),
         at_largest=at,
         shares=at_largest,
-        along_n=tuple(along["n"].tolist()),
+        along_n=tuple(n.tolist()),
         shares_along=tuple(dict(zip(names, row[kept].tolist(), strict=True)) for row in parts),
         along_predicted_us=predicted(found, rows),
         held_out=found.held_out,
@@ -98,15 +101,6 @@ def _missing(cells: ModelCells) -> Iterator[Missing]:
     known = np.log(cells.beyond).sum(axis=0) / 2
     for index in np.flatnonzero(known > KNOWN_WELL).tolist():
         yield Missing(index=index, known=float(known[index]), needed=KNOWN_WELL)
-
-
-def _along(cells: ModelCells) -> dict[str, Floats]:
-    """Every n of the cells, with all else as at the largest."""
-    at = cells.at_largest
-    n = np.unique(cells.sizes["n"])
-    fixed = {name: np.full_like(n, values[at]) for name, values in cells.sizes.items()}
-    window = cells.cases[at].mask.before
-    return fixed | {"n": n, "w": n if window is None else np.minimum(n, window + 1.0)}
 
 
 def _estimate(value: float, draws: Floats) -> Uncertain:
