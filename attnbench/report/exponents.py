@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, MaxNLocator
 
 from attnbench.analysis.scaling.decide import TOLERANCE
-from attnbench.analysis.scaling.results import ExponentFit
+from attnbench.analysis.scaling.results import NOUNS, ExponentFit
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
 from attnbench.report.figures import FILLED, INK, QUIET, FigureKind, Look, Page, Plot, short
@@ -175,8 +175,8 @@ def _draw_fits(page: Page[ExponentFit], looks: Mapping[str, Look]) -> Figure:
 
 def _texts(fit: ExponentFit) -> list[str]:
     """Exponent and top octave, and below them the law with its verdict."""
-    symbol = {"n": "n", "d": "d", "batch": "B"}.get(fit.series.axis, "H")
-    found = f"{symbol}^{growth.interval(fit.exponent)}" if fit.exponent else "no exponent"
+    noun = NOUNS[fit.series.axis]
+    found = f"{noun}^{growth.interval(fit.exponent)}" if fit.exponent else "no exponent"
     if fit.top:
         found += f", top octave {growth.interval(fit.top)}"
     verdict = growth.mark(fit.finding.verdict if fit.finding else None)
