@@ -1,4 +1,4 @@
-"""How far a sweep or a gate is, on standard error: a live line, or plain lines elsewhere."""
+"""How far a sweep, a check or a gate is, on standard error: a live line, or plain lines."""
 
 from __future__ import annotations
 

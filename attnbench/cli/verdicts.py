@@ -153,11 +153,10 @@ def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
     why = "better times of these sizes would not decide them"
     if found.missing:
         why = f"the budget is spent, and {len(found.missing)} cells are not known well enough"
-    with SweepDisplay(quiet=quiet) as display:
-        display.say(
-            f"measured {len(turns)} cells again, {turns.total()} times in all, in {took}:"
-            f" {open_} findings stay open" + f"; {why}" * (open_ > 0)
-        )
+    SweepDisplay(quiet=quiet).say(
+        f"measured {len(turns)} cells again, {turns.total()} times in all, in {took}:"
+        f" {open_} findings stay open" + f"; {why}" * (open_ > 0)
+    )
 
 
 def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:

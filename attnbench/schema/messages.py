@@ -188,8 +188,7 @@ class Done(_Message, frozen=True):
 
 
 Result = CellMeasured | ItemChecked
-Answer = Catalogue | Reasons | Facts
-Event = Ready | Failed | Testing | Answer | Result | Done
+Event = Ready | Failed | Testing | Catalogue | Reasons | Facts | Result | Done
 
 
 _LAYOUT = struct.Struct("<qqq32s")
