@@ -251,7 +251,7 @@ def test_whole_powers_of_a_law_are_raised(text, shown):
     assert growth.raised(text) == shown
 
 
-def test_a_crossing_is_ringed_where_the_line_crosses_1(tmp_path):
+def test_a_crossing_is_marked_where_the_line_crosses_1(tmp_path):
     run = run_of({"naive": square, "mine": passing(700.0), "third": passing(300.0)}, noise=0.001)
     rows = compared(run)
     figure = Figure()
@@ -259,8 +259,12 @@ def test_a_crossing_is_ringed_where_the_line_crosses_1(tmp_path):
     ax.set_xscale("log")
     ax.set_xlim(100, 5000)
     lines.mark_crossings(ax, rows, crossovers(run))
-    rings = [line for line in ax.lines if line.get_marker() == "o"]
-    where = sorted(tuple(np.ravel(ring.get_xydata())) for ring in rings)
+    marks = [
+        line
+        for line in ax.lines
+        if line.get_marker() == "|" and len(line.get_xdata()) == 1 and line.get_markersize() > 10
+    ]
+    where = sorted(tuple(np.ravel(mark.get_xydata())) for mark in marks)
     assert [x for x, _ in where] == pytest.approx([300, 700], rel=0.05)
     assert [y for _, y in where] == [1.0, 1.0]
 

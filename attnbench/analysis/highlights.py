@@ -17,6 +17,7 @@ from attnbench.base.registry import Registry
 from attnbench.execution.store import Run
 from attnbench.theory.traits import TRAITS
 
+LEVEL_WITHIN = 0.1  # a tie that is known less well is shown as its interval
 SLICE = ["workload", "device", "dtype", "pass"]
 
 
@@ -193,7 +194,10 @@ def _speed(row: Mapping[Any, Any]) -> str:
     low, high = row["speed_low"], row["speed_high"]
     if units.is_unknown(low):
         return f"? {units.ratio(row['speed'])}"
-    return units.ratio(row["speed"]) if decided(low, high) else f"level {within(low, high)}"
+    if decided(low, high):
+        return units.ratio(row["speed"])
+    near = max(high, 1 / low) - 1 <= LEVEL_WITHIN
+    return f"level {within(low, high)}" if near else units.ratio_interval(low, high)
 
 
 SUMMARY: Registry[SummaryColumn] = Registry("summary column")
@@ -214,8 +218,8 @@ for _name, _header, _meaning, _text in (
     ),
     (
         "speed", "speed vs naive",
-        "naive's time / this time in rounds that both were timed in: above 1 is faster; level, and"
-        " within how much, where the interval holds 1; ?: without an interval",
+        "naive's time / this time in rounds that both were timed in: above 1 is faster; where the"
+        " interval holds 1, level within so much, or from 10 % on the interval; ?: without one",
         _speed,
     ),
     (

@@ -211,7 +211,7 @@ def _print_checks(results: list[CheckResult]) -> None:
 
 @click.command()
 @device_option
-@threads_option()
+@threads_option("1, as for a sweep")
 @click.option("--json", "as_json", is_flag=True, help="Facts, tests and findings as one object.")
 def doctor(device: str, threads: int | None, as_json: bool) -> None:
     """Examine the machine and test the measuring itself.
@@ -231,7 +231,7 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
         if shows:
             click.echo(f"testing {_STAGES.get(test, test)} …", err=True)
 
-    examination = examine(device=device, threads=threads, began=tell)
+    examination = examine(device=device, threads=threads or 1, began=tell)
     if as_json:
         click.echo(json.dumps(examination.to_json(), indent=1))
     else:
@@ -247,7 +247,8 @@ def _print_examination(examination: Examination) -> None:
     facts = examination.diagnosis["facts"]
     machine = (
         facts["device_name"],
-        f"{facts['threads']} threads on CPUs {ranges(facts['affinity']) or 'unknown'}",
+        f"{facts['threads']} thread{'s' * (facts['threads'] != 1)} on CPUs"
+        f" {ranges(facts['affinity']) or 'unknown'}",
         f"torch {facts['torch']}" + (f" ({facts['blas']})" if facts.get("blas") else ""),
         f"python {facts['python']}",
     )

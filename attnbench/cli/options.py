@@ -40,7 +40,7 @@ def wrapped(text: str, *, err: bool = False, hang: int = 2) -> str:
     What goes on in another line hangs by so many blanks.
     """
     stream = sys.stderr if err else sys.stdout
-    if not (stream.isatty() or "COLUMNS" in os.environ):
+    if stream is None or not (stream.isatty() or "COLUMNS" in os.environ):  # None: it is closed
         return text
     lines = textwrap.fill(
         glued(text),

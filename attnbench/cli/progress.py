@@ -251,4 +251,4 @@ def _print_plan(plan: Plan) -> None:
     for record in plan.decided:
         say(f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}")
     count = sum(len(list(job.cells())) for job in plan.jobs)
-    say(f"{count} cells to measure, {len(plan.decided)} unsupported or skipped")
+    say(f"{count} cell{'s' * (count != 1)} to measure, {len(plan.decided)} unsupported or skipped")

@@ -66,7 +66,10 @@ def _timing(command: Command) -> Command:
     help="A ready sweep: quick, gpu, verify or verify-gpu; other options override it.",
 )
 @axes_options()
-@impl_files()
+@impl_files(
+    "A Python file with implementations of yours: all of them, or those in --impls; beside them all"
+    " that are installed, unless --impls names some."
+)
 @device_option
 @click.option(
     "--threads",

@@ -161,16 +161,10 @@ def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
 
 def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
     """What is refuted, then time, then what needs no statistics, in short; how many of each."""
-    from attnbench.report.tables import table
-
     shown = found.findings if every else found.notable
-    rows = [
-        (SIGNS[f.verdict], f.verdict, f.subject, f.question, f.law, f.reason)
-        for f in sorted(shown, key=lambda finding: WORST_FIRST.index(finding.verdict))
-    ]
-    if rows:
-        header = ("", "verdict", "subject", "question", "law", "reason")
-        click.echo(table(header, rows, spare=("verdict",)), nl=False)
+    for f in sorted(shown, key=lambda finding: WORST_FIRST.index(finding.verdict)):
+        say(f"{SIGNS[f.verdict]} {f.subject}: {f.question}, {f.law}", fg=_COLOURS[f.verdict])
+        say(f"    {f.reason}", hang=4)
     if len(shown) < len(found.findings):
         say(
             f"{SIGNS['holds']} {len(found.findings) - len(shown)} series of FLOPs and workspace"

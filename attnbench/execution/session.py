@@ -279,7 +279,8 @@ def sweep_for_verdicts(
         output=output,
         name=name,
         options={"preset": PRESET_ON[device], "command": "verify"}
-        | ({"impls": named} if named else {}),
+        | ({"impls": named} if named else {})
+        | ({"files": settings.files} if settings.files else {}),
     )
     path = sweep(request, listener)
     assert path is not None, "no dry run was asked for"

@@ -101,7 +101,7 @@ for _name, _chart in {
         title="Speed relative to naive",
         reading="naive's time / this time in rounds that both were timed in; bars are intervals of"
         " at least 95 %. Above the line is faster than naive; a bar that crosses it is level."
-        " A ring marks where one overtakes another, with its interval.",
+        " An upright bar on the line marks where one overtakes another, with its interval.",
         value="speed", low="speed_low", high="speed_high", axis="times as fast as naive",
         text=axes.round_ratio, scale="log2", reference=(1.0, BASELINE),
         workloads=("attention", "layer"), crossings=True,

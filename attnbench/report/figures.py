@@ -167,7 +167,9 @@ def legend(
         Line2D([], [], color=looks[name].colour, marker=looks[name].marker, label=short(name))
         for name in names
     ]
-    figure.legend(handles=[*handles, *notes], loc="outside lower left", ncols=5, frameon=False)
+    entries = [*handles, *notes]
+    columns = 5 if max(len(str(entry.get_label())) for entry in entries) <= LONGEST else 3
+    figure.legend(handles=entries, loc="outside lower left", ncols=columns, frameon=False)
 
 
 def write(figure: Figure, stem: str, folder: Path) -> Path:

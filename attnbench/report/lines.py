@@ -248,7 +248,7 @@ def _draw_background(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
 
 
 def mark_crossings(ax: Axes, rows: pd.DataFrame, found: Sequence[Crossover]) -> None:
-    """Ring every crossing on the lines of one panel, with its interval; `rows` are the panel's."""
+    """Mark every crossing on the lines of one panel, with its interval; `rows` are the panel's."""
     cases = set(rows["case_id"])
     of_impls = [c for c in found if c.by == "impl" and c.crossings and c.case.case_id in cases]
     for crossover in of_impls:
@@ -261,7 +261,7 @@ def mark_crossings(ax: Axes, rows: pd.DataFrame, found: Sequence[Crossover]) -> 
                 y = np.exp(np.interp(math.log(crossing.n), *logs)) if len(line) else math.nan
             n = crossing.n
             ax.errorbar(
-                [n], [y], xerr=[[n - crossing.low], [crossing.high - n]], marker="o",
-                markersize=7.5, markerfacecolor="none", markeredgewidth=1.2, elinewidth=1.0,
-                capsize=2.5, color=INK, zorder=3.5,
+                [n], [y], xerr=[[n - crossing.low], [crossing.high - n]], marker="|",
+                markersize=13, markeredgewidth=1.4, elinewidth=1.0, capsize=2.5, color=INK,
+                zorder=3.5,
             )  # fmt: skip

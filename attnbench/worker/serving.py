@@ -20,8 +20,14 @@ from attnbench.api.loader import load_built_in, load_entry_points, load_file, lo
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import AttnbenchError, ExitCode, WorkerError
 from attnbench.machine.facts import limit_memory
-from attnbench.machine.host import idlest_cpu
-from attnbench.machine.state import adopt, beyond_repair, pin, remember, restore_clocks, settle
+from attnbench.machine.state import (
+    adopt,
+    beyond_repair,
+    remember,
+    restore_clocks,
+    settle,
+    take_cores,
+)
 from attnbench.measure.ceilings import measure_ceilings
 from attnbench.schema.messages import (
     NOBODY,
@@ -147,11 +153,7 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
     ]
     entries = list(itertools.chain.from_iterable(groups))
     if entries[0].case.device == "cpu":
-        settle(entries[0].case.threads)  # all have the same
-        # Beside two processes that spin and sleep on two cores, 42 % of the medians of a pinned one
-        # were within 25 % of the quiet ones, 23 % of another's; quiet it makes no difference.
-        if entries[0].case.threads == 1 and (cpu := idlest_cpu()) is not None:
-            pin(cpu)
+        take_cores(entries[0].case.threads)  # all have the same
 
     def at(case: int, impl: str | None, stage: str) -> None:
         number = NOBODY if impl is None else entries[case].impls.index(impl)

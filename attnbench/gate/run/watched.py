@@ -137,6 +137,7 @@ def watched(
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     if "files" in given:
         files = [_file(text, root, (folder, root)) for text in given["files"]]
+        table = _without_impls(table)  # those that the table names may be in other files
     else:
         files = [file for text in table.get("files", ()) for file in _fitting(text, root)]
     if not files:
@@ -165,6 +166,13 @@ def _sweeps(table: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Axes, .
         replace(axes, **row) for axes, row in zip(overridden(sweeps, shared), rows, strict=True)
     ]
     return overridden(sweeps, flags)
+
+
+def _without_impls(table: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in table.items() if name != "impls"}
+    if "sweeps" in kept:
+        kept["sweeps"] = [_without_impls(row) for row in kept["sweeps"]]
+    return kept
 
 
 def _fitting(pattern: str, root: Path) -> list[str]:
