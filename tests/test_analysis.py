@@ -204,6 +204,15 @@ def test_what_is_level_with_naive_is_called_so_in_the_table_too():
         assert re.fullmatch(expected, next(r["speed"] for r in rows if r["impl"] == "mine"))
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [(0.98, 1.06, "level ± 6 %"), (0.9, 1.7, "0.900–1.70×"), (1.1, 1.7, "1.30×")],
+)
+def test_a_tie_that_is_known_badly_is_shown_as_its_interval(low, high, shown):
+    row = {"impl": "mine", "speed": 1.3, "speed_low": low, "speed_high": high}
+    assert SUMMARY.get("speed").text(row) == shown
+
+
 def test_failures_are_gathered_by_reason_and_the_wrong_ones_come_first(loaded):
     rows = failures(loaded["failed"].frame)
     assert rows["status"].tolist()[0] == "incorrect"

@@ -271,7 +271,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, tmp_path: Path) 
     assert cli("sweep", "--impls", "naive", "--name", "r").exit_code == 0
     (Path("results/r") / RECORDS).write_bytes(b"")
     before = sorted(Path().rglob("*"))
-    assert "1 cells to measure" in cli("sweep", "--resume", "r", "--dry-run").stdout
+    assert "1 cell to measure" in cli("sweep", "--resume", "r", "--dry-run").stdout
     assert sorted(Path().rglob("*")) == before
     assert exported(Path("results/r")) == []
 

@@ -40,6 +40,19 @@ def test_without_a_word_on_sizes_small_ones_are_watched_and_the_device_decides(r
     assert asked(root, threshold=0.2).rules("cuda").threshold == 0.2
 
 
+def test_files_of_flags_are_not_bound_to_the_names_in_the_table(root: Path) -> None:
+    table = """
+        [tool.attnbench.gate]
+        files = ["a.py"]
+        impls = "one"
+        sweeps = [{ seq-lens = "64", impls = "two" }]
+        """
+    (axes,) = asked(root, table, files=("kernels/b.py",)).sweeps
+    assert (axes.impls, axes.seq_lens) == (None, (64,))
+    assert asked(root, table, files=("kernels/b.py",), impls=("b",)).sweeps[0].impls == ("b",)
+    assert asked(root, table).sweeps[0].impls == ("two",)
+
+
 def test_every_key_of_the_table_has_its_place(root: Path) -> None:
     found = asked(
         root,

@@ -317,5 +317,5 @@ def wrong(q, k, v, *, causal, scale):
     heading, *lines = ended.stdout.splitlines()
     assert heading.startswith("attention forward n=256")
     assert [line.split()[:2] for line in lines] == [["chunked", "right"], ["wrong", "incorrect:"]]
-    assert lines[0].endswith("s")
+    assert lines[0].endswith("s, 1 thread")
     assert ended.returncode == 1, ended.stderr

@@ -10,6 +10,7 @@ import pytest
 from attnbench.errors import WorkerError
 from attnbench.execution.process import CAN_FORK, Server, Settings, Worker
 from attnbench.execution.runner import LocalRunner
+from attnbench.machine import state
 from attnbench.measure.clock import CaptureError
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Describe, Done, Measure, Ready
@@ -44,7 +45,7 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
     monkeypatch, err, status, reason
 ):
     monkeypatch.setattr(Instruments, "of", lambda request, device: instruments(err))
-    monkeypatch.setattr(serving, "idlest_cpu", lambda: None)  # this process is not to be pinned
+    monkeypatch.setattr(state, "idlest_cpu", lambda: None)  # this process is not to be pinned
     cases = [Case(seq_len=length) for length in (8, 16, 32)]
     cells = tuple((case, ("a", "b")) for case in cases)
     emitted: list[Any] = []

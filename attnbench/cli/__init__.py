@@ -43,7 +43,8 @@ class Commands(click.Group):
         try:
             with _one_line():
                 result = super().invoke(ctx)
-                sys.stdout.flush()  # what cannot be written is noticed here, not at exit
+                if sys.stdout is not None:  # it may be closed
+                    sys.stdout.flush()  # what cannot be written is noticed here, not at exit
                 return result
         except BrokenPipeError:  # `attnbench export RUN | head`
             _drop_output()

@@ -108,11 +108,13 @@ def failures(results: Sequence[CheckResult]) -> list[Failure]:
     return found
 
 
+_ORDER = {"wrote-input": 0, "kept-result": 0, "not-a-tensor": 1, "shape": 1, "skipped": 3}
+
+
 def _order(kind: _Kind) -> int:
     """What the others may follow from comes first, and last what was not even tried."""
     explained, (first, *_) = kind
-    causes = first.code in ("wrote-input", "kept-result") or (explained or "").startswith("kept-")
-    return 0 if causes else 2 if first.code == "skipped" else 1
+    return 0 if (explained or "").startswith("kept-") else _ORDER.get(first.code, 2)
 
 
 def _kinds(failed: list[CheckResult]) -> list[_Kind]:
