@@ -149,7 +149,7 @@ def rope_sentence(costs: pd.DataFrame) -> str:
     if not clear:
         return f"No cost of the position encoding is shown in any of {len(costs)} pairs."
     return (
-        f"The position encoding changes the time by {middle} in the median of {len(costs)} pairs"
+        f"The position encoding adds {middle} to the time in the median of {len(costs)} pairs"
         f" (middle half: {low} to {high}); in {clear} of them the interval excludes no change."
     )
 
