@@ -13,7 +13,7 @@ import pytest
 from attnbench.analysis.axes import fixed, label, label_axes, varying
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.doubts import doubt_sentence
-from attnbench.analysis.highlights import SUMMARY, highlights, summary_rows
+from attnbench.analysis.highlights import SUMMARY, fastest_sentence, highlights, summary_rows
 from attnbench.analysis.table import (
     compared,
     failures,
@@ -192,6 +192,18 @@ def test_highlights_name_the_fastest_only_where_it_is_faster_than_every_other():
     assert "fastest" not in text
     assert re.search(r"twin with 5.* µs is level with sdpa \(± \d+(\.\d+)? %\)\.", text)
     assert "naive takes 1" in sentences(naive=100.0)
+
+
+def test_a_tie_that_is_known_badly_is_no_level_in_the_sentence_either():
+    records = [
+        replace(synthetic.ok(Case(), impl), samples=synthetic.samples(us, impl))
+        for impl, us in (("naive", 100.0), ("sdpa", 50.0), ("twin", 60.0), ("other", 70.0))
+    ]
+    frame = compared(Run(path=Path("r"), info={"run_id": "r"}, records=records))
+    for impl, low, high in (("twin", 0.97, 1.06), ("other", 0.6, 1.7), ("naive", 1.8, 2.2)):
+        frame.loc[frame["impl"] == impl, ["behind_low", "behind_high"]] = low, high
+    end = "is level with twin (± 6 %), and not told apart from other (0.600–1.70×)."
+    assert fastest_sentence(frame).endswith(end)
 
 
 def test_what_is_level_with_naive_is_called_so_in_the_table_too():

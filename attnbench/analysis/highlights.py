@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,10 +78,17 @@ def fastest_sentence(rows: pd.DataFrame) -> str:
     text = f"{where(rows, best)}: {best['impl']}"
     if not others:
         return f"{text} takes {time}."
-    level = [row for row in others if not _ahead(row, "behind")]
-    if level:
-        names = (f"{r['impl']} ({within(r['behind_low'], r['behind_high'])})" for r in level)
-        return f"{text} with {time} is level with {', '.join(names)}."
+    ties = defaultdict[bool, list[str]](list)
+    for row in others:
+        if not _ahead(row, "behind"):
+            low, high = row["behind_low"], row["behind_high"]
+            level = _is_near(low, high)
+            known = within(low, high) if level else units.ratio_interval(low, high)
+            ties[level].append(f"{row['impl']} ({known})")
+    if ties:
+        how = {True: "level with", False: "not told apart from"}
+        said = (f"{how[level]} {', '.join(ties[level])}" for level in (True, False) if ties[level])
+        return f"{text} with {time} is {', and '.join(said)}."
     if best["impl"] == BASELINE or not _ahead(best, "speed"):
         return f"{text} is fastest with {time}."
     between = units.ratio_interval(best["speed_low"], best["speed_high"])
@@ -91,6 +99,12 @@ def fastest_sentence(rows: pd.DataFrame) -> str:
 def _ahead(row: Mapping[Any, Any] | pd.Series[Any], name: str) -> bool:
     """Whether the interval of this ratio lies above 1."""
     return decided(row[f"{name}_low"], row[f"{name}_high"]) > 0
+
+
+def _is_near(low: Any, high: Any) -> bool:
+    """Whether a ratio whose interval holds 1 is known to be near it."""
+    known = not (units.is_unknown(low) or units.is_unknown(high))
+    return known and max(high, 1 / low) - 1 <= LEVEL_WITHIN
 
 
 def within(low: Any, high: Any) -> str:
@@ -196,7 +210,7 @@ def _speed(row: Mapping[Any, Any]) -> str:
         return f"? {units.ratio(row['speed'])}"
     if decided(low, high):
         return units.ratio(row["speed"])
-    near = max(high, 1 / low) - 1 <= LEVEL_WITHIN
+    near = _is_near(low, high)
     return f"level {within(low, high)}" if near else units.ratio_interval(low, high)
 
 
