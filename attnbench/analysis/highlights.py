@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis.axes import label, label_axes, slices, varying
-from attnbench.analysis.doubts import doubt_sentence, suspect_sentence
+from attnbench.analysis.doubts import WIDE, doubt_sentence, suspect_sentence
 from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import BASELINE, WORST_FIRST, time_ratio
 from attnbench.base import units
@@ -18,7 +17,6 @@ from attnbench.base.registry import Registry
 from attnbench.execution.store import Run
 from attnbench.theory.traits import TRAITS
 
-LEVEL_WITHIN = 0.1  # a tie that is known less well is shown as its interval
 SLICE = ["workload", "device", "dtype", "pass"]
 
 
@@ -78,16 +76,13 @@ def fastest_sentence(rows: pd.DataFrame) -> str:
     text = f"{where(rows, best)}: {best['impl']}"
     if not others:
         return f"{text} takes {time}."
-    ties = defaultdict[bool, list[str]](list)
+    ties: dict[str, list[str]] = {"level with": [], "not told apart from": []}
     for row in others:
         if not _ahead(row, "behind"):
-            low, high = row["behind_low"], row["behind_high"]
-            level = _is_near(low, high)
-            known = within(low, high) if level else units.ratio_interval(low, high)
-            ties[level].append(f"{row['impl']} ({known})")
-    if ties:
-        how = {True: "level with", False: "not told apart from"}
-        said = (f"{how[level]} {', '.join(ties[level])}" for level in (True, False) if ties[level])
+            level, known = tie(row["behind_low"], row["behind_high"])
+            how = "level with" if level else "not told apart from"
+            ties[how].append(f"{row['impl']} ({known})")
+    if said := [f"{how} {', '.join(names)}" for how, names in ties.items() if names]:
         return f"{text} with {time} is {', and '.join(said)}."
     if best["impl"] == BASELINE or not _ahead(best, "speed"):
         return f"{text} is fastest with {time}."
@@ -101,17 +96,17 @@ def _ahead(row: Mapping[Any, Any] | pd.Series[Any], name: str) -> bool:
     return decided(row[f"{name}_low"], row[f"{name}_high"]) > 0
 
 
-def _is_near(low: Any, high: Any) -> bool:
-    """Whether a ratio whose interval holds 1 is known to be near it."""
-    known = not (units.is_unknown(low) or units.is_unknown(high))
-    return known and max(high, 1 / low) - 1 <= LEVEL_WITHIN
+def tie(low: Any, high: Any) -> tuple[bool, str]:
+    """Whether a ratio whose interval holds 1 is level, and what is known: `± 6 %`, `0.600–1.70×`.
 
-
-def within(low: Any, high: Any) -> str:
-    """How far from 1 a ratio may lie whose interval holds 1: `± 6 %`."""
+    It is level if it is known to lie within 10 % of 1.
+    """
     if units.is_unknown(low) or units.is_unknown(high):
-        return "too few samples"
-    return f"± {units.brief_percent(max(high, 1 / low) - 1)}"
+        return False, "too few samples"
+    beyond = max(high, 1 / low) - 1
+    if beyond > WIDE:
+        return False, units.ratio_interval(low, high)
+    return True, f"± {units.brief_percent(beyond)}"
 
 
 def workspace_sentence(rows: pd.DataFrame) -> str:
@@ -144,12 +139,15 @@ def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
     best, worst = peers.iloc[0], peers.iloc[-1]
     cells = {record.cell.key: record for record in run.records}
     value, low, high = time_ratio(*(cells[row["case_id"], row["impl"]] for row in (worst, best)))
-    ratio = f"{units.ratio(value)}, 95 % interval {units.ratio_interval(low, high)}"
+    level, known = tie(low, high)
+    compared = f"{'level' if level else 'not told apart'}, {known}"
+    if decided(low, high):
+        compared = f"{units.ratio(value)}, 95 % interval {units.ratio_interval(low, high)}"
     return (
         f"Decoding with {best['impl']} at a context of {best['seq_len']}:"
         f" cache {best['cache']} takes {units.time(best['time_us_median'])} a token,"
         f" cache {worst['cache']} {units.time(worst['time_us_median'])}"
-        f" ({ratio if decided(low, high) else f'level, {within(low, high)}'})."
+        f" ({compared})."
     )
 
 
@@ -210,8 +208,8 @@ def _speed(row: Mapping[Any, Any]) -> str:
         return f"? {units.ratio(row['speed'])}"
     if decided(low, high):
         return units.ratio(row["speed"])
-    near = _is_near(low, high)
-    return f"level {within(low, high)}" if near else units.ratio_interval(low, high)
+    level, known = tie(low, high)
+    return f"level {known}" if level else known
 
 
 SUMMARY: Registry[SummaryColumn] = Registry("summary column")
