@@ -1,0 +1,86 @@
+"""Parameters of what has a name: `window:256`, `performer:features=512:seed=1`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from attnbench.errors import UsageError
+
+Value = int | float | tuple[int, ...]
+Values = dict[str, Value]
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """What a parameter takes: a whole number, a `real` one, or `many` whole ones (`64+128`).
+
+    One without a default must be given. Numbers lie between `least` and `most`.
+    """
+
+    default: Value | None = None
+    real: bool = False
+    many: bool = False
+    least: float = 1
+    most: float = math.inf
+
+    def read(self, text: str) -> Value | None:
+        """The value that `text` stands for, or None where it is not one."""
+        parts = text.split("+") if self.many else [text]
+        try:
+            numbers = [float(part) if self.real else int(part) for part in parts]
+        except ValueError:
+            return None
+        if not all(self.least <= x <= self.most and abs(x) < 1e12 for x in numbers):
+            return None
+        return tuple(map(int, numbers)) if self.many else numbers[0]
+
+    def __str__(self) -> str:
+        kind = "a number" if self.real else "a whole number"
+        kind = "whole numbers joined by +" if self.many else kind
+        most = f" to {self.most:g}" if self.most < math.inf else " or more"
+        return f"{kind}, {self.least:g}{most}"
+
+
+def read_parameters(
+    text: str, declared: Mapping[str, Parameter], kind: str, flag: str
+) -> tuple[str, Values]:
+    """Read `name:key=value:…` and return the name as it is written shortest, and every value.
+
+    A value without a key is that of the first parameter. `kind` and `flag` are for messages.
+    Parameters at their default are left out of the name, so that one thing has one name.
+
+    Raises:
+        UsageError: a parameter that is unknown, given twice, missing, or not in its range.
+    """
+    name, *parts = text.split(":")
+    given: Values = {}
+    for number, part in enumerate(parts):
+        key, equals, value = part.partition("=")
+        if not equals and not number:
+            key, value = next(iter(declared), ""), key
+        if key not in declared:
+            known = f"it takes {', '.join(declared)}" if declared else "it takes none"
+            raise UsageError(f"{kind} '{name}' has no parameter '{key or value}'; {known} ({flag})")
+        read = declared[key].read(value)
+        if read is None or key in given:
+            why = f"is {declared[key]}" if read is None else "is given twice"
+            raise UsageError(f"{kind} '{text}': {key} {why}, not '{value}' ({flag})")
+        given[key] = read
+    values: Values = {}
+    for key, parameter in declared.items():
+        found = given.get(key, parameter.default)
+        if found is None:
+            raise UsageError(f"{kind} '{name}' needs its {key}, {parameter} ({flag} {name}:…)")
+        values[key] = found
+    other = {key: x for key, x in values.items() if x != declared[key].default}
+    texts = [_shown(x) if len(declared) == 1 else f"{key}={_shown(x)}" for key, x in other.items()]
+    return ":".join([name, *texts]), values
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(str, value))
+    short = f"{value:g}"
+    return short if float(short) == value else str(value)
