@@ -26,13 +26,12 @@ def flops(case: Case) -> int:
 
 
 def workspace(case: Case) -> int:
-    """Score matrices, and copies of keys and values for the query heads that share them (bytes)."""
+    """Score matrices (bytes); query heads that share keys and values copy none of them."""
     row = case.batch * case.heads * case.element_bytes
-    scores, shared = row * case.seq_len * case.kv_len, case.heads != case.kv_heads
-    copies = row * case.kv_len * (case.head_dim + case.value_dim) * shared
+    scores = row * case.seq_len * case.kv_len
     if case.pass_ == "forward" and case.element_bytes >= 4:
-        return copies + scores + max(scores, row * case.seq_len * (case.head_dim - case.value_dim))
-    return Estimate(copies + MATRICES[case.pass_][case.element_bytes >= 4] * scores)
+        return scores + max(scores, row * case.seq_len * (case.head_dim - case.value_dim))
+    return Estimate(MATRICES[case.pass_][case.element_bytes >= 4] * scores)
 
 
 def workspace_by_head(case: Case) -> int:
@@ -47,19 +46,26 @@ def workspace_by_head(case: Case) -> int:
     return Estimate(matrices * scores)
 
 
-def attend_with(case: Case) -> AttentionCall:
-    """softmax(QKᵀ·scale)V over the last two axes, whatever stands before them."""
-    scale, (hidden_LS, blind_L1) = case.softmax_scale, hidden_and_blind(case)
+def attend_with(case: Case, sharing: int = 1) -> AttentionCall:
+    """softmax(QKᵀ·scale)V over the last two axes, whatever stands before them.
+
+    The `sharing` query heads of a key/value head are rows of one product, M = sharing·L of them:
+    no key and no value is copied or read for each head again (Shazeer 2019, arXiv:1911.02150).
+    """
+    scale, masks = case.softmax_scale, hidden_and_blind(case)
+    hidden_MS, blind_M1 = (None if x is None else x.tile(sharing, 1) for x in masks)
 
     def attend(q_LD: torch.Tensor, k_SD: torch.Tensor, v_SV: torch.Tensor, /) -> torch.Tensor:
         # Scaling q and not the scores keeps large float16 logits inside float16's range.
-        scores_LS = (q_LD * scale) @ k_SD.mT
-        if hidden_LS is not None:
-            scores_LS.masked_fill_(hidden_LS, float("-inf"))
-        wide = torch.promote_types(scores_LS.dtype, torch.float32)
-        weights_LS = torch.softmax(scores_LS, dim=-1, dtype=wide).to(v_SV.dtype)
-        o_LV = weights_LS @ v_SV
-        return o_LV if blind_L1 is None else o_LV.masked_fill_(blind_L1, 0)
+        scores_MS = (q_LD * scale).reshape(*k_SD.shape[:-2], -1, k_SD.shape[-1]) @ k_SD.mT
+        if hidden_MS is not None:
+            scores_MS.masked_fill_(hidden_MS, float("-inf"))
+        wide = torch.promote_types(scores_MS.dtype, torch.float32)
+        weights_MS = torch.softmax(scores_MS, dim=-1, dtype=wide).to(v_SV.dtype)
+        o_MV = weights_MS @ v_SV
+        if blind_M1 is not None:
+            o_MV.masked_fill_(blind_M1, 0)
+        return o_MV.view(*q_LD.shape[:-1], -1)
 
     return attend
 
@@ -69,15 +75,7 @@ def attend_with(case: Case) -> AttentionCall:
 )
 def build_naive(case: Case) -> AttentionCall:
     """softmax(QKᵀ·scale)V with the whole score matrix: the baseline of every comparison."""
-    attend, sharing = attend_with(case), case.heads // case.kv_heads
-
-    def naive(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /) -> torch.Tensor:
-        if sharing == 1:
-            return attend(q_BHLD, k_BGSD, v_BGSV)
-        k_BHSD, v_BHSV = (x.repeat_interleave(sharing, dim=1) for x in (k_BGSD, v_BGSV))
-        return attend(q_BHLD, k_BHSD, v_BHSV)
-
-    return naive
+    return attend_with(case, case.heads // case.kv_heads)
 
 
 @attention_builder(

@@ -223,5 +223,37 @@ for name, route, memory, doc in FAMILY:
     )(functools.partial(build, route))
 
 
+def folded(case: Case) -> Case:
+    """The case whose queries are those of all heads that share a key/value head, in a row."""
+    queries = case.seq_len * case.heads // case.kv_heads
+    return dataclasses.replace(case, heads=case.kv_heads, seq_len=queries, mask=Mask())
+
+
+@attention_builder(
+    "sdpa-grouped",
+    time="n^2 d",
+    memory="O(n)",
+    masks=("full",),
+    flops=lambda case: flops("any", folded(case)),
+    workspace=lambda case: workspace("any", folded(case)),
+    supports=lambda case: supports("any", folded(case)),
+)
+def build_grouped(case: Case) -> AttentionCall:
+    """SDPA over the query heads that share keys as rows of one, where no mask tells them apart.
+
+    With `enable_gqa` torch's CPU kernel copies no keys, but reads them for every query head again
+    (torch 2.13): in decoding, where reading is all there is to do, groups then save no time.
+    """
+    plain = build("any", folded(case))
+
+    def grouped(
+        q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /
+    ) -> torch.Tensor:
+        q_BGMD = q_BHLD.reshape(*k_BGSD.shape[:2], -1, q_BHLD.shape[-1])
+        return plain(q_BGMD, k_BGSD, v_BGSV).reshape(*q_BHLD.shape[:-1], -1)
+
+    return grouped
+
+
 if __name__ == "__main__":
     run_file(__file__)

@@ -16,11 +16,18 @@ ITEMS = battery("cpu", DTYPES)
 ALL: set[tuple[str, str, str]] = {(item.name, item.case.pass_, item.case.dtype) for item in ITEMS}
 
 
+MASKED = {
+    (item.name, item.case.pass_, item.case.dtype)
+    for item in ITEMS
+    if not WORKLOADS.get(item.case.workload).core_case(item.case).unmasked
+}
+
 # What each built-in refuses on CPU. Anything else that is refused, or no longer is, fails here.
 REFUSED: dict[str, set[tuple[str, str, str]]] = {
     "sdpa-cudnn": ALL,
     "sdpa-efficient": ALL,
     "sdpa-flash": {key for key in ALL if key[0].endswith(("wider values", "narrower values"))},
+    "sdpa-grouped": MASKED,
     "flex": {
         (name, pass_, dtype) for name, pass_, dtype in ALL if pass_ == "both" or dtype == "float64"
     },

@@ -22,7 +22,10 @@ from attnbench.worker.workloads import WORKLOADS
 from tests.conftest import probed, run_script
 from tests.pairwise import ids, pairwise
 
-EAGER = ("naive", "naive-heads", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-mask", "chunked")
+EAGER = (
+    "naive", "naive-heads", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-mask", "sdpa-grouped",
+    "chunked",
+)  # fmt: skip
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 PASSES = ("forward", "backward", "both")
 
@@ -51,10 +54,13 @@ def drawn(case: Case, **draw: Any) -> list[torch.Tensor]:
 
 
 def assert_right(case: Case, name: str) -> None:
-    """By the project's rule, on two draws; nothing is asserted where it cannot take wide values."""
+    """By the project's rule, on two draws, where it takes wide values and the mask."""
     reason = reasons_against([case], [name])[name][0]
     if name == "sdpa-flash" and case.value_dim != case.head_dim:
         assert (reason or "").startswith("flash: ")
+        return
+    if name == "sdpa-grouped" and reason:
+        assert reason == f"takes masks full, not {case.mask.text}"
         return
     assert reason is None
     result = check_item(case, name, {}, 0)
@@ -144,6 +150,8 @@ UNSUPPORTED_ON_CPU = {
     ("sdpa-cudnn", ""): "runs on cuda, not cpu",
     ("sdpa-flash", "value_dim"): "flash: Flash attention requires q,k,v to have the same last"
     " dimension",
+    ("sdpa-grouped", "blind"): "takes masks full, not causal",
+    ("sdpa-grouped", "window"): "takes masks full, not window:2",
     ("flex", "both"): "FlexAttention has no backward pass on CPU",
     ("flex", "float64"): "takes float32, bfloat16, float16, not float64",
 }
@@ -251,6 +259,9 @@ ESTIMATES = pairwise(
 def test_other_workspaces_are_estimates_of_the_right_size(row):
     fields = dict(zip(("dtype", "pass_", "position"), HOW[row["how"]], strict=True))
     case = case_of(**fields, kv_heads=row["kv_heads"], mask=row["mask"], seq_len=600, head_dim=32)
+    if unsupported(row["name"], case):
+        assert (row["name"], row["mask"]) == ("sdpa-grouped", "causal")
+        return
     metrics = probed(case, row["name"])
     assert metrics["memory_predicted_source"] == "estimate"
     ratio = metrics["memory_workspace_bytes"] / metrics["memory_predicted_bytes"]
