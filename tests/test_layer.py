@@ -14,6 +14,7 @@ from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
 from attnbench.worker.positions import rotated, rotated_squares
+from attnbench.worker.reference import plain_attention
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads import layer as layers
 from attnbench.worker.workloads.layer import PROJECTIONS, parts_of
@@ -147,14 +148,14 @@ def test_a_sum_that_cancels_has_a_floor_of_its_terms():
     # With one token the weights are 1 whatever q and k are: their gradients are 0.
     case = case_of(pass_="both", seq_len=1, batch=1, position=parse_position("rope"))
     tensors = {name: x.detach().double() for name, x in drawn(case).items()}
-    plain = layers._plain_layer(case, tensors, terms=True)
+    plain = layers._plain_layer(case, tensors, plain_attention, terms=True)
     assert {name: x.shape for name, x in plain.terms.items()} == {
         name: x.shape for name, x in plain.values.items()
     }
     of_queries_and_keys = slice(0, 2 * 4 * 8)
     assert plain.values["dwqkv"][of_queries_and_keys].abs().max() < 1e-15
     assert (plain.terms["dwqkv"][of_queries_and_keys] > 0).all()
-    assert layers._plain_layer(case, tensors, terms=False).terms == {}
+    assert layers._plain_layer(case, tensors, plain_attention, terms=False).terms == {}
 
 
 def test_errors_are_turned_with_what_they_are_errors_of():

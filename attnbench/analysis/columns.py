@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from attnbench.analysis import notes, pairs, times
+from attnbench.base.parameters import base_name
 from attnbench.base.registry import Registry
 from attnbench.base.stats import median
 from attnbench.execution.store import Run
@@ -34,6 +35,13 @@ class TableRow:
     def environment(self) -> dict[str, Any]:
         """The facts of the machine in run.json."""
         return self.run.info.get("environment", {})  # type: ignore[no-any-return]
+
+    @property
+    def implementation(self) -> dict[str, Any]:
+        """What run.json says of the implementation; empty where it says nothing."""
+        name = base_name(self.record.cell.impl)
+        rows = self.run.info.get("implementations") or []
+        return next((row for row in rows if row.get("name") == name), {})
 
     @cached_property
     def time_us(self) -> float | None:
@@ -324,6 +332,20 @@ limit("memory_gbps_datasheet", "float", "GB/s", "memory's, where the device is k
 limit("launch_us_measured", "float", "µs", "the cheapest op, called back to back")
 metric("governor", "text", "", "what set the CPUs' frequency, at the cell's end")
 metric("cpu_quota", "float", "", "CPUs' worth of time granted, at the cell's end")
+column(
+    "family", "text", "", "exact, sparse, linear, low-rank or recurrent",
+    lambda row: row.implementation.get("family"),
+)  # fmt: skip
+metric("parameters", "text", "", "the implementation's own, such as window=256")
+metric(
+    "approx_error", "float", "",
+    "distance of the output from exact attention / its size, root mean squares, on normal inputs;"
+    " of implementations that compute something else",
+)  # fmt: skip
+metric(
+    "approx_error_local", "float", "",
+    "the same on inputs that vary slowly, whose queries have most of their weight near their place",
+)  # fmt: skip
 metric(
     "memory_retained_bytes", "int", "B",
     "still held after the first call of all, beside its outputs; null for what compiles",

@@ -16,8 +16,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
 import torch
@@ -27,10 +27,12 @@ from attnbench.api.helpers import (
     dense_mask,
     hidden_and_blind,
     mask_for,
+    patterned,
     reason_against_compiling,
     run_file,
     visible_blocks,
 )
+from attnbench.base.parameters import Parameter, Values, base_name, read_parameters
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
 from attnbench.schema.case import DEVICES, MASKS, PASSES, Case, Device, Dtype, Mask, Pass, Position
@@ -52,6 +54,7 @@ __all__ = [
     "dense_mask",
     "hidden_and_blind",
     "mask_for",
+    "patterned",
     "reason_against_compiling",
     "recurrent_builder",
     "run_file",
@@ -77,8 +80,13 @@ class Estimate(int):
     """
 
 
+# With the parameters of the implementation bound.
 SizeFormula = Callable[[Case], int]
 Build = Callable[[Case], AttentionCall]
+# What `attention_builder` takes: functions of the case and, by keyword, of parameters.
+OfCase = Callable[..., Any]
+Family = Literal["exact", "sparse", "linear", "low-rank", "recurrent"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,10 +96,16 @@ class Implementation:
     """A named way to compute attention, with what it takes and how it should grow.
 
     See `attention_builder` for the fields; `doc` and `file` say what it is and where it stands.
+    `values` are those of its parameters, which its name tells where they are not the defaults.
     """
 
     name: str
     build: Build
+    family: Family = "exact"
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
+    definition: Build | None = None
+    exact_at: Callable[[Case], Values] | None = None
     time: str | None = None
     memory: str | None = None
     flops_law: str | None = None
@@ -138,16 +152,63 @@ class Implementation:
 
 
 IMPLEMENTATIONS: Registry[Implementation] = Registry("implementation", "--impls")
+_FUNCTIONS = ("build", "definition", "exact_at", "flops", "workspace", "supports")
+
+
+def implementation(text: str) -> Implementation:
+    """The implementation that `text` names, with its parameters: `performer:features=64`.
+
+    Raises:
+        UnknownNameError: nothing is registered under the name.
+        UsageError: a parameter that it does not have, or a value that is none.
+    """
+    found = IMPLEMENTATIONS.get(base_name(text))
+    name, values = read_parameters(text, found.parameters, "implementation", "--impls")
+    return _with_values(found, name, values)
+
+
+def _with_values(impl: Implementation, name: str, values: Values) -> Implementation:
+    """The implementation with other values bound to its functions, each to those that it names."""
+    bound = {}
+    for key in _FUNCTIONS:
+        function = getattr(impl, key)
+        function = function.func if isinstance(function, _WithValues) else function
+        if function is not None and values:
+            names = inspect.signature(function).parameters
+            taken = {key: value for key, value in values.items() if key in names}
+            function = _WithValues(function, **taken)
+        bound[key] = function
+    return replace(impl, name=name, values=values, **bound)
+
+
+class _WithValues(functools.partial[Any]):
+    """A function of the case with an implementation's parameters bound; can be bound anew."""
+
+
+def _parameters_of(build: OfCase) -> dict[str, Parameter]:
+    """The keyword-only arguments of `build` that have numbers as defaults."""
+    declared = {}
+    for name, argument in inspect.signature(build).parameters.items():
+        default = argument.default
+        many, real = isinstance(default, tuple), isinstance(default, float)
+        number = isinstance(default, (int, float, tuple)) and not isinstance(default, bool)
+        if argument.kind is argument.KEYWORD_ONLY and number and name != "scale":
+            least = 0 if real or default == 0 else 1
+            declared[name] = Parameter(default=default, real=real, many=many, least=least)
+    return declared
 
 
 def attention_builder(
     name: str,
     *,
+    family: Family = "exact",
     time: str | None = None,
     memory: str | None = None,
     flops_law: str | None = None,
-    flops: SizeFormula | None = None,
-    workspace: Callable[[Case], int | None] | None = None,
+    flops: OfCase | None = None,
+    workspace: OfCase | None = None,
+    definition: OfCase | None = None,
+    exact_at: OfCase | None = None,
     dtypes: tuple[Dtype, ...] = Implementation.dtypes,
     devices: tuple[Device, ...] = Implementation.devices,
     passes: tuple[Pass, ...] = Implementation.passes,
@@ -156,7 +217,7 @@ def attention_builder(
     gqa: bool = True,
     value_dims: bool = True,
     compiles: bool = False,
-    supports: Callable[[Case], str | None] | None = None,
+    supports: OfCase | None = None,
     doc: str | None = None,
 ) -> Callable[[F], F]:
     """Register `build(case) -> callable`; only the returned callable is timed.
@@ -165,11 +226,21 @@ def attention_builder(
     `case.softmax_scale` and the sizes say what to build; what the callable holds on to is
     reported as prepared memory.
 
+    Keyword-only arguments of `build` whose defaults are numbers are the implementation's
+    parameters: `def build(case, *, window=256)` is asked for as `--impls name:window=128`. Each
+    function of the case below is given those parameters that it names, too.
+
+    - `family`: where it stands in `attnbench list`; of all but `exact` the sweep measures those
+      that it is asked for.
     - `time`, `memory`, `flops_law`: laws such as `n^2 d` of the time, the workspace and the FLOPs
       (as `time` unless given), for masks full and causal. `O(n)` is an upper bound.
     - `flops`: FLOPs that one call executes, for the case's pass.
     - `workspace`: bytes that one call allocates beyond its output, for the case's pass; an
       `Estimate` where they are known only roughly, None where they are not.
+    - `definition`: for what is not softmax attention over the case's mask. `definition(case)`
+      returns the method as `f(q_BHLD, k_BGSD, v_BGSV) -> o_BHLV`, dense and plain, in the dtype of
+      its inputs and differentiable: what results are held against, in float64.
+    - `exact_at`: the parameters, as a dict, at which it is exact attention in a case.
     - `dtypes`, `devices`, `passes`, `masks`: what it takes, by name.
     - `workloads`: those in which it serves, as the core or as the recurrent network.
     - `gqa`, `value_dims`: whether it takes fewer key/value heads, and a value width other than D.
@@ -208,18 +279,20 @@ def _with_parameters_of(
 def attention(name: str, **declared: Any) -> Callable[[F], F]:
     """Register a plain function `f(q_BHLD, k_BGSD, v_BGSV, *, causal, scale) -> o_BHLV`.
 
-    Serves full and causal masks (bottom-right where L ≠ S). The other parameters are those of
-    `attention_builder`.
+    Serves full and causal masks (bottom-right where L ≠ S). Further keyword-only arguments with
+    numbers as defaults are its parameters. The rest is as in `attention_builder`.
 
     Raises:
         UsageError: the name is taken, or a value is not of its parameter's type.
     """
 
     def register(function: F) -> F:
-        def build(case: Case) -> AttentionCall:
-            return functools.partial(function, causal=not case.unmasked, scale=case.softmax_scale)
+        def build(case: Case, **values: Any) -> AttentionCall:
+            return functools.partial(
+                function, causal=not case.unmasked, scale=case.softmax_scale, **values
+            )
 
-        functools.update_wrapper(build, function)  # its docstring and its file
+        functools.update_wrapper(build, function)  # its docstring, its file and its parameters
         attention_builder(name, **declared)(build)
         return function
 
@@ -236,7 +309,6 @@ def recurrent_builder(name: str, **declared: Any) -> Callable[[F], F]:
     return attention_builder(name, **({"workloads": ("recurrent",)} | declared))
 
 
-_FORMULAS = ("build", "flops", "workspace", "supports")
 _LAWS = ("time", "memory", "flops_law")
 _NAMED: dict[str, Registry[Any]] = {"masks": MASKS, "workloads": TRAITS}
 
@@ -246,7 +318,7 @@ def _add(name: str, build: Build, **declared: Any) -> None:
     types = get_type_hints(Implementation)
     for key, value in declared.items():
         try:
-            if key in _FORMULAS:
+            if key in _FUNCTIONS:
                 if value is not None and not callable(value):
                     raise UsageError("expected a function of the case")
                 continue
@@ -257,4 +329,7 @@ def _add(name: str, build: Build, **declared: Any) -> None:
                 _NAMED[key].get(item)
         except (msgspec.ValidationError, UsageError) as err:
             raise UsageError(f"implementation '{name}' declares {key}={value!r}: {err}") from err
-    IMPLEMENTATIONS.add(name, Implementation(name=name, build=build, **declared))
+    parameters = _parameters_of(build)
+    impl = Implementation(name=name, build=build, parameters=parameters, **declared)
+    defaults = {key: p.default for key, p in parameters.items() if p.default is not None}
+    IMPLEMENTATIONS.add(name, _with_values(impl, name, defaults))

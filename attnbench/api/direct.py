@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, AttentionCall
+from attnbench.api import AttentionCall, implementation
 from attnbench.api.loader import load_built_in, load_entry_points, load_file
 from attnbench.errors import UsageError
 from attnbench.schema.case import DTYPE_BYTES, Case, parse_mask
@@ -43,15 +43,15 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
     _load()
     if file is not None:
         _load(Path(file).resolve())
-    implementation = IMPLEMENTATIONS.get(name)
+    impl = implementation(name)
 
     @lru_cache(maxsize=32)
     def built(case: Case, device: torch.device) -> AttentionCall:
-        unfit = implementation.reason_against_workload(case.workload)
-        reason = impossible(case) or unfit or implementation.reason_against(case)
+        unfit = impl.reason_against_workload(case.workload)
+        reason = impossible(case) or unfit or impl.reason_against(case)
         if reason:
             raise UsageError(f"{name} cannot take this: {reason}")
-        return implementation.build(case)
+        return impl.build(case)
 
     def call(
         q: torch.Tensor,
@@ -66,7 +66,7 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
         with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
             return built(case, q.device)(q, k, v)
 
-    call.__name__, call.__doc__ = name, implementation.doc
+    call.__name__, call.__doc__ = name, impl.doc
     return call
 
 

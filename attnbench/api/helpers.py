@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import subprocess
@@ -59,6 +60,26 @@ def hidden_and_blind(case: Case) -> tuple[torch.Tensor | None, torch.Tensor | No
         return None, None
     blind_L1 = ~admitted_LS.any(dim=1, keepdim=True)
     return ~(admitted_LS | blind_L1), blind_L1 if bool(blind_L1.any()) else None
+
+
+def patterned(case: Case, admitted: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Dense softmax attention over the admitted pairs alone: a definition of a sparse method.
+
+    `admitted` is a boolean (L, S), (H, L, S) or (B, H, L, S) on the case's device. A query that is
+    admitted to no key gives 0. Softmax in float32 at least.
+    """
+    blind = ~admitted.any(-1, keepdim=True)
+
+    def attend(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> torch.Tensor:
+        sharing = q_BHLD.shape[1] // k_BGSD.shape[1]
+        k_BHSD, v_BHSV = (x.repeat_interleave(sharing, dim=1) for x in (k_BGSD, v_BGSV))
+        scores = (q_BHLD * case.softmax_scale) @ k_BHSD.mT
+        scores = scores.masked_fill(~(admitted | blind), -math.inf)
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        weights = scores.softmax(-1, dtype=wide).masked_fill(blind, 0).to(v_BHSV.dtype)
+        return weights @ v_BHSV
+
+    return attend
 
 
 def visible_blocks(case: Case, queries: int, keys: int = 1) -> Iterator[tuple[range, range]]:

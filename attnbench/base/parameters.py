@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import msgspec
@@ -11,6 +10,7 @@ from attnbench.errors import UsageError
 
 Value = int | float | tuple[int, ...]
 Values = dict[str, Value]
+_LARGEST = 1e12
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     real: bool = False
     many: bool = False
     least: float = 1
-    most: float = math.inf
+    most: float | None = None
 
     def read(self, text: str) -> Value | None:
         """The value that `text` stands for, or None where it is not one."""
@@ -32,15 +32,21 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
             numbers = [float(part) if self.real else int(part) for part in parts]
         except ValueError:
             return None
-        if not all(self.least <= x <= self.most and abs(x) < 1e12 for x in numbers):
+        most = _LARGEST if self.most is None else self.most
+        if not all(self.least <= x <= most for x in numbers):
             return None
         return tuple(map(int, numbers)) if self.many else numbers[0]
 
     def __str__(self) -> str:
         kind = "a number" if self.real else "a whole number"
         kind = "whole numbers joined by +" if self.many else kind
-        most = f" to {self.most:g}" if self.most < math.inf else " or more"
+        most = " or more" if self.most is None else f" to {self.most:g}"
         return f"{kind}, {self.least:g}{most}"
+
+
+def base_name(text: str) -> str:
+    """The name without its parameters."""
+    return text.partition(":")[0]
 
 
 def read_parameters(
@@ -75,11 +81,12 @@ def read_parameters(
             raise UsageError(f"{kind} '{name}' needs its {key}, {parameter} ({flag} {name}:…)")
         values[key] = found
     other = {key: x for key, x in values.items() if x != declared[key].default}
-    texts = [_shown(x) if len(declared) == 1 else f"{key}={_shown(x)}" for key, x in other.items()]
+    texts = [shown(x) if len(declared) == 1 else f"{key}={shown(x)}" for key, x in other.items()]
     return ":".join([name, *texts]), values
 
 
-def _shown(value: Value) -> str:
+def shown(value: Value) -> str:
+    """A value as it is written on the command line."""
     if isinstance(value, tuple):
         return "+".join(map(str, value))
     short = f"{value:g}"

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.base.registry import unknown
+from attnbench.base.parameters import base_name
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner, Watch
 from attnbench.planning.battery import Item, battery
-from attnbench.planning.plan import chosen
+from attnbench.planning.plan import chosen, named
 from attnbench.schema.messages import CheckItem
 from attnbench.schema.record import Cell
 
@@ -83,10 +83,8 @@ def run_checks(
     with LocalRunner(settings, watch) as runner:
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}
-        wanted_names = chosen(names or (), runner.own) or list(rows)
-        for name in wanted_names:
-            if name not in rows:
-                raise unknown("implementation", name, list(rows), "--impls")
+        wanted_names = named(chosen(names or (), runner.own), catalogue) or list(rows)
+        rows |= {name: rows[base_name(name)] for name in wanted_names}
         items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
         compiles = {name for name in wanted_names if rows[name].compiles}
         pairs = [

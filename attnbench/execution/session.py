@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from attnbench.base.files import check_name
-from attnbench.base.registry import unknown
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
@@ -28,6 +27,7 @@ from attnbench.planning.plan import (
     jobs_of,
     make_plan,
     mismatch,
+    named,
 )
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case
@@ -162,10 +162,7 @@ def resume(
                     f"this is not where the run began: {'; '.join(lines)} (--resume);"
                     " start a new run"
                 )
-            known = [info.name for info in catalogue.implementations]
-            for name in dict.fromkeys(cell.impl for cell in missing):
-                if name not in known:
-                    raise unknown("implementation", name, known, "--resume")
+            named({cell.impl: None for cell in missing}, catalogue)  # raises where one is gone
             plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
         listener.planned(plan, None if dry_run else path)
         if not dry_run:
@@ -194,6 +191,11 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> P
     plan = make_plan(cells, runner.reasons(cells), processes=processes, mismatches=mismatches)
     if not plan.jobs and all(record.status == "skipped" for record in plan.decided):
         raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
+    runs = {cell.impl for job in plan.jobs for cell in job.cells()}
+    for record in plan.decided:
+        name = record.cell.impl
+        if ":" in name and name not in runs:  # parameters that fit none of the cases
+            raise UsageError(f"{name} (--impls) can take no case of this sweep: {record.reason}")
     return plan
 
 
@@ -262,10 +264,10 @@ def sweep_for_verdicts(
     """
     with LocalRunner(settings) as runner:
         device = runner.catalogue().device
-        named = tuple(chosen(impls, runner.own))
+        asked = tuple(chosen(impls, runner.own))
     preset = PRESETS.get(PRESET_ON[device])
     cores = (axes for axes in preset.sweeps if axes.workload == "attention")
-    sweeps = tuple(replace(axes, impls=named) for axes in cores) if named else preset.sweeps
+    sweeps = tuple(replace(axes, impls=asked) for axes in cores) if asked else preset.sweeps
     request = SweepRequest(
         sweeps=tuple(replace(axes, threads=(settings.threads or 1,)) for axes in sweeps),
         settings=replace(
@@ -279,7 +281,7 @@ def sweep_for_verdicts(
         output=output,
         name=name,
         options={"preset": PRESET_ON[device], "command": "verify"}
-        | ({"impls": named} if named else {})
+        | ({"impls": asked} if asked else {})
         | ({"files": settings.files} if settings.files else {}),
     )
     path = sweep(request, listener)

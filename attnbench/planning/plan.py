@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from attnbench.base.parameters import base_name, read_parameters
 from attnbench.base.registry import unknown
+from attnbench.base.units import parse_sizes
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case, Device, Position, parse_mask, parse_position
 from attnbench.schema.messages import Catalogue
@@ -229,6 +232,37 @@ def mismatch(axes: Axes, case: Case) -> str | None:
     return f"width {case.width} (--widths) is not a multiple of {known} {flag}"
 
 
+def named(asked: Iterable[str], catalogue: Catalogue) -> list[str]:
+    """What was asked for as cells name it, each once; `performer:features=64..256` is three.
+
+    Raises:
+        UnknownNameError: a name that the catalogue does not have.
+        UsageError: a parameter that makes no sense.
+    """
+    known = {info.name: info for info in catalogue.implementations}
+    names = []
+    for text in asked:
+        name = base_name(text)
+        if name not in known:
+            raise unknown("implementation", name, list(known), "--impls")
+        parameters = known[name].parameters
+        names += [
+            read_parameters(one, parameters, "implementation", "--impls")[0]
+            for one in _doubled(text)
+        ]
+    return list(dict.fromkeys(names))
+
+
+def _doubled(text: str) -> Iterator[str]:
+    """`x:a=1..4:b=2` as `x:a=1:b=2`, `x:a=2:b=2`, `x:a=4:b=2`."""
+    found = re.search(r"\d+\.\.\d+", text)
+    if not found:
+        yield text
+        return
+    for size in parse_sizes(found[0], "--impls"):
+        yield from _doubled(text[: found.start()] + str(size) + text[found.end() :])
+
+
 def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[str] = ()) -> None:
     """Every name in the sweeps is one that the catalogue knows, or an implementation of `others`.
 
@@ -241,7 +275,7 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
         positions = [parse_position(text).name for text in axes.positions]
         for kind, flag, names, valid in (
             ("workload", "--workload", [axes.workload], catalogue.workloads),
-            ("implementation", "--impls", axes.impls or [], known),
+            ("implementation", "--impls", [*map(base_name, axes.impls or ())], known),
             ("cache", "--caches", axes.caches or [], catalogue.caches),
             ("projection", "--projections", axes.projections or [], catalogue.projections),
             ("position encoding", "--positions", positions, catalogue.positions),
@@ -262,23 +296,27 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
 def implementations(
     axes: Axes, catalogue: Catalogue, own: Iterable[Collection[str]] = ()
 ) -> list[str]:
-    """The implementations of a sweep: those asked for, else all that serve its workload.
+    """The implementations of a sweep: those asked for, else all that serve its workload exactly.
 
     `own`, the names that each of the user's files registered, join as in `chosen`.
     """
     if axes.impls is not None:
-        return chosen(axes.impls, own)
-    serving = [info.name for info in catalogue.implementations if axes.workload in info.workloads]
+        return named(chosen(axes.impls, own), catalogue)
+    serving = [
+        info.name
+        for info in catalogue.implementations
+        if axes.workload in info.workloads and not info.approximates
+    ]
     return list(dict.fromkeys([*serving, *itertools.chain(*own)]))
 
 
-def chosen(asked: Iterable[str], own: Iterable[Collection[str]]) -> list[str]:
+def chosen(asked: Collection[str], own: Iterable[Collection[str]]) -> list[str]:
     """The implementations asked for by name, and all of each file of which none is asked for.
 
     `own` are the names that each of the user's files registered.
     """
-    names = dict.fromkeys(asked)
-    return [*names, *(name for file in own if not names.keys() & set(file) for name in file)]
+    names, asked_for = dict.fromkeys(asked), set(map(base_name, asked))
+    return [*names, *(name for file in own if not asked_for & set(file) for name in file)]
 
 
 def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, ...]:

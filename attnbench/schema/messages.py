@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from attnbench.base.parameters import Parameter
 from attnbench.schema.case import Case, Device
 from attnbench.schema.record import Record, Status
 
@@ -29,9 +30,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImplementationInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan must know of an implementation; `unavailable` says why it cannot run here."""
+    """What a plan must know of an implementation.
+
+    `approximates`: it computes something else than attention, by a definition of its own.
+    `unavailable` says why it cannot run here.
+    """
 
     name: str
+    family: str
+    parameters: dict[str, Parameter]
     doc: str
     file: str
     time: str | None
@@ -45,6 +52,7 @@ class ImplementationInfo(msgspec.Struct, frozen=True, kw_only=True):
     gqa: bool
     value_dims: bool
     compiles: bool
+    approximates: bool
     unavailable: str | None
 
 

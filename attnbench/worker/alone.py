@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from attnbench.api import IMPLEMENTATIONS
+from attnbench.api import implementation
 from attnbench.api.loader import load_built_in, load_file
 from attnbench.base import units
 from attnbench.errors import AttnbenchError
@@ -52,9 +52,9 @@ def main(file: str) -> int:
 
     reporter = Reporter(at=lambda case, impl, stage: None, record=report)
     for name in names:
-        implementation = IMPLEMENTATIONS.get(name)
-        gpu = torch.cuda.is_available() and "cuda" in implementation.devices
-        workload, device = implementation.workloads[0], "cuda" if gpu else "cpu"
+        impl = implementation(name)
+        gpu = torch.cuda.is_available() and "cuda" in impl.devices
+        workload, device = impl.workloads[0], "cuda" if gpu else "cpu"
         case = Case(workload=workload, device=device, seq_len=256, mask=parse_mask("causal"))  # type: ignore[arg-type]
         if case_label(case) != printed:
             printed = case_label(case)

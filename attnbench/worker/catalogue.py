@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from attnbench.api import IMPLEMENTATIONS
+from attnbench.api import IMPLEMENTATIONS, implementation
 from attnbench.api.loader import BUILT_IN
 from attnbench.machine.facts import environment, reason_against_device
 from attnbench.schema.case import DEVICES, MASKS, Case, Device
@@ -50,7 +51,7 @@ def _reason(case: Case, name: str) -> str | None:
     if reason := impossible(case):
         return reason
     try:
-        impl = IMPLEMENTATIONS.get(name)
+        impl = implementation(name)
         unfit = impl.reason_against_workload(case.workload)
         return unfit or WORKLOADS.get(case.workload).reason_against(case, impl)
     except Exception as err:  # an author's `supports` that raises costs the cell, not the sweep
@@ -65,10 +66,11 @@ def _shown(file: str) -> str:
 
 
 def _row(name: str, device: str) -> ImplementationInfo:
-    impl = IMPLEMENTATIONS.get(name)
+    impl = implementation(name)
     first = next((kind for kind in WORKLOADS.names() if kind in impl.workloads), "attention")
     on: Device = "cuda" if device == "cuda" else "cpu"
     probe = Case(workload=first, device=on, seq_len=16)
-    shown = {"doc": impl.doc.partition("\n")[0], "file": _shown(impl.file)}
-    fields = vars(impl) | shown | {"unavailable": _reason(probe, name)}
+    shown: dict[str, Any] = {"doc": impl.doc.partition("\n")[0], "file": _shown(impl.file)}
+    shown |= {"approximates": impl.definition is not None, "unavailable": _reason(probe, name)}
+    fields = vars(impl) | shown
     return msgspec.convert(fields, ImplementationInfo)

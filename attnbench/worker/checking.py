@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnbench.api import IMPLEMENTATIONS
+from attnbench.api import Implementation, implementation
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.worker.inputs import Draw, Tensors
@@ -45,12 +46,13 @@ def check_twice(
     trials: dict[str, Trial],
     draws: tuple[Draw, Draw],
     reporter: Reporter,
-    truth: Callable[[Case, Tensors], Reference] | None = None,
+    truth: Callable[[Case, Tensors, Implementation | None], Reference] | None = None,
 ) -> None:
     """Compare each trial with the reference on two draws; one that fails is reported and dropped.
 
     With needles in the first a lost key shows, without them a small error everywhere. A result
-    that was kept from the first is wrong in the second.
+    that was kept from the first is wrong in the second. What has a definition of its own is held
+    against that; all others share one reference.
     """
     workload = WORKLOADS.get(entry.case.workload)
     for first, draw in zip((True, False), draws, strict=True):
@@ -59,12 +61,22 @@ def check_twice(
         reporter.at(entry.index, None, "reference")
         tensors = next(iter(trials.values())).tensors
         workload.fill(entry.case, tensors, draw)
-        begin = time.perf_counter()
-        reference = (truth or workload.truth)(entry.case, tensors)
-        share = (time.perf_counter() - begin) / len(trials)  # one reference serves all
-        for trial in trials.values():
+        truth_of = functools.partial(truth or workload.truth, entry.case, tensors)
+        exact = [trial for trial in trials.values() if trial.impl.definition is None]
+        begin, shared = time.perf_counter(), truth_of(None) if exact else None
+        for trial in exact:
+            share = (time.perf_counter() - begin) / len(exact)
             trial.spent_s["reference"] = trial.spent_s.get("reference", 0.0) + share
         for name, trial in list(trials.items()):
+            reference = shared
+            if trial.impl.definition is not None:
+                reporter.at(entry.index, name, "reference")
+                with trial.stage("reference"):
+                    reference = truth_of(trial.impl)
+                if trial.status is not None:
+                    reporter.record(entry.index, trials.pop(name).record())
+                    continue
+            assert reference is not None
             reporter.at(entry.index, name, "build")
             with trial.stage("build"):
                 trial.build() if first or trial.bound is None else trial.bound.refresh()
@@ -76,11 +88,39 @@ def check_twice(
                 reporter.record(entry.index, trials.pop(name).record())
 
 
+# How far approximations are from exact attention, by what the inputs are.
+DISTANCES = {"approx_error": False, "approx_error_local": True}
+
+
+def measure_distances(entry: Entry, trials: dict[str, Trial], seed: int) -> None:
+    """Hold what has a definition of its own against exact attention, too; a column each.
+
+    On normal inputs, whose attention is spread over all keys, and on local ones.
+    """
+    approximate = [trial for trial in trials.values() if trial.impl.definition is not None]
+    if not approximate or entry.case.pass_ == "backward":
+        return
+    workload, tensors = WORKLOADS.get(entry.case.workload), approximate[0].tensors
+    for name, local in DISTANCES.items():
+        if local and entry.case.workload != "attention":
+            continue
+        workload.fill(entry.case, tensors, Draw(seed=seed, local=local))
+        exact = workload.exact_output(entry.case, tensors)
+        for trial in approximate:
+            with trial.stage("check"):
+                trial.measure_distance(name, exact)
+
+
 _recent: deque[tuple[Case, Tensors, Reference]] = deque(maxlen=2)  # of the two draws of an item
 
 
-def _known_truth(case: Case, tensors: Tensors) -> Reference:
-    """The reference. Of the same inputs it serves every implementation, and of `both` `forward`."""
+def _known_truth(case: Case, tensors: Tensors, impl: Implementation | None) -> Reference:
+    """The reference. Of the same inputs it serves every implementation of attention.
+
+    And that of `both` serves `forward`.
+    """
+    if impl is not None:
+        return WORKLOADS.get(case.workload).truth(case, tensors, impl)
     for known, inputs, truth in _recent:
         same = replace(known, pass_=case.pass_) == case and known.pass_ in (case.pass_, "both")
         if same and all(torch.equal(inputs[name], x) for name, x in tensors.items()):
@@ -107,7 +147,7 @@ def check_item(
     try:
         draw = Draw(seed=seed, needles="query_amplitude" not in options, **options)
         tensors = workload.tensors(case, strided=draw.strided)
-        trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors, checks_alone=True)
+        trial = Trial(impl=implementation(name), case=case, tensors=tensors, checks_alone=True)
         entry = Entry(index=0, case=case, impls=(name,))
         draws = draw, replace(draw, seed=seed + 1, needles=False)
         reporter = Reporter(at=lambda _, __, stage: at(stage), record=lambda _, __: None)

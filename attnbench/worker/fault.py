@@ -37,11 +37,14 @@ def fault_of(
     outputs: Mapping[str, Any],
     truth: Reference,
     before: Tensors | None = None,
+    *,
+    exact: bool = True,
 ) -> dict[str, Any]:
     """The first of the outputs that is wrong, as plain JSON: `code`, `tensor`, and figures.
 
-    `before` are inputs for which the result was right. For the codes `not-a-tensor`, `shape`,
-    `dtype` and `device` there are `got` and `expected`. For `not-finite` and `wrong`:
+    `before` are inputs for which the result was right; `exact` says that attention was to be
+    computed, and not something else, which nothing here explains. For the codes `not-a-tensor`,
+    `shape`, `dtype` and `device` there are `got` and `expected`. For `not-finite` and `wrong`:
 
     - `at`, `got`, `expected`, `error`: the first element that is not finite, or that of the largest
       error; `allowed`: how large that may be;
@@ -65,6 +68,8 @@ def fault_of(
         return fault | {"explained": ["heads-after-rows"] if swapped else []}
     got = got.detach().double()
     fault |= _where(name, got, value, allowed)
+    if not exact:
+        return fault | {"explained": None}
     return fault | _why(case, tensors, name, got, value, allowed, before)
 
 

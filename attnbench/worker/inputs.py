@@ -17,6 +17,7 @@ Tensors = dict[str, torch.Tensor]
 # of its query's weight, and dropping it moves the output by the size of v itself.
 _NEEDLE_LOGIT = 6.0
 _NEEDLES = 15
+_REACH = 32  # tokens that local inputs are smoothed over, to either side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +25,15 @@ class Draw:
     """How inputs are drawn: the seed, their amplitude, their layout, and whether to plant needles.
 
     `strided` stores q, k, v as (B, L, H, D) and passes the transposed view, as projections do.
+    `local` makes attention what it is in trained models, where approximations hope for it: each
+    query has most of its weight on keys near its own place.
     """
 
     seed: int = 0
     needles: bool = False
     query_amplitude: float = 1.0
     strided: bool = False
+    local: bool = False
 
 
 def empty(case: Case, shape: tuple[int, ...], *, strided: bool = False) -> torch.Tensor:
@@ -53,6 +57,37 @@ def fill_normal(tensors: Iterable[torch.Tensor], seed: int) -> None:
         drawn = torch.randn(x.shape, generator=generator, device=x.device, dtype=torch.float32)
         with torch.no_grad():
             x.copy_(drawn)
+
+
+def fill_local(
+    q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, scale: float, seed: int
+) -> None:
+    """Overwrite k and v by numbers that vary slowly along the tokens, and q by the key it sits at.
+
+    Neighbours are alike over about 16 tokens. A query's own key has a logit 4 above the logarithm
+    of the number of keys, so that it and its neighbours carry nearly all of the weight.
+    """
+    generator = torch.Generator(device=k_BGSD.device).manual_seed(seed)
+    queries, keys, d = q_BHLD.shape[2], k_BGSD.shape[2], k_BGSD.shape[3]
+    steps = torch.arange(-_REACH, _REACH + 1, device=k_BGSD.device)
+    weights = torch.exp(-0.5 * (steps / (_REACH / 4)) ** 2)
+    weights = (weights / weights.square().sum().sqrt()).view(1, 1, -1)
+
+    def smooth(like: torch.Tensor, tokens: int) -> torch.Tensor:
+        sizes = like.shape[0], like.shape[1], like.shape[3]
+        drawn = torch.randn((*sizes, tokens + 2 * _REACH), generator=generator, device=like.device)
+        slow = torch.nn.functional.conv1d(drawn.view(-1, 1, drawn.shape[-1]), weights)
+        return slow.view(*sizes, tokens).mT
+
+    longer = max(queries, keys)
+    k_BGTD = smooth(k_BGSD, longer)
+    with torch.no_grad():
+        k_BGSD.copy_(k_BGTD[:, :, longer - keys :])
+        v_BGSV.copy_(smooth(v_BGSV, keys))
+        own_BHLD = k_BGTD[:, :, longer - queries :].repeat_interleave(
+            q_BHLD.shape[1] // k_BGSD.shape[1], dim=1
+        )
+        q_BHLD.copy_(own_BHLD * ((math.log(keys) + 4) / (d * scale)))
 
 
 def needle_pairs(mask: Mask, queries: int, keys: int, seed: int) -> list[tuple[int, int]]:

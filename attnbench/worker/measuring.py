@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from attnbench.api import IMPLEMENTATIONS
+from attnbench.api import implementation
 from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median
 from attnbench.machine import host
@@ -26,7 +26,7 @@ from attnbench.measure.sampling import StoppingRule, Target
 from attnbench.measure.watch import CounterMarks, Watch
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
-from attnbench.worker.checking import Entry, Reporter, check_twice
+from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
@@ -157,7 +157,7 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
         reporter.at(entry.index, None, "inputs")
         tensors = workload.tensors(case)
         trials = {
-            name: Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors)
+            name: Trial(impl=implementation(name), case=case, tensors=tensors)
             for name in entry.impls
         }
 
@@ -172,6 +172,7 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
         each("check", _refuse_if_too_large)
         draws = Draw(seed=2 * seed + 1, needles=True), Draw(seed=2 * seed + 2)
         check_twice(entry, trials, draws, reporter)
+        measure_distances(entry, trials, draws[1].seed)
         workload.fill(case, tensors, Draw(seed=seed))
         each("probe", Trial.probe)
     except Exception as err:  # inputs or reference: no implementation is to blame

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from attnbench.api import dense_mask
-from attnbench.schema.case import Case
+from attnbench.api import Implementation, dense_mask
+from attnbench.schema.case import Case, Position
 from attnbench.worker.inputs import Tensors
 from attnbench.worker.positions import rotated, rotated_back
 
@@ -34,6 +34,8 @@ FLOOR_EPS = 4.0
 ROUNDINGS = 3
 RMS_FLOOR_EPS = 1.0  # a mean needs no room for the unluckiest element
 
+# Computes in the dtype of its tensors; with `terms=True` the terms of the errors' floor, too.
+Core = Callable[..., "PlainResult"]
 # A block of scores in the reference holds about this many float64 elements: 16 MiB on CPU,
 # which its last cache holds; on a GPU 512 MiB: it would wait for the next launch with smaller ones.
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}
@@ -229,6 +231,35 @@ def statistics_share(case: Case) -> float:
     return torch.finfo(statistics).eps / torch.finfo(dtype).eps
 
 
+def core_of(impl: Implementation | None) -> Core:
+    """What the implementation's results are held against: its definition, or plain attention."""
+    if impl is None or impl.definition is None:
+        return plain_attention
+    definition = impl.definition
+
+    def defined(
+        case: Case, tensors: Mapping[str, torch.Tensor], *, terms: bool = False
+    ) -> PlainResult:
+        """As `plain_attention`; the floors of errors scale with the values themselves."""
+        inputs, do = [tensors[name].detach() for name in "qkv"], tensors.get("do")
+        places = [torch.arange(n, device=inputs[0].device) for n in (case.seq_len, case.kv_len)]
+        with torch.set_grad_enabled(do is not None):
+            for x in inputs if do is not None else ():
+                x.requires_grad_()
+            q = rotated(inputs[0], case.position, places[0] + (case.kv_len - case.seq_len))
+            k = rotated(inputs[1], case.position, places[1])
+            o: torch.Tensor = definition(replace(case, position=Position()))(q, k, inputs[2])
+            values = {"o": o.detach()}
+            if do is not None:
+                gradients = torch.autograd.grad(
+                    o, inputs, do.detach(), allow_unused=True, materialize_grads=True
+                )
+                values |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+        return PlainResult(values=values, terms=dict(values) if terms else {})
+
+    return defined
+
+
 def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
     """(B·G, heads a group, L, D): all query heads that share a key/value head, or that alone."""
     return x_BHLD.reshape(case.batch * case.kv_heads, -1, *x_BHLD.shape[2:])
@@ -254,7 +285,7 @@ def _blocks(
         yield rows, ~admitted & ~blind, blind
 
 
-# Computes in the dtype of its tensors; with `terms=True` the terms of the errors' floor, too.
+# Of a workload's tensors; as a core, with the case first.
 Plain = Callable[..., PlainResult]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from attnbench.api import Estimate, Implementation
+from attnbench.base.parameters import shown
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure.clock import CaptureError
 from attnbench.measure.probes import call_kept, count_flops, profile_call, watch_saved
@@ -21,7 +22,7 @@ from attnbench.schema.record import Cell, Record, Sample, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker.fault import fault_of
 from attnbench.worker.inputs import Tensors
-from attnbench.worker.reference import CheckResult, Reference, judge
+from attnbench.worker.reference import CheckResult, Reference, Size, judge
 from attnbench.worker.workloads import WORKLOADS, Bound
 
 
@@ -115,6 +116,8 @@ class Trial:
     def record(self, samples: Iterable[Sample] = ()) -> Record:
         """What became of the cell, once that is known; samples where it is ok."""
         assert self.status is not None
+        values = self.impl.values.items()
+        self.metrics["parameters"] = ", ".join(f"{k}={shown(v)}" for k, v in values) or None
         return Record(
             cell=Cell(case=self.case, impl=self.impl.name),
             status=self.status,
@@ -222,7 +225,10 @@ class Trial:
                 n: x.detach().flatten()[:4096].clone() for n, x in outputs.items()
             }
             return
-        fault = fault_of(self.case, self.tensors, outputs, reference, self._first_inputs)
+        exact = self.impl.definition is None
+        fault = fault_of(
+            self.case, self.tensors, outputs, reference, self._first_inputs, exact=exact
+        )
         first = self._first_outputs.get(fault["tensor"])
         if first is not None and "at" in fault:
             now = outputs[fault["tensor"]].detach().flatten()[:4096]
@@ -230,9 +236,21 @@ class Trial:
                 fault |= {"code": "kept-result", "explained": []}
         self.metrics["fault"] = fault
 
+    def measure_distance(self, name: str, exact: torch.Tensor) -> None:
+        """Note how far the output is from that of exact attention, in the root mean square.
+
+        Relative to the exact output's own; for the inputs as they are now.
+        """
+        assert self.bound is not None
+        self.bound.refresh()
+        o = self.bound.named(self.bound.call())["o"].detach().double()
+        self.metrics[name] = Size.of(o - exact).rms / Size.of(exact).rms
+
     def costs(self) -> dict[str, Any]:
         """What sizes alone say: FLOPs, least traffic, workspace, and if that is an estimate."""
         found: dict[str, Any] = WORKLOADS.get(self.case.workload).costs(self.case, self.impl)
+        if self.impl.definition is not None:  # what it does instead of exact attention
+            found["flops_useful"] = found["flops_executed"]
         predicted = found["memory_predicted_bytes"]
         if predicted is not None:
             found["memory_predicted_bytes"] = int(predicted)
@@ -300,7 +318,9 @@ class Trial:
         notes = []
 
         def add(flops: int, what: str, of: int, name: str, *more: str) -> None:
-            reasons = [*WORKLOADS.get(self.case.workload).why_flops(self.case, flops), *more]
+            exact = self.impl.definition is None
+            found = WORKLOADS.get(self.case.workload).why_flops(self.case, flops) if exact else []
+            reasons = [*found, *more]
             why = f" ({', '.join(reasons)})" if reasons else ""
             notes.append(f"{what} {flops / of:.3g} x the {name} FLOPs{why}")
 

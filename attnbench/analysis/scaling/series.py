@@ -12,6 +12,7 @@ import pandas as pd
 
 from attnbench.analysis import notes, times
 from attnbench.analysis.scaling.results import NOTHING_KNOWN, Axis, Series
+from attnbench.base.parameters import base_name
 from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median
 from attnbench.errors import UsageError
@@ -120,7 +121,7 @@ class Laws:
 
         A window may need less than is declared for all pairs.
         """
-        row = self._rows.get(impl) or {}
+        row = self._rows.get(base_name(impl)) or {}
         field: str = quantity
         if quantity == "flops":
             field = "flops_law" if row.get("flops_law") else "time"

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from attnbench.base.files import digest
+from attnbench.base.parameters import base_name
 from attnbench.errors import AttnbenchError, StoreError, UsageError, WorkerError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
@@ -316,7 +317,9 @@ def _cells(
     And by the id of a case why it makes no sense, or None.
     """
     check_names(sweeps, catalogue, own)
-    absent = dict.fromkeys(n for axes in sweeps for n in axes.impls or () if n not in own)
+    absent = dict.fromkeys(
+        n for axes in sweeps for n in axes.impls or () if base_name(n) not in own
+    )
     if absent:
         raise UsageError(
             f"{', '.join(absent)} (--impls) is in none of the files that are watched, which"

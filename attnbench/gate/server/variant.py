@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import psutil
 import torch
 
-from attnbench.api import IMPLEMENTATIONS
+from attnbench.api import Implementation, implementation
 from attnbench.api.loader import is_installed, load_side, refuse_other_version
 from attnbench.base.files import digest
 from attnbench.base.jsontext import decode, encode
@@ -132,8 +132,8 @@ class VariantProcess:
         settle()
         tensors = workload.tensors(cell.case)
         workload.fill(cell.case, tensors, Draw(seed=self._config.seed))
-        reference = self._reference(cell, tensors, self._config.seed)
-        impl = IMPLEMENTATIONS.get(cell.impl)
+        impl = implementation(cell.impl)
+        reference = self._reference(cell, impl, tensors, self._config.seed)
         with torch.set_grad_enabled(cell.case.needs_grad):
             bound = workload.bind(cell.case, impl, tensors)
         with torch.set_grad_enabled(bound.grad):
@@ -145,11 +145,19 @@ class VariantProcess:
         restore_settings()
         self._warm[number] = _Warm(cell=cell, bound=bound, tensors=tensors)
 
-    def _reference(self, cell: Cell, tensors: Tensors, seed: int) -> Reference:
-        """The float64 reference, computed by whichever process needs it first, then read."""
+    def _reference(
+        self, cell: Cell, impl: Implementation, tensors: Tensors, seed: int
+    ) -> Reference:
+        """The float64 reference, computed by whichever process needs it first, then read.
+
+        What has a definition of its own has a reference of its own in each version of the code.
+        """
+        workload = WORKLOADS.get(cell.case.workload)
+        if impl.definition is not None:
+            return workload.truth(cell.case, tensors, impl)
         file = Path(self._config.references) / f"{cell.case.case_id}-{seed}.pt"
         if not file.exists():
-            truth = WORKLOADS.get(cell.case.workload).truth(cell.case, tensors)
+            truth = workload.truth(cell.case, tensors)
             allowed = {name: (size.max, size.rms) for name, size in truth.allowed.items()}
             own = file.with_suffix(f".{os.getpid()}")
             torch.save({"values": truth.values, "allowed": allowed}, own)
@@ -178,7 +186,8 @@ class VariantProcess:
         """
         warm, seed = self._warm[request.cell], self._config.seed + 1
         self._overwrite(warm, seed)
-        reference = self._reference(warm.cell, warm.tensors, seed)
+        impl = implementation(warm.cell.impl)
+        reference = self._reference(warm.cell, impl, warm.tensors, seed)
         with torch.set_grad_enabled(warm.bound.grad):
             changed_us = self._clock.batch(warm.bound.call, 1).time_us
             _judge(warm.cell, warm.bound, reference, " (after the timing, once its inputs changed)")

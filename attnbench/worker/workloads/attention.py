@@ -7,9 +7,17 @@ import torch
 from attnbench.api import AttentionCall, Estimate, Implementation
 from attnbench.schema.case import Case
 from attnbench.theory import costs
-from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
+from attnbench.worker.inputs import (
+    Draw,
+    Tensors,
+    empty,
+    fill_local,
+    fill_normal,
+    needle_pairs,
+    wanted_keys,
+)
 from attnbench.worker.positions import rotation
-from attnbench.worker.reference import PlainResult, plain_attention
+from attnbench.worker.reference import Core, PlainResult, plain_attention
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
 
 
@@ -41,6 +49,10 @@ class _Attention(Workload):
         return tensors
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
+        if draw.local:
+            q, k, v = (tensors[name] for name in "qkv")
+            fill_local(q, k, v, case.softmax_scale, draw.seed)
+            return
         fill_normal(tensors.values(), draw.seed)
         with torch.no_grad():
             if draw.needles:
@@ -55,8 +67,10 @@ class _Attention(Workload):
 
         return bind_pass(case.pass_, core, inputs, tensors.get("do"), named)
 
-    def plain(self, case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
-        return plain_attention(case, tensors, terms=terms)
+    def plain(
+        self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
+    ) -> PlainResult:
+        return core(case, tensors, terms=terms)
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         return {

@@ -17,7 +17,14 @@ from attnbench.api import Implementation
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
 from attnbench.worker.inputs import Draw, Tensors
-from attnbench.worker.reference import PlainResult, Reference, reference_of
+from attnbench.worker.reference import (
+    Core,
+    PlainResult,
+    Reference,
+    core_of,
+    plain_attention,
+    reference_of,
+)
 
 Gradients = tuple[torch.Tensor, ...]  # one for each of a pass's inputs
 
@@ -65,12 +72,23 @@ class Workload(abc.ABC):
         """Build the core, prepare what is not timed, return the callable."""
 
     @abc.abstractmethod
-    def plain(self, case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
-        """The results by definition, in the dtype of the tensors; gradients where there is `do`."""
+    def plain(
+        self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
+    ) -> PlainResult:
+        """The results by definition, in the dtype of the tensors; gradients where there is `do`.
 
-    def truth(self, case: Case, tensors: Tensors) -> Reference:
+        `core` is the definition of what is computed in the place of attention.
+        """
+
+    def truth(self, case: Case, tensors: Tensors, impl: Implementation | None = None) -> Reference:
         """Float64 results and allowed errors for the inputs as they are now."""
-        return reference_of(case, tensors, functools.partial(self.plain, case))
+        plain = functools.partial(self.plain, case, core=core_of(impl))
+        return reference_of(case, tensors, plain)
+
+    def exact_output(self, case: Case, tensors: Tensors) -> torch.Tensor:
+        """The output of exact attention for the inputs as they are now, in float64."""
+        wide = {name: x.detach().double() for name, x in tensors.items() if name != "do"}
+        return self.plain(case, wide, terms=False).values["o"]
 
     @abc.abstractmethod
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:

@@ -20,7 +20,7 @@ from attnbench.schema.case import Case, Position, parse_mask
 from attnbench.theory import costs
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
 from attnbench.worker.positions import rotation
-from attnbench.worker.reference import PlainResult, plain_attention
+from attnbench.worker.reference import Core, PlainResult, plain_attention
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # k_BGSD, v_BGSV
@@ -240,7 +240,9 @@ class _Decode(Workload):
             units=case.new_tokens or 1,
         )
 
-    def plain(self, case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
+    def plain(
+        self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
+    ) -> PlainResult:
         """The layer's output; the floor of its error scales with it, so that it has no terms.
 
         Token by token, as generation goes: the sum over n keys of a single query is added up in
@@ -256,7 +258,7 @@ class _Decode(Workload):
             end = layer.context + t + 1
             step = replace(case, workload="attention", seq_len=1, kv_len=end, mask=mask)
             seen = {"q": q[:, :, t : t + 1], "k": k[:, :, :end], "v": v[:, :, :end]}
-            steps.append(plain_attention(step, seen).values["o"])
+            steps.append(core(step, seen).values["o"])
         return PlainResult(values={"o": layer.output(torch.cat(steps, dim=2))})
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:

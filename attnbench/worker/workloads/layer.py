@@ -19,7 +19,7 @@ from attnbench.schema.case import Case, Position
 from attnbench.theory import costs
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
 from attnbench.worker.positions import rotated, rotated_back, rotated_squares
-from attnbench.worker.reference import PlainResult, plain_attention
+from attnbench.worker.reference import Core, PlainResult, plain_attention
 from attnbench.worker.workloads.attention import rotated_workspace, with_position
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
 
@@ -195,8 +195,10 @@ class _Layer(Workload):
 
         return bind_pass(case.pass_, layer_call(case, impl), inputs, tensors.get("do"), named)
 
-    def plain(self, case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
-        return _plain_layer(case, tensors, terms=terms)
+    def plain(
+        self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
+    ) -> PlainResult:
+        return _plain_layer(case, tensors, core, terms=terms)
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         projections, core = costs.layer_projection_flops(case), core_case(case)
@@ -235,7 +237,7 @@ def plant_needle_tokens(case: Case, x_BLE: torch.Tensor, wqkv: torch.Tensor, see
     x_BLE[:, keys] = (solved_BKM.mT @ wk).to(x_BLE.dtype)
 
 
-def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
+def _plain_layer(case: Case, tensors: Tensors, core: Core, *, terms: bool) -> PlainResult:
     """The layer by its definition and, where `do` is given, its gradients; with their terms."""
     x, wo = tensors["x"], tensors["wo"]
     weights = [tensors[name] for name in projection_of(case).rows(case)]
@@ -247,18 +249,18 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
         inputs[name] = rotated(inputs[name], case.position, places)
     if "do" in tensors:
         inputs["do"] = by_head(tensors["do"] @ wo, case.value_dim)
-    core = plain_attention(core_case(case), inputs, terms=terms)
-    merged = _merged(core.values["o"])
+    found = core(core_case(case), inputs, terms=terms)
+    merged = _merged(found.values["o"])
     result = PlainResult(values={"o": merged @ wo.mT})
     if terms:
-        result.terms["o"] = (_merged(core.terms["o"]).square() @ wo.square().mT).sqrt()
+        result.terms["o"] = (_merged(found.terms["o"]).square() @ wo.square().mT).sqrt()
     if "do" not in tensors:
         return result
     # Each weight adds its part to dx in the dtype of x, as one after another they do in the layer.
     for name in ("dq", "dk"):
-        core.values[name] = rotated_back(core.values[name], case.position, places)
+        found.values[name] = rotated_back(found.values[name], case.position, places)
     result.values["dwo"] = _over_tokens(tensors["do"], merged)
-    dprojected = _side_by_side(core.values).to(x.dtype)
+    dprojected = _side_by_side(found.values).to(x.dtype)
     cut = torch.split(dprojected, [weight.shape[0] for weight in weights], dim=-1)
     result.values["dx"] = sum(
         (part @ weight for part, weight in zip(cut, weights, strict=True)), torch.zeros_like(x)
@@ -266,7 +268,7 @@ def _plain_layer(case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
     result.values["dwqkv"] = _over_tokens(dprojected, x)
     if not terms:
         return result
-    squares = {name: core.terms[name].square() for name in ("o", "dq", "dk", "dv")}
+    squares = {name: found.terms[name].square() for name in ("o", "dq", "dk", "dv")}
     for name in ("dq", "dk"):
         squares[name] = rotated_squares(squares[name], case.position, places)
     # What goes into these sums is as uncertain as the terms it was made of, and as its own size.

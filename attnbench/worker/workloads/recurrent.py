@@ -12,7 +12,7 @@ from attnbench.api import Implementation
 from attnbench.schema.case import Case
 from attnbench.theory import costs
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal
-from attnbench.worker.reference import PlainResult
+from attnbench.worker.reference import Core, PlainResult, plain_attention
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Gradients, Workload, bind_pass
 
 
@@ -46,7 +46,9 @@ class _Recurrent(Workload):
         inputs = tensors["x"], tensors["w_ih"], tensors["w_hh"]
         return bind_pass(case.pass_, impl.build(case), inputs, tensors.get("do"), _named)
 
-    def plain(self, case: Case, tensors: Tensors, *, terms: bool) -> PlainResult:
+    def plain(
+        self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
+    ) -> PlainResult:
         """The states, and their gradients; the floors of errors scale with the values."""
         inputs = [tensors[name].detach() for name in ("x", "w_ih", "w_hh")]
         if "do" not in tensors:

@@ -1,0 +1,139 @@
+"""Implementations that compute something other than attention: parameters, definition, distance."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.api import IMPLEMENTATIONS, Case, Mask, attention_builder, dense_mask, patterned
+from attnbench.api import implementation as named
+from attnbench.api.loader import load_built_in
+from attnbench.errors import UsageError
+from attnbench.schema.case import parse_mask
+from attnbench.worker.checking import Entry, Reporter, check_item, check_twice, measure_distances
+from attnbench.worker.inputs import Draw
+from attnbench.worker.reference import core_of
+from attnbench.worker.trial import Trial
+from attnbench.worker.workloads import WORKLOADS
+
+Call = Callable[..., torch.Tensor]
+
+
+def near(case: Case, reach: int) -> Call:
+    """Attention to keys at most `reach` places away, dense."""
+    sizes = case.seq_len, case.kv_len, case.device
+    band = dense_mask(Mask(before=reach, after=reach), *sizes)
+    return patterned(case, dense_mask(case.mask, *sizes) & band)
+
+
+@pytest.fixture
+def windowed() -> Iterator[list[int]]:
+    """`near` as an implementation; the list holds what is added to the reach that is built."""
+    wrong = [0]
+
+    @attention_builder(
+        "near",
+        family="sparse",
+        definition=lambda case, *, reach: near(case, reach),
+        exact_at=lambda case: {"reach": case.kv_len},
+        flops=lambda case, *, reach: 1000 * reach,
+        supports=lambda case, *, reach: "an odd reach" if reach % 2 else None,
+    )
+    def build(case: Case, *, reach: int = 8, seed: int = 0) -> Call:
+        return near(case, reach + wrong[0])
+
+    yield wrong
+    IMPLEMENTATIONS.remove("near")
+
+
+def test_parameters_reach_the_functions_that_name_them(windowed: list[int]) -> None:
+    case, impl = Case(seq_len=16), named("near:seed=3:reach=4")
+    assert (impl.name, impl.values) == ("near:reach=4:seed=3", {"reach": 4, "seed": 3})
+    assert impl.flops is not None
+    assert impl.flops(case) == 4000
+    assert impl.reason_against(case) is None
+    assert named("near:3").reason_against(case) == "an odd reach"
+    assert (named("near").flops or len)(case) == 8000
+    with pytest.raises(UsageError, match="it takes reach, seed"):
+        named("near:window=3")
+
+
+@pytest.mark.parametrize("workload", ["attention", "layer", "decode"])
+def test_a_definition_takes_the_place_of_attention(windowed: list[int], workload: str) -> None:
+    passes = "forward" if workload == "decode" else "both"
+    case = Case(workload=workload, pass_=passes, heads=2, kv_heads=1, seq_len=40, head_dim=8,
+                batch=2, mask=parse_mask("causal"))  # fmt: skip
+    if workload != "attention":
+        case = Case.from_json(
+            case.to_json() | {"width": 16, "cache": "concat", "new_tokens": 2}
+            if workload == "decode"
+            else case.to_json() | {"width": 16}
+        )
+    assert check_item(case, "near:4", {}, 0)["status"] == "ok"
+    windowed[0] = 1
+    assert check_item(case, "near:4", {}, 0)["status"] == "incorrect"
+
+
+def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local(
+    windowed: list[int],
+) -> None:
+    case = Case(heads=2, seq_len=256, head_dim=16)
+    workload = WORKLOADS.get("attention")
+    tensors = workload.tensors(case)
+
+    def distances(name: str) -> dict[str, Any]:
+        trial = Trial(impl=named(name), case=case, tensors=tensors)
+        entry = Entry(index=0, case=case, impls=(name,))
+        reporter = Reporter(at=lambda *_: None, record=lambda *_: None)
+        check_twice(entry, {name: trial}, (Draw(seed=1), Draw(seed=2)), reporter)
+        measure_distances(entry, {name: trial}, 2)
+        return trial.metrics
+
+    some, all_keys = distances("near:64"), distances("near:256")
+    assert 0.3 < some["approx_error"] < 3
+    assert 0 < some["approx_error_local"] < some["approx_error"] / 5
+    assert max(all_keys["approx_error"], all_keys["approx_error_local"]) < 1e-5
+    workload.fill(case, tensors, Draw(seed=2))
+    o = near(case, 64)(*(tensors[name] for name in "qkv")).double()
+    exact = workload.exact_output(case, tensors)
+    expected = float((o - exact).norm() / exact.norm())
+    assert some["approx_error"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_definition_that_fails_costs_its_own_cell_alone() -> None:
+    load_built_in()
+
+    def broken(case: Case) -> Call:
+        raise ValueError("no definition today")
+
+    attention_builder("undefined", family="linear", definition=broken)(lambda case: near(case, 1))
+    try:
+        case = Case(seq_len=16)
+        tensors = WORKLOADS.get("attention").tensors(case)
+        trials = {
+            n: Trial(impl=named(n), case=case, tensors=tensors) for n in ("naive", "undefined")
+        }
+        failed: list[str] = []
+        reporter = Reporter(
+            at=lambda *_: None, record=lambda _, r: failed.append(f"{r.cell.impl} {r.status}")
+        )
+        entry = Entry(index=0, case=case, impls=("naive", "undefined"))
+        check_twice(entry, trials, (Draw(seed=1), Draw(seed=2)), reporter)
+        assert failed == ["undefined error"]
+        assert trials["naive"].metrics["error_ratio"] <= 1
+    finally:
+        IMPLEMENTATIONS.remove("undefined")
+
+
+def test_a_patterned_query_without_keys_gives_zero_and_no_gradient() -> None:
+    case = Case(heads=2, kv_heads=1, seq_len=3, kv_len=3, head_dim=4)
+    admitted = torch.tensor([[1, 0, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.bool)
+    q, k, v = (torch.randn(1, h, 3, 4, dtype=torch.float64, requires_grad=True) for h in (2, 1, 1))
+    o = patterned(case, admitted)(q, k, v)
+    assert not o[:, :, 1].any()
+    assert torch.allclose(o[:, 1, 0], v[:, 0, 0])
+    gradients = torch.autograd.grad(o.sum(), (q, k, v))
+    assert all(bool(x.isfinite().all()) for x in gradients)
+    assert not gradients[0][:, :, 1].any()
+    assert core_of(None)(case, {"q": q, "k": k, "v": v}).values["o"].shape == o.shape
