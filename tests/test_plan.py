@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from attnbench.base.parameters import Parameter
 from attnbench.base.units import parse_sizes, parse_threads
 from attnbench.errors import UsageError
 from attnbench.planning.plan import (
@@ -156,13 +157,22 @@ def test_a_layer_has_a_projection_and_attention_has_none():
 
 def test_a_sweep_takes_whom_its_workload_is_served_by_and_whoever_is_asked_for_by_name():
     serves = {"naive": ["attention", "layer"], "gru": ["recurrent"], "mine": ["attention"]}
-    rows = [SimpleNamespace(name=name, workloads=served) for name, served in serves.items()]
+    serves["linear"] = ["attention", "layer"]
+    features = {"features": Parameter(default=4)}
+    rows = [
+        SimpleNamespace(
+            name=name, workloads=served, approximates=name == "linear", parameters=features
+        )
+        for name, served in serves.items()
+    ]
     catalogue: Any = SimpleNamespace(implementations=rows)
     assert implementations(Axes(), catalogue) == ["naive", "mine"]
     assert implementations(Axes(workload="recurrent"), catalogue) == ["gru"]
     assert implementations(Axes(workload="recurrent", impls=("naive",)), catalogue) == ["naive"]
     asked = implementations(Axes(workload="layer"), catalogue, own=[["mine"]])
     assert asked == ["naive", "mine"]  # a file of the user's was asked for: refused, not dropped
+    spread = implementations(Axes(impls=("linear:features=2..8", "linear")), catalogue)
+    assert spread == ["linear:2", "linear", "linear:8"]
 
 
 @pytest.mark.parametrize(
