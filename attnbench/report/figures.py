@@ -46,6 +46,7 @@ KNOWN: dict[str, Look] = {
     "sdpa-cudnn": Look("#cc79a7", ">"),
     "sdpa-mask": Look("#332288", "h"),
     "chunked": Look("#e69f00", "P"),
+    "split-kv": Look("#44aa99", "d"),
     "flex": Look("#882255", "p"),
     "naive-compiled": Look("#999933", "X"),
 }
@@ -65,7 +66,7 @@ PROJECTIONS: dict[str, Look] = {
 }
 LINES = {"cache": CACHES, "projection": PROJECTIONS}  # by the column that tells lines apart
 
-_OTHER_COLOURS = ("#44aa99", "#aa4499", "#117733", "#b8860b", "#6a3d9a", "#8c564b", "#3b7dd8")
+_OTHER_COLOURS = ("#aa4499", "#117733", "#b8860b", "#6a3d9a", "#8c564b", "#3b7dd8")
 _OTHER_MARKERS = ("*", "d", "H", "8", "P", "^", "s", "v")
 OTHERS = tuple(
     Look(colour, marker) for marker in _OTHER_MARKERS for colour in _OTHER_COLOURS
