@@ -62,7 +62,7 @@ WRONG_SWEEPS = {
     "unknown device": (["--device", "tpu"], ["--device", "auto", "cpu", "cuda"]),
     "unknown implementation": (["--impls", "naiv"], ["--impls", "'naive'?", "sdpa-math"]),
     "unknown mask": (["--masks", "casual"], ["--masks", "'causal'?", "full, causal, window"]),
-    "window without width": (["--masks", "window"], ["--masks", "window:256"]),
+    "window without width": (["--masks", "window"], ["--masks", "needs its width"]),
     "causal with parameter": (["--masks", "causal:3"], ["--masks", "no parameter"]),
     "unknown position": (["--positions", "ropes"], ["--positions", "'rope'?", "none"]),
     "rope with a bad base": (["--positions", "rope:x"], ["--positions", "rope:10000"]),

@@ -4,41 +4,34 @@ from hypothesis import strategies as st
 
 from attnbench.schema.case import Case, parse_mask
 from attnbench.theory import costs
-
-sizes = st.integers(1, 14)
-
-
-def sees(mask: str, query: int, key: int, queries: int, keys: int) -> bool:
-    """Each mask in words: causal up to one's own place from the end, a window of the last W."""
-    place = query + keys - queries  # the last query stands where the last key does
-    name, _, width = mask.partition(":")
-    return {"full": True, "causal": key <= place, "window": place - int(width or 0) < key <= place}[
-        name
-    ]
+from attnbench.theory.masks import admitted_pairs, mask_density
+from tests.masks import admitted, masks, sizes
 
 
 @given(
-    mask=st.sampled_from(["full", "causal", "window:1", "window:4", "window:40"]),
+    mask=masks,
     queries=sizes,
     keys=sizes,
+    batch=st.integers(1, 3),
     heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),
     dims=st.sampled_from([(4, 4), (3, 5)]),
     pass_=st.sampled_from(["forward", "backward", "both"]),
 )
-def test_pairs_and_useful_flops_equal_a_count_one_by_one(mask, queries, keys, heads, dims, pass_):
+def test_pairs_and_useful_flops_equal_a_count_one_by_one(
+    mask, queries, keys, batch, heads, dims, pass_
+):
     (d, v), (query_heads, kv_heads) = dims, heads
     case = Case(
-        pass_=pass_, batch=2, heads=query_heads, kv_heads=kv_heads, seq_len=queries, kv_len=keys,
-        head_dim=d, value_dim=v, mask=parse_mask(mask),
+        pass_=pass_, batch=batch, heads=query_heads, kv_heads=kv_heads, seq_len=queries,
+        kv_len=keys, head_dim=d, value_dim=v, mask=parse_mask(mask),
     )  # fmt: skip
-    pairs = sum(
-        sees(mask, query, key, queries, keys) for query in range(queries) for key in range(keys)
-    )
+    pairs = [int(admitted(mask, queries, keys, item).sum()) for item in range(batch)]
     forward = [d, v]  # q·k, p·v
     backward = [d, v, v, d, d]  # the score again, do·v, and what a pair adds to dv, dq and dk
     widths = {"forward": forward, "backward": backward, "both": forward + backward}[pass_]
-    assert costs.admitted_pairs(case.mask, queries, keys) == pairs
-    assert costs.attention_flops_useful(case) == 2 * 2 * query_heads * pairs * sum(widths)
+    assert [admitted_pairs(case.mask, queries, keys, item) for item in range(batch)] == pairs
+    assert costs.attention_flops_useful(case) == 2 * query_heads * sum(pairs) * sum(widths)
+    assert mask_density(case) == sum(pairs) / (batch * queries * keys)
 
 
 @pytest.mark.parametrize(

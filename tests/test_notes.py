@@ -14,7 +14,8 @@ import torch
 import attnbench
 from attnbench.api import dense_mask
 from attnbench.schema.case import Case, Position, parse_mask
-from attnbench.theory.costs import admitted_pairs, core_flops, projection_flops
+from attnbench.theory.costs import core_flops, projection_flops
+from attnbench.theory.masks import admitted_pairs
 from attnbench.worker.positions import rotated
 
 ROPE = Position(name="rope-interleaved")  # the pairs (2k, 2k + 1) of the notes

@@ -23,21 +23,24 @@ import msgspec
 import torch
 
 from attnbench.api.helpers import (
+    building_mask,
     compile_alone,
     dense_mask,
     hidden_and_blind,
     mask_for,
+    mask_spans,
     patterned,
     reason_against_compiling,
     run_file,
-    visible_blocks,
 )
 from attnbench.base.parameters import Parameter, Values, base_name, read_parameters
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
-from attnbench.schema.case import DEVICES, MASKS, PASSES, Case, Device, Dtype, Mask, Pass, Position
+from attnbench.schema.case import DEVICES, PASSES, Case, Device, Dtype, Mask, Pass, Position
+from attnbench.schema.mask import MASKS
 from attnbench.theory.costs import core_flops
 from attnbench.theory.law import parse
+from attnbench.theory.masks import visible_blocks
 from attnbench.theory.traits import TRAITS
 
 __all__ = [
@@ -49,11 +52,13 @@ __all__ = [
     "Position",
     "attention",
     "attention_builder",
+    "building_mask",
     "compile_alone",
     "core_flops",
     "dense_mask",
     "hidden_and_blind",
     "mask_for",
+    "mask_spans",
     "patterned",
     "reason_against_compiling",
     "recurrent_builder",
@@ -136,7 +141,7 @@ class Implementation:
             (case.device in self.devices, f"runs on {', '.join(self.devices)}, not {case.device}"),
             (case.pass_ in self.passes, f"has no {case.pass_} pass"),
             (
-                case.unmasked or case.mask.text.partition(":")[0] in self.masks,
+                case.unmasked or case.mask.name in self.masks,
                 f"takes masks {', '.join(self.masks)}, not {case.mask.text}",
             ),
             (self.gqa or case.kv_heads == case.heads, "takes no grouped key/value heads"),

@@ -8,8 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,60 @@ from attnbench.schema.case import Case, Mask
 _numbers = itertools.count()
 
 
+class _MaskClock:
+    """`with building_mask:` what is done within makes a mask; its time is `mask_build_us`.
+
+    Host time since `reset`, None where no mask was made.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was spent."""
+        self.spent_us: float | None = None
+        self._begins: list[float] = []
+
+    def __enter__(self) -> None:
+        self._begins.append(self._now())
+
+    def __exit__(self, *_: object) -> None:
+        begin = self._begins.pop()
+        if not self._begins:  # the outermost one has counted the others, too
+            self.spent_us = (self.spent_us or 0.0) + (self._now() - begin) * 1e6
+
+    def _now(self) -> float:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+building_mask = _MaskClock()
+
+
+def mask_spans(
+    mask: Mask, queries: int, keys: int, device: str, *, item: int = 0, rows: range | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Half-open ranges of keys that the queries in `rows` see: (len(rows),) firsts, and ends.
+
+    Of batch item `item`. As `Mask.span`, of many queries at once; one is blind where first >= end.
+    """
+    rows = range(queries) if rows is None else rows
+    place = torch.arange(rows.start, rows.stop, device=device) + (keys - queries)
+    first, end = torch.zeros_like(place), torch.full_like(place, keys)
+    if mask.before is not None:
+        first = (place - mask.before).clamp_(min=0)
+    if mask.documents:
+        starts = torch.tensor(mask.document_starts, device=device)
+        place_0 = place.clamp(min=0)
+        inside = place_0 % starts[-1]
+        begin = place_0 - inside + starts[torch.searchsorted(starts, inside, right=True) - 1]
+        first = torch.maximum(first, begin)
+    if mask.after is not None:
+        end = (place + (mask.after + 1)).clamp_(min=mask.prefix)
+    return first, end.clamp_(max=mask.length(keys, item))
+
+
 def dense_mask(
     mask: Mask,
     queries: int,
@@ -29,37 +84,44 @@ def dense_mask(
     *,
     first_query: int = 0,
     count: int | None = None,
+    batch: int = 1,
 ) -> torch.Tensor:
-    """Boolean (count, keys) tensor, True where query `first_query`+i of `queries` sees key j."""
-    count = queries - first_query if count is None else count
-    query = torch.arange(first_query, first_query + count, device=device).unsqueeze(1)
-    offset = torch.arange(keys, device=device) - (query + (keys - queries))
-    admitted = torch.ones_like(offset, dtype=torch.bool)
-    if mask.before is not None:
-        admitted &= offset >= -mask.before
-    if mask.after is not None:
-        admitted &= offset <= mask.after
-    return admitted
+    """Boolean tensor, True where query `first_query`+i of `queries` sees key j.
+
+    (count, keys), or (batch, 1, count, keys) of a mask that differs between batch items.
+    """
+    with building_mask:
+        end = queries if count is None else first_query + count
+        key, rows = torch.arange(keys, device=device), range(first_query, end)
+        of_items = []
+        for item in range(min(batch, mask.items)):
+            firsts, ends = mask_spans(mask, queries, keys, device, item=item, rows=rows)
+            of_items.append((key >= firsts.unsqueeze(1)).logical_and_(key < ends.unsqueeze(1)))
+        if not mask.lengths:
+            return of_items[0]
+        return torch.stack([of_items[item % mask.items] for item in range(batch)]).unsqueeze(1)
 
 
 def mask_for(case: Case) -> torch.Tensor | None:
-    """The case's boolean (L, S) mask on its device, or None where every pair is admitted."""
+    """The case's boolean mask as `dense_mask` makes it, or None where every pair is admitted."""
     if case.unmasked:
         return None
-    return dense_mask(case.mask, case.seq_len, case.kv_len, case.device)
+    return dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
 
 
 def hidden_and_blind(case: Case) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(L, S) mask of the pairs to hide, and (L, 1) mask of the queries that see no key.
+    """(…, L, S) mask of the pairs to hide, and (…, L, 1) mask of the queries that see no key.
 
-    A row of hidden pairs alone would make softmax NaN, so blind queries are left to see every
-    key; they must lose their output, and with it their gradient, afterwards.
+    Both (B, 1, …) for a mask that differs between batch items. A row of hidden pairs alone would
+    make softmax NaN, so blind queries are left to see every key; they must lose their output, and
+    with it their gradient, afterwards.
     """
-    admitted_LS = mask_for(case)
-    if admitted_LS is None:
+    if case.unmasked:
         return None, None
-    blind_L1 = ~admitted_LS.any(dim=1, keepdim=True)
-    return ~(admitted_LS | blind_L1), blind_L1 if bool(blind_L1.any()) else None
+    with building_mask:
+        admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+        blind = ~admitted.any(dim=-1, keepdim=True)
+        return ~(admitted | blind), blind if bool(blind.any()) else None
 
 
 def patterned(case: Case, admitted: torch.Tensor) -> Callable[..., torch.Tensor]:
@@ -80,19 +142,6 @@ def patterned(case: Case, admitted: torch.Tensor) -> Callable[..., torch.Tensor]
         return weights @ v_BHSV
 
     return attend
-
-
-def visible_blocks(case: Case, queries: int, keys: int = 1) -> Iterator[tuple[range, range]]:
-    """Each block of `queries` queries with the keys that at least one of them sees.
-
-    The keys are a range from the first to the last one seen, widened to whole blocks of `keys`;
-    empty where no query of the block sees any.
-    """
-    for first in range(0, case.seq_len, queries):
-        rows = range(first, min(first + queries, case.seq_len))
-        low, _ = case.mask.span(rows[0], case.seq_len, case.kv_len)
-        _, high = case.mask.span(rows[-1], case.seq_len, case.kv_len)
-        yield rows, range(low // keys * keys, min(-(-high // keys) * keys, case.kv_len))
 
 
 def compile_alone(

@@ -176,7 +176,11 @@ AXES: tuple[tuple[str, Any, str], ...] = (
     ("--kv-lens", SIZES, "keys and values S [as seq-lens]"),
     ("--head-dims", SIZES, "D [64]"),
     ("--value-dims", SIZES, "V [as head-dims]"),
-    ("--masks", NAMES, "full, causal, window:256 [full]"),
+    (
+        "--masks",
+        NAMES,
+        "full, causal, window:256, prefix:128, document:64+128, padding:300+512 [full]",
+    ),
     ("--positions", NAMES, "none, rope, rope-interleaved, rope:500000 [none]"),
     (
         "--widths",

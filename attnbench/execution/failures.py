@@ -15,11 +15,15 @@ from attnbench.execution.checks import CheckResult
 from attnbench.planning.battery import Item
 from attnbench.planning.plan import work
 from attnbench.schema.case import Case
+from attnbench.schema.mask import MASKS
 
 # What a kernel may do wrong in some cases alone; of equally telling ones the first is named.
 FEATURES: dict[str, Callable[[Item], bool]] = {
-    "causal": lambda item: not item.case.unmasked and item.case.mask.before is None,
-    "window": lambda item: item.case.mask.before is not None,
+    **{
+        name: lambda item, name=name: item.case.mask.name == name and not item.case.unmasked  # type: ignore[misc]
+        for name in MASKS.names()
+        if name != "full"
+    },
     "unmasked": lambda item: item.case.unmasked,
     **{
         dtype: lambda item, dtype=dtype: item.case.dtype == dtype  # type: ignore[misc]

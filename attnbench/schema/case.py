@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
 import msgspec
 
-from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
+from attnbench.schema.mask import FULL
+from attnbench.schema.mask import Mask as Mask
+from attnbench.schema.mask import parse_mask as parse_mask
 
 Pass = Literal["forward", "backward", "both"]
 Device = Literal["cpu", "cuda"]
@@ -21,57 +22,6 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 PASSES: tuple[Pass, ...] = get_args(Pass)
 DEVICES: tuple[Device, ...] = get_args(Device)
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mask:
-    """A band around the bottom-right diagonal: query i sees keys i+S-L-before … i+S-L+after.
-
-    `None` for a bound means no bound on that side. `text` is how it is written on the command
-    line. With L queries and S keys the last query sees the last key (bottom-right alignment).
-    """
-
-    text: str = "full"
-    before: int | None = None
-    after: int | None = None
-
-    def span(self, query: int, queries: int, keys: int) -> tuple[int, int]:
-        """Half-open range of keys that `query` sees; empty where first >= last."""
-        diagonal = query + keys - queries
-        first = 0 if self.before is None else max(0, diagonal - self.before)
-        last = keys if self.after is None else min(keys, diagonal + self.after + 1)
-        return first, max(first, last)
-
-    def admits_all(self, queries: int, keys: int) -> bool:
-        """True where every query sees every key, so that no mask is needed at all."""
-        lowest = self.after is None or keys - queries + self.after >= keys - 1
-        highest = self.before is None or keys - 1 <= self.before
-        return lowest and highest
-
-
-# A mask, or what makes one of its width.
-MASKS: Registry[Mask | Callable[[int], Mask]] = Registry("mask", "--masks")
-MASKS.add("full", Mask())
-MASKS.add("causal", Mask(text="causal", after=0))
-# The query's own position counts as one of the keys, as in Mistral's sliding window.
-MASKS.add("window", lambda width: Mask(text=f"window:{width}", before=width - 1, after=0))
-
-
-def parse_mask(text: str) -> Mask:
-    """Read `full`, `causal` or `window:W`.
-
-    Raises:
-        UsageError: unknown mask, or a parameter that is missing or out of range.
-    """
-    name, colon, width = text.partition(":")
-    mask = MASKS.get(name)
-    if isinstance(mask, Mask):
-        if colon:
-            raise UsageError(f"mask '{name}' takes no parameter (--masks {name})")
-        return mask
-    if not (width.isascii() and width.isdecimal() and len(width) <= 12 and int(width) >= 1):
-        raise UsageError(f"mask {name} needs a width of at least 1 (--masks {name}:256)")
-    return mask(int(width))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +83,7 @@ class Case:
     kv_len: int = 0
     head_dim: int = 64
     value_dim: int = 0
-    mask: Mask = Mask()
+    mask: Mask = FULL
     position: Position = Position()
     width: int | None = None
     projection: str | None = None
@@ -192,7 +142,7 @@ class Case:
     def _differing(self) -> dict[str, Any]:
         plain = self.to_json()
         default = {f.name.rstrip("_"): f.default for f in fields(self)}
-        default |= {"mask": Mask().text, "position": Position().text}
+        default |= {"mask": FULL.text, "position": Position().text}
         default |= {name: plain[source] for name, source in _FOLLOWS.items()}
         return {name: value for name, value in plain.items() if value != default[name]}
 

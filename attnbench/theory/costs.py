@@ -1,4 +1,4 @@
-"""Theory: pairs admitted by a mask, useful FLOPs, least bytes, and formulas for opaque ops."""
+"""Theory: useful FLOPs, least bytes, and formulas for opaque ops."""
 
 from __future__ import annotations
 
@@ -6,26 +6,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from attnbench.schema.case import Case, Mask
-
-
-def admitted_pairs(mask: Mask, queries: int, keys: int) -> int:
-    """Exact number P of (query, key) pairs that the mask admits, in closed form."""
-    above = (
-        queries * keys
-        if mask.after is None
-        else _clipped_sum(keys - queries + mask.after + 1, queries, keys)
-    )
-    below = 0 if mask.before is None else _clipped_sum(keys - queries - mask.before, queries, keys)
-    return above - below
-
-
-def _clipped_sum(start: int, count: int, limit: int) -> int:
-    """Sum over i < count of min(limit, max(0, start + i))."""
-    first = max(0, -start)  # first i with a positive term
-    last = min(count, max(first, limit - start))  # from here on the term is `limit`
-    rising = (last - first) * (2 * start + first + last - 1) // 2 if last > first else 0
-    return rising + (count - max(last, first) if first < count else 0) * limit
+from attnbench.schema.case import Case
+from attnbench.theory.masks import admitted_pairs, batch_pairs
 
 
 def core_flops(case: Case, pairs: int, *, recompute: bool = True) -> int:
@@ -35,11 +17,16 @@ def core_flops(case: Case, pairs: int, *, recompute: bool = True) -> int:
     2·B·H·P·(D + V); backward 2·B·H·P·(3D + 2V), the recomputed scores included, or
     2·B·H·P·(2D + 2V) without `recompute`. Softmax, scaling and position encoding are left out.
     """
+    return case.batch * pairs * _flops_of_pair(case, recompute=recompute)
+
+
+def _flops_of_pair(case: Case, *, recompute: bool = True) -> int:
+    """Of one pair in all heads."""
     d, v = case.head_dim, case.value_dim
     forward = d + v
     backward = (3 if recompute else 2) * d + 2 * v
     per_pair = {"forward": forward, "backward": backward, "both": forward + backward}[case.pass_]
-    return 2 * case.batch * case.heads * pairs * per_pair
+    return 2 * case.heads * per_pair
 
 
 def why_core_flops(case: Case, flops: int) -> list[str]:
@@ -49,14 +36,13 @@ def why_core_flops(case: Case, flops: int) -> list[str]:
     full square, or something between, and the backward pass makes the scores again or not. Empty
     where `flops` is the useful number, or fits none of these.
     """
-    useful = admitted_pairs(case.mask, case.seq_len, case.kv_len)
-    square = case.seq_len * case.kv_len
+    useful, square = batch_pairs(case), case.batch * case.seq_len * case.kv_len
     every = f"the full square of pairs, of which the mask admits {100 * useful / square:.3g} %"
     kept = "no scores recomputed in the backward pass"
     for pairs, recompute in itertools.product((useful, square), (True, False)):
-        if flops == core_flops(case, pairs, recompute=recompute):
+        if flops == pairs * _flops_of_pair(case, recompute=recompute):
             return [every] * (pairs != useful) + [kept] * (not recompute)
-    pairs, rest = divmod(flops, core_flops(case, 1))
+    pairs, rest = divmod(flops, _flops_of_pair(case))
     if rest or not useful < pairs < square:
         return []
     return [f"whole blocks where the mask cuts through: {pairs / useful:.3g} x the admitted pairs"]
@@ -64,7 +50,7 @@ def why_core_flops(case: Case, flops: int) -> list[str]:
 
 def attention_flops_useful(case: Case) -> int:
     """`flops_useful` of the attention workload: exactly the admitted pairs."""
-    return core_flops(case, admitted_pairs(case.mask, case.seq_len, case.kv_len))
+    return batch_pairs(case) * _flops_of_pair(case)
 
 
 def projection_flops(case: Case, queries: int, keys: int) -> int:

@@ -12,7 +12,8 @@ import msgspec
 from attnbench.api import IMPLEMENTATIONS, implementation
 from attnbench.api.loader import BUILT_IN
 from attnbench.machine.facts import environment, reason_against_device
-from attnbench.schema.case import DEVICES, MASKS, Case, Device
+from attnbench.schema.case import DEVICES, Case, Device
+from attnbench.schema.mask import MASKS
 from attnbench.schema.messages import Catalogue, ImplementationInfo
 from attnbench.theory.traits import TRAITS, impossible
 from attnbench.worker.positions import POSITIONS

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -110,7 +110,8 @@ def _why(
     if case.workload != "attention":
         return {"explained": None}
     finite, keys = got.isfinite().all(-1), {}
-    blind = ~dense_mask(case.mask, case.seq_len, case.kv_len, case.device).any(-1)
+    sizes: Any = case.seq_len, case.kv_len, case.device
+    blind = ~dense_mask(case.mask, *sizes, batch=case.batch).any(-1)
     if name == "o" and not finite.all() and bool((finite == ~blind).all()):
         return {"explained": ["rows-without-keys"]}
     if name == "o" and finite.any():
@@ -172,11 +173,12 @@ class _Rows:
         batch, head, query = rows
         k_RSD = rotated(k, case.position, places)[batch, groups[head]]
         scores_RS = (k_RSD @ q[rows].unsqueeze(-1)).squeeze(-1)
-        admitted_LS = dense_mask(mask or case.mask, case.seq_len, case.kv_len, case.device)
+        mask, sizes = mask or case.mask, (case.seq_len, case.kv_len, case.device)
+        admitted = dense_mask(mask, *sizes, batch=case.batch)
         return cls(
             scores_RS=scores_RS * (case.softmax_scale if scale is None else scale),
             v_RSV=v[batch, groups[head]],
-            admitted_RS=admitted_LS[query],
+            admitted_RS=admitted[batch, 0, query] if mask.lengths else admitted[query],
         )
 
     def outputs(self) -> torch.Tensor:
@@ -219,27 +221,38 @@ class _Rows:
 
 
 _MASKED = ("mask-ignored", "always-causal", "one-key-more", "one-key-less", "top-left",
-           "window-wider", "window-narrower", "window-ignored")  # fmt: skip
+           "window-wider", "window-narrower", "window-ignored", "prefix-ignored", "prefix-longer",
+           "prefix-shorter", "documents-ignored", "first-length")  # fmt: skip
 
 
 def _variants(
     case: Case, tensors: Tensors, before: Tensors | None
 ) -> Iterator[tuple[str, Tensors, dict[str, Any]]]:
     """What kernels often do instead: a code, its inputs, what changes in `_Rows.of`."""
-    low, high, shift = case.mask.before, case.mask.after, case.seq_len - case.kv_len
+    mask, shift = case.mask, case.seq_len - case.kv_len
     masks = {"mask-ignored": Mask()} if not case.unmasked else {"always-causal": Mask(after=0)}
-    if high is not None:
-        masks["one-key-more"] = Mask(before=low, after=high + 1)
-        masks["one-key-less"] = Mask(before=low, after=high - 1)
-        if shift:
-            left = None if low is None else low - shift
-            masks["top-left"] = Mask(before=left, after=high + shift)
-    if low is not None:
-        masks["window-wider"] = Mask(before=low + 1, after=high)
-        masks["window-narrower"] = Mask(before=low - 1, after=high)
-        masks["window-ignored"] = Mask(after=high)
-    for code, mask in masks.items():
-        yield code, tensors, {"mask": mask}
+    if mask.after is not None:
+        masks["one-key-more"] = replace(mask, after=mask.after + 1)
+        masks["one-key-less"] = replace(mask, after=mask.after - 1)
+        if shift and not mask.documents:
+            left = None if mask.before is None else mask.before - shift
+            masks["top-left"] = replace(mask, before=left, after=mask.after + shift)
+    if mask.before is not None:
+        masks["window-wider"] = replace(mask, before=mask.before + 1)
+        masks["window-narrower"] = replace(mask, before=mask.before - 1)
+        masks["window-ignored"] = replace(mask, before=None)
+    if mask.prefix:
+        masks["prefix-ignored"] = replace(mask, prefix=0)
+        masks["prefix-longer"] = replace(mask, prefix=mask.prefix + 1)
+        masks["prefix-shorter"] = replace(mask, prefix=mask.prefix - 1)
+    if mask.documents:
+        masks["documents-ignored"] = replace(mask, documents=())
+    if mask.lengths:
+        masks["one-key-more"] = replace(mask, lengths=tuple(x + 1 for x in mask.lengths))
+        masks["one-key-less"] = replace(mask, lengths=tuple(x - 1 for x in mask.lengths))
+        masks["first-length"] = replace(mask, lengths=mask.lengths[:1])
+    for code, other_mask in masks.items():
+        yield code, tensors, {"mask": other_mask}
     scale, head_dim, log2_e = case.softmax_scale, case.head_dim, math.log2(math.e)
     scales = {"missing": 1.0, "1/D": 1 / head_dim, "twice": scale**2, "sqrt(D)": head_dim**0.5,
               "log2(e)": scale * log2_e, "ln(2)": scale / log2_e}  # fmt: skip

@@ -93,12 +93,14 @@ def fill_local(
 def needle_pairs(mask: Mask, queries: int, keys: int, seed: int) -> list[tuple[int, int]]:
     """(query, key) pairs with distinct keys: span ends, block ends, random ones, hidden ones.
 
-    A hidden needle lies just outside the query's span: a mask that is off by one lets it in.
+    A hidden needle lies just outside the query's span: a mask that is off by one lets it in. Of a
+    mask that differs between batch items, each in turn.
     """
     generator = torch.Generator().manual_seed(seed)
     chosen: dict[int, int] = {}
     for query in torch.randperm(queries, generator=generator)[: 4 * _NEEDLES].tolist():
-        first, last = mask.span(query, queries, keys)
+        item = len(chosen) // 5 % mask.items
+        first, last = mask.span(query, queries, keys, item)
         if last <= first:
             continue
         any_key = first + int(torch.randint(last - first, (1,), generator=generator))

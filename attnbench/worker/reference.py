@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -136,7 +137,7 @@ def _plain(
     wide = torch.promote_types(q.dtype, torch.float32)
     o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
-    for rows, hidden, blind in _blocks(case, q, len(q)):
+    for rows, hidden, blind in _blocks(case, q, slice(None)):
         scores = _product(q[..., rows, :] * case.softmax_scale, k.mT)
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
@@ -181,7 +182,7 @@ def _with_terms(
         some = slice(first, first + few)
         k_PSD, v_PSV = k[some, 0], v[some, 0]
         k_squares = (k_PSD * case.softmax_scale).to(single).square_()
-        for rows, hidden, blind in _blocks(case, q, few):
+        for rows, hidden, blind in _blocks(case, q, some):
             at = some, slice(None), rows
             heads = scaled[at].shape[:3]
             q_PMD = scaled[at].flatten(1, 2)
@@ -266,13 +267,14 @@ def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
 
 
 def _blocks(
-    case: Case, q: torch.Tensor, groups: int
+    case: Case, q: torch.Tensor, some: slice
 ) -> Iterator[tuple[slice, torch.Tensor | None, torch.Tensor | None]]:
     """Rows of queries, the pairs hidden from them, and which of them see no key at all.
 
-    So many that the scores of `groups` groups of heads fill a block.
+    So many that the scores of `some` groups of heads fill a block. What is hidden has a row of axes
+    for each group, (groups, 1, …), where the mask differs between batch items.
     """
-    wide = groups * q.shape[1] * case.kv_len
+    wide = len(range(len(q))[some]) * q.shape[1] * case.kv_len
     count = max(1, _BLOCK_ELEMENTS[q.device.type] // wide)
     for first in range(0, case.seq_len, count):
         rows = slice(first, min(case.seq_len, first + count))
@@ -280,7 +282,10 @@ def _blocks(
             yield rows, None, None
             continue
         sizes = case.seq_len, case.kv_len, str(q.device)
-        admitted = dense_mask(case.mask, *sizes, first_query=first, count=rows.stop - first)
+        some_rows: Any = {"first_query": first, "count": rows.stop - first}
+        admitted = dense_mask(case.mask, *sizes, **some_rows, batch=case.batch)
+        if admitted.ndim > 2:
+            admitted = admitted.repeat_interleave(case.kv_heads, dim=0)[some]
         blind = ~admitted.any(-1, keepdim=True)
         yield rows, ~admitted & ~blind, blind
 

@@ -119,14 +119,14 @@ class Laws:
     def of(self, impl: str, quantity: Literal["time", "flops", "memory"], case: Case) -> Law | None:
         """How a quantity grows in the case's workload: FLOPs as time unless declared apart.
 
-        A window may need less than is declared for all pairs.
+        They are declared for the masks full and causal; under another it may need less.
         """
         row = self._rows.get(base_name(impl)) or {}
         field: str = quantity
         if quantity == "flops":
             field = "flops_law" if row.get("flops_law") else "time"
-        windowed = case.mask.before is not None
-        key = impl, field, case.workload, case.cache, case.projection, windowed
+        masked = case.mask.name not in ("full", "causal")
+        key = impl, field, case.workload, case.cache, case.projection, masked
         if key not in self._known:
             text, law = row.get(field), None
             try:
@@ -137,7 +137,7 @@ class Laws:
             if core:
                 traits = TRAITS.get(case.workload)
                 law = (traits.memory if field == "memory" else traits.time)(core, case)
-            self._known[key] = law.upper() if law and windowed else law
+            self._known[key] = law.upper() if law and masked else law
         return self._known[key]
 
 

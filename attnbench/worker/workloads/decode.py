@@ -202,8 +202,8 @@ class _Decode(Workload):
     """x_BNE -> the layer's output for the last T tokens, one step a token; forward only."""
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
-        if case.mask.after is None:
-            return f"decode is causal; mask {case.mask.text} makes no sense"
+        if case.mask.name not in ("causal", "window"):
+            return f"decode is causal; mask {case.mask.text} makes no sense (--masks causal)"
         return super().reason_against(case, impl)
 
     def core_case(self, case: Case) -> Case:

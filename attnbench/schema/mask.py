@@ -1,0 +1,144 @@
+"""Masks: which keys each query sees. Of every query it is one contiguous range."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from attnbench.base.parameters import Parameter, read_parameters
+from attnbench.base.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """Bounds on the keys of a query, all of which hold; `text` is as on the command line.
+
+    With L queries and S keys the place of query i among the keys is i + S - L (bottom-right: the
+    last query stands where the last key does). It sees keys place-before … place+after, None being
+    no bound on that side, and beside them the first `prefix` keys. `documents` are the lengths of
+    packed sequences, in turn until all keys have one: it sees none before its own. Batch item b has
+    the first `lengths`[b mod count] keys alone.
+
+    Neither end of a query's range lies before that of the query before, and the ranges of queries
+    in a row leave no gap: what a block of queries sees follows from its first and its last one.
+    """
+
+    text: str = "full"
+    before: int | None = None
+    after: int | None = None
+    prefix: int = 0
+    documents: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its kind: `window` of `window:256`."""
+        return self.text.partition(":")[0]
+
+    @property
+    def items(self) -> int:
+        """How many batch items differ: item b is masked as item b mod `items`."""
+        return len(self.lengths) or 1
+
+    def span(self, query: int, queries: int, keys: int, item: int = 0) -> tuple[int, int]:
+        """Half-open range of keys that `query` of batch item `item` sees; empty where it is blind.
+
+        `api.helpers.mask_spans` has those of many queries.
+        """
+        place = query + keys - queries
+        first = 0 if self.before is None else max(0, place - self.before)
+        if self.documents:
+            starts = self.document_starts
+            inside = max(0, place) % starts[-1]
+            own = starts[bisect_right(starts, inside) - 1]
+            first = max(first, max(0, place) - inside + own)
+        last = keys if self.after is None else max(self.prefix, place + self.after + 1)
+        last = min(last, self.length(keys, item))
+        return first, max(first, last)
+
+    @property
+    def document_starts(self) -> list[int]:
+        """Where each document begins, and where the first begins again."""
+        return list(itertools.accumulate(self.documents, initial=0))
+
+    def length(self, keys: int, item: int = 0) -> int:
+        """How many of the keys batch item `item` has."""
+        return min(keys, self.lengths[item % self.items]) if self.lengths else keys
+
+    def admits_all(self, queries: int, keys: int) -> bool:
+        """True where every query sees every key, so that no mask is needed at all."""
+        return all(
+            self.span(0, queries, keys, item)[1] == keys
+            and self.span(queries - 1, queries, keys, item)[0] == 0
+            for item in range(self.items)
+        )
+
+
+FULL = Mask()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskKind:
+    """What makes a mask of its parameters; `doc` is a line for people."""
+
+    doc: str
+    make: Callable[..., Mask]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+MASKS: Registry[MaskKind] = Registry("mask", "--masks")
+MASKS.add("full", MaskKind(doc="every query sees every key", make=Mask))
+MASKS.add(
+    "causal",
+    MaskKind(
+        doc="none after its own place, the last query's being the last key",
+        make=lambda: Mask(after=0),
+    ),
+)
+# The query's own position counts as one of the keys, as in Mistral's sliding window.
+MASKS.add(
+    "window",
+    MaskKind(
+        doc="window:256: causal, the last 256 keys alone",
+        make=lambda width: Mask(before=width - 1, after=0),
+        parameters={"width": Parameter()},
+    ),
+)
+# A prefix language model: Raffel et al. 2020 (arXiv 1910.10683), figure 4.
+MASKS.add(
+    "prefix",
+    MaskKind(
+        doc="prefix:128: causal, but the first 128 keys are seen by all",
+        make=lambda keys: Mask(after=0, prefix=keys),
+        parameters={"keys": Parameter()},
+    ),
+)
+MASKS.add(
+    "document",
+    MaskKind(
+        doc="document:64+128: packed sequences of these lengths in turn, each causal",
+        make=lambda lengths: Mask(after=0, documents=lengths),
+        parameters={"lengths": Parameter(many=True)},
+    ),
+)
+MASKS.add(
+    "padding",
+    MaskKind(
+        doc="padding:300+512: batch items of these lengths in turn, the other keys are padding",
+        make=lambda lengths: Mask(lengths=lengths),
+        parameters={"lengths": Parameter(many=True)},
+    ),
+)
+
+
+def parse_mask(text: str) -> Mask:
+    """Read a mask as on the command line, such as `causal`, `window:256`, `document:64+128`.
+
+    Raises:
+        UsageError: unknown mask, or a parameter that is missing or out of range.
+    """
+    kind = MASKS.get(text.partition(":")[0])
+    name, values = read_parameters(text, kind.parameters, "mask", "--masks")
+    return replace(kind.make(**values), text=name)

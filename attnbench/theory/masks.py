@@ -1,0 +1,86 @@
+"""The pairs of queries and keys that a mask admits: their number, and the blocks that hold them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from attnbench.schema.case import Case, Mask
+
+BLOCK = 128  # queries and keys of a block in `mask_block_density`, FlexAttention's default
+
+
+def admitted_pairs(mask: Mask, queries: int, keys: int, item: int = 0) -> int:
+    """Exact number P of (query, key) pairs that the mask admits in batch item `item`."""
+    if not mask.documents:
+        return _pairs_of_band(mask, queries, keys, mask.length(keys, item))
+    # Each document is a band of its own: the last query that stands in it is at its last key.
+    found, first = 0, 0
+    for length in itertools.cycle(mask.documents):
+        end = min(first + length, keys)
+        inside = max(0, end - max(first, keys - queries))
+        found += _pairs_of_band(mask, inside, end - first, end - first)
+        if end == keys:
+            return found
+        first = end
+    raise AssertionError("a mask of documents has at least one")
+
+
+def _pairs_of_band(mask: Mask, queries: int, keys: int, length: int) -> int:
+    """In closed form; the keys from `length` on are padding."""
+    always = min(mask.prefix, length)
+    above = queries * (length if mask.after is None else always)
+    if mask.after is not None:
+        above += _clipped_sum(keys - queries + mask.after + 1 - always, queries, length - always)
+    below = (
+        0 if mask.before is None else _clipped_sum(keys - queries - mask.before, queries, length)
+    )
+    return above - below
+
+
+def _clipped_sum(start: int, count: int, limit: int) -> int:
+    """Sum over i < count of min(limit, max(0, start + i))."""
+    first = max(0, -start)  # first i with a positive term
+    last = min(count, max(first, limit - start))  # from here on the term is `limit`
+    rising = (last - first) * (2 * start + first + last - 1) // 2 if last > first else 0
+    return rising + (count - max(last, first) if first < count else 0) * limit
+
+
+def batch_pairs(case: Case) -> int:
+    """Pairs that the case's mask admits in all batch items together."""
+    whole, rest = divmod(case.batch, case.mask.items)
+    return sum(
+        (whole + (item < rest)) * admitted_pairs(case.mask, case.seq_len, case.kv_len, item)
+        for item in range(case.mask.items)
+    )
+
+
+def visible_blocks(
+    case: Case, queries: int, keys: int = 1, item: int = 0
+) -> Iterator[tuple[range, range]]:
+    """Each block of `queries` queries with the keys that at least one of them sees.
+
+    Of batch item `item`. The keys are a range from the first to the last one seen, widened to whole
+    blocks of `keys`; empty where no query of the block sees any.
+    """
+    for first in range(0, case.seq_len, queries):
+        rows = range(first, min(first + queries, case.seq_len))
+        low, _ = case.mask.span(rows[0], case.seq_len, case.kv_len, item)
+        _, high = case.mask.span(rows[-1], case.seq_len, case.kv_len, item)
+        yield rows, range(low // keys * keys, min(-(-high // keys) * keys, case.kv_len))
+
+
+def mask_density(case: Case) -> float:
+    """Admitted pairs / all pairs."""
+    return batch_pairs(case) / (case.batch * case.seq_len * case.kv_len)
+
+
+def mask_block_density(case: Case) -> float:
+    """Blocks of 128 queries and 128 keys that hold an admitted pair / all such blocks."""
+    rows, columns = (-(-length // BLOCK) for length in (case.seq_len, case.kv_len))
+    seen = sum(
+        -(-len(keys) // BLOCK)
+        for item in range(case.batch)
+        for _, keys in visible_blocks(case, BLOCK, BLOCK, item % case.mask.items)
+    )
+    return seen / (case.batch * rows * columns)

@@ -1,0 +1,89 @@
+"""Masks: what they admit, held against each in words; what is read, and what blocks they need."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnbench.api import dense_mask, mask_for
+from attnbench.errors import UsageError
+from attnbench.schema.case import Case, parse_mask
+from attnbench.schema.mask import MASKS
+from attnbench.theory.masks import BLOCK, mask_block_density, visible_blocks
+from tests.masks import admitted, masks, sizes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "causl", "window", "window:0", "window:x", "full:3", "prefix", "prefix:0", "document:",
+        "document:8+", "document:8+0", "padding:0", "padding:8:8", "window:widht=8",
+    ],
+)  # fmt: skip
+def test_masks_that_make_no_sense_are_refused_in_one_line(text):
+    with pytest.raises(UsageError, match=r"mask .*--masks") as caught:
+        parse_mask(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mask_has_one_text_however_it_is_written():
+    assert parse_mask("window:width=8") == parse_mask("window:8")
+    assert parse_mask("document:lengths=64+128").text == "document:64+128"
+    assert parse_mask("padding:3").name == "padding"
+
+
+def test_the_query_s_own_key_is_one_of_a_window():
+    assert parse_mask("window:1").span(4, 9, 9) == (4, 5)
+    assert parse_mask("window:3").span(4, 9, 9) == (2, 5)
+
+
+@given(text=masks, queries=sizes, keys=sizes, item=st.integers(0, 3))
+def test_the_span_of_a_query_holds_exactly_the_keys_that_its_mask_admits(text, queries, keys, item):
+    mask, expected = parse_mask(text), admitted(text, queries, keys, item)
+    for query in range(queries):
+        first, last = mask.span(query, queries, keys, item)
+        assert set(range(first, last)) == set(np.flatnonzero(expected[query]))
+    whole = all(admitted(text, queries, keys, b).all() for b in range(mask.items))
+    assert mask.admits_all(queries, keys) == whole
+
+
+@given(text=masks, queries=sizes, keys=sizes, batch=st.integers(1, 4), first=sizes, data=st.data())
+def test_a_dense_mask_admits_what_its_mask_admits(text, queries, keys, batch, first, data):
+    first = data.draw(st.integers(0, queries - 1))
+    found = dense_mask(parse_mask(text), queries, keys, "cpu", first_query=first, batch=batch)
+    by_item = found.expand(batch, 1, queries - first, keys).squeeze(1).numpy()
+    for item in range(batch):
+        assert (by_item[item] == admitted(text, queries, keys, item)[first:]).all()
+    case = Case(batch=batch, seq_len=queries, kv_len=keys, mask=parse_mask(text))
+    assert (mask_for(case) is None) == case.unmasked
+
+
+@given(text=masks, queries=sizes, keys=sizes, rows=st.integers(1, 5), columns=st.integers(1, 5))
+def test_visible_blocks_are_those_that_hold_an_admitted_pair(text, queries, keys, rows, columns):
+    case = Case(batch=3, seq_len=queries, kv_len=keys, mask=parse_mask(text))
+    for item in range(3):
+        expected = admitted(text, queries, keys, item)
+        for i, j in visible_blocks(case, rows, columns, item):
+            seen = expected[i.start : i.stop].any(0)
+            blocks = {int(key) // columns for key in np.flatnonzero(seen)}
+            assert {key // columns for key in j} == blocks
+
+
+def test_the_density_of_blocks_counts_those_of_128_that_are_not_empty():
+    def of(text: str, **sizes: int) -> float:
+        return mask_block_density(Case(mask=parse_mask(text), **sizes))  # type: ignore[arg-type]
+
+    n = 4 * BLOCK
+    assert of("full", seq_len=n) == 1
+    assert of("causal", seq_len=n) == 10 / 16
+    assert of("causal", seq_len=n - 5) == 10 / 16
+    assert of("window:2", seq_len=n) == 7 / 16
+    assert of(f"document:{BLOCK}", seq_len=n) == 4 / 16
+    assert of("prefix:1", seq_len=n) == 10 / 16
+    assert of("padding:1+129", seq_len=n, batch=2) == (4 + 8) / 32
+
+
+def test_every_mask_is_described_by_a_text_that_reads():
+    for name, kind in MASKS.items():
+        example = kind.doc.split(": ")[0] if kind.parameters else name
+        assert parse_mask(example).name == name
