@@ -16,7 +16,7 @@ ITEMS = battery("cpu", DTYPES)
 ALL: set[tuple[str, str, str]] = {(item.name, item.case.pass_, item.case.dtype) for item in ITEMS}
 
 
-MASKED = {
+MASKED: set[tuple[str, str, str]] = {
     (item.name, item.case.pass_, item.case.dtype)
     for item in ITEMS
     if not WORKLOADS.get(item.case.workload).core_case(item.case).unmasked

@@ -71,7 +71,9 @@ def check(watch: bool, **options: Any) -> None:
 
     The battery has odd lengths, L != S both ways, grouped heads, D != V, n = 1, large logits,
     strided inputs, rows without keys, rotary encodings and decoding, each on two draws of inputs
-    in the same tensors, with planted needle keys. What an implementation cannot take is
+    in the same tensors, with planted needle keys; and properties that hold for every method: no
+    look ahead, batch and heads apart, any order of keys, any block size, exact in its limit,
+    gradients by finite differences. What an implementation cannot take is
     `unsupported`, with the reason. Of each kind of failure the simplest is shown in full. Exits 1
     on any failure.
     """
@@ -181,12 +183,13 @@ def _line(result: CheckResult) -> str:
 
 def _print_checks(results: list[CheckResult]) -> None:
     """A row for each implementation: how many checks passed, and why it was not run."""
+    from attnbench.base.parameters import base_name
     from attnbench.base.units import digits
     from attnbench.report.tables import table
 
     rows = []
-    for impl in dict.fromkeys(result.impl for result in results):
-        own = [result for result in results if result.impl == impl]
+    for impl in dict.fromkeys(base_name(result.impl) for result in results):
+        own = [result for result in results if base_name(result.impl) == impl]
         counts = Counter(result.status for result in own)
         failed = sum(result.failed for result in own)
         ratios = [r.metrics["error_ratio"] for r in own if r.metrics.get("error_ratio") is not None]

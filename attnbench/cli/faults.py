@@ -19,6 +19,7 @@ _CODES = {
     "device": "{tensor} is on {got}, expected {expected}",
     "not-finite": "{tensor} is not finite",
     "wrong": "{tensor} is wrong",
+    "property": "this does not hold: {property}",
     "raised": "it raises {type}",
     "timeout": "it hangs",
     "crashed": "it ends its process",

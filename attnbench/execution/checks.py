@@ -10,7 +10,7 @@ from attnbench.base.parameters import base_name
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner, Watch
-from attnbench.planning.battery import Item, battery
+from attnbench.planning.battery import Item, battery, small
 from attnbench.planning.plan import chosen, named
 from attnbench.schema.messages import CheckItem
 from attnbench.schema.record import Cell
@@ -70,9 +70,10 @@ def run_checks(
     """Check the named implementations; those of the user's files if any, else all, by default.
 
     Small tensors gain nothing from several threads, which beside other work wait for each other.
-    Those that compile take the brief items alone unless `full`: a compilation takes many seconds
-    a case. `watch` is as a runner's; `planned` is called with the number of checks, and `checked`
-    with each result as it comes.
+    Those that compile take the brief items alone unless `full`: a compilation takes many seconds a
+    case. Those with parameters are checked with smaller ones, too, in the first dtype. `watch` is
+    as a runner's; `planned` is called with the number of checks, and `checked` with each result as
+    it comes.
 
     Raises:
         UsageError: an unknown name or dtype, a file that does not load, a device not there.
@@ -84,6 +85,8 @@ def run_checks(
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}
         wanted_names = named(chosen(names or (), runner.own), catalogue) or list(rows)
+        smaller = [small(rows[name]) for name in wanted_names if name in rows]
+        wanted_names = list(dict.fromkeys([*wanted_names, *filter(None, smaller)]))
         rows |= {name: rows[base_name(name)] for name in wanted_names}
         items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
         compiles = {name for name in wanted_names if rows[name].compiles}
@@ -93,6 +96,7 @@ def run_checks(
             for name in wanted_names
             if item.case.workload in rows[name].workloads
             and (full or item.brief or name not in compiles)
+            and (name not in smaller or item.case.dtype == dtypes[0])
         ]
         if not pairs:
             raise UsageError(

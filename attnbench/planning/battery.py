@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnbench.schema.case import Case, Device, Dtype, Pass, Position, parse_mask
+from attnbench.schema.messages import ImplementationInfo
 
-_CAUSAL, _WINDOW = parse_mask("causal"), parse_mask("window:8")
+_FULL, _CAUSAL, _WINDOW = parse_mask("full"), parse_mask("causal"), parse_mask("window:8")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
     """One check: a name for people, the case, and how its inputs are drawn.
 
+    Or, as `draw["property"]`, which of `worker.properties` is to hold.
     `brief` items are also run for implementations that compile, which takes many seconds a case.
     """
 
@@ -22,6 +24,19 @@ class Item:
     case: Case
     draw: dict[str, Any] = field(default_factory=dict)
     brief: bool = False
+
+
+def small(info: ImplementationInfo) -> str | None:
+    """The implementation with whole parameters an eighth as large; None where it has none.
+
+    At those it is used with, a window or a block may hold all that the battery's cases have.
+    """
+    values = [
+        f"{key}={max(1, parameter.default // 8)}"
+        for key, parameter in info.parameters.items()
+        if isinstance(parameter.default, int) and parameter.default > 1
+    ]
+    return ":".join([info.name, *values]) if values else None
 
 
 def battery(device: Device, dtypes: tuple[Dtype, ...]) -> list[Item]:
@@ -36,7 +51,26 @@ def battery(device: Device, dtypes: tuple[Dtype, ...]) -> list[Item]:
     around: dict[str, Any] = {
         "device": device, "dtype": dtypes[0], "batch": 2, "head_dim": 16, "width": 48
     }  # fmt: skip
-    return [*items, *_decode(around), *_layer(around), *_recurrent(around)]
+    properties = _properties(device, dtypes[0])
+    return [*items, *properties, *_decode(around), *_layer(around), *_recurrent(around)]
+
+
+def _properties(device: Device, dtype: Dtype) -> Iterator[Item]:
+    """Items of `worker.properties`, by name. Long enough for several blocks of what has blocks."""
+    sizes: dict[str, Any] = {"device": device, "dtype": dtype, "head_dim": 16}
+    long: dict[str, Any] = sizes | {"seq_len": 600, "heads": 2}
+    tiny: dict[str, Any] = sizes | {"dtype": "float64", "seq_len": 9, "heads": 2, "head_dim": 3}
+    cases: dict[str, list[dict[str, Any]]] = {
+        "no-look-ahead": [long | {"mask": _CAUSAL}],
+        "batch-and-heads-apart": [long | {"batch": 2, "mask": mask} for mask in (_FULL, _CAUSAL)],
+        "any-order-of-keys": [long],
+        "any-block-size": [long | {"mask": mask} for mask in (_FULL, _CAUSAL)],
+        "exact-in-its-limit": [long | {"seq_len": 256, "mask": mask} for mask in (_FULL, _CAUSAL)],
+        "gradcheck": [tiny | {"pass_": "both", "mask": mask} for mask in (_FULL, _CAUSAL)],
+    }
+    for name, several in cases.items():
+        for chosen in several:
+            yield Item(name=name, case=Case(**chosen), draw={"property": name})
 
 
 def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:

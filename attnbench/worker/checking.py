@@ -15,8 +15,9 @@ from attnbench.api import Implementation, implementation
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.worker.inputs import Draw, Tensors
+from attnbench.worker.properties import PROPERTIES
 from attnbench.worker.reference import Reference
-from attnbench.worker.trial import Trial, classify
+from attnbench.worker.trial import IncorrectError, Trial, classify, raised, restore_settings
 from attnbench.worker.workloads import WORKLOADS
 
 
@@ -140,11 +141,13 @@ def check_item(
 ) -> dict[str, Any]:
     """Check `name` in `case` without any timing; status, reason and errors as plain JSON.
 
-    `options` are the fields of `Draw` that the battery sets (amplitude, layout); `at` is called
-    with each stage as it begins.
+    `options` are the fields of `Draw` that the battery sets (amplitude, layout), or the `property`
+    that is to hold; `at` is called with each stage as it begins.
     """
     workload = WORKLOADS.get(case.workload)
     try:
+        if "property" in options:
+            return _check_property(options["property"], case, name, seed)
         draw = Draw(seed=seed, needles="query_amplitude" not in options, **options)
         tensors = workload.tensors(case, strided=draw.strided)
         trial = Trial(impl=implementation(name), case=case, tensors=tensors, checks_alone=True)
@@ -156,3 +159,19 @@ def check_item(
         status, reason = classify(err, "inputs and reference")
         return {"status": status, "reason": reason, "metrics": {}}
     return {"status": trial.status or "ok", "reason": trial.reason, "metrics": trial.metrics}
+
+
+def _check_property(wanted: str, case: Case, name: str, seed: int) -> dict[str, Any]:
+    impl, workload = implementation(name), WORKLOADS.get(case.workload)
+    tensors = workload.tensors(case)
+    workload.fill(case, tensors, Draw(seed=seed))
+    status, reason, metrics = "ok", None, dict[str, Any]()
+    try:
+        PROPERTIES.get(wanted)(case, impl, tensors)
+    except Exception as err:
+        status, reason = classify(err, "check")
+        metrics["fault"] = raised(err, "check", impl.file)
+        if isinstance(err, IncorrectError):
+            metrics["fault"] = {"code": "property", "tensor": "o", "property": wanted}
+    restore_settings()
+    return {"status": status, "reason": reason, "metrics": metrics}

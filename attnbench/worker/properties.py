@@ -1,0 +1,141 @@
+"""What holds for every right implementation, whatever it computes: checks without a reference.
+
+They catch what a definition may share with its implementation: a look into the future, items of a
+batch that mix, a limit in which a method is not exact after all. Each takes a case, an
+implementation and drawn tensors, and raises where the property does not hold.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.gradcheck import GradcheckError
+
+from attnbench.api import Implementation, implementation
+from attnbench.base.parameters import base_name, shown
+from attnbench.base.registry import Registry
+from attnbench.schema.case import Case
+from attnbench.worker.inputs import Tensors
+from attnbench.worker.reference import Size, judge
+from attnbench.worker.trial import IncorrectError
+from attnbench.worker.workloads import WORKLOADS
+
+Property = Callable[[Case, Implementation, Tensors], None]
+PROPERTIES: Registry[Property] = Registry("property")
+
+
+def output(case: Case, impl: Implementation, tensors: Tensors) -> torch.Tensor:
+    """o_BHLV of a fresh build, so that nothing is left of another call."""
+    bound = WORKLOADS.get(case.workload).bind(case, impl, tensors)
+    return bound.named(bound.call())["o"].detach().clone()
+
+
+def same(o: torch.Tensor, other: torch.Tensor, what: str) -> None:
+    """See that two outputs differ by rounding alone: √eps of their size, in the root mean square.
+
+    Raises:
+        IncorrectError: they differ by more; the message begins with `what`.
+    """
+    off, most = Size.of(o - other).rms, torch.finfo(o.dtype).eps ** 0.5 * Size.of(other).rms
+    if not off <= most:
+        raise IncorrectError(f"{what}: o changes by {off:.3g} where {most:.3g} is rounding")
+
+
+def _redrawn(x: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator(device=x.device).manual_seed(seed)
+    drawn = torch.randn(x.shape, generator=generator, device=x.device)
+    return (8 * drawn).to(x.dtype)  # so large that a share of them shows
+
+
+def no_look_ahead(case: Case, impl: Implementation, tensors: Tensors) -> None:
+    """Queries see nothing of later tokens: these are replaced, and their outputs stay."""
+    before, first = output(case, impl, tensors), case.seq_len * 2 // 3
+    with torch.no_grad():
+        for name in "qkv":
+            later = tensors[name][:, :, first + (case.kv_len - case.seq_len) * (name != "q") :]
+            later.copy_(_redrawn(later))
+    after = output(case, impl, tensors)
+    same(after[:, :, :first], before[:, :, :first], "later tokens show in earlier queries")
+
+
+def apart(case: Case, impl: Implementation, tensors: Tensors) -> None:
+    """Batch items, and heads that share no keys, know nothing of each other."""
+    before = output(case, impl, tensors)
+    with torch.no_grad():
+        for name in "qkv":
+            heads = tensors[name].shape[1] // case.kv_heads
+            for part in tensors[name][0], tensors[name][1, :heads]:
+                part.copy_(_redrawn(part))
+    after, heads = output(case, impl, tensors), case.heads // case.kv_heads
+    same(after[1:, heads:], before[1:, heads:], "another batch item or head shows")
+
+
+def any_order(case: Case, impl: Implementation, tensors: Tensors) -> None:
+    """Where the method sees its keys as a set, their order changes nothing."""
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(case.kv_len, generator=generator).to(case.device)
+    if impl.definition is not None:
+        wide = [tensors[name].detach().double() for name in "qkv"]
+        method = impl.definition(case)
+        moved = method(wide[0], wide[1][:, :, order], wide[2][:, :, order])
+        if not torch.allclose(method(*wide), moved, rtol=1e-6, atol=1e-9):
+            return
+    before = output(case, impl, tensors)
+    with torch.no_grad():
+        for name in "kv":
+            tensors[name].copy_(tensors[name][:, :, order].clone())
+    same(output(case, impl, tensors), before, "the order of the keys shows")
+
+
+def any_blocks(case: Case, impl: Implementation, tensors: Tensors) -> None:
+    """Parameters that the definition does not name, such as sizes of blocks, change no result."""
+    named = inspect.signature(impl.definition).parameters if impl.definition else {}
+    bound = getattr(impl.definition, "keywords", {})
+    before = output(case, impl, tensors)
+    for key, value in impl.values.items():
+        if key in bound or key in named or not isinstance(value, int):
+            continue
+        for other in (max(1, value // 2), 2 * value):
+            values = impl.values | {key: other}
+            written = ":".join(f"{k}={shown(v)}" for k, v in values.items())
+            variant = implementation(f"{base_name(impl.name)}:{written}")
+            if variant.reason_against(case) is None:
+                same(output(case, variant, tensors), before, f"{key}={other} shows")
+
+
+def exact_in_its_limit(case: Case, impl: Implementation, tensors: Tensors) -> None:
+    """At the parameters that it names itself (`exact_at`), it is attention as any other."""
+    values = impl.exact_at(case) if impl.exact_at is not None else None
+    if values is None:
+        return
+    written = ":".join(f"{k}={shown(v)}" for k, v in (impl.values | values).items())
+    limit = implementation(f"{base_name(impl.name)}:{written}")
+    if reason := limit.reason_against(case):
+        raise IncorrectError(f"{limit.name}, said to be exact, is refused: {reason}")
+    truth = WORKLOADS.get(case.workload).truth(case, tensors)
+    found = judge({"o": output(case, limit, tensors)}, truth, case.dtype)
+    if found.reason is not None:
+        raise IncorrectError(f"{limit.name}, said to be exact, is not: {found.reason}")
+
+
+def gradients(case: Case, impl: Implementation, tensors: Tensors) -> None:
+    """Gradients are those of the output, by finite differences in float64 (torch's gradcheck)."""
+    call: Any = impl.build(case)
+    inputs = [tensors[name].detach().requires_grad_() for name in "qkv"]
+    with torch.enable_grad():
+        try:
+            torch.autograd.gradcheck(call, inputs, atol=1e-4, rtol=1e-3, nondet_tol=1e-9)
+        except GradcheckError as err:
+            text = " ".join(str(err).split())
+            raise IncorrectError(f"gradients are not those of the output: {text[:200]}") from err
+
+
+PROPERTIES.add("no-look-ahead", no_look_ahead)
+PROPERTIES.add("batch-and-heads-apart", apart)
+PROPERTIES.add("any-order-of-keys", any_order)
+PROPERTIES.add("any-block-size", any_blocks)
+PROPERTIES.add("exact-in-its-limit", exact_in_its_limit)
+PROPERTIES.add("gradcheck", gradients)

@@ -1,0 +1,86 @@
+"""Each property of `attnbench check` is missed by an implementation that was made to lack it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.api import IMPLEMENTATIONS, Case, attention_builder, dense_mask, patterned
+from attnbench.planning.battery import battery
+from attnbench.worker.checking import check_item
+from attnbench.worker.properties import PROPERTIES
+
+Call = Callable[..., torch.Tensor]
+ITEMS = [item for item in battery("cpu", ("float32",)) if "property" in item.draw]
+
+
+def method(case: Case, reach: int, lack: str, block: int) -> Call:
+    """Attention to keys at most `reach` places away, less what it is to lack."""
+    sizes = case.seq_len, case.kv_len, case.device
+    place = torch.arange(case.kv_len)
+    near = (place[:, None] - place).abs() <= reach
+    mask = dense_mask(case.mask, *sizes)
+    if lack == "no-look-ahead":
+        mask = mask | (place == case.kv_len - 1)
+    exact = patterned(case, mask & near)
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        o = exact(q, k, v)
+        if lack == "batch-and-heads-apart":
+            return o + v.mean(dim=(0, 1, 2))
+        if lack == "any-order-of-keys":
+            return o + v[:, :, :1]
+        if lack == "any-block-size":
+            return o * (1 + block / 100)
+        if lack == "exact-in-its-limit":
+            return o * 1.01
+        if lack == "gradcheck":
+            return o + (v - v.detach()).sum() * 3
+        return o
+
+    return call
+
+
+@pytest.fixture
+def lacking(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An implementation that lacks a property, as its definition does; the name of the property."""
+    lack: str = request.param
+    shared = "" if lack in ("any-order-of-keys", "any-block-size", "gradcheck") else lack
+
+    @attention_builder(
+        "lacking",
+        family="sparse",
+        definition=lambda case, *, reach: method(case, reach, shared, 1),
+        exact_at=lambda case: {"reach": case.kv_len},
+        gqa=False,
+    )
+    def build(case: Case, *, reach: int = 1000, block: int = 16) -> Call:
+        return method(case, reach, lack, block)
+
+    yield lack
+    IMPLEMENTATIONS.remove("lacking")
+
+
+def verdicts() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for item in ITEMS:
+        result: dict[str, Any] = check_item(item.case, "lacking", item.draw, 0)
+        found.setdefault(item.draw["property"], set()).add(result["status"])
+    return found
+
+
+@pytest.mark.parametrize("lacking", ["nothing"], indirect=True)
+def test_what_has_every_property_passes(lacking: str) -> None:
+    assert verdicts() == {name: {"ok"} for name in PROPERTIES.names()}
+
+
+@pytest.mark.parametrize("lacking", PROPERTIES.names(), indirect=True)
+def test_what_lacks_a_property_fails_for_it(lacking: str) -> None:
+    assert "incorrect" in verdicts()[lacking]
+
+
+@pytest.mark.parametrize("lacking", ["exact-in-its-limit"], indirect=True)
+def test_a_definition_may_share_the_fault_of_its_implementation(lacking: str) -> None:
+    plain = next(item for item in battery("cpu", ("float32",)) if item.name == "causal")
+    assert check_item(plain.case, "lacking", {}, 0)["status"] == "ok"
