@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from attnbench.schema.case import Case, Mask, Pass, Position, parse_mask
+from attnbench.schema.case import Case, Mask, Pass, Position, parse_mask, parse_position
 from attnbench.schema.record import SCHEMA, Cell, Record, Sample
 
 CPU = {
@@ -210,7 +210,7 @@ def modelled_metrics(case: Case, model: Model) -> dict[str, Any]:
 
 def quick_records() -> list[Record]:
     """A CPU run: attention and decode, with and without RoPE, and a few failures."""
-    rope = Position(name="rope")
+    rope = parse_position("rope")
     records = [
         ok(Case(seq_len=n, heads=h, position=p), impl)
         for h, p, n in product((4, 8), (Position(), rope), (128, 512, 1024, 2048))

@@ -26,7 +26,7 @@ from attnbench.analysis.table import (
 )
 from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
-from attnbench.schema.case import Case, Position
+from attnbench.schema.case import Case, Position, parse_position
 from attnbench.schema.record import Record
 from tests import synthetic
 
@@ -158,8 +158,8 @@ def test_the_cost_of_rope_pairs_the_same_case_with_and_without(tmp_path):
         samples = synthetic.samples(100.0 * factor, "same")
         return Record(cell=record.cell, status="ok", samples=samples)
 
-    alone = synthetic.ok(Case(seq_len=64, position=Position(name="rope")), "naive")
-    pair = [cell(Position(), 1.0), cell(Position(name="rope"), 1.25)]
+    alone = synthetic.ok(Case(seq_len=64, position=parse_position("rope")), "naive")
+    pair = [cell(Position(), 1.0), cell(parse_position("rope"), 1.25)]
     costs = rope_cost(load_run(synthetic.write_run(tmp_path, "rope", [*pair, alone])))
     assert costs["cost"].tolist() == [pytest.approx(1.25)]
 

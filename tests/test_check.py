@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.schema.case import Case, Position, parse_mask, parse_position
+from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.theory.traits import case_label
 from attnbench.worker.inputs import Draw, needle_pairs
 from attnbench.worker.reference import Reference, Size, judge, plain_attention
@@ -218,7 +218,7 @@ def test_a_small_error_everywhere_cannot_hide_behind_one_large_element(name, dam
 
 
 def test_needles_keep_their_weight_under_a_position_encoding():
-    case = Case(heads=1, seq_len=256, head_dim=32, position=Position(name="rope"))
+    case = Case(heads=1, seq_len=256, head_dim=32, position=parse_position("rope"))
     tensors = drawn(case, needles=True)
     values = torch.zeros_like(tensors["v"])
     pairs = needle_pairs(case.mask, 256, 256, seed=3)

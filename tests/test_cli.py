@@ -65,7 +65,7 @@ WRONG_SWEEPS = {
     "window without width": (["--masks", "window"], ["--masks", "needs its width"]),
     "causal with parameter": (["--masks", "causal:3"], ["--masks", "no parameter"]),
     "unknown position": (["--positions", "ropes"], ["--positions", "'rope'?", "none"]),
-    "rope with a bad base": (["--positions", "rope:x"], ["--positions", "rope:10000"]),
+    "rope with a bad base": (["--positions", "rope:x"], ["--positions", "base is a number"]),
     "unknown workload": (["--workload", "decoder"], ["--workload", "'decode'?", "attention"]),
     "unknown cache": (["--workload", "decode", "--caches", "statik"], ["--caches", "'static'?"]),
     "unknown projection": (

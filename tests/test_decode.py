@@ -7,10 +7,11 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
-from attnbench.schema.case import Case, Position, parse_mask
+from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.schema.position import POSITIONS
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.inputs import Draw
-from attnbench.worker.positions import POSITIONS, rotated, rotation
+from attnbench.worker.positions import rotated
 from attnbench.worker.reference import judge
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads.decode import CACHES
@@ -50,7 +51,7 @@ def full_forward(case: Case, tensors) -> torch.Tensor:
 
     q, k, v = heads("wq", 4), heads("wk", 2), heads("wv", 2)
     places = torch.arange(total)
-    q, k = rotated(q, case.position, places), rotated(k, case.position, places)
+    q, k = (rotated(y, case.position, places, total) for y in (q, k))
     o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     merged: torch.Tensor = o.transpose(1, 2).reshape(case.batch, total, -1) @ tensors["wo"].T
     return merged[:, case.seq_len :]
@@ -59,7 +60,7 @@ def full_forward(case: Case, tensors) -> torch.Tensor:
 @pytest.mark.parametrize("cache", CACHES.names())
 def test_every_cache_gives_the_full_forward_pass_step_by_step(cache):
     for name in POSITIONS.names():
-        case = dataclasses.replace(DECODE, cache=cache, position=Position(name=name))
+        case = dataclasses.replace(DECODE, cache=cache, position=parse_position(name))
         decoder, tensors = bound(case)
         expected = full_forward(case, tensors)
         for _ in range(2):  # each call starts from the same restored cache
@@ -69,7 +70,7 @@ def test_every_cache_gives_the_full_forward_pass_step_by_step(cache):
 
 @pytest.mark.parametrize("cache", CACHES.names())
 def test_the_check_of_decode_accepts_it_and_notices_a_stale_cache(cache):
-    case = dataclasses.replace(DECODE, cache=cache, position=Position(name="rope"))
+    case = dataclasses.replace(DECODE, cache=cache, position=parse_position("rope"))
     decoder, tensors = bound(case)
     workload = WORKLOADS.get("decode")
     workload.fill(case, tensors, Draw(seed=2))
@@ -95,29 +96,6 @@ def test_a_window_limits_what_decode_sees_and_without_a_mask_it_makes_no_sense()
     assert all(reasons_against(unfit, ["naive"])["naive"])
 
 
-@pytest.mark.parametrize("name", ["rope", "rope-interleaved"])
-@pytest.mark.parametrize(("dims", "start"), [(6, 5), (7, 5), (6, 131_071)])
-def test_the_timed_rotation_equals_an_explicit_rotation_matrix(name, dims, start):
-    """At a long context, too: float32 angles would be off by a hundredth of a radian."""
-    case = Case(head_dim=dims, dtype="float64", position=Position(name=name, base=500.0))
-    first, second = POSITIONS.get(name).pairs(dims)
-    x = torch.randn(2, 3, 4, dims, dtype=torch.float64)
-    rotate = rotation(case, start, 4)
-    assert rotate is not None
-    expected = torch.empty_like(x)
-    for row in range(4):
-        matrix = torch.eye(dims, dtype=torch.float64)
-        numbers = range(dims)
-        for i, (a, b) in enumerate(zip(numbers[first], numbers[second], strict=True)):
-            place = torch.tensor(start + row, dtype=torch.float64)
-            angle = place * 500.0 ** (-2 * i / (dims // 2 * 2))
-            matrix[a, a] = matrix[b, b] = angle.cos()
-            matrix[a, b], matrix[b, a] = -angle.sin(), angle.sin()
-        expected[..., row, :] = x[..., row, :] @ matrix.T
-    torch.testing.assert_close(rotate(x), expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(rotated(x, case.position, torch.arange(start, start + 4)), rotate(x))
-
-
 def test_a_token_lost_from_a_long_cache_shows_by_its_needle_alone():
     case = dataclasses.replace(
         DECODE,
@@ -128,7 +106,7 @@ def test_a_token_lost_from_a_long_cache_shows_by_its_needle_alone():
         value_dim=32,
         width=128,
         new_tokens=2,
-        position=Position(name="rope"),
+        position=parse_position("rope"),
     )
     workload = WORKLOADS.get("decode")
     noticed = {}

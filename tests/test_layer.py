@@ -70,7 +70,7 @@ def by_definition(case: Case) -> dict[str, torch.Tensor]:
     of_q, of_k, of_v = torch.tensor_split(wqkv, [rows[0], sum(rows)])
     q = (x @ of_q.T).unflatten(-1, (case.heads, -1)).transpose(1, 2)
     k, v = ((x @ of.T).unflatten(-1, (case.kv_heads, -1)).transpose(1, 2) for of in (of_k, of_v))
-    q, k = rotated(q, case.position, places), rotated(k, case.position, places)
+    q, k = (rotated(y, case.position, places, case.seq_len) for y in (q, k))
     heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
     o = heads.transpose(1, 2).flatten(2) @ wo.T
     gradients = torch.autograd.grad(o, (x, wqkv, wo), tensors["do"])
@@ -138,7 +138,7 @@ def test_needle_tokens_are_what_their_queries_look_at():
         tensors = drawn(case, Draw(seed=1, needles=needles))
         q, k, _ = PROJECTIONS.get("fused").heads(case)(tensors["x"], [tensors["wqkv"]])
         assert needles or abs(float(q.std()) - 1) < 0.05
-        q, k = (rotated(y, case.position, torch.arange(400)) for y in (q, k))
+        q, k = (rotated(y, case.position, torch.arange(400), 400) for y in (q, k))
         weights = (q[:, ::2] @ k.mT * case.softmax_scale).softmax(-1)
         looks.append(int((weights.amax(-1) > 0.9).sum()))
     assert looks[0] >= looks[1] + 10
@@ -163,8 +163,8 @@ def test_errors_are_turned_with_what_they_are_errors_of():
     position, places = parse_position("rope"), torch.arange(7)
     errors = torch.zeros(8, 7, 8, dtype=torch.float64)
     errors[range(8), :, range(8)] = torch.rand(8, 7, dtype=torch.float64)
-    expected = rotated(errors, position, places).square()
-    torch.testing.assert_close(rotated_squares(errors.square(), position, places), expected)
+    expected = rotated(errors, position, places, 7).square()
+    torch.testing.assert_close(rotated_squares(errors.square(), position, places, 7), expected)
 
 
 def checked_with(change: Callable[[Any], Any], **fields: Any) -> str:

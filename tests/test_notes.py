@@ -13,12 +13,12 @@ import torch
 
 import attnbench
 from attnbench.api import dense_mask
-from attnbench.schema.case import Case, Position, parse_mask
+from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.theory.costs import core_flops, projection_flops
 from attnbench.theory.masks import admitted_pairs
 from attnbench.worker.positions import rotated
 
-ROPE = Position(name="rope-interleaved")  # the pairs (2k, 2k + 1) of the notes
+ROPE = parse_position("rope-interleaved")  # the pairs (2k, 2k + 1) of the notes
 SIZES = [(4, 8, 2), (5, 12, 3), (64, 64, 8)]  # n, width, heads
 PLACES = [(0, 0), (5, 2), (3, 40), (1000, 4096)]  # of query and key
 
@@ -47,7 +47,7 @@ def merge(x):
 
 
 def rope(x, place):
-    return rotated(x[None], ROPE, torch.tensor([place]))[0]
+    return rotated(x[None], ROPE, torch.tensor([place]), place)[0]
 
 
 def close(found, wanted):

@@ -7,11 +7,11 @@ import pytest
 
 from attnbench.analysis import times
 from attnbench.analysis.pairs import MARGIN, decided, detectable, ratio
-from attnbench.schema.case import Position
+from attnbench.schema.case import parse_position
 from attnbench.schema.record import Record, merged
 from tests.test_times import CELL, processes, record
 
-OTHER_CASE = replace(CELL, case=replace(CELL.case, position=Position(name="rope")))
+OTHER_CASE = replace(CELL, case=replace(CELL.case, position=parse_position("rope")))
 
 
 def slowed(values: list[float], seed: int) -> list[float]:

@@ -181,7 +181,7 @@ AXES: tuple[tuple[str, Any, str], ...] = (
         NAMES,
         "full, causal, window:256, prefix:128, document:64+128, padding:300+512 [full]",
     ),
-    ("--positions", NAMES, "none, rope, rope-interleaved, rope:500000 [none]"),
+    ("--positions", NAMES, "none, rope, rope:500000, alibi, … (`attnbench list`) [none]"),
     (
         "--widths",
         SIZES,

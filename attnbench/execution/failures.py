@@ -40,7 +40,7 @@ FEATURES: dict[str, Callable[[Item], bool]] = {
     "large logits": lambda item: "query_amplitude" in item.draw,
     "strided inputs": lambda item: bool(item.draw.get("strided")),
     "batch > 1": lambda item: item.case.batch > 1,
-    "rotary": lambda item: item.case.position.name != "none",
+    "rotary": lambda item: item.case.position.encoding.kind == "rotary",
     "not in decoding": lambda item: item.case.workload != "decode",
     "decode": lambda item: item.case.workload == "decode",
     "layer": lambda item: item.case.workload == "layer",

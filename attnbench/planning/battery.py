@@ -6,10 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnbench.schema.case import Case, Device, Dtype, Pass, Position, parse_mask
+from attnbench.schema.case import Case, Device, Dtype, Pass, parse_mask, parse_position
 from attnbench.schema.messages import ImplementationInfo
 
 _FULL, _CAUSAL, _WINDOW = parse_mask("full"), parse_mask("causal"), parse_mask("window:8")
+
+# Rotary encodings past the length that they were trained for.
+_BEYOND = (
+    "rope-partial", "rope-matrix", "rope-linear:factor=3", "rope-ntk:factor=3",
+    "rope-dynamic:length=16", "rope-yarn:factor=3:length=16", "rope-llama3:factor=3:length=16",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +101,13 @@ def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
         "few queries, many keys": {"seq_len": 3, "kv_len": 1025, "head_dim": 64},
         "long grouped heads": {"seq_len": 333, "kv_heads": 2, "head_dim": 80},
         "long window": {"seq_len": 400, "heads": 2, "mask": parse_mask("window:100")},
-        "rope": {"seq_len": 33, "kv_len": 48, "position": Position(name="rope")},
+        "rope": {"seq_len": 33, "kv_len": 48, "position": parse_position("rope")},
         "rope-interleaved, odd width": {
-            "seq_len": 48, "head_dim": 33, "position": Position(name="rope-interleaved"),
+            "seq_len": 48, "head_dim": 33, "position": parse_position("rope-interleaved"),
+        },
+        **{
+            name: {"seq_len": 33, "kv_len": 48, "position": parse_position(name)}
+            for name in _BEYOND
         },
     }  # fmt: skip
     draws: dict[str, dict[str, Any]] = {
@@ -119,7 +129,7 @@ def _decode(around: dict[str, Any]) -> Iterator[Item]:
     for cache in ("rerun", "none", "concat", "static"):
         for position in ("none", "rope"):
             sizes: dict[str, Any] = {"kv_heads": 2, "seq_len": 29, "mask": _CAUSAL, "new_tokens": 4}
-            where = Position(name=position)
+            where = parse_position(position)
             case = Case(**around, **sizes, workload="decode", cache=cache, position=where)
             yield Item(name=f"decode, {cache}", case=case)
 
@@ -128,7 +138,7 @@ def _layer(around: dict[str, Any]) -> Iterator[Item]:
     shapes: dict[str, dict[str, Any]] = {
         "both": {"pass_": "both", "seq_len": 40},
         "causal, grouped heads": {"pass_": "both", "seq_len": 37, "kv_heads": 2, "mask": _CAUSAL},
-        "rope, wider values": {"seq_len": 33, "value_dim": 24, "position": Position(name="rope")},
+        "rope, wider values": {"seq_len": 33, "value_dim": 24, "position": parse_position("rope")},
     }
     for projection in ("fused", "separate", "per-head"):
         for name, sizes in shapes.items():

@@ -272,13 +272,13 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
     """
     known = [*(info.name for info in catalogue.implementations), *others]
     for axes in sweeps:
-        positions = [parse_position(text).name for text in axes.positions]
+        for text in axes.positions:
+            parse_position(text)
         for kind, flag, names, valid in (
             ("workload", "--workload", [axes.workload], catalogue.workloads),
             ("implementation", "--impls", [*map(base_name, axes.impls or ())], known),
             ("cache", "--caches", axes.caches or [], catalogue.caches),
             ("projection", "--projections", axes.projections or [], catalogue.projections),
-            ("position encoding", "--positions", positions, catalogue.positions),
         ):
             for name in names:
                 if name not in valid:

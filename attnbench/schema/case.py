@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
@@ -14,6 +13,9 @@ from attnbench.errors import UsageError
 from attnbench.schema.mask import FULL
 from attnbench.schema.mask import Mask as Mask
 from attnbench.schema.mask import parse_mask as parse_mask
+from attnbench.schema.position import NONE
+from attnbench.schema.position import Position as Position
+from attnbench.schema.position import parse_position as parse_position
 
 Pass = Literal["forward", "backward", "both"]
 Device = Literal["cpu", "cuda"]
@@ -22,39 +24,6 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 PASSES: tuple[Pass, ...] = get_args(Pass)
 DEVICES: tuple[Device, ...] = get_args(Device)
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """A position encoding by name, with its base where it has one (rotary: 10000)."""
-
-    name: str = "none"
-    base: float | None = None
-
-    @property
-    def text(self) -> str:
-        """As on the command line: `rope`, or `rope:500000` where the base was given."""
-        return self.name if self.base is None else f"{self.name}:{self.base:g}"
-
-
-def parse_position(text: str) -> Position:
-    """Read `none`, `rope`, `rope-interleaved`, or a name with a base such as `rope:500000`.
-
-    The name is checked against the catalogue, which knows what the installation can apply.
-
-    Raises:
-        UsageError: the base is not a number above 1.
-    """
-    name, colon, parameter = text.partition(":")
-    if not colon:
-        return Position(name=name)
-    try:
-        base = float(parameter)
-    except ValueError:
-        base = math.nan
-    if not (1 < base < math.inf) or name == "none":
-        raise UsageError(f"position '{text}' needs a base above 1 (--positions rope:10000)")
-    return Position(name=name, base=base)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +53,7 @@ class Case:
     head_dim: int = 64
     value_dim: int = 0
     mask: Mask = FULL
-    position: Position = Position()
+    position: Position = NONE
     width: int | None = None
     projection: str | None = None
     cache: str | None = None
@@ -142,7 +111,7 @@ class Case:
     def _differing(self) -> dict[str, Any]:
         plain = self.to_json()
         default = {f.name.rstrip("_"): f.default for f in fields(self)}
-        default |= {"mask": FULL.text, "position": Position().text}
+        default |= {"mask": FULL.text, "position": NONE.text}
         default |= {name: plain[source] for name, source in _FOLLOWS.items()}
         return {name: value for name, value in plain.items() if value != default[name]}
 

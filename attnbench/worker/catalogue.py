@@ -15,8 +15,8 @@ from attnbench.machine.facts import environment, reason_against_device
 from attnbench.schema.case import DEVICES, Case, Device
 from attnbench.schema.mask import MASKS
 from attnbench.schema.messages import Catalogue, ImplementationInfo
+from attnbench.schema.position import POSITIONS
 from attnbench.theory.traits import TRAITS, impossible
-from attnbench.worker.positions import POSITIONS
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads.decode import CACHES
 from attnbench.worker.workloads.layer import PROJECTIONS
@@ -34,7 +34,7 @@ def describe(device: str) -> Catalogue:
         environment=environment(device) if usable else {},
         implementations=tuple(_row(name, device) for name in IMPLEMENTATIONS.names()),
         workloads={name: traits.doc for name, traits in TRAITS.items() if name in WORKLOADS},
-        positions={name: item.doc for name, item in POSITIONS.items()},
+        positions={name: item.line for name, item in POSITIONS.items()},
         projections={name: item.doc for name, item in PROJECTIONS.items()},
         caches={name: item.doc for name, item in CACHES.items()},
         masks=tuple(MASKS.names()),

@@ -166,12 +166,12 @@ class _Rows:
         q, k, v = (tensors[name].detach().double() for name in "qkv")
         places = torch.arange(case.kv_len, device=q.device)
         query_places = torch.arange(case.seq_len, device=q.device) + (case.kv_len - case.seq_len)
-        q = rotated(q, case.position, query_places)
+        q = rotated(q, case.position, query_places, case.kv_len)
         if groups is None:
             share = case.heads // case.kv_heads
             groups = torch.arange(case.heads, device=q.device) // share
         batch, head, query = rows
-        k_RSD = rotated(k, case.position, places)[batch, groups[head]]
+        k_RSD = rotated(k, case.position, places, case.kv_len)[batch, groups[head]]
         scores_RS = (k_RSD @ q[rows].unsqueeze(-1)).squeeze(-1)
         mask, sizes = mask or case.mask, (case.seq_len, case.kv_len, case.device)
         admitted = dense_mask(mask, *sizes, batch=case.batch)

@@ -121,8 +121,8 @@ def wanted_keys(
 
     Their logits are ln(`count`) + 6, `count` being the keys that compete for the weight.
     """
-    rows = rotated(rows_BGMD.double(), case.position, places)
-    aligned = rotated_back(rows, case.position, keys)
+    rows = rotated(rows_BGMD.double(), case.position, places, case.kv_len)
+    aligned = rotated_back(rows, case.position, keys, case.kv_len)
     size = aligned.square().sum(-1, keepdim=True).clamp_min(1e-3) * case.softmax_scale
     logit = math.log(count) + _NEEDLE_LOGIT
     return (aligned * logit / size).transpose(1, 2).flatten(2)

@@ -114,8 +114,8 @@ def plain_attention(
     do = tensors.get("do")
     query_places = torch.arange(case.seq_len, device=q.device) + (case.kv_len - case.seq_len)
     key_places = torch.arange(case.kv_len, device=q.device)
-    q = _grouped(rotated(q, case.position, query_places), case)
-    k = _grouped(rotated(k, case.position, key_places), case)
+    q = _grouped(rotated(q, case.position, query_places, case.kv_len), case)
+    k = _grouped(rotated(k, case.position, key_places, case.kv_len), case)
     v, do = _grouped(v, case), None if do is None else _grouped(do.detach(), case)
     result = (_with_terms if terms else _plain)(case, q, k, v, do)
     for values in (result.values, result.terms):
@@ -123,7 +123,8 @@ def plain_attention(
             values[name] = x.reshape(case.batch, -1, *x.shape[-2:])
     for name, places in (("dq", query_places), ("dk", key_places)):
         if name in result.values:
-            result.values[name] = rotated_back(result.values[name], case.position, places)
+            back = rotated_back(result.values[name], case.position, places, case.kv_len)
+            result.values[name] = back
     return result
 
 
@@ -247,8 +248,11 @@ def core_of(impl: Implementation | None) -> Core:
         with torch.set_grad_enabled(do is not None):
             for x in inputs if do is not None else ():
                 x.requires_grad_()
-            q = rotated(inputs[0], case.position, places[0] + (case.kv_len - case.seq_len))
-            k = rotated(inputs[1], case.position, places[1])
+            places[0] += case.kv_len - case.seq_len
+            q, k = (
+                rotated(x, case.position, at, case.kv_len)
+                for x, at in zip(inputs[:2], places, strict=True)
+            )
             o: torch.Tensor = definition(replace(case, position=Position()))(q, k, inputs[2])
             values = {"o": o.detach()}
             if do is not None:

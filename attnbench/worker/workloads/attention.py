@@ -23,8 +23,8 @@ from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pas
 
 def with_position(core: AttentionCall, case: Case) -> AttentionCall:
     """The core with the case's position encoding applied to q and k inside the call."""
-    turn_q = rotation(case, case.kv_len - case.seq_len, case.seq_len)
-    turn_k = rotation(case, 0, case.kv_len)
+    turn_q = rotation(case, case.kv_len - case.seq_len, case.seq_len, case.kv_len)
+    turn_k = rotation(case, 0, case.kv_len, case.kv_len)
     if turn_q is None or turn_k is None:
         return core
     return lambda q, k, v: core(turn_q(q), turn_k(k), v)

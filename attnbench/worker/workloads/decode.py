@@ -32,7 +32,7 @@ class DecodeLayer:
     def __init__(self, case: Case, tensors: Tensors) -> None:
         self.case, self._tensors = case, tensors
         self.context, self.total = case.seq_len, case.seq_len + (case.new_tokens or 1)
-        rotate = rotation(case, 0, self.total)
+        rotate = rotation(case, 0, self.total, self.total)
         # The tables are made in the untimed check.
         self._rotate = functools.cache(rotate.window) if rotate else None
 
@@ -204,6 +204,11 @@ class _Decode(Workload):
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
         if case.mask.name not in ("causal", "window"):
             return f"decode is causal; mask {case.mask.text} makes no sense (--masks causal)"
+        if case.position.encoding.by_length:
+            return (
+                f"{case.position.name} turns every key anew with each token;"
+                " those in a cache are turned already"
+            )
         return super().reason_against(case, impl)
 
     def core_case(self, case: Case) -> Case:

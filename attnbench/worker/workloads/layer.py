@@ -242,11 +242,12 @@ def _plain_layer(case: Case, tensors: Tensors, core: Core, *, terms: bool) -> Pl
     x, wo = tensors["x"], tensors["wo"]
     weights = [tensors[name] for name in projection_of(case).rows(case)]
     parts, places = parts_of(case), torch.arange(case.seq_len, device=x.device)
+    turning = case.position, places, case.seq_len
     widths = [heads * dims for heads, dims in parts.values()]
     projected = torch.split(x @ torch.cat(weights).mT, widths, dim=-1)
     inputs = {n: by_head(y, parts[n][1]) for n, y in zip(parts, projected, strict=True)}
     for name in "qk":
-        inputs[name] = rotated(inputs[name], case.position, places)
+        inputs[name] = rotated(inputs[name], *turning)
     if "do" in tensors:
         inputs["do"] = by_head(tensors["do"] @ wo, case.value_dim)
     found = core(core_case(case), inputs, terms=terms)
@@ -258,7 +259,7 @@ def _plain_layer(case: Case, tensors: Tensors, core: Core, *, terms: bool) -> Pl
         return result
     # Each weight adds its part to dx in the dtype of x, as one after another they do in the layer.
     for name in ("dq", "dk"):
-        found.values[name] = rotated_back(found.values[name], case.position, places)
+        found.values[name] = rotated_back(found.values[name], *turning)
     result.values["dwo"] = _over_tokens(tensors["do"], merged)
     dprojected = _side_by_side(found.values).to(x.dtype)
     cut = torch.split(dprojected, [weight.shape[0] for weight in weights], dim=-1)
@@ -270,7 +271,7 @@ def _plain_layer(case: Case, tensors: Tensors, core: Core, *, terms: bool) -> Pl
         return result
     squares = {name: found.terms[name].square() for name in ("o", "dq", "dk", "dv")}
     for name in ("dq", "dk"):
-        squares[name] = rotated_squares(squares[name], case.position, places)
+        squares[name] = rotated_squares(squares[name], *turning)
     # What goes into these sums is as uncertain as the terms it was made of, and as its own size.
     summands = dprojected.square() + _side_by_side(squares)
     result.terms["dx"] = (summands @ torch.cat(weights).square()).sqrt()

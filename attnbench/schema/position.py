@@ -1,0 +1,243 @@
+"""Position encodings: what each is called, where it acts, its parameters and its frequencies.
+
+Numbers alone, so that planning can read them; `worker/positions.py` makes tables of them, and
+`api/bias.py` what is added to scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from attnbench.base.parameters import Parameter, base_name, read_parameters
+from attnbench.base.registry import Registry
+from attnbench.errors import UsageError
+
+Values = Mapping[str, Any]
+# Of the parameters, a vector's width D and the number of places n: one frequency θ for each pair of
+# dimensions. At place m a pair is turned by the angle m·θ.
+Frequencies = Callable[[Values, int, int], list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """One position encoding.
+
+    `kind` is where it acts: `rotary` turns q and k, `additive` is added to x before the
+    projections, `bias` to the scaled scores. `layout` says which dimensions a rotary one pairs, and
+    `matrix` that it multiplies by rotation matrices instead of turning pairs. `factor` multiplies
+    what was rotated. `by_length` says that its frequencies follow the number of places. `wrong`
+    says which parameters do not fit together, or None.
+    """
+
+    doc: str
+    kind: Literal["none", "rotary", "additive", "bias"]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    frequencies: Frequencies = lambda values, dims, places: []
+    layout: Literal["halves", "neighbours"] = "halves"
+    matrix: bool = False
+    by_length: bool = False
+    factor: Callable[[Values], float] = lambda values: 1.0
+    wrong: Callable[[Values], str | None] = lambda values: None
+
+    @property
+    def line(self) -> str:
+        """What it is and what it takes, for `attnbench list`."""
+        taken = " ".join(f"{key}={p.default:g}" for key, p in self.parameters.items())
+        return f"{self.doc} ({taken})" if taken else self.doc
+
+
+POSITIONS: Registry[Encoding] = Registry("position encoding", "--positions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """A position encoding with its parameters, `values`; `text` is how it is written shortest."""
+
+    text: str = "none"
+    values: Values = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """`rope` of `rope:500000`."""
+        return base_name(self.text)
+
+    @property
+    def encoding(self) -> Encoding:
+        """What is called so."""
+        return POSITIONS.get(self.name)
+
+
+NONE = Position()
+
+
+def parse_position(text: str) -> Position:
+    """Read `none`, `rope`, `rope:500000`, `rope-yarn:factor=8:length=2048`.
+
+    Raises:
+        UsageError: an unknown encoding, or parameters that it does not take.
+    """
+    encoding = POSITIONS.get(base_name(text))
+    short, values = read_parameters(text, encoding.parameters, "position", "--positions")
+    if why := encoding.wrong(values):
+        raise UsageError(f"position '{text}' {why} (--positions)")
+    return Position(text=short, values=values)
+
+
+def _by_base(values: Values, dims: int, places: int, stretch: float = 1.0) -> list[float]:
+    """θ_i = base^(−2i/D), the base times `stretch`^(D/(D − 2)); D of the rotated dimensions.
+
+    Where D is odd the last dimension stays as it is.
+    """
+    pairs = int(values.get("share", 1.0) * dims) // 2
+    base = values["base"] * stretch ** (pairs / max(1, pairs - 1))
+    return [base ** (-i / pairs) for i in range(pairs)]
+
+
+def _linear(values: Values, dims: int, places: int) -> list[float]:
+    return [angle / values["factor"] for angle in _by_base(values, dims, places)]
+
+
+def _ntk(values: Values, dims: int, places: int) -> list[float]:
+    return _by_base(values, dims, places, stretch=values["factor"])
+
+
+def _dynamic(values: Values, dims: int, places: int) -> list[float]:
+    return _by_base(values, dims, places, stretch=max(1.0, places / values["length"]))
+
+
+def _by_parts(values: Values, dims: int, places: int) -> list[float]:
+    """θ where a pair turns `fast` times or more within the trained length, θ/factor up to `slow`.
+
+    In between a share of each, linear in the number of turns.
+    """
+    slow, fast = values["slow"], values["fast"]
+
+    def scaled(angle: float) -> float:
+        turns = values["length"] * angle / (2 * math.pi)
+        kept: float = min(1.0, max(0.0, (turns - slow) / (fast - slow)))
+        scale: float = kept + (1 - kept) / values["factor"]
+        return angle * scale
+
+    return [scaled(angle) for angle in _by_base(values, dims, places)]
+
+
+def _real(default: float, least: float, most: float | None = None) -> Parameter:
+    return Parameter(default=default, real=True, least=least, most=most)
+
+
+def _length(default: int) -> Parameter:
+    return Parameter(default=default)
+
+
+def _disordered(values: Values) -> str | None:
+    return None if values["slow"] < values["fast"] else "needs slow below fast"
+
+
+_BASE = {"base": _real(10000.0, least=2)}
+_FACTOR = {"factor": _real(4.0, least=1)} | _BASE
+
+POSITIONS.add("none", Encoding(doc="no position encoding", kind="none"))
+POSITIONS.add(
+    "rope",
+    Encoding(
+        doc="rotary (Su et al. 2021, arXiv:2104.09864), halves paired as in Llama",
+        kind="rotary",
+        parameters=_BASE,
+        frequencies=_by_base,
+    ),
+)
+POSITIONS.add(
+    "rope-interleaved",
+    Encoding(
+        doc="rotary, neighbours paired as in RoFormer",
+        kind="rotary",
+        parameters=_BASE,
+        frequencies=_by_base,
+        layout="neighbours",
+    ),
+)
+POSITIONS.add(
+    "rope-partial",
+    Encoding(
+        doc="rotary over the first share of the dimensions, as in GPT-NeoX (arXiv:2204.06745)",
+        kind="rotary",
+        parameters={"share": _real(0.25, least=0.01, most=1)} | _BASE,
+        frequencies=_by_base,
+    ),
+)
+POSITIONS.add(
+    "rope-matrix",
+    Encoding(
+        doc="rotary as a product with a D x D matrix a place, the textbook form",
+        kind="rotary",
+        parameters=_BASE,
+        frequencies=_by_base,
+        layout="neighbours",
+        matrix=True,
+    ),
+)
+POSITIONS.add(
+    "rope-linear",
+    Encoding(
+        doc="rotary, places / factor: position interpolation (Chen et al. 2023, arXiv:2306.15595)",
+        kind="rotary",
+        parameters=_FACTOR,
+        frequencies=_linear,
+    ),
+)
+POSITIONS.add(
+    "rope-ntk",
+    Encoding(
+        doc="rotary, base x factor^(D/(D-2)): NTK-aware (bloc97 2023; arXiv:2309.00071, 3.1)",
+        kind="rotary",
+        parameters=_FACTOR,
+        frequencies=_ntk,
+    ),
+)
+POSITIONS.add(
+    "rope-dynamic",
+    Encoding(
+        doc="rotary, NTK-aware with the factor n/length past that length (arXiv:2309.00071, 3.3)",
+        kind="rotary",
+        parameters={"length": _length(2048)} | _BASE,
+        frequencies=_dynamic,
+        by_length=True,
+    ),
+)
+POSITIONS.add(
+    "rope-yarn",
+    Encoding(
+        doc="rotary, slow pairs interpolated, logits scaled: YaRN (Peng et al., arXiv:2309.00071)",
+        kind="rotary",
+        parameters={
+            "factor": _real(16.0, least=1),
+            "length": _length(4096),
+            "slow": _real(1.0, least=0),
+            "fast": _real(32.0, least=0),
+        }
+        | _BASE,
+        frequencies=_by_parts,
+        # 1/√t, on q and on k, so that the logits are divided by the temperature t.
+        factor=lambda values: 0.1 * math.log(values["factor"]) + 1,
+        wrong=_disordered,
+    ),
+)
+POSITIONS.add(
+    "rope-llama3",
+    Encoding(
+        doc="rotary, slow pairs interpolated as in Llama 3.1 (arXiv:2407.21783)",
+        kind="rotary",
+        parameters={
+            "factor": _real(8.0, least=1),
+            "length": _length(8192),
+            "slow": _real(1.0, least=0),
+            "fast": _real(4.0, least=0),
+            "base": _real(500000.0, least=2),
+        },
+        frequencies=_by_parts,
+        wrong=_disordered,
+    ),
+)
