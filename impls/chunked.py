@@ -238,7 +238,7 @@ def workspace(case: Case) -> int:
     workspace=workspace,
 )
 def chunked(case: Case) -> AttentionCall:
-    """Blocks of queries and keys with online softmax; the backward recomputes the scores."""
+    """Online softmax over blocks, in plain torch."""
     tiling = cut(case)
     recorded: Any = ChunkedAttention.apply
 

@@ -85,7 +85,7 @@ def flex_call(case: Case) -> Any:
     supports=supports,
 )
 def build_flex(case: Case) -> AttentionCall:
-    """FlexAttention with a block mask, compiled by torch.compile afresh for every case."""
+    """FlexAttention with a block mask, under torch.compile."""
     return compile_alone(flex_call(case))
 
 

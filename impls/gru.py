@@ -26,7 +26,7 @@ def workspace(case: Case) -> int | None:
 
 @recurrent_builder("gru", time="n d^2", memory="O(n d + d^2)", flops=flops, workspace=workspace)
 def build_gru(case: Case) -> AttentionCall:
-    """torch.gru, one layer without biases: cuDNN on a GPU, a loop over the tokens on a CPU."""
+    """torch.gru: cuDNN on a GPU, a loop on a CPU."""
     training = case.needs_grad  # without it cuDNN keeps nothing that a backward could start from
 
     def gru(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, /) -> torch.Tensor:

@@ -74,7 +74,7 @@ def attend_with(case: Case, sharing: int = 1) -> AttentionCall:
     "naive", time="n^2 d", memory="n^2", masks=MASKS, flops=flops, workspace=workspace
 )
 def build_naive(case: Case) -> AttentionCall:
-    """softmax(QKᵀ·scale)V with the whole score matrix: the baseline of every comparison."""
+    """softmax(QKᵀ·scale)V with the whole score matrix."""
     return attend_with(case, case.heads // case.kv_heads)
 
 
@@ -87,7 +87,7 @@ def build_naive(case: Case) -> AttentionCall:
     workspace=workspace_by_head,
 )
 def build_naive_heads(case: Case) -> AttentionCall:
-    """The textbook loop: softmax(QKᵀ·scale)V one head after another, the results stacked."""
+    """The same one head after another, the textbook loop."""
     attend, sharing = attend_with(case), case.heads // case.kv_heads
 
     def naive_heads(
@@ -115,7 +115,7 @@ def build_naive_heads(case: Case) -> AttentionCall:
     supports=reason_against_compiling,
 )
 def build_naive_compiled(case: Case) -> AttentionCall:
-    """torch.compile of softmax(QKᵀ·scale)V, compiled afresh for every case."""
+    """Naive under torch.compile, afresh for every case."""
     return compile_alone(build_naive(case))
 
 

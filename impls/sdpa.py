@@ -200,14 +200,14 @@ def workspace(route: str, case: Case) -> int:
 
 # name, route, memory, what `attnbench list` says of it.
 FAMILY = (
-    ("sdpa", "any", "O(n)", "scaled_dot_product_attention with the kernel that torch chooses."),
+    ("sdpa", "any", "O(n)", "torch's own, with the kernel that torch chooses."),
     ("sdpa-math", "math", "n^2", "SDPA's math path, forced: the whole score matrix."),
     ("sdpa-flash", "flash", "O(n)", "SDPA's flash kernel, forced: blocks of scores."),
     ("sdpa-efficient", "efficient", "O(n)", "SDPA's memory-efficient kernel, forced."),
     ("sdpa-cudnn", "cudnn", "O(n)", "SDPA's cuDNN kernel, forced."),
     # As models with a cache do. The mask bars the flash kernels on CUDA, hides from the CPU's that
     # it is causal, and becomes an (L, S) mask of numbers in every call.
-    ("sdpa-mask", "mask", "O(n^2)", "SDPA with a boolean (L, S) mask, passed even when full."),
+    ("sdpa-mask", "mask", "O(n^2)", "SDPA with a boolean mask, passed even when full."),
 )
 for name, route, memory, doc in FAMILY:
     attention_builder(
@@ -239,7 +239,7 @@ def folded(case: Case) -> Case:
     supports=lambda case: supports("any", folded(case)),
 )
 def build_grouped(case: Case) -> AttentionCall:
-    """SDPA over the query heads that share keys as rows of one, where no mask tells them apart.
+    """SDPA with the heads that share keys as rows of one.
 
     With `enable_gqa` torch's CPU kernel copies no keys, but reads them for every query head again
     (torch 2.13): in decoding, where reading is all there is to do, groups then save no time.

@@ -80,7 +80,7 @@ def workspace(case: Case) -> int:
     workspace=workspace,
 )
 def build_split_kv(case: Case, *, splits: int = 8) -> AttentionCall:
-    """Flash-decoding: keys in splits, each with its own softmax, combined; for few queries."""
+    """Flash-decoding: keys in splits, for few queries."""
     count = min(splits, case.kv_len)
     even = case.kv_len // count * count  # the keys left over are a split of their own
     sharing, scale = case.heads // case.kv_heads, case.softmax_scale

@@ -39,14 +39,35 @@ def test_every_command_has_help_and_stands_in_the_readme(name):
     assert all(option.help for option in options), "an option without help"
 
 
-def test_the_readme_stays_short_and_names_every_implementation():
-    from attnbench.api import IMPLEMENTATIONS
+def families() -> str:
+    """README's table of families, as the registry has them."""
+    from attnbench.api import FAMILIES, IMPLEMENTATIONS
     from attnbench.api.loader import load_built_in
 
     load_built_in()
-    built_in = [name for name, impl in IMPLEMENTATIONS.items() if "impls" in impl.file]
-    assert [name for name in built_in if f"`{name}`" not in README] == []
+    lines = ["| family | what it computes | implementations |", "|---|---|---|"]
+    for family, doc in FAMILIES.items():
+        found = [
+            f"`{name}`"
+            for name, impl in IMPLEMENTATIONS.items()
+            if impl.family == family and "impls" in impl.file
+        ]
+        lines.append(f"| {family} | {doc} | {', '.join(found)} |")
+    return "\n".join(lines)
+
+
+def test_the_readme_stays_short_and_has_the_families_of_the_registry():
+    (table,) = re.findall(r"<!-- families -->\n(.*?)\n?<!-- end -->", README, re.S)
+    assert table == families()
     assert len(README.splitlines()) <= 180
+
+
+def test_what_a_built_in_is_fits_into_a_line_of_the_list():
+    from attnbench.api import IMPLEMENTATIONS
+
+    families()
+    docs = {n: i.doc.partition("\n")[0] for n, i in IMPLEMENTATIONS.items() if "impls" in i.file}
+    assert {name: doc for name, doc in docs.items() if len(doc) > 53} == {}
 
 
 def test_quoted_output_is_in_a_committed_run():

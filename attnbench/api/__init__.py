@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
 
 import msgspec
 import torch
@@ -91,7 +91,13 @@ Build = Callable[[Case], AttentionCall]
 # What `attention_builder` takes: functions of the case and, by keyword, of parameters.
 OfCase = Callable[..., Any]
 Family = Literal["exact", "sparse", "linear", "low-rank", "recurrent"]
-FAMILIES: tuple[Family, ...] = get_args(Family)
+FAMILIES: dict[Family, str] = {
+    "exact": "softmax attention itself, however it is computed",
+    "sparse": "softmax attention over some of the pairs",
+    "linear": "a kernel of q and k in place of the softmax: sums over keys",
+    "low-rank": "keys, or the score matrix, through a few landmarks or projections",
+    "recurrent": "a network that goes token by token, the baseline",
+}
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -311,7 +317,8 @@ def recurrent_builder(name: str, **declared: Any) -> Callable[[F], F]:
     The callable takes x_BLE and the weights of a GRU, w_ih and w_hh, (3E, E) each, positionally
     and returns o_BLE. The other parameters, and what is raised, are those of `attention_builder`.
     """
-    return attention_builder(name, **({"workloads": ("recurrent",)} | declared))
+    here: dict[str, Any] = {"workloads": ("recurrent",), "family": "recurrent"}
+    return attention_builder(name, **(here | declared))
 
 
 _LAWS = ("time", "memory", "flops_law")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from attnbench.cli.options import device_option, impl_files, run_argument, say
+from attnbench.cli.options import device_option, impl_files, run_argument, say, wrapped
 from attnbench.errors import StoreError, UsageError
 
 
@@ -17,16 +17,15 @@ from attnbench.errors import StoreError, UsageError
 @device_option
 @click.option("--json", "as_json", is_flag=True, help="The whole catalogue as JSON.")
 def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
-    """Show the implementations, and whether they run here.
+    """Show the implementations by family, and which of them cannot run here.
 
-    With devices, passes, masks and declared laws; below them the workloads, projections, caches
-    and position encodings.
+    With the declared law of time; below them the workloads, projections, caches and position
+    encodings. As JSON with parameters, the law of memory, devices, passes, dtypes and masks.
     """
     import msgspec
 
     from attnbench.execution.process import Settings
     from attnbench.execution.runner import LocalRunner
-    from attnbench.report.tables import table
 
     with LocalRunner(Settings(device=device, files=files)) as runner:
         catalogue = runner.catalogue()
@@ -35,26 +34,12 @@ def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(catalogue), indent=1))
         return
-    header = (
-        "implementation", "serves", "time", "memory", "devices", "passes", "masks", "here",
-        "what it is",
-    )  # fmt: skip
-    rows = [
-        (
-            row.name,
-            ", ".join(row.workloads),
-            row.time or "–",
-            row.memory or "–",
-            ", ".join(row.devices),
-            "all" if len(row.passes) == 3 else ", ".join(row.passes),
-            ", ".join(row.masks),
-            "no" if row.unavailable else "yes",
-            row.doc,
-        )
-        for row in catalogue.implementations
-    ]
-    spare = ("devices", "passes", "memory", "time", "serves", "masks")
-    click.echo(table(header, rows, spare=spare), nl=False)
+    for family, doc in catalogue.families.items():
+        click.secho(wrapped(f"{family}: {doc}"), bold=True)
+        for row in catalogue.implementations:
+            if row.family == family:
+                say(f"  {row.name:15} {row.time or '–':7} {row.doc}", hang=26)
+        click.echo()
     for row in catalogue.implementations:
         if row.unavailable:
             say(f"{row.name} cannot run here: {row.unavailable}")

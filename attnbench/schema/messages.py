@@ -67,6 +67,7 @@ class Catalogue(_Message, frozen=True, kw_only=True):
     devices: dict[str, str | None]
     environment: dict[str, Any]
     implementations: tuple[ImplementationInfo, ...]
+    families: dict[str, str]
     workloads: dict[str, str]
     positions: dict[str, str]
     projections: dict[str, str]

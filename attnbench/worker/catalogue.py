@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.api import IMPLEMENTATIONS, implementation
+from attnbench.api import FAMILIES, IMPLEMENTATIONS, implementation
 from attnbench.api.loader import BUILT_IN
 from attnbench.machine.facts import environment, reason_against_device
 from attnbench.schema.case import DEVICES, Case, Device
@@ -33,6 +33,7 @@ def describe(device: str) -> Catalogue:
         devices=reasons,
         environment=environment(device) if usable else {},
         implementations=tuple(_row(name, device) for name in IMPLEMENTATIONS.names()),
+        families={**FAMILIES},
         workloads={name: traits.doc for name, traits in TRAITS.items() if name in WORKLOADS},
         positions={name: item.line for name, item in POSITIONS.items()},
         projections={name: item.doc for name, item in PROJECTIONS.items()},
