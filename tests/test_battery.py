@@ -4,8 +4,10 @@ import pytest
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
+from attnbench.base.parameters import base_name
 from attnbench.planning.battery import battery
 from attnbench.schema.case import Dtype
+from attnbench.theory.projections import PROJECTIONS
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.workloads import WORKLOADS
 
@@ -50,7 +52,8 @@ def test_what_a_built_in_refuses_on_cpu_is_written_down(name):
 def test_every_workload_has_items_that_some_built_in_serves():
     assert {item.case.workload for item in ITEMS} == set(WORKLOADS.names())
     layers = [item.case for item in ITEMS if item.case.workload == "layer"]
-    assert {case.projection for case in layers} == {"fused", "separate", "per-head"}
+    assert {base_name(case.projection or "") for case in layers} == set(PROJECTIONS.names())
+    assert {case.layers for case in layers} == {1, 2, 3}
 
 
 def test_the_battery_has_the_awkward_cases():

@@ -68,6 +68,12 @@ WRONG_SWEEPS = {
     "rope with a bad base": (["--positions", "rope:x"], ["--positions", "base is a number"]),
     "unknown workload": (["--workload", "decoder"], ["--workload", "'decode'?", "attention"]),
     "unknown cache": (["--workload", "decode", "--caches", "statik"], ["--caches", "'static'?"]),
+    "projection without such a parameter": (
+        ["--workload", "layer", "--projections", "fused:2"], ["takes none", "--projections"]
+    ),
+    "impossible rank": (
+        ["--workload", "layer", "--projections", "mla:rank=x"], ["rank is a whole number", "'x'"]
+    ),
     "unknown projection": (
         ["--workload", "layer", "--projections", "fusd"], ["--projections", "'fused'?"]
     ),

@@ -64,7 +64,9 @@ COUNTED = pairwise({
     "name": DISPATCHED, "mask": ("full", "causal", "window:20"),
     "pass_": ("forward", "backward", "both"), "position": ("none", "rope"),
     "heads": ((4, 24), (2, 40)),  # of keys, and dims of values
-    "projection": (None, "fused", "separate", "per-head"),  # of the layer around it
+    # Of the layer around it.
+    "projection": (None, "fused", "separate", "per-head", "mla:16", "pruned:2", "tied-layers"),
+    "layers": (1, 3),
 })  # fmt: skip
 
 
@@ -74,6 +76,7 @@ def test_counted_flops_are_the_executed_ones_where_they_were_dispatched(row):
     around: dict[str, Any] = {"kv_len": 600}
     if row["projection"]:
         around = {"workload": "layer", "width": 24, "projection": row["projection"]}
+        around["layers"] = row["layers"]
     case = Case(
         seq_len=96, head_dim=24, batch=2, pass_=row["pass_"], **around,
         mask=parse_mask(row["mask"]), position=parse_position(row["position"]),

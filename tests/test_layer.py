@@ -11,19 +11,21 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.theory.traits import impossible
 from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
 from attnbench.worker.positions import rotated, rotated_squares
-from attnbench.worker.reference import plain_attention
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads import layer as layers
-from attnbench.worker.workloads.layer import PROJECTIONS, parts_of
+from attnbench.worker.workloads.layer import weight_names
+from attnbench.worker.workloads.projections import WAYS, parts_of, projection_of
 from tests.conftest import probed
 from tests.pairwise import ids, pairwise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LAYER = WORKLOADS.get("layer")
-WAYS = ("fused", "separate", "per-head")
+CUTS = ("fused", "separate", "per-head")
+OTHERS = ("mla:12", "pruned:2", "tied", "tied-layers")
 PASSES = ("forward", "backward", "both")
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -53,49 +55,81 @@ def drawn(case: Case, draw: Draw | None = None) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def heads_of(case: Case, x: torch.Tensor, w: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """q, k and v of one layer, straight from the formula of each projection."""
+    way, groups, heads = (case.projection or "").partition(":")[0], case.kv_heads, case.heads
+    if way == "tied":
+        q = torch.einsum("ble,de,hd->bhld", x, w["wq"], w["mixing"])
+        return [q, (x @ w["wk"].T).unsqueeze(1), (x @ w["wv"].T).unsqueeze(1)]
+    if way == "mla":
+        latent = x @ w["wdown"].T
+        parts = [x @ w["wq"].T, latent @ w["wupk"].T, latent @ w["wupv"].T]
+    elif way == "pruned":
+        parts = [x @ w[name].T for name in ("wq", "wk", "wv")]
+        heads, groups = 2, 2 * groups // heads
+    else:
+        wqkv = torch.cat([y for name, y in w.items() if name != "wo"])
+        rows = [heads * case.head_dim, (heads + groups) * case.head_dim]
+        parts = [x @ of.T for of in torch.tensor_split(wqkv, rows)]
+    counts = heads, groups, groups
+    return [y.unflatten(-1, (h, -1)).transpose(1, 2) for y, h in zip(parts, counts, strict=True)]
+
+
 def by_definition(case: Case) -> dict[str, torch.Tensor]:
     """In float64 with autograd, straight from the formula, around torch's own attention."""
-    tensors = {name: x.detach().double() for name, x in drawn(case).items()}
-    names = list(PROJECTIONS.get(case.projection or "").rows(case))
-    wqkv = torch.cat([tensors[name] for name in names]).requires_grad_()
-    x, wo = tensors["x"].requires_grad_(), tensors["wo"].requires_grad_()
-    n, places = case.seq_len, torch.arange(case.seq_len)
+    tensors = {name: x.detach().double().requires_grad_() for name, x in drawn(case).items()}
+    n, places, sets = case.seq_len, torch.arange(case.seq_len), weight_names(case)
     query, key = places.unsqueeze(1), places
     seen = torch.ones(n, n, dtype=torch.bool)
     if case.mask.after is not None:
         seen &= key <= query + case.mask.after
     if case.mask.before is not None:
         seen &= key >= query - case.mask.before
-    rows = [case.heads * case.head_dim, case.kv_heads * case.head_dim]
-    of_q, of_k, of_v = torch.tensor_split(wqkv, [rows[0], sum(rows)])
-    q = (x @ of_q.T).unflatten(-1, (case.heads, -1)).transpose(1, 2)
-    k, v = ((x @ of.T).unflatten(-1, (case.kv_heads, -1)).transpose(1, 2) for of in (of_k, of_v))
-    q, k = (rotated(y, case.position, places, case.seq_len) for y in (q, k))
-    heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
-    o = heads.transpose(1, 2).flatten(2) @ wo.T
-    gradients = torch.autograd.grad(o, (x, wqkv, wo), tensors["do"])
-    return {"o": o.detach()} | dict(zip(("dx", "dwqkv", "dwo"), gradients, strict=True))
+    x = tensors["x"]
+    for number in range(case.layers):
+        names = sets[number % len(sets)]
+        w = {name.partition(".")[0]: tensors[name] for name in names}
+        q, k, v = heads_of(case, x, w)
+        q, k = (rotated(y, case.position, places, n) for y in (q, k))
+        heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+        o = heads.transpose(1, 2).flatten(2) @ w["wo"].T
+        x = x + o
+    inputs = [tensors["x"], *(tensors[name] for names in sets for name in names)]
+    dx, *left = torch.autograd.grad(o, inputs, tensors["do"])
+    found = {"o": o.detach(), "dx": dx}
+    for names in sets:
+        found |= layers._named(case, names, [left.pop(0) for _ in names])
+    return found
 
 
-TRUTHS = list(zip(SHAPES, WAYS * 2, strict=True))
+TRUTHS = [
+    *zip(SHAPES, CUTS * 2, strict=True),
+    ("plain", "mla:12"),
+    ("rope, wider values", "mla:12"),
+    ("grouped, causal", "pruned:2"),
+    ("plain", "pruned:2"),
+    ("window, one key/value head", "tied"),
+]
 
 
-@pytest.mark.parametrize(("shape", "projection"), TRUTHS)
-def test_the_truth_is_the_formula(shape, projection):
-    case = case_of(pass_="both", projection=projection, dtype="float64", **SHAPES[shape])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("shape", "projection"), [*TRUTHS, ("grouped, causal", "tied-layers")])
+def test_the_truth_is_the_formula(shape, projection, count):
+    fields: dict[str, Any] = {"projection": projection, "layers": count, "dtype": "float64"}
+    case = case_of(pass_="both", **fields, **SHAPES[shape])
     truth = LAYER.truth(case, drawn(case))
     expected = by_definition(case)
-    assert set(truth.values) == set(expected) == {"o", "dx", "dwqkv", "dwo"}
+    assert set(truth.values) == set(expected) >= {"o", "dx", "dwo"}
     for name, value in expected.items():
         torch.testing.assert_close(truth.values[name], value, rtol=1e-9, atol=1e-9)
 
 
 def test_projections_cut_the_same_draw_and_say_how_they_lay_out_its_result():
     whole = drawn(case_of(kv_heads=2, value_dim=12))["wqkv"]
-    for way, projection in PROJECTIONS.items():
+    for way in CUTS:
         case = case_of(kv_heads=2, value_dim=12, projection=way)
-        tensors = drawn(case)
-        weights = [tensors[name] for name in projection.rows(case)]
+        projection, tensors = projection_of(case), drawn(case)
+        weights = [tensors[name] for name in weight_names(case)[0][:-1]]
         assert len(weights) == {"fused": 1, "separate": 3, "per-head": 4 + 2 + 2}[way]
         assert torch.equal(torch.cat(weights), whole)
         q, k, v = projection.heads(case)(tensors["x"], weights)
@@ -110,7 +144,8 @@ RIGHT = pairwise(
         "shape": list(SHAPES),
         "core": ("naive", "sdpa", "chunked"),
         "dtype": ("float32", "bfloat16", "float64"),
-        "projection": WAYS,
+        "projection": (*CUTS, *OTHERS),
+        "layers": (1, 2),
     }
 )
 
@@ -118,8 +153,11 @@ RIGHT = pairwise(
 @pytest.mark.parametrize("row", RIGHT, ids=ids(RIGHT))
 def test_cores_are_right_in_a_layer(row):
     row = dict(row)
-    core, shape = row.pop("core"), SHAPES[row.pop("shape")]
-    result = check_item(case_of(pass_="both", **row, **shape), core, {}, 0)
+    core, case = row.pop("core"), case_of(pass_="both", **SHAPES[row.pop("shape")], **row)
+    if reason := impossible(case):
+        assert row["projection"] in reason
+        return
+    result = check_item(case, core, {}, 0)
     assert (result["status"], result["reason"]) == ("ok", None)
 
 
@@ -136,7 +174,7 @@ def test_needle_tokens_are_what_their_queries_look_at():
     looks = []
     for needles in (True, False):
         tensors = drawn(case, Draw(seed=1, needles=needles))
-        q, k, _ = PROJECTIONS.get("fused").heads(case)(tensors["x"], [tensors["wqkv"]])
+        q, k, _ = projection_of(case).heads(case)(tensors["x"], [tensors["wqkv"]])
         assert needles or abs(float(q.std()) - 1) < 0.05
         q, k = (rotated(y, case.position, torch.arange(400), 400) for y in (q, k))
         weights = (q[:, ::2] @ k.mT * case.softmax_scale).softmax(-1)
@@ -148,14 +186,14 @@ def test_a_sum_that_cancels_has_a_floor_of_its_terms():
     # With one token the weights are 1 whatever q and k are: their gradients are 0.
     case = case_of(pass_="both", seq_len=1, batch=1, position=parse_position("rope"))
     tensors = {name: x.detach().double() for name, x in drawn(case).items()}
-    plain = layers._plain_layer(case, tensors, plain_attention, terms=True)
+    plain = LAYER.plain(case, tensors, terms=True)
     assert {name: x.shape for name, x in plain.terms.items()} == {
         name: x.shape for name, x in plain.values.items()
     }
     of_queries_and_keys = slice(0, 2 * 4 * 8)
     assert plain.values["dwqkv"][of_queries_and_keys].abs().max() < 1e-15
     assert (plain.terms["dwqkv"][of_queries_and_keys] > 0).all()
-    assert layers._plain_layer(case, tensors, plain_attention, terms=False).terms == {}
+    assert LAYER.plain(case, tensors, terms=False).terms == {}
 
 
 def test_errors_are_turned_with_what_they_are_errors_of():
@@ -201,9 +239,9 @@ def test_a_wrong_core_is_found_in_a_layer():
     )
 
 
-@pytest.mark.parametrize(("mutant", "way"), list(zip(WRONG_PROJECTIONS, WAYS, strict=True)))
+@pytest.mark.parametrize(("mutant", "way"), list(zip(WRONG_PROJECTIONS, CUTS, strict=True)))
 def test_a_wrong_projection_is_found(mutant, way, monkeypatch):
-    change, right = WRONG_PROJECTIONS[mutant], PROJECTIONS.get(way)
+    change, right = WRONG_PROJECTIONS[mutant], WAYS[way]
 
     def heads(case: Case) -> Any:
         project = right.heads(case)
@@ -246,12 +284,63 @@ def test_useful_flops_and_least_bytes_are_the_formulas():
     assert "the full square of pairs" in why[0]
 
 
+SMALL: dict[str, Any] = {"batch": 3, "kv_heads": 2, "value_dim": 12}
+# Numbers of one layer's weights (E = 24, H = 4, D = 8), and the heads that its core computes.
+WEIGHTS = {
+    "fused": (24 * (32 + 16 + 24 + 48), 4),
+    "mla:5": (24 * (32 + 5 + 48) + 5 * (16 + 24), 4),
+    "pruned:2": (24 * (16 + 8 + 12 + 24), 2),
+    "tied-layers": (24 * (32 + 16 + 24 + 48), 4),
+}
+
+
+@pytest.mark.parametrize("way", WEIGHTS)
+def test_costs_of_several_layers_are_those_of_the_weights_that_each_has(way):
+    (weights, heads), count = WEIGHTS[way], 1 if way == "tied-layers" else 3
+    case = case_of(**SMALL, projection=way, layers=3)
+    costs = LAYER.costs(case, IMPLEMENTATIONS.get("naive"))
+    assert costs["flops_useful"] == 3 * 2 * 3 * (13 * weights + heads * 13 * 13 * (8 + 12))
+    assert costs["flops_executed"] == costs["flops_useful"]
+    tensors = LAYER.tensors(case)
+    assert sum(x.numel() for x in tensors.values()) == count * weights + 3 * 13 * 24
+    assert costs["bytes_min"] == 4 * (count * weights + 2 * 3 * 13 * 24)
+
+
+def test_tied_heads_have_the_weights_of_one_and_a_vector_each():
+    case = case_of(kv_heads=1, projection="tied")
+    shapes = {name: tuple(x.shape) for name, x in drawn(case).items() if name != "x"}
+    assert shapes == {"wq": (8, 24), "wk": (8, 24), "wv": (8, 24), "mixing": (4, 8), "wo": (24, 32)}
+    costs = LAYER.costs(case, IMPLEMENTATIONS.get("naive"))
+    core = 2 * 2 * 4 * 13 * 13 * 16
+    assert costs["flops_useful"] == core + 2 * 2 * 13 * 24 * (3 * 8 + 32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"projection": "mla:25"}, "a latent of rank 25 is wider than the model, E = 24"),
+        ({"projection": "pruned:4"}, "4 of 4 heads cannot be pruned"),
+        ({"projection": "pruned", "kv_heads": 2}, "1 of 4 heads cannot be pruned in whole groups"),
+        ({"projection": "tied", "kv_heads": 2}, "share one key/value head (--kv-heads 1)"),
+    ],
+)
+def test_a_projection_that_makes_no_sense_is_a_reason(fields, words):
+    assert words in (impossible(case_of(**fields)) or "")
+
+
 MEMORY = pairwise(
     {
-        "shape": ("plain", "grouped, causal", "rope, wider values", "one head"),
+        "shape": (
+            "plain",
+            "grouped, causal",
+            "rope, wider values",
+            "one head",
+            "window, one key/value head",
+        ),
         "core": ("naive", "naive-heads", "sdpa", "chunked"),
-        "projection": WAYS,
+        "projection": (*CUTS, *OTHERS),
         "seq_len": (40, 300),
+        "layers": (1, 2),
     }
 )
 
@@ -259,9 +348,11 @@ MEMORY = pairwise(
 @pytest.mark.parametrize("row", MEMORY, ids=ids(MEMORY))
 def test_forward_workspace_is_what_sizes_say(row):
     core, way, seq_len = row["core"], row["projection"], row["seq_len"]
-    sizes: dict[str, Any] = {"width": 32, "projection": way, "seq_len": seq_len}
+    sizes: dict[str, Any] = {"width": 32, "projection": way, "layers": row["layers"]}
     sizes["batch"] = 3 if way == "per-head" else 1  # whose heads are stacked, and not strided
-    case = case_of(**sizes | SHAPES[row["shape"]])
+    case = case_of(**sizes | SHAPES[row["shape"]], seq_len=seq_len)
+    if impossible(case):
+        return
     metrics = probed(case, core)
     predicted, measured = metrics["memory_predicted_bytes"], metrics["memory_workspace_bytes"]
     exact = case.position.name == "none"

@@ -54,6 +54,7 @@ AXES: dict[str, Axis] = {
         Axis(column="batch", symbol="B"),
         Axis(column="threads", symbol="threads", silent=1, unsaid="1 thread"),
         Axis(column="new_tokens", symbol="T"),
+        Axis(column="layers", symbol="layers", silent=1, unsaid="1 layer"),
         Axis(column="seq_len", symbol="n"),
         Axis(column="kv_len", symbol="S", follows="seq_len"),
     )

@@ -332,6 +332,7 @@ limit("memory_gbps_datasheet", "float", "GB/s", "memory's, where the device is k
 limit("launch_us_measured", "float", "µs", "the cheapest op, called back to back")
 metric("governor", "text", "", "what set the CPUs' frequency, at the cell's end")
 metric("cpu_quota", "float", "", "CPUs' worth of time granted, at the cell's end")
+case("layers", "int", "", "layers one after another")
 column(
     "family", "text", "", "exact, sparse, linear, low-rank or recurrent",
     lambda row: row.implementation.get("family"),

@@ -188,9 +188,14 @@ AXES: tuple[tuple[str, Any, str], ...] = (
         "layer, decode, recurrent: model width E; heads stay and D = E/H, or with --head-dims"
         " alone D stays and H = E/D [heads x head-dim]",
     ),
-    ("--projections", NAMES, "layer: fused, separate, per-head [fused]"),
+    (
+        "--projections",
+        NAMES,
+        "layer: fused, separate, per-head, mla:128, pruned:1, tied, tied-layers [fused]",
+    ),
     ("--caches", NAMES, "decode: rerun, none, concat, static [static]"),
     ("--new-tokens", SIZES, "decode: tokens generated a call [8]"),
+    ("--layers", SIZES, "layer: layers one after another [1]"),
     ("--impls", NAMES, "implementations by name [all]"),
 )
 AXIS_FIELDS = ("workload", *(flag[2:].replace("-", "_") for flag, _, _ in AXES))

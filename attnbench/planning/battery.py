@@ -144,6 +144,17 @@ def _layer(around: dict[str, Any]) -> Iterator[Item]:
         for name, sizes in shapes.items():
             case = Case(**around, **sizes, workload="layer", projection=projection)
             yield Item(name=f"layer, {projection}, {name}", case=case)
+    others: dict[str, dict[str, Any]] = {
+        "separate": {"layers": 3},
+        "mla:16": {"layers": 2},
+        "pruned:2": {"kv_heads": 2},
+        "tied": {"kv_heads": 1},
+        "tied-layers": {"layers": 2},
+    }
+    for projection, sizes in others.items():
+        alike: dict[str, Any] = {"workload": "layer", "pass_": "both", "seq_len": 37}
+        case = Case(**around, **alike, **sizes, mask=_CAUSAL, projection=projection)
+        yield Item(name=f"layer, {projection}, layers={case.layers}", case=case)
 
 
 def _recurrent(around: dict[str, Any]) -> Iterator[Item]:

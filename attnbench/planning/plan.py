@@ -15,6 +15,7 @@ from attnbench.errors import UsageError
 from attnbench.schema.case import Case, Device, Position, parse_mask, parse_position
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
+from attnbench.theory.projections import parse_projection
 from attnbench.theory.traits import OPTIONAL_AXES, TRAITS, impossible
 
 # A process serves this many groups, so that its start-up (seconds) is shared but no cell lives
@@ -47,6 +48,7 @@ class Axes:
     projections: tuple[str, ...] | None = None
     caches: tuple[str, ...] | None = None
     new_tokens: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None
     threads: tuple[int, ...] = (1,)
     impls: tuple[str, ...] | None = None
 
@@ -188,6 +190,8 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
         if not traits.heads:
             chosen |= {"heads": 1, "head_dim": chosen["width"]}
         hides = traits.causal and chosen["mask"] == "full"
+        if chosen.get("projection"):
+            chosen["projection"] = parse_projection(chosen["projection"])
         chosen["mask"] = parse_mask("causal" if hides else chosen["mask"])
         case = Case(workload=axes.workload, device=device, **chosen)
         if case.case_id not in seen:
@@ -278,11 +282,12 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
             ("workload", "--workload", [axes.workload], catalogue.workloads),
             ("implementation", "--impls", [*map(base_name, axes.impls or ())], known),
             ("cache", "--caches", axes.caches or [], catalogue.caches),
-            ("projection", "--projections", axes.projections or [], catalogue.projections),
         ):
             for name in names:
                 if name not in valid:
                     raise unknown(kind, name, list(valid), flag)
+        for text in axes.projections or ():
+            parse_projection(text)
         for name in OPTIONAL_AXES:
             if getattr(axes, name) and name in TRAITS.get(axes.workload).missing_axes:
                 having = [w for w, traits in TRAITS.items() if name in traits.axes]

@@ -33,6 +33,7 @@ class Case:
     Sizes are counts, not bytes: `batch` B, `heads` H, `kv_heads` G, `seq_len` L, `kv_len` S,
     `head_dim` D, `value_dim` V, `width` E. `kv_heads`, `kv_len` and `value_dim` equal `heads`,
     `seq_len` and `head_dim` unless given. `scale` multiplies the scores; None means 1/√D.
+    `layers` are one after another; each adds its output to what it was given, but the last.
     For `decode`, `seq_len` is the context before the first of `new_tokens` generated tokens.
     `threads` are the CPU threads of the timed calls; on a GPU always 1, whatever the host does.
 
@@ -58,6 +59,7 @@ class Case:
     projection: str | None = None
     cache: str | None = None
     new_tokens: int | None = None
+    layers: int = 1
     scale: float | None = None
     threads: int = 1
 
@@ -141,4 +143,6 @@ class Case:
 
 
 _FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
-_SIZES = ("batch heads kv_heads seq_len kv_len head_dim value_dim width new_tokens threads").split()
+_SIZES = (
+    "batch heads kv_heads seq_len kv_len head_dim value_dim width new_tokens layers threads"
+).split()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
 from attnbench.schema.case import Case
 from attnbench.theory.masks import admitted_pairs, batch_pairs
+from attnbench.theory.projections import sets_of_weights, weights_of
 
 
 def core_flops(case: Case, pairs: int, *, recompute: bool = True) -> int:
@@ -106,19 +108,23 @@ PRODUCTS = {"forward": 1, "backward": 2, "both": 3}
 
 
 def layer_projection_flops(case: Case) -> int:
-    """FLOPs of a layer's projections for the case's pass: backward twice the forward ones."""
-    return PRODUCTS[case.pass_] * projection_flops(case, case.seq_len, case.seq_len)
+    """FLOPs of all layers' projections for the case's pass: backward twice the forward ones.
+
+    Every token meets each number of a weight once; what is no factor of a product counts nothing.
+    """
+    products = [rows * e for name, (rows, e) in weights_of(case).items() if name.startswith("w")]
+    return PRODUCTS[case.pass_] * 2 * case.batch * case.seq_len * case.layers * sum(products)
 
 
 def layer_bytes_min(case: Case) -> int:
-    """Least traffic of a layer in bytes: every input read once, every output written once.
+    """Least traffic of layers in bytes: every input read once, every output written once.
 
-    Forward reads x and the weights, E·(H + G)·(D + V) elements, and writes o. Backward reads
-    them and do, and writes a gradient of each; both writes o besides. What lies between (q, k,
-    v, the scores) counts nothing: it could be made again on the chip.
+    Forward reads x and the weights, E·(H + G)·(D + V) elements if fused, and writes o. Backward
+    reads them and do, and writes a gradient of each; both writes o besides. What lies between (q,
+    k, v, the scores) counts nothing: it could be made again on the chip.
     """
     e, tokens = case.model_width, case.batch * case.seq_len
-    weights = e * (case.heads + case.kv_heads) * (case.head_dim + case.value_dim)
+    weights = sets_of_weights(case) * sum(map(math.prod, weights_of(case).values()))
     return _bytes_through(case, inputs=tokens * e + weights, output=tokens * e)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
+from attnbench.theory import projections
 from attnbench.theory.law import Law, Term
 
 Unit = Literal["call", "token"]
@@ -24,6 +25,7 @@ OPTIONAL_AXES: dict[str, str] = {
     "projections": "projection",
     "caches": "cache",
     "new_tokens": "new_tokens",
+    "layers": "layers",
 }
 
 
@@ -113,7 +115,7 @@ def _pairs_work(case: Case) -> float:
 
 def _layer_work(case: Case) -> float:
     per_token = 2 * case.model_width * case.heads * case.head_dim
-    return _pairs_work(case) + float(case.batch * case.seq_len * per_token)
+    return case.layers * (_pairs_work(case) + float(case.batch * case.seq_len * per_token))
 
 
 TRAITS: Registry[Traits] = Registry("workload", "--workload")
@@ -123,8 +125,8 @@ TRAITS.add(
     Traits(
         doc="x given: projections, attention, output projection: O(n d^2 + n^2 d)",
         work=_layer_work,
-        axes=("widths", "projections"),
-        defaults={"projection": "fused"},
+        axes=("widths", "projections", "layers"),
+        defaults={"projection": "fused", "layers": 1},
         time=lambda core, case: core.plus("n d^2"),
         memory=lambda core, case: core.plus("n d"),
     ),
@@ -164,14 +166,15 @@ def impossible(case: Case) -> str | None:
             f"{case.kv_heads} key/value heads do not divide {case.heads} heads"
             " (--kv-heads must divide --heads)"
         )
-    return reason
+    return reason or projections.reason_against(case)
 
 
 def kind_words(case: Case) -> list[str]:
-    """Mask, position encoding, projection, cache and threads, unless they are the plain ones."""
+    """Mask, position encoding, projection and so on, unless they are the plain ones."""
     words = [text for text in (case.mask.text, case.position.text) if text not in ("full", "none")]
     threads = f"threads={case.threads}" if case.threads > 1 else None
-    return words + [text for text in (case.projection, case.cache, threads) if text]
+    layers = f"layers={case.layers}" if case.layers > 1 else None
+    return words + [text for text in (case.projection, case.cache, layers, threads) if text]
 
 
 def case_label(case: Case) -> str:

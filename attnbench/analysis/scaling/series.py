@@ -58,8 +58,8 @@ def measured(run: Run) -> list[Measured]:
         case = record.cell.case
         alike = (
             record.cell.impl, case.workload, case.pass_, case.device, case.dtype, case.mask.text,
-            case.position.text, case.projection, case.cache, case.new_tokens, case.scale,
-            case.threads,
+            case.position.text, case.projection, case.cache, case.new_tokens, case.layers,
+            case.scale, case.threads,
         )  # fmt: skip
         kind = kinds.setdefault(alike, len(kinds))
         times_us, allowed_us, doubt = _times_or_doubt(record, environment)
@@ -166,6 +166,7 @@ def same_text(case: Case, axis: Axis) -> str:
     words += [f"H/G={case.heads // case.kv_heads}"] if axis in of_heads and grouped else []
     words += [case.dtype, *kind_words(case)]
     words += [f"T={case.new_tokens}"] if case.new_tokens else []
+    words += [f"layers={case.layers}"] if case.layers > 1 else []
     words += [f"scale={case.scale:g}"] if case.scale is not None else []
     return " ".join(filter(None, words))
 

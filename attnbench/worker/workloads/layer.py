@@ -1,150 +1,79 @@
 """Workload `layer`: x_BLE -> o_BLE, multi-head attention with its projections around any core.
 
-All projections cut the rows of one canonical matrix wqkv, (H·D + G·D + G·V, E), into weights of
-their own: those of the query heads, then of the key heads, then of the value heads. Hence the same
-numbers give the same layer, and gradients of the parts, laid one under the other, that of wqkv.
+With `--layers` N what a layer gives is added to what it was given, and goes into the next one; the
+output is that of the last layer alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch.nn.functional import linear
 
 from attnbench.api import Implementation
-from attnbench.base.registry import Registry
 from attnbench.schema.case import Case, Position
 from attnbench.theory import costs
+from attnbench.theory.projections import computed, sets_of_weights, weights_of
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
 from attnbench.worker.positions import rotated, rotated_back, rotated_squares
 from attnbench.worker.reference import Core, PlainResult, plain_attention
 from attnbench.worker.workloads.attention import rotated_workspace, with_position
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
+from attnbench.worker.workloads.projections import by_head, parts_of, projection_of
 
 _RIDGE = 0.05  # of weights whose rows have length 1, and so singular values between 0 and 2
-Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q_BHLD, k_BGLD, v_BGLV
-Project = Callable[[torch.Tensor, Sequence[torch.Tensor]], Heads]
+T = TypeVar("T")
 
 
-def parts_of(case: Case) -> dict[str, tuple[int, int]]:
-    """(heads, dims a head) of q, k and v."""
-    groups, d = case.kv_heads, case.head_dim
-    return {"q": (case.heads, d), "k": (groups, d), "v": (groups, case.value_dim)}
+def weight_names(case: Case) -> list[list[str]]:
+    """The names of the weights of each set, wo the last; layers after the first have a number."""
+    return [
+        [f"{name}.{number}" if number > 1 else name for name in weights_of(case)]
+        for number in range(1, sets_of_weights(case) + 1)
+    ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Projection:
-    """One way to project: the names and heights of its weights, and what is timed.
-
-    `rows(case)` are in the order of wqkv's rows. `heads(case)` returns the projection of x_BLE
-    with those weights. `strided`: q, k and v are views whose heads lie side by side in every
-    token, and not tensors (B, heads, L, dims) of their own.
-    """
-
-    doc: str
-    rows: Callable[[Case], dict[str, int]]
-    heads: Callable[[Case], Project]
-    strided: bool = True
-
-
-def by_head(x_BLF: torch.Tensor, dims: int) -> torch.Tensor:
-    """(B, L, heads·dims) seen as (B, heads, L, dims)."""
-    return x_BLF.view(*x_BLF.shape[:2], -1, dims).transpose(1, 2)
-
-
-def _fused(case: Case) -> Project:
-    parts = list(parts_of(case).values())
-    widths = [heads * dims for heads, dims in parts]
-
-    def project(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> Heads:
-        chunks = torch.split(linear(x_BLE, weights[0]), widths, dim=-1)
-        q, k, v = (by_head(x, dims) for x, (_, dims) in zip(chunks, parts, strict=True))
-        return q, k, v
-
-    return project
-
-
-def _separate(case: Case) -> Project:
-    widths = [dims for _, dims in parts_of(case).values()]
-
-    def project(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> Heads:
-        q, k, v = (by_head(linear(x_BLE, w), d) for w, d in zip(weights, widths, strict=True))
-        return q, k, v
-
-    return project
-
-
-def _per_head(case: Case) -> Project:
-    counts = [heads for heads, _ in parts_of(case).values()]
-
-    def project(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> Heads:
-        left = iter(weights)
-        q, k, v = (
-            torch.stack([linear(x_BLE, next(left)) for _ in range(count)], dim=1)
-            for count in counts
-        )
-        return q, k, v
-
-    return project
-
-
-PROJECTIONS: Registry[Projection] = Registry("projection", "--projections")
-PROJECTIONS.add(
-    "fused",
-    Projection(
-        doc="one matrix for q, k and v, its result cut in three",
-        rows=lambda case: {"wqkv": sum(heads * dims for heads, dims in parts_of(case).values())},
-        heads=_fused,
-    ),
-)
-PROJECTIONS.add(
-    "separate",
-    Projection(
-        doc="wq, wk and wv, as in Llama",
-        rows=lambda case: {f"w{name}": h * dims for name, (h, dims) in parts_of(case).items()},
-        heads=_separate,
-    ),
-)
-PROJECTIONS.add(
-    "per-head",
-    Projection(
-        doc="a matrix for each head, the formula to the letter; heads are stacked",
-        rows=lambda case: {
-            f"w{name}{head}": dims
-            for name, (heads, dims) in parts_of(case).items()
-            for head in range(heads)
-        },
-        heads=_per_head,
-        strided=False,
-    ),
-)
-
-
-def projection_of(case: Case) -> Projection:
-    """The case's projection; `fused` where it names none."""
-    return PROJECTIONS.get(case.projection or "fused")
+def by_layer(case: Case, sets: Sequence[T]) -> list[T]:
+    """What belongs to each layer's weights, by layer: tied layers have one set."""
+    return list(sets) * (case.layers // len(sets))
 
 
 def core_case(case: Case) -> Case:
     """The attention case that the core sees; q and k come to it rotated, hence no encoding."""
-    return replace(case, workload="attention", position=Position(), width=None, projection=None)
+    return replace(
+        computed(case),
+        workload="attention",
+        position=Position(),
+        width=None,
+        projection=None,
+        layers=1,
+    )
 
 
 def layer_call(case: Case, impl: Implementation) -> Callable[..., torch.Tensor]:
     """What is timed: projections, position encoding, core, heads merged, output projection.
 
-    It takes x_BLE, the weights of the projection and wo, and returns (B, L, E).
+    It takes x_BLE, and of each set of weights those of the projection and wo; (B, L, E) it returns.
     """
-    project = projection_of(case).heads(case)
+    project = projection_of(case).heads(computed(case))
     turning = replace(core_case(case), position=case.position)
     core = with_position(impl.build(core_case(case)), turning)
+    count = len(weights_of(case))
 
-    def call(x_BLE: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    def layer(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
         # Nothing but the core's arguments holds q, k and v, so that they are free once it is done.
         o_BHLV = core(*project(x_BLE, weights[:-1]))
         return linear(o_BHLV.transpose(1, 2).flatten(2), weights[-1])
+
+    def call(x_BLE: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        sets = [weights[first : first + count] for first in range(0, len(weights), count)]
+        *before, last = by_layer(case, sets)
+        for own in before:
+            x_BLE = x_BLE + layer(x_BLE, own)
+        return layer(x_BLE, last)
 
     return call
 
@@ -156,11 +85,10 @@ class _Layer(Workload):
         return core_case(case)
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
-        """x_BLE, the projection's weights, wo, and do_BLE where the pass differentiates."""
-        e = case.model_width
-        shapes: dict[str, tuple[int, ...]] = {"x": (case.batch, case.seq_len, e)}
-        shapes |= {name: (rows, e) for name, rows in projection_of(case).rows(case).items()}
-        shapes["wo"] = (e, case.heads * case.value_dim)
+        """x_BLE, the weights of each set, and do_BLE where the pass differentiates."""
+        shapes: dict[str, tuple[int, ...]] = {"x": (case.batch, case.seq_len, case.model_width)}
+        for names in weight_names(case):
+            shapes |= zip(names, weights_of(case).values(), strict=True)
         tensors = {name: empty(case, shape) for name, shape in shapes.items()}
         if case.needs_grad:
             for x in tensors.values():
@@ -169,49 +97,84 @@ class _Layer(Workload):
         return tensors
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
-        """The canonical weights are drawn and then cut, so that all projections get the same."""
-        names = list(projection_of(case).rows(case))
-        rows = sum(tensors[name].shape[0] for name in names)
-        wqkv = empty(case, (rows, case.model_width))
-        others = {name: x for name, x in tensors.items() if name not in names}
-        fill_normal([wqkv, *others.values()], draw.seed)
+        """The canonical weights are drawn and then cut, so that all that cut them get the same."""
+        whole, sets = projection_of(case).whole, weight_names(case)
+        cut = [] if whole else [[tensors[name] for name in names[:-1]] for names in sets]
+        heights = [[len(weight) for weight in parts] for parts in cut]
+        wqkvs = [empty(case, (sum(rows), case.model_width)) for rows in heights]
+        covered = {name for names in sets for name in names[:-1]} if cut else set()
+        drawn = {name: x for name, x in tensors.items() if name not in covered}
+        fill_normal([*wqkvs, *drawn.values()], draw.seed)
         with torch.no_grad():
-            for weight in (wqkv, tensors["wo"]):
+            for weight in (*wqkvs, *(x for name, x in drawn.items() if name.startswith("w"))):
                 weight.mul_(weight.shape[1] ** -0.5)
             if draw.needles:
-                plant_needle_tokens(case, tensors["x"], wqkv, draw.seed)
-            wqkv[: case.heads * case.head_dim].mul_(draw.query_amplitude)
-            parts = torch.split(wqkv, list(projection_of(case).rows(case).values()))
-            for name, part in zip(names, parts, strict=True):
-                tensors[name].copy_(part)
+                first = whole(case, *(tensors[name] for name in sets[0]))[0] if whole else wqkvs[0]
+                plant_needle_tokens(case, tensors["x"], first, draw.seed)
+            of_queries = [wqkv[: case.heads * case.head_dim] for wqkv in wqkvs]
+            of_queries += [x for name, x in drawn.items() if name.startswith("wq")]
+            for weight in of_queries:
+                weight.mul_(draw.query_amplitude)
+            for wqkv, rows, parts in zip(wqkvs, heights, cut, strict=True):
+                for part, weight in zip(torch.split(wqkv, rows), parts, strict=True):
+                    weight.copy_(part)
 
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
-        """The layer for the case's pass; gradients of x and of every weight."""
+        """The layers for the case's pass; gradients of x and of every weight."""
         inputs = tuple(x for name, x in tensors.items() if name != "do")
 
         def named(gradients: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-            dx, *dweights, dwo = gradients  # by the names that all projections share
-            return {"dx": dx, "dwqkv": torch.cat(dweights), "dwo": dwo}
+            found, left = {"dx": gradients[0]}, iter(gradients[1:])
+            for names in weight_names(case):
+                found |= _named(case, names, [next(left) for _ in names])
+            return found
 
         return bind_pass(case.pass_, layer_call(case, impl), inputs, tensors.get("do"), named)
 
     def plain(
         self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
     ) -> PlainResult:
-        return _plain_layer(case, tensors, core, terms=terms)
+        """Layer by layer, and back again; the terms of a gradient are those of its own layer."""
+        one, whole = replace(case, projection=None, layers=1), projection_of(case).whole
+        sets = by_layer(case, weight_names(case))
+        owns = [[tensors[name].detach() for name in names] for names in sets]
+        layers = [whole(case, *own) if whole else (*own,) for own in owns]
+        inputs = [tensors["x"].detach()]
+        for weights in layers[:-1]:
+            o = _plain_layer(one, inputs[-1], weights, None, core, terms=False).values["o"]
+            inputs.append(inputs[-1] + o)
+        do, result = tensors.get("do"), PlainResult()
+        for number in reversed(range(case.layers)):
+            found = _plain_layer(one, inputs[number], layers[number], do, core, terms=terms)
+            if number == case.layers - 1:
+                result.values["o"] = found.values["o"]
+                result.terms |= {"o": found.terms["o"]} if terms else {}
+            elif do is not None:
+                found.values["dx"] += do
+            if do is None:
+                break
+            do = found.values["dx"]
+            for name, value, term in _gradients(case, sets[number], owns[number], found):
+                tied = name in result.values and name != "dx"
+                result.values[name] = result.values[name] + value if tied else value
+                if term is not None:
+                    result.terms[name] = torch.hypot(result.terms[name], term) if tied else term
+        return result
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         projections, core = costs.layer_projection_flops(case), core_case(case)
+        executed = case.layers * impl.flops(core) if impl.flops else None
         return {
-            "flops_useful": projections + costs.attention_flops_useful(core),
-            "flops_executed": projections + impl.flops(core) if impl.flops else None,
+            "flops_useful": projections + case.layers * costs.attention_flops_useful(core),
+            "flops_executed": None if executed is None else projections + executed,
             "bytes_min": costs.layer_bytes_min(case),
             "memory_predicted_bytes": workspace(case, impl),
         }
 
     def why_flops(self, case: Case, flops: int) -> list[str]:
         """What the core multiplies in vain; the projections waste nothing."""
-        return costs.why_core_flops(core_case(case), flops - costs.layer_projection_flops(case))
+        of_cores = flops - costs.layer_projection_flops(case)
+        return costs.why_core_flops(core_case(case), of_cores // case.layers)
 
 
 def plant_needle_tokens(case: Case, x_BLE: torch.Tensor, wqkv: torch.Tensor, seed: int) -> None:
@@ -237,10 +200,56 @@ def plant_needle_tokens(case: Case, x_BLE: torch.Tensor, wqkv: torch.Tensor, see
     x_BLE[:, keys] = (solved_BKM.mT @ wk).to(x_BLE.dtype)
 
 
-def _plain_layer(case: Case, tensors: Tensors, core: Core, *, terms: bool) -> PlainResult:
-    """The layer by its definition and, where `do` is given, its gradients; with their terms."""
-    x, wo = tensors["x"], tensors["wo"]
-    weights = [tensors[name] for name in projection_of(case).rows(case)]
+def _named(case: Case, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> Tensors:
+    """Gradients of a layer's weights by name: those of wqkv, by parts, as one."""
+    if projection_of(case).whole is not None:
+        return {f"d{name}": x for name, x in zip(names, gradients, strict=True)}
+    suffix = names[-1].removeprefix("wo")
+    return {f"dwqkv{suffix}": torch.cat([*gradients[:-1]]), f"dwo{suffix}": gradients[-1]}
+
+
+def _gradients(
+    case: Case, names: Sequence[str], weights: Sequence[torch.Tensor], found: PlainResult
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
+    """The gradients of x and of a layer's own weights, by name, and the terms of each.
+
+    Of weights that make wqkv and wo: each number of these is a sum of products of theirs, so that
+    squares of independent errors go back through the same sums of squares.
+    """
+    whole, terms = projection_of(case).whole, found.terms
+
+    def back(weights: Sequence[torch.Tensor], dwqkv: torch.Tensor, dwo: torch.Tensor) -> Tensors:
+        if whole is None:
+            return _named(case, names, (dwqkv, dwo))
+        with torch.enable_grad():
+            own = [weight.detach().requires_grad_() for weight in weights]
+            gradients = torch.autograd.grad(whole(case, *own), own, (dwqkv, dwo))
+        return _named(case, names, gradients)
+
+    yield "dx", found.values["dx"], terms.get("dx")
+    values = back(weights, found.values["dwqkv"], found.values["dwo"])
+    squares: Tensors = {}
+    if terms:
+        of_terms = terms["dwqkv"].square(), terms["dwo"].square()
+        squares = back([weight.square() for weight in weights], *of_terms)
+    for name, value in values.items():
+        yield name, value, squares[name].sqrt() if terms else None
+
+
+def _plain_layer(
+    case: Case,
+    x: torch.Tensor,
+    own: Sequence[torch.Tensor],
+    do: torch.Tensor | None,
+    core: Core,
+    *,
+    terms: bool,
+) -> PlainResult:
+    """One layer by its definition and, where `do` is given, its gradients; with their terms.
+
+    `own` are the parts of wqkv, and wo.
+    """
+    *weights, wo = own
     parts, places = parts_of(case), torch.arange(case.seq_len, device=x.device)
     turning = case.position, places, case.seq_len
     widths = [heads * dims for heads, dims in parts.values()]
@@ -248,19 +257,19 @@ def _plain_layer(case: Case, tensors: Tensors, core: Core, *, terms: bool) -> Pl
     inputs = {n: by_head(y, parts[n][1]) for n, y in zip(parts, projected, strict=True)}
     for name in "qk":
         inputs[name] = rotated(inputs[name], *turning)
-    if "do" in tensors:
-        inputs["do"] = by_head(tensors["do"] @ wo, case.value_dim)
+    if do is not None:
+        inputs["do"] = by_head(do @ wo, case.value_dim)
     found = core(core_case(case), inputs, terms=terms)
     merged = _merged(found.values["o"])
     result = PlainResult(values={"o": merged @ wo.mT})
     if terms:
         result.terms["o"] = (_merged(found.terms["o"]).square() @ wo.square().mT).sqrt()
-    if "do" not in tensors:
+    if do is None:
         return result
     # Each weight adds its part to dx in the dtype of x, as one after another they do in the layer.
     for name in ("dq", "dk"):
         found.values[name] = rotated_back(found.values[name], *turning)
-    result.values["dwo"] = _over_tokens(tensors["do"], merged)
+    result.values["dwo"] = _over_tokens(do, merged)
     dprojected = _side_by_side(found.values).to(x.dtype)
     cut = torch.split(dprojected, [weight.shape[0] for weight in weights], dim=-1)
     result.values["dx"] = sum(
@@ -276,7 +285,7 @@ def _plain_layer(case: Case, tensors: Tensors, core: Core, *, terms: bool) -> Pl
     summands = dprojected.square() + _side_by_side(squares)
     result.terms["dx"] = (summands @ torch.cat(weights).square()).sqrt()
     result.terms["dwqkv"] = _over_tokens(summands, x.square()).sqrt()
-    result.terms["dwo"] = _over_tokens(tensors["do"].square(), _merged(squares["o"])).sqrt()
+    result.terms["dwo"] = _over_tokens(do.square(), _merged(squares["o"])).sqrt()
     return result
 
 
@@ -296,22 +305,27 @@ def _over_tokens(left_BLF: torch.Tensor, right_BLE: torch.Tensor) -> torch.Tenso
 def workspace(case: Case, impl: Implementation) -> int | None:
     """Bytes that a forward call allocates beyond its output: q, k, v, o, and what the core takes.
 
-    Or what the projections hold before, where that is more. None where sizes alone do not say it:
-    for passes that differentiate; for strided heads of several batch items, which torch copies or
-    not as the core goes about it; in half precision on CPU, where oneDNN packs the operands of
-    products; and where the heads to be merged weigh most, which some cores need no copy for.
+    Or what the projections hold before, where that is more; and, from the second layer on, what
+    goes into a layer. None where sizes alone do not say it: for passes that differentiate; for
+    strided heads of several batch items, which torch copies or not as the core goes about it; in
+    half precision on CPU, where oneDNN packs the operands of products; and where the heads to be
+    merged weigh most, which some cores need no copy for.
     """
-    core = rotated_workspace(replace(core_case(case), position=case.position), impl)
+    seen = core_case(case)
+    core = rotated_workspace(replace(seen, position=case.position), impl)
     projection, element = projection_of(case), case.batch * case.seq_len * case.element_bytes
     packed = case.device == "cpu" and case.element_bytes < 4
     if core is None or case.needs_grad or packed or (projection.strided and case.batch > 1):
         return None
-    q, k, v = (element * heads * dims for heads, dims in parts_of(case).values())
-    o, output = element * case.heads * case.value_dim, element * case.model_width
-    projecting = q + k + v if projection.strided else max(2 * q, q + 2 * k, q + k + 2 * v)
+    q, k, v = (element * heads * dims for heads, dims in parts_of(seen).values())
+    o, output = element * seen.heads * case.value_dim, element * case.model_width
+    latent, _ = weights_of(case).get("wdown", (0, 0))
+    projecting = q + k + v + element * latent
+    if projection.stacked:
+        projecting = max(2 * q, q + 2 * k, q + k + 2 * v)
     most = max(projecting, q + k + v + o + core)
-    merging = (o if min(case.heads, case.seq_len) == 1 else 2 * o) + output
-    return None if merging > most else type(core)(most - output)
+    merging = (o if min(seen.heads, case.seq_len) == 1 else 2 * o) + output
+    return None if merging > most else type(core)(most - output * (case.layers == 1))
 
 
 WORKLOADS.add("layer", _Layer())
