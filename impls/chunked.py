@@ -5,8 +5,8 @@ of its exponentials (Milakov & Gimelshein 2018, "Online normalizer calculation f
 that the unnormalised output is corrected whenever a later block raises the maximum (Rabe & Staats
 2021, "Self-attention does not need O(n²) memory"). The backward keeps q, k, v, o and the
 log-sum-exp of each query, and recomputes the probabilities from them block by block (Dao et al.
-2022, "FlashAttention"). Blocks that the mask hides are never computed; only those which the edge
-of its band crosses are masked.
+2022, "FlashAttention"). Blocks that the mask hides are never computed; only those which an edge
+of it crosses are masked. Padding is cut off for each batch item.
 
 Scores are held in base 2, with log2(e) folded into their scale: exp2 takes a third of the time
 of exp on CPU. Half precision is computed in float32 throughout.
@@ -15,6 +15,7 @@ Axes beyond the usual ones: `N` slices, one for each batch item and key/value he
 heads that share a slice; `I` queries and `J` keys of a block; `M` = R·I, the rows of its matmul.
 """
 
+import contextlib
 import functools
 import math
 from typing import Any, NamedTuple
@@ -22,11 +23,13 @@ from typing import Any, NamedTuple
 import torch
 
 from attnbench.api import (
+    ALL_MASKS,
     AttentionCall,
     Case,
     Estimate,
     attention_builder,
-    dense_mask,
+    building_mask,
+    mask_spans,
     run_file,
     visible_blocks,
 )
@@ -38,7 +41,7 @@ LOWEST = -1e30
 # the last cache, and more queries would waste more on the diagonal.
 MOST = {"cpu": (2**20, 512, 512), "cuda": (2**20, 512, 1024)}
 
-# Some keys, and what to hide of the block where an edge of the band crosses it (I, J).
+# Some keys, and what to hide of the block where an edge of the mask crosses it (I, J).
 KeyBlock = tuple[slice, torch.Tensor | None]
 
 
@@ -57,11 +60,19 @@ def block_sizes(case: Case) -> tuple[int, int, int]:
     queries = min(case.seq_len, queries, max(64, 1024 // sharing))
     keys = min(case.kv_len, keys)
     slices = max(1, scores // (sharing * queries * keys))
-    return min(slices, case.batch * case.kv_heads), queries, keys
+    return min(slices, max(len(some) for _, some in slices_by_mask(case))), queries, keys
+
+
+def slices_by_mask(case: Case) -> list[tuple[int, range]]:
+    """A batch item with the slices that are masked as it is: all, or its own."""
+    groups = case.kv_heads
+    if not case.mask.lengths:
+        return [(0, range(case.batch * groups))]
+    return [(item, range(item * groups, (item + 1) * groups)) for item in range(case.batch)]
 
 
 def cut(case: Case) -> Tiling:
-    """The case's blocks; those that lie alike beside the diagonal share one mask.
+    """The case's blocks; those that the mask cuts alike share one tensor of what is hidden.
 
     Keys are cut from the last one down, so that the diagonal crosses every row of blocks in the
     same place.
@@ -69,20 +80,30 @@ def cut(case: Case) -> Tiling:
     most = step, rows, columns = block_sizes(case)
 
     @functools.cache
-    def hidden(queries: int, keys: int, ahead: int) -> torch.Tensor | None:
-        """What to hide where the first query is at the place of key `ahead` of the block."""
-        hidden_IJ = ~dense_mask(case.mask, keys - ahead, keys, case.device, count=queries)
-        return hidden_IJ if bool(hidden_IJ.any()) else None
+    def hidden(firsts: tuple[int, ...], ends: tuple[int, ...], keys: int) -> torch.Tensor:
+        """All but the range of the block's keys that each of its queries sees."""
+        key_J, (first_I, end_I) = torch.arange(keys), (torch.tensor(x) for x in (firsts, ends))
+        hidden_IJ = (key_J < first_I.unsqueeze(1)) | (key_J >= end_I.unsqueeze(1))
+        return hidden_IJ.to(case.device)
 
-    blocks: list[tuple[slice, list[KeyBlock]]] = []
-    for queries, seen in visible_blocks(case, rows):
-        first = queries.start + case.kv_len - case.seq_len  # its place among the keys
-        ends = range(seen.stop, seen.start, -columns)
-        keys = [slice(max(seen.start, end - columns), end) for end in ends]
-        key_blocks = [(j, hidden(len(queries), j.stop - j.start, first - j.start)) for j in keys]
-        blocks.append((slice(queries.start, queries.stop), key_blocks))
-    slices = [slice(n, n + step) for n in range(0, case.batch * case.kv_heads, step)]
-    return Tiling([(n, *block) for n in slices for block in blocks], most, case.softmax_scale)
+    places = []
+    for item, some in slices_by_mask(case):
+        spans = mask_spans(case.mask, case.seq_len, case.kv_len, "cpu", item=item)
+        blocks: list[tuple[slice, list[KeyBlock]]] = []
+        for queries, seen in visible_blocks(case, rows, item=item):
+            i, key_blocks = slice(queries.start, queries.stop), []
+            first_I, end_I = (x[i] for x in spans)
+            last_first, first_end = int(first_I[-1]), int(end_I[0])  # neither ever falls
+            for stop in range(seen.stop, seen.start, -columns):
+                start, hidden_IJ = max(seen.start, stop - columns), None
+                if last_first > start or first_end < stop:
+                    inside = [(x - start).clamp(0, stop - start) for x in (first_I, end_I)]
+                    hidden_IJ = hidden(*(tuple(x.tolist()) for x in inside), stop - start)
+                key_blocks.append((slice(start, stop), hidden_IJ))
+            blocks.append((i, key_blocks))
+        slices = [slice(n, min(n + step, some.stop)) for n in some[::step]]
+        places += [(n, *block) for n in slices for block in blocks]
+    return Tiling(places, most, case.softmax_scale)
 
 
 def rows_of(x_NRID: torch.Tensor, wide: torch.dtype, factor: float = 1.0) -> torch.Tensor:
@@ -204,10 +225,12 @@ class ChunkedAttention(torch.autograd.Function):
 
 def flops(case: Case) -> int:
     """Every block that is computed, in full: 2 matmuls forward, 5 backward (one a recompute)."""
-    pairs = sum(len(i) * len(j) for i, j in visible_blocks(case, block_sizes(case)[1]))
-    d, v = case.head_dim, case.value_dim
+    pairs, d, v = 0, case.head_dim, case.value_dim
+    for item, some in slices_by_mask(case):
+        blocks = visible_blocks(case, block_sizes(case)[1], item=item)
+        pairs += len(some) * sum(len(i) * len(j) for i, j in blocks)
     width = {"forward": d + v, "backward": 3 * d + 2 * v, "both": 4 * d + 3 * v}[case.pass_]
-    return 2 * case.batch * case.heads * pairs * width
+    return 2 * (case.heads // case.kv_heads) * pairs * width
 
 
 def workspace(case: Case) -> int:
@@ -233,13 +256,14 @@ def workspace(case: Case) -> int:
     "chunked",
     time="n^2 d",
     memory="O(n)",
-    masks=("full", "causal", "window"),
+    masks=ALL_MASKS,
     flops=flops,
     workspace=workspace,
 )
 def chunked(case: Case) -> AttentionCall:
     """Online softmax over blocks, in plain torch."""
-    tiling = cut(case)
+    with contextlib.nullcontext() if case.unmasked else building_mask:
+        tiling = cut(case)
     recorded: Any = ChunkedAttention.apply
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> Any:

@@ -5,10 +5,13 @@ from typing import Any
 import torch
 
 from attnbench.api import (
+    ALL_MASKS,
     AttentionCall,
     Case,
     attention_builder,
+    building_mask,
     compile_alone,
+    mask_spans,
     reason_against_compiling,
     run_file,
     visible_blocks,
@@ -38,16 +41,20 @@ def block_mask(case: Case) -> Any:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
-    before, after = case.mask.before, case.mask.after
-    queries, keys = case.seq_len, case.kv_len
+    queries, keys, items = case.seq_len, case.kv_len, case.batch if case.mask.lengths else None
+    with building_mask:
+        spans = [
+            mask_spans(case.mask, queries, keys, case.device, item=item)
+            for item in range(items or 1)
+        ]
+        first_BL, end_BL = (torch.stack(of_items) for of_items in zip(*spans, strict=True))
 
-    def admits(_b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        offset = key - (query + (keys - queries))
-        seen = offset <= (queries + keys if after is None else after)
-        return seen if before is None else seen & (offset >= -before)
+        def admits(b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            b = 0 if items is None else b
+            return (key >= first_BL[b, query]) & (key < end_BL[b, query])
 
-    sizes: Any = {"Q_LEN": queries, "KV_LEN": keys, "BLOCK_SIZE": BLOCK}
-    return create_block_mask(admits, None, None, **sizes, device=case.device)
+        sizes: Any = {"Q_LEN": queries, "KV_LEN": keys, "BLOCK_SIZE": BLOCK}
+        return create_block_mask(admits, items, None, **sizes, device=case.device)
 
 
 def flops(case: Case) -> int:
@@ -58,8 +65,12 @@ def flops(case: Case) -> int:
     """
     d, v = case.head_dim, case.value_dim
     width = {"forward": d + v, "backward": 4 * d + 3 * v, "both": 5 * d + 4 * v}[case.pass_]
-    pairs = sum(len(i) * len(j) for i, j in visible_blocks(case, BLOCK, BLOCK))
-    return 2 * case.batch * case.heads * pairs * width
+    pairs = sum(
+        len(i) * len(j)
+        for item in range(case.batch)
+        for i, j in visible_blocks(case, BLOCK, BLOCK, item)
+    )
+    return 2 * case.heads * pairs * width
 
 
 def flex_call(case: Case) -> Any:
@@ -78,7 +89,7 @@ def flex_call(case: Case) -> Any:
     "flex",
     time="n^2 d",
     memory="O(n)",
-    masks=("full", "causal", "window"),
+    masks=ALL_MASKS,
     dtypes=("float32", "bfloat16", "float16"),
     compiles=True,
     flops=flops,

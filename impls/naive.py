@@ -3,6 +3,7 @@
 import torch
 
 from attnbench.api import (
+    ALL_MASKS,
     AttentionCall,
     Case,
     Estimate,
@@ -14,7 +15,6 @@ from attnbench.api import (
     run_file,
 )
 
-MASKS = ("full", "causal", "window")
 # Score matrices of the case's dtype that are alive at the worst moment, in half precision and else.
 # Softmax works in float32 at least; what it needs to differentiate stays.
 MATRICES = {"forward": (5, 2), "backward": (4, 2), "both": (6, 3)}
@@ -35,7 +35,7 @@ def workspace(case: Case) -> int:
 
 
 def workspace_by_head(case: Case) -> int:
-    """The score matrices of one head, or the outputs to be stacked (bytes)."""
+    """The score matrices of one head, or the outputs to be joined (bytes)."""
     row = case.batch * case.seq_len * case.element_bytes
     scores, o = row * case.kv_len, row * case.value_dim
     if case.pass_ == "forward" and case.element_bytes >= 4:
@@ -71,7 +71,7 @@ def attend_with(case: Case, sharing: int = 1) -> AttentionCall:
 
 
 @attention_builder(
-    "naive", time="n^2 d", memory="n^2", masks=MASKS, flops=flops, workspace=workspace
+    "naive", time="n^2 d", memory="n^2", masks=ALL_MASKS, flops=flops, workspace=workspace
 )
 def build_naive(case: Case) -> AttentionCall:
     """softmax(QKᵀ·scale)V with the whole score matrix."""
@@ -82,7 +82,7 @@ def build_naive(case: Case) -> AttentionCall:
     "naive-heads",
     time="n^2 d",
     memory="n^2",
-    masks=MASKS,
+    masks=ALL_MASKS,
     flops=flops,
     workspace=workspace_by_head,
 )
@@ -93,14 +93,14 @@ def build_naive_heads(case: Case) -> AttentionCall:
     def naive_heads(
         q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /
     ) -> torch.Tensor:
-        # unbind and not an index: its gradient is one stack, where every index would make a
-        # dq of all heads, zero but for one.
-        k_BSDs, v_BSVs = k_BGSD.unbind(dim=1), v_BGSV.unbind(dim=1)
-        o_BLVs = [
-            attend(q_BLD, k_BSDs[head // sharing], v_BSVs[head // sharing])
-            for head, q_BLD in enumerate(q_BHLD.unbind(dim=1))
+        # split and not an index: its gradient is one cat, where every index would make a dq of
+        # all heads, zero but for one.
+        k_B1SDs, v_B1SVs = torch.split(k_BGSD, 1, dim=1), torch.split(v_BGSV, 1, dim=1)
+        o_B1LVs = [
+            attend(q_B1LD, k_B1SDs[head // sharing], v_B1SVs[head // sharing])
+            for head, q_B1LD in enumerate(torch.split(q_BHLD, 1, dim=1))
         ]
-        return torch.stack(o_BLVs, dim=1)
+        return torch.cat(o_B1LVs, dim=1)
 
     return naive_heads
 
@@ -109,7 +109,7 @@ def build_naive_heads(case: Case) -> AttentionCall:
     "naive-compiled",
     time="n^2 d",
     memory="n^2",
-    masks=MASKS,
+    masks=ALL_MASKS,
     compiles=True,
     flops=flops,
     supports=reason_against_compiling,

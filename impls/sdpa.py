@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.api import (
+    ALL_MASKS,
     AttentionCall,
     Case,
     Estimate,
@@ -51,7 +52,8 @@ def build(route: str, case: Case) -> AttentionCall:
     """
     kind, mask = masking(case, route), None
     if kind == "dense":
-        mask = dense_mask(case.mask, case.seq_len, case.kv_len, case.device)
+        sizes = case.seq_len, case.kv_len, case.device
+        mask = dense_mask(case.mask, *sizes, batch=case.batch)
     if kind == "lower_right":
         from torch.nn.attention.bias import causal_lower_right  # loads torch._dynamo
 
@@ -90,7 +92,9 @@ def tiny(case: Case) -> Case:
     It keeps widths, dtype, device and the kind of mask, and which of L and S is the longer.
     """
     groups, shorter = min(case.kv_heads, 2), min(case.seq_len, case.kv_len, 33)
-    band = case.mask if case.mask.text == "causal" else Mask(text="window:2", before=1, after=0)
+    mask = case.mask if case.mask.text == "causal" else Mask(text="window:2", before=1, after=0)
+    if case.mask.lengths:
+        mask = Mask(text="padding:1", lengths=(1,))
     return dataclasses.replace(
         case,
         pass_="both" if case.needs_grad else "forward",
@@ -99,7 +103,7 @@ def tiny(case: Case) -> Case:
         kv_heads=groups,
         seq_len=shorter + min(32, max(0, case.seq_len - case.kv_len)),
         kv_len=shorter + min(32, max(0, case.kv_len - case.seq_len)),
-        mask=Mask() if case.unmasked else band,
+        mask=Mask() if case.unmasked else mask,
         scale=None,
     )
 
@@ -131,7 +135,7 @@ def refusal(case: Case, route: str) -> str | None:
             # Without the place in torch's sources, and without the sizes of the trial.
             text = re.split(r" \(Triggered internally| Got |\n", [*why, str(error)][0])[0]
             return f"{route}: {text.strip().rstrip('.')}"
-    blind = 0 if case.unmasked else max(0, case.seq_len - case.kv_len)
+    blind = 0 if case.mask.after is None else max(0, case.seq_len - case.kv_len)
     loud = any(x[:, :, :blind].any() for x in results[:2])  # o and dq
     if loud or any(x.isnan().any() for x in results):
         return f"{route}: queries that see no key do not give zero"
@@ -178,6 +182,7 @@ def workspace(route: str, case: Case) -> int:
     rows, columns = (case.batch * case.heads * length * wide for length in (n, s))
     # A boolean mask becomes one of numbers in every call; so does math's causal one.
     mask = n * s * case.element_bytes * (kind == "dense" or (math and kind == "is_causal"))
+    mask *= case.batch if case.mask.lengths else 1
     exact = int if case.device == "cpu" and wide == case.element_bytes else Estimate
     if math and case.pass_ != "forward":
         return Estimate(mask + (3 if case.pass_ == "both" else 2) * rows * s)
@@ -215,7 +220,7 @@ for name, route, memory, doc in FAMILY:
         time="n^2 d",
         memory=memory,
         devices=("cuda",) if route in ("efficient", "cudnn") else ("cpu", "cuda"),
-        masks=("full", "causal", "window"),
+        masks=ALL_MASKS,
         flops=functools.partial(flops, route),
         workspace=functools.partial(workspace, route),
         supports=functools.partial(supports, route),

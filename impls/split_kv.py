@@ -13,6 +13,7 @@ Axes beyond the usual ones: `N` slices, one for each batch item and key/value he
 import torch
 
 from attnbench.api import (
+    ALL_MASKS,
     AttentionCall,
     Case,
     Estimate,
@@ -75,7 +76,7 @@ def workspace(case: Case) -> int:
     "split-kv",
     time="n^2 d",
     memory="n^2",
-    masks=("full", "causal", "window"),
+    masks=ALL_MASKS,
     flops=flops,
     workspace=workspace,
 )

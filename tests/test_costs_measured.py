@@ -61,7 +61,8 @@ def test_a_prediction_that_is_not_had_is_null_and_no_guess(name, fields):
 
 DISPATCHED = ("naive", "naive-heads", "sdpa-math", "chunked")
 COUNTED = pairwise({
-    "name": DISPATCHED, "mask": ("full", "causal", "window:20"),
+    "name": DISPATCHED,
+    "mask": ("full", "causal", "window:20", "prefix:50", "document:30+50", "padding:70+600"),
     "pass_": ("forward", "backward", "both"), "position": ("none", "rope"),
     "heads": ((4, 24), (2, 40)),  # of keys, and dims of values
     # Of the layer around it.

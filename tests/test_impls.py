@@ -82,6 +82,9 @@ WHERE: dict[str, dict[str, Any]] = {
     "causal, blind rows": {"kv_len": 7, "mask": "causal"},
     "window": {"mask": "window:3", "kv_len": 21},
     "window, blind rows": {"kv_len": 3, "mask": "window:2"},
+    "prefix": {"mask": "prefix:6", "kv_len": 21, "kv_heads": 1},
+    "documents, blind rows": {"mask": "document:5+3", "kv_len": 11},
+    "padding": {"mask": "padding:9+1", "batch": 3, "kv_heads": 2},
     "grouped heads": {"kv_heads": 2, "mask": "causal"},
     "one key head": {"kv_heads": 1, "kv_len": 20},
     "wider values": {"value_dim": 11},
@@ -114,7 +117,10 @@ LONG: dict[str, dict[str, Any]] = {
     "one key head, several items": {"seq_len": 333, "heads": 4, "kv_heads": 1, "batch": 3},
     "more slices than one block takes": {"seq_len": 515, "heads": 3, "batch": 2},
 }
-BANDS = ("full", "causal", "window:77", "window:1", "window:512", "window:700")
+BANDS = (
+    "full", "causal", "window:77", "window:1", "window:512", "window:700", "prefix:100",
+    "prefix:600", "document:77", "document:512+300", "padding:600+1+77",
+)  # fmt: skip
 BLOCKS = pairwise({"where": list(LONG), "mask": BANDS, "dtype": ("float32", "bfloat16")})
 
 
@@ -215,6 +221,11 @@ def test_flash_flops_skip_the_key_blocks_past_the_diagonal():
     assert pairs(pass_="forward", mask="causal", seq_len=1024, kv_len=2048) == 1024 * 2048
 
 
+ALL_OF_A_KIND = (
+    "causal", "window:200", "prefix:140", "document:100+30", "document:1", "padding:40+300",
+)  # fmt: skip
+
+
 def test_flex_flops_are_whole_blocks_of_the_mask():
     flops = functools.partial(flops_of, "flex")
     one = {"batch": 1, "heads": 1, "head_dim": 1, "pass_": "forward", "seq_len": 300}
@@ -223,6 +234,13 @@ def test_flex_flops_are_whole_blocks_of_the_mask():
     assert flops(case_of(**one, mask="causal")) == 4 * causal
     window = 128 * 128 + 128 * 256 + 44 * (300 - 128)
     assert flops(case_of(**one, mask="window:4")) == 4 * window
+    flex = module("flex")
+    for mask, kv_len in itertools.product(ALL_OF_A_KIND, (512, 384)):
+        case = case_of(**one | {"seq_len": 512, "batch": 2}, kv_len=kv_len, mask=mask)
+        blocks = flex.block_mask(case)
+        counts = blocks.kv_num_blocks, blocks.full_kv_num_blocks
+        count = sum(int(x.expand(2, 1, 4).sum()) for x in counts)
+        assert flops(case) == 4 * count * flex.BLOCK**2, (mask, kv_len)
 
 
 BIG: dict[str, dict[str, Any]] = {
@@ -232,6 +250,8 @@ BIG: dict[str, dict[str, Any]] = {
     "wide": {"batch": 1, "heads": 2, "seq_len": 640, "head_dim": 40, "value_dim": 88},
     "narrow, few queries": {"seq_len": 8, "kv_len": 1024, "head_dim": 64, "value_dim": 16},
     "window": {"batch": 1, "seq_len": 1100, "kv_len": 700, "mask": "window:300", "head_dim": 16},
+    "padding": {"batch": 3, "kv_heads": 2, "seq_len": 520, "mask": "padding:300+5"},
+    "documents": {"heads": 2, "seq_len": 700, "mask": "document:300+20"},
 }
 FORWARD = pairwise({"name": EAGER, "where": list(BIG), "dtype": ("float32", "float64")})
 BLOCKWISE = pairwise({"name": ["chunked"], "where": list(BIG), "dtype": DTYPES, "pass_": PASSES})

@@ -43,7 +43,10 @@ from attnbench.theory.law import parse
 from attnbench.theory.masks import visible_blocks
 from attnbench.theory.traits import TRAITS
 
+ALL_MASKS = tuple(MASKS.names())  # for what leaves the mask to the helpers, which know every one
+
 __all__ = [
+    "ALL_MASKS",
     "AttentionCall",
     "Case",
     "Estimate",

@@ -101,6 +101,19 @@ def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
         "few queries, many keys": {"seq_len": 3, "kv_len": 1025, "head_dim": 64},
         "long grouped heads": {"seq_len": 333, "kv_heads": 2, "head_dim": 80},
         "long window": {"seq_len": 400, "heads": 2, "mask": parse_mask("window:100")},
+        "prefix": {"seq_len": 37, "kv_len": 53, "mask": parse_mask("prefix:20")},
+        "prefix, L > S": {"seq_len": 53, "kv_len": 37, "mask": parse_mask("prefix:5")},
+        "documents": {"seq_len": 64, "batch": 2, "mask": parse_mask("document:16")},
+        "documents cut off": {"seq_len": 37, "kv_len": 53, "mask": parse_mask("document:9+20")},
+        "one long document": {"seq_len": 48, "mask": parse_mask("document:100")},
+        "long documents": {"seq_len": 700, "heads": 2, "mask": parse_mask("document:300+7")},
+        "padding": {
+            "seq_len": 40, "batch": 3, "kv_heads": 2, "mask": parse_mask("padding:25+1+60"),
+        },
+        "long padding": {
+            "seq_len": 140, "kv_len": 600, "heads": 2, "batch": 2,
+            "mask": parse_mask("padding:550+20"),
+        },
         "rope": {"seq_len": 33, "kv_len": 48, "position": parse_position("rope")},
         "rope-interleaved, odd width": {
             "seq_len": 48, "head_dim": 33, "position": parse_position("rope-interleaved"),
@@ -114,7 +127,7 @@ def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
         "large logits": {"query_amplitude": 30.0},
         "strided inputs": {"strided": True},
     }
-    brief = ("causal, L < S", "grouped heads")
+    brief = ("causal, L < S", "grouped heads", "padding")
     for name, sizes in shapes.items():
         for pass_ in ("both", "forward"):  # in a row: the reference of the one serves the other
             yield Item(
