@@ -186,11 +186,15 @@ def failed_sentence(frame: pd.DataFrame) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SummaryColumn:
-    """One column for people: its header, how to read it, and the text of a row."""
+    """One column for people: its header, how to read it, and the text of a row.
+
+    One that `needs` another column of the records is shown where any row has a value there.
+    """
 
     header: str
     meaning: str
     text: Callable[[Mapping[Any, Any]], str]
+    needs: str = "impl"
 
 
 def _time(row: Mapping[Any, Any]) -> str:
@@ -261,6 +265,29 @@ for _name, _header, _meaning, _text in (
     ),
 ):  # fmt: skip
     SUMMARY.add(_name, SummaryColumn(header=_header, meaning=_meaning, text=_text))
+
+
+SUMMARY.add(
+    "approx",
+    SummaryColumn(
+        header="off exact, local",
+        meaning="how far the output is from that of exact attention, relative, in the root mean"
+        " square: on normal inputs, whose attention is spread over all keys, and on inputs whose"
+        " attention is local; – for what is exact",
+        text=lambda row: _approx(row["approx_error"], row["approx_error_local"]),
+        needs="approx_error",
+    ),
+)
+
+
+def _approx(*errors: float | None) -> str:
+    known = [units.percent(error) for error in errors if not units.is_unknown(error)]
+    return ", ".join(known) or units.UNKNOWN
+
+
+def summary_columns(frame: pd.DataFrame) -> dict[str, SummaryColumn]:
+    """The SUMMARY columns that have something to say of the rows of the records table."""
+    return {name: c for name, c in SUMMARY.items() if frame[c.needs].notna().any()}
 
 
 def summary_rows(frame: pd.DataFrame) -> list[dict[str, str]]:

@@ -94,7 +94,7 @@ Build = Callable[[Case], AttentionCall]
 # What `attention_builder` takes: functions of the case and, by keyword, of parameters.
 OfCase = Callable[..., Any]
 Family = Literal["exact", "sparse", "linear", "low-rank", "recurrent"]
-FAMILIES: dict[Family, str] = {
+FAMILIES: dict[str, str] = {
     "exact": "softmax attention itself, however it is computed",
     "sparse": "softmax attention over some of the pairs",
     "linear": "a kernel of q and k in place of the softmax: sums over keys",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 from attnbench.analysis import table
 from attnbench.analysis.axes import fixed, heading, label, label_axes, slices, varying
 from attnbench.analysis.crossovers import Crossover, crossovers
-from attnbench.analysis.highlights import highlights, summary_rows
+from attnbench.analysis.highlights import highlights, summary_columns, summary_rows
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.base import units
@@ -76,6 +76,7 @@ class Content:
         `rows`, best first.
         """
         colours = looks(self.cells["impl"].unique())
+        columns = summary_columns(self.cells)
         names = label_axes(self.cells)
         parts: list[dict[str, Any]] = []
         shown = 0
@@ -86,7 +87,10 @@ class Content:
                     shown += len(rows)
                     inner = [name for name in varying(rows) if name in INNER] or ["seq_len"]
                     cases = [
-                        {"title": label(case.iloc[0], inner), "rows": _case_rows(case, colours)}
+                        {
+                            "title": label(case.iloc[0], inner),
+                            "rows": _case_rows(case, colours, columns),
+                        }
                         for _, case in slices(rows, ["case_id"])
                     ]
                     parts.append({"title": heading(rows.iloc[0], outer), "cases": cases})
@@ -150,14 +154,16 @@ def _threads(count: int) -> str:
     return f"{count} thread{'s' * (count != 1)}"
 
 
-def _case_rows(rows: pd.DataFrame, colours: dict[str, Look]) -> list[dict[str, Any]]:
+def _case_rows(
+    rows: pd.DataFrame, colours: dict[str, Look], columns: Iterable[str]
+) -> list[dict[str, Any]]:
     texts = summary_rows(rows)
     reasons, notes = rows["reason"].fillna(""), rows["suspect"].fillna(rows["notes"]).fillna("")
     # What the fastest is not shown to be faster than is level with it.
     best = rows["behind"].notna() & rows["suspect"].isna() & ~(rows["behind_low"] > 1)
     return [
         {
-            "texts": {name: text for name, text in line.items() if name != "case"},
+            "texts": {name: line[name] for name in columns},
             "colour": colours[line["impl"]].colour,
             "best": leads,
             "why": {"status": reason, "time": note},

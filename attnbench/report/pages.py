@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.columns import COLUMNS
-from attnbench.analysis.highlights import SLICE, SUMMARY, hardest_case, summary_rows
+from attnbench.analysis.highlights import SLICE, hardest_case, summary_columns, summary_rows
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.base.units import escape, table
 from attnbench.errors import StoreError
@@ -99,7 +99,7 @@ def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
         "options": {
             k: value_text("", v) for k, v in (content.run.info.get("options") or {}).items()
         },
-        "columns": [column for _, column in SUMMARY.items()],
+        "columns": [*summary_columns(content.cells).values()],
         "all_columns": [column for _, column in COLUMNS.items()],
     }
     sections = [  # anchor and name; a value that is missing or empty leaves its section out
@@ -182,14 +182,15 @@ def render_markdown(content: Content) -> str:
 
 def _hardest(content: Content) -> list[str]:
     blocks = []
-    headers = [column.header for _, column in SUMMARY.items()]
+    columns = summary_columns(content.cells)
+    headers = [column.header for column in columns.values()]
     for values, rows in slices(content.cells, SLICE):
         case = hardest_case(rows)
         if case.empty:
             continue
         names = [name for name in varying(rows) if name not in SLICE]
         title = [*map(str, values.values()), label(case.iloc[0], names or ["seq_len"])]
-        cells = [[row[name] for name in SUMMARY.names()] for row in summary_rows(case)]
+        cells = [[row[name] for name in columns] for row in summary_rows(case)]
         blocks += [f"### {escape(' '.join(title))}", table(headers, cells)]
     return blocks
 

@@ -33,7 +33,7 @@ def describe(device: str) -> Catalogue:
         devices=reasons,
         environment=environment(device) if usable else {},
         implementations=tuple(_row(name, device) for name in IMPLEMENTATIONS.names()),
-        families={**FAMILIES},
+        families=FAMILIES,
         workloads={name: traits.doc for name, traits in TRAITS.items() if name in WORKLOADS},
         positions={name: item.line for name, item in POSITIONS.items()},
         projections={name: item.doc for name, item in PROJECTIONS.items()},
