@@ -170,7 +170,7 @@ def _print_summary(run: Run) -> None:
     rows = summary_rows(measured)
     shown = rows if len(rows) <= _SHOWN else _largest(rows, measured)
     names = ["impl", "time", "interval", "speed", "rate", "workspace", "error", "status"]
-    names += [name for name in summary_columns(frame) if SUMMARY.get(name).needs != "impl"]
+    names[-1:-1] = [name for name in summary_columns(frame) if SUMMARY.get(name).needs != "impl"]
     header = [SUMMARY.get(name).header for name in names]
     lines, last = [], None
     for row in shown:
@@ -179,7 +179,7 @@ def _print_summary(run: Run) -> None:
     if lines:
         dropped = ("status", "error", "rate", "workspace", "interval")
         spare = [SUMMARY.get(name).header for name in dropped]
-        click.echo(table(["case", *header], lines, right=header[1:7], spare=spare), nl=False)
+        click.echo(table(["case", *header], lines, right=header[1:-1], spare=spare), nl=False)
     if len(shown) < len(rows):
         say(
             f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"

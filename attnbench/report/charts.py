@@ -5,7 +5,7 @@ A page is one figure of a chart: the rows that share workload, device, dtype and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any, Literal
@@ -23,6 +23,8 @@ Scale = Literal["log10", "log2", "linear"]
 Tables = Mapping[str, pd.DataFrame]
 
 PANELS_A_PAGE = 6
+MOST_LINES = 9  # in a panel, where there are several families to tell apart
+YARDSTICKS = (BASELINE, "sdpa")
 MOST_PAGES = 4  # of a chart and a workload; more make a page of tens of megabytes
 
 
@@ -212,7 +214,11 @@ def pages(frame: pd.DataFrame, chart: Chart) -> list[ChartPage]:
         small = f" (n={least}, for the overhead, is not drawn)" if least else ""
         rows, single = _along_n(rows[rows["seq_len"] > (least or 0)], chart)
         names = _panel_axes(rows, chart.lines)
-        panels = [Panel(_title(part, names), part) for _, part in slices(rows, names)]
+        panels = [
+            Panel(" ".join(filter(None, (family, _title(part, names)))), own)
+            for _, part in slices(rows, names)
+            for family, own in _by_family(part)
+        ]
         slug, title = "-".join(map(str, values.values())), fixed(rows) + small + single
         found += [
             ChartPage(
@@ -222,6 +228,19 @@ def pages(frame: pd.DataFrame, chart: Chart) -> list[ChartPage]:
             for page in figures.pages(panels, lambda _: (), PANELS_A_PAGE, len(panels))
         ]  # fmt: skip
     return found
+
+
+def _by_family(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The rows of one panel, or where they are many, of a panel for each family.
+
+    The two that everything is compared with stand in all of these.
+    """
+    families = list(rows["family"].dropna().unique())
+    if len(families) < 2 or rows["impl"].nunique() <= MOST_LINES:
+        yield "", rows
+        return
+    for family in families:
+        yield family, rows[(rows["family"] == family) | rows["impl"].isin(YARDSTICKS)]
 
 
 def first_of_each(found: list[ChartPage]) -> list[ChartPage]:

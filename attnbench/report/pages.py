@@ -18,7 +18,7 @@ from attnbench.analysis.scaling.results import Scaling
 from attnbench.base.units import escape, table
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
-from attnbench.report import exponents, figures, growth, lines, models, roofline
+from attnbench.report import exponents, figures, growth, lines, models, roofline, tradeoff
 from attnbench.report.content import FAILURE, LIMIT, Content, limit_rows
 from attnbench.report.figures import Plot
 from attnbench.report.tables import value_text
@@ -58,6 +58,7 @@ def draw_charts(content: Content, folder: Path) -> list[Plot]:
     with mpl.rc_context(figures.RC):
         return [
             *lines.draw_all(tables, content.environment, folder, content.crossovers),
+            *tradeoff.draw_all(content.cells, folder),
             *roofline.draw_all(content.cells, folder),
         ]
 

@@ -1,0 +1,104 @@
+"""Error against time: which methods buy speed, and at what distance from exact attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.analysis.axes import fixed, slices, varying
+from attnbench.base import units
+from attnbench.base.parameters import base_name
+from attnbench.report import axes, figures
+from attnbench.report.charts import MOST_PAGES, YARDSTICKS
+from attnbench.report.figures import QUIET, FigureKind, Look, Page, Plot
+
+TRADEOFF = FigureKind(
+    name="tradeoff",
+    title="Error against time",
+    reading="Distance of the output from that of exact attention against the time of a call: to the"
+    " left is faster, below is nearer; bars are 95 % intervals, lines join one method at several"
+    " parameters, dashed are the times of exact attention. Left, inputs whose attention is local,"
+    " as much of that of trained models is; right, normal inputs, whose attention is spread over"
+    " all keys: the hardest for methods that leave keys out.",
+)
+ERRORS = {"approx_error_local": "local attention", "approx_error": "attention spread over all keys"}
+LEAST = 1e-6  # of an error that is drawn: below it is rounding
+PANEL_INCHES = 4.4
+
+
+def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
+    """Draw a figure for each slice of `cells` (`table.compared`) that approximates attention.
+
+    Each at one n: where most methods were measured, of several such the largest.
+    """
+    timed = cells[cells["time_us_median"].notna()]
+    looks = figures.looks(cells["impl"].unique())
+    plots: list[Plot] = []
+    names = [name for name in varying(timed) if name not in ("seq_len", "kv_len")]
+    for _, rows in islice(slices(timed, names), MOST_PAGES):
+        methods = rows[rows["approx_error"].notna()]
+        if methods.empty:
+            continue
+        counts = methods.groupby("seq_len")["impl"].nunique()
+        n = max(counts.index, key=lambda length: (counts[length], length))
+        rows = rows[rows["seq_len"] == n]
+        page = Page((f"{fixed(rows)}",), len(plots) + 1, 2, (rows,))
+        kept = rows[rows["approx_error"].notna()]
+        alt = [
+            f"{row['impl']} {units.time(row['time_us_median'])}" for row in kept.to_dict("records")
+        ]
+        plots.append(_saved(draw(looks, rows), page, alt, folder))
+    return plots
+
+
+def _saved(figure: Figure, page: Page[Any], alt: list[str], folder: Path) -> Plot:
+    svg = figures.write(figure, f"{TRADEOFF.name}-{page.number}", folder)
+    return TRADEOFF.plot(page.group[0], 0, alt, svg)
+
+
+def draw(looks: Mapping[str, Look], rows: pd.DataFrame) -> Figure:
+    """Draw the methods of one case, a panel for each kind of inputs that was measured."""
+    shown = [name for name in ERRORS if (rows[name] > LEAST).any()]
+    figure, found = figures.panels(len(shown), PANEL_INCHES, TRADEOFF.title, fixed(rows))
+    methods = rows[rows["approx_error"].notna()]
+    exact = rows[rows["impl"].isin(YARDSTICKS)]
+    ends = ["time_us_median", "time_us_ci_low", "time_us_ci_high"]
+    times = [*methods[ends].stack(), *exact["time_us_median"]]
+    errors = [e for name in shown for e in methods[name] if e > LEAST]
+    for ax, name in zip(found, shown, strict=True):
+        axes.log_axis(ax, "x", axes.bounds(times, room=0.12), 10, axes.round_time)
+        axes.log_axis(ax, "y", axes.bounds(errors, room=0.08), 10, units.brief_percent)
+        for row in exact.to_dict("records"):
+            ax.axvline(row["time_us_median"], **axes.DASHED)
+            note = ax.annotate(
+                row["impl"], (row["time_us_median"], 1.0), xycoords=("data", "axes fraction"),
+                xytext=(3, -4), textcoords="offset points", rotation=90, va="top", color=QUIET,
+            )  # fmt: skip
+            note.set_in_layout(False)
+        _draw_methods(ax, methods, name, looks)
+        ax.set_title(ERRORS[name], loc="left", pad=5, color=figures.INK)
+        ax.set_xlabel("time per call")
+        ax.set_ylabel("distance from exact attention")
+    figures.legend(figure, methods.sort_values("time_us_median")["impl"], looks)
+    return figure
+
+
+def _draw_methods(ax: Axes, rows: pd.DataFrame, error: str, looks: Mapping[str, Look]) -> None:
+    rows = rows.assign(error=rows[error].clip(lower=ax.get_ylim()[0]))
+    for _, several in rows.groupby(rows["impl"].map(base_name)):
+        along = several.sort_values("time_us_median")
+        ax.plot(along["time_us_median"], along["error"], color=QUIET, linewidth=0.8, zorder=2)
+    for row in rows.to_dict("records"):
+        look, time_us = looks[str(row["impl"])], row["time_us_median"]
+        ends = time_us - row["time_us_ci_low"], row["time_us_ci_high"] - time_us
+        bar = [[max(end, 0.0)] for end in ends] if ends[0] == ends[0] else None
+        ax.errorbar(
+            [time_us], [row["error"]], xerr=bar, color=look.colour, marker=look.marker,
+            elinewidth=1.0, capsize=1.8, **figures.FILLED,
+        )  # fmt: skip
