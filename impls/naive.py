@@ -8,8 +8,10 @@ from attnbench.api import (
     Case,
     Estimate,
     attention_builder,
+    bias_flops,
     compile_alone,
     core_flops,
+    dense_bias,
     hidden_and_blind,
     reason_against_compiling,
     run_file,
@@ -22,13 +24,16 @@ MATRICES = {"forward": (5, 2), "backward": (4, 2), "both": (6, 3)}
 
 def flops(case: Case) -> int:
     """FLOPs executed: the full square whatever the mask, and no scores recomputed backward."""
-    return core_flops(case, case.seq_len * case.kv_len, recompute=False)
+    pairs = case.seq_len * case.kv_len
+    return core_flops(case, pairs, recompute=False) + bias_flops(case, recompute=False)
 
 
 def workspace(case: Case) -> int:
     """Score matrices (bytes); query heads that share keys and values copy none of them."""
     row = case.batch * case.heads * case.element_bytes
     scores = row * case.seq_len * case.kv_len
+    if case.position.name == "shaw":  # its bias is another one, in float32 at least
+        return Estimate((MATRICES[case.pass_][case.element_bytes >= 4] + 1) * scores)
     if case.pass_ == "forward" and case.element_bytes >= 4:
         return scores + max(scores, row * case.seq_len * (case.head_dim - case.value_dim))
     return Estimate(MATRICES[case.pass_][case.element_bytes >= 4] * scores)
@@ -52,12 +57,14 @@ def attend_with(case: Case, sharing: int = 1) -> AttentionCall:
     The `sharing` query heads of a key/value head are rows of one product, M = sharing·L of them:
     no key and no value is copied or read for each head again (Shazeer 2019, arXiv:1911.02150).
     """
-    scale, masks = case.softmax_scale, hidden_and_blind(case)
+    scale, masks, bias = case.softmax_scale, hidden_and_blind(case), dense_bias(case)
     hidden_MS, blind_M1 = (None if x is None else x.tile(sharing, 1) for x in masks)
 
     def attend(q_LD: torch.Tensor, k_SD: torch.Tensor, v_SV: torch.Tensor, /) -> torch.Tensor:
         # Scaling q and not the scores keeps large float16 logits inside float16's range.
         scores_MS = (q_LD * scale).reshape(*k_SD.shape[:-2], -1, k_SD.shape[-1]) @ k_SD.mT
+        if bias is not None:
+            scores_MS += bias(q_LD).view(-1, *scores_MS.shape[1:])
         if hidden_MS is not None:
             scores_MS.masked_fill_(hidden_MS, float("-inf"))
         wide = torch.promote_types(scores_MS.dtype, torch.float32)
@@ -71,7 +78,13 @@ def attend_with(case: Case, sharing: int = 1) -> AttentionCall:
 
 
 @attention_builder(
-    "naive", time="n^2 d", memory="n^2", masks=ALL_MASKS, flops=flops, workspace=workspace
+    "naive",
+    time="n^2 d",
+    memory="n^2",
+    masks=ALL_MASKS,
+    positions=("alibi", "t5", "shaw"),
+    flops=flops,
+    workspace=workspace,
 )
 def build_naive(case: Case) -> AttentionCall:
     """softmax(QKᵀ·scale)V with the whole score matrix."""

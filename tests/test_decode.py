@@ -1,17 +1,18 @@
 """Decoding and position encodings against the definition."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS
+from attnbench.api import IMPLEMENTATIONS, dense_bias
 from attnbench.api.loader import load_built_in
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.position import POSITIONS
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.inputs import Draw
-from attnbench.worker.positions import rotated
+from attnbench.worker.positions import placed, rotated
 from attnbench.worker.reference import judge
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads.decode import CACHES
@@ -46,13 +47,18 @@ def full_forward(case: Case, tensors) -> torch.Tensor:
     total = case.seq_len + (case.new_tokens or 0)
 
     def heads(name: str, count: int) -> torch.Tensor:
-        x: torch.Tensor = tensors["x"] @ tensors[name].T
+        x: torch.Tensor = placed(tensors["x"], case) @ tensors[name].T
         return x.reshape(case.batch, total, count, -1).transpose(1, 2)
 
     q, k, v = heads("wq", 4), heads("wk", 2), heads("wv", 2)
     places = torch.arange(total)
     q, k = (rotated(y, case.position, places, total) for y in (q, k))
-    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    whole = dataclasses.replace(case, seq_len=total, kv_len=total, mask=parse_mask("causal"))
+    bias, hidden = dense_bias(whole), torch.ones(total, total).triu(1).bool()
+    scores = torch.zeros(1, 1, total, total, dtype=q.dtype) if bias is None else bias(q)
+    o = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=scores.masked_fill(hidden, -math.inf), enable_gqa=True
+    )
     merged: torch.Tensor = o.transpose(1, 2).reshape(case.batch, total, -1) @ tensors["wo"].T
     return merged[:, case.seq_len :]
 

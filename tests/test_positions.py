@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from attnbench.api import dense_bias, position_bias
+from attnbench.api.bias import learned
 from attnbench.errors import UsageError
-from attnbench.schema.case import Case, parse_position
-from attnbench.worker.positions import rotated, rotation
+from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.worker.positions import (
+    addition,
+    bias_scores,
+    reason_against_position,
+    rotated,
+    rotation,
+)
 
 TRAINED, LENGTH, DIMS = 64, 256, 16
 PLAIN = [10000.0 ** (-2 * i / DIMS) for i in range(DIMS // 2)]
@@ -77,3 +88,77 @@ def test_parameters_at_their_default_leave_the_name_and_others_are_written_out()
     for text, what in {"rope-yarn:slow=9:fast=3": "slow", "rope-linear:0.5": "factor"}.items():
         with pytest.raises(UsageError, match=what):
             parse_position(text)
+
+
+def test_sines_are_added_to_x_and_a_table_that_is_too_short_is_refused():
+    case = Case(workload="layer", seq_len=5, width=6, dtype="float64")
+    added = addition(replace(case, position=parse_position("sinusoidal:100")), 5)
+    assert added is not None
+    for place, dim in itertools.product(range(5), range(6)):
+        angle = place / 100 ** (dim // 2 * 2 / 6)
+        expected = math.cos(angle) if dim % 2 else math.sin(angle)
+        assert added[place, dim] == pytest.approx(expected)
+    texts = ("learned", "learned:5", "learned:4", "sinusoidal")
+    reasons = [
+        reason_against_position(replace(case, position=parse_position(text))) for text in texts
+    ]
+    assert reasons == [None, None, "learned:4 has no vector for the place of token 5", None]
+    given = Case(position=parse_position("sinusoidal"))
+    assert "given q, k and v" in (reason_against_position(given) or "")
+
+
+def bias_by_pairs(case: Case, q_BHLD: torch.Tensor) -> torch.Tensor:
+    """(B, H, L, S), one number after another, as the papers have it."""
+    heads, values = case.heads, case.position.values
+    bias = q_BHLD.new_zeros(case.batch, heads, case.seq_len, case.kv_len)
+    numbers, vectors = learned(32, heads, "cpu"), learned(9, case.head_dim, "cpu")
+    for i, j in itertools.product(range(case.seq_len), range(case.kv_len)):
+        distance = j - (i + case.kv_len - case.seq_len)
+        if case.position.name == "alibi":
+            slopes = {4: [1 / 4, 1 / 16, 1 / 64, 1 / 256], 2: [1 / 16, 1 / 256]}[heads]
+            bias[:, :, i, j] = -abs(distance) * torch.tensor(slopes)
+        elif case.position.name == "t5":
+            side = 16 if case.mask.after is None else 32
+            away, first = -distance, 0
+            if case.mask.after is None:
+                away, first = abs(distance), 16 * (distance > 0)
+            exact = side // 2
+            bucket = max(away, 0)
+            if bucket >= exact:
+                grown = math.log(away / exact) / math.log(values["distance"] / exact)
+                bucket = min(side - 1, exact + int(grown * (side - exact)))
+            bias[:, :, i, j] = numbers[first + bucket]
+        else:
+            clipped = max(-4, min(4, distance)) + 4
+            bias[:, :, i, j] = q_BHLD[:, :, i] @ vectors[clipped] * case.softmax_scale
+    return bias
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("text", ["alibi", "t5:distance=40", "shaw:4"])
+def test_a_bias_is_that_of_its_paper_whole_and_in_blocks(text, mask):
+    sizes: dict[str, Any] = {"batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 6}
+    position = parse_position(text)
+    for queries, keys in ((61, 61), (9, 70), (70, 9)):
+        case = Case(
+            **sizes, seq_len=queries, kv_len=keys, dtype="float64", mask=parse_mask(mask),
+            position=position,
+        )  # fmt: skip
+        q = torch.randn(2, 4, queries, 6, dtype=torch.float64)
+        expected = bias_by_pairs(case, q)
+        whole, bias = dense_bias(case), position_bias(case)
+        assert whole is not None
+        assert bias is not None
+        torch.testing.assert_close(whole(q).expand_as(expected), expected)
+        q_NRLD = q.reshape(4, 2, queries, 6) * case.softmax_scale
+        slices, at = torch.tensor([0, 1, 0, 1]), torch.arange(queries)
+        reference = bias_scores(case, q_NRLD, at, slices).reshape(expected.shape)
+        torch.testing.assert_close(reference, expected)
+        for i, j in itertools.product(
+            (slice(0, 5), slice(5, queries)), (slice(0, keys - 7), slice(keys - 7, keys))
+        ):
+            columns = bias.columns(q_NRLD[1:, :, i], first=1)
+            part = expected.view(4, 2, queries, keys)[1:, :, i, j]
+            torch.testing.assert_close(bias.block(columns, i, j).expand_as(part), part)
+            turned = bias.block(columns, i, j, keys_first=True)
+            torch.testing.assert_close(turned.expand_as(part.mT), part.mT)

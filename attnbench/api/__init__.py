@@ -22,6 +22,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
 import msgspec
 import torch
 
+from attnbench.api.bias import dense_bias, position_bias
 from attnbench.api.helpers import (
     building_mask,
     compile_alone,
@@ -38,7 +39,8 @@ from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
 from attnbench.schema.case import DEVICES, PASSES, Case, Device, Dtype, Mask, Pass, Position
 from attnbench.schema.mask import MASKS
-from attnbench.theory.costs import core_flops
+from attnbench.schema.position import POSITIONS
+from attnbench.theory.costs import bias_flops, core_flops
 from attnbench.theory.law import parse
 from attnbench.theory.masks import visible_blocks
 from attnbench.theory.traits import TRAITS
@@ -55,14 +57,17 @@ __all__ = [
     "Position",
     "attention",
     "attention_builder",
+    "bias_flops",
     "building_mask",
     "compile_alone",
     "core_flops",
+    "dense_bias",
     "dense_mask",
     "hidden_and_blind",
     "mask_for",
     "mask_spans",
     "patterned",
+    "position_bias",
     "reason_against_compiling",
     "recurrent_builder",
     "run_file",
@@ -129,6 +134,7 @@ class Implementation:
     devices: tuple[Device, ...] = DEVICES
     passes: tuple[Pass, ...] = PASSES
     masks: tuple[str, ...] = ("full", "causal")
+    positions: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ("attention", "layer", "decode")
     gqa: bool = True
     value_dims: bool = True
@@ -152,6 +158,11 @@ class Implementation:
             (
                 case.unmasked or case.mask.name in self.masks,
                 f"takes masks {', '.join(self.masks)}, not {case.mask.text}",
+            ),
+            (
+                case.position.encoding.kind != "bias" or case.position.name in self.positions,
+                f"takes position biases {', '.join(self.positions) or 'none'},"
+                f" not {case.position.text}",
             ),
             (self.gqa or case.kv_heads == case.heads, "takes no grouped key/value heads"),
             (self.value_dims or case.value_dim == case.head_dim, "needs value dim = head dim"),
@@ -227,6 +238,7 @@ def attention_builder(
     devices: tuple[Device, ...] = Implementation.devices,
     passes: tuple[Pass, ...] = Implementation.passes,
     masks: tuple[str, ...] = Implementation.masks,
+    positions: tuple[str, ...] = Implementation.positions,
     workloads: tuple[str, ...] = Implementation.workloads,
     gqa: bool = True,
     value_dims: bool = True,
@@ -256,6 +268,8 @@ def attention_builder(
       its inputs and differentiable: what results are held against, in float64.
     - `exact_at`: the parameters, as a dict, at which it is exact attention in a case.
     - `dtypes`, `devices`, `passes`, `masks`: what it takes, by name.
+    - `positions`: the biases on scores that it adds (`position_bias`), by name; what turns q and k
+      or is added to x is done around it.
     - `workloads`: those in which it serves, as the core or as the recurrent network.
     - `gqa`, `value_dims`: whether it takes fewer key/value heads, and a value width other than D.
     - `compiles`: the first call compiles, so that its time goes to `compile_s`.
@@ -325,7 +339,7 @@ def recurrent_builder(name: str, **declared: Any) -> Callable[[F], F]:
 
 
 _LAWS = ("time", "memory", "flops_law")
-_NAMED: dict[str, Registry[Any]] = {"masks": MASKS, "workloads": TRAITS}
+_NAMED: dict[str, Registry[Any]] = {"masks": MASKS, "positions": POSITIONS, "workloads": TRAITS}
 
 
 def _add(name: str, build: Build, **declared: Any) -> None:

@@ -73,6 +73,11 @@ class Position:
 NONE = Position()
 
 
+def for_core(position: Position) -> Position:
+    """What is left to an implementation once x, q and k were encoded: a bias, or nothing."""
+    return position if position.encoding.kind == "bias" else NONE
+
+
 def parse_position(text: str) -> Position:
     """Read `none`, `rope`, `rope:500000`, `rope-yarn:factor=8:length=2048`.
 
@@ -239,5 +244,50 @@ POSITIONS.add(
         },
         frequencies=_by_parts,
         wrong=_disordered,
+    ),
+)
+POSITIONS.add(
+    "sinusoidal",
+    Encoding(
+        doc="sines added to x (Vaswani et al. 2017, arXiv:1706.03762, 3.5)",
+        kind="additive",
+        parameters=_BASE,
+        frequencies=_by_base,
+    ),
+)
+POSITIONS.add(
+    "learned",
+    Encoding(
+        doc="a vector a place added to x, as in GPT-2; length: places there are, 0 for enough",
+        kind="additive",
+        parameters={"length": Parameter(default=0, least=0)},
+    ),
+)
+POSITIONS.add(
+    "shaw",
+    Encoding(
+        doc="a vector a distance added to keys for the scores (Shaw et al. 2018, arXiv:1803.02155)",
+        kind="bias",
+        parameters={"clip": _length(16)},
+    ),
+)
+POSITIONS.add(
+    "t5",
+    Encoding(
+        doc="a number a head and bucket of distances (Raffel et al. 2020, arXiv:1910.10683)",
+        kind="bias",
+        parameters={"buckets": _length(32), "distance": _length(128)},
+        wrong=lambda values: (
+            None
+            if values["buckets"] % 4 == 0 and values["distance"] > values["buckets"] // 2
+            else "needs a multiple of 4 buckets, and a distance above half of them"
+        ),
+    ),
+)
+POSITIONS.add(
+    "alibi",
+    Encoding(
+        doc="a slope a head times the distance (Press et al. 2022, arXiv:2108.12409)",
+        kind="bias",
     ),
 )

@@ -31,6 +31,26 @@ def _flops_of_pair(case: Case, *, recompute: bool = True) -> int:
     return 2 * case.heads * per_pair
 
 
+def bias_flops(case: Case, *, recompute: bool = True) -> int:
+    """FLOPs of the position bias in the core, for the case's pass: of `shaw` alone it multiplies.
+
+    2·B·H·L·C·D for q times the C = 2·clip + 1 relative vectors, as much again for dq, and for the
+    scores that the backward pass may `recompute`.
+    """
+    if "clip" not in case.position.values:
+        return 0
+    vectors: int = 2 * case.position.values["clip"] + 1
+    products = {"forward": 1, "backward": 1 + recompute, "both": 2 + recompute}[case.pass_]
+    return 2 * case.batch * case.heads * case.seq_len * vectors * case.head_dim * products
+
+
+def rotation_flops(case: Case, queries: int, keys: int) -> int:
+    """FLOPs of turning q and k of so many tokens by matrices, and their gradients back."""
+    rows = case.heads * queries + case.kv_heads * keys
+    products = {"forward": 1, "backward": 1, "both": 2}[case.pass_]
+    return 2 * case.batch * rows * case.head_dim**2 * products * case.position.encoding.matrix
+
+
 def why_core_flops(case: Case, flops: int) -> list[str]:
     """In plain words, how `flops` of the attention core come to differ from the useful ones.
 
@@ -41,13 +61,16 @@ def why_core_flops(case: Case, flops: int) -> list[str]:
     useful, square = batch_pairs(case), case.batch * case.seq_len * case.kv_len
     every = f"the full square of pairs, of which the mask admits {100 * useful / square:.3g} %"
     kept = "no scores recomputed in the backward pass"
+    relative = ["products with relative vectors"] if bias_flops(case) else []
     for pairs, recompute in itertools.product((useful, square), (True, False)):
-        if flops == pairs * _flops_of_pair(case, recompute=recompute):
-            return [every] * (pairs != useful) + [kept] * (not recompute)
-    pairs, rest = divmod(flops, _flops_of_pair(case))
+        bias = bias_flops(case, recompute=recompute)
+        if flops == pairs * _flops_of_pair(case, recompute=recompute) + bias:
+            return [every] * (pairs != useful) + [kept] * (not recompute) + relative
+    pairs, rest = divmod(flops - bias_flops(case), _flops_of_pair(case))
     if rest or not useful < pairs < square:
         return []
-    return [f"whole blocks where the mask cuts through: {pairs / useful:.3g} x the admitted pairs"]
+    whole = f"whole blocks where the mask cuts through: {pairs / useful:.3g} x the admitted pairs"
+    return [whole, *relative]
 
 
 def attention_flops_useful(case: Case) -> int:

@@ -17,7 +17,7 @@ import torch
 from attnbench.api import dense_mask
 from attnbench.schema.case import Case, Mask
 from attnbench.worker.inputs import Tensors
-from attnbench.worker.positions import rotated
+from attnbench.worker.positions import bias_scores, rotated
 from attnbench.worker.reference import Reference, Size, judge_one
 from attnbench.worker.workloads import WORKLOADS
 
@@ -173,10 +173,18 @@ class _Rows:
         batch, head, query = rows
         k_RSD = rotated(k, case.position, places, case.kv_len)[batch, groups[head]]
         scores_RS = (k_RSD @ q[rows].unsqueeze(-1)).squeeze(-1)
+        scale = case.softmax_scale if scale is None else scale
+        scores_RS *= scale
+        if case.position.encoding.kind == "bias":
+            slices = torch.arange(case.batch * case.kv_heads, device=q.device)
+            q_NRID = (q[:, :, query] * scale).reshape(len(slices), -1, len(query), q.shape[-1])
+            bias = bias_scores(case, q_NRID, query, slices % case.kv_heads)
+            bias_BHIS = bias.reshape(case.batch, case.heads, *bias.shape[-2:])
+            scores_RS += bias_BHIS[batch, head, torch.arange(len(query), device=q.device)]
         mask, sizes = mask or case.mask, (case.seq_len, case.kv_len, case.device)
         admitted = dense_mask(mask, *sizes, batch=case.batch)
         return cls(
-            scores_RS=scores_RS * (case.softmax_scale if scale is None else scale),
+            scores_RS=scores_RS,
             v_RSV=v[batch, groups[head]],
             admitted_RS=admitted[batch, 0, query] if mask.lengths else admitted[query],
         )

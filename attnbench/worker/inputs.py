@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from attnbench.schema.case import Case, Mask
-from attnbench.worker.positions import rotated, rotated_back
+from attnbench.worker.positions import needle_bias, rotated, rotated_back
 
 Tensors = dict[str, torch.Tensor]
 
@@ -125,4 +125,6 @@ def wanted_keys(
     aligned = rotated_back(rows, case.position, keys, case.kv_len)
     size = aligned.square().sum(-1, keepdim=True).clamp_min(1e-3) * case.softmax_scale
     logit = math.log(count) + _NEEDLE_LOGIT
-    return (aligned * logit / size).transpose(1, 2).flatten(2)
+    # Nor may a needle far off grow so long that it is one to all other queries, too.
+    logit_GM1 = (logit - needle_bias(case, places, keys).clamp(min=-8.0)).unsqueeze(-1)
+    return (aligned * logit_GM1 / size).transpose(1, 2).flatten(2)

@@ -7,12 +7,14 @@ In each pair of dimensions the vector at place m is rotated by the angle m·θ; 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from attnbench.api.bias import BY_DISTANCE, learned, relative_vectors
 from attnbench.schema.case import Case
 from attnbench.schema.position import Position
+from attnbench.theory.traits import TRAITS
 
 Rotate = Callable[..., torch.Tensor]
 
@@ -88,6 +90,92 @@ def rotation(case: Case, first_place: int, count: int, length: int) -> Rotation 
     angle_LP, factor = angles(case.position, dims, places, length), encoding.factor
     tables = (x.mul_(factor(case.position.values)) for x in (angle_LP.cos(), angle_LP.sin()))
     return Rotation(_ROTATE[encoding.layout], tuple(x.to(dtype) for x in tables))
+
+
+def addition(case: Case, tokens: int) -> torch.Tensor | None:
+    """What is added to x_BLE, (`tokens`, E) in the case's dtype; None where nothing is.
+
+    `sinusoidal`: sines in the even dimensions and cosines in the odd ones, of place × θ.
+    """
+    position, width = case.position, case.model_width
+    if position.encoding.kind != "additive":
+        return None
+    if "length" in position.values:
+        added_LE = learned(tokens, width, case.device)
+    else:
+        angle_LP = angles(position, width, torch.arange(tokens, device=case.device), tokens)
+        added_LE = torch.zeros(tokens, width, dtype=torch.float64, device=case.device)
+        first, second = slice(0, 2 * angle_LP.shape[1], 2), slice(1, None, 2)
+        added_LE[:, first], added_LE[:, second] = angle_LP.sin(), angle_LP.cos()
+    return added_LE.to(getattr(torch, case.dtype))
+
+
+def placed(x_BLE: torch.Tensor, case: Case) -> torch.Tensor:
+    """The reference form: x with what its places add, exactly and then in x's own dtype."""
+    added_LE = addition(replace(case, dtype="float64"), x_BLE.shape[1])
+    return x_BLE if added_LE is None else x_BLE + added_LE.to(x_BLE.dtype)
+
+
+def reason_against_position(case: Case) -> str | None:
+    """Why the case's position encoding has no place in its workload, or None."""
+    position, tokens = case.position, case.seq_len + (case.new_tokens or 0)
+    if position.encoding.kind != "additive":
+        return None
+    if "widths" not in TRAITS.get(case.workload).axes:
+        return f"{position.name} is added to x; {case.workload} is given q, k and v"
+    if 0 < position.values.get("length", 0) < tokens:
+        return f"{position.text} has no vector for the place of token {tokens}"
+    return None
+
+
+def bias_scores(
+    case: Case, q_NRID: torch.Tensor, query_I: torch.Tensor, group_N: torch.Tensor
+) -> torch.Tensor:
+    """The reference form of a position bias: what is added to the scaled scores, (N, R, I, S).
+
+    Of scaled queries; `group_N` is the key/value head of each slice. Evaluated pair by pair.
+    """
+    distance_IS = _distances(case, query_I)
+    if by_distance := BY_DISTANCE.get(case.position.name):
+        bias_HIS = by_distance(case, distance_IS).to(q_NRID.dtype)
+        return bias_HIS.view(case.kv_heads, -1, *distance_IS.shape)[group_N]
+    vectors_CD = relative_vectors(case, str(q_NRID.device)).to(q_NRID.dtype)
+    column_IS = _clipped(case, distance_IS)
+    bias_NRIC: torch.Tensor = q_NRID @ vectors_CD.mT
+    return bias_NRIC.gather(-1, column_IS.expand(*bias_NRIC.shape[:-1], -1))
+
+
+def bias_gradient(
+    case: Case, ds_NRIS: torch.Tensor, query_I: torch.Tensor, *, squares: bool = False
+) -> torch.Tensor | None:
+    """Gradient of scaled queries through `bias_scores`, (N, R, I, D), or of squared summands."""
+    if case.position.encoding.kind != "bias" or case.position.name in BY_DISTANCE:
+        return None
+    ds_NRIS = ds_NRIS.to(torch.promote_types(ds_NRIS.dtype, torch.float32))
+    vectors_CD = relative_vectors(case, str(ds_NRIS.device)).to(ds_NRIS.dtype)
+    column_IS = _clipped(case, _distances(case, query_I)).expand_as(ds_NRIS)
+    sums_NRIC = ds_NRIS.new_zeros(*ds_NRIS.shape[:-1], len(vectors_CD))
+    sums_NRIC.scatter_add_(-1, column_IS, ds_NRIS)
+    gradient: torch.Tensor = sums_NRIC @ (vectors_CD.square() if squares else vectors_CD)
+    return gradient
+
+
+def needle_bias(case: Case, places_M: torch.Tensor, keys_M: torch.Tensor) -> torch.Tensor:
+    """What a bias by distance adds to scores of the first head of each group, (G, M); else 0."""
+    by_distance = BY_DISTANCE.get(case.position.name)
+    if by_distance is None:
+        return torch.zeros(case.kv_heads, len(keys_M), dtype=torch.float64, device=keys_M.device)
+    return by_distance(case, keys_M - places_M)[:: case.heads // case.kv_heads]
+
+
+def _distances(case: Case, query_I: torch.Tensor) -> torch.Tensor:
+    place_I = query_I + (case.kv_len - case.seq_len)
+    return torch.arange(case.kv_len, device=query_I.device) - place_I.unsqueeze(-1)
+
+
+def _clipped(case: Case, distance: torch.Tensor) -> torch.Tensor:
+    clip: int = case.position.values["clip"]
+    return distance.clamp(-clip, clip) + clip
 
 
 def _mixed(x: torch.Tensor, position: Position, *by: torch.Tensor) -> torch.Tensor:

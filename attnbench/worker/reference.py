@@ -27,7 +27,7 @@ import torch
 from attnbench.api import Implementation, dense_mask
 from attnbench.schema.case import Case, Position
 from attnbench.worker.inputs import Tensors
-from attnbench.worker.positions import rotated, rotated_back
+from attnbench.worker.positions import bias_gradient, bias_scores, rotated, rotated_back
 
 OUTPUT_FACTOR = 2.0
 GRADIENT_FACTOR = 3.0
@@ -138,8 +138,12 @@ def _plain(
     wide = torch.promote_types(q.dtype, torch.float32)
     o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
+    biased, at_I, group_N = _bias_places(case, q)
     for rows, hidden, blind in _blocks(case, q, slice(None)):
-        scores = _product(q[..., rows, :] * case.softmax_scale, k.mT)
+        q_rows = q[..., rows, :] * case.softmax_scale
+        scores = _product(q_rows, k.mT)
+        if biased:
+            scores += bias_scores(case, q_rows, at_I[rows], group_N)
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
         weights = scores.softmax(-1)
@@ -151,6 +155,8 @@ def _plain(
         dweights = _product(do[..., rows, :], v.mT)
         dscores = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
         dq[..., rows, :] = _product(dscores, k) * case.softmax_scale
+        if biased and (dbias := bias_gradient(case, dscores, at_I[rows])) is not None:
+            dq[..., rows, :] += dbias * case.softmax_scale
         # The products sum over the query heads that share a key/value head, too.
         dk += _product((dscores * case.softmax_scale).mT, q[..., rows, :]).sum(1, keepdim=True)
         dv += _product(weights.mT, do[..., rows, :]).sum(1, keepdim=True)
@@ -178,6 +184,7 @@ def _with_terms(
     unsure = torch.empty(*q.shape[:-1], 1, dtype=q.dtype, device=q.device)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, 0]), torch.zeros_like(v[:, 0])
     dq_squares, dk_squares, dv_squares = (torch.zeros_like(x, dtype=single) for x in (dq, dk, dv))
+    biased, at_I, group_N = _bias_places(case, q)
     few = max(1, _BLOCK_ELEMENTS[q.device.type] // (q.shape[1] * case.kv_len * case.seq_len))
     for first in range(0, len(q), few):
         some = slice(first, first + few)
@@ -188,6 +195,9 @@ def _with_terms(
             heads = scaled[at].shape[:3]
             q_PMD = scaled[at].flatten(1, 2)
             weights = q_PMD @ k_PSD.mT
+            if biased:
+                bias = bias_scores(case, scaled[at], at_I[rows], group_N[some])
+                weights.view(*heads, -1).add_(bias)
             if hidden is not None:
                 weights.view(*heads, -1).masked_fill_(hidden, -math.inf)
             top = weights.amax(-1, keepdim=True)
@@ -212,9 +222,16 @@ def _with_terms(
             dv_squares[some].baddbmm_(rounded.square_().mT, do_PMV.to(single).square_())
             dk_squares[some].baddbmm_(uncancelled.mT, q_PMD.to(single).square_())
             dq_squares[at] = (uncancelled @ k_squares).view(*heads, -1)
+            if biased:
+                summands = uncancelled.view(*heads, -1), at_I[rows]
+                dbias = bias_gradient(case, *summands, squares=True)
+                dq_squares[at] += 0 if dbias is None else dbias * case.softmax_scale**2
             dscores = dweights.sub_(mean).mul_(weights)
             dk[some].baddbmm_(dscores.mT, q_PMD)
             dq[at] = (dscores @ k_PSD).view(*heads, -1)
+            if biased:
+                dbias = bias_gradient(case, dscores.view(*heads, -1), at_I[rows])
+                dq[at] += 0 if dbias is None else dbias
     lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
     result = PlainResult(values={"o": o}, terms={"o": o * (1 + share * lse_bound)})
     if do is not None:
@@ -224,6 +241,12 @@ def _with_terms(
             "dq": dq_squares.sqrt_(), "dk": dk_squares.sqrt_(), "dv": dv_squares.sqrt_()
         }  # fmt: skip
     return result
+
+
+def _bias_places(case: Case, q: torch.Tensor) -> tuple[bool, torch.Tensor, torch.Tensor]:
+    """Whether scores have a bias, the numbers of the queries, and the key/value head of each N."""
+    at_I, slice_N = (torch.arange(count, device=q.device) for count in (q.shape[-2], len(q)))
+    return case.position.encoding.kind == "bias", at_I, slice_N % case.kv_heads
 
 
 def statistics_share(case: Case) -> float:

@@ -73,15 +73,18 @@ class _Attention(Workload):
         return core(case, tensors, terms=terms)
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
+        rotating = costs.rotation_flops(case, case.seq_len, case.kv_len)
         return {
             "flops_useful": costs.attention_flops_useful(case),
-            "flops_executed": impl.flops(case) if impl.flops else None,
+            "flops_executed": impl.flops(case) + rotating if impl.flops else None,
             "bytes_min": costs.attention_bytes_min(case),
             "memory_predicted_bytes": rotated_workspace(case, impl),
         }
 
     def why_flops(self, case: Case, flops: int) -> list[str]:
-        return costs.why_core_flops(case, flops)
+        rotating = costs.rotation_flops(case, case.seq_len, case.kv_len)
+        turned = ["products with rotation matrices"] if rotating else []
+        return costs.why_core_flops(case, flops - rotating) + turned
 
 
 def plant_needles(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, case: Case, seed: int) -> None:
@@ -108,7 +111,7 @@ def rotated_workspace(case: Case, impl: Implementation) -> int | None:
     passes of a rotary encoding, where it is not known.
     """
     core_bytes = impl.workspace(case) if impl.workspace else None
-    if core_bytes is None or case.position.name == "none":
+    if core_bytes is None or case.position.encoding.kind != "rotary":
         return core_bytes
     rows = case.heads * case.seq_len + case.kv_heads * case.kv_len
     rotated = case.batch * rows * case.head_dim * case.element_bytes

@@ -17,6 +17,7 @@ from attnbench.api import Implementation
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
 from attnbench.worker.inputs import Draw, Tensors
+from attnbench.worker.positions import reason_against_position
 from attnbench.worker.reference import (
     Core,
     PlainResult,
@@ -53,7 +54,7 @@ class Workload(abc.ABC):
 
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
         """Why the implementation cannot take a case that makes sense, or None."""
-        return impl.reason_against(self.core_case(case))
+        return reason_against_position(case) or impl.reason_against(self.core_case(case))
 
     def core_case(self, case: Case) -> Case:
         """The case that the implementation sees."""

@@ -16,10 +16,11 @@ from torch.nn.functional import linear
 
 from attnbench.api import Implementation, SizeFormula
 from attnbench.base.registry import Registry
-from attnbench.schema.case import Case, Position, parse_mask
+from attnbench.schema.case import Case, parse_mask
+from attnbench.schema.position import NONE, for_core
 from attnbench.theory import costs
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
-from attnbench.worker.positions import rotation
+from attnbench.worker.positions import addition, placed, rotation
 from attnbench.worker.reference import Core, PlainResult, plain_attention
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload
 
@@ -35,6 +36,14 @@ class DecodeLayer:
         rotate = rotation(case, 0, self.total, self.total)
         # The tables are made in the untimed check.
         self._rotate = functools.cache(rotate.window) if rotate else None
+        self._added_LE = addition(case, self.total)
+        self._x_BLE, self._first = tensors["x"], 0
+
+    def place(self, first: int, end: int) -> None:
+        """Add to tokens `first` to `end` what their places add; the others are not to be used."""
+        if self._added_LE is not None:
+            self._x_BLE = self._tensors["x"][:, first:end] + self._added_LE[first:end]
+            self._first = first
 
     def queries(self, first: int, end: int) -> torch.Tensor:
         """q_BHLD of tokens `first` to `end`, rotated to their places."""
@@ -50,11 +59,18 @@ class DecodeLayer:
         return linear(o_BHLV.transpose(1, 2).flatten(2), self._tensors["wo"])
 
     def _heads(self, weight: str, heads: int, first: int, end: int) -> torch.Tensor:
-        projected = linear(self._tensors["x"][:, first:end], self._tensors[weight])
+        x_BLE = self._x_BLE[:, first - self._first : end - self._first]
+        projected = linear(x_BLE, self._tensors[weight])
         return projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
 
     def _rotated(self, x_BHLD: torch.Tensor, first: int, end: int) -> torch.Tensor:
         return self._rotate(first, end - first)(x_BHLD) if self._rotate else x_BHLD
+
+
+def unplaced(case: Case, tensors: Tensors) -> DecodeLayer:
+    """The layer by its definition: of x with its places added, and nothing rotated."""
+    placed_x = {"x": placed(tensors["x"], case)}
+    return DecodeLayer(replace(case, position=NONE), {**tensors, **placed_x})
 
 
 class Cache(NamedTuple):
@@ -137,7 +153,7 @@ def cache_of(case: Case) -> Cache:
 def step_case(case: Case, t: int) -> Case:
     """The attention case that a core sees at step t: one query, or all, over n + t + 1 keys.
 
-    The core sees tensors that were rotated already, hence no position encoding.
+    The core sees tensors that were encoded already but for a bias.
     """
     tokens = case.seq_len + t + 1
     return replace(
@@ -145,7 +161,7 @@ def step_case(case: Case, t: int) -> Case:
         workload="attention",
         seq_len=tokens if cache_of(case).all_queries else 1,
         kv_len=tokens,
-        position=Position(),
+        position=for_core(case.position),
         width=None,
         cache=None,
         new_tokens=None,
@@ -159,7 +175,8 @@ def plant_cached_needles(case: Case, tensors: Tensors) -> None:
     key/value head aligns with the query of its first query head at step t, with a logit of
     ln(n) + 6 where the width allows it exactly: a cache that lost the token shows in bfloat16.
     """
-    layer = DecodeLayer(replace(case, position=Position()), tensors)
+    added_BLE = placed(tensors["x"], case) - tensors["x"]
+    layer = unplaced(case, tensors)
     count = min(layer.total - layer.context, layer.context)
     places = torch.arange(layer.context, layer.context + count, device=case.device)
     # Spread over the context: its first token, its last one, and some between.
@@ -168,7 +185,7 @@ def plant_cached_needles(case: Case, tensors: Tensors) -> None:
     rows_BGTD = q_BHTD[:, :: case.heads // case.kv_heads]
     wanted_BTK = wanted_keys(case, rows_BGTD, places, keys, layer.context + 1)
     solved_BTE = wanted_BTK @ torch.linalg.pinv(tensors["wk"].double()).mT
-    tensors["x"][:, keys] = solved_BTE.to(tensors["x"].dtype)
+    tensors["x"][:, keys] = (solved_BTE - added_BLE[:, keys]).to(tensors["x"].dtype)
 
 
 class Generate:
@@ -182,6 +199,7 @@ class Generate:
     def refresh(self) -> None:
         """Prefill the cache from the inputs as they are now."""
         with torch.no_grad():
+            self._layer.place(0, self._layer.context)
             self._prefilled = self._cache.prefill(self._layer)
 
     def __call__(self) -> list[torch.Tensor]:
@@ -190,6 +208,7 @@ class Generate:
         state = self._prefilled
         for t, core in enumerate(self._cores):
             end = layer.context + t + 1
+            layer.place(0 if cache.all_keys else end - 1, end)
             q = layer.queries(0 if cache.all_queries else end - 1, end)
             k, v = state = cache.extend(layer, self._prefilled, state, t)
             y = layer.output(core(q, k, v))
@@ -254,7 +273,7 @@ class _Decode(Workload):
         another way than those of eight at once, and rounds otherwise (float32, n = 32768: seven
         times the error).
         """
-        layer = DecodeLayer(replace(case, position=Position()), tensors)
+        layer = unplaced(case, tensors)
         k, v = layer.keys_values(0, layer.total)
         q = layer.queries(layer.context, layer.total)
         mask = case.mask if case.mask.after is not None else parse_mask("causal")
@@ -308,7 +327,8 @@ def _flops_of(case: Case, core_flops: SizeFormula) -> int:
     for t in range(tokens):
         step = step_case(case, t)
         total += core_flops(step)
-        total += costs.projection_flops(case, step.seq_len, step.kv_len if cache.all_keys else 1)
+        tokens_in = step.seq_len, step.kv_len if cache.all_keys else 1
+        total += costs.projection_flops(case, *tokens_in) + costs.rotation_flops(case, *tokens_in)
     return total // tokens
 
 

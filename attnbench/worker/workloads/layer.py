@@ -14,11 +14,12 @@ import torch
 from torch.nn.functional import linear
 
 from attnbench.api import Implementation
-from attnbench.schema.case import Case, Position
+from attnbench.schema.case import Case
+from attnbench.schema.position import for_core
 from attnbench.theory import costs
 from attnbench.theory.projections import computed, sets_of_weights, weights_of
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
-from attnbench.worker.positions import rotated, rotated_back, rotated_squares
+from attnbench.worker.positions import addition, placed, rotated, rotated_back, rotated_squares
 from attnbench.worker.reference import Core, PlainResult, plain_attention
 from attnbench.worker.workloads.attention import rotated_workspace, with_position
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
@@ -42,11 +43,11 @@ def by_layer(case: Case, sets: Sequence[T]) -> list[T]:
 
 
 def core_case(case: Case) -> Case:
-    """The attention case that the core sees; q and k come to it rotated, hence no encoding."""
+    """The attention case that the core sees; x, q and k come to it encoded but for a bias."""
     return replace(
         computed(case),
         workload="attention",
-        position=Position(),
+        position=for_core(case.position),
         width=None,
         projection=None,
         layers=1,
@@ -58,7 +59,7 @@ def layer_call(case: Case, impl: Implementation) -> Callable[..., torch.Tensor]:
 
     It takes x_BLE, and of each set of weights those of the projection and wo; (B, L, E) it returns.
     """
-    project = projection_of(case).heads(computed(case))
+    project, added_LE = projection_of(case).heads(computed(case)), addition(case, case.seq_len)
     turning = replace(core_case(case), position=case.position)
     core = with_position(impl.build(core_case(case)), turning)
     count = len(weights_of(case))
@@ -71,6 +72,8 @@ def layer_call(case: Case, impl: Implementation) -> Callable[..., torch.Tensor]:
     def call(x_BLE: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         sets = [weights[first : first + count] for first in range(0, len(weights), count)]
         *before, last = by_layer(case, sets)
+        if added_LE is not None:
+            x_BLE = x_BLE + added_LE
         for own in before:
             x_BLE = x_BLE + layer(x_BLE, own)
         return layer(x_BLE, last)
@@ -139,7 +142,7 @@ class _Layer(Workload):
         sets = by_layer(case, weight_names(case))
         owns = [[tensors[name].detach() for name in names] for names in sets]
         layers = [whole(case, *own) if whole else (*own,) for own in owns]
-        inputs = [tensors["x"].detach()]
+        inputs = [placed(tensors["x"].detach(), case)]
         for weights in layers[:-1]:
             o = _plain_layer(one, inputs[-1], weights, None, core, terms=False).values["o"]
             inputs.append(inputs[-1] + o)
@@ -163,7 +166,8 @@ class _Layer(Workload):
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         projections, core = costs.layer_projection_flops(case), core_case(case)
-        executed = case.layers * impl.flops(core) if impl.flops else None
+        turning = costs.rotation_flops(replace(core, position=case.position), *[case.seq_len] * 2)
+        executed = case.layers * (impl.flops(core) + turning) if impl.flops else None
         return {
             "flops_useful": projections + case.layers * costs.attention_flops_useful(core),
             "flops_executed": None if executed is None else projections + executed,
@@ -193,11 +197,12 @@ def plant_needle_tokens(case: Case, x_BLE: torch.Tensor, wqkv: torch.Tensor, see
     queries, keys = (torch.tensor(side, device=x_BLE.device) for side in zip(*pairs, strict=True))
     groups, d = parts_of(case)["k"]
     wq, wk = wqkv[: case.heads * d], wqkv[case.heads * d : (case.heads + groups) * d].double()
-    rows_BGMD = by_head(x_BLE[:, queries] @ wq.mT, d)[:, :: case.heads // groups]
+    added_BLE = placed(x_BLE, case) - x_BLE
+    rows_BGMD = by_head((x_BLE + added_BLE)[:, queries] @ wq.mT, d)[:, :: case.heads // groups]
     wanted_BMK = wanted_keys(case, rows_BGMD, queries, keys, case.kv_len)
     gram_KK = wk @ wk.mT + _RIDGE * torch.eye(len(wk), dtype=wk.dtype, device=wk.device)
     solved_BKM: torch.Tensor = torch.linalg.solve(gram_KK, wanted_BMK.mT)
-    x_BLE[:, keys] = (solved_BKM.mT @ wk).to(x_BLE.dtype)
+    x_BLE[:, keys] = (solved_BKM.mT @ wk - added_BLE[:, keys]).to(x_BLE.dtype)
 
 
 def _named(case: Case, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> Tensors:
@@ -305,8 +310,8 @@ def _over_tokens(left_BLF: torch.Tensor, right_BLE: torch.Tensor) -> torch.Tenso
 def workspace(case: Case, impl: Implementation) -> int | None:
     """Bytes that a forward call allocates beyond its output: q, k, v, o, and what the core takes.
 
-    Or what the projections hold before, where that is more; and, from the second layer on, what
-    goes into a layer. None where sizes alone do not say it: for passes that differentiate; for
+    Or what the projections hold before, where that is more; and what goes into a layer where that
+    is not x itself. None where sizes alone do not say it: for passes that differentiate; for
     strided heads of several batch items, which torch copies or not as the core goes about it; in
     half precision on CPU, where oneDNN packs the operands of products; and where the heads to be
     merged weigh most, which some cores need no copy for.
@@ -325,7 +330,8 @@ def workspace(case: Case, impl: Implementation) -> int | None:
         projecting = max(2 * q, q + 2 * k, q + k + 2 * v)
     most = max(projecting, q + k + v + o + core)
     merging = (o if min(seen.heads, case.seq_len) == 1 else 2 * o) + output
-    return None if merging > most else type(core)(most - output * (case.layers == 1))
+    given = case.layers == 1 and case.position.encoding.kind != "additive"
+    return None if merging > most else type(core)(most - output * given)
 
 
 WORKLOADS.add("layer", _Layer())
