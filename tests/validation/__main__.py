@@ -1,7 +1,8 @@
 """Evidence for the rules of attnbench: `python -m tests.validation timer|tools|scaling|laws|gate`.
 
 `make validate PART=scaling` runs one part with its defaults. The parts keep what they found in a
-folder under results/; `timer`, `laws` and `gate` go on where they stopped.
+folder under results/; `timer`, `laws`, `gate` and `perplexity` go on where they stopped. That last
+one is evidence for the notes' claims about trained models, which no sweep can decide.
 """
 
 from __future__ import annotations
@@ -270,6 +271,59 @@ def gate(**options: Any) -> None:
         raise SystemExit(ExitCode.INTERRUPTED)
     if finished.missed:
         raise SystemExit(ExitCode.FINDING)
+
+
+@main.command()
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Trainings of each variant there shall be in the end.",
+)
+@click.option(
+    "--heads",
+    type=SIZES,
+    default="1,2,8",
+    show_default=True,
+    help="H, of one width; sinusoids with the most.",
+)
+@click.option(
+    "--steps", type=click.IntRange(min=10), default=1000, show_default=True, help="Of a training."
+)
+@click.option(
+    "--rate", type=POSITIVE, default=0.008, show_default=True, help="The highest learning rate."
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Trainings at a time, each in one thread.",
+)
+@output_option
+@click.option(
+    "--name",
+    default="selftest-perplexity",
+    show_default=True,
+    help="The folder, new or to go on with.",
+)
+def perplexity(steps: int, rate: float, **options: Any) -> None:
+    """Train small language models: RoPE against sinusoids, and many heads against few.
+
+    Decoders over bytes of equal size learn from docstrings of the standard library, and are judged
+    on other files: at the length that they were trained on, and beyond it. Ratios are paired by
+    seed. The same command goes on where it stopped. Decides nothing: exits 0.
+    """
+    from tests.validation.perplexity.session import PAGE, Request, examine
+    from tests.validation.perplexity.tables import facts, tables
+    from tests.validation.perplexity.training import Recipe
+
+    recipe = Recipe(steps=steps, rate=rate)
+    path, summary = examine(Request(recipe=recipe, **options), _tell)
+    _show(tables(summary), path / PAGE, facts(summary), noted=True)
+    if summary["interrupted"]:
+        raise SystemExit(ExitCode.INTERRUPTED)
 
 
 def _tell(message: str) -> None:
