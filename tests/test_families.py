@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, Case, Mask, attention_builder, dense_mask, patterned
+from attnbench.api import IMPLEMENTATIONS, Case, Mask, Patterned, attention_builder, dense_mask
 from attnbench.api import implementation as named
 from attnbench.api.loader import load_built_in
 from attnbench.errors import UsageError
@@ -23,7 +23,7 @@ def near(case: Case, reach: int) -> Call:
     """Attention to keys at most `reach` places away, dense."""
     sizes = case.seq_len, case.kv_len, case.device
     band = dense_mask(Mask(before=reach, after=reach), *sizes)
-    return patterned(case, dense_mask(case.mask, *sizes) & band)
+    return Patterned(case, dense_mask(case.mask, *sizes) & band)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_patterned_query_without_keys_gives_zero_and_no_gradient() -> None:
     case = Case(heads=2, kv_heads=1, seq_len=3, kv_len=3, head_dim=4)
     admitted = torch.tensor([[1, 0, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.bool)
     q, k, v = (torch.randn(1, h, 3, 4, dtype=torch.float64, requires_grad=True) for h in (2, 1, 1))
-    o = patterned(case, admitted)(q, k, v)
+    o = Patterned(case, admitted)(q, k, v)
     assert not o[:, :, 1].any()
     assert torch.allclose(o[:, 1, 0], v[:, 0, 0])
     gradients = torch.autograd.grad(o.sum(), (q, k, v))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, Case, attention_builder, dense_mask, patterned
+from attnbench.api import IMPLEMENTATIONS, Case, Patterned, attention_builder, dense_mask
 from attnbench.planning.battery import battery
 from attnbench.worker.checking import check_item
 from attnbench.worker.properties import PROPERTIES
@@ -23,7 +23,7 @@ def method(case: Case, reach: int, lack: str, block: int) -> Call:
     mask = dense_mask(case.mask, *sizes)
     if lack == "no-look-ahead":
         mask = mask | (place == case.kv_len - 1)
-    exact = patterned(case, mask & near)
+    exact = Patterned(case, mask & near)
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         o = exact(q, k, v)

@@ -24,16 +24,18 @@ import torch
 
 from attnbench.api.bias import dense_bias, position_bias
 from attnbench.api.helpers import (
+    Estimate,
+    Patterned,
     building_mask,
     compile_alone,
     dense_mask,
     hidden_and_blind,
     mask_for,
     mask_spans,
-    patterned,
     reason_against_compiling,
     run_file,
 )
+from attnbench.api.tiles import Tile, places, tiled, tiled_flops, tiled_workspace
 from attnbench.base.parameters import Parameter, Values, base_name, read_parameters
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
@@ -54,7 +56,9 @@ __all__ = [
     "Estimate",
     "Implementation",
     "Mask",
+    "Patterned",
     "Position",
+    "Tile",
     "attention",
     "attention_builder",
     "bias_flops",
@@ -66,11 +70,14 @@ __all__ = [
     "hidden_and_blind",
     "mask_for",
     "mask_spans",
-    "patterned",
+    "places",
     "position_bias",
     "reason_against_compiling",
     "recurrent_builder",
     "run_file",
+    "tiled",
+    "tiled_flops",
+    "tiled_workspace",
     "visible_blocks",
 ]
 
@@ -83,14 +90,6 @@ class AttentionCall(Protocol):
 
         Of a recurrent network: x_BLE and the weights w_ih, w_hh, (3E, E) each, and o_BLE back.
         """
-
-
-class Estimate(int):
-    """Workspace in bytes that a simple law gives only roughly.
-
-    A plain `int` from `workspace=` is exact, and `attnbench verify` refutes it where it is off. An
-    estimate is shown beside what was measured, and nothing is concluded from it.
-    """
 
 
 # With the parameters of the implementation bound.

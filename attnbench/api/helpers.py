@@ -22,6 +22,14 @@ from attnbench.schema.case import Case, Mask
 _numbers = itertools.count()
 
 
+class Estimate(int):
+    """Workspace in bytes that a simple law gives only roughly.
+
+    A plain `int` from `workspace=` is exact, and `attnbench verify` refutes it where it is off. An
+    estimate is shown beside what was measured, and nothing is concluded from it.
+    """
+
+
 class _MaskClock:
     """`with building_mask:` what is done within makes a mask; its time is `mask_build_us`.
 
@@ -124,24 +132,28 @@ def hidden_and_blind(case: Case) -> tuple[torch.Tensor | None, torch.Tensor | No
         return ~(admitted | blind), blind if bool(blind.any()) else None
 
 
-def patterned(case: Case, admitted: torch.Tensor) -> Callable[..., torch.Tensor]:
+class Patterned:
     """Dense softmax attention over the admitted pairs alone: a definition of a sparse method.
 
     `admitted` is a boolean (L, S), (H, L, S) or (B, H, L, S) on the case's device. A query that is
     admitted to no key gives 0. Softmax in float32 at least.
     """
-    blind = ~admitted.any(-1, keepdim=True)
 
-    def attend(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> torch.Tensor:
+    def __init__(self, case: Case, admitted: torch.Tensor) -> None:
+        self.admitted, self._scale = admitted, case.softmax_scale
+
+    def __call__(
+        self, q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor
+    ) -> torch.Tensor:
+        """o_BHLV; key/value heads may be fewer than H."""
+        blind = ~self.admitted.any(-1, keepdim=True)
         sharing = q_BHLD.shape[1] // k_BGSD.shape[1]
         k_BHSD, v_BHSV = (x.repeat_interleave(sharing, dim=1) for x in (k_BGSD, v_BGSV))
-        scores = (q_BHLD * case.softmax_scale) @ k_BHSD.mT
-        scores = scores.masked_fill(~(admitted | blind), -math.inf)
+        scores = (q_BHLD * self._scale) @ k_BHSD.mT
+        scores = scores.masked_fill(~(self.admitted | blind), -math.inf)
         wide = torch.promote_types(scores.dtype, torch.float32)
         weights = scores.softmax(-1, dtype=wide).masked_fill(blind, 0).to(v_BHSV.dtype)
         return weights @ v_BHSV
-
-    return attend
 
 
 def compile_alone(

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from attnbench.api import Implementation, dense_mask
+from attnbench.api import Implementation, Patterned, dense_mask
 from attnbench.schema.case import Case, Position
 from attnbench.worker.inputs import Tensors
 from attnbench.worker.positions import bias_gradient, bias_scores, rotated, rotated_back
@@ -102,13 +102,18 @@ class PlainResult:
 
 
 def plain_attention(
-    case: Case, tensors: Mapping[str, torch.Tensor], *, terms: bool = False
+    case: Case,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    terms: bool = False,
+    admitted: torch.Tensor | None = None,
 ) -> PlainResult:
     """softmax(QKᵀ·scale)V and, where `do` is given, its gradients, in the dtype of the tensors.
 
     Works in blocks of queries, so that the (L, S) matrix never exists; position encodings, masks
     and grouped heads are applied by their definitions. Gradients accumulate in float32 at least.
-    A query without keys gives output 0 and gradient 0. The baseline needs no `terms`.
+    A query without keys gives output 0 and gradient 0. The baseline needs no `terms`. `admitted`,
+    boolean and (L, S), (H, L, S) or (B, H, L, S), takes the place of the case's mask.
     """
     q, k, v = (tensors[name].detach() for name in "qkv")
     do = tensors.get("do")
@@ -117,7 +122,9 @@ def plain_attention(
     q = _grouped(rotated(q, case.position, query_places, case.kv_len), case)
     k = _grouped(rotated(k, case.position, key_places, case.kv_len), case)
     v, do = _grouped(v, case), None if do is None else _grouped(do.detach(), case)
-    result = (_with_terms if terms else _plain)(case, q, k, v, do)
+    if admitted is not None and admitted.ndim > 2:
+        admitted = _grouped(admitted.expand(case.batch, case.heads, -1, -1), case)
+    result = (_with_terms if terms else _plain)(case, q, k, v, do, admitted)
     for values in (result.values, result.terms):
         for name, x in values.items():
             values[name] = x.reshape(case.batch, -1, *x.shape[-2:])
@@ -129,7 +136,12 @@ def plain_attention(
 
 
 def _plain(
-    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None
+    case: Case,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor | None,
+    admitted: torch.Tensor | None = None,
 ) -> PlainResult:
     """As an author would write it; heads are (B·G, H/G, …), those of keys and values (B·G, 1, …).
 
@@ -139,7 +151,7 @@ def _plain(
     o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
     biased, at_I, group_N = _bias_places(case, q)
-    for rows, hidden, blind in _blocks(case, q, slice(None)):
+    for rows, hidden, blind in _blocks(case, q, slice(None), admitted):
         q_rows = q[..., rows, :] * case.softmax_scale
         scores = _product(q_rows, k.mT)
         if biased:
@@ -171,7 +183,12 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _with_terms(
-    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None
+    case: Case,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor | None,
+    admitted: torch.Tensor | None = None,
 ) -> PlainResult:
     """The same in float64, and the terms, whose size alone matters, in float32.
 
@@ -190,7 +207,7 @@ def _with_terms(
         some = slice(first, first + few)
         k_PSD, v_PSV = k[some, 0], v[some, 0]
         k_squares = (k_PSD * case.softmax_scale).to(single).square_()
-        for rows, hidden, blind in _blocks(case, q, some):
+        for rows, hidden, blind in _blocks(case, q, some, admitted):
             at = some, slice(None), rows
             heads = scaled[at].shape[:3]
             q_PMD = scaled[at].flatten(1, 2)
@@ -265,7 +282,10 @@ def core_of(impl: Implementation | None) -> Core:
     def defined(
         case: Case, tensors: Mapping[str, torch.Tensor], *, terms: bool = False
     ) -> PlainResult:
-        """As `plain_attention`; the floors of errors scale with the values themselves."""
+        """As `plain_attention`; floors scale with the values, where no pattern says more."""
+        method = definition(replace(case, position=Position()))
+        if isinstance(method, Patterned):
+            return plain_attention(case, tensors, terms=terms, admitted=method.admitted)
         inputs, do = [tensors[name].detach() for name in "qkv"], tensors.get("do")
         places = [torch.arange(n, device=inputs[0].device) for n in (case.seq_len, case.kv_len)]
         with torch.set_grad_enabled(do is not None):
@@ -276,7 +296,7 @@ def core_of(impl: Implementation | None) -> Core:
                 rotated(x, case.position, at, case.kv_len)
                 for x, at in zip(inputs[:2], places, strict=True)
             )
-            o: torch.Tensor = definition(replace(case, position=Position()))(q, k, inputs[2])
+            o: torch.Tensor = method(q, k, inputs[2])
             values = {"o": o.detach()}
             if do is not None:
                 gradients = torch.autograd.grad(
@@ -294,25 +314,29 @@ def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
 
 
 def _blocks(
-    case: Case, q: torch.Tensor, some: slice
+    case: Case, q: torch.Tensor, some: slice, pattern: torch.Tensor | None
 ) -> Iterator[tuple[slice, torch.Tensor | None, torch.Tensor | None]]:
     """Rows of queries, the pairs hidden from them, and which of them see no key at all.
 
     So many that the scores of `some` groups of heads fill a block. What is hidden has a row of axes
-    for each group, (groups, 1, …), where the mask differs between batch items.
+    for each group, (groups, 1, …), where the mask differs between batch items. A pattern, (L, S) or
+    (B·G, H/G, L, S), takes the place of the mask.
     """
     wide = len(range(len(q))[some]) * q.shape[1] * case.kv_len
     count = max(1, _BLOCK_ELEMENTS[q.device.type] // wide)
     for first in range(0, case.seq_len, count):
         rows = slice(first, min(case.seq_len, first + count))
-        if case.unmasked:
+        if pattern is not None:
+            admitted = (pattern if pattern.ndim == 2 else pattern[some])[..., rows, :]
+        elif case.unmasked:
             yield rows, None, None
             continue
-        sizes = case.seq_len, case.kv_len, str(q.device)
-        some_rows: Any = {"first_query": first, "count": rows.stop - first}
-        admitted = dense_mask(case.mask, *sizes, **some_rows, batch=case.batch)
-        if admitted.ndim > 2:
-            admitted = admitted.repeat_interleave(case.kv_heads, dim=0)[some]
+        else:
+            sizes = case.seq_len, case.kv_len, str(q.device)
+            some_rows: Any = {"first_query": first, "count": rows.stop - first}
+            admitted = dense_mask(case.mask, *sizes, **some_rows, batch=case.batch)
+            if admitted.ndim > 2:
+                admitted = admitted.repeat_interleave(case.kv_heads, dim=0)[some]
         blind = ~admitted.any(-1, keepdim=True)
         yield rows, ~admitted & ~blind, blind
 

@@ -1,0 +1,108 @@
+"""Attention to what is near: sliding window, dilated window, and window with global tokens.
+
+Beltagy, Peters & Cohan 2020, "Longformer" (arXiv 2004.05150), section 3.1. Of a window half lies
+before a query and half after it, beside its own key; under the mask `causal` the half after it is
+left out. Dilated, a query sees every `dilation`-th key of a reach as many times as wide. Global
+tokens, the first ones, see all and are seen by all; under `causal` they are what Xiao et al. 2023
+(arXiv 2309.17453) call attention sinks.
+
+Computed are blocks of queries (of a dilated window: of the same remainder) with the keys from the
+first that one of them sees to the last, and the global tokens beside those.
+"""
+
+from typing import Any
+
+import torch
+
+from attnbench.api import (
+    AttentionCall,
+    Case,
+    Patterned,
+    Tile,
+    attention_builder,
+    places,
+    run_file,
+    tiled,
+    tiled_flops,
+    tiled_workspace,
+)
+
+
+def cover(case: Case, *, window: int, dilation: int = 1, global_tokens: int = 0) -> list[Tile]:
+    """Blocks of queries, a quarter of the window long: in longer ones more pairs are hidden."""
+    reach, rows = window // 2 * dilation, max(64, window // 4)
+    ahead = 0 if case.mask.text == "causal" else reach
+    offset = case.kv_len - case.seq_len  # the place of the first query among the keys
+
+    def admits(place_I1: torch.Tensor, key_J: torch.Tensor) -> torch.Tensor:
+        near_IJ = (key_J >= place_I1 - reach) & (key_J <= place_I1 + ahead)
+        seen_IJ = near_IJ | (key_J < global_tokens) | (place_I1 < global_tokens)
+        return seen_IJ if ahead else seen_IJ & (key_J <= place_I1)
+
+    tiles, seen_by_all = [], range(min(global_tokens, case.kv_len))
+    first = min(max(0, global_tokens - offset), case.seq_len)  # that is not global itself
+    if first:
+        keys = range(max(0, first + offset) if ahead == 0 else case.kv_len)
+        tiles.append(Tile(range(first), (keys,), admits))
+    for remainder in range(dilation):
+        for start in range(first + remainder, case.seq_len, rows * dilation):
+            queries = range(start, min(start + rows * dilation, case.seq_len), dilation)
+            low, high = queries[0] + offset - reach, queries[-1] + offset + ahead
+            low = max(low, low % dilation, global_tokens)
+            near = range(low, max(low, min(high + 1, case.kv_len)), dilation)
+            tiles.append(Tile(queries, (seen_by_all, near) if seen_by_all else (near,), admits))
+    return tiles
+
+
+def definition(case: Case, *, window: int, dilation: int = 1, global_tokens: int = 0) -> Patterned:
+    """Softmax attention over the pairs that Longformer's patterns admit."""
+    place_L1, key_S = places(case)
+    steps_LS, rest_LS = (key_S - place_L1) // dilation, (key_S - place_L1) % dilation
+    admitted_LS = (rest_LS == 0) & (steps_LS.abs() <= window // 2)
+    admitted_LS |= torch.minimum(place_L1, key_S) < global_tokens
+    if case.mask.text == "causal":
+        admitted_LS &= key_S <= place_L1
+    return Patterned(case, admitted_LS)
+
+
+def supports(case: Case, *, window: int) -> str | None:
+    """Why the window is impossible, or None."""
+    return "window must be even: half of it lies on either side" if window % 2 else None
+
+
+def exact_at(case: Case) -> dict[str, int]:
+    """A window that holds all keys wherever its query stands."""
+    return {"window": 2 * max(case.seq_len, case.kv_len)}
+
+
+def exact_undilated(case: Case) -> dict[str, int]:
+    """The same, without gaps."""
+    return exact_at(case) | {"dilation": 1}
+
+
+ROW: Any = {
+    "family": "sparse", "time": "n d", "memory": "O(n)", "definition": definition,
+    "flops": tiled_flops(cover), "workspace": tiled_workspace(cover), "supports": supports,
+}  # fmt: skip
+
+
+@attention_builder("sliding-window", **ROW, exact_at=exact_at)
+def sliding_window(case: Case, *, window: int = 256) -> AttentionCall:
+    """Each query sees its own key and those within half a window before and after it."""
+    return tiled(case, cover(case, window=window))
+
+
+@attention_builder("dilated-window", **ROW, exact_at=exact_undilated)
+def dilated_window(case: Case, *, window: int = 256, dilation: int = 2) -> AttentionCall:
+    """A sliding window with gaps: every `dilation`-th key of a reach as many times as wide."""
+    return tiled(case, cover(case, window=window, dilation=dilation))
+
+
+@attention_builder("window-global", **ROW, exact_at=exact_at)
+def window_global(case: Case, *, window: int = 256, global_tokens: int = 16) -> AttentionCall:
+    """A sliding window, and first tokens that see all and are seen by all."""
+    return tiled(case, cover(case, window=window, global_tokens=global_tokens))
+
+
+if __name__ == "__main__":
+    run_file(__file__)
