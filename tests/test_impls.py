@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, Case
+from attnbench.api import IMPLEMENTATIONS, Case, implementation
 from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.measure.probes import profile_call
 from attnbench.schema.case import parse_mask, parse_position
@@ -178,6 +178,17 @@ def test_what_is_unsupported_on_cpu_is_exactly_this():
         for what, case in asked.items():
             expected = UNSUPPORTED_ON_CPU.get((name, what)) or UNSUPPORTED_ON_CPU.get((name, ""))
             assert unsupported(name, case) == expected, (name, what)
+
+
+IMPOSSIBLE = {
+    "sliding-window:5": "window must be even: half of it lies on either side",
+    "bigbird:window=2": "window must be odd: as many blocks on either side of the own",
+}
+
+
+def test_impossible_parameters_have_a_reason():
+    for name, reason in IMPOSSIBLE.items():
+        assert implementation(name).reason_against(case_of(seq_len=40)) == reason
 
 
 def test_a_missing_gpu_or_compiler_is_a_reason_and_not_an_exception(monkeypatch):
