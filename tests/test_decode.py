@@ -2,20 +2,24 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, dense_bias
 from attnbench.api.loader import load_built_in
+from attnbench.base.parameters import base_name
+from attnbench.errors import UsageError
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.position import POSITIONS
+from attnbench.theory.caches import CACHES, cache_bytes, parse_cache
+from attnbench.theory.traits import impossible
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.inputs import Draw
 from attnbench.worker.positions import placed, rotated
 from attnbench.worker.reference import judge
 from attnbench.worker.workloads import WORKLOADS
-from attnbench.worker.workloads.decode import CACHES
 
 load_built_in()
 
@@ -30,7 +34,7 @@ DECODE = Case(
     mask=parse_mask("causal"),
     width=20,
     cache="static",
-    new_tokens=5,
+    new_tokens=6,
     dtype="float64",
 )
 
@@ -43,30 +47,61 @@ def bound(case: Case, impl: str = "naive"):
 
 
 def full_forward(case: Case, tensors) -> torch.Tensor:
-    """The whole causal layer at once, with torch's own attention."""
-    total = case.seq_len + (case.new_tokens or 0)
+    """The whole layer at once, each batch item by itself, with torch's own attention."""
+    found = []
+    for item, x_NE in enumerate(tensors["x"]):
+        length = case.mask.length(case.seq_len, item)
+        x = placed(torch.cat((x_NE[:length], x_NE[case.seq_len :])).unsqueeze(0), case)[0]
+        q, k, v = (
+            (x @ tensors[name].T).view(len(x), count, -1).transpose(0, 1)
+            for name, count in (("wq", 4), ("wk", 2), ("wv", 2))
+        )
+        places = torch.arange(len(x))
+        q, k = (rotated(y.unsqueeze(0), case.position, places, len(x))[0] for y in (q, k))
+        seen = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+        if case.mask.before is not None:
+            seen = seen.triu(-case.mask.before)
+        whole = dataclasses.replace(case, seq_len=len(x), kv_len=len(x), mask=parse_mask("causal"))
+        bias = dense_bias(whole)
+        scores = torch.zeros(1, len(x), len(x), dtype=q.dtype) if bias is None else bias(q)[0]
+        scores = scores.masked_fill(~seen, -math.inf)
+        o = torch.nn.functional.scaled_dot_product_attention(q, k, v, scores, enable_gqa=True)
+        found.append(o.transpose(0, 1).flatten(1)[length:] @ tensors["wo"].T)
+    return torch.stack(found)
 
-    def heads(name: str, count: int) -> torch.Tensor:
-        x: torch.Tensor = placed(tensors["x"], case) @ tensors[name].T
-        return x.reshape(case.batch, total, count, -1).transpose(1, 2)
 
-    q, k, v = heads("wq", 4), heads("wk", 2), heads("wv", 2)
-    places = torch.arange(total)
-    q, k = (rotated(y, case.position, places, total) for y in (q, k))
-    whole = dataclasses.replace(case, seq_len=total, kv_len=total, mask=parse_mask("causal"))
-    bias, hidden = dense_bias(whole), torch.ones(total, total).triu(1).bool()
-    scores = torch.zeros(1, 1, total, total, dtype=q.dtype) if bias is None else bias(q)
-    o = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=scores.masked_fill(hidden, -math.inf), enable_gqa=True
-    )
-    merged: torch.Tensor = o.transpose(1, 2).reshape(case.batch, total, -1) @ tensors["wo"].T
-    return merged[:, case.seq_len :]
+LENGTHS, WINDOW = parse_mask("padding:11+4"), parse_mask("window:6")
+EXACT: dict[str, dict[str, Any]] = {
+    **{cache: {"cache": cache} for cache in ("rerun", "none", "concat", "static", "paged:3")},
+    "half empty": {"cache": "static:capacity=40"},
+    "ring": {"cache": "sliding", "mask": WINDOW},
+    "ring, shorter than a generation": {"cache": "sliding", "mask": parse_mask("window:3")},
+    "ring, not full at first": {"cache": "sliding", "mask": parse_mask("window:13")},
+    "ring, never full": {"cache": "sliding", "mask": parse_mask("window:99")},
+    "lengths": {"cache": "static", "mask": LENGTHS},
+    "lengths, half empty": {"cache": "static:40", "mask": LENGTHS},
+    "lengths, paged": {"cache": "paged:3", "mask": LENGTHS},
+    "all new tokens at once": {"cache": "static", "query_tokens": 6},
+    "two at once": {"cache": "paged:3", "query_tokens": 2},
+    "three at once, everything again": {"cache": "rerun", "query_tokens": 3},
+    "two at once, in a window": {
+        "cache": "concat",
+        "query_tokens": 2,
+        "mask": parse_mask("window:3"),
+    },
+}
+assert {base_name(row["cache"]) for row in EXACT.values()} | {"int8", "int8-head"} == set(
+    CACHES.names()
+)
 
 
-@pytest.mark.parametrize("cache", CACHES.names())
-def test_every_cache_gives_the_full_forward_pass_step_by_step(cache):
-    for name in POSITIONS.names():
-        case = dataclasses.replace(DECODE, cache=cache, position=parse_position(name))
+@pytest.mark.parametrize("row", EXACT)
+def test_every_cache_gives_the_full_forward_pass_step_by_step(row):
+    lossy = {name for name, kind in CACHES.items() if kind.lossy}
+    assert lossy == set(CACHES.names()) - {base_name(fields["cache"]) for fields in EXACT.values()}
+    positions = POSITIONS.names() if row == "static" else ("none", "rope", "sinusoidal")
+    for name in positions:
+        case = dataclasses.replace(DECODE, position=parse_position(name), **EXACT[row])
         decoder, tensors = bound(case)
         expected = full_forward(case, tensors)
         for _ in range(2):  # each call starts from the same restored cache
@@ -74,18 +109,84 @@ def test_every_cache_gives_the_full_forward_pass_step_by_step(cache):
             torch.testing.assert_close(steps, expected, rtol=1e-11, atol=1e-11)
 
 
+def held(store: Any) -> int:
+    """Bytes of the tensors in which a cache keeps what it knows."""
+    kept = ("buffers", "pools", "table_BP", "codes", "scales")
+    lists = [getattr(store, name, []) for name in kept]
+    tensors = [x for own in lists for x in (own if isinstance(own, list) else [own])]
+    return sum(x.nbytes for x in tensors)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache": "static"}, {"cache": "static:64"}, {"cache": "paged:4"}, {"cache": "int8"},
+        {"cache": "paged:4", "mask": LENGTHS}, {"cache": "int8-head"},
+        {"cache": "sliding", "mask": WINDOW},
+    ],
+    ids=lambda fields: fields["cache"],
+)  # fmt: skip
+def test_the_bytes_of_a_cache_are_those_that_it_holds(fields):
+    for dtype in ("bfloat16", "float32"):
+        case = dataclasses.replace(DECODE, dtype=dtype, **fields)
+        decoder, _ = bound(case)
+        assert held(decoder.call.store) == cache_bytes(case)
+
+
+def test_eight_bits_take_half_the_bytes_of_bfloat16_and_the_error_is_that_of_rounding():
+    wide = dataclasses.replace(DECODE, head_dim=128, value_dim=128, width=64, dtype="bfloat16")
+    error = {}
+    for cache, most in (("int8", 0.51), ("int8-head", 0.501)):
+        case = dataclasses.replace(wide, cache=cache)
+        assert cache_bytes(case) < most * cache_bytes(wide)
+        fine = dataclasses.replace(case, dtype="float64", seq_len=300, kv_len=300)
+        decoder, tensors = bound(fine)
+        exact = full_forward(fine, tensors)
+        steps = decoder.named(decoder.call())["o"]
+        error[cache] = float((steps - exact).norm() / exact.norm())
+    # A step is the largest of 128 normal numbers / 127: 0.02, whose rounding is 0.006 of them. The
+    # largest of a head's 300 x 128 is half as large again.
+    assert 0.003 < error["int8"] < 0.012
+    assert error["int8"] < error["int8-head"] < 3 * error["int8"]
+
+
 @pytest.mark.parametrize("cache", CACHES.names())
 def test_the_check_of_decode_accepts_it_and_notices_a_stale_cache(cache):
-    case = dataclasses.replace(DECODE, cache=cache, position=parse_position("rope"))
-    decoder, tensors = bound(case)
-    workload = WORKLOADS.get("decode")
-    workload.fill(case, tensors, Draw(seed=2))
-    truth = workload.truth(case, tensors)
-    stale = judge(decoder.named(decoder.call()), truth, case.dtype)
-    prefilled = cache in ("concat", "static")
-    assert (stale.reason is not None) == prefilled
-    decoder.refresh()
-    assert judge(decoder.named(decoder.call()), truth, case.dtype).reason is None
+    mask = parse_mask("window:6" if cache == "sliding" else "causal")
+    for dtype in ("float64", "bfloat16"):
+        case = dataclasses.replace(
+            DECODE, cache=cache, position=parse_position("rope"), mask=mask, dtype=dtype
+        )
+        decoder, tensors = bound(case)
+        workload = WORKLOADS.get("decode")
+        workload.fill(case, tensors, Draw(seed=2))
+        truth = workload.truth(case, tensors)
+        stale = judge(decoder.named(decoder.call()), truth, case.dtype)
+        assert (stale.reason is not None) == (cache not in ("rerun", "none"))
+        decoder.refresh()
+        assert judge(decoder.named(decoder.call()), truth, case.dtype).reason is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"cache": "sliding"}, "(--masks window:256)"),
+        (
+            {"cache": "sliding", "mask": parse_mask("window:4"), "query_tokens": 2},
+            "--query-tokens 1",
+        ),
+        ({"cache": "concat", "mask": LENGTHS}, "with caches static, paged, int8, int8-head"),
+        ({"mask": LENGTHS, "query_tokens": 2}, "one query at a time"),
+        ({"cache": "static:12"}, "holds 12 tokens, not the 17"),
+        ({"cache": "static:64", "query_tokens": 2}, "by a mask that is for one query"),
+        ({"query_tokens": 4}, "4 tokens a step (--query-tokens), which do not divide 6"),
+    ],
+)
+def test_what_no_core_could_make_sense_of_in_decoding_has_a_reason(fields, words):
+    assert words in (impossible(dataclasses.replace(DECODE, **fields)) or "")
+    for text in ("paged:page=0", "paged:size=3", "concat:4", "static:many"):
+        with pytest.raises(UsageError, match="--caches"):
+            parse_cache(text)
 
 
 def test_a_window_limits_what_decode_sees_and_without_a_mask_it_makes_no_sense():
@@ -122,7 +223,7 @@ def test_a_token_lost_from_a_long_cache_shows_by_its_needle_alone():
         decoder.refresh()
         truth = workload.truth(case, tensors)
         assert judge(decoder.named(decoder.call()), truth, case.dtype).reason is None
-        k_whole, v_whole = decoder.call._prefilled
+        k_whole, v_whole = decoder.call.store.buffers
         k_whole[:, :, 0] = v_whole[:, :, 0] = 0  # the context's first token is lost
         verdict = judge(decoder.named(decoder.call()), truth, case.dtype)
         noticed[needles] = verdict.reason is not None

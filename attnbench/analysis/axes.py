@@ -55,6 +55,7 @@ AXES: dict[str, Axis] = {
         Axis(column="threads", symbol="threads", silent=1, unsaid="1 thread"),
         Axis(column="new_tokens", symbol="T"),
         Axis(column="layers", symbol="layers", silent=1, unsaid="1 layer"),
+        Axis(column="query_tokens", symbol="Q", silent=1, unsaid="one query a step"),
         Axis(column="seq_len", symbol="n"),
         Axis(column="kv_len", symbol="S", follows="seq_len"),
     )

@@ -189,6 +189,7 @@ case("width", "int", "", "model width E, of all workloads but attention")
 case("projection", "text", "", "kind of projection of a layer")
 case("cache", "text", "", "how decoding keeps keys and values")
 case("new_tokens", "int", "", "tokens generated after the context")
+case("query_tokens", "int", "", "tokens that a step of decoding takes at once; 1 elsewhere")
 case("threads", "int", "", "CPU threads of the timed calls; 1 on a GPU")
 _of_record("status", "text", "", "what became of the cell", lambda r: r.status)
 _of_record("reason", "text", "", "why it is not ok", lambda r: r.reason)
@@ -230,6 +231,11 @@ metric("bytes_min", "int", "B", "least traffic: inputs read once, outputs writte
 column(
     "gbps", "float", "GB/s", "least traffic / median time",
     lambda row: _rate(row, "bytes_min", 1e3),
+)  # fmt: skip
+metric(
+    "cache_bytes", "int", "B",
+    "what decoding keeps between steps, for one layer, once all new tokens are in it: keys, values,"
+    " scales, block table",
 )  # fmt: skip
 metric("memory_peak_bytes", "int", "B", "highest allocation during the call")
 metric("memory_inputs_bytes", "int", "B", "held by the inputs")
@@ -341,7 +347,7 @@ metric("parameters", "text", "", "the implementation's own, such as window=256")
 metric(
     "approx_error", "float", "",
     "distance of the output from exact attention / its size, root mean squares, on normal inputs;"
-    " of implementations that compute something else",
+    " of implementations that compute something else, and of caches that round",
 )  # fmt: skip
 metric(
     "approx_error_local", "float", "",

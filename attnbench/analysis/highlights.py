@@ -131,7 +131,9 @@ def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
     decode = rows[rows["cache"].notna() & rows["time_us_median"].notna()]
     if decode["cache"].nunique() < 2:
         return ""
-    same = ["impl", "position", "heads", "batch", "mask", "threads", "seq_len"]
+    same = [
+        "impl", "position", "heads", "batch", "mask", "threads", "query_tokens", "seq_len"
+    ]  # fmt: skip
     counts = decode.groupby(same)["cache"].transform("nunique")
     longest = decode[counts == counts.max()].sort_values("seq_len", kind="stable")
     last = longest[longest["case_id"].isin(longest.tail(1)["case_id"])].iloc[0]

@@ -193,8 +193,14 @@ AXES: tuple[tuple[str, Any, str], ...] = (
         NAMES,
         "layer: fused, separate, per-head, mla:128, pruned:1, tied, tied-layers [fused]",
     ),
-    ("--caches", NAMES, "decode: rerun, none, concat, static [static]"),
+    (
+        "--caches",
+        NAMES,
+        "decode: rerun, none, concat, static, sliding, paged, paged:page=64, int8,"
+        " int8-head [static]",
+    ),
     ("--new-tokens", SIZES, "decode: tokens generated a call [8]"),
+    ("--query-tokens", SIZES, "decode: tokens that a step takes at once, as drafted ones [1]"),
     ("--layers", SIZES, "layer: layers one after another [1]"),
     ("--impls", NAMES, "implementations by name [all]"),
 )

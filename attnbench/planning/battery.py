@@ -139,12 +139,24 @@ def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
 
 
 def _decode(around: dict[str, Any]) -> Iterator[Item]:
-    for cache in ("rerun", "none", "concat", "static"):
-        for position in ("none", "rope"):
-            sizes: dict[str, Any] = {"kv_heads": 2, "seq_len": 29, "mask": _CAUSAL, "new_tokens": 4}
-            where = parse_position(position)
-            case = Case(**around, **sizes, workload="decode", cache=cache, position=where)
-            yield Item(name=f"decode, {cache}", case=case)
+    base: dict[str, Any] = {"kv_heads": 2, "seq_len": 29, "mask": _CAUSAL, "new_tokens": 4}
+    lengths, rope = parse_mask("padding:29+12"), parse_position("rope")
+    items: dict[str, dict[str, Any]] = {
+        cache: {"cache": cache}
+        for cache in ("rerun", "none", "concat", "static", "paged:4", "int8", "int8-head")
+    }
+    items |= {f"{name}, rope": sizes | {"position": rope} for name, sizes in items.items()}
+    items |= {
+        "sliding": {"cache": "sliding", "mask": _WINDOW, "position": rope},
+        "sliding, wider than the context": {"cache": "sliding", "mask": parse_mask("window:31")},
+        "half empty": {"cache": "static:64"},
+        "lengths": {"cache": "static", "mask": lengths, "position": rope},
+        "lengths, paged": {"cache": "paged:4", "mask": lengths},
+        "two queries": {"cache": "concat", "query_tokens": 2, "position": rope},
+        "two queries, window": {"cache": "static", "query_tokens": 2, "mask": _WINDOW},
+    }
+    for name, sizes in items.items():
+        yield Item(name=f"decode, {name}", case=Case(**around, **(base | sizes), workload="decode"))
 
 
 def _layer(around: dict[str, Any]) -> Iterator[Item]:

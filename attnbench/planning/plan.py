@@ -15,6 +15,7 @@ from attnbench.errors import UsageError
 from attnbench.schema.case import Case, Device, Position, parse_mask, parse_position
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
+from attnbench.theory.caches import parse_cache
 from attnbench.theory.projections import parse_projection
 from attnbench.theory.traits import OPTIONAL_AXES, TRAITS, impossible
 
@@ -48,6 +49,7 @@ class Axes:
     projections: tuple[str, ...] | None = None
     caches: tuple[str, ...] | None = None
     new_tokens: tuple[int, ...] | None = None
+    query_tokens: tuple[int, ...] | None = None
     layers: tuple[int, ...] | None = None
     threads: tuple[int, ...] = (1,)
     impls: tuple[str, ...] | None = None
@@ -62,7 +64,8 @@ class Job:
     """Cells that share a process, group by group; all cells of a group are interleaved.
 
     A group holds what will be compared with each other: every implementation of a case, and the
-    cases that differ in nothing but the position encoding, the projection or the cache.
+    cases that differ in nothing but the position encoding, the projection, the cache, or how many
+    tokens a step of decoding takes.
     """
 
     groups: tuple[tuple[Entry, ...], ...]
@@ -137,7 +140,7 @@ def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
         by_case.setdefault(cell.case.case_id, (cell.case, []))[1].append(cell.impl)
     groups: dict[str, list[Entry]] = {}
     for case, impls in by_case.values():
-        together = replace(case, position=Position(), projection=None, cache=None)
+        together = replace(case, position=Position(), projection=None, cache=None, query_tokens=1)
         groups.setdefault(together.case_id, []).append((case, tuple(impls)))
     similar: dict[tuple[str, str, str, int], list[tuple[Entry, ...]]] = {}
     for group in groups.values():
@@ -182,6 +185,8 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
         for name, field in OPTIONAL_AXES.items()
         if name in traits.axes
     }
+    if axes.caches and "caches" in traits.axes:
+        choices["cache"] = cache_names(axes.caches)
     seen: set[str] = set()
     for values in itertools.product(*choices.values()):
         chosen = dict(zip(choices, values, strict=True))
@@ -257,14 +262,25 @@ def named(asked: Iterable[str], catalogue: Catalogue) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _doubled(text: str) -> Iterator[str]:
+def cache_names(asked: Iterable[str]) -> list[str]:
+    """Caches as cases name them, each once; `paged:page=16..64` is three.
+
+    Raises:
+        UnknownNameError: a cache that there is not.
+        UsageError: a parameter that makes no sense.
+    """
+    every = (one for text in asked for one in _doubled(text, "--caches"))
+    return list(dict.fromkeys(parse_cache(one)[0] for one in every))
+
+
+def _doubled(text: str, flag: str = "--impls") -> Iterator[str]:
     """`x:a=1..4:b=2` as `x:a=1:b=2`, `x:a=2:b=2`, `x:a=4:b=2`."""
     found = re.search(r"\d+\.\.\d+", text)
     if not found:
         yield text
         return
-    for size in parse_sizes(found[0], "--impls"):
-        yield from _doubled(text[: found.start()] + str(size) + text[found.end() :])
+    for size in parse_sizes(found[0], flag):
+        yield from _doubled(text[: found.start()] + str(size) + text[found.end() :], flag)
 
 
 def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[str] = ()) -> None:
@@ -281,13 +297,14 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
         for kind, flag, names, valid in (
             ("workload", "--workload", [axes.workload], catalogue.workloads),
             ("implementation", "--impls", [*map(base_name, axes.impls or ())], known),
-            ("cache", "--caches", axes.caches or [], catalogue.caches),
+            ("cache", "--caches", [*map(base_name, axes.caches or ())], catalogue.caches),
         ):
             for name in names:
                 if name not in valid:
                     raise unknown(kind, name, list(valid), flag)
         for text in axes.projections or ():
             parse_projection(text)
+        cache_names(axes.caches or ())
         for name in OPTIONAL_AXES:
             if getattr(axes, name) and name in TRAITS.get(axes.workload).missing_axes:
                 having = [w for w, traits in TRAITS.items() if name in traits.axes]

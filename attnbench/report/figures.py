@@ -57,6 +57,10 @@ CACHES: dict[str, Look] = {
     "none": Look("#ddaa33", "v"),
     "concat": Look("#004488", "^"),
     "static": Look("#000000", "o"),
+    "sliding": Look("#44aa99", "D"),
+    "paged": Look("#882255", "P"),
+    "int8": Look("#117733", "X"),
+    "int8-head": Look("#999933", "d"),
 }
 
 PROJECTIONS: dict[str, Look] = {

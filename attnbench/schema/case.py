@@ -34,7 +34,8 @@ class Case:
     `head_dim` D, `value_dim` V, `width` E. `kv_heads`, `kv_len` and `value_dim` equal `heads`,
     `seq_len` and `head_dim` unless given. `scale` multiplies the scores; None means 1/√D.
     `layers` are one after another; each adds its output to what it was given, but the last.
-    For `decode`, `seq_len` is the context before the first of `new_tokens` generated tokens.
+    For `decode`, `seq_len` is the context before the first of `new_tokens` generated tokens,
+    of which `query_tokens` go through a step at once.
     `threads` are the CPU threads of the timed calls; on a GPU always 1, whatever the host does.
 
     Raises:
@@ -59,6 +60,7 @@ class Case:
     projection: str | None = None
     cache: str | None = None
     new_tokens: int | None = None
+    query_tokens: int = 1
     layers: int = 1
     scale: float | None = None
     threads: int = 1
@@ -144,5 +146,6 @@ class Case:
 
 _FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
 _SIZES = (
-    "batch heads kv_heads seq_len kv_len head_dim value_dim width new_tokens layers threads"
+    "batch heads kv_heads seq_len kv_len head_dim value_dim width new_tokens query_tokens layers"
+    " threads"
 ).split()

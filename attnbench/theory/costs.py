@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from attnbench.schema.case import Case
-from attnbench.theory.masks import admitted_pairs, batch_pairs
+from attnbench.schema.mask import parse_mask
+from attnbench.theory.caches import cache_of, context_lengths
+from attnbench.theory.masks import batch_pairs
 from attnbench.theory.projections import sets_of_weights, weights_of
 
 
@@ -95,7 +97,7 @@ def decode_flops_useful(case: Case) -> int:
     One query over every key so far, and the projections of the new token.
     """
     tokens = case.new_tokens or 1
-    core = core_flops(case, _decode_pairs(case))
+    core = _decode_keys(case, 1) * _flops_of_pair(case)
     return (core + projection_flops(case, tokens, tokens)) // tokens
 
 
@@ -111,19 +113,28 @@ def attention_bytes_min(case: Case) -> int:
     return (1 if case.pass_ == "forward" else 2) * (inputs + output) * case.element_bytes
 
 
-def _decode_pairs(case: Case) -> int:
-    """Keys seen by all new tokens together: token t sees what the mask admits of n + t + 1."""
-    lengths = range(case.seq_len + 1, case.seq_len + (case.new_tokens or 1) + 1)
-    return sum(admitted_pairs(case.mask, 1, keys) for keys in lengths)
+def _decode_keys(case: Case, together: int) -> int:
+    """Keys that all steps of a generation see, in all batch items, `together` tokens a step.
+
+    The last token of a step sees what the mask admits of all that there are by then.
+    """
+    mask, found = parse_mask("causal") if case.mask.lengths else case.mask, 0
+    for context in context_lengths(case):
+        for end in range(context + together, context + (case.new_tokens or 1) + 1, together):
+            found += end - mask.span(0, together, end)[0]
+    return found
 
 
 def decode_bytes_min(case: Case) -> int:
-    """Least traffic in bytes per token: the weights and the cache are read once a step."""
-    e, d, v = case.model_width, case.head_dim, case.value_dim
-    weights = e * (case.heads + case.kv_heads) * (d + v)
-    cached = _decode_pairs(case) // (case.new_tokens or 1)
-    cache = case.batch * case.kv_heads * cached * (d + v)
-    return (weights + cache + 2 * case.batch * e) * case.element_bytes
+    """Least traffic in bytes per token: the weights and the cache are read once a step.
+
+    A cache that holds fewer bits is read as it is held.
+    """
+    e, d, v, (kind, _) = case.model_width, case.head_dim, case.value_dim, cache_of(case)
+    weights = e * (case.heads + case.kv_heads) * (d + v) * case.element_bytes // case.query_tokens
+    keys = _decode_keys(case, case.query_tokens) // (case.new_tokens or 1)
+    cache = case.kv_heads * keys * kind.key_bytes(case)
+    return weights + cache + 2 * case.batch * e * case.element_bytes
 
 
 # Of a product y = x·w: y; then dx = dy·w and dw = dyᵀ·x, each as many FLOPs again.

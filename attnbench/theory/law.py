@@ -39,6 +39,15 @@ class Term:
         """The power of the variable; 0 where it does not occur."""
         return dict(self.powers).get(variable, Fraction(0))
 
+    def renamed(self, variable: str, other: str) -> Term:
+        """The term with one variable in the place of another."""
+        found: list[dict[str, Fraction]] = [{}, {}]
+        for own, factors in zip(found, (self.powers, self.logs), strict=True):
+            for name, power in factors:
+                name = other if name == variable else name
+                own[name] = own.get(name, Fraction(0)) + power
+        return Term.of(*found)
+
     def value(self, sizes: Mapping[str, float]) -> float:
         """The term at these sizes, one for each variable that occurs."""
         factors = [math.pow(sizes[name], float(power)) for name, power in self.powers]

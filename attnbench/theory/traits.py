@@ -13,6 +13,7 @@ from typing import Any, Literal
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
 from attnbench.theory import projections
+from attnbench.theory.caches import cache_of, reason_against_cache
 from attnbench.theory.law import Law, Term
 
 Unit = Literal["call", "token"]
@@ -25,6 +26,7 @@ OPTIONAL_AXES: dict[str, str] = {
     "projections": "projection",
     "caches": "cache",
     "new_tokens": "new_tokens",
+    "query_tokens": "query_tokens",
     "layers": "layers",
 }
 
@@ -37,7 +39,8 @@ class Traits:
     are not given. `unit` is what a time or a FLOP count is of; `causal` says that its nature
     hides the future, so that mask `full` is written `causal`; `heads` whether it has heads at
     all. `time` and `memory` turn the law of a core into that of the workload; `work` is a rough
-    number of multiply-adds of a call, for ordering and for the time still to go.
+    number of multiply-adds of a call, for ordering and for the time still to go. `own_reason` is
+    why it makes no sense of what it alone has, or None.
     """
 
     doc: str
@@ -51,6 +54,7 @@ class Traits:
     n_name: str = "sequence length n"
     time: LawOf = lambda core, case: core
     memory: LawOf = lambda core, case: core
+    own_reason: Callable[[Case], str | None] = lambda case: None
 
     @property
     def missing_axes(self) -> set[str]:
@@ -63,6 +67,8 @@ class Traits:
             reason = f"has no {case.pass_} pass (--passes {','.join(self.passes)})"
         elif case.kv_len != case.seq_len and "kv_lens" not in self.axes:
             reason = f"has no key/value length of its own, but S = {case.kv_len} (--kv-lens)"
+        elif own := self.own_reason(case):
+            reason = own
         elif self.heads:
             return None
         elif case.kv_heads != case.heads:
@@ -93,20 +99,29 @@ def one_query(core: Law) -> Law:
     return replace(core, terms=tuple(dict.fromkeys(terms)))
 
 
-# Caches that keep nothing between steps; the others hold keys and values of the context.
-_UNCACHED = ("rerun", "none")
+def _of_step(core: Law, case: Case) -> Law:
+    """The law of a core in one step: of one query, or of all; in a ring n is at most w."""
+    kind, _ = cache_of(case)
+    law = core if kind.all_queries else one_query(core)
+    if kind.keeps_window:
+        law = replace(law, terms=tuple(dict.fromkeys(term.renamed("n", "w") for term in law.terms)))
+    return law
 
 
 def _decode_time(core: Law, case: Case) -> Law:
-    """The law of a step: the projections of all tokens or of the new one beside the core."""
-    per_step = core if case.cache == "rerun" else one_query(core)
-    return per_step.plus("n d^2" if case.cache in _UNCACHED else "d^2")
+    """The law of a step: the projections of all tokens or of the new one beside the core.
+
+    And the keys and values that a cache writes for the core to read.
+    """
+    kind, _ = cache_of(case)
+    law = _of_step(core, case).plus("n d") if kind.moves else _of_step(core, case)
+    return law.plus("n d^2" if kind.all_keys else "d^2")
 
 
 def _decode_memory(core: Law, case: Case) -> Law:
     """The core's workspace beside the keys and values that a step makes, or the new token's."""
-    per_step = core if case.cache == "rerun" else one_query(core)
-    return per_step.plus("d" if case.cache == "static" else "n d")
+    kind, _ = cache_of(case)
+    return _of_step(core, case).plus("n d" if kind.all_keys or kind.grows else "d")
 
 
 def _pairs_work(case: Case) -> float:
@@ -138,12 +153,13 @@ TRAITS.add(
         work=lambda case: _pairs_work(case) * (case.new_tokens or 1) / 4,
         unit="token",
         passes=("forward",),
-        axes=("widths", "caches", "new_tokens"),
-        defaults={"cache": "static", "new_tokens": 8},
+        axes=("widths", "caches", "new_tokens", "query_tokens"),
+        defaults={"cache": "static", "new_tokens": 8, "query_tokens": 1},
         causal=True,
         n_name="context n",
         time=_decode_time,
         memory=_decode_memory,
+        own_reason=reason_against_cache,
     ),
 )
 TRAITS.add(
@@ -172,9 +188,9 @@ def impossible(case: Case) -> str | None:
 def kind_words(case: Case) -> list[str]:
     """Mask, position encoding, projection and so on, unless they are the plain ones."""
     words = [text for text in (case.mask.text, case.position.text) if text not in ("full", "none")]
-    threads = f"threads={case.threads}" if case.threads > 1 else None
-    layers = f"layers={case.layers}" if case.layers > 1 else None
-    return words + [text for text in (case.projection, case.cache, layers, threads) if text]
+    counts = {"Q": case.query_tokens, "layers": case.layers, "threads": case.threads}
+    words += [text for text in (case.projection, case.cache) if text]
+    return words + [f"{name}={count}" for name, count in counts.items() if count > 1]
 
 
 def case_label(case: Case) -> str:

@@ -16,10 +16,10 @@ from attnbench.schema.case import DEVICES, Case, Device
 from attnbench.schema.mask import MASKS
 from attnbench.schema.messages import Catalogue, ImplementationInfo
 from attnbench.schema.position import POSITIONS
+from attnbench.theory.caches import CACHES
 from attnbench.theory.projections import PROJECTIONS
 from attnbench.theory.traits import TRAITS, impossible
 from attnbench.worker.workloads import WORKLOADS
-from attnbench.worker.workloads.decode import CACHES
 
 
 def describe(device: str) -> Catalogue:

@@ -96,12 +96,15 @@ DISTANCES = {"approx_error": False, "approx_error_local": True}
 def measure_distances(entry: Entry, trials: dict[str, Trial], seed: int) -> None:
     """Hold what has a definition of its own against exact attention, too; a column each.
 
-    On normal inputs, whose attention is spread over all keys, and on local ones.
+    And what is in a workload that approximates. On normal inputs, whose attention is spread over
+    all keys, and on local ones.
     """
-    approximate = [trial for trial in trials.values() if trial.impl.definition is not None]
+    workload = WORKLOADS.get(entry.case.workload)
+    every = workload.approximates(entry.case)
+    approximate = [x for x in trials.values() if every or x.impl.definition is not None]
     if not approximate or entry.case.pass_ == "backward":
         return
-    workload, tensors = WORKLOADS.get(entry.case.workload), approximate[0].tensors
+    tensors = approximate[0].tensors
     for name, local in DISTANCES.items():
         if local and entry.case.workload != "attention":
             continue

@@ -36,7 +36,7 @@ def _rotate_neighbours(x: torch.Tensor, cos_LP: torch.Tensor, sin_LP: torch.Tens
 
 
 def _rotate_by_matrix(x_BHLD: torch.Tensor, rotation_LDD: torch.Tensor) -> torch.Tensor:
-    return torch.einsum("bhld,led->bhle", x_BHLD, rotation_LDD)
+    return torch.einsum("...ld,...led->...le", x_BHLD, rotation_LDD)
 
 
 _ROTATE = {"halves": _rotate_halves, "neighbours": _rotate_neighbours}
@@ -70,6 +70,10 @@ class Rotation:
     def window(self, first: int, count: int) -> Rotation:
         """The rotation of `count` tokens from the `first` row on; shares the tables."""
         return Rotation(self.rotate, tuple(table[first : first + count] for table in self.tables))
+
+    def at(self, places_BL: torch.Tensor) -> Rotation:
+        """The rotation of tokens whose places differ between batch items."""
+        return Rotation(self.rotate, tuple(table[places_BL].unsqueeze(1) for table in self.tables))
 
 
 def rotation(case: Case, first_place: int, count: int, length: int) -> Rotation | None:

@@ -345,17 +345,21 @@ def _blocks(
 Plain = Callable[..., PlainResult]
 
 
-def reference_of(case: Case, tensors: Tensors, plain: Plain) -> Reference:
+def reference_of(
+    case: Case, tensors: Tensors, plain: Plain, rounding: Plain | None = None
+) -> Reference:
     """Run `plain` in float64 for the values, and in the case's own dtype for what is allowed.
 
     A float64 case has no finer reference. Its baseline error is that of float32, scaled down by
     the ratio of the two precisions: rounding errors of the same sums are proportional to eps.
+    `rounding` gives the baseline in the place of `plain` where what is computed rounds by more than
+    the dtype does.
     """
     reference = plain({name: x.detach().double() for name, x in tensors.items()}, terms=True)
     dtype = getattr(torch, case.dtype)
-    coarse = torch.float32 if dtype == torch.float64 else dtype
+    coarse = torch.float32 if dtype == torch.float64 and rounding is None else dtype
     coarsened = {name: x.detach().to(coarse) for name, x in tensors.items()}
-    baseline = plain(coarsened, terms=False)
+    baseline = (rounding or plain)(coarsened, terms=False)
     if case.pass_ == "backward":
         del reference.values["o"]
     eps, shrink = torch.finfo(dtype).eps, torch.finfo(dtype).eps / torch.finfo(coarse).eps

@@ -58,8 +58,8 @@ def measured(run: Run) -> list[Measured]:
         case = record.cell.case
         alike = (
             record.cell.impl, case.workload, case.pass_, case.device, case.dtype, case.mask.text,
-            case.position.text, case.projection, case.cache, case.new_tokens, case.layers,
-            case.scale, case.threads,
+            case.position.text, case.projection, case.cache, case.new_tokens, case.query_tokens,
+            case.layers, case.scale, case.threads,
         )  # fmt: skip
         kind = kinds.setdefault(alike, len(kinds))
         times_us, allowed_us, doubt = _times_or_doubt(record, environment)

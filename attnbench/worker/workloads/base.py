@@ -91,6 +91,10 @@ class Workload(abc.ABC):
         wide = {name: x.detach().double() for name, x in tensors.items() if name != "do"}
         return self.plain(case, wide, terms=False).values["o"]
 
+    def approximates(self, case: Case) -> bool:
+        """Whether what surrounds the core makes the output another than that of attention."""
+        return False
+
     @abc.abstractmethod
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """flops_useful, flops_executed, bytes_min (each per unit), memory_predicted_bytes."""

@@ -1,0 +1,246 @@
+"""How decoding keeps keys and values: what planning and analysis must know of each cache.
+
+What a cache does is a row by the same name in `worker/workloads/caches.py`. Bytes are of one layer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnbench.base.parameters import Parameter, base_name, read_parameters
+from attnbench.base.registry import Registry
+from attnbench.schema.case import Case
+from attnbench.schema.mask import Mask, parse_mask
+
+DEFAULT = "static"
+Seen = tuple[int, Mask]  # how many keys a core is given, and which of them a query sees
+_CAUSAL = parse_mask("causal")
+
+
+def context_lengths(case: Case) -> list[int]:
+    """Tokens of context of each batch item: n, or what the mask `padding` gives it."""
+    return [case.mask.length(case.seq_len, item) for item in range(case.batch)]
+
+
+def _first_of_each(case: Case, end: int) -> Mask:
+    """A mask of the keys that each batch item has once the longest has `end`."""
+    new, lengths = end - case.seq_len, context_lengths(case)[: case.mask.items]
+    return parse_mask("padding:" + "+".join(str(n + new) for n in lengths))
+
+
+def _first_keys(case: Case, values: Mapping[str, Any], end: int) -> Seen:
+    return end, _first_of_each(case, end) if case.mask.lengths else case.mask
+
+
+def _whole_buffer(case: Case, values: Mapping[str, Any], end: int) -> Seen:
+    capacity = values["capacity"]
+    return (capacity, _first_of_each(case, end)) if capacity else _first_keys(case, values, end)
+
+
+def _last_keys(case: Case, values: Mapping[str, Any], end: int) -> Seen:
+    return min(end, _window(case)), _CAUSAL  # in whatever order: one query sees all of them
+
+
+def _window(case: Case) -> int:
+    return (case.mask.before or 0) + 1
+
+
+def _places(case: Case, values: Mapping[str, Any]) -> int:
+    return case.batch * (values.get("capacity") or case.seq_len + (case.new_tokens or 1))
+
+
+def _places_in_pages(case: Case, values: Mapping[str, Any]) -> int:
+    page: int = values["page"]
+    return page * sum(pages_of_items(case, page))
+
+
+def pages_of_items(case: Case, page: int) -> list[int]:
+    """How many pages of so many tokens each batch item fills by its last new token."""
+    return [-(-(n + (case.new_tokens or 1)) // page) for n in context_lengths(case)]
+
+
+def _table_bytes(case: Case, values: Mapping[str, Any]) -> int:
+    longest = case.seq_len + (case.new_tokens or 1)
+    return 4 * case.batch * -(-longest // int(values["page"]))  # an int32 for each page
+
+
+def _as_computed(case: Case) -> int:
+    return (case.head_dim + case.value_dim) * case.element_bytes
+
+
+def _eight_bits(case: Case) -> int:
+    return case.head_dim + case.value_dim
+
+
+def _refuse_capacity(case: Case, values: Mapping[str, Any]) -> str | None:
+    capacity, total = values["capacity"], case.seq_len + (case.new_tokens or 1)
+    if capacity and capacity < total:
+        return f"holds {capacity} tokens, not the {total} of context and generation"
+    if capacity and (case.query_tokens > 1 or case.mask.before is not None):
+        return "hides what is empty by a mask that is for one query and no window"
+    return None
+
+
+def _refuse_ring(case: Case, values: Mapping[str, Any]) -> str | None:
+    if case.mask.before is None:
+        return (
+            f"keeps the last keys of a window, which mask {case.mask.text} has not"
+            " (--masks window:256)"
+        )
+    if case.query_tokens > 1:
+        return "overwrites what the first of several queries still sees (--query-tokens 1)"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTraits:
+    """One cache as planning and analysis see it; functions take the case and the parameters.
+
+    `all_queries`: a step runs the layer for every token, not for the new ones alone; `all_keys`: it
+    projects the keys and values of every token; `grows`: it makes them anew, longer, beside the old
+    ones; `moves`: it writes every key and value for the core to read. `ragged`: batch items may
+    differ in length; `lossy`: what is read is not what was written;
+    `keeps_window`: it forgets what is outside a window.
+    `seen` says what the core is given once there are so many tokens, `places` how many tokens of
+    all batch items there is room for, `key_bytes` what one key and its value take in a head, and
+    `beside_bytes` what there is beside these. `reason` is why it cannot take a case, or None.
+    """
+
+    doc: str
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    all_queries: bool = False
+    all_keys: bool = False
+    grows: bool = False
+    moves: bool = False
+    ragged: bool = False
+    lossy: bool = False
+    keeps_window: bool = False
+    seen: Callable[[Case, Mapping[str, Any], int], Seen] = _first_keys
+    places: Callable[[Case, Mapping[str, Any]], int] = _places
+    key_bytes: Callable[[Case], int] = _as_computed
+    beside_bytes: Callable[[Case, Mapping[str, Any]], int] = lambda case, values: 0
+    reason: Callable[[Case, Mapping[str, Any]], str | None] = lambda case, values: None
+
+
+CACHES: Registry[CacheTraits] = Registry("cache", "--caches")
+CACHES.add(
+    "rerun",
+    CacheTraits(
+        doc="no cache: the whole layer over all tokens at each step",
+        all_queries=True,
+        all_keys=True,
+        places=lambda case, values: 0,
+    ),
+)
+CACHES.add(
+    "none",
+    CacheTraits(
+        doc="no cache: keys and values recomputed, one query",
+        all_keys=True,
+        places=lambda case, values: 0,
+    ),
+)
+CACHES.add("concat", CacheTraits(doc="grown by torch.cat", grows=True, moves=True))
+CACHES.add(
+    "static",
+    CacheTraits(
+        doc="preallocated, written in place; with static:capacity=4096 the core is given room for"
+        " so many tokens, and a mask of those there are",
+        parameters={"capacity": Parameter(default=0, least=0)},
+        ragged=True,
+        seen=_whole_buffer,
+        reason=_refuse_capacity,
+    ),
+)
+CACHES.add(
+    "sliding",
+    CacheTraits(
+        doc="a ring of the last W tokens, for masks window:W: keys are out of order",
+        keeps_window=True,
+        places=lambda case, values: min(_places(case, values), case.batch * _window(case)),
+        seen=_last_keys,
+        reason=_refuse_ring,
+    ),
+)
+CACHES.add(
+    "paged",
+    CacheTraits(
+        doc="pages of 16 tokens (paged:page=16) anywhere in memory, gathered at each step",
+        parameters={"page": Parameter(default=16)},
+        ragged=True,
+        moves=True,
+        places=_places_in_pages,
+        beside_bytes=_table_bytes,
+    ),
+)
+CACHES.add(
+    "int8",
+    CacheTraits(
+        doc="8 bits an element and a scale for each token and head, made wide at each step",
+        ragged=True,
+        moves=True,
+        lossy=True,
+        key_bytes=lambda case: _eight_bits(case) + 2 * case.element_bytes,
+    ),
+)
+CACHES.add(
+    "int8-head",
+    CacheTraits(
+        doc="8 bits an element and a scale for each head, that of its context",
+        ragged=True,
+        moves=True,
+        lossy=True,
+        key_bytes=_eight_bits,
+        beside_bytes=lambda case, values: 2 * case.batch * case.kv_heads * case.element_bytes,
+    ),
+)
+
+
+@functools.cache
+def parse_cache(text: str) -> tuple[str, CacheTraits, Mapping[str, Any]]:
+    """Read `static` or `paged:page=64`: the name as it is written shortest, the kind, parameters.
+
+    Raises:
+        UnknownNameError: nothing is registered under the name.
+        UsageError: a parameter that it does not have, or a value that is none.
+    """
+    kind = CACHES.get(base_name(text))
+    name, values = read_parameters(text, kind.parameters, CACHES.kind, CACHES.flag)
+    return name, kind, values
+
+
+def cache_of(case: Case) -> tuple[CacheTraits, Mapping[str, Any]]:
+    """The case's cache and its parameters; `static` where it names none."""
+    return parse_cache(case.cache or DEFAULT)[1:]
+
+
+def cache_bytes(case: Case) -> int:
+    """What the cache takes once the last new token is in it: keys, values, scales, block table."""
+    kind, values = cache_of(case)
+    places, beside = kind.places(case, values), kind.beside_bytes(case, values)
+    return case.kv_heads * places * kind.key_bytes(case) + beside
+
+
+def reason_against_cache(case: Case) -> str | None:
+    """Why decoding makes no sense of the case, or None."""
+    kind, values = cache_of(case)
+    if (case.new_tokens or 1) % case.query_tokens:
+        return (
+            f"takes {case.query_tokens} tokens a step (--query-tokens), which do not divide"
+            f" {case.new_tokens or 1} (--new-tokens)"
+        )
+    if case.mask.lengths and (not kind.ragged or case.query_tokens > 1):
+        ragged = ", ".join(name for name, other in CACHES.items() if other.ragged)
+        return f"takes batch items of different lengths with caches {ragged}, one query at a time"
+    moved = case.mask.lengths or values.get("capacity") or kind.keeps_window
+    if moved and case.position.encoding.kind == "bias":
+        return (
+            f"with position {case.position.name} needs each key in its place among the first n:"
+            " no ring, no lengths, no room to spare"
+        )
+    if reason := kind.reason(case, values):
+        return f"with cache {case.cache} {reason}"
+    return None
