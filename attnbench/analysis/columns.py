@@ -189,7 +189,6 @@ case("width", "int", "", "model width E, of all workloads but attention")
 case("projection", "text", "", "kind of projection of a layer")
 case("cache", "text", "", "how decoding keeps keys and values")
 case("new_tokens", "int", "", "tokens generated after the context")
-case("query_tokens", "int", "", "tokens that a step of decoding takes at once; 1 elsewhere")
 case("threads", "int", "", "CPU threads of the timed calls; 1 on a GPU")
 _of_record("status", "text", "", "what became of the cell", lambda r: r.status)
 _of_record("reason", "text", "", "why it is not ok", lambda r: r.reason)
@@ -231,11 +230,6 @@ metric("bytes_min", "int", "B", "least traffic: inputs read once, outputs writte
 column(
     "gbps", "float", "GB/s", "least traffic / median time",
     lambda row: _rate(row, "bytes_min", 1e3),
-)  # fmt: skip
-metric(
-    "cache_bytes", "int", "B",
-    "what decoding keeps between steps, for one layer, once all new tokens are in it: keys, values,"
-    " scales, block table",
 )  # fmt: skip
 metric("memory_peak_bytes", "int", "B", "highest allocation during the call")
 metric("memory_inputs_bytes", "int", "B", "held by the inputs")
@@ -338,6 +332,12 @@ limit("memory_gbps_datasheet", "float", "GB/s", "memory's, where the device is k
 limit("launch_us_measured", "float", "µs", "the cheapest op, called back to back")
 metric("governor", "text", "", "what set the CPUs' frequency, at the cell's end")
 metric("cpu_quota", "float", "", "CPUs' worth of time granted, at the cell's end")
+metric(
+    "cache_bytes", "int", "B",
+    "what decoding keeps between steps, for one layer, once all new tokens are in it: keys, values,"
+    " scales, block table",
+)  # fmt: skip
+case("query_tokens", "int", "", "tokens that a step of decoding takes at once; 1 elsewhere")
 case("layers", "int", "", "layers one after another")
 column(
     "family", "text", "", "exact, sparse, linear, low-rank or recurrent",
