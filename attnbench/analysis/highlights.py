@@ -283,7 +283,7 @@ SUMMARY.add(
 
 
 def _approx(*errors: float | None) -> str:
-    known = [units.percent(error) for error in errors if not units.is_unknown(error)]
+    known = [f"{units.digits(100 * e, 2)} %" for e in errors if e is not None and e == e]
     return ", ".join(known) or units.UNKNOWN
 
 
