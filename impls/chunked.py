@@ -82,17 +82,19 @@ def cut(case: Case) -> Tiling:
     @functools.cache
     def hidden(firsts: tuple[int, ...], ends: tuple[int, ...], keys: int) -> torch.Tensor:
         """All but the range of the block's keys that each of its queries sees."""
-        key_J, (first_I, end_I) = torch.arange(keys), (torch.tensor(x) for x in (firsts, ends))
+        first_I, end_I, key_J = (
+            torch.tensor(x, dtype=torch.int32) for x in (firsts, ends, range(keys))
+        )
         hidden_IJ = (key_J < first_I.unsqueeze(1)) | (key_J >= end_I.unsqueeze(1))
         return hidden_IJ.to(case.device)
 
     places = []
+    spans = mask_spans(case.mask, case.seq_len, case.kv_len, "cpu", batch=case.batch)
     for item, some in slices_by_mask(case):
-        spans = mask_spans(case.mask, case.seq_len, case.kv_len, "cpu", item=item)
         blocks: list[tuple[slice, list[KeyBlock]]] = []
         for queries, seen in visible_blocks(case, rows, item=item):
             i, key_blocks = slice(queries.start, queries.stop), []
-            first_I, end_I = (x[i] for x in spans)
+            first_I, end_I = (x[item, i] for x in spans)
             last_first, first_end = int(first_I[-1]), int(end_I[0])  # neither ever falls
             for stop in range(seen.stop, seen.start, -columns):
                 start, hidden_IJ = max(seen.start, stop - columns), None

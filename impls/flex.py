@@ -43,11 +43,7 @@ def block_mask(case: Case) -> Any:
 
     queries, keys, items = case.seq_len, case.kv_len, case.batch if case.mask.lengths else None
     with building_mask:
-        spans = [
-            mask_spans(case.mask, queries, keys, case.device, item=item)
-            for item in range(items or 1)
-        ]
-        first_BL, end_BL = (torch.stack(of_items) for of_items in zip(*spans, strict=True))
+        first_BL, end_BL = mask_spans(case.mask, queries, keys, case.device, batch=case.batch)
 
         def admits(b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             b = 0 if items is None else b

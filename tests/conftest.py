@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
@@ -30,6 +31,10 @@ Refused = Callable[..., None]
 
 # Every core has a test process of its own: threads of torch would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+hypothesis.settings.register_profile(
+    "busy", deadline=None
+)  # no test depends on the machine's speed
+hypothesis.settings.load_profile("busy")
 os.environ.pop("COLUMNS", None)  # xdist sets it; tests read tables that are not wrapped
 
 # A shell starts what it runs in the background with interrupts ignored, and so would every process

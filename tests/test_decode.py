@@ -199,7 +199,8 @@ def test_a_window_limits_what_decode_sees_and_without_a_mask_it_makes_no_sense()
     other = WORKLOADS.get("decode").truth(whole, tensors)
     assert judge(decoder.named(decoder.call()), other, case.dtype).reason
     assert reasons_against([case], ["naive"]) == {"naive": (None,)}
-    unfit = [dataclasses.replace(DECODE, mask=parse_mask("full"))]
+    senseless = ("full", "prefix:4", "document:5")
+    unfit = [dataclasses.replace(DECODE, mask=parse_mask(text)) for text in senseless]
     unfit.append(dataclasses.replace(DECODE, pass_="both"))
     assert all(reasons_against(unfit, ["naive"])["naive"])
 

@@ -1,5 +1,6 @@
 """What a check says of a wrong result, in values: where it is wrong, and what would explain it."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ SQUARE = Case(heads=4, kv_heads=2, seq_len=40, head_dim=16, mask=CAUSAL)
 UNEQUAL = Case(heads=2, seq_len=20, kv_len=33, head_dim=16, mask=CAUSAL)
 FULL = Case(heads=4, kv_heads=2, seq_len=24, kv_len=70, head_dim=16)
 BLIND = Case(heads=2, seq_len=33, kv_len=20, head_dim=16, mask=CAUSAL)
+PREFIX = dataclasses.replace(UNEQUAL, mask=parse_mask("prefix:24"))
+DOCUMENTS = dataclasses.replace(SQUARE, mask=parse_mask("document:11+6"))
+PADDED = Case(batch=3, heads=2, seq_len=20, head_dim=16, mask=parse_mask("padding:8+20+13"))
 
 
 def attend(q, k, v, *, scale, diagonal=None, tiled=False, hidden=()):
@@ -54,6 +58,9 @@ EXPLAINED: dict[str, tuple[Case, Callable[..., torch.Tensor]]] = {
     "mask-ignored": (UNEQUAL, at(None)),
     "top-left": (UNEQUAL, at(0)),
     "always-causal": (FULL, at(46)),
+    "prefix-ignored": (PREFIX, at(13)),
+    "documents-ignored": (DOCUMENTS, at(0)),
+    "first-length": (PADDED, at(None, hidden=range(8, 20))),
     "heads-tiled": (SQUARE, at(0, tiled=True)),
     "scale-missing": (FULL, lambda q, k, v, scale: attend(q, k, v, scale=1.0)),
     "scale-log2(e)": (FULL, lambda q, k, v, scale: attend(q, k, v, scale=scale / math.log(2))),

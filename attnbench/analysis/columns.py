@@ -14,7 +14,10 @@ from attnbench.base.registry import Registry
 from attnbench.base.stats import median
 from attnbench.execution.store import Run
 from attnbench.machine import limits
+from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.theory.masks import mask_block_density, mask_density
+from attnbench.theory.traits import TRAITS
 
 ColumnKind = Literal["int", "float", "text"]
 
@@ -359,3 +362,29 @@ metric(
 )  # fmt: skip
 metric("pinned_cpu", "text", "", "the CPU that its process could not leave, see --threads")
 metric("memory_predicted_source", "text", "", "formula (exact), or estimate (simple law)")
+
+
+def _density(of: Callable[[Case], float]) -> Callable[[Record], float | None]:
+    """Of workloads that have a square of queries and keys: not of single tokens or a network."""
+
+    def value(record: Record) -> float | None:
+        traits = TRAITS.get(record.cell.case.workload)
+        return of(record.cell.case) if traits.heads and traits.unit == "call" else None
+
+    return value
+
+
+_of_record(
+    "mask_density", "float", "", "pairs that the mask admits / all pairs", _density(mask_density)
+)
+_of_record(
+    "mask_block_density", "float", "",
+    "blocks of 128 queries and 128 keys that hold an admitted pair / all such blocks: what is left"
+    " of the work for a kernel that skips empty blocks",
+    _density(mask_block_density),
+)  # fmt: skip
+metric(
+    "mask_build_us", "float", "µs",
+    "what preparing the call took to make its mask, or the blocks of it, once; part of no time;"
+    " null where it made none",
+)  # fmt: skip

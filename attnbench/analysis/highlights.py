@@ -282,6 +282,21 @@ SUMMARY.add(
 )
 
 
+SUMMARY.add(
+    "mask",
+    SummaryColumn(
+        header="mask: pairs, blocks, built",
+        meaning="pairs that the mask admits, of all, and blocks of 128 x 128 that hold one; the"
+        " time it took to make the mask, once, outside the calls; – where it made none",
+        text=lambda row: (
+            f"{units.percent(row['mask_density'])}, {units.percent(row['mask_block_density'])}, "
+            f"{units.time(row['mask_build_us'])}"
+        ),
+        needs="mask_build_us",
+    ),
+)
+
+
 def _approx(*errors: float | None) -> str:
     known = [f"{units.digits(100 * e, 2)} %" for e in errors if e is not None and e == e]
     return ", ".join(known) or units.UNKNOWN

@@ -62,11 +62,18 @@ building_mask = _MaskClock()
 
 
 def mask_spans(
-    mask: Mask, queries: int, keys: int, device: str, *, item: int = 0, rows: range | None = None
+    mask: Mask,
+    queries: int,
+    keys: int,
+    device: str,
+    *,
+    batch: int = 1,
+    rows: range | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Half-open ranges of keys that the queries in `rows` see: (len(rows),) firsts, and ends.
+    """Half-open ranges of keys, first and end, that the queries in `rows` see: each (I, rows).
 
-    Of batch item `item`. As `Mask.span`, of many queries at once; one is blind where first >= end.
+    I is `batch` for a mask that differs between batch items, else 1. As `Mask.span`, of many
+    queries at once; a query sees no key where the first is not before the end.
     """
     rows = range(queries) if rows is None else rows
     place = torch.arange(rows.start, rows.stop, device=device) + (keys - queries)
@@ -81,7 +88,10 @@ def mask_spans(
         first = torch.maximum(first, begin)
     if mask.after is not None:
         end = (place + (mask.after + 1)).clamp_(min=mask.prefix)
-    return first, end.clamp_(max=mask.length(keys, item))
+    items = range(batch if mask.lengths else 1)
+    lengths = torch.tensor([[mask.length(keys, item)] for item in items], device=device)
+    end = torch.minimum(end, lengths)
+    return first.int().expand_as(end), end.int()
 
 
 def dense_mask(
@@ -99,15 +109,14 @@ def dense_mask(
     (count, keys), or (batch, 1, count, keys) of a mask that differs between batch items.
     """
     with building_mask:
-        end = queries if count is None else first_query + count
-        key, rows = torch.arange(keys, device=device), range(first_query, end)
-        of_items = []
-        for item in range(min(batch, mask.items)):
-            firsts, ends = mask_spans(mask, queries, keys, device, item=item, rows=rows)
-            of_items.append((key >= firsts.unsqueeze(1)).logical_and_(key < ends.unsqueeze(1)))
-        if not mask.lengths:
-            return of_items[0]
-        return torch.stack([of_items[item % mask.items] for item in range(batch)]).unsqueeze(1)
+        rows = range(first_query, queries if count is None else first_query + count)
+        key = torch.arange(keys, device=device, dtype=torch.int32)
+        spans = mask_spans(mask, queries, keys, device, batch=batch, rows=rows)
+        first, end = (x.unsqueeze(-1) for x in spans)
+        admitted = key < end
+        if mask.before is not None or mask.documents:  # a comparison is what a mask takes longest
+            admitted &= key >= first
+        return admitted.unsqueeze(1) if mask.lengths else admitted[0]
 
 
 def mask_for(case: Case) -> torch.Tensor | None:
@@ -127,9 +136,13 @@ def hidden_and_blind(case: Case) -> tuple[torch.Tensor | None, torch.Tensor | No
     if case.unmasked:
         return None, None
     with building_mask:
-        admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
-        blind = ~admitted.any(dim=-1, keepdim=True)
-        return ~(admitted | blind), blind if bool(blind.any()) else None
+        sizes = case.seq_len, case.kv_len, case.device
+        hidden = dense_mask(case.mask, *sizes, batch=case.batch).logical_not_()
+        first, end = mask_spans(case.mask, *sizes, batch=case.batch)
+        blind = (first >= end).view(*hidden.shape[:-1], 1)
+        if not blind.any():
+            return hidden, None
+        return hidden.logical_and_(~blind), blind
 
 
 class Patterned:

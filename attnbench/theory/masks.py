@@ -48,11 +48,16 @@ def _clipped_sum(start: int, count: int, limit: int) -> int:
 
 def batch_pairs(case: Case) -> int:
     """Pairs that the case's mask admits in all batch items together."""
-    whole, rest = divmod(case.batch, case.mask.items)
     return sum(
-        (whole + (item < rest)) * admitted_pairs(case.mask, case.seq_len, case.kv_len, item)
-        for item in range(case.mask.items)
+        count * admitted_pairs(case.mask, case.seq_len, case.kv_len, item)
+        for item, count in _items(case)
     )
+
+
+def _items(case: Case) -> list[tuple[int, int]]:
+    """The batch items that differ, and how many there are of each."""
+    differ = min(case.batch, case.mask.items)
+    return [(item, len(range(item, case.batch, differ))) for item in range(differ)]
 
 
 def visible_blocks(
@@ -79,8 +84,8 @@ def mask_block_density(case: Case) -> float:
     """Blocks of 128 queries and 128 keys that hold an admitted pair / all such blocks."""
     rows, columns = (-(-length // BLOCK) for length in (case.seq_len, case.kv_len))
     seen = sum(
-        -(-len(keys) // BLOCK)
-        for item in range(case.batch)
-        for _, keys in visible_blocks(case, BLOCK, BLOCK, item % case.mask.items)
+        count * -(-len(keys) // BLOCK)
+        for item, count in _items(case)
+        for _, keys in visible_blocks(case, BLOCK, BLOCK, item)
     )
     return seen / (case.batch * rows * columns)

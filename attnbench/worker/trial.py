@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from attnbench.api import Estimate, Implementation
+from attnbench.api import Estimate, Implementation, building_mask
 from attnbench.base.parameters import shown
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure.clock import CaptureError
@@ -141,8 +141,10 @@ class Trial:
         if self.checks_alone:
             self.bound = bind()
             return
+        building_mask.reset()
         profiled = profile_call(bind, self.case.device)
         self.bound = profiled.result
+        self.metrics["mask_build_us"] = building_mask.spent_us
         self.metrics["memory_prepared_bytes"] = profiled.kept_bytes
 
     def check(self, reference: Reference, *, first: bool) -> None:
