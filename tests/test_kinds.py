@@ -48,6 +48,9 @@ def test_every_workload_has_one_row_for_planning():
         (decode("concat"), "n^2 d", "d^2 + n d"),
         (decode("static"), "n^2 d", "d^2 + n d"),
         (decode("static"), "n w d", "d^2 + d w"),
+        (decode("paged"), "n w d", "d^2 + n d + d w"),
+        (decode("int8"), "n", "d^2 + n d + n"),
+        (decode("sliding"), "n^2 d", "d^2 + w d"),
         (decode("static"), "n", "d^2 + n"),
         (decode("static"), "O(n^2 + n)", "O(d^2 + n)"),
         (decode("static"), "n d^2", "d^2 + n d^2"),
@@ -62,7 +65,8 @@ def test_a_core_s_law_becomes_the_workload_s(case, core, law):
     ("case", "law"),
     [
         (Case(), "n^2"), (Case(workload="layer"), "n d + n^2"), (decode("rerun"), "n d + n^2"),
-        (decode("none"), "n d + n"), (decode("static"), "d + n"),
+        (decode("none"), "n d + n"), (decode("static"), "d + n"), (decode("int8"), "d + n"),
+        (decode("sliding"), "d + w"), (decode("concat"), "n d + n"),
     ],
 )  # fmt: skip
 def test_a_core_s_memory_becomes_the_workload_s(case, law):
