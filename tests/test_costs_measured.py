@@ -95,6 +95,7 @@ def test_counted_flops_are_the_executed_ones_where_they_were_dispatched(row):
     [
         ("static", ""),
         ("concat", ""),
+        ("latent:24", ""),
         ("none", "(no cache: keys and values recomputed, one query)"),
         ("rerun", "(no cache: the whole layer over all tokens at each step)"),
     ],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -52,8 +53,11 @@ def full_forward(case: Case, tensors) -> torch.Tensor:
     for item, x_NE in enumerate(tensors["x"]):
         length = case.mask.length(case.seq_len, item)
         x = placed(torch.cat((x_NE[:length], x_NE[case.seq_len :])).unsqueeze(0), case)[0]
+        latent = x @ tensors["wdown"].T if "wdown" in tensors else None
         q, k, v = (
-            (x @ tensors[name].T).view(len(x), count, -1).transpose(0, 1)
+            (x @ tensors[name].T if name in tensors else latent @ tensors["wup" + name[1]].T)
+            .view(len(x), count, -1)
+            .transpose(0, 1)
             for name, count in (("wq", 4), ("wk", 2), ("wv", 2))
         )
         places = torch.arange(len(x))
@@ -83,6 +87,9 @@ EXACT: dict[str, dict[str, Any]] = {
     "ring, not full at first": {"cache": "sliding", "mask": parse_mask("window:13")},
     "ring, never full": {"cache": "sliding", "mask": parse_mask("window:99")},
     "lengths": {"cache": "static", "mask": LENGTHS},
+    "latents": {"cache": "latent:5"},
+    "latents, lengths": {"cache": "latent:5", "mask": LENGTHS},
+    "latents, window, two at once": {"cache": "latent:5", "mask": WINDOW, "query_tokens": 2},
     "lengths, half empty": {"cache": "static:40", "mask": LENGTHS},
     "lengths, paged": {"cache": "paged:3", "mask": LENGTHS},
     "all new tokens at once": {"cache": "static", "query_tokens": 6},
@@ -100,7 +107,9 @@ EXACT: dict[str, dict[str, Any]] = {
 def test_every_cache_gives_the_full_forward_pass_step_by_step(row):
     lossy = {name for name, kind in CACHES.items() if kind.lossy}
     assert lossy == set(CACHES.names()) - {base_name(fields["cache"]) for fields in EXACT.values()}
-    positions = POSITIONS.names() if row == "static" else ("none", "rope", "sinusoidal")
+    positions: Sequence[str] = ("none", "rope", "sinusoidal")
+    if row == "static" or row.startswith("latents"):
+        positions = POSITIONS.names() if row == "static" else ("none", "sinusoidal")
     for name in positions:
         case = dataclasses.replace(DECODE, position=parse_position(name), **EXACT[row])
         decoder, tensors = bound(case)
@@ -123,7 +132,7 @@ def held(store: Any) -> int:
     [
         {"cache": "static"}, {"cache": "static:64"}, {"cache": "paged:4"}, {"cache": "int8"},
         {"cache": "paged:4", "mask": LENGTHS}, {"cache": "int8-head"},
-        {"cache": "sliding", "mask": WINDOW},
+        {"cache": "sliding", "mask": WINDOW}, {"cache": "latent:5"},
     ],
     ids=lambda fields: fields["cache"],
 )  # fmt: skip
@@ -155,9 +164,8 @@ def test_eight_bits_take_half_the_bytes_of_bfloat16_and_the_error_is_that_of_rou
 def test_the_check_of_decode_accepts_it_and_notices_a_stale_cache(cache):
     mask = parse_mask("window:6" if cache == "sliding" else "causal")
     for dtype in ("float64", "bfloat16"):
-        case = dataclasses.replace(
-            DECODE, cache=cache, position=parse_position("rope"), mask=mask, dtype=dtype
-        )
+        where = parse_position("none" if cache == "latent" else "rope")
+        case = dataclasses.replace(DECODE, cache=cache, position=where, mask=mask, dtype=dtype)
         decoder, tensors = bound(case)
         workload = WORKLOADS.get("decode")
         workload.fill(case, tensors, Draw(seed=2))

@@ -148,6 +148,7 @@ def _decode(around: dict[str, Any]) -> Iterator[Item]:
     items |= {f"{name}, rope": sizes | {"position": rope} for name, sizes in items.items()}
     items |= {
         "sliding": {"cache": "sliding", "mask": _WINDOW, "position": rope},
+        "latent": {"cache": "latent:24"},
         "sliding, wider than the context": {"cache": "sliding", "mask": parse_mask("window:31")},
         "half empty": {"cache": "static:64"},
         "lengths": {"cache": "static", "mask": lengths, "position": rope},

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnbench.base.parameters import Parameter, base_name, read_parameters
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
 from attnbench.schema.mask import Mask, parse_mask
+from attnbench.theory import projections
+from attnbench.theory.projections import Shapes
 
 DEFAULT = "static"
 Seen = tuple[int, Mask]  # how many keys a core is given, and which of them a query sees
@@ -73,6 +75,18 @@ def _as_computed(case: Case) -> int:
 
 def _eight_bits(case: Case) -> int:
     return case.head_dim + case.value_dim
+
+
+def _of_latent(case: Case) -> int:
+    return as_seen(case).head_dim * case.element_bytes
+
+
+def _refuse_latent(case: Case, values: Mapping[str, Any]) -> str | None:
+    if values["rank"] > case.model_width:
+        return f"keeps latents wider than the model, E = {case.model_width}"
+    if case.position.encoding.kind not in ("none", "additive"):
+        return f"keeps latents, into which no {case.position.name} can be absorbed"
+    return None
 
 
 def _refuse_capacity(case: Case, values: Mapping[str, Any]) -> str | None:
@@ -199,6 +213,18 @@ CACHES.add(
 )
 
 
+CACHES.add(
+    "latent",
+    CacheTraits(
+        doc="a latent of rank=128 in place of k and v, absorbed by q and o (DeepSeek-V2)",
+        parameters={"rank": Parameter(default=128)},
+        ragged=True,
+        key_bytes=_of_latent,
+        reason=_refuse_latent,
+    ),
+)
+
+
 @functools.cache
 def parse_cache(text: str) -> tuple[str, CacheTraits, Mapping[str, Any]]:
     """Read `static` or `paged:page=64`: the name as it is written shortest, the kind, parameters.
@@ -217,11 +243,27 @@ def cache_of(case: Case) -> tuple[CacheTraits, Mapping[str, Any]]:
     return parse_cache(case.cache or DEFAULT)[1:]
 
 
+def as_seen(case: Case) -> Case:
+    """The case with the heads and dims of a core: those of latents, where the cache keeps them."""
+    rank = cache_of(case)[1].get("rank")
+    if rank is None:
+        return case
+    sizes = {"width": case.model_width, "kv_heads": 1, "head_dim": rank, "value_dim": rank}
+    return replace(case, **sizes, scale=case.softmax_scale)
+
+
+def weights_of(case: Case) -> Shapes:
+    """Shapes of the layer's weights by name: wq, wk, wv, wo, or by way of a latent."""
+    rank = cache_of(case)[1].get("rank")
+    way = "separate" if rank is None else f"mla:{rank}"
+    return projections.weights_of(replace(case, projection=way))
+
+
 def cache_bytes(case: Case) -> int:
     """What the cache takes once the last new token is in it: keys, values, scales, block table."""
     kind, values = cache_of(case)
     places, beside = kind.places(case, values), kind.beside_bytes(case, values)
-    return case.kv_heads * places * kind.key_bytes(case) + beside
+    return as_seen(case).kv_heads * places * kind.key_bytes(case) + beside
 
 
 def reason_against_cache(case: Case) -> str | None:

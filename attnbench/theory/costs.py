@@ -9,7 +9,8 @@ from typing import Any
 
 from attnbench.schema.case import Case
 from attnbench.schema.mask import parse_mask
-from attnbench.theory.caches import cache_of, context_lengths
+from attnbench.theory import caches
+from attnbench.theory.caches import as_seen, cache_of, context_lengths
 from attnbench.theory.masks import batch_pairs
 from attnbench.theory.projections import sets_of_weights, weights_of
 
@@ -83,11 +84,13 @@ def attention_flops_useful(case: Case) -> int:
 def projection_flops(case: Case, queries: int, keys: int) -> int:
     """Forward FLOPs of a layer's projections: 2·B·(L·E·H·D + S·E·G·(D + V) + L·H·V·E).
 
-    q and the output are projected for `queries` tokens (L), k and v for `keys` tokens (S).
+    q and the output are projected for `queries` tokens (L), k and v for `keys` tokens (S). Where a
+    cache keeps latents of rank R: 2·B·(L·H·(E + R)·(D + V) + S·E·R).
     """
-    e, d, v = case.model_width, case.head_dim, case.value_dim
-    query_side = queries * e * case.heads * (d + v)
-    key_side = keys * e * case.kv_heads * (d + v)
+    e, d, v, seen = case.model_width, case.head_dim, case.value_dim, as_seen(case)
+    rank = seen.head_dim if seen != case else 0
+    query_side = queries * case.heads * (e + rank) * (d + v)
+    key_side = keys * e * (rank or case.kv_heads * (d + v))
     return 2 * case.batch * (query_side + key_side)
 
 
@@ -97,7 +100,7 @@ def decode_flops_useful(case: Case) -> int:
     One query over every key so far, and the projections of the new token.
     """
     tokens = case.new_tokens or 1
-    core = _decode_keys(case, 1) * _flops_of_pair(case)
+    core = _decode_keys(case, 1) * _flops_of_pair(as_seen(case))
     return (core + projection_flops(case, tokens, tokens)) // tokens
 
 
@@ -130,11 +133,12 @@ def decode_bytes_min(case: Case) -> int:
 
     A cache that holds fewer bits is read as it is held.
     """
-    e, d, v, (kind, _) = case.model_width, case.head_dim, case.value_dim, cache_of(case)
-    weights = e * (case.heads + case.kv_heads) * (d + v) * case.element_bytes // case.query_tokens
+    kind, _ = cache_of(case)
+    numbers = sum(map(math.prod, caches.weights_of(case).values()))
+    weights = numbers * case.element_bytes // case.query_tokens
     keys = _decode_keys(case, case.query_tokens) // (case.new_tokens or 1)
-    cache = case.kv_heads * keys * kind.key_bytes(case)
-    return weights + cache + 2 * case.batch * e * case.element_bytes
+    cache = as_seen(case).kv_heads * keys * kind.key_bytes(case)
+    return weights + cache + 2 * case.batch * case.model_width * case.element_bytes
 
 
 # Of a product y = x·w: y; then dx = dy·w and dw = dyᵀ·x, each as many FLOPs again.

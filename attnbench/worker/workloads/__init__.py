@@ -1,6 +1,6 @@
-"""What is computed around an implementation; each module registers one workload."""
+"""What is computed around an implementation; modules register workloads and caches."""
 
-from attnbench.worker.workloads import attention, decode, layer, recurrent  # noqa: F401
+from attnbench.worker.workloads import attention, decode, latent, layer, recurrent  # noqa: F401
 from attnbench.worker.workloads.base import WORKLOADS, Bound
 
 __all__ = ["WORKLOADS", "Bound"]

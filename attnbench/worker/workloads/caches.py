@@ -30,7 +30,7 @@ class DecodeLayer:
     """
 
     def __init__(self, case: Case, tensors: Tensors) -> None:
-        self.case, self._tensors = case, tensors
+        self.case, self.tensors = case, tensors
         self.context, self.total = case.seq_len, case.seq_len + (case.new_tokens or 1)
         self.lengths = torch.tensor(context_lengths(case), device=case.device)
         self._items = torch.arange(case.batch, device=case.device)
@@ -48,7 +48,7 @@ class DecodeLayer:
         added = self._added_LE[first:end]
         if self._placed_apart(first):
             added = self._added_LE[self.places(first, end - first)]
-        self._x_BLE, self._first = self._tensors["x"][:, first:end] + added, first
+        self._x_BLE, self._first = self.tensors["x"][:, first:end] + added, first
 
     def queries(self, first: int, end: int) -> torch.Tensor:
         """q_BHLD of tokens `first` to `end`, rotated to their places."""
@@ -61,7 +61,7 @@ class DecodeLayer:
 
     def output(self, o_BHLV: torch.Tensor) -> torch.Tensor:
         """Heads merged and projected: (B, L, E)."""
-        return linear(o_BHLV.transpose(1, 2).flatten(2), self._tensors["wo"])
+        return linear(o_BHLV.transpose(1, 2).flatten(2), self.tensors["wo"])
 
     def write(self, buffer_BGSD: torch.Tensor, new_BGAD: torch.Tensor, first: int) -> None:
         """Put the tokens from `first` on into their places, each batch item's behind its own."""
@@ -81,7 +81,7 @@ class DecodeLayer:
 
     def _heads(self, weight: str, heads: int, first: int, end: int) -> torch.Tensor:
         x_BLE = self._x_BLE[:, first - self._first : end - self._first]
-        projected = linear(x_BLE, self._tensors[weight])
+        projected = linear(x_BLE, self.tensors[weight])
         return projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
 
     def _rotation_of(self, first: int, count: int) -> Any:
@@ -111,6 +111,21 @@ class Store(Protocol):
 
 
 STORES: Registry[Any] = Registry("cache", "--caches")
+
+
+def layer_of(case: Case, tensors: Tensors) -> DecodeLayer:
+    """The layer as the case's cache goes about it."""
+    store = STORES.get(base_name(case.cache or DEFAULT))
+    layer: DecodeLayer = getattr(store, "around", DecodeLayer)(case, tensors)
+    return layer
+
+
+def with_wk_and_wv(tensors: Tensors) -> Tensors:
+    """The same with wk and wv, where these stand as products by way of a latent."""
+    if "wdown" not in tensors:
+        return tensors
+    made = {f"w{name}": tensors[f"wup{name}"] @ tensors["wdown"] for name in "kv"}
+    return tensors | made
 
 
 def store_of(layer: DecodeLayer) -> Store:

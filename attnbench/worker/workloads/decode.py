@@ -10,7 +10,7 @@ context of its own length.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from attnbench.api import Estimate, Implementation, SizeFormula
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.position import NONE, for_core
 from attnbench.theory import costs
-from attnbench.theory.caches import cache_bytes, cache_of, context_lengths
+from attnbench.theory.caches import as_seen, cache_bytes, cache_of, context_lengths, weights_of
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
 from attnbench.worker.positions import placed, rotated
 from attnbench.worker.reference import (
@@ -31,7 +31,14 @@ from attnbench.worker.reference import (
     reference_of,
 )
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload
-from attnbench.worker.workloads.caches import AsRead, DecodeLayer, as_read_of, store_of
+from attnbench.worker.workloads.caches import (
+    AsRead,
+    DecodeLayer,
+    as_read_of,
+    layer_of,
+    store_of,
+    with_wk_and_wv,
+)
 
 _CAUSAL = parse_mask("causal")
 
@@ -44,7 +51,7 @@ def step_case(case: Case, end: int) -> Case:
     kind, values = cache_of(case)
     keys, mask = kind.seen(case, values, end)
     return replace(
-        case,
+        as_seen(case),
         workload="attention",
         seq_len=end if kind.all_queries else case.query_tokens,
         kv_len=keys,
@@ -84,8 +91,8 @@ def plant_cached_needles(case: Case, tensors: Tensors) -> None:
             plant_cached_needles(one, own)
             tensors["x"][item, : one.seq_len] = own["x"][0, : one.seq_len]
         return
-    added_BLE = placed(tensors["x"], case) - tensors["x"]
-    layer = unplaced(case, tensors)
+    added_BLE, seen = placed(tensors["x"], case) - tensors["x"], as_seen(case)
+    layer = unplaced(case, tensors, layer_of)
     count = min(layer.total - layer.context, layer.context)
     places = torch.arange(layer.context, layer.context + count, device=case.device)
     # Spread over what the first and the last of them see: its first token, its last, and between.
@@ -93,16 +100,19 @@ def plant_cached_needles(case: Case, tensors: Tensors) -> None:
     keys = torch.linspace(min(first, layer.context - count), layer.context - 1, count)
     keys = keys.to(case.device).long()
     q_BHTD = layer.queries(layer.context, layer.context + count)
-    rows_BGTD = q_BHTD[:, :: case.heads // case.kv_heads]
-    wanted_BTK = wanted_keys(case, rows_BGTD, places, keys, layer.context + 1)
-    solved_BTE = wanted_BTK @ torch.linalg.pinv(tensors["wk"].double()).mT
+    rows_BGTD = q_BHTD[:, :: seen.heads // seen.kv_heads]
+    wanted_BTK = wanted_keys(seen, rows_BGTD, places, keys, layer.context + 1)
+    of_keys = tensors["wdown"] if "wdown" in tensors else tensors["wk"]
+    solved_BTE = wanted_BTK @ torch.linalg.pinv(of_keys.double()).mT
     tensors["x"][:, keys] = (solved_BTE - added_BLE[:, keys]).to(tensors["x"].dtype)
 
 
-def unplaced(case: Case, tensors: Tensors) -> DecodeLayer:
-    """The layer by its definition: of x with its places added, and nothing rotated."""
+def unplaced(
+    case: Case, tensors: Tensors, around: Callable[[Case, Tensors], DecodeLayer] = DecodeLayer
+) -> DecodeLayer:
+    """The layer of x with its places added, and nothing rotated; `around` its cache, if asked."""
     placed_x = {"x": placed(tensors["x"], case)}
-    return DecodeLayer(replace(case, position=NONE), {**tensors, **placed_x})
+    return around(replace(case, position=NONE), {**with_wk_and_wv(tensors), **placed_x})
 
 
 class Generate:
@@ -111,7 +121,7 @@ class Generate:
     def __init__(self, case: Case, impl: Implementation, tensors: Tensors) -> None:
         kind, _ = cache_of(case)
         self._all_queries, self._all_keys = kind.all_queries, kind.all_keys
-        self._layer = DecodeLayer(case, tensors)
+        self._layer = layer_of(case, tensors)
         self._steps = [(end, impl.build(step_case(case, end))) for end in step_ends(case)]
         self.refresh()
 
@@ -152,15 +162,10 @@ class _Decode(Workload):
         return step_case(case, case.seq_len + case.query_tokens)
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
-        """x_BNE and wq, wk, wv, wo."""
-        e, d, v = case.model_width, case.head_dim, case.value_dim
-        shapes = {
-            "x": (case.batch, case.seq_len + (case.new_tokens or 1), e),
-            "wq": (case.heads * d, e),
-            "wk": (case.kv_heads * d, e),
-            "wv": (case.kv_heads * v, e),
-            "wo": (e, case.heads * v),
-        }
+        """x_BNE and wq, wk, wv, wo, or what is in their place where latents are kept."""
+        tokens = case.seq_len + (case.new_tokens or 1)
+        shapes: dict[str, tuple[int, ...]] = {"x": (case.batch, tokens, case.model_width)}
+        shapes |= weights_of(case)
         return {name: empty(case, shape) for name, shape in shapes.items()}
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
@@ -260,22 +265,23 @@ def _workspace(case: Case, impl: Implementation) -> int | None:
     lengths; then the longer ones, o and what the core takes. None without a cache: a core is then
     handed strided keys, of which it may make copies. None in half precision on CPU, where oneDNN
     packs the operands of products as the processor wants. What a cache takes to find places or to
-    round is left out, so that those that do give an estimate.
+    round is left out, so that those that do give an estimate; so does one of latents, whose queries
+    and outputs are made from narrower ones.
     """
-    kind, _ = cache_of(case)
+    (kind, _), seen = cache_of(case), as_seen(case)
     *before, end = step_ends(case)
     packed = case.device == "cpu" and case.element_bytes < 4
     taken = impl.workspace(step_case(case, end)) if impl.workspace else None
     if taken is None or kind.all_keys or packed:
         return None
     element = case.batch * case.element_bytes
-    token = element * case.kv_heads * (case.head_dim + case.value_dim)  # of k and v
+    token = element * seen.kv_heads * (seen.head_dim + seen.value_dim)  # of k and v
     element *= case.query_tokens
     y = element * case.model_width
-    q, o = element * case.heads * case.head_dim, element * case.heads * case.value_dim
+    q, o = element * case.heads * seen.head_dim, element * case.heads * seen.value_dim
     longer = token * end * kind.grows
     shorter = token * (end - case.query_tokens) * kind.grows * bool(before)
-    indexes = case.mask.lengths or (kind.moves and not kind.grows)
+    indexes = case.mask.lengths or (kind.moves and not kind.grows) or seen != case
     exact = Estimate if indexes else type(taken)
     new = token * case.query_tokens
     return exact(q + max(new + shorter + longer, longer + o + max(y, taken)) - y)
