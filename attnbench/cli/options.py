@@ -197,7 +197,7 @@ AXES: tuple[tuple[str, Any, str], ...] = (
         "--caches",
         NAMES,
         "decode: rerun, none, concat, static, sliding, paged, paged:page=64, int8,"
-        " int8-head [static]",
+        " int8-head, latent:rank=128 [static]",
     ),
     ("--new-tokens", SIZES, "decode: tokens generated a call [8]"),
     ("--query-tokens", SIZES, "decode: tokens that a step takes at once, as drafted ones [1]"),

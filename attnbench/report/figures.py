@@ -61,12 +61,17 @@ CACHES: dict[str, Look] = {
     "paged": Look("#882255", "P"),
     "int8": Look("#117733", "X"),
     "int8-head": Look("#999933", "d"),
+    "latent": Look("#cc6677", "*"),
 }
 
 PROJECTIONS: dict[str, Look] = {
     "fused": Look("#000000", "o"),
     "separate": Look("#004488", "^"),
     "per-head": Look("#ddaa33", "v"),
+    "mla": Look("#cc6677", "*"),
+    "pruned": Look("#44aa99", "D"),
+    "tied": Look("#882255", "P"),
+    "tied-layers": Look("#999933", "X"),
 }
 LINES = {"cache": CACHES, "projection": PROJECTIONS}  # by the column that tells lines apart
 
