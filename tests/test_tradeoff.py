@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from attnbench.analysis.highlights import summary_columns, summary_rows
 from attnbench.analysis.table import compared
 from attnbench.execution.store import load_run
-from attnbench.report import tradeoff
+from attnbench.report import figures, tradeoff
 from attnbench.report.charts import CHARTS, MOST_LINES, pages
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
@@ -48,10 +49,11 @@ def test_each_method_is_a_point_for_each_kind_of_inputs_and_exact_ones_are_lines
 ) -> None:
     frame = cells(tmp_path, RECORDS)
     rows = frame[frame["seq_len"] == 512]
-    figure = tradeoff.draw(tradeoff.figures.looks(frame["impl"].unique()), rows)
+    figure = tradeoff.draw(figures.looks(frame["impl"].unique()), rows)
     local, spread = figure.axes
     for ax, errors in ((local, {0.02, 0.01, 0.9}), (spread, {1.5, 1.0, 0.5})):
-        points = {float(line.get_ydata()[0]) for line in ax.lines if len(line.get_ydata()) == 1}
+        drawn = [np.asarray(line.get_ydata()) for line in ax.lines]
+        points = {float(ys[0]) for ys in drawn if len(ys) == 1}
         assert points == errors
         assert {text.get_text() for text in ax.texts} == {"naive", "sdpa"}
     assert spread.get_ylim() == local.get_ylim()
@@ -67,7 +69,7 @@ def test_the_table_says_how_far_a_method_is_from_exact_attention(tmp_path: Path)
     frame = cells(tmp_path, RECORDS)
     assert "approx" in summary_columns(frame)
     texts = {row["impl"]: row["approx"] for row in summary_rows(frame[frame["seq_len"] == 256])}
-    assert texts["near:32"] == "150 %, 2 %"
+    assert texts["near:32"] == "150 %, 2.0 %"
     assert texts["naive"] == "–"
     assert set(frame[frame["impl"] == "near:64"]["family"]) == {"sparse"}
 
