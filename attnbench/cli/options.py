@@ -202,7 +202,11 @@ AXES: tuple[tuple[str, Any, str], ...] = (
     ("--new-tokens", SIZES, "decode: tokens generated a call [8]"),
     ("--query-tokens", SIZES, "decode: tokens that a step takes at once, as drafted ones [1]"),
     ("--layers", SIZES, "layer: layers one after another [1]"),
-    ("--impls", NAMES, "implementations by name [all]"),
+    (
+        "--impls",
+        NAMES,
+        "implementations by name, such as sdpa,performer:features=64..512 [all exact ones]",
+    ),
 )
 AXIS_FIELDS = ("workload", *(flag[2:].replace("-", "_") for flag, _, _ in AXES))
 
