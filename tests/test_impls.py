@@ -183,6 +183,8 @@ def test_what_is_unsupported_on_cpu_is_exactly_this():
 IMPOSSIBLE = {
     "sliding-window:5": "window must be even: half of it lies on either side",
     "bigbird:window=2": "window must be odd: as many blocks on either side of the own",
+    "reformer:buckets=64": "more buckets than keys: 64 for 40",
+    "reformer:buckets=5": "buckets must be 1 or even: a direction and its opposite",
 }
 
 

@@ -149,7 +149,8 @@ def _attend_by_sdpa(
     k_NSD, v_NSV = k_BGSD.flatten(0, 1), v_BGSV.flatten(0, 1)
     q_NRLD = _by_slice(q_BHLD, len(k_NSD))
     o_NRLV = q_NRLD.new_zeros(*q_NRLD.shape[:3], v_NSV.shape[2])
-    for tile in plan.tiles:
+
+    def attend_tile(tile: _Ready) -> None:
         o_NRIV = o_NRLV[:, :, tile.queries]
         q_N1MD = q_NRLD[:, :, tile.queries].flatten(1, 2).unsqueeze(1)
         k_N1JD, v_N1JV = (tile.of(x).unsqueeze(1) for x in (k_NSD, v_NSV))
@@ -157,6 +158,9 @@ def _attend_by_sdpa(
             q_N1MD, k_N1JD, v_N1JV, attn_mask=tile.bias_MJ, scale=plan.scale
         )
         o_NRIV.copy_(o_N1MV.view(o_NRIV.shape))
+
+    for tile in plan.tiles:  # a call each, at whose end its memory is free
+        attend_tile(tile)
     return o_NRLV.view(*q_BHLD.shape[:3], -1)
 
 
@@ -207,7 +211,7 @@ def _attend(
         lse_NRI.copy_(own_NRI)
 
     for n in steps:
-        for tile in plan.tiles:  # a call each, at whose end its memory is free
+        for tile in plan.tiles:
             attend_tile(n, tile)
     return o_NRLV.to(q_BHLD.dtype).view(*q_BHLD.shape[:3], -1), lse_NRL
 
