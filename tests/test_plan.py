@@ -151,6 +151,8 @@ def test_a_layer_has_a_projection_and_attention_has_none():
     (layer,) = expand(Axes(workload="layer"), "cpu")
     (attention,) = expand(Axes(), "cpu")
     assert (layer.projection, attention.projection) == ("fused", None)
+    spread = expand(Axes(workload="layer", projections=("mla:rank=64..256", "mla")), "cpu")
+    assert [case.projection for case in spread] == ["mla:64", "mla", "mla:256"]
     both = expand(Axes(workload="layer", projections=("fused", "per-head")), "cpu")
     assert len({group for job in jobs_of(cells(*both)) for group in job.groups}) == 1
 

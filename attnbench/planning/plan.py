@@ -187,6 +187,8 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
     }
     if axes.caches and "caches" in traits.axes:
         choices["cache"] = cache_names(axes.caches)
+    if axes.projections and "projections" in traits.axes:
+        choices["projection"] = projection_names(axes.projections)
     seen: set[str] = set()
     for values in itertools.product(*choices.values()):
         chosen = dict(zip(choices, values, strict=True))
@@ -195,8 +197,6 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
         if not traits.heads:
             chosen |= {"heads": 1, "head_dim": chosen["width"]}
         hides = traits.causal and chosen["mask"] == "full"
-        if chosen.get("projection"):
-            chosen["projection"] = parse_projection(chosen["projection"])
         chosen["mask"] = parse_mask("causal" if hides else chosen["mask"])
         case = Case(workload=axes.workload, device=device, **chosen)
         if case.case_id not in seen:
@@ -273,6 +273,12 @@ def cache_names(asked: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(parse_cache(one)[0] for one in every))
 
 
+def projection_names(asked: Iterable[str]) -> list[str]:
+    """Projections in the same way; `mla:rank=64..256` is three."""
+    every = (one for text in asked for one in _doubled(text, "--projections"))
+    return list(dict.fromkeys(map(parse_projection, every)))
+
+
 def _doubled(text: str, flag: str = "--impls") -> Iterator[str]:
     """`x:a=1..4:b=2` as `x:a=1:b=2`, `x:a=2:b=2`, `x:a=4:b=2`."""
     found = re.search(r"\d+\.\.\d+", text)
@@ -302,9 +308,8 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
             for name in names:
                 if name not in valid:
                     raise unknown(kind, name, list(valid), flag)
-        for text in axes.projections or ():
-            parse_projection(text)
         cache_names(axes.caches or ())
+        projection_names(axes.projections or ())
         for name in OPTIONAL_AXES:
             if getattr(axes, name) and name in TRAITS.get(axes.workload).missing_axes:
                 having = [w for w, traits in TRAITS.items() if name in traits.axes]

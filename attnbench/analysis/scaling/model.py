@@ -35,6 +35,7 @@ from attnbench.schema.finding import Figure, Finding, Verdict
 from attnbench.schema.record import Cell
 from attnbench.theory import costs
 from attnbench.theory.law import Law, Term
+from attnbench.theory.projections import computed
 
 _ENDS = (0.025, 0.975)
 # A causal mask admits half of the pairs. Any other band has no n at which it overtakes.
@@ -142,10 +143,9 @@ def _overtaking(cells: ModelCells, fit: FittedModel) -> tuple[Uncertain | None, 
     pairs_of_square = _PAIRS_OF_SQUARE.get(case.mask.text)
     if not TERMS[case.workload].overtakes or pairs_of_square is None:
         return None, None
-    wide = replace(case, width=case.model_width)
     # FLOPs of the projections a token, and of attention a token squared, in the case's pass.
-    projections = costs.projection_flops(wide, 1, 1) * costs.PRODUCTS[case.pass_]
-    attention = costs.core_flops(case, 1) * pairs_of_square
+    projections = costs.layer_projection_flops(replace(case, seq_len=1, kv_len=1))
+    attention = case.layers * costs.core_flops(computed(case), 1) * pairs_of_square
     row, n = cells.design[at], float(cells.sizes["n"][at])
     powers = np.array([int(term.term.degree("n")) for term in cells.terms])
 
