@@ -17,7 +17,7 @@ from torch.nn.functional import gelu, linear
 import attnbench
 from attnbench.schema.case import Case
 from attnbench.schema.position import parse_position
-from attnbench.worker.positions import Rotation, angles, rotation
+from attnbench.worker.positions import Rotation, addition, rotation
 
 VOCABULARY = 256  # bytes
 
@@ -26,7 +26,7 @@ VOCABULARY = 256  # bytes
 class Variant:
     """What the models differ in."""
 
-    position: str  # sinusoidal or rope
+    position: str  # as on the command line: one that turns q and k, or is added to x
     heads: int
 
     @property
@@ -67,12 +67,11 @@ class Decoder(nn.Module):
 
     def __init__(self, variant: Variant, width: int, blocks: int, places: int) -> None:
         super().__init__()
-        rope = variant.position == "rope"
-        case = Case(head_dim=width // variant.heads, position=parse_position("rope"))
-        rotate = rotation(case, 0, places, places) if rope else None
-        self.added_LE = None if rope else sinusoids(places, width)
+        heads, position = variant.heads, parse_position(variant.position)
+        case = Case(heads=heads, head_dim=width // heads, position=position)
+        rotate, self.added_LE = rotation(case, 0, places, places), addition(case, places)
         self.embed = nn.Embedding(VOCABULARY, width)
-        self.blocks = nn.ModuleList(Block(width, variant.heads, rotate) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(width, heads, rotate) for _ in range(blocks))
         self.last = nn.LayerNorm(width)
         nn.init.normal_(self.embed.weight, std=width**-0.5)
 
@@ -85,9 +84,3 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x_BLE = block(x_BLE)
         return linear(self.last(x_BLE), self.embed.weight)
-
-
-def sinusoids(places: int, width: int) -> torch.Tensor:
-    """sin and cos (places, width) of RoPE's angles: Vaswani et al. 2017, arXiv:1706.03762, §3.5."""
-    angle_LP = angles(parse_position("rope"), width, torch.arange(places), places)
-    return torch.stack((angle_LP.sin(), angle_LP.cos()), dim=-1).flatten(1).float()
