@@ -6,7 +6,8 @@ that the unnormalised output is corrected whenever a later block raises the maxi
 2021, "Self-attention does not need O(n²) memory"). The backward keeps q, k, v, o and the
 log-sum-exp of each query, and recomputes the probabilities from them block by block (Dao et al.
 2022, "FlashAttention"). Blocks that the mask hides are never computed; only those which an edge
-of it crosses are masked. Padding is cut off for each batch item.
+of it crosses are masked. Padding is cut off for each batch item. A position bias is made block by
+block, too.
 
 Scores are held in base 2, with log2(e) folded into their scale: exp2 takes a third of the time
 of exp on CPU. Half precision is computed in float32 throughout.
@@ -27,9 +28,12 @@ from attnbench.api import (
     AttentionCall,
     Case,
     Estimate,
+    PositionBias,
     attention_builder,
+    bias_flops,
     building_mask,
     mask_spans,
+    position_bias,
     run_file,
     visible_blocks,
 )
@@ -51,6 +55,7 @@ class Tiling(NamedTuple):
     places: list[tuple[slice, slice, list[KeyBlock]]]
     most: tuple[int, int, int]
     scale: float
+    bias: PositionBias | None
 
 
 def block_sizes(case: Case) -> tuple[int, int, int]:
@@ -105,7 +110,7 @@ def cut(case: Case) -> Tiling:
             blocks.append((i, key_blocks))
         slices = [slice(n, min(n + step, some.stop)) for n in some[::step]]
         places += [(n, *block) for n in slices for block in blocks]
-    return Tiling(places, most, case.softmax_scale)
+    return Tiling(places, most, case.softmax_scale, position_bias(case, unit=LOG2_E))
 
 
 def rows_of(x_NRID: torch.Tensor, wide: torch.dtype, factor: float = 1.0) -> torch.Tensor:
@@ -131,19 +136,24 @@ def attend(
     o_NRLV = by_slice(o_BHLV, len(k_NSD))
     lse_NRL = q_NRLD.new_empty(q_NRLD.shape[:3], dtype=wide) if keep else None
     # Every block uses it again: fresh memory for each would cost its page faults.
-    buffer = q_NRLD.new_empty(heads * math.prod(tiling.most), dtype=wide)
+    buffer, bias = q_NRLD.new_empty(heads * math.prod(tiling.most), dtype=wide), tiling.bias
 
     def attend_block(n: slice, i: slice, key_blocks: list[KeyBlock]) -> None:
         q_NMD = rows_of(q_NRLD[n, :, i], wide, tiling.scale * LOG2_E)
         o_NMV = q_NMD.new_zeros(*q_NMD.shape[:2], v_NSV.shape[2])
         sum_NM1 = q_NMD.new_zeros(*q_NMD.shape[:2], 1)
         max_NM1, spare_NM1 = torch.full_like(sum_NM1, LOWEST), torch.empty_like(sum_NM1)
+        q_NRID = q_NMD.view(len(q_NMD), heads, -1, q_NMD.shape[2])
+        columns = q_NRID if bias is None else bias.columns(q_NRID, n.start)
         for j, hidden_IJ in key_blocks:
             sizes = *q_NMD.shape[:2], j.stop - j.start
             p_NMJ = buffer[: math.prod(sizes)].view(sizes)
             torch.bmm(q_NMD, k_NSD[n, j].mT, out=p_NMJ)
+            p_NRIJ = p_NMJ.view(len(p_NMJ), heads, -1, sizes[2])
+            if bias is not None:
+                p_NRIJ.add_(bias.block(columns, i, j))
             if hidden_IJ is not None:
-                p_NMJ.view(len(p_NMJ), heads, -1, sizes[2]).masked_fill_(hidden_IJ, -math.inf)
+                p_NRIJ.masked_fill_(hidden_IJ, -math.inf)
             new_max_NM1 = torch.amax(p_NMJ, 2, keepdim=True, out=spare_NM1)
             torch.maximum(max_NM1, new_max_NM1, out=new_max_NM1)
             shrink_NM1 = max_NM1.sub_(new_max_NM1).exp2_()
@@ -178,18 +188,23 @@ def differentiate(
     k_NSD, v_NSV, dk_NSD, dv_NSV = (x.flatten(0, 1).to(wide) for x in key_side)
     query_side = (q_BHLD, o_BHLV, do_BHLV, dq_BHLD)
     q_NRLD, o_NRLV, do_NRLV, dq_NRLD = (by_slice(x, len(k_NSD)) for x in query_side)
-    buffers = lse_NRL.new_empty(2, heads * math.prod(tiling.most))
+    buffers, bias = lse_NRL.new_empty(2, heads * math.prod(tiling.most)), tiling.bias
 
     def differentiate_block(n: slice, i: slice, key_blocks: list[KeyBlock]) -> None:
         q_NMD = rows_of(q_NRLD[n, :, i], wide, tiling.scale * LOG2_E)
         do_NMV = rows_of(do_NRLV[n, :, i], wide)
         delta_N1M = rows_of(o_NRLV[n, :, i], wide).mul_(do_NMV).sum(2).unsqueeze(1)
         dq_NMD = torch.zeros_like(q_NMD)
+        if bias is not None:
+            columns = bias.columns(q_NMD.view(len(q_NMD), heads, -1, q_NMD.shape[2]), n.start)
+            dcolumns = torch.zeros_like(columns.mT)
         for j, hidden_IJ in key_blocks:
             sizes = len(q_NMD), j.stop - j.start, q_NMD.shape[1]
             p_NJM, ds_NJM = (buffer[: math.prod(sizes)].view(sizes) for buffer in buffers)
             torch.bmm(k_NSD[n, j], q_NMD.mT, out=p_NJM)
             p_NJRI = p_NJM.view(*sizes[:2], heads, -1)
+            if bias is not None:
+                p_NJRI.add_(bias.block(columns, i, j, keys_first=True).transpose(1, 2))
             if hidden_IJ is not None:
                 p_NJRI.masked_fill_(hidden_IJ.mT.unsqueeze(1), -math.inf)
             p_NJRI.sub_(lse_NRL[n, :, i].unsqueeze(1)).exp2_()
@@ -198,6 +213,10 @@ def differentiate(
             dv_NSV[n, j].baddbmm_(p_NJM, do_NMV)
             dk_NSD[n, j].baddbmm_(ds_NJM, q_NMD, alpha=LN_2)  # q holds scale · log2(e) already
             dq_NMD.baddbmm_(ds_NJM.mT, k_NSD[n, j], alpha=tiling.scale)
+            if bias is not None and bias.vectors_CD is not None:
+                bias.collect(dcolumns, ds_NJM.view_as(p_NJRI).transpose(1, 2), i, j)
+        if bias is not None and bias.vectors_CD is not None:
+            dq_NMD.add_((dcolumns.mT @ bias.vectors_CD).view_as(dq_NMD), alpha=tiling.scale)
         dq_NRLD[n, :, i] = dq_NMD.view_as(dq_NRLD[n, :, i])
 
     for place in tiling.places:
@@ -232,7 +251,7 @@ def flops(case: Case) -> int:
         blocks = visible_blocks(case, block_sizes(case)[1], item=item)
         pairs += len(some) * sum(len(i) * len(j) for i, j in blocks)
     width = {"forward": d + v, "backward": 3 * d + 2 * v, "both": 4 * d + 3 * v}[case.pass_]
-    return 2 * (case.heads // case.kv_heads) * pairs * width
+    return 2 * (case.heads // case.kv_heads) * pairs * width + bias_flops(case)
 
 
 def workspace(case: Case) -> int:
@@ -250,8 +269,10 @@ def workspace(case: Case) -> int:
         row = 2 * keys + d + v + 1 + max(d, v)
     else:  # one block of scores, q, o, and the sum, the maximum and a spare one
         row = keys + d + v + 3
+    biased = case.position.encoding.kind == "bias"
+    row += keys * biased  # a block of the bias
     found = (rows * row + copies + kept) * max(4, case.element_bytes)
-    return found if case.device == "cpu" else Estimate(found)
+    return found if case.device == "cpu" and not biased else Estimate(found)
 
 
 @attention_builder(
@@ -259,6 +280,7 @@ def workspace(case: Case) -> int:
     time="n^2 d",
     memory="O(n)",
     masks=ALL_MASKS,
+    positions=("alibi", "t5", "shaw"),
     flops=flops,
     workspace=workspace,
 )

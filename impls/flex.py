@@ -1,5 +1,7 @@
 """torch's FlexAttention, compiled: blocks that the mask empties are never computed."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,9 +11,11 @@ from attnbench.api import (
     AttentionCall,
     Case,
     attention_builder,
+    bias_flops,
     building_mask,
     compile_alone,
     mask_spans,
+    position_bias,
     reason_against_compiling,
     run_file,
     visible_blocks,
@@ -66,7 +70,7 @@ def flops(case: Case) -> int:
         for item in range(case.batch)
         for i, j in visible_blocks(case, BLOCK, BLOCK, item)
     )
-    return 2 * case.heads * pairs * width
+    return 2 * case.heads * pairs * width + bias_flops(case)
 
 
 def flex_call(case: Case) -> Any:
@@ -74,11 +78,25 @@ def flex_call(case: Case) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     mask, scale, gqa = block_mask(case), case.softmax_scale, case.kv_heads != case.heads
+    bias = position_bias(case)
+    attend: Callable[..., torch.Tensor] = functools.partial(
+        flex_attention, block_mask=mask, scale=scale, enable_gqa=gqa
+    )
 
     def flex(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> torch.Tensor:
-        return flex_attention(q_BHLD, k_BGSD, v_BGSV, block_mask=mask, scale=scale, enable_gqa=gqa)
+        return attend(q_BHLD, k_BGSD, v_BGSV)
 
-    return flex
+    def biased(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> torch.Tensor:
+        assert bias is not None
+        table = bias.columns(q_BHLD * scale) if bias.table_HW is None else bias.table_HW
+
+        def add(score: torch.Tensor, b: Any, h: Any, query: Any, key: Any) -> torch.Tensor:
+            at = (h,) if bias.table_HW is not None else (b, h, query)
+            return score + table[(*at, bias.index(query, key))]
+
+        return attend(q_BHLD, k_BGSD, v_BGSV, score_mod=add)
+
+    return flex if bias is None else biased
 
 
 @attention_builder(
@@ -86,6 +104,7 @@ def flex_call(case: Case) -> Any:
     time="n^2 d",
     memory="O(n)",
     masks=ALL_MASKS,
+    positions=("alibi", "t5", "shaw"),
     dtypes=("float32", "bfloat16", "float16"),
     compiles=True,
     flops=flops,

@@ -20,8 +20,11 @@ from attnbench.api import (
     Estimate,
     Mask,
     attention_builder,
+    bias_flops,
     core_flops,
+    dense_bias,
     dense_mask,
+    mask_for,
     run_file,
     visible_blocks,
 )
@@ -31,7 +34,9 @@ SWITCHES = {"math": "math", "flash": "flash", "efficient": "mem_efficient", "cud
 
 
 def masking(case: Case, route: str) -> str:
-    """How the case's mask goes in: `none`, `is_causal`, `lower_right` or `dense`."""
+    """How the case's mask goes in: `none`, `is_causal`, `lower_right`, `dense`, or in a `bias`."""
+    if case.position.encoding.kind == "bias":
+        return "bias"
     if route != "mask" and case.unmasked:
         return "none"
     if route == "mask" or case.mask.text != "causal":
@@ -58,13 +63,15 @@ def build(route: str, case: Case) -> AttentionCall:
         from torch.nn.attention.bias import causal_lower_right  # loads torch._dynamo
 
         mask = causal_lower_right(case.seq_len, case.kv_len)
-    plain = functools.partial(
+    plain: AttentionCall = functools.partial(
         scaled_dot_product_attention,
         attn_mask=mask,
         is_causal=kind == "is_causal",
         scale=case.softmax_scale,
         enable_gqa=case.kv_heads != case.heads,
     )
+    if kind == "bias":
+        plain = with_bias(case, plain)
     if route not in SWITCHES:
         return plain
     cuda: Any = torch.backends.cuda
@@ -84,6 +91,19 @@ def build(route: str, case: Case) -> AttentionCall:
                 switch(before)
 
     return forced
+
+
+def with_bias(case: Case, plain: Any) -> AttentionCall:
+    """SDPA with a position bias, which it takes as a whole: an (H, L, S) mask of numbers."""
+    admitted = mask_for(case)
+    bias = dense_bias(case, None if admitted is None else ~admitted)
+    assert bias is not None
+
+    def biased(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /) -> torch.Tensor:
+        o_BHLV: torch.Tensor = plain(q_BHLD, k_BGSD, v_BGSV, attn_mask=bias(q_BHLD))
+        return o_BHLV
+
+    return biased
 
 
 def tiny(case: Case) -> Case:
@@ -152,7 +172,7 @@ def kernel_taken(case: Case, route: str) -> str:
     if route in SWITCHES:
         return route
     fits = (k for k in ("flash", "efficient", "cudnn") if refusal(tiny(case), k) is None)
-    on_cuda_masked = case.device == "cuda" and masking(case, route) == "dense"
+    on_cuda_masked = case.device == "cuda" and masking(case, route) in ("dense", "bias")
     return next((k for k in fits if k != "flash" or not on_cuda_masked), "math")
 
 
@@ -172,7 +192,8 @@ def flops(route: str, case: Case) -> int:
     kernel, pairs = kernel_taken(case, route), case.seq_len * case.kv_len
     if kernel != "math" and masking(case, route) in ("is_causal", "lower_right"):
         pairs = sum(len(i) * len(j) for i, j in visible_blocks(case, *flash_blocks(case)))
-    return core_flops(case, pairs, recompute=kernel != "math")
+    bias = bias_flops(case, recompute=False)
+    return core_flops(case, pairs, recompute=kernel != "math") + bias
 
 
 def workspace(route: str, case: Case) -> int:
@@ -183,6 +204,8 @@ def workspace(route: str, case: Case) -> int:
     # A boolean mask becomes one of numbers in every call; so does math's causal one.
     mask = n * s * case.element_bytes * (kind == "dense" or (math and kind == "is_causal"))
     mask *= case.batch if case.mask.lengths else 1
+    if case.position.name == "shaw":  # gathered in float32 at least, and masked
+        return Estimate(rows * s * (2 if case.pass_ == "forward" else 5))
     exact = int if case.device == "cpu" and wide == case.element_bytes else Estimate
     if math and case.pass_ != "forward":
         return Estimate(mask + (3 if case.pass_ == "both" else 2) * rows * s)
@@ -221,6 +244,7 @@ for name, route, memory, doc in FAMILY:
         memory=memory,
         devices=("cuda",) if route in ("efficient", "cudnn") else ("cpu", "cuda"),
         masks=ALL_MASKS,
+        positions=("alibi", "t5", "shaw"),
         flops=functools.partial(flops, route),
         workspace=functools.partial(workspace, route),
         supports=functools.partial(supports, route),

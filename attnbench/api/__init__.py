@@ -22,7 +22,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
 import msgspec
 import torch
 
-from attnbench.api.bias import dense_bias, position_bias
+from attnbench.api.bias import PositionBias, dense_bias, position_bias
 from attnbench.api.helpers import (
     Estimate,
     Patterned,
@@ -58,6 +58,7 @@ __all__ = [
     "Mask",
     "Patterned",
     "Position",
+    "PositionBias",
     "Tile",
     "attention",
     "attention_builder",

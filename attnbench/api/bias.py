@@ -165,17 +165,23 @@ def position_bias(case: Case, unit: float = 1.0) -> PositionBias | None:
     return PositionBias(case, unit) if case.position.encoding.kind == "bias" else None
 
 
-def dense_bias(case: Case) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The whole bias, for an unscaled q_BHLD: (1 or B, H, L, S), which only few can afford.
+def dense_bias(
+    case: Case, hidden: torch.Tensor | None = None
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The whole bias of an unscaled q_BHLD, (1 or B, H, L, S), -inf for `hidden` pairs.
 
-    Of `alibi` and `t5` made once, in the case's dtype; of `shaw` in every call, differentiable.
+    In the case's dtype. Of `alibi` and `t5` made once, and of `shaw` in every call, differentiable.
     """
     bias, whole = position_bias(case), (slice(0, case.seq_len), slice(0, case.kv_len))
+    scale, dtype = case.softmax_scale, getattr(torch, case.dtype)
+
+    def finished(added: torch.Tensor) -> torch.Tensor:
+        added = added if hidden is None else added.masked_fill(hidden, -math.inf)
+        return added.to(dtype).contiguous()
+
     if bias is None:
         return None
     if bias.table_HW is not None:
-        prepared_1HLS = bias.block(bias.table_HW, *whole).unsqueeze(0)
-        prepared_1HLS = prepared_1HLS.to(getattr(torch, case.dtype)).contiguous()
+        prepared_1HLS = finished(bias.block(bias.table_HW, *whole).unsqueeze(0))
         return lambda _: prepared_1HLS
-    scale = case.softmax_scale
-    return lambda q_BHLD: bias.block(bias.columns(q_BHLD * scale), *whole)
+    return lambda q_BHLD: finished(bias.block(bias.columns(q_BHLD * scale), *whole))

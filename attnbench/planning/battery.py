@@ -122,6 +122,16 @@ def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
             name: {"seq_len": 33, "kv_len": 48, "position": parse_position(name)}
             for name in _BEYOND
         },
+        "alibi, L < S": {
+            "seq_len": 37, "kv_len": 53, "kv_heads": 2, "mask": _CAUSAL,
+            "position": parse_position("alibi"),
+        },
+        "t5, L > S": {
+            "seq_len": 53, "kv_len": 37, "kv_heads": 2, "position": parse_position("t5:distance=20"),
+        },
+        "shaw, several blocks": {
+            "seq_len": 600, "heads": 2, "mask": _CAUSAL, "position": parse_position("shaw:5"),
+        },
     }  # fmt: skip
     draws: dict[str, dict[str, Any]] = {
         "large logits": {"query_amplitude": 30.0},
@@ -154,6 +164,10 @@ def _decode(around: dict[str, Any]) -> Iterator[Item]:
         "lengths": {"cache": "static", "mask": lengths, "position": rope},
         "lengths, paged": {"cache": "paged:4", "mask": lengths},
         "two queries": {"cache": "concat", "query_tokens": 2, "position": rope},
+        "alibi": {"cache": "static", "position": parse_position("alibi")},
+        "sinusoidal": {"cache": "concat", "position": parse_position("sinusoidal")},
+        "learned": {"cache": "rerun", "position": parse_position("learned")},
+        "two queries, t5": {"cache": "static", "query_tokens": 2, "position": parse_position("t5")},
         "two queries, window": {"cache": "static", "query_tokens": 2, "mask": _WINDOW},
     }
     for name, sizes in items.items():
@@ -165,6 +179,7 @@ def _layer(around: dict[str, Any]) -> Iterator[Item]:
         "both": {"pass_": "both", "seq_len": 40},
         "causal, grouped heads": {"pass_": "both", "seq_len": 37, "kv_heads": 2, "mask": _CAUSAL},
         "rope, wider values": {"seq_len": 33, "value_dim": 24, "position": parse_position("rope")},
+        "sinusoidal": {"pass_": "both", "seq_len": 33, "position": parse_position("sinusoidal")},
     }
     for projection in ("fused", "separate", "per-head"):
         for name, sizes in shapes.items():
@@ -175,7 +190,7 @@ def _layer(around: dict[str, Any]) -> Iterator[Item]:
         "mla:16": {"layers": 2},
         "pruned:2": {"kv_heads": 2},
         "tied": {"kv_heads": 1},
-        "tied-layers": {"layers": 2},
+        "tied-layers": {"layers": 2, "position": parse_position("alibi")},
     }
     for projection, sizes in others.items():
         alike: dict[str, Any] = {"workload": "layer", "pass_": "both", "seq_len": 37}
