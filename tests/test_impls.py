@@ -109,6 +109,45 @@ def test_it_computes_attention_and_its_gradients(row):
     assert_right(case_of(**row | WHERE[row["where"]]), row["name"])
 
 
+ENCODED: dict[str, dict[str, Any]] = {
+    "more keys": {"kv_len": 30, "kv_heads": 2, "mask": "causal"},
+    "blind rows": {"kv_len": 7, "mask": "causal"},
+    "padding": {"batch": 3, "seq_len": 20, "mask": "padding:20+5"},
+    "past one block": {"heads": 2, "seq_len": 130, "kv_len": 700},
+    "layers": {"workload": "layer", "width": 24, "projection": "separate", "layers": 2},
+    "decode": DECODE | {"cache": "concat", "kv_heads": 2},
+}
+BIASED = pairwise(
+    {
+        "name": ("naive", "chunked", "sdpa", "sdpa-math", "sdpa-mask"),
+        "position": ("alibi", "t5:distance=20", "shaw:3"),
+        "where": list(ENCODED),
+        "dtype": ("float32", "bfloat16"),
+        "pass_": ("forward", "both"),
+    }
+)
+AROUND = pairwise(
+    {
+        "name": ("naive", "sdpa"),
+        "position": ("sinusoidal", "learned", "rope-matrix", "rope-partial", "rope-yarn:length=8"),
+        "where": ["layers", "decode"],
+        "dtype": ("float32", "bfloat16"),
+        "pass_": ("forward", "both"),
+    }
+)
+
+
+@pytest.mark.parametrize("row", BIASED + AROUND, ids=ids(BIASED + AROUND))
+def test_it_is_right_under_every_kind_of_position_encoding(row):
+    assert_right(case_of(**row | ENCODED[row["where"]]), row["name"])
+
+
+def test_a_bias_that_is_not_taken_is_refused_by_name():
+    refused = unsupported("naive-heads", case_of(position="shaw:3"))
+    assert refused == "takes position biases none, not shaw:3"
+    assert unsupported("chunked", case_of(position="shaw:3")) is None
+
+
 LONG: dict[str, dict[str, Any]] = {
     "odd length over several blocks": {"seq_len": 1101, "heads": 1},
     "fewer queries than keys": {"seq_len": 130, "kv_len": 1201},
@@ -320,7 +359,8 @@ def test_chunked_needs_a_64th_of_the_score_matrices_and_keeps_small_masks():
 
 @pytest.mark.parametrize(("name", "pass_"), [("flex", "forward"), ("naive-compiled", "both")])
 def test_compiled_ones_are_right(name, pass_):
-    case = case_of(kv_heads=2, kv_len=7, value_dim=5, mask="causal", pass_=pass_)
+    position = "shaw:3" if name == "flex" else "none"
+    case = case_of(kv_heads=2, kv_len=7, value_dim=5, mask="causal", pass_=pass_, position=position)
     if reason := unsupported(name, case):
         pytest.skip(reason)
     assert_right(case, name)

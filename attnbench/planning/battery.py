@@ -127,7 +127,8 @@ def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
             "position": parse_position("alibi"),
         },
         "t5, L > S": {
-            "seq_len": 53, "kv_len": 37, "kv_heads": 2, "position": parse_position("t5:distance=20"),
+            "seq_len": 53, "kv_len": 37, "kv_heads": 2,
+            "position": parse_position("t5:distance=20"),
         },
         "shaw, several blocks": {
             "seq_len": 600, "heads": 2, "mask": _CAUSAL, "position": parse_position("shaw:5"),
