@@ -21,6 +21,7 @@ from attnbench.worker.inputs import Draw
 from attnbench.worker.positions import placed, rotated
 from attnbench.worker.reference import judge
 from attnbench.worker.workloads import WORKLOADS
+from attnbench.worker.workloads.decode import each_layer
 
 load_built_in()
 
@@ -47,18 +48,26 @@ def bound(case: Case, impl: str = "naive"):
     return workload.bind(case, IMPLEMENTATIONS.get(impl), tensors), tensors
 
 
-def full_forward(case: Case, tensors) -> torch.Tensor:
+def full_forward(case: Case, tensors, keys_from=None) -> torch.Tensor:
     """The whole layer at once, each batch item by itself, with torch's own attention."""
     found = []
+    keys_from = keys_from or tensors
     for item, x_NE in enumerate(tensors["x"]):
         length = case.mask.length(case.seq_len, item)
-        x = placed(torch.cat((x_NE[:length], x_NE[case.seq_len :])).unsqueeze(0), case)[0]
+        x, x_of_keys = (
+            placed(torch.cat((own[:length], own[case.seq_len :])).unsqueeze(0), case)[0]
+            for own in (x_NE, keys_from["x"][item])
+        )
         latent = x @ tensors["wdown"].T if "wdown" in tensors else None
         q, k, v = (
-            (x @ tensors[name].T if name in tensors else latent @ tensors["wup" + name[1]].T)
+            (given @ source[name].T if name in source else latent @ source["wup" + name[1]].T)
             .view(len(x), count, -1)
             .transpose(0, 1)
-            for name, count in (("wq", 4), ("wk", 2), ("wv", 2))
+            for given, source, name, count in (
+                (x, tensors, "wq", 4),
+                (x_of_keys, keys_from, "wk", 2),
+                (x_of_keys, keys_from, "wv", 2),
+            )
         )
         places = torch.arange(len(x))
         q, k = (rotated(y.unsqueeze(0), case.position, places, len(x))[0] for y in (q, k))
@@ -106,7 +115,8 @@ EXACT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("row", EXACT)
 def test_every_cache_gives_the_full_forward_pass_step_by_step(row):
     lossy = {name for name, kind in CACHES.items() if kind.lossy}
-    assert lossy == set(CACHES.names()) - {base_name(fields["cache"]) for fields in EXACT.values()}
+    tested = {base_name(fields["cache"]) for fields in EXACT.values()}
+    assert tested | lossy | {"shared"} == set(CACHES.names())  # shared has several layers
     positions: Sequence[str] = ("none", "rope", "sinusoidal")
     if row == "static" or row.startswith("latents"):
         positions = POSITIONS.names() if row == "static" else ("none", "sinusoidal")
@@ -117,6 +127,25 @@ def test_every_cache_gives_the_full_forward_pass_step_by_step(row):
         for _ in range(2):  # each call starts from the same restored cache
             steps = decoder.named(decoder.call())["o"]
             torch.testing.assert_close(steps, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("cache", "read"), [("shared", [0, 0, 2, 2]), ("shared:4", [0] * 4), ("static", [0, 1, 2, 3])]
+)
+def test_layers_that_share_a_cache_read_the_keys_of_the_first_of_them(cache, read):
+    for mask in ("causal", "padding:11+4"):
+        case = dataclasses.replace(
+            DECODE, cache=cache, layers=4, position=parse_position("rope"), mask=parse_mask(mask)
+        )
+        decoder, tensors = bound(case)
+        layers = each_layer(case, tensors)
+        expected = [full_forward(case, layers[i], layers[j]) for i, j in enumerate(read)]
+        steps = decoder.named(decoder.call())["o"]
+        torch.testing.assert_close(steps, torch.cat(expected, dim=-1), rtol=1e-11, atol=1e-11)
+        truth = WORKLOADS.get("decode").truth(case, tensors)
+        assert judge({"o": steps}, truth, case.dtype).reason is None
+        alone = cache_bytes(dataclasses.replace(case, cache="static", layers=1))
+        assert cache_bytes(case) == len(set(read)) * alone
 
 
 def held(store: Any) -> int:
@@ -140,7 +169,7 @@ def test_the_bytes_of_a_cache_are_those_that_it_holds(fields):
     for dtype in ("bfloat16", "float32"):
         case = dataclasses.replace(DECODE, dtype=dtype, **fields)
         decoder, _ = bound(case)
-        assert held(decoder.call.store) == cache_bytes(case)
+        assert held(decoder.call.stores[0]) == cache_bytes(case)
 
 
 def test_eight_bits_take_half_the_bytes_of_bfloat16_and_the_error_is_that_of_rounding():
@@ -162,10 +191,10 @@ def test_eight_bits_take_half_the_bytes_of_bfloat16_and_the_error_is_that_of_rou
 
 @pytest.mark.parametrize("cache", CACHES.names())
 def test_the_check_of_decode_accepts_it_and_notices_a_stale_cache(cache):
-    mask = parse_mask("window:6" if cache == "sliding" else "causal")
+    fields: dict[str, Any] = {"shared": {"layers": 2}, "sliding": {"mask": WINDOW}}.get(cache, {})
     for dtype in ("float64", "bfloat16"):
         where = parse_position("none" if cache == "latent" else "rope")
-        case = dataclasses.replace(DECODE, cache=cache, position=where, mask=mask, dtype=dtype)
+        case = dataclasses.replace(DECODE, cache=cache, position=where, dtype=dtype, **fields)
         decoder, tensors = bound(case)
         workload = WORKLOADS.get("decode")
         workload.fill(case, tensors, Draw(seed=2))
@@ -184,10 +213,14 @@ def test_the_check_of_decode_accepts_it_and_notices_a_stale_cache(cache):
             {"cache": "sliding", "mask": parse_mask("window:4"), "query_tokens": 2},
             "--query-tokens 1",
         ),
-        ({"cache": "concat", "mask": LENGTHS}, "with caches static, paged, int8, int8-head"),
+        (
+            {"cache": "concat", "mask": LENGTHS},
+            "with caches static, shared, paged, int8,",
+        ),
         ({"mask": LENGTHS, "query_tokens": 2}, "one query at a time"),
         ({"cache": "static:12"}, "holds 12 tokens, not the 17"),
         ({"cache": "static:64", "query_tokens": 2}, "by a mask that is for one query"),
+        ({"cache": "shared"}, "shares among 2 layers, which --layers 1 does not fill"),
         ({"query_tokens": 4}, "4 tokens a step (--query-tokens), which do not divide 6"),
     ],
 )
@@ -233,7 +266,7 @@ def test_a_token_lost_from_a_long_cache_shows_by_its_needle_alone():
         decoder.refresh()
         truth = workload.truth(case, tensors)
         assert judge(decoder.named(decoder.call()), truth, case.dtype).reason is None
-        k_whole, v_whole = decoder.call.store.buffers
+        k_whole, v_whole = decoder.call.stores[0].buffers
         k_whole[:, :, 0] = v_whole[:, :, 0] = 0  # the context's first token is lost
         verdict = judge(decoder.named(decoder.call()), truth, case.dtype)
         noticed[needles] = verdict.reason is not None

@@ -337,8 +337,8 @@ metric("governor", "text", "", "what set the CPUs' frequency, at the cell's end"
 metric("cpu_quota", "float", "", "CPUs' worth of time granted, at the cell's end")
 metric(
     "cache_bytes", "int", "B",
-    "what decoding keeps between steps, for one layer, once all new tokens are in it: keys, values,"
-    " scales, block table",
+    "what decoding keeps between steps, once all new tokens are in it: keys, values, scales, block"
+    " table",
 )  # fmt: skip
 case("query_tokens", "int", "", "tokens that a step of decoding takes at once; 1 elsewhere")
 case("layers", "int", "", "layers one after another")

@@ -201,7 +201,7 @@ AXES: tuple[tuple[str, Any, str], ...] = (
     ),
     ("--new-tokens", SIZES, "decode: tokens generated a call [8]"),
     ("--query-tokens", SIZES, "decode: tokens that a step takes at once, as drafted ones [1]"),
-    ("--layers", SIZES, "layer: layers one after another [1]"),
+    ("--layers", SIZES, "layer, decode: layers one after another [1]"),
     (
         "--impls",
         NAMES,

@@ -161,6 +161,7 @@ def _decode(around: dict[str, Any]) -> Iterator[Item]:
         "sliding": {"cache": "sliding", "mask": _WINDOW, "position": rope},
         "latent": {"cache": "latent:24"},
         "sliding, wider than the context": {"cache": "sliding", "mask": parse_mask("window:31")},
+        "shared": {"cache": "shared", "layers": 2},
         "half empty": {"cache": "static:64"},
         "lengths": {"cache": "static", "mask": lengths, "position": rope},
         "lengths, paged": {"cache": "paged:4", "mask": lengths},

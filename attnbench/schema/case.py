@@ -33,7 +33,8 @@ class Case:
     Sizes are counts, not bytes: `batch` B, `heads` H, `kv_heads` G, `seq_len` L, `kv_len` S,
     `head_dim` D, `value_dim` V, `width` E. `kv_heads`, `kv_len` and `value_dim` equal `heads`,
     `seq_len` and `head_dim` unless given. `scale` multiplies the scores; None means 1/√D.
-    `layers` are one after another; each adds its output to what it was given, but the last.
+    `layers` are one after another; each adds its output to what it was given, but the last. In
+    `decode` each is given hidden states of its own.
     For `decode`, `seq_len` is the context before the first of `new_tokens` generated tokens,
     of which `query_tokens` go through a step at once.
     `threads` are the CPU threads of the timed calls; on a GPU always 1, whatever the host does.

@@ -1,6 +1,6 @@
 """How decoding keeps keys and values: what planning and analysis must know of each cache.
 
-What a cache does is a row by the same name in `worker/workloads/caches.py`. Bytes are of one layer.
+What a cache does is a row by the same name in `worker/workloads/caches.py`.
 """
 
 from __future__ import annotations
@@ -109,6 +109,12 @@ def _refuse_ring(case: Case, values: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _refuse_sharing(case: Case, values: Mapping[str, Any]) -> str | None:
+    if case.layers % values["layers"] == 0:
+        return None
+    return f"shares among {values['layers']} layers, which --layers {case.layers} does not fill"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CacheTraits:
     """One cache as planning and analysis see it; functions take the case and the parameters.
@@ -167,6 +173,16 @@ CACHES.add(
         ragged=True,
         seen=_whole_buffer,
         reason=_refuse_capacity,
+    ),
+)
+CACHES.add(
+    "shared",
+    CacheTraits(
+        doc="static, and every 2 of the --layers (shared:layers=4) read the keys and values of the"
+        " first of them",
+        parameters={"layers": Parameter(default=2, least=2)},
+        ragged=True,
+        reason=_refuse_sharing,
     ),
 )
 CACHES.add(
@@ -243,6 +259,15 @@ def cache_of(case: Case) -> tuple[CacheTraits, Mapping[str, Any]]:
     return parse_cache(case.cache or DEFAULT)[1:]
 
 
+def keys_of_layers(case: Case) -> list[int]:
+    """For each layer the number of that whose keys and values it reads: its own, but for sharing.
+
+    Cross-layer attention: Brandon et al. 2024, arXiv:2405.12981.
+    """
+    sharing = cache_of(case)[1].get("layers", 1)
+    return [layer - layer % sharing for layer in range(case.layers)]
+
+
 def as_seen(case: Case) -> Case:
     """The case with the heads and dims of a core: those of latents, where the cache keeps them."""
     rank = cache_of(case)[1].get("rank")
@@ -263,7 +288,8 @@ def cache_bytes(case: Case) -> int:
     """What the cache takes once the last new token is in it: keys, values, scales, block table."""
     kind, values = cache_of(case)
     places, beside = kind.places(case, values), kind.beside_bytes(case, values)
-    return as_seen(case).kv_heads * places * kind.key_bytes(case) + beside
+    of_layer = as_seen(case).kv_heads * places * kind.key_bytes(case) + beside
+    return of_layer * len(set(keys_of_layers(case)))
 
 
 def reason_against_cache(case: Case) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from attnbench.schema.case import Case
 from attnbench.schema.mask import parse_mask
 from attnbench.theory import caches
-from attnbench.theory.caches import as_seen, cache_of, context_lengths
+from attnbench.theory.caches import as_seen, cache_of, context_lengths, keys_of_layers
 from attnbench.theory.masks import batch_pairs
 from attnbench.theory.projections import sets_of_weights, weights_of
 
@@ -99,9 +99,9 @@ def decode_flops_useful(case: Case) -> int:
 
     One query over every key so far, and the projections of the new token.
     """
-    tokens = case.new_tokens or 1
-    core = _decode_keys(case, 1) * _flops_of_pair(as_seen(case))
-    return (core + projection_flops(case, tokens, tokens)) // tokens
+    tokens, keys_of = case.new_tokens or 1, set(keys_of_layers(case))
+    core = case.layers * _decode_keys(case, 1) * _flops_of_pair(as_seen(case))
+    return (core + projection_flops(case, case.layers * tokens, len(keys_of) * tokens)) // tokens
 
 
 def attention_bytes_min(case: Case) -> int:
@@ -131,14 +131,16 @@ def _decode_keys(case: Case, together: int) -> int:
 def decode_bytes_min(case: Case) -> int:
     """Least traffic in bytes per token: the weights and the cache are read once a step.
 
-    A cache that holds fewer bits is read as it is held.
+    A cache that holds fewer bits is read as it is held, and one that layers share once.
     """
-    kind, _ = cache_of(case)
-    numbers = sum(map(math.prod, caches.weights_of(case).values()))
+    (kind, _), own = cache_of(case), len(set(keys_of_layers(case)))
+    numbers = 0
+    for name, shape in caches.weights_of(case).items():
+        numbers += (case.layers if name in ("wq", "wo") else own) * math.prod(shape)
     weights = numbers * case.element_bytes // case.query_tokens
     keys = _decode_keys(case, case.query_tokens) // (case.new_tokens or 1)
-    cache = as_seen(case).kv_heads * keys * kind.key_bytes(case)
-    return weights + cache + 2 * case.batch * case.model_width * case.element_bytes
+    cache = own * as_seen(case).kv_heads * keys * kind.key_bytes(case)
+    return weights + cache + 2 * case.layers * case.batch * case.model_width * case.element_bytes
 
 
 # Of a product y = x·w: y; then dx = dy·w and dw = dyᵀ·x, each as many FLOPs again.

@@ -378,6 +378,7 @@ for _name, _store in {
     "none": Recomputed,
     "concat": Concatenated,
     "static": Preallocated,
+    "shared": lambda layer, *, layers: Preallocated(layer, capacity=0),
     "sliding": Ring,
     "paged": Paged,
     "int8": EightBits,

@@ -4,7 +4,8 @@ The hidden states of all n + T tokens are given, so that every step does the wor
 without a vocabulary. What differs between `--caches` is where the keys and values come from. With
 `--query-tokens` a step takes several tokens, which see each other causally, as where drafted tokens
 are verified (Leviathan et al. 2023, arXiv:2211.17192); the mask `padding` gives each batch item a
-context of its own length.
+context of its own length. Each of the `--layers` is given hidden states of its own: what a layer
+would add to those of the next changes no work.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from attnbench.api import Estimate, Implementation, SizeFormula
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.position import NONE, for_core
 from attnbench.theory import costs
-from attnbench.theory.caches import as_seen, cache_bytes, cache_of, context_lengths, weights_of
+from attnbench.theory.caches import (
+    as_seen,
+    cache_bytes,
+    cache_of,
+    context_lengths,
+    keys_of_layers,
+    weights_of,
+)
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
 from attnbench.worker.positions import placed, rotated
 from attnbench.worker.reference import (
@@ -61,6 +69,7 @@ def step_case(case: Case, end: int) -> Case:
         cache=None,
         new_tokens=None,
         query_tokens=1,
+        layers=1,
     )
 
 
@@ -115,34 +124,84 @@ def unplaced(
     return around(replace(case, position=NONE), {**with_wk_and_wv(tensors), **placed_x})
 
 
+def each_layer(case: Case, tensors: Tensors) -> list[Tensors]:
+    """The inputs of each layer; the names of those after the first end in their number."""
+    suffixes = ["", *map(str, range(1, case.layers))]
+    return [
+        {name: tensors[name + suffix] for name in ("x", *weights_of(case))} for suffix in suffixes
+    ]
+
+
 class Generate:
-    """The timed call: T tokens from the same prefilled state; returns one (B, A, E) a step."""
+    """The timed call: T tokens from the same prefilled state; returns one (B, A, M·E) a step.
+
+    The outputs of M layers stand side by side.
+    """
 
     def __init__(self, case: Case, impl: Implementation, tensors: Tensors) -> None:
         kind, _ = cache_of(case)
         self._all_queries, self._all_keys = kind.all_queries, kind.all_keys
-        self._layer = layer_of(case, tensors)
+        self._layers = [layer_of(case, own) for own in each_layer(case, tensors)]
+        self._keys_of, self._together = keys_of_layers(case), case.query_tokens
         self._steps = [(end, impl.build(step_case(case, end))) for end in step_ends(case)]
         self.refresh()
 
     def refresh(self) -> None:
-        """Prefill the cache from the inputs as they are now."""
+        """Prefill the caches from the inputs as they are now."""
+        self.stores = {}
         with torch.no_grad():
-            self._layer.place(0, self._layer.context)
-            self.store = store_of(self._layer)
+            for number in sorted(set(self._keys_of)):
+                layer = self._layers[number]
+                layer.place(0, layer.context)
+                self.stores[number] = store_of(layer)
 
     def __call__(self) -> list[torch.Tensor]:
-        """The layer's output for the new tokens of each step."""
-        layer, outputs, together = self._layer, [], self._layer.case.query_tokens
+        """The output of every layer for the new tokens of each step."""
+        outputs, together = [], self._together
         for end, core in self._steps:
-            layer.place(0 if self._all_keys else end - together, end)
-            q = layer.queries(0 if self._all_queries else end - together, end)
-            k, v = self.store.extend(end - together, end)
-            y = layer.output(core(q, k, v))
-            # A view of the last tokens would keep the outputs of all of them alive.
-            outputs.append(y[:, -together:].clone() if y.shape[1] > together else y)
-        self.store.restore()
+            of_layers = []
+            for number, layer in enumerate(self._layers):
+                layer.place(0 if self._all_keys else end - together, end)
+                q = layer.queries(0 if self._all_queries else end - together, end)
+                if number in self.stores:  # else k and v are those of the layer before
+                    k, v = self.stores[number].extend(end - together, end)
+                y = layer.output(core(q, k, v))
+                # A view of the last tokens would keep the outputs of all of them alive.
+                of_layers.append(y[:, -together:].clone() if y.shape[1] > together else y)
+            outputs.append(of_layers[0] if len(of_layers) == 1 else torch.cat(of_layers, dim=-1))
+        for store in self.stores.values():
+            store.restore()
         return outputs
+
+
+def plain_layer(
+    case: Case, tensors: Tensors, keys_from: Tensors, core: Core, as_read: AsRead | None
+) -> torch.Tensor:
+    """One layer's output for the new tokens, (B, T, E), with the keys and values of a layer.
+
+    Step by step, as generation goes: the sum over n keys of a single query is added up in another
+    way than those of eight at once, and rounds otherwise (float32, n = 32768: seven times the
+    error).
+    """
+    if case.mask.lengths:
+        items = zip(each_item(case, tensors), each_item(case, keys_from), strict=True)
+        return torch.cat([plain_layer(c, own, k, core, as_read) for (c, own), (_, k) in items])
+    layer = unplaced(case, tensors)
+    k, v = unplaced(case, keys_from).keys_values(0, layer.total)
+    q = layer.queries(layer.context, layer.total)
+    mask = case.mask if case.mask.after is not None else _CAUSAL
+    step = replace(case, workload="attention", seq_len=case.query_tokens, mask=mask)
+    if as_read:
+        places = torch.arange(layer.total, device=case.device)
+        q = rotated(q, case.position, places[layer.context :], layer.total)
+        k = as_read(rotated(k, case.position, places, layer.total), layer.context)
+        v, step = as_read(v, layer.context), replace(step, position=for_core(case.position))
+    steps = []
+    for end in step_ends(case):
+        new = slice(end - case.query_tokens - layer.context, end - layer.context)
+        seen = {"q": q[:, :, new], "k": k[:, :, :end], "v": v[:, :, :end]}
+        steps.append(core(replace(step, kv_len=end), seen).values["o"])
+    return layer.output(torch.cat(steps, dim=2))
 
 
 class _Decode(Workload):
@@ -162,20 +221,28 @@ class _Decode(Workload):
         return step_case(case, case.seq_len + case.query_tokens)
 
     def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
-        """x_BNE and wq, wk, wv, wo, or what is in their place where latents are kept."""
+        """x_BNE and wq, wk, wv, wo of each layer, or what is in their place where it keeps latents.
+
+        One that reads another's keys has a wk and a wv all the same, and does not use them.
+        """
         tokens = case.seq_len + (case.new_tokens or 1)
         shapes: dict[str, tuple[int, ...]] = {"x": (case.batch, tokens, case.model_width)}
         shapes |= weights_of(case)
-        return {name: empty(case, shape) for name, shape in shapes.items()}
+        return {
+            f"{name}{number or ''}": empty(case, shape)
+            for number in range(case.layers)
+            for name, shape in shapes.items()
+        }
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
         fill_normal(tensors.values(), draw.seed)
         for name, x in tensors.items():
-            if name != "x":
+            if not name.startswith("x"):
                 x.mul_(x.shape[1] ** -0.5)
-        if draw.needles:
-            plant_cached_needles(case, tensors)
-        tensors["wq"].mul_(draw.query_amplitude)
+        for number, own in enumerate(each_layer(case, tensors)):
+            if draw.needles and number in keys_of_layers(case):
+                plant_cached_needles(case, own)
+            own["wq"].mul_(draw.query_amplitude)
 
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
         generate = Generate(case, impl, tensors)
@@ -196,34 +263,16 @@ class _Decode(Workload):
         core: Core = plain_attention,
         as_read: AsRead | None = None,
     ) -> PlainResult:
-        """The layer's output; the floor of its error scales with it, so that it has no terms.
+        """The output of every layer; floors of errors scale with it, so that it has no terms.
 
-        Step by step, as generation goes: the sum over n keys of a single query is added up in
-        another way than those of eight at once, and rounds otherwise (float32, n = 32768: seven
-        times the error). `as_read` turns keys and values into what a cache gives back.
+        `as_read` turns keys and values into what a cache gives back.
         """
-        if case.mask.lengths:
-            own = [
-                self.plain(*item, terms=terms, core=core, as_read=as_read).values["o"]
-                for item in each_item(case, tensors)
-            ]
-            return PlainResult(values={"o": torch.cat(own)})
-        layer = unplaced(case, tensors)
-        k, v = layer.keys_values(0, layer.total)
-        q = layer.queries(layer.context, layer.total)
-        mask = case.mask if case.mask.after is not None else _CAUSAL
-        step = replace(case, workload="attention", seq_len=case.query_tokens, mask=mask)
-        if as_read:
-            places = torch.arange(layer.total, device=case.device)
-            q = rotated(q, case.position, places[layer.context :], layer.total)
-            k = as_read(rotated(k, case.position, places, layer.total), layer.context)
-            v, step = as_read(v, layer.context), replace(step, position=for_core(case.position))
-        steps = []
-        for end in step_ends(case):
-            new = slice(end - case.query_tokens - layer.context, end - layer.context)
-            seen = {"q": q[:, :, new], "k": k[:, :, :end], "v": v[:, :, :end]}
-            steps.append(core(replace(step, kv_len=end), seen).values["o"])
-        return PlainResult(values={"o": layer.output(torch.cat(steps, dim=2))})
+        every = each_layer(case, tensors)
+        outputs = [
+            plain_layer(case, own, every[number], core, as_read)
+            for own, number in zip(every, keys_of_layers(case), strict=True)
+        ]
+        return PlainResult(values={"o": torch.cat(outputs, dim=-1)})
 
     def truth(self, case: Case, tensors: Tensors, impl: Implementation | None = None) -> Reference:
         """As for all; a cache that rounds may err by twice as much as its rounding alone makes.
@@ -263,16 +312,16 @@ def _workspace(case: Case, impl: Implementation) -> int | None:
 
     It holds q; then the new tokens' k and v and, where the cache grows, keys and values of both
     lengths; then the longer ones, o and what the core takes. None without a cache: a core is then
-    handed strided keys, of which it may make copies. None in half precision on CPU, where oneDNN
-    packs the operands of products as the processor wants. What a cache takes to find places or to
-    round is left out, so that those that do give an estimate; so does one of latents, whose queries
-    and outputs are made from narrower ones.
+    handed strided keys, of which it may make copies. None of several layers, and none in half
+    precision on CPU, where oneDNN packs the operands of products as the processor wants. What a
+    cache takes to find places or to round is left out, so that those that do give an estimate; so
+    does one of latents, whose queries and outputs are made from narrower ones.
     """
     (kind, _), seen = cache_of(case), as_seen(case)
     *before, end = step_ends(case)
     packed = case.device == "cpu" and case.element_bytes < 4
     taken = impl.workspace(step_case(case, end)) if impl.workspace else None
-    if taken is None or kind.all_keys or packed:
+    if taken is None or kind.all_keys or packed or case.layers > 1:
         return None
     element = case.batch * case.element_bytes
     token = element * seen.kv_heads * (seen.head_dim + seen.value_dim)  # of k and v
@@ -292,8 +341,9 @@ def _flops_of(case: Case, core_flops: SizeFormula) -> int:
     kind, total = cache_of(case)[0], 0
     for end in step_ends(case):
         step = step_case(case, end)
-        tokens = step.seq_len, end if kind.all_keys else case.query_tokens
-        total += core_flops(step)
+        keys = len(set(keys_of_layers(case))) * (end if kind.all_keys else case.query_tokens)
+        tokens = case.layers * step.seq_len, keys
+        total += case.layers * core_flops(step)
         total += costs.projection_flops(case, *tokens) + costs.rotation_flops(case, *tokens)
     return total // (case.new_tokens or 1)
 
