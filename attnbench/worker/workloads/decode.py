@@ -215,6 +215,8 @@ class _Decode(Workload):
                 f"{case.position.name} turns every key anew with each token;"
                 " those in a cache are turned already"
             )
+        if cache_of(case)[0].keeps_window and impl.definition is not None:
+            return f"cache {case.cache} keeps keys in any order, and {impl.name} minds their places"
         return super().reason_against(case, impl)
 
     def core_case(self, case: Case) -> Case:
