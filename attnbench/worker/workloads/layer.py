@@ -149,14 +149,13 @@ class _Layer(Workload):
         do, result = tensors.get("do"), PlainResult()
         for number in reversed(range(case.layers)):
             found = _plain_layer(one, inputs[number], layers[number], do, core, terms=terms)
-            if number == case.layers - 1:
+            last = number == case.layers - 1
+            if last:
                 result.values["o"] = found.values["o"]
                 result.terms |= {"o": found.terms["o"]} if terms else {}
-            elif do is not None:
-                found.values["dx"] += do
             if do is None:
                 break
-            do = found.values["dx"]
+            do = found.values["dx"] = found.values["dx"] if last else found.values["dx"] + do
             for name, value, term in _gradients(case, sets[number], owns[number], found):
                 tied = name in result.values and name != "dx"
                 result.values[name] = result.values[name] + value if tied else value
