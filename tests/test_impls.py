@@ -84,7 +84,7 @@ WHERE: dict[str, dict[str, Any]] = {
     "window, blind rows": {"kv_len": 3, "mask": "window:2"},
     "prefix": {"mask": "prefix:6", "kv_len": 21, "kv_heads": 1},
     "documents, blind rows": {"mask": "document:5+3", "kv_len": 11},
-    "padding": {"mask": "padding:9+1", "batch": 3, "kv_heads": 2},
+    "padding": {"mask": "padding:1+9", "batch": 3, "kv_heads": 2},
     "grouped heads": {"kv_heads": 2, "mask": "causal"},
     "one key head": {"kv_heads": 1, "kv_len": 20},
     "wider values": {"value_dim": 11},
@@ -158,7 +158,7 @@ LONG: dict[str, dict[str, Any]] = {
 }
 BANDS = (
     "full", "causal", "window:77", "window:1", "window:512", "window:700", "prefix:100",
-    "prefix:600", "document:77", "document:512+300", "padding:600+1+77",
+    "prefix:600", "document:77", "document:512+300", "padding:77+1+600",
 )  # fmt: skip
 BLOCKS = pairwise({"where": list(LONG), "mask": BANDS, "dtype": ("float32", "bfloat16")})
 

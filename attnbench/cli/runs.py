@@ -19,8 +19,8 @@ from attnbench.errors import StoreError, UsageError
 def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
     """Show the implementations by family, and which of them cannot run here.
 
-    With the declared law of time; below them the workloads, projections, caches and position
-    encodings. As JSON with parameters, the law of memory, devices, passes, dtypes and masks.
+    With the declared law of time; below them the workloads, projections, caches, masks and
+    position encodings. As JSON with parameters, the law of memory, devices, passes, dtypes, masks.
     """
     import msgspec
 
@@ -43,7 +43,7 @@ def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
     for row in catalogue.implementations:
         if row.unavailable:
             say(f"{row.name} cannot run here: {row.unavailable}")
-    for kind in ("workloads", "projections", "caches", "positions"):
+    for kind in ("workloads", "projections", "caches", "masks", "positions"):
         click.echo(f"\n{kind}")
         for name, doc in getattr(catalogue, kind).items():
             say(f"  {name:17} {doc}", hang=20)

@@ -72,7 +72,7 @@ class Catalogue(_Message, frozen=True, kw_only=True):
     positions: dict[str, str]
     projections: dict[str, str]
     caches: dict[str, str]
-    masks: tuple[str, ...]
+    masks: dict[str, str]
 
 
 class Describe(_Message, frozen=True):

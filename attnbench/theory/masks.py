@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from attnbench.schema.case import Case, Mask
@@ -12,30 +11,32 @@ BLOCK = 128  # queries and keys of a block in `mask_block_density`, FlexAttentio
 
 def admitted_pairs(mask: Mask, queries: int, keys: int, item: int = 0) -> int:
     """Exact number P of (query, key) pairs that the mask admits in batch item `item`."""
-    if not mask.documents:
-        return _pairs_of_band(mask, queries, keys, mask.length(keys, item))
-    # Each document is a band of its own: the last query that stands in it is at its last key.
-    found, first = 0, 0
-    for length in itertools.cycle(mask.documents):
-        end = min(first + length, keys)
-        inside = max(0, end - max(first, keys - queries))
-        found += _pairs_of_band(mask, inside, end - first, end - first)
-        if end == keys:
-            return found
-        first = end
-    raise AssertionError("a mask of documents has at least one")
-
-
-def _pairs_of_band(mask: Mask, queries: int, keys: int, length: int) -> int:
-    """In closed form; the keys from `length` on are padding."""
-    always = min(mask.prefix, length)
-    above = queries * (length if mask.after is None else always)
+    if mask.documents:  # each is causal
+        before = _pairs_before(mask.documents, max(0, keys - queries))
+        return _pairs_before(mask.documents, keys) - before
+    length = mask.length(keys, item)  # the keys from here on are padding
+    prefix, diagonal = min(mask.prefix, length), keys - queries
+    above, below = queries * length, 0
     if mask.after is not None:
-        above += _clipped_sum(keys - queries + mask.after + 1 - always, queries, length - always)
-    below = (
-        0 if mask.before is None else _clipped_sum(keys - queries - mask.before, queries, length)
-    )
+        rising = _clipped_sum(diagonal + mask.after + 1 - prefix, queries, length - prefix)
+        above = queries * prefix + rising
+    if mask.before is not None:
+        below = _clipped_sum(diagonal - mask.before, queries, length)
     return above - below
+
+
+def _pairs_before(documents: tuple[int, ...], place: int) -> int:
+    """Pairs of queries that stand before `place` with the keys of their documents up to their own.
+
+    A document of n tokens has n·(n + 1) / 2.
+    """
+    cycles, rest = divmod(place, sum(documents))
+    found = 0
+    for length in documents:
+        begun = min(length, rest)
+        found += (cycles * length * (length + 1) + begun * (begun + 1)) // 2
+        rest -= begun
+    return found
 
 
 def _clipped_sum(start: int, count: int, limit: int) -> int:

@@ -38,7 +38,7 @@ def describe(device: str) -> Catalogue:
         positions={name: item.line for name, item in POSITIONS.items()},
         projections={name: item.doc for name, item in PROJECTIONS.items()},
         caches={name: item.doc for name, item in CACHES.items()},
-        masks=tuple(MASKS.names()),
+        masks={name: kind.doc for name, kind in MASKS.items()},
     )
 
 
