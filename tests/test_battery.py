@@ -1,12 +1,14 @@
 """The battery covers what the issue of correctness asks for, and refusals are an explicit list."""
 
+from collections.abc import Callable
+
 import pytest
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
 from attnbench.base.parameters import base_name
 from attnbench.planning.battery import battery
-from attnbench.schema.case import Dtype
+from attnbench.schema.case import Case, Dtype
 from attnbench.theory.projections import PROJECTIONS
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.workloads import WORKLOADS
@@ -30,6 +32,19 @@ BIASED: set[tuple[str, str, str]] = {
     if item.case.position.encoding.kind == "bias"
 }
 
+
+def refused(where: Callable[[Case], bool]) -> set[tuple[str, str, str]]:
+    """The items whose core's case is one that `where` says, and those with a ring of keys."""
+    return {
+        (item.name, item.case.pass_, item.case.dtype)
+        for item in ITEMS
+        if (item.case.cache or "").startswith("sliding")
+        or where(WORKLOADS.get(item.case.workload).core_case(item.case))
+    }
+
+
+OTHER_MASKS = refused(lambda case: not case.unmasked and case.mask.name not in ("full", "causal"))
+
 # What each built-in refuses on CPU. Anything else that is refused, or no longer is, fails here.
 REFUSED: dict[str, set[tuple[str, str, str]]] = {
     "sdpa-cudnn": ALL,
@@ -41,6 +56,13 @@ REFUSED: dict[str, set[tuple[str, str, str]]] = {
         or (key[0].startswith("shaw") and key[1] == "both")  # no gradient of an explicit bias
     },
     "sdpa-grouped": MASKED,
+    "linear": OTHER_MASKS,
+    "linear-recurrent": OTHER_MASKS,
+    "linear-parallel": OTHER_MASKS,
+    "performer": OTHER_MASKS,
+    "retention": refused(lambda case: case.mask.text != "causal"),
+    "linformer": MASKED | refused(lambda case: case.kv_len < 128),
+    "nystrom": MASKED | refused(lambda case: min(case.seq_len, case.kv_len) < 64),
     "flex": {
         (name, pass_, dtype) for name, pass_, dtype in ALL if pass_ == "both" or dtype == "float64"
     },

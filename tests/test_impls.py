@@ -224,6 +224,9 @@ IMPOSSIBLE = {
     "bigbird:window=2": "window must be odd: as many blocks on either side of the own",
     "reformer:buckets=64": "more buckets than keys: 64 for 40",
     "reformer:buckets=5": "buckets must be 1 or even: a direction and its opposite",
+    "linformer:41": "rank 41 is above its 40 keys",
+    "nystrom:41": "41 landmarks are more than its 40 tokens",
+    "retention": "its decay is that of a causal mask",
 }
 
 

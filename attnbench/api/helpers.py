@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,60 @@ class Patterned:
         wide = torch.promote_types(scores.dtype, torch.float32)
         weights = scores.softmax(-1, dtype=wide).masked_fill(blind, 0).to(v_BHSV.dtype)
         return weights @ v_BHSV
+
+
+def chunk_sizes(case: Case, chunk: int) -> list[tuple[int, int]]:
+    """How many queries and keys each step of a recurrence over chunks takes: their sums are L, S.
+
+    A query sees the keys of all steps before its own, and of its own those up to its place there.
+    Causal, or a single query: first the keys before all queries, or the queries without keys, then
+    chunks of both. Else every pair is admitted: chunks of keys, then chunks of queries.
+    """
+
+    def chunks(count: int) -> list[int]:
+        return [min(chunk, count - first) for first in range(0, count, chunk)]
+
+    causal = case.mask.text == "causal" or case.seq_len == 1
+    both = min(case.seq_len, case.kv_len) if causal else 0
+    keys, queries = chunks(case.kv_len - both), chunks(case.seq_len - both)
+    return [(0, n) for n in keys] + [(n, 0) for n in queries] + [(n, n) for n in chunks(both)]
+
+
+def in_chunks(
+    case: Case, chunk: int, q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """The steps of `chunk_sizes` as q_BGRLD, k_BG1SD and v_BG1SV in float32 at least.
+
+    R query heads share a key/value head. Parts of a split and not slices, of which each has a
+    gradient as large as its whole tensor.
+    """
+    wide = torch.promote_types(q_BHLD.dtype, torch.float32)
+    queries, keys = map(list, zip(*chunk_sizes(case, chunk), strict=True))
+    sharing = case.heads // case.kv_heads
+    q_BGRLD = q_BHLD.view(len(q_BHLD), case.kv_heads, sharing, *q_BHLD.shape[2:])
+    grouped = (q_BGRLD, queries), (k_BGSD.unsqueeze(2), keys), (v_BGSV.unsqueeze(2), keys)
+    parts = (torch.split(x, sizes, dim=3) for x, sizes in grouped)
+    for q, k, v in zip(*parts, strict=True):
+        yield q.to(wide), k.to(wide), v.to(wide)
+
+
+def kernelised(
+    case: Case, q_BHLF: torch.Tensor, k_BGSF: torch.Tensor, v_BGSV: torch.Tensor
+) -> torch.Tensor:
+    """Linear attention by its definition, dense: o_BHLV, from features that are at least 0.
+
+    The weights of the admitted pairs are φ(q)·φ(k) over their sum for the query, taken in float32
+    at least. A query without keys gives 0.
+    """
+    sharing = q_BHLF.shape[1] // k_BGSF.shape[1]
+    k_BHSF, v_BHSV = (x.repeat_interleave(sharing, dim=1) for x in (k_BGSF, v_BGSV))
+    weights_BHLS = q_BHLF @ k_BHSF.mT
+    if (admitted_LS := mask_for(case)) is not None:
+        weights_BHLS = weights_BHLS.masked_fill(~admitted_LS, 0)
+    wide = torch.promote_types(q_BHLF.dtype, torch.float32)
+    total_BHL1 = weights_BHLS.sum(-1, keepdim=True, dtype=wide)
+    weights_BHLS = weights_BHLS / total_BHL1.masked_fill(total_BHL1 == 0, 1)
+    return weights_BHLS.to(v_BHSV.dtype) @ v_BHSV
 
 
 def compile_alone(

@@ -12,7 +12,7 @@ import msgspec
 from attnbench.api import FAMILIES, IMPLEMENTATIONS, implementation
 from attnbench.api.loader import BUILT_IN
 from attnbench.machine.facts import environment, reason_against_device
-from attnbench.schema.case import DEVICES, Case, Device
+from attnbench.schema.case import DEVICES, Case, Device, parse_mask
 from attnbench.schema.mask import MASKS
 from attnbench.schema.messages import Catalogue, ImplementationInfo
 from attnbench.schema.position import POSITIONS
@@ -71,7 +71,8 @@ def _row(name: str, device: str) -> ImplementationInfo:
     impl = implementation(name)
     first = next((kind for kind in WORKLOADS.names() if kind in impl.workloads), "attention")
     on: Device = "cuda" if device == "cuda" else "cpu"
-    probe = Case(workload=first, device=on, seq_len=16)
+    mask = parse_mask("full" if "full" in impl.masks else "causal")
+    probe = Case(workload=first, device=on, seq_len=256, mask=mask)
     shown: dict[str, Any] = {"doc": impl.doc.partition("\n")[0], "file": _shown(impl.file)}
     shown |= {"approximates": impl.definition is not None, "unavailable": _reason(probe, name)}
     fields = vars(impl) | shown

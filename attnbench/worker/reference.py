@@ -18,7 +18,7 @@ such statistics are kept: in half precision this adds next to nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -282,7 +282,7 @@ def core_of(impl: Implementation | None) -> Core:
     def defined(
         case: Case, tensors: Mapping[str, torch.Tensor], *, terms: bool = False
     ) -> PlainResult:
-        """As `plain_attention`; floors scale with the values, where no pattern says more."""
+        """As `plain_attention`; floors scale with `_terms_of`, where no pattern says more."""
         method = definition(replace(case, position=Position()))
         if isinstance(method, Patterned):
             return plain_attention(case, tensors, terms=terms, admitted=method.admitted)
@@ -303,9 +303,37 @@ def core_of(impl: Implementation | None) -> Core:
                     o, inputs, do.detach(), allow_unused=True, materialize_grads=True
                 )
                 values |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-        return PlainResult(values=values, terms=dict(values) if terms else {})
+        found = _terms_of(case, inputs, do, values) if terms else {}
+        return PlainResult(values=values, terms=found)
 
     return defined
+
+
+def _terms_of(
+    case: Case, inputs: Sequence[torch.Tensor], do: torch.Tensor | None, values: Tensors
+) -> Tensors:
+    """What the floors of a definition's errors scale with, from sizes alone: as for softmax.
+
+    Results scale with themselves, times 1 + the size of a score, which rounds in an exponent, once
+    in o and three times in gradients. Those of q and k may besides cancel to nothing, as at n = 1,
+    and rounding leaves what was subtracted: do·o over the size of a query, or of a key.
+    """
+    q, k = (x.detach().norm(dim=-1, keepdim=True) for x in inputs[:2])
+    share, scale = statistics_share(case), abs(case.softmax_scale)
+    of_q, of_k = (
+        share * (x * other.square().mean().sqrt() * scale + math.log(case.kv_len))
+        for x, other in ((q, k), (k, q))
+    )
+    terms = {"o": values["o"] * (1 + of_q)}
+    if do is not None:
+        summed = do.norm(dim=-1, keepdim=True) * values["o"].norm(dim=-1, keepdim=True)
+        # A key has one share in S of those of its queries.
+        shared = (summed.square().sum((1, 2), keepdim=True) / case.kv_heads).sqrt() / case.kv_len
+        for name, x, rest, of_x in (("dq", q, summed, of_q), ("dk", k, shared, of_k)):
+            rest = rest / x.masked_fill(x == 0, math.inf) / case.head_dim**0.5
+            terms[name] = values[name].abs().maximum(rest) * (1 + ROUNDINGS * of_x)
+        terms["dv"] = values["dv"] * (1 + ROUNDINGS * of_k)
+    return terms
 
 
 def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:

@@ -1,0 +1,138 @@
+"""Linear attention: a feature map in place of the exponential, so that keys and values add up once.
+
+o_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j) with φ(x) = elu(x) + 1 (Katharopoulos et al. 2020,
+"Transformers are RNNs", arXiv:2006.16236). φ(q) stands outside of the sum: the keys seen so far
+are one state, Σ_j φ(k_j) [v_j, 1], a (D, V + 1) matrix a head whose last column is the
+denominator. There is no softmax, and so no scale of the scores.
+
+Three forms of one result: `linear-parallel` multiplies every query with every key, as softmax
+attention does; `linear-recurrent` goes token by token; `linear` goes by chunks, with the pairs
+inside one as in the parallel form and those with earlier keys through the state. A model would
+generate with that state for its cache, at the same cost for every token; as a core of `decode` it
+is handed all keys at each step and makes the state anew, O(n) as with any other core.
+
+Axes beyond the usual ones: `R` query heads that share a key/value head.
+"""
+
+import torch
+from torch.nn.functional import elu, pad
+
+from attnbench.api import (
+    AttentionCall,
+    Case,
+    attention_builder,
+    chunk_sizes,
+    core_flops,
+    in_chunks,
+    kernelised,
+    run_file,
+)
+
+
+def feature_map(x: torch.Tensor) -> torch.Tensor:
+    """elu(x) + 1, without the rounding of (exp(x) − 1) + 1 where exp(x) is small."""
+    return x.clamp(max=0).exp() + x.relu()
+
+
+def definition(case: Case) -> AttentionCall:
+    """φ(Q)φ(K)ᵀ of the admitted pairs, each row over its sum, times V."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+        return kernelised(case, elu(q) + 1, elu(k) + 1, v)
+
+    return attend
+
+
+def flops(case: Case, *, chunk: int) -> int:
+    """Pairs inside chunks, keys into the state, queries times the state; backward twice that."""
+    d, v = case.head_dim, case.value_dim + 1
+    pairs = sum(queries * keys for queries, keys in chunk_sizes(case, chunk))
+    query_side = case.heads * (pairs * (d + v) + case.seq_len * d * v)
+    forward = 2 * case.batch * (query_side + case.kv_heads * case.kv_len * d * v)
+    return forward * {"forward": 1, "backward": 2, "both": 3}[case.pass_]
+
+
+def flops_parallel(case: Case) -> int:
+    """Every pair, masked or not."""
+    return core_flops(case, case.seq_len * case.kv_len, recompute=False)
+
+
+def flops_recurrent(case: Case) -> int:
+    """Every key into the state, and every query times it."""
+    d, v = case.head_dim, case.value_dim + 1
+    forward = 2 * case.batch * (case.heads * case.seq_len + case.kv_heads * case.kv_len) * d * v
+    return forward * {"forward": 1, "backward": 2, "both": 3}[case.pass_]
+
+
+def empty_state(case: Case, k: torch.Tensor) -> torch.Tensor:
+    """The sum over no keys: (B, G, 1, D, V + 1) in float32 at least."""
+    wide = torch.promote_types(k.dtype, torch.float32)
+    return k.new_zeros(len(k), case.kv_heads, 1, case.head_dim, case.value_dim + 1, dtype=wide)
+
+
+def divided(o_and_total: torch.Tensor) -> torch.Tensor:
+    """The sum over values by that of the weights; 0 where there is no key."""
+    total = o_and_total[..., -1:]
+    return o_and_total[..., :-1] / total.masked_fill(total == 0, 1)
+
+
+@attention_builder(
+    "linear",
+    family="linear",
+    time="O(n d^2)",
+    memory="O(n)",
+    definition=definition,
+    flops=flops,
+)
+def build_linear(case: Case, *, chunk: int = 128) -> AttentionCall:
+    """Features elu + 1 for the exponential, by chunks."""
+
+    def linear(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+        state, outputs = empty_state(case, k), []
+        for q_BGRLD, k_BG1SD, v_BG1SV in in_chunks(case, chunk, q, k, v):
+            q_BGRLD, k_BG1SD = feature_map(q_BGRLD), feature_map(k_BG1SD)
+            v_and_1 = pad(v_BG1SV, (0, 1), value=1.0)
+            inside = (q_BGRLD @ k_BG1SD.mT).tril() @ v_and_1
+            outputs.append(divided(inside + q_BGRLD @ state))
+            state = state + k_BG1SD.mT @ v_and_1
+        return torch.cat(outputs, dim=3).flatten(1, 2).to(v.dtype)
+
+    return linear
+
+
+@attention_builder(
+    "linear-recurrent",
+    family="linear",
+    time="O(n d^2)",
+    memory="O(n d^2)",
+    definition=definition,
+    flops=flops_recurrent,
+)
+def build_recurrent(case: Case) -> AttentionCall:
+    """The same token by token."""
+
+    def recurrent(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+        state, outputs = empty_state(case, k), []
+        for q_BGRLD, k_BG1SD, v_BG1SV in in_chunks(case, 1, q, k, v):
+            state = state + feature_map(k_BG1SD).mT @ pad(v_BG1SV, (0, 1), value=1.0)
+            outputs.append(divided(feature_map(q_BGRLD) @ state))
+        return torch.cat(outputs, dim=3).flatten(1, 2).to(v.dtype)
+
+    return recurrent
+
+
+@attention_builder(
+    "linear-parallel",
+    family="linear",
+    time="n^2 d",
+    memory="n^2",
+    definition=definition,
+    flops=flops_parallel,
+)
+def build_parallel(case: Case) -> AttentionCall:
+    """The same by its definition: every pair."""
+    return definition(case)
+
+
+if __name__ == "__main__":
+    run_file(__file__)

@@ -1,0 +1,128 @@
+"""Performer: softmax attention by random features, whose error falls as features grow (FAVOR+).
+
+exp(q·k) is the mean over directions ω ~ N(0, I) of φ(q)·φ(k) with φ(x) = exp(ω·x − |x|²/2), which
+is positive; the directions are orthogonal in blocks of D, which lowers the variance and leaves the
+mean (Choromanski et al. 2021, "Rethinking Attention with Performers", arXiv:2009.14794). From
+there on it is linear attention. The estimate of a weight is off by √((exp(|q + k|²) − 1)/features)
+of itself, q and k times √scale: the error falls as 1/√features once these outnumber exp(|q + k|²).
+Normal inputs of width D have |q + k|² = 2√D, at D = 64 already 16: more than any features are
+enough for. It wants small or normalised queries and keys.
+
+The exponents are shifted to stay finite, in ways that leave the ratio as it is: those of a query by
+their maximum, those of a feature by its maximum over the keys so far, which goes to the queries.
+The key that matters most to a query then weighs 1, whatever the inputs; a chunk whose earlier
+queries see keys that vanish beside its later ones is cut in half.
+
+Axes beyond the usual ones: `F` features; `R` query heads that share a key/value head.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from attnbench.api import (
+    AttentionCall,
+    Case,
+    attention_builder,
+    chunk_sizes,
+    in_chunks,
+    kernelised,
+    run_file,
+)
+
+LOWEST = -1e30  # the maximum over no keys: finite, so that nothing becomes NaN
+LEAST = 1e-20  # sums of weights below may have lost some to underflow
+
+
+class Seen(NamedTuple):
+    """Of the keys so far: each feature's largest exponent, and the sum of φ(k)[v, 1] below it."""
+
+    top_BG11F: torch.Tensor
+    sum_BG1FV: torch.Tensor
+
+
+def directions(case: Case, features: int, seed: int) -> torch.Tensor:
+    """ω_DF in float64 times √scale: orthogonal in blocks of D, each of a normal vector's length."""
+    generator, d = torch.Generator().manual_seed(seed), case.head_dim
+    drawn = torch.randn(2, -(-features // d), d, d, generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(drawn[0])
+    q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # else it is not uniform
+    rows = (q.mT * drawn[1].norm(dim=-1, keepdim=True)).flatten(0, 1)[:features]
+    omega_DF: torch.Tensor = rows.mT * case.softmax_scale**0.5
+    return omega_DF.contiguous().to(case.device)
+
+
+def definition(case: Case, *, features: int, seed: int) -> AttentionCall:
+    """φ(Q)φ(K)ᵀ of the admitted pairs, each row over its sum, times V."""
+    omega_DF = directions(case, features, seed)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+        # In float64 whatever the dtype: keys far apart would vanish beside each other.
+        size_BGS1 = k.double().square().sum(-1, keepdim=True) * case.softmax_scale / 2
+        key_BGSF = k.double() @ omega_DF - size_BGS1
+        top_BG1F = key_BGSF.detach().amax(2, keepdim=True)
+        top_BH1F = top_BG1F.repeat_interleave(case.heads // case.kv_heads, dim=1)
+        query_BHLF = q.double() @ omega_DF + top_BH1F
+        query_BHLF = query_BHLF - query_BHLF.detach().amax(3, keepdim=True)
+        return kernelised(case, query_BHLF.exp(), (key_BGSF - top_BG1F).exp(), v)
+
+    return attend
+
+
+def flops(case: Case, *, features: int, chunk: int) -> int:
+    """Features of q and k, pairs inside chunks, keys into the state, queries times the state."""
+    d, v, f = case.head_dim, case.value_dim + 1, features
+    pairs = sum(queries * keys for queries, keys in chunk_sizes(case, chunk))
+    query_side = case.heads * (pairs * (f + v) + case.seq_len * f * (d + v))
+    forward = 2 * case.batch * (query_side + case.kv_heads * case.kv_len * f * (d + v))
+    return forward * {"forward": 1, "backward": 2, "both": 3}[case.pass_]
+
+
+@attention_builder(
+    "performer",
+    family="linear",
+    time="O(n d)",
+    memory="O(n)",
+    definition=definition,
+    flops=flops,
+)
+def build(case: Case, *, features: int = 256, chunk: int = 128, seed: int = 0) -> AttentionCall:
+    """Random features for the exponential (FAVOR+)."""
+    wide = torch.promote_types(getattr(torch, case.dtype), torch.float32)
+    omega_DF, half = directions(case, features, seed).to(wide), case.softmax_scale / 2
+
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen) -> tuple[Any, Seen]:
+        """Output of the queries of a chunk, and what was seen after its keys."""
+        k_BG1SF = k @ omega_DF - half * k.square().sum(-1, keepdim=True)
+        top_BG11F = torch.cat((seen.top_BG11F, k_BG1SF.detach()), 3).amax(3, keepdim=True)
+        k_BG1SF = (k_BG1SF - top_BG11F).exp()
+        q_BGRLF = q @ omega_DF + top_BG11F
+        q_BGRLF = (q_BGRLF - q_BGRLF.detach().amax(4, keepdim=True)).exp()
+        v_and_1 = pad(v, (0, 1), value=1.0)
+        state = seen.sum_BG1FV * (seen.top_BG11F - top_BG11F).exp().mT
+        o = (q_BGRLF @ k_BG1SF.mT).tril() @ v_and_1 + q_BGRLF @ state
+        total, tokens = o[..., -1:], min(q.shape[3], k.shape[3])
+        if tokens > 1 and bool((total < LEAST).any()):  # lost beside later keys of the chunk
+            cut = tokens // 2
+            first, seen = step(q[..., :cut, :], k[..., :cut, :], v[..., :cut, :], seen)
+            last, seen = step(q[..., cut:, :], k[..., cut:, :], v[..., cut:, :], seen)
+            return torch.cat((first, last), 3), seen
+        o = o[..., :-1] / total.masked_fill(total == 0, 1)  # 0 without keys
+        return o, Seen(top_BG11F, state + k_BG1SF.mT @ v_and_1)
+
+    def performer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+        sizes = len(k), case.kv_heads, 1
+        nothing = k.new_zeros(*sizes, features, case.value_dim + 1, dtype=wide)
+        seen = Seen(k.new_full((*sizes, 1, features), LOWEST, dtype=wide), nothing)
+        outputs = []
+        for q_BGRLD, k_BG1SD, v_BG1SV in in_chunks(case, chunk, q, k, v):
+            o_BGRLV, seen = step(q_BGRLD, k_BG1SD, v_BG1SV, seen)
+            outputs.append(o_BGRLV)
+        return torch.cat(outputs, dim=3).flatten(1, 2).to(v.dtype)
+
+    return performer
+
+
+if __name__ == "__main__":
+    run_file(__file__)
