@@ -186,7 +186,7 @@ case("seq_len", "int", "", "queries L; for decode the context before the first n
 case("kv_len", "int", "", "keys and values S")
 case("head_dim", "int", "", "query/key head dimension D")
 case("mask", "text", "", "which pairs are admitted; causal is bottom-right")
-case("position", "text", "", "position encoding, with its base where given")
+case("position", "text", "", "position encoding, with the parameters that are not its defaults")
 case("value_dim", "int", "", "value head dimension V")
 case("width", "int", "", "model width E, of all workloads but attention")
 case("projection", "text", "", "kind of projection of a layer")

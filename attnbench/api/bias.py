@@ -126,7 +126,8 @@ class PositionBias:
         which = self._clipped(i, j)
         if which is not None:
             return columns.narrow(axis, which, 1)
-        index = self._index(i, j, keys_first)
+        index = self.pairs(i, j)
+        index = index.mT if keys_first else index
         return columns.gather(axis, index.expand(*columns.shape[:-2], *index.shape))
 
     def collect(
@@ -137,7 +138,7 @@ class PositionBias:
         if which is not None:
             dcolumns_NRCI[..., which, :] += ds_NRJI.sum(-2)
         else:
-            dcolumns_NRCI.scatter_add_(-2, self._index(i, j, True).expand_as(ds_NRJI), ds_NRJI)
+            dcolumns_NRCI.scatter_add_(-2, self.pairs(i, j).mT.expand_as(ds_NRJI), ds_NRJI)
 
     def _clipped(self, i: slice, j: slice) -> int | None:
         """The one column of a block whose distances are all clipped to the same; else None."""
@@ -147,13 +148,11 @@ class PositionBias:
             return 0
         return 2 * self.clip if farthest_back >= self.clip else None
 
-    def _index(self, i: slice, j: slice, keys_first: bool) -> torch.Tensor:
-        assert self.vectors_CD is not None
-        query, key = (
-            torch.arange(some.start, some.stop, device=self.vectors_CD.device) for some in (i, j)
-        )
-        if keys_first:
-            return self.index(query, key.unsqueeze(1))
+    def pairs(self, i: slice, j: slice) -> torch.Tensor:
+        """`index` of all queries i and keys j: (I, J)."""
+        numbers = self.table_HW if self.vectors_CD is None else self.vectors_CD
+        assert numbers is not None
+        query, key = (torch.arange(x.start, x.stop, device=numbers.device) for x in (i, j))
         return self.index(query.unsqueeze(1), key)
 
 
@@ -170,7 +169,8 @@ def dense_bias(
 ) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The whole bias of an unscaled q_BHLD, (1 or B, H, L, S), -inf for `hidden` pairs.
 
-    In the case's dtype. Of `alibi` and `t5` made once, and of `shaw` in every call, differentiable.
+    In the case's dtype. Of `alibi` and `t5` made once; of `shaw` gathered in every call,
+    differentiable.
     """
     bias, whole = position_bias(case), (slice(0, case.seq_len), slice(0, case.kv_len))
     scale, dtype = case.softmax_scale, getattr(torch, case.dtype)
@@ -184,4 +184,10 @@ def dense_bias(
     if bias.table_HW is not None:
         prepared_1HLS = finished(bias.block(bias.table_HW, *whole).unsqueeze(0))
         return lambda _: prepared_1HLS
-    return lambda q_BHLD: finished(bias.block(bias.columns(q_BHLD * scale), *whole))
+    index_LS = bias.pairs(*whole)
+
+    def gathered(q_BHLD: torch.Tensor) -> torch.Tensor:
+        columns_BHLC = bias.columns(q_BHLD * scale)
+        return finished(columns_BHLC.gather(-1, index_LS.expand(*columns_BHLC.shape[:-1], -1)))
+
+    return gathered

@@ -54,6 +54,24 @@ _QUICK = (
 _QUICK_DOC = "two minutes on two CPU cores: attention to n = 2048, decode to context 1024"
 PRESETS.add("quick", Preset(doc=_QUICK_DOC, sweeps=_QUICK, max_time_s=0.15))
 
+_encoded = partial(Axes, seq_lens=(512, 2048), masks=("causal",))
+_POSITIONS = (
+    _encoded(
+        positions=(
+            "none", "rope", "rope-interleaved", "rope-partial", "rope-matrix", "rope-yarn",
+            "alibi", "t5", "shaw",
+        ),
+        impls=("naive", "sdpa", "chunked"),
+    ),
+    _encoded(
+        workload="layer",
+        positions=("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw"),
+        impls=_TWO,
+    ),
+)  # fmt: skip
+_POSITIONS_DOC = "what each kind of position encoding costs, on a CPU in three minutes"
+PRESETS.add("positions", Preset(doc=_POSITIONS_DOC, sweeps=_POSITIONS, max_time_s=0.5))
+
 _wide = partial(Axes, dtypes=("bfloat16",), heads=(16,))
 _served = partial(_wide, workload="decode", kv_heads=(4,), head_dims=(128,))
 _GPU = (

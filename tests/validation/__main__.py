@@ -124,6 +124,20 @@ def tools(**options: Any) -> None:
 
 
 @main.command()
+@click.argument("run")
+@output_option
+def positions(run: str, output: Path) -> None:
+    """Tables and pictures of what position encodings cost, and how far they reach.
+
+    RUN is one of `attnbench sweep --preset positions`; positions.md and the pictures go into it.
+    Nothing is timed.
+    """
+    from tests.validation.positions import examine_folder
+
+    click.echo(examine_folder(run, output))
+
+
+@main.command()
 @click.option(
     "--draws",
     type=click.IntRange(min=1, max=100_000),
