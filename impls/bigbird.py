@@ -5,8 +5,11 @@ tokens are cut into blocks. A block of queries sees `window` blocks, its own in 
 first `global_blocks`, and `random_blocks` drawn with `seed`, the same for all heads; queries of a
 global block see all. Under `causal` what lies ahead is left out, of random blocks, too.
 
-Computed are whole blocks: the keys of a block of queries lie side by side in a copy.
+Computed are whole blocks. `bigbird` copies the keys of a block of queries side by side;
+`bigbird-flex` hands their list to torch's FlexAttention (Dong et al. 2024, arXiv 2412.05496).
 """
+
+from typing import Any
 
 import torch
 
@@ -16,7 +19,10 @@ from attnbench.api import (
     Patterned,
     Tile,
     attention_builder,
+    building_mask,
+    compile_alone,
     places,
+    reason_against_flex,
     run_file,
     tiled,
     tiled_flops,
@@ -31,23 +37,33 @@ def draw(blocks: int, random_blocks: int, seed: int) -> torch.Tensor:
     return chances.topk(min(random_blocks, blocks), dim=1).indices
 
 
+def blocks_seen(
+    case: Case, *, block: int, window: int, global_blocks: int, random_blocks: int, seed: int
+) -> dict[int, list[int]]:
+    """For each block in which there are queries the blocks of keys that it sees, in order."""
+    last, hides = (case.kv_len - 1) // block, case.mask.text == "causal"
+    drawn, found = draw(last + 1, random_blocks, seed).tolist(), {}
+    for own in range((case.kv_len - case.seq_len) // block, last + 1):
+        seen = {*range(own - window // 2, own + window // 2 + 1), *range(global_blocks)}
+        seen |= set(drawn[own]) if own >= 0 else set()
+        seen = set(range(last + 1)) if 0 <= own < global_blocks else seen
+        found[own] = sorted(seen & set(range((own if hides else last) + 1)))
+    return found
+
+
 def cover(
     case: Case, *, block: int, window: int, global_blocks: int, random_blocks: int, seed: int
 ) -> list[Tile]:
     """Each block of queries with its blocks of keys; neighbours are one stretch."""
-    offset, last = case.kv_len - case.seq_len, (case.kv_len - 1) // block
-    hides, drawn = case.mask.text == "causal", draw(last + 1, random_blocks, seed).tolist()
+    offset, hides, tiles = case.kv_len - case.seq_len, case.mask.text == "causal", []
+    more = {"global_blocks": global_blocks, "random_blocks": random_blocks, "seed": seed}
 
     def earlier(place_I1: torch.Tensor, key_J: torch.Tensor) -> torch.Tensor:
         return key_J <= place_I1
 
-    tiles = []
-    for own in range(offset // block, last + 1):
-        seen = set(range(own - window // 2, own + window // 2 + 1)) | set(range(global_blocks))
-        seen |= set(drawn[own]) if own >= 0 else set()
-        seen = set(range(last + 1)) if 0 <= own < global_blocks else seen
+    for own, seen in blocks_seen(case, block=block, window=window, **more).items():
         stretches: list[range] = []
-        for number in sorted(seen & set(range((own if hides else last) + 1))):
+        for number in seen:
             keys = range(number * block, min((number + 1) * block, case.kv_len))
             if stretches and stretches[-1].stop == keys.start:
                 keys = range(stretches.pop().start, keys.stop)
@@ -85,17 +101,13 @@ def exact_at(case: Case, *, block: int) -> dict[str, int]:
     return {"window": 2 * (max(case.seq_len, case.kv_len) // block + 1) + 1}
 
 
-@attention_builder(
-    "bigbird",
-    family="sparse",
-    time="n d",
-    memory="O(n)",
-    definition=definition,
-    exact_at=exact_at,
-    flops=tiled_flops(cover),
-    workspace=tiled_workspace(cover),
-    supports=supports,
-)
+ROW: Any = {
+    "family": "sparse", "time": "n d", "memory": "O(n)", "definition": definition,
+    "exact_at": exact_at, "flops": tiled_flops(cover),
+}  # fmt: skip
+
+
+@attention_builder("bigbird", **ROW, workspace=tiled_workspace(cover), supports=supports)
 def bigbird(
     case: Case,
     *,
@@ -105,9 +117,65 @@ def bigbird(
     random_blocks: int = 3,
     seed: int = 0,
 ) -> AttentionCall:
-    """Blocks of keys that are near, global or drawn at random."""
+    """Blocks of keys: near, global and drawn at random."""
     sizes = {"block": block, "window": window, "global_blocks": global_blocks}
     return tiled(case, cover(case, **sizes, random_blocks=random_blocks, seed=seed))
+
+
+def flex_supports(case: Case, *, block: int, window: int) -> str | None:
+    """Why FlexAttention or the window cannot take the case here, or None."""
+    if case.seq_len != case.kv_len:
+        return "FlexAttention's blocks of queries are those of keys: needs as many of both"
+    if case.device == "cuda" and block % 128:
+        return "FlexAttention needs blocks of a multiple of 128 on CUDA"
+    return supports(case, window=window) or reason_against_flex(case)
+
+
+@attention_builder(
+    "bigbird-flex",
+    **ROW,
+    supports=flex_supports,
+    dtypes=("float32", "bfloat16", "float16"),
+    compiles=True,
+    workloads=("attention", "layer"),
+)
+def bigbird_flex(
+    case: Case,
+    *,
+    block: int = 128,
+    window: int = 3,
+    global_blocks: int = 1,
+    random_blocks: int = 3,
+    seed: int = 0,
+) -> AttentionCall:
+    """The same by FlexAttention, under torch.compile."""
+    from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+    more = {"global_blocks": global_blocks, "random_blocks": random_blocks, "seed": seed}
+    seen = blocks_seen(case, block=block, window=window, **more)
+    hides = case.mask.text == "causal"
+
+    def earlier(_b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return key <= query if hides else key >= 0
+
+    def listed(lists: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many blocks of keys each block of queries has, and which, (1, 1, Q) and (…, Q)."""
+        rows = [row + [0] * (len(seen) - len(row)) for row in lists]
+        like: Any = {"dtype": torch.int32, "device": case.device}
+        return torch.tensor([[list(map(len, lists))]], **like), torch.tensor([[rows]], **like)
+
+    with building_mask:
+        last = len(seen) - 1  # it may be shorter than a block
+        whole = [[n for n in row if n < (own if hides else last)] for own, row in seen.items()]
+        cut = [[n for n in row if n >= (own if hides else last)] for own, row in seen.items()]
+        sizes: Any = {"BLOCK_SIZE": block, "seq_lengths": (case.seq_len, case.kv_len)}
+        mask = BlockMask.from_kv_blocks(*listed(cut), *listed(whole), mask_mod=earlier, **sizes)
+    scale, gqa = case.softmax_scale, case.kv_heads != case.heads
+
+    def flex(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> Any:
+        return flex_attention(q_BHLD, k_BGSD, v_BGSV, block_mask=mask, scale=scale, enable_gqa=gqa)
+
+    return compile_alone(flex)
 
 
 if __name__ == "__main__":

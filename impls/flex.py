@@ -16,27 +16,12 @@ from attnbench.api import (
     compile_alone,
     mask_spans,
     position_bias,
-    reason_against_compiling,
+    reason_against_flex,
     run_file,
     visible_blocks,
 )
 
 BLOCK = 128  # queries and keys of a block of the mask, torch's default
-
-
-def supports(case: Case) -> str | None:
-    """Why FlexAttention cannot take the case here, or None."""
-    cannot_compile = reason_against_compiling(case)
-    if cannot_compile:
-        return cannot_compile
-    if case.device == "cuda":
-        narrow = min(case.head_dim, case.value_dim) < 16
-        return "FlexAttention needs head and value dims of at least 16 on CUDA" if narrow else None
-    if case.needs_grad:
-        return "FlexAttention has no backward pass on CPU"
-    if "AVX" not in torch.backends.cpu.get_cpu_capability():
-        return "FlexAttention needs AVX2 or AVX512 on CPU"
-    return None
 
 
 def block_mask(case: Case) -> Any:
@@ -108,7 +93,7 @@ def flex_call(case: Case) -> Any:
     dtypes=("float32", "bfloat16", "float16"),
     compiles=True,
     flops=flops,
-    supports=supports,
+    supports=reason_against_flex,
 )
 def build_flex(case: Case) -> AttentionCall:
     """FlexAttention with a block mask, under torch.compile."""

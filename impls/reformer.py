@@ -143,7 +143,7 @@ def supports(case: Case, *, buckets: int) -> str | None:
 def reformer(
     case: Case, *, buckets: int = 8, rounds: int = 2, chunk: int = 64, seed: int = 0
 ) -> AttentionCall:
-    """LSH attention: tokens meet those of their bucket, queries being the keys, too."""
+    """LSH attention: tokens of a bucket, queries as keys."""
     rotations, chunks = draw(case, buckets, rounds, seed), chunks_of(case, buckets, chunk)
     later_MZ = torch.ones(chunk, 2 * chunk, dtype=torch.bool, device=case.device)
     # In a bucket tokens stand in the order of their places.

@@ -88,19 +88,19 @@ ROW: Any = {
 
 @attention_builder("sliding-window", **ROW, exact_at=exact_at)
 def sliding_window(case: Case, *, window: int = 256) -> AttentionCall:
-    """Each query sees its own key and those within half a window before and after it."""
+    """Its own key, and half a window on either side."""
     return tiled(case, cover(case, window=window))
 
 
 @attention_builder("dilated-window", **ROW, exact_at=exact_undilated)
 def dilated_window(case: Case, *, window: int = 256, dilation: int = 2) -> AttentionCall:
-    """A sliding window with gaps: every `dilation`-th key of a reach as many times as wide."""
+    """Every `dilation`-th key of a wider window."""
     return tiled(case, cover(case, window=window, dilation=dilation))
 
 
 @attention_builder("window-global", **ROW, exact_at=exact_at)
 def window_global(case: Case, *, window: int = 256, global_tokens: int = 16) -> AttentionCall:
-    """A sliding window, and first tokens that see all and are seen by all."""
+    """A window, and first tokens that see and are seen."""
     return tiled(case, cover(case, window=window, global_tokens=global_tokens))
 
 

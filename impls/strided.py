@@ -88,7 +88,7 @@ def define_strided(case: Case, *, stride: int) -> Patterned:
     workspace=tiled_workspace(cover_strided),
 )
 def strided(case: Case, *, stride: int = 0) -> AttentionCall:
-    """Sparse Transformer: the `stride` (0: √n) nearest keys, and those at multiples of it."""
+    """The nearest √n keys, and every √n-th one beyond."""
     return tiled(case, cover_strided(case, stride=stride))
 
 
@@ -130,7 +130,7 @@ def define_fixed(case: Case, *, stride: int, summary: int) -> Patterned:
     workspace=tiled_workspace(cover_fixed),
 )
 def strided_fixed(case: Case, *, stride: int = 0, summary: int = 1) -> AttentionCall:
-    """Sparse Transformer: the own block of `stride` (0: √n) keys, and the last ones of all."""
+    """The own block of √n keys, and the last key of each."""
     return tiled(case, cover_fixed(case, stride=stride, summary=summary))
 
 

@@ -123,7 +123,7 @@ def tried(case: Case, name: str) -> Any:
     """The trial of a cell, built and probed on one draw."""
     import torch
 
-    from attnbench.api import IMPLEMENTATIONS
+    from attnbench.api import implementation
     from attnbench.api.loader import load_built_in
     from attnbench.worker.inputs import Draw
     from attnbench.worker.trial import Trial
@@ -133,7 +133,7 @@ def tried(case: Case, name: str) -> Any:
     workload = WORKLOADS.get(case.workload)
     tensors = workload.tensors(case)
     workload.fill(case, tensors, Draw(seed=1))
-    trial = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors=tensors)
+    trial = Trial(impl=implementation(name), case=case, tensors=tensors)
     trial.build()
     assert trial.bound is not None
     with torch.set_grad_enabled(trial.bound.grad):

@@ -45,6 +45,8 @@ def refused(where: Callable[[Case], bool]) -> set[tuple[str, str, str]]:
 
 OTHER_MASKS = refused(lambda case: not case.unmasked and case.mask.name not in ("full", "causal"))
 
+FLEX = {(name, pass_, dtype) for name, pass_, dtype in ALL if pass_ == "both" or dtype == "float64"}
+
 # What each built-in refuses on CPU. Anything else that is refused, or no longer is, fails here.
 REFUSED: dict[str, set[tuple[str, str, str]]] = {
     "sdpa-cudnn": ALL,
@@ -63,9 +65,11 @@ REFUSED: dict[str, set[tuple[str, str, str]]] = {
     "retention": refused(lambda case: case.mask.text != "causal"),
     "linformer": MASKED | refused(lambda case: case.kv_len < 128),
     "nystrom": MASKED | refused(lambda case: min(case.seq_len, case.kv_len) < 64),
-    "flex": {
-        (name, pass_, dtype) for name, pass_, dtype in ALL if pass_ == "both" or dtype == "float64"
-    },
+    "flex": FLEX,
+    "bigbird-flex": FLEX | refused(lambda case: case.seq_len != case.kv_len),
+    "reformer": refused(
+        lambda case: case.seq_len != case.kv_len or case.seq_len < 8 or case.position.name != "none"
+    ),
 }
 TAKE_BIASES = ("naive", "chunked", "flex", "sdpa", "sdpa-math", "sdpa-mask", "sdpa-flash")
 

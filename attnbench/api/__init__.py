@@ -36,6 +36,7 @@ from attnbench.api.helpers import (
     mask_for,
     mask_spans,
     reason_against_compiling,
+    reason_against_flex,
     run_file,
 )
 from attnbench.api.tiles import Tile, places, tiled, tiled_flops, tiled_workspace
@@ -80,6 +81,7 @@ __all__ = [
     "places",
     "position_bias",
     "reason_against_compiling",
+    "reason_against_flex",
     "recurrent_builder",
     "run_file",
     "tiled",

@@ -257,6 +257,21 @@ def reason_against_compiling(case: Case) -> str | None:
     return None
 
 
+def reason_against_flex(case: Case) -> str | None:
+    """Why FlexAttention cannot take the case here, or None."""
+    cannot_compile = reason_against_compiling(case)
+    if cannot_compile:
+        return cannot_compile
+    if case.device == "cuda":
+        narrow = min(case.head_dim, case.value_dim) < 16
+        return "FlexAttention needs head and value dims of at least 16 on CUDA" if narrow else None
+    if case.needs_grad:
+        return "FlexAttention has no backward pass on CPU"
+    if "AVX" not in torch.backends.cpu.get_cpu_capability():
+        return "FlexAttention needs AVX2 or AVX512 on CPU"
+    return None
+
+
 def run_file(file: str) -> None:
     """Check and time what a kernel file registers, and exit; for `if __name__ == "__main__":`.
 
