@@ -191,10 +191,11 @@ def test_eight_bits_take_half_the_bytes_of_bfloat16_and_the_error_is_that_of_rou
 
 @pytest.mark.parametrize("cache", CACHES.names())
 def test_the_check_of_decode_accepts_it_and_notices_a_stale_cache(cache):
-    fields: dict[str, Any] = {"shared": {"layers": 2}, "sliding": {"mask": WINDOW}}.get(cache, {})
+    special: dict[str, dict[str, Any]] = {"shared": {"layers": 2}, "sliding": {"mask": WINDOW}}
     for dtype in ("float64", "bfloat16"):
         where = parse_position("none" if cache == "latent" else "rope")
-        case = dataclasses.replace(DECODE, cache=cache, position=where, dtype=dtype, **fields)
+        case = dataclasses.replace(DECODE, cache=cache, position=where, dtype=dtype)
+        case = dataclasses.replace(case, **special.get(cache, {}))
         decoder, tensors = bound(case)
         workload = WORKLOADS.get("decode")
         workload.fill(case, tensors, Draw(seed=2))
