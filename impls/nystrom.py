@@ -4,10 +4,10 @@ softmax(QKᵀ) ≈ softmax(Q k̃ᵀ) A⁺ softmax(q̃ Kᵀ) with A = softmax(q̃
 and k̃ are means over segments of equal length, and A⁺ comes from a few steps of an iteration for the
 pseudo-inverse (Xiong et al. 2021, "Nyströmformer", arXiv:2102.03902, equations 11 and 13; without
 its convolution beside). Here segments share a token where the length is no multiple. With as many
-landmarks as tokens it is exact: A A⁺ A = A. With fewer the error is that of the mean over a
-segment: on tokens that resemble their neighbours it falls as segments come to be shorter than that
-resemblance, while unrelated tokens average to nothing, and leave about the mean of all values.
-A landmark is a mean over all places, so that there is no causal form.
+landmarks as tokens and enough iterations it is exact: A A⁺ A = A. With fewer the error is that of
+the mean over a segment: it falls once segments are shorter than the reach over which tokens
+resemble their neighbours. Means of unrelated tokens are all alike, A is nearly singular, and the
+error stays near 1, or grows with the iterations. There is no causal form: means hold later tokens.
 
 Axes beyond the usual ones: `M` landmarks.
 """

@@ -210,17 +210,21 @@ def kernelised(
     """Linear attention by its definition, dense: o_BHLV, from features that are at least 0.
 
     The weights of the admitted pairs are φ(q)·φ(k) over their sum for the query, taken in float32
-    at least. A query without keys gives 0.
+    at least. A query without keys gives 0. 1024 queries at a time, for the sake of memory.
     """
     sharing = q_BHLF.shape[1] // k_BGSF.shape[1]
     k_BHSF, v_BHSV = (x.repeat_interleave(sharing, dim=1) for x in (k_BGSF, v_BGSV))
-    weights_BHLS = q_BHLF @ k_BHSF.mT
-    if (admitted_LS := mask_for(case)) is not None:
-        weights_BHLS = weights_BHLS.masked_fill(~admitted_LS, 0)
-    wide = torch.promote_types(q_BHLF.dtype, torch.float32)
-    total_BHL1 = weights_BHLS.sum(-1, keepdim=True, dtype=wide)
-    weights_BHLS = weights_BHLS / total_BHL1.masked_fill(total_BHL1 == 0, 1)
-    return weights_BHLS.to(v_BHSV.dtype) @ v_BHSV
+    wide, outputs = torch.promote_types(q_BHLF.dtype, torch.float32), []
+    for first, q in zip(range(0, case.seq_len, 1024), torch.split(q_BHLF, 1024, 2), strict=True):
+        weights_BHLS = q @ k_BHSF.mT
+        if not case.unmasked:
+            sizes, rows = (case.seq_len, case.kv_len), {"first_query": first, "count": q.shape[2]}
+            admitted_LS = dense_mask(case.mask, *sizes, case.device, **rows)
+            weights_BHLS = weights_BHLS.masked_fill(~admitted_LS, 0)
+        total_BHL1 = weights_BHLS.sum(-1, keepdim=True, dtype=wide)
+        weights_BHLS = weights_BHLS / total_BHL1.masked_fill(total_BHL1 == 0, 1)
+        outputs.append(weights_BHLS.to(v_BHSV.dtype) @ v_BHSV)
+    return torch.cat(outputs, dim=2)
 
 
 def compile_alone(
