@@ -72,8 +72,8 @@ def examine(request: Request, tell: Callable[[str], None]) -> tuple[Path, Figure
     wanted = list(itertools.product(range(request.seeds), request.variants))
 
     def missing(done: list[Figures]) -> Iterator[Figures]:
-        have = {(row["seed"], row["position"], row["heads"]) for row in done}
-        todo = [(s, v) for s, v in wanted if (s, v.position, v.heads) not in have]
+        have = [_made(row) for row in done]
+        todo = [each for each in wanted if each not in have]
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(request.jobs, spawn) as pool:
             made = pool.map(_train, todo, itertools.repeat(request.recipe))
@@ -83,6 +83,7 @@ def examine(request: Request, tell: Callable[[str], None]) -> tuple[Path, Figure
 
     model = request.recipe.model(request.variants[0])
     rows, interrupted = sitting(path, asked, missing)
+    rows = [row for row in rows if _made(row) in wanted]
     summary = asked | {
         "attnbench": __version__,
         "python": platform.python_version(),
@@ -99,6 +100,10 @@ def examine(request: Request, tell: Callable[[str], None]) -> tuple[Path, Figure
     page = markdown(title, tables(summary), facts(summary), picture=picture)
     write_texts(path, {SUMMARY: json.dumps(summary, indent=1) + "\n", PAGE: page})
     return path, summary
+
+
+def _made(row: Figures) -> tuple[int, Variant]:
+    return row["seed"], Variant(position=row["position"], heads=row["heads"])
 
 
 def _train(todo: tuple[int, Variant], recipe: Recipe) -> Figures:

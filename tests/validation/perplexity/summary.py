@@ -31,6 +31,7 @@ def summarise(rows: list[Figures], variants: Sequence[Variant], bytes_per_word: 
     ]
     return {
         "trainings": len(rows),
+        "seeds": len({row["seed"] for row in rows}),
         "wall_s_median": median(row["wall_s"] for row in rows) if rows else None,
         "cpu_s_median": median(row["cpu_s"] for row in rows) if rows else None,
         "variants": [_variant(_of(rows, variant), variant) for variant in variants],

@@ -29,7 +29,8 @@ def facts(summary: Figures) -> list[str]:
         f" {length}) out of {count(summary['bytes_train'])} bytes of the standard library's"
         f" docstrings, and judged on {count(summary['bytes_held_out'])} bytes of other files"
         f" ({per_word:.2f} bytes a word).",
-        f"{summary['trainings']} trainings, each in one thread: in the median"
+        f"{summary['trainings']} trainings, {summary['seeds']} of each variant, each in one thread:"
+        f" in the median"
         f" {units.seconds(summary['cpu_s_median'])} of processor time,"
         f" {units.seconds(summary['wall_s_median'])} by the clock.",
         "One seed gives every variant the same initial weights and the same windows in the same"
@@ -38,8 +39,8 @@ def facts(summary: Figures) -> list[str]:
         f"Per word is the ratio per byte to the power {per_word:.2f}. Note 000 names neither model,"
         " data nor token, so that its figures can be held beside a ratio per word, but neither"
         " confirmed nor refuted by it.",
-        "Training is short, and all variants share a recipe that was chosen for the sinusoidal one:"
-        " see how the ratio changes with the bytes trained on.",
+        "Training is short, and all variants share a recipe whose learning rate was chosen for the"
+        " sinusoidal one.",
     ]
 
 
