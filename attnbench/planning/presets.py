@@ -71,6 +71,25 @@ _POSITIONS = (
 )  # fmt: skip
 _POSITIONS_DOC = "what each kind of position encoding costs, on a CPU in three minutes"
 PRESETS.add("positions", Preset(doc=_POSITIONS_DOC, sweeps=_POSITIONS, max_time_s=0.5))
+# Every family along n, in the same cases as exact attention; and what a parameter buys at one n.
+_EXACT, _EITHER = ("naive", "sdpa", "chunked"), (
+    "sliding-window", "dilated-window", "window-global", "bigbird", "strided", "reformer",
+    "linear", "performer",
+)  # fmt: skip
+_family = partial(Axes, heads=(2,), seq_lens=_doubled(512, 5))
+_FAMILIES = (
+    _family(impls=(*_EXACT, *_EITHER, "linformer", "nystrom")),
+    _family(impls=(*_EXACT, *_EITHER, "retention"), masks=("causal",)),
+    _family(
+        seq_lens=(2048,),
+        impls=(
+            *_EXACT, "sliding-window:window=64..1024", "bigbird:random_blocks=1..8",
+            "performer:features=16..1024", "linformer:rank=16..1024", "nystrom:landmarks=16..512",
+        ),
+    ),
+)  # fmt: skip
+_FAMILIES_DOC = "every family beside exact attention, n = 512 to 8192: time, memory, error"
+PRESETS.add("families", Preset(doc=_FAMILIES_DOC, sweeps=_FAMILIES, max_time_s=0.5))
 
 _wide = partial(Axes, dtypes=("bfloat16",), heads=(16,))
 _served = partial(_wide, workload="decode", kv_heads=(4,), head_dims=(128,))
