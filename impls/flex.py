@@ -96,7 +96,7 @@ def flex_call(case: Case) -> Any:
     supports=reason_against_flex,
 )
 def build_flex(case: Case) -> AttentionCall:
-    """FlexAttention with a block mask, under torch.compile."""
+    """FlexAttention, a block mask, under torch.compile."""
     return compile_alone(flex_call(case))
 
 

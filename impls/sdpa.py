@@ -268,7 +268,7 @@ def folded(case: Case) -> Case:
     supports=lambda case: supports("any", folded(case)),
 )
 def build_grouped(case: Case) -> AttentionCall:
-    """SDPA with the heads that share keys as rows of one.
+    """SDPA, the heads that share keys as rows of one.
 
     With `enable_gqa` torch's CPU kernel copies no keys, but reads them for every query head again
     (torch 2.13): in decoding, where reading is all there is to do, groups then save no time.

@@ -38,7 +38,7 @@ def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
         click.secho(wrapped(f"{family}: {doc}"), bold=True)
         for row in catalogue.implementations:
             if row.family == family:
-                say(f"  {row.name:15} {row.time or '–':7} {row.doc}", hang=26)
+                say(f"  {row.name:16} {row.time or '–':8} {row.doc}", hang=28)
         click.echo()
     for row in catalogue.implementations:
         if row.unavailable:

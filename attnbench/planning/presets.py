@@ -71,6 +71,7 @@ _POSITIONS = (
 )  # fmt: skip
 _POSITIONS_DOC = "what each kind of position encoding costs, on a CPU in three minutes"
 PRESETS.add("positions", Preset(doc=_POSITIONS_DOC, sweeps=_POSITIONS, max_time_s=0.5))
+
 # Every family along n, in the same cases as exact attention; and what a parameter buys at one n.
 _EXACT, _EITHER = ("naive", "sdpa", "chunked"), (
     "sliding-window", "dilated-window", "window-global", "bigbird", "strided", "reformer",
