@@ -201,7 +201,7 @@ def _costs(costs: pd.DataFrame) -> Figure:
         ax.invert_yaxis()
         ax.set_title(f"{workload}, n = {n}", loc="left")
         ax.set_xlabel("time / time without")
-    ax.legend(frameon=False, fontsize=7.5)
+    figure.axes[0].legend(frameon=False, fontsize=7.5)
     return figure
 
 
