@@ -126,6 +126,12 @@ BIASED = pairwise(
         "pass_": ("forward", "both"),
     }
 )
+# Pairs of choices leave out triples: dq goes through Shaw's vectors, too.
+BIASED += [
+    {"name": name, "position": "shaw:3", "where": where, "dtype": "float32", "pass_": "both"}
+    for name in ("naive", "chunked")
+    for where in ("more keys", "past one block")
+]
 AROUND = pairwise(
     {
         "name": ("naive", "sdpa"),
