@@ -9,7 +9,11 @@ from attnbench.execution.checks import CheckResult
 from attnbench.execution.failures import failures, pattern
 from attnbench.planning.battery import Item, battery
 
-ITEMS = [item for item in battery("cpu", ("float32", "bfloat16")) if item.case.needs_grad]
+ITEMS = [
+    item
+    for item in [item for item in battery("cpu", ("float32", "bfloat16")) if item.case.needs_grad]
+    if "property" not in item.draw
+]
 
 
 def results(fails: Any, fault: Any = lambda item: {}) -> list[CheckResult]:

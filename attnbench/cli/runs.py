@@ -17,10 +17,11 @@ from attnbench.errors import StoreError, UsageError
 @device_option
 @click.option("--json", "as_json", is_flag=True, help="The whole catalogue as JSON.")
 def list_(files: tuple[str, ...], device: str, as_json: bool) -> None:
-    """Show the implementations by family, and which of them cannot run here.
+    """Show the implementations, by family.
 
-    With the declared law of time; below them the workloads, projections, caches, masks and
-    position encodings. As JSON with parameters, the law of memory, devices, passes, dtypes, masks.
+    And which of them cannot run here. With the declared law of time; below them the workloads,
+    projections, caches, masks and position encodings. As JSON with parameters, the law of memory,
+    devices, passes, dtypes, masks.
     """
     import msgspec
 
