@@ -10,11 +10,11 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, dense_bias
 from attnbench.api.loader import load_built_in
-from attnbench.base.parameters import base_name
+from attnbench.base.parameters import base_name, read_name
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.position import POSITIONS
-from attnbench.theory.caches import CACHES, cache_bytes, parse_cache
+from attnbench.theory.caches import CACHES, cache_bytes
 from attnbench.theory.traits import impossible
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.inputs import Draw
@@ -229,7 +229,7 @@ def test_what_no_core_could_make_sense_of_in_decoding_has_a_reason(fields, words
     assert words in (impossible(dataclasses.replace(DECODE, **fields)) or "")
     for text in ("paged:page=0", "paged:size=3", "concat:4", "static:many"):
         with pytest.raises(UsageError, match="--caches"):
-            parse_cache(text)
+            read_name(text, CACHES)
 
 
 def test_a_window_limits_what_decode_sees_and_without_a_mask_it_makes_no_sense():

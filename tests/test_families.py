@@ -86,7 +86,7 @@ def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local
         entry = Entry(index=0, case=case, impls=(name,))
         reporter = Reporter(at=lambda *_: None, record=lambda *_: None)
         check_twice(entry, {name: trial}, (Draw(seed=1), Draw(seed=2)), reporter)
-        measure_distances(entry, {name: trial}, 2)
+        measure_distances(entry, {name: trial}, 2, reporter)
         return trial.metrics
 
     some, all_keys = distances("near:64"), distances("near:256")
@@ -98,6 +98,24 @@ def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local
     exact = workload.exact_output(case, tensors)
     expected = float((o - exact).norm() / exact.norm())
     assert some["approx_error"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_one_that_fails_while_its_distance_is_measured_keeps_its_reason(
+    windowed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Trial, column: str, exact: torch.Tensor) -> None:
+        raise MemoryError("no room")
+
+    case, found = Case(heads=2, seq_len=64, head_dim=16), list[tuple[str, str | None]]()
+    tensors = WORKLOADS.get("attention").tensors(case)
+    trials = {n: Trial(impl=named(n), case=case, tensors=tensors) for n in ("naive", "near")}
+    reporter = Reporter(at=lambda *_: None, record=lambda _, r: found.append((r.status, r.reason)))
+    entry = Entry(index=0, case=case, impls=tuple(trials))
+    check_twice(entry, trials, (Draw(seed=1), Draw(seed=2)), reporter)
+    monkeypatch.setattr(Trial, "measure_distance", broken)
+    measure_distances(entry, trials, 2, reporter)
+    assert found == [("oom", "check: no room")]
+    assert list(trials) == ["naive"]
 
 
 def test_a_definition_that_fails_costs_its_own_cell_alone() -> None:

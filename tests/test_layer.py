@@ -11,6 +11,7 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.theory.projections import parts_of
 from attnbench.theory.traits import impossible
 from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
@@ -18,7 +19,7 @@ from attnbench.worker.positions import rotated, rotated_squares
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads import layer as layers
 from attnbench.worker.workloads.layer import weight_names
-from attnbench.worker.workloads.projections import WAYS, parts_of, projection_of
+from attnbench.worker.workloads.projections import WAYS, projection_of
 from tests.conftest import probed
 from tests.pairwise import ids, pairwise
 

@@ -40,7 +40,7 @@ from attnbench.api.helpers import (
     run_file,
 )
 from attnbench.api.tiles import Tile, places, tiled, tiled_flops, tiled_workspace
-from attnbench.base.parameters import Parameter, Values, base_name, read_parameters
+from attnbench.base.parameters import Parameter, Values, read_name
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
 from attnbench.schema.case import DEVICES, PASSES, Case, Device, Dtype, Mask, Pass, Position
@@ -195,8 +195,7 @@ def implementation(text: str) -> Implementation:
         UnknownNameError: nothing is registered under the name.
         UsageError: a parameter that it does not have, or a value that is none.
     """
-    found = IMPLEMENTATIONS.get(base_name(text))
-    name, values = read_parameters(text, found.parameters, "implementation", "--impls")
+    name, found, values = read_name(text, IMPLEMENTATIONS)
     return _with_values(found, name, values)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
 
 Value = int | float | tuple[int, ...]
@@ -44,9 +46,32 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
         return f"{kind}, {self.least:g}{most}"
 
 
+class Parametric(Protocol):
+    """What takes parameters."""
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """By name, in the order in which they are written."""
+
+
+T = TypeVar("T", bound=Parametric)
+
+
 def base_name(text: str) -> str:
     """The name without its parameters."""
     return text.partition(":")[0]
+
+
+def read_name(text: str, registry: Registry[T]) -> tuple[str, T, Values]:
+    """Read `name:key=value:…` of a registry: the name written shortest, the item, its values.
+
+    Raises:
+        UnknownNameError: nothing is registered under the name.
+        UsageError: as `read_parameters`.
+    """
+    item = registry.get(base_name(text))
+    name, values = read_parameters(text, item.parameters, registry.kind, registry.flag)
+    return name, item, values
 
 
 def read_parameters(

@@ -8,15 +8,15 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attnbench.base.parameters import base_name, read_parameters
-from attnbench.base.registry import unknown
+from attnbench.base.parameters import base_name, read_name, read_parameters
+from attnbench.base.registry import Registry, unknown
 from attnbench.base.units import parse_sizes
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case, Device, Position, parse_mask, parse_position
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
-from attnbench.theory.caches import parse_cache
-from attnbench.theory.projections import parse_projection
+from attnbench.theory.caches import CACHES
+from attnbench.theory.projections import PROJECTIONS
 from attnbench.theory.traits import OPTIONAL_AXES, TRAITS, impossible
 
 # A process serves this many groups, so that its start-up (seconds) is shared but no cell lives
@@ -185,10 +185,9 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
         for name, field in OPTIONAL_AXES.items()
         if name in traits.axes
     }
-    if axes.caches and "caches" in traits.axes:
-        choices["cache"] = cache_names(axes.caches)
-    if axes.projections and "projections" in traits.axes:
-        choices["projection"] = projection_names(axes.projections)
+    for name, registry in _PARAMETRIC.items():
+        if name in traits.axes and getattr(axes, name):
+            choices[OPTIONAL_AXES[name]] = spelled(getattr(axes, name), registry)
     seen: set[str] = set()
     for values in itertools.product(*choices.values()):
         chosen = dict(zip(choices, values, strict=True))
@@ -257,29 +256,27 @@ def named(asked: Iterable[str], catalogue: Catalogue) -> list[str]:
         parameters = known[name].parameters
         names += [
             read_parameters(one, parameters, "implementation", "--impls")[0]
-            for one in _doubled(text)
+            for one in _doubled(text, "--impls")
         ]
     return list(dict.fromkeys(names))
 
 
-def cache_names(asked: Iterable[str]) -> list[str]:
-    """Caches as cases name them, each once; `paged:page=16..64` is three.
+# The optional axes whose values take parameters.
+_PARAMETRIC: dict[str, Registry[Any]] = {"caches": CACHES, "projections": PROJECTIONS}
+
+
+def spelled(asked: Iterable[str], registry: Registry[Any]) -> list[str]:
+    """Caches or projections as cases name them, each once; `paged:page=16..64` is three.
 
     Raises:
-        UnknownNameError: a cache that there is not.
+        UnknownNameError: a name that the registry does not have.
         UsageError: a parameter that makes no sense.
     """
-    every = (one for text in asked for one in _doubled(text, "--caches"))
-    return list(dict.fromkeys(parse_cache(one)[0] for one in every))
+    every = (one for text in asked for one in _doubled(text, registry.flag))
+    return list(dict.fromkeys(read_name(one, registry)[0] for one in every))
 
 
-def projection_names(asked: Iterable[str]) -> list[str]:
-    """Projections in the same way; `mla:rank=64..256` is three."""
-    every = (one for text in asked for one in _doubled(text, "--projections"))
-    return list(dict.fromkeys(map(parse_projection, every)))
-
-
-def _doubled(text: str, flag: str = "--impls") -> Iterator[str]:
+def _doubled(text: str, flag: str) -> Iterator[str]:
     """`x:a=1..4:b=2` as `x:a=1:b=2`, `x:a=2:b=2`, `x:a=4:b=2`."""
     found = re.search(r"\d+\.\.\d+", text)
     if not found:
@@ -303,13 +300,12 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
         for kind, flag, names, valid in (
             ("workload", "--workload", [axes.workload], catalogue.workloads),
             ("implementation", "--impls", [*map(base_name, axes.impls or ())], known),
-            ("cache", "--caches", [*map(base_name, axes.caches or ())], catalogue.caches),
         ):
             for name in names:
                 if name not in valid:
                     raise unknown(kind, name, list(valid), flag)
-        cache_names(axes.caches or ())
-        projection_names(axes.projections or ())
+        for axis, registry in _PARAMETRIC.items():
+            spelled(getattr(axes, axis) or (), registry)
         for name in OPTIONAL_AXES:
             if getattr(axes, name) and name in TRAITS.get(axes.workload).missing_axes:
                 having = [w for w, traits in TRAITS.items() if name in traits.axes]

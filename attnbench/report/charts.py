@@ -24,7 +24,7 @@ Tables = Mapping[str, pd.DataFrame]
 
 PANELS_A_PAGE = 6
 MOST_LINES = 9  # in a panel, where there are several families to tell apart
-YARDSTICKS = (BASELINE, "sdpa")
+COMPARED_WITH = (BASELINE, "sdpa")
 MOST_PAGES = 4  # of a chart and a workload; more make a page of tens of megabytes
 
 
@@ -240,7 +240,7 @@ def _by_family(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield "", rows
         return
     for family in families:
-        yield family, rows[(rows["family"] == family) | rows["impl"].isin(YARDSTICKS)]
+        yield family, rows[(rows["family"] == family) | rows["impl"].isin(COMPARED_WITH)]
 
 
 def first_of_each(found: list[ChartPage]) -> list[ChartPage]:

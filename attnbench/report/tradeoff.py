@@ -15,7 +15,7 @@ from attnbench.analysis.axes import fixed, slices, varying
 from attnbench.base import units
 from attnbench.base.parameters import base_name
 from attnbench.report import axes, figures
-from attnbench.report.charts import MOST_PAGES, YARDSTICKS
+from attnbench.report.charts import COMPARED_WITH, MOST_PAGES
 from attnbench.report.figures import QUIET, FigureKind, Look, Page, Plot
 
 TRADEOFF = FigureKind(
@@ -67,7 +67,7 @@ def draw(looks: Mapping[str, Look], rows: pd.DataFrame) -> Figure:
     shown = [name for name in ERRORS if (rows[name] > LEAST).any()]
     figure, found = figures.panels(len(shown), PANEL_INCHES, TRADEOFF.title, fixed(rows))
     methods = rows[rows["approx_error"].notna()]
-    exact = rows[rows["impl"].isin(YARDSTICKS)]
+    exact = rows[rows["impl"].isin(COMPARED_WITH)]
     ends = ["time_us_median", "time_us_ci_low", "time_us_ci_high"]
     times = [*methods[ends].stack(), *exact["time_us_median"]]
     errors = [e for name in shown for e in methods[name] if e > LEAST]

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from attnbench.base.parameters import Parameter, read_parameters
+from attnbench.base.parameters import Parameter, base_name, read_name
 from attnbench.base.registry import Registry
 
 
@@ -35,7 +35,7 @@ class Mask:
     @property
     def name(self) -> str:
         """Its kind: `window` of `window:256`."""
-        return self.text.partition(":")[0]
+        return base_name(self.text)
 
     @property
     def items(self) -> int:
@@ -139,6 +139,5 @@ def parse_mask(text: str) -> Mask:
     Raises:
         UsageError: unknown mask, or a parameter that is missing or out of range.
     """
-    kind = MASKS.get(text.partition(":")[0])
-    name, values = read_parameters(text, kind.parameters, "mask", "--masks")
+    name, kind, values = read_name(text, MASKS)
     return replace(kind.make(**values), text=name)

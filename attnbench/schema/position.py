@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from attnbench.base.parameters import Parameter, base_name, read_parameters
+from attnbench.base.parameters import Parameter, base_name, read_name
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
 
@@ -84,8 +84,7 @@ def parse_position(text: str) -> Position:
     Raises:
         UsageError: an unknown encoding, or parameters that it does not take.
     """
-    encoding = POSITIONS.get(base_name(text))
-    short, values = read_parameters(text, encoding.parameters, "position", "--positions")
+    short, encoding, values = read_name(text, POSITIONS)
     if why := encoding.wrong(values):
         raise UsageError(f"position '{text}' {why} (--positions)")
     return Position(text=short, values=values)
@@ -131,10 +130,6 @@ def _by_parts(values: Values, dims: int, places: int) -> list[float]:
 
 def _real(default: float, least: float, most: float | None = None) -> Parameter:
     return Parameter(default=default, real=True, least=least, most=most)
-
-
-def _length(default: int) -> Parameter:
-    return Parameter(default=default)
 
 
 def _disordered(values: Values) -> str | None:
@@ -207,7 +202,7 @@ POSITIONS.add(
     Encoding(
         doc="rotary, NTK-aware with the factor n/length past that length (arXiv:2309.00071, 3.3)",
         kind="rotary",
-        parameters={"length": _length(2048)} | _BASE,
+        parameters={"length": Parameter(default=2048)} | _BASE,
         frequencies=_dynamic,
         by_length=True,
     ),
@@ -219,7 +214,7 @@ POSITIONS.add(
         kind="rotary",
         parameters={
             "factor": _real(16.0, least=1),
-            "length": _length(4096),
+            "length": Parameter(default=4096),
             "slow": _real(1.0, least=0),
             "fast": _real(32.0, least=0),
         }
@@ -237,7 +232,7 @@ POSITIONS.add(
         kind="rotary",
         parameters={
             "factor": _real(8.0, least=1),
-            "length": _length(8192),
+            "length": Parameter(default=8192),
             "slow": _real(1.0, least=0),
             "fast": _real(4.0, least=0),
             "base": _real(500000.0, least=2),
@@ -268,7 +263,7 @@ POSITIONS.add(
     Encoding(
         doc="a vector a distance added to keys for the scores (Shaw et al. 2018, arXiv:1803.02155)",
         kind="bias",
-        parameters={"clip": _length(16)},
+        parameters={"clip": Parameter(default=16)},
     ),
 )
 POSITIONS.add(
@@ -276,7 +271,7 @@ POSITIONS.add(
     Encoding(
         doc="a number a head and bucket of distances (Raffel et al. 2020, arXiv:1910.10683)",
         kind="bias",
-        parameters={"buckets": _length(32), "distance": _length(128)},
+        parameters={"buckets": Parameter(default=32), "distance": Parameter(default=128)},
         wrong=lambda values: (
             None
             if values["buckets"] % 4 == 0 and values["distance"] > values["buckets"] // 2

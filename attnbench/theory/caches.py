@@ -5,12 +5,11 @@ What a cache does is a row by the same name in `worker/workloads/caches.py`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnbench.base.parameters import Parameter, base_name, read_parameters
+from attnbench.base.parameters import Parameter, read_name
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
 from attnbench.schema.mask import Mask, parse_mask
@@ -241,22 +240,9 @@ CACHES.add(
 )
 
 
-@functools.cache
-def parse_cache(text: str) -> tuple[str, CacheTraits, Mapping[str, Any]]:
-    """Read `static` or `paged:page=64`: the name as it is written shortest, the kind, parameters.
-
-    Raises:
-        UnknownNameError: nothing is registered under the name.
-        UsageError: a parameter that it does not have, or a value that is none.
-    """
-    kind = CACHES.get(base_name(text))
-    name, values = read_parameters(text, kind.parameters, CACHES.kind, CACHES.flag)
-    return name, kind, values
-
-
 def cache_of(case: Case) -> tuple[CacheTraits, Mapping[str, Any]]:
     """The case's cache and its parameters; `static` where it names none."""
-    return parse_cache(case.cache or DEFAULT)[1:]
+    return read_name(case.cache or DEFAULT, CACHES)[1:]
 
 
 def keys_of_layers(case: Case) -> list[int]:

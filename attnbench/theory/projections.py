@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from attnbench.base.parameters import Parameter, Values, read_parameters
+from attnbench.base.parameters import Parameter, Values, read_name
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
 
 Shapes = dict[str, tuple[int, int]]  # of weights, (out features, in features)
-
-
-def _nothing_against(case: Case, **_: int) -> str | None:
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +29,14 @@ class ProjectionTraits:
     weights: Callable[..., Shapes]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     heads: Callable[..., tuple[int, int]] = lambda case, **_: (case.heads, case.kv_heads)
-    against: Callable[..., str | None] = _nothing_against
+    against: Callable[..., str | None] = lambda case, **_: None
     tied: bool = False
+
+
+def parts_of(case: Case) -> dict[str, tuple[int, int]]:
+    """(heads, dims a head) of q, k and v."""
+    groups, d = case.kv_heads, case.head_dim
+    return {"q": (case.heads, d), "k": (groups, d), "v": (groups, case.value_dim)}
 
 
 def _fused(case: Case) -> Shapes:
@@ -43,22 +45,14 @@ def _fused(case: Case) -> Shapes:
 
 
 def _separate(case: Case) -> Shapes:
-    return {f"w{name}": (heads * dims, case.model_width) for name, heads, dims in _parts(case)}
-
-
-def _parts(case: Case) -> tuple[tuple[str, int, int], ...]:
-    groups = case.kv_heads
-    return (
-        ("q", case.heads, case.head_dim),
-        ("k", groups, case.head_dim),
-        ("v", groups, case.value_dim),
-    )
+    parts = parts_of(case).items()
+    return {f"w{name}": (heads * dims, case.model_width) for name, (heads, dims) in parts}
 
 
 def _per_head(case: Case) -> Shapes:
     return {
         f"w{name}{head}": (dims, case.model_width)
-        for name, heads, dims in _parts(case)
+        for name, (heads, dims) in parts_of(case).items()
         for head in range(heads)
     }
 
@@ -141,25 +135,9 @@ def _with_heads(case: Case, heads: tuple[int, int]) -> Case:
     return replace(case, width=case.model_width, heads=heads[0], kv_heads=heads[1])
 
 
-def parse_projection(text: str) -> str:
-    """The shortest name of a projection with its parameters: `mla:rank=128` is `mla`.
-
-    Raises:
-        UnknownNameError: no projection is called so.
-        UsageError: a parameter that makes no sense.
-    """
-    return _read(text)[0]
-
-
-def _read(text: str) -> tuple[str, ProjectionTraits, Values]:
-    traits = PROJECTIONS.get(text.partition(":")[0])
-    name, values = read_parameters(text, traits.parameters, PROJECTIONS.kind, PROJECTIONS.flag)
-    return name, traits, values
-
-
 def _of(case: Case) -> tuple[ProjectionTraits, Values]:
     """The case's way, `fused` where it names none, and the values of its parameters."""
-    return _read(case.projection or "fused")[1:]
+    return read_name(case.projection or "fused", PROJECTIONS)[1:]
 
 
 def weights_of(case: Case) -> Shapes:

@@ -93,26 +93,34 @@ def check_twice(
 DISTANCES = {"approx_error": False, "approx_error_local": True}
 
 
-def measure_distances(entry: Entry, trials: dict[str, Trial], seed: int) -> None:
+def measure_distances(
+    entry: Entry, trials: dict[str, Trial], seed: int, reporter: Reporter
+) -> None:
     """Hold what has a definition of its own against exact attention, too; a column each.
 
     And what is in a workload that approximates. On normal inputs, whose attention is spread over
-    all keys, and on local ones.
+    all keys, and on local ones. A trial that fails is reported and dropped.
     """
     workload = WORKLOADS.get(entry.case.workload)
     every = workload.approximates(entry.case)
-    approximate = [x for x in trials.values() if every or x.impl.definition is not None]
+    approximate = {n: x for n, x in trials.items() if every or x.impl.definition is not None}
     if not approximate or entry.case.pass_ == "backward":
         return
-    tensors = approximate[0].tensors
-    for name, local in DISTANCES.items():
+    tensors = next(iter(approximate.values())).tensors
+    for column, local in DISTANCES.items():
         if local and entry.case.workload != "attention":
             continue
+        reporter.at(entry.index, None, "reference")
         workload.fill(entry.case, tensors, Draw(seed=seed, local=local))
         exact = workload.exact_output(entry.case, tensors)
-        for trial in approximate:
-            with trial.stage("check"):
-                trial.measure_distance(name, exact)
+        for name, trial in approximate.items():
+            if trial.status is None:
+                reporter.at(entry.index, name, "check")
+                with trial.stage("check"):
+                    trial.measure_distance(column, exact)
+    for name, trial in approximate.items():
+        if trial.status is not None:
+            reporter.record(entry.index, trials.pop(name).record())
 
 
 _recent: deque[tuple[Case, Tensors, Reference]] = deque(maxlen=2)  # of the two draws of an item

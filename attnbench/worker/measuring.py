@@ -172,7 +172,7 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
         each("check", _refuse_if_too_large)
         draws = Draw(seed=2 * seed + 1, needles=True), Draw(seed=2 * seed + 2)
         check_twice(entry, trials, draws, reporter)
-        measure_distances(entry, trials, draws[1].seed)
+        measure_distances(entry, trials, draws[1].seed, reporter)
         workload.fill(case, tensors, Draw(seed=seed))
         each("probe", Trial.probe)
     except Exception as err:  # inputs or reference: no implementation is to blame

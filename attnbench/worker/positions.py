@@ -42,7 +42,7 @@ def _rotate_by_matrix(x_BHLD: torch.Tensor, rotation_LDD: torch.Tensor) -> torch
 _ROTATE = {"halves": _rotate_halves, "neighbours": _rotate_neighbours}
 
 
-def _paired(position: Position, dims: int, pairs: int) -> tuple[slice, slice]:
+def _paired(position: Position, pairs: int) -> tuple[slice, slice]:
     """The first and the second members of all pairs."""
     if position.encoding.layout == "halves":
         return slice(pairs), slice(pairs, 2 * pairs)
@@ -184,7 +184,7 @@ def _clipped(case: Case, distance: torch.Tensor) -> torch.Tensor:
 
 def _mixed(x: torch.Tensor, position: Position, *by: torch.Tensor) -> torch.Tensor:
     """Each pair (a, b) as (a·by[0] + b·by[1], a·by[2] + b·by[0])."""
-    first, second = _paired(position, x.shape[-1], by[0].shape[-1])
+    first, second = _paired(position, by[0].shape[-1])
     out = x.clone()
     out[..., first] = x[..., first] * by[0] + x[..., second] * by[1]
     out[..., second] = x[..., first] * by[2] + x[..., second] * by[0]

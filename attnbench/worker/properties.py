@@ -16,7 +16,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 from attnbench.api import Implementation, implementation
-from attnbench.base.parameters import base_name, shown
+from attnbench.base.parameters import Values, base_name, shown
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
 from attnbench.worker.inputs import Tensors
@@ -49,6 +49,12 @@ def _redrawn(x: torch.Tensor, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator(device=x.device).manual_seed(seed)
     drawn = torch.randn(x.shape, generator=generator, device=x.device)
     return (8 * drawn).to(x.dtype)  # so large that a share of them shows
+
+
+def _with(impl: Implementation, values: Values) -> Implementation:
+    """The implementation with some other parameters."""
+    written = ":".join(f"{key}={shown(value)}" for key, value in (impl.values | values).items())
+    return implementation(f"{base_name(impl.name)}:{written}")
 
 
 def no_look_ahead(case: Case, impl: Implementation, tensors: Tensors) -> None:
@@ -94,15 +100,12 @@ def any_order(case: Case, impl: Implementation, tensors: Tensors) -> None:
 def any_blocks(case: Case, impl: Implementation, tensors: Tensors) -> None:
     """Parameters that the definition does not name, such as sizes of blocks, change no result."""
     named = inspect.signature(impl.definition).parameters if impl.definition else {}
-    bound = getattr(impl.definition, "keywords", {})
     before = output(case, impl, tensors)
     for key, value in impl.values.items():
-        if key in bound or key in named or not isinstance(value, int):
+        if key in named or not isinstance(value, int):
             continue
         for other in (max(1, value // 2), 2 * value):
-            values = impl.values | {key: other}
-            written = ":".join(f"{k}={shown(v)}" for k, v in values.items())
-            variant = implementation(f"{base_name(impl.name)}:{written}")
+            variant = _with(impl, {key: other})
             if variant.reason_against(case) is None:
                 same(output(case, variant, tensors), before, f"{key}={other} shows")
 
@@ -115,8 +118,7 @@ def exact_in_its_limit(case: Case, impl: Implementation, tensors: Tensors) -> No
     values = impl.exact_at(case) if impl.exact_at is not None else None
     if values is None:
         return
-    written = ":".join(f"{k}={shown(v)}" for k, v in (impl.values | values).items())
-    limit = implementation(f"{base_name(impl.name)}:{written}")
+    limit = _with(impl, values)
     if "float64" in impl.dtypes:
         case, tensors = replace(case, dtype="float64"), {n: x.double() for n, x in tensors.items()}
     if reason := limit.reason_against(case):

@@ -166,7 +166,6 @@ def same_text(case: Case, axis: Axis) -> str:
     words += [f"H/G={case.heads // case.kv_heads}"] if axis in of_heads and grouped else []
     words += [case.dtype, *kind_words(case)]
     words += [f"T={case.new_tokens}"] if case.new_tokens else []
-    words += [f"layers={case.layers}"] if case.layers > 1 else []
     words += [f"scale={case.scale:g}"] if case.scale is not None else []
     return " ".join(filter(None, words))
 

@@ -358,7 +358,8 @@ AsRead = Callable[[torch.Tensor, int], torch.Tensor]
 
 def as_read_of(case: Case) -> AsRead | None:
     """What the case's cache makes of keys and values; None where they come back as they were."""
-    dims = _LOSSY.get(base_name(case.cache or DEFAULT))
+    store = STORES.get(base_name(case.cache or DEFAULT))
+    dims: tuple[int, ...] | None = getattr(store, "dims", None)
 
     def as_read(x_BGSD: torch.Tensor, context: int) -> torch.Tensor:
         assert dims is not None
@@ -369,9 +370,6 @@ def as_read_of(case: Case) -> AsRead | None:
 
     return as_read if dims else None
 
-
-# The axes that share a scale.
-_LOSSY: dict[str, tuple[int, ...]] = {"int8": (3,), "int8-head": (2, 3)}
 
 for _name, _store in {
     "rerun": Recomputed,

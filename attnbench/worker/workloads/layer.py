@@ -17,13 +17,13 @@ from attnbench.api import Implementation
 from attnbench.schema.case import Case
 from attnbench.schema.position import for_core
 from attnbench.theory import costs
-from attnbench.theory.projections import computed, sets_of_weights, weights_of
+from attnbench.theory.projections import computed, parts_of, sets_of_weights, weights_of
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
 from attnbench.worker.positions import addition, placed, rotated, rotated_back, rotated_squares
 from attnbench.worker.reference import Core, PlainResult, plain_attention
 from attnbench.worker.workloads.attention import rotated_workspace, with_position
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
-from attnbench.worker.workloads.projections import by_head, parts_of, projection_of
+from attnbench.worker.workloads.projections import by_head, projection_of
 
 _RIDGE = 0.05  # of weights whose rows have length 1, and so singular values between 0 and 2
 T = TypeVar("T")

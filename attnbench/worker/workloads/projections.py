@@ -16,15 +16,10 @@ from torch.nn.functional import linear, pad
 
 from attnbench.base.parameters import base_name
 from attnbench.schema.case import Case
+from attnbench.theory.projections import parts_of
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q_BHLD, k_BGLD, v_BGLV
 Project = Callable[[torch.Tensor, Sequence[torch.Tensor]], Heads]
-
-
-def parts_of(case: Case) -> dict[str, tuple[int, int]]:
-    """(heads, dims a head) of q, k and v."""
-    groups, d = case.kv_heads, case.head_dim
-    return {"q": (case.heads, d), "k": (groups, d), "v": (groups, case.value_dim)}
 
 
 @dataclass(frozen=True, kw_only=True)
