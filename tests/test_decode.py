@@ -241,6 +241,8 @@ def test_a_window_limits_what_decode_sees_and_without_a_mask_it_makes_no_sense()
     other = WORKLOADS.get("decode").truth(whole, tensors)
     assert judge(decoder.named(decoder.call()), other, case.dtype).reason
     assert reasons_against([case], ["naive"]) == {"naive": (None,)}
+    later = dataclasses.replace(DECODE, mask=parse_mask(f"window:{DECODE.seq_len + 1}"))
+    assert "takes masks" in (reasons_against([later], ["linear"])["linear"][0] or "")
     senseless = ("full", "prefix:4", "document:5")
     unfit = [dataclasses.replace(DECODE, mask=parse_mask(text)) for text in senseless]
     unfit.append(dataclasses.replace(DECODE, pass_="both"))

@@ -65,6 +65,12 @@ def test_a_run_of_exact_attention_has_neither_the_figure_nor_the_column(tmp_path
     assert "approx" not in summary_columns(frame)
 
 
+def test_where_every_method_is_exact_but_for_rounding_there_is_no_figure(tmp_path: Path) -> None:
+    exact = [cell(256, "near:512", approx_error=3e-7, approx_error_local=2e-7)]
+    frame = cells(tmp_path, [*RECORDS[:2], *exact])
+    assert tradeoff.draw_all(frame, tmp_path) == []
+
+
 def test_the_table_says_how_far_a_method_is_from_exact_attention(tmp_path: Path) -> None:
     frame = cells(tmp_path, RECORDS)
     assert "approx" in summary_columns(frame)

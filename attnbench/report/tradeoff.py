@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,7 +14,7 @@ from attnbench.base import units
 from attnbench.base.parameters import base_name
 from attnbench.report import axes, figures
 from attnbench.report.charts import COMPARED_WITH, MOST_PAGES
-from attnbench.report.figures import QUIET, FigureKind, Look, Page, Plot
+from attnbench.report.figures import QUIET, FigureKind, Look, Plot
 
 TRADEOFF = FigureKind(
     name="tradeoff",
@@ -35,31 +33,27 @@ PANEL_INCHES = 4.4
 def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
     """Draw a figure for each slice of `cells` (`table.compared`) that approximates attention.
 
-    Each at one n: where most methods were measured, of several such the largest.
+    Each at one n: where most methods were measured whose error can be seen, of several such the
+    largest.
     """
     timed = cells[cells["time_us_median"].notna()]
     looks = figures.looks(cells["impl"].unique())
     plots: list[Plot] = []
     names = [name for name in varying(timed) if name not in ("seq_len", "kv_len")]
-    for _, rows in islice(slices(timed, names), MOST_PAGES):
-        methods = rows[rows["approx_error"].notna()]
-        if methods.empty:
+    for _, rows in slices(timed, names):
+        methods = rows[(rows[list(ERRORS)] > LEAST).any(axis=1)]
+        if methods.empty or len(plots) == MOST_PAGES:
             continue
         counts = methods.groupby("seq_len")["impl"].nunique()
         n = max(counts.index, key=lambda length: (counts[length], length))
         rows = rows[rows["seq_len"] == n]
-        page = Page((f"{fixed(rows)}",), len(plots) + 1, 2, (rows,))
         kept = rows[rows["approx_error"].notna()]
         alt = [
             f"{row['impl']} {units.time(row['time_us_median'])}" for row in kept.to_dict("records")
         ]
-        plots.append(_saved(draw(looks, rows), page, alt, folder))
+        svg = figures.write(draw(looks, rows), f"{TRADEOFF.name}-{len(plots) + 1}", folder)
+        plots.append(TRADEOFF.plot(fixed(rows), 0, alt, svg))
     return plots
-
-
-def _saved(figure: Figure, page: Page[Any], alt: list[str], folder: Path) -> Plot:
-    svg = figures.write(figure, f"{TRADEOFF.name}-{page.number}", folder)
-    return TRADEOFF.plot(page.group[0], 0, alt, svg)
 
 
 def draw(looks: Mapping[str, Look], rows: pd.DataFrame) -> Figure:

@@ -217,7 +217,9 @@ class _Decode(Workload):
             )
         if cache_of(case)[0].keeps_window and impl.definition is not None:
             return f"cache {case.cache} keeps keys in any order, and {impl.name} minds their places"
-        return super().reason_against(case, impl)
+        # A window may hide nothing in the first step, and keys later.
+        last = step_case(case, step_ends(case)[-1])
+        return super().reason_against(case, impl) or impl.reason_against(last)
 
     def core_case(self, case: Case) -> Case:
         return step_case(case, case.seq_len + case.query_tokens)
