@@ -102,7 +102,7 @@ def exact_at(case: Case, *, block: int) -> dict[str, int]:
 
 
 ROW: Any = {
-    "family": "sparse", "time": "n d", "memory": "O(n)", "definition": definition,
+    "family": "sparse", "time": "O(n d)", "memory": "O(n)", "definition": definition,
     "exact_at": exact_at, "flops": tiled_flops(cover),
 }  # fmt: skip
 

@@ -80,7 +80,8 @@ def define_strided(case: Case, *, stride: int) -> Patterned:
 @attention_builder(
     "strided",
     family="sparse",
-    time="n^1.5 d",
+    time="O(n^1.5 d)",
+    flops_law="n^1.5 d",
     memory="O(n)",
     definition=define_strided,
     exact_at=exact_at,
@@ -122,7 +123,8 @@ def define_fixed(case: Case, *, stride: int, summary: int) -> Patterned:
 @attention_builder(
     "strided-fixed",
     family="sparse",
-    time="n^1.5 d",
+    time="O(n^1.5 d)",
+    flops_law="n^1.5 d",
     memory="O(n)",
     definition=define_fixed,
     exact_at=exact_at,

@@ -19,7 +19,7 @@ def read(text: str) -> tuple[str, dict[str, object]]:
 
 def test_one_thing_has_one_name_however_its_parameters_are_written() -> None:
     for text in ("it:features=512:seed=0", "it:512", "it:seed=0:features=512"):
-        assert read(text)[0] == "it:features=512"
+        assert read(text)[0] == "it:512"
     assert read("it:features=256:share=0.5")[0] == "it"
     assert read("it:seed=1:share=.25") == (
         "it:seed=1:share=0.25",

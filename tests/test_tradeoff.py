@@ -49,13 +49,15 @@ def test_each_method_is_a_point_for_each_kind_of_inputs_and_exact_ones_are_lines
 ) -> None:
     frame = cells(tmp_path, RECORDS)
     rows = frame[frame["seq_len"] == 512]
-    figure = tradeoff.draw(figures.looks(frame["impl"].unique()), rows)
+    looks = figures.looks(["near", "sums"])
+    figure = tradeoff.draw(looks, rows)
     local, spread = figure.axes
     for ax, errors in ((local, {0.02, 0.01, 0.9}), (spread, {1.5, 1.0, 0.5})):
-        drawn = [np.asarray(line.get_ydata()) for line in ax.lines]
-        points = {float(ys[0]) for ys in drawn if len(ys) == 1}
+        markers = {look.marker for look in looks.values()}
+        drawn = [np.asarray(line.get_ydata()) for line in ax.lines if line.get_marker() in markers]
+        points = {float(y) for ys in drawn for y in ys}
         assert points == errors
-        assert {text.get_text() for text in ax.texts} == {"naive", "sdpa"}
+        assert {text.get_text() for text in ax.texts} == {"naive", "sdpa", "32", "64", ""}
     assert spread.get_ylim() == local.get_ylim()
 
 

@@ -190,13 +190,13 @@ def failed_sentence(frame: pd.DataFrame) -> str:
 class SummaryColumn:
     """One column for people: its header, how to read it, and the text of a row.
 
-    One that `needs` another column of the records is shown where any row has a value there.
+    One with `where` is shown where that holds of the records table.
     """
 
     header: str
     meaning: str
     text: Callable[[Mapping[Any, Any]], str]
-    needs: str = "impl"
+    where: Callable[[pd.DataFrame], bool] | None = None
 
 
 def _time(row: Mapping[Any, Any]) -> str:
@@ -277,7 +277,7 @@ SUMMARY.add(
         " square: on normal inputs, whose attention is spread over all keys, and on inputs whose"
         " attention is local; – for what is exact",
         text=lambda row: _approx(row["approx_error"], row["approx_error_local"]),
-        needs="approx_error",
+        where=lambda frame: bool(frame["approx_error"].notna().any()),
     ),
 )
 
@@ -292,7 +292,7 @@ SUMMARY.add(
             f"{units.percent(row['mask_density'])}, {units.percent(row['mask_block_density'])}, "
             f"{units.time(row['mask_build_us'])}"
         ),
-        needs="mask_build_us",
+        where=lambda frame: not frame["mask"].isin(("full", "causal")).all(),
     ),
 )
 
@@ -304,7 +304,7 @@ def _approx(*errors: float | None) -> str:
 
 def summary_columns(frame: pd.DataFrame) -> dict[str, SummaryColumn]:
     """The SUMMARY columns that have something to say of the rows of the records table."""
-    return {name: c for name, c in SUMMARY.items() if frame[c.needs].notna().any()}
+    return {name: c for name, c in SUMMARY.items() if c.where is None or c.where(frame)}
 
 
 def summary_rows(frame: pd.DataFrame) -> list[dict[str, str]]:

@@ -106,7 +106,8 @@ def read_parameters(
             raise UsageError(f"{kind} '{name}' needs its {key}, {parameter} ({flag} {name}:…)")
         values[key] = found
     other = {key: x for key, x in values.items() if x != declared[key].default}
-    texts = [shown(x) if len(declared) == 1 else f"{key}={shown(x)}" for key, x in other.items()]
+    first = next(iter(declared), None)
+    texts = [shown(x) if key == first else f"{key}={shown(x)}" for key, x in other.items()]
     return ":".join([name, *texts]), values
 
 
@@ -114,5 +115,7 @@ def shown(value: Value) -> str:
     """A value as it is written on the command line."""
     if isinstance(value, tuple):
         return "+".join(map(str, value))
+    if isinstance(value, int):
+        return str(value)
     short = f"{value:g}"
     return short if float(short) == value else str(value)

@@ -170,7 +170,7 @@ def _print_summary(run: Run) -> None:
     rows = summary_rows(measured)
     shown = rows if len(rows) <= _SHOWN else _largest(rows, measured)
     names = ["impl", "time", "interval", "speed", "rate", "workspace", "error", "status"]
-    names[-1:-1] = [name for name in summary_columns(frame) if SUMMARY.get(name).needs != "impl"]
+    names[-1:-1] = [name for name in summary_columns(frame) if SUMMARY.get(name).where]
     header = [SUMMARY.get(name).header for name in names]
     lines, last = [], None
     for row in shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
     largest.
     """
     timed = cells[cells["time_us_median"].notna()]
-    looks = figures.looks(cells["impl"].unique())
+    looks = figures.looks({base_name(name) for name in cells["impl"].unique()})
     plots: list[Plot] = []
     names = [name for name in varying(timed) if name not in ("seq_len", "kv_len")]
     for _, rows in slices(timed, names):
@@ -79,20 +80,26 @@ def draw(looks: Mapping[str, Look], rows: pd.DataFrame) -> Figure:
         ax.set_title(ERRORS[name], loc="left", pad=5, color=figures.INK)
         ax.set_xlabel("time per call")
         ax.set_ylabel("distance from exact attention")
-    figures.legend(figure, methods.sort_values("time_us_median")["impl"], looks)
+    names = methods.sort_values("time_us_median")["impl"].map(base_name)
+    figures.legend(figure, dict.fromkeys(names), looks)
     return figure
 
 
 def _draw_methods(ax: Axes, rows: pd.DataFrame, error: str, looks: Mapping[str, Look]) -> None:
+    """A line for each method through its parameters, whose first and last are written beside it."""
     rows = rows.assign(error=rows[error].clip(lower=ax.get_ylim()[0]))
-    for _, several in rows.groupby(rows["impl"].map(base_name)):
-        along = several.sort_values("time_us_median")
-        ax.plot(along["time_us_median"], along["error"], color=QUIET, linewidth=0.8, zorder=2)
-    for row in rows.to_dict("records"):
-        look, time_us = looks[str(row["impl"])], row["time_us_median"]
-        ends = time_us - row["time_us_ci_low"], row["time_us_ci_high"] - time_us
-        bar = [[max(end, 0.0)] for end in ends] if ends[0] == ends[0] else None
+    for name, several in rows.groupby(rows["impl"].map(base_name)):
+        along, look = several.sort_values("time_us_median"), looks[str(name)]
+        times = along["time_us_median"]
+        ends = times - along["time_us_ci_low"], along["time_us_ci_high"] - times
         ax.errorbar(
-            [time_us], [row["error"]], xerr=bar, color=look.colour, marker=look.marker,
-            elinewidth=1.0, capsize=1.8, **figures.FILLED,
+            times, along["error"], xerr=[part.fillna(0.0).clip(lower=0.0) for part in ends],
+            color=look.colour, marker=look.marker, elinewidth=1.0, capsize=1.8, **figures.FILLED,
         )  # fmt: skip
+        for row in along.iloc[[0, -1]].to_dict("records"):
+            note = ax.annotate(
+                re.split("[:=]", row["impl"])[-1] if ":" in row["impl"] else "",
+                (row["time_us_median"], row["error"]), xytext=(2, 4), textcoords="offset points",
+                fontsize=6.5, color=look.colour,
+            )  # fmt: skip
+            note.set_in_layout(False)
