@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnbench.api import (
+    ALL_BIASES,
     ALL_MASKS,
     AttentionCall,
     Case,
@@ -280,7 +281,7 @@ def workspace(case: Case) -> int:
     time="n^2 d",
     memory="O(n)",
     masks=ALL_MASKS,
-    positions=("alibi", "t5", "shaw"),
+    positions=ALL_BIASES,
     flops=flops,
     workspace=workspace,
 )

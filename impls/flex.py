@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from attnbench.api import (
+    ALL_BIASES,
     ALL_MASKS,
     AttentionCall,
     Case,
@@ -89,7 +90,7 @@ def flex_call(case: Case) -> Any:
     time="n^2 d",
     memory="O(n)",
     masks=ALL_MASKS,
-    positions=("alibi", "t5", "shaw"),
+    positions=ALL_BIASES,
     dtypes=("float32", "bfloat16", "float16"),
     compiles=True,
     flops=flops,

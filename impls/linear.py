@@ -21,8 +21,8 @@ from attnbench.api import (
     AttentionCall,
     Case,
     attention_builder,
-    chunk_sizes,
     core_flops,
+    flops_in_chunks,
     in_chunks,
     kernelised,
     run_file,
@@ -44,12 +44,8 @@ def definition(case: Case) -> AttentionCall:
 
 
 def flops(case: Case, *, chunk: int) -> int:
-    """Pairs inside chunks, keys into the state, queries times the state; backward twice that."""
-    d, v = case.head_dim, case.value_dim + 1
-    pairs = sum(queries * keys for queries, keys in chunk_sizes(case, chunk))
-    query_side = case.heads * (pairs * (d + v) + case.seq_len * d * v)
-    forward = 2 * case.batch * (query_side + case.kv_heads * case.kv_len * d * v)
-    return forward * {"forward": 1, "backward": 2, "both": 3}[case.pass_]
+    """Pairs inside chunks, keys into the state, queries times the state."""
+    return flops_in_chunks(case, chunk, case.head_dim, case.value_dim + 1)
 
 
 def flops_parallel(case: Case) -> int:

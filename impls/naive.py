@@ -3,6 +3,7 @@
 import torch
 
 from attnbench.api import (
+    ALL_BIASES,
     ALL_MASKS,
     AttentionCall,
     Case,
@@ -82,7 +83,7 @@ def attend_with(case: Case, sharing: int = 1) -> AttentionCall:
     time="n^2 d",
     memory="n^2",
     masks=ALL_MASKS,
-    positions=("alibi", "t5", "shaw"),
+    positions=ALL_BIASES,
     flops=flops,
     workspace=workspace,
 )

@@ -25,7 +25,7 @@ from attnbench.api import (
     AttentionCall,
     Case,
     attention_builder,
-    chunk_sizes,
+    flops_in_chunks,
     in_chunks,
     kernelised,
     run_file,
@@ -72,11 +72,9 @@ def definition(case: Case, *, features: int, seed: int) -> AttentionCall:
 
 def flops(case: Case, *, features: int, chunk: int) -> int:
     """Features of q and k, pairs inside chunks, keys into the state, queries times the state."""
-    d, v, f = case.head_dim, case.value_dim + 1, features
-    pairs = sum(queries * keys for queries, keys in chunk_sizes(case, chunk))
-    query_side = case.heads * (pairs * (f + v) + case.seq_len * f * (d + v))
-    forward = 2 * case.batch * (query_side + case.kv_heads * case.kv_len * f * (d + v))
-    return forward * {"forward": 1, "backward": 2, "both": 3}[case.pass_]
+    return flops_in_chunks(
+        case, chunk, features, case.value_dim + 1, of_token=features * case.head_dim
+    )
 
 
 @attention_builder(

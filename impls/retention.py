@@ -18,6 +18,7 @@ from attnbench.api import (
     attention_builder,
     chunk_sizes,
     dense_mask,
+    flops_in_chunks,
     in_chunks,
     run_file,
 )
@@ -52,12 +53,8 @@ def supports(case: Case) -> str | None:
 
 
 def flops(case: Case, *, chunk: int) -> int:
-    """Pairs inside chunks, keys into the state, queries times the state; backward twice that."""
-    d, v = case.head_dim, case.value_dim
-    pairs = sum(queries * keys for queries, keys in chunk_sizes(case, chunk))
-    query_side = case.heads * (pairs * (d + v) + case.seq_len * d * v)
-    forward = 2 * case.batch * (query_side + case.kv_heads * case.kv_len * d * v)
-    return forward * {"forward": 1, "backward": 2, "both": 3}[case.pass_]
+    """Pairs inside chunks, keys into the state, queries times the state."""
+    return flops_in_chunks(case, chunk, case.head_dim, case.value_dim)
 
 
 @attention_builder(

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.api import (
+    ALL_BIASES,
     ALL_MASKS,
     AttentionCall,
     Case,
@@ -244,7 +245,7 @@ for name, route, memory, doc in FAMILY:
         memory=memory,
         devices=("cuda",) if route in ("efficient", "cudnn") else ("cpu", "cuda"),
         masks=ALL_MASKS,
-        positions=("alibi", "t5", "shaw"),
+        positions=ALL_BIASES,
         flops=functools.partial(flops, route),
         workspace=functools.partial(workspace, route),
         supports=functools.partial(supports, route),

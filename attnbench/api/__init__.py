@@ -30,6 +30,7 @@ from attnbench.api.helpers import (
     chunk_sizes,
     compile_alone,
     dense_mask,
+    flops_in_chunks,
     hidden_and_blind,
     in_chunks,
     kernelised,
@@ -51,9 +52,12 @@ from attnbench.theory.law import parse
 from attnbench.theory.masks import visible_blocks
 from attnbench.theory.traits import TRAITS
 
-ALL_MASKS = tuple(MASKS.names())  # for what leaves the mask to the helpers, which know every one
+# For what leaves masks and position biases to the helpers, which know every one.
+ALL_MASKS = tuple(MASKS.names())
+ALL_BIASES = tuple(name for name, encoding in POSITIONS.items() if encoding.kind == "bias")
 
 __all__ = [
+    "ALL_BIASES",
     "ALL_MASKS",
     "AttentionCall",
     "Case",
@@ -73,6 +77,7 @@ __all__ = [
     "core_flops",
     "dense_bias",
     "dense_mask",
+    "flops_in_chunks",
     "hidden_and_blind",
     "in_chunks",
     "kernelised",

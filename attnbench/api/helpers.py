@@ -18,6 +18,7 @@ import torch
 
 from attnbench.machine.host import allocator_variables
 from attnbench.schema.case import Case, Mask
+from attnbench.theory.costs import PRODUCTS
 
 _numbers = itertools.count()
 
@@ -202,6 +203,21 @@ def in_chunks(
     parts = (torch.split(x, sizes, dim=3) for x, sizes in grouped)
     for q, k, v in zip(*parts, strict=True):
         yield q.to(wide), k.to(wide), v.to(wide)
+
+
+def flops_in_chunks(
+    case: Case, chunk: int, width: int, value_width: int, *, of_token: int = 0
+) -> int:
+    """FLOPs of the steps of `chunk_sizes` with a state of (width, value_width) a key/value head.
+
+    Pairs inside chunks, keys into the state, queries times the state; beside these `of_token`
+    multiplications for each query and each key. Backward twice that.
+    """
+    pairs = sum(queries * keys for queries, keys in chunk_sizes(case, chunk))
+    of_token += width * value_width
+    query_side = case.heads * (pairs * (width + value_width) + case.seq_len * of_token)
+    key_side = case.kv_heads * case.kv_len * of_token
+    return 2 * case.batch * (query_side + key_side) * PRODUCTS[case.pass_]
 
 
 def kernelised(
