@@ -3,14 +3,16 @@
 A sparse pattern is a list of tiles in which every pair that it admits is admitted exactly once.
 What is computed and moved is what the tiles hold, one after another.
 
-Where only the output is asked for, a tile is one call of SDPA. Where a backward pass follows, or a
-query has keys in several tiles, the log-sum-exp of each query is needed, too, which SDPA keeps to
-itself: then a tile is plain torch, its scores in base 2 and float32 at least. Tiles of a query are
-joined by it (Milakov & Gimelshein 2018, arXiv 1805.02867), and the backward recomputes the weights
-from it (Dao et al. 2022, "FlashAttention", arXiv 2205.14135).
+Where only the output is asked for, a few tiles that lie alike are one call of SDPA. Where a
+backward pass follows, or a query has keys in several tiles, the log-sum-exp of each query is
+needed, too, which SDPA keeps to itself: then a tile is plain torch, its scores in base 2 and
+float32 at least. Tiles of a query are joined by it (Milakov & Gimelshein 2018, arXiv 1805.02867),
+and the backward recomputes the weights from it (Dao et al. 2022, "FlashAttention", arXiv
+2205.14135).
 
-Axes beyond the usual ones: `N` slices, one for each batch item and key/value head; `R` query
-heads that share a slice; `I` queries and `J` keys of a tile; `M` = R·I, the rows of its matmul.
+Axes beyond the usual ones: `N` slices, one for each batch item and key/value head; `R` query heads
+that share a slice; `I` queries and `J` keys of a tile; `M` = R·I, the rows of its matmul; `T` tiles
+of one call.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 LOWEST = -1e30
 # Most scores at a time: on a CPU they stay in a cache.
 MOST = {"cpu": 2**18, "cuda": 2**26}
+# Most tiles in one call of SDPA: then its start weighs little, and its output is still small.
+AT_ONCE = 16
 
 
 # Whether queries at the places p_I1 are admitted to the keys j_J: boolean (I, J).
@@ -67,8 +71,53 @@ class _Ready(NamedTuple):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
+class _Run(NamedTuple):
+    """Tiles that lie alike, each some places after the one before: one call of SDPA."""
+
+    first: _Ready
+    tiles: int = 1
+    of_queries: int = 0
+    of_keys: int = 0
+
+
+def _runs(tiles: Sequence[_Ready], most: int) -> list[_Run]:
+    """The tiles in order, at most so many in a run; those of several stretches of keys alone."""
+    runs: list[_Run] = []
+    for tile in tiles:
+        if runs and runs[-1].tiles < most:
+            first, count, *shifts = runs[-1]
+            now = [
+                tile.queries.start - first.queries.start,
+                tile.keys[0].start - first.keys[0].start,
+            ]
+            steady = count == 1 or now == [count * shift for shift in shifts]
+            if steady and min(now) >= 0 and _alike(first, tile):
+                runs[-1] = _Run(first, count + 1, now[0] // count, now[1] // count)
+                continue
+        runs.append(_Run(tile))
+    return runs
+
+
+def _alike(a: _Ready, b: _Ready) -> bool:
+    """Whether two tiles of one stretch of keys are of one size, with the same pairs."""
+    sizes = [
+        [(len(range(x.start, x.stop, x.step or 1)), x.step) for x in (tile.queries, *tile.keys)]
+        for tile in (a, b)
+    ]
+    return a.bias_MJ is b.bias_MJ and len(a.keys) == 1 and sizes[0] == sizes[1]
+
+
+def _shifted(x: torch.Tensor, rows: slice, count: int, shift: int) -> torch.Tensor:
+    """A view (…, count, rows, D) of x (…, S, D): the rows, the same `shift` later, and so on."""
+    step = rows.step or 1
+    sizes = *x.shape[:-2], count, len(range(rows.start, rows.stop, step)), x.shape[-1]
+    strides = *x.stride()[:-2], shift * x.stride(-2), step * x.stride(-2), x.stride(-1)
+    return x.as_strided(sizes, strides, x.storage_offset() + rows.start * x.stride(-2))
+
+
 class _Plan(NamedTuple):
     tiles: tuple[_Ready, ...]
+    runs: tuple[_Run, ...]
     scale: float
     scores: int  # of the largest tile, for one slice
     most: int
@@ -118,7 +167,10 @@ def tiled(
             if tile.width
         ]
     scores = max((sharing * len(tile.queries) * tile.width for tile in tiles), default=0)
-    plan = _Plan(tuple(ready), case.softmax_scale, scores, MOST[case.device], _joins(case, tiles))
+    most = AT_ONCE if case.head_dim == case.value_dim else 1  # else SDPA holds all their scores
+    runs = tuple(_runs(ready, most))
+    joins = _joins(case, tiles)
+    plan = _Plan(tuple(ready), runs, case.softmax_scale, scores, MOST[case.device], joins)
     recorded: Any = _TiledAttention.apply
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> Any:
@@ -150,17 +202,23 @@ def _attend_by_sdpa(
     q_NRLD = _by_slice(q_BHLD, len(k_NSD))
     o_NRLV = q_NRLD.new_zeros(*q_NRLD.shape[:3], v_NSV.shape[2])
 
-    def attend_tile(tile: _Ready) -> None:
-        o_NRIV = o_NRLV[:, :, tile.queries]
-        q_N1MD = q_NRLD[:, :, tile.queries].flatten(1, 2).unsqueeze(1)
-        k_N1JD, v_N1JV = (tile.of(x).unsqueeze(1) for x in (k_NSD, v_NSV))
-        o_N1MV = scaled_dot_product_attention(
-            q_N1MD, k_N1JD, v_N1JV, attn_mask=tile.bias_MJ, scale=plan.scale
+    def attend_run(run: _Run) -> None:  # T tiles
+        tile, of_queries = run.first, (run.first.queries, run.tiles, run.of_queries)
+        o_NTRIV = _shifted(o_NRLV, *of_queries).transpose(1, 2)
+        q_NTMD = _shifted(q_NRLD, *of_queries).transpose(1, 2).flatten(2, 3)
+        k_NTJD, v_NTJV = (
+            tile.of(x).unsqueeze(1)
+            if run.tiles == 1
+            else _shifted(x, tile.keys[0], run.tiles, run.of_keys)
+            for x in (k_NSD, v_NSV)
         )
-        o_NRIV.copy_(o_N1MV.view(o_NRIV.shape))
+        o_NTMV = scaled_dot_product_attention(
+            q_NTMD, k_NTJD, v_NTJV, attn_mask=tile.bias_MJ, scale=plan.scale
+        )
+        o_NTRIV.copy_(o_NTMV.view(o_NTRIV.shape))
 
-    for tile in plan.tiles:  # a call each, at whose end its memory is free
-        attend_tile(tile)
+    for run in plan.runs:  # a call each, at whose end its memory is free
+        attend_run(run)
     return o_NRLV.view(*q_BHLD.shape[:3], -1)
 
 
@@ -296,8 +354,9 @@ def tiled_workspace(cover: Cover) -> Callable[..., int]:
         copied = tile.width * (d + v) * (len(tile.keys) > 1)
         if not case.needs_grad and not _joins(case, tiles):
             scores = 2 * rows * tile.width * (d != v)  # of SDPA's math path
+            at_once = min(AT_ONCE, len(tiles)) if d == v and len(tile.keys) == 1 else 1
             return Estimate(
-                slices * ((rows * (v + 2) + scores) * wide + copied * case.element_bytes)
+                slices * ((at_once * rows * (v + 2) + scores) * wide + copied * case.element_bytes)
             )
         step = min(slices, max(1, MOST[case.device] // max(1, rows * tile.width)))
         elements = step * (rows * (tile.width + d + v + 2) + copied) * (2 if case.needs_grad else 1)

@@ -85,8 +85,9 @@ def run_checks(
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}
         wanted_names = named(chosen(names or (), runner.own), catalogue) or list(rows)
-        smaller = [small(rows[name]) for name in wanted_names if name in rows]
-        wanted_names = list(dict.fromkeys([*wanted_names, *filter(None, smaller)]))
+        found = (small(rows[name]) for name in wanted_names if name in rows)
+        smaller = named(filter(None, found), catalogue)
+        wanted_names = list(dict.fromkeys([*wanted_names, *smaller]))
         rows |= {name: rows[base_name(name)] for name in wanted_names}
         items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
         compiles = {name for name in wanted_names if rows[name].compiles}

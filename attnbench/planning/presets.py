@@ -89,9 +89,7 @@ _FAMILIES = (
         ),
     ),
 )  # fmt: skip
-_FAMILIES_DOC = (
-    "every family beside exact attention to n = 4096, and what parameters buy: five minutes"
-)
+_FAMILIES_DOC = "every family beside exact attention to n = 4096, in five minutes on a CPU"
 PRESETS.add("families", Preset(doc=_FAMILIES_DOC, sweeps=_FAMILIES, max_time_s=0.5))
 
 _wide = partial(Axes, dtypes=("bfloat16",), heads=(16,))
