@@ -196,7 +196,7 @@ AXES: tuple[tuple[str, Any, str], ...] = (
     (
         "--caches",
         NAMES,
-        "decode: rerun, none, concat, static, sliding, paged, paged:page=64, int8,"
+        "decode: rerun, none, concat, static, shared, sliding, paged, paged:page=64, int8,"
         " int8-head, latent:rank=128 [static]",
     ),
     ("--new-tokens", SIZES, "decode: tokens generated a call [8]"),

@@ -63,7 +63,8 @@ def _timing(command: Command) -> Command:
 @click.option(
     "--preset",
     metavar="NAME",
-    help="A ready sweep: quick, gpu, verify or verify-gpu; other options override it.",
+    help="A ready sweep: quick, families, positions, gpu, verify or verify-gpu; other options"
+    " override it.",
 )
 @axes_options()
 @impl_files(
