@@ -85,8 +85,8 @@ def run_checks(
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}
         wanted_names = named(chosen(names or (), runner.own), catalogue) or list(rows)
-        found = (small(rows[name]) for name in wanted_names if name in rows)
-        smaller = named(filter(None, found), catalogue)
+        shrunk = (small(rows[name]) for name in wanted_names if name in rows)
+        smaller = named(filter(None, shrunk), catalogue)
         wanted_names = list(dict.fromkeys([*wanted_names, *smaller]))
         rows |= {name: rows[base_name(name)] for name in wanted_names}
         items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
