@@ -124,6 +124,15 @@ def tools(**options: Any) -> None:
 
 
 @main.command()
+@output_option
+def approximation(output: Path) -> None:
+    """How errors of Performer, Linformer and Nyströmformer fall with their parameters."""
+    from tests.validation.approximation import write
+
+    write(output / "selftest-approximation")
+
+
+@main.command()
 @click.argument("run")
 @output_option
 def positions(run: str, output: Path) -> None:

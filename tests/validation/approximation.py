@@ -1,20 +1,18 @@
 """How errors of approximations fall with features, rank or landmarks, beside what is expected.
 
-    python -m tests.validation.approximation results/selftest-approximation
-
-writes `errors.csv` and `errors.png`: the relative distance from exact attention (root mean square,
-float64, two draws of inputs, one seed of the method each) against the parameter. Expected:
-Performer ∝ features^(-1/2) once these outnumber exp(|q + k|²); Linformer, whose projections are
-drawn and not learned, √(1 + n/rank); Nyströmformer 0 at n landmarks and a converged inverse, and a
-fall before that only where tokens resemble their neighbours (over about 16 of them in the local
-inputs); elsewhere A is nearly singular, and an inverse that has not converged errs less.
+`make validate PART=approximation` writes `errors.csv` and `errors.png`: the relative distance from
+exact attention (root mean square, float64, two draws of inputs, one seed of the method each)
+against the parameter. Expected: Performer ∝ features^(-1/2) once these outnumber exp(|q + k|²);
+Linformer, whose projections are drawn and not learned, √(1 + n/rank); Nyströmformer 0 at n
+landmarks and a converged inverse, and a fall before that only where tokens resemble their
+neighbours (over about 16 of them in the local inputs); elsewhere A is nearly singular, and an
+inverse that has not converged errs less.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-import sys
 from pathlib import Path
 
 import torch
@@ -82,7 +80,7 @@ def drawn(rows: list[Row]) -> Figure:
     return figure
 
 
-def main(folder: Path) -> None:
+def write(folder: Path) -> None:
     """Measure, and write the table and the figure."""
     torch.set_num_threads(1)
     load_built_in()
@@ -93,7 +91,3 @@ def main(folder: Path) -> None:
             [("method", "inputs", "parameter", "error"), *((*x, f"{y:.4g}") for *x, y in rows)]
         )
     drawn(rows).savefig(folder / "errors.png", dpi=110, metadata={"Software": "attnbench"})
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
