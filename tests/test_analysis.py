@@ -13,7 +13,13 @@ import pytest
 from attnbench.analysis.axes import fixed, label, label_axes, varying
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.doubts import doubt_sentence
-from attnbench.analysis.highlights import SUMMARY, fastest_sentence, highlights, summary_rows
+from attnbench.analysis.highlights import (
+    SUMMARY,
+    cache_sentence,
+    fastest_sentence,
+    highlights,
+    summary_rows,
+)
 from attnbench.analysis.table import (
     compared,
     failures,
@@ -26,7 +32,7 @@ from attnbench.analysis.table import (
 )
 from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
-from attnbench.schema.case import Case, Position, parse_position
+from attnbench.schema.case import Case, Position, parse_mask, parse_position
 from attnbench.schema.record import Record
 from tests import synthetic
 
@@ -192,6 +198,20 @@ def test_highlights_name_the_fastest_only_where_it_is_faster_than_every_other():
     assert "fastest" not in text
     assert re.search(r"twin with 5.* µs is level with sdpa \(± \d+(\.\d+)? %\)\.", text)
     assert "naive takes 1" in sentences(naive=100.0)
+
+
+def test_what_a_cache_saves_is_of_cases_that_differ_in_nothing_but_the_cache():
+    one = Case(workload="decode", mask=parse_mask("causal"), cache="static", new_tokens=8)
+    times = {one: 100.0, replace(one, cache="concat"): 200.0}
+    times |= {replace(case, layers=4): 4 * time_us for case, time_us in times.items()}
+    records = [
+        replace(synthetic.ok(case, "naive"), samples=synthetic.samples(time_us, "naive"))
+        for case, time_us in times.items()
+    ]
+    run = Run(path=Path("r"), info={"run_id": "r"}, records=records)
+    sentence = cache_sentence(run, compared(run))
+    assert "cache concat" in sentence
+    assert "2.00×" in sentence
 
 
 def test_a_tie_that_is_known_badly_is_no_level_in_the_sentence_either():

@@ -132,7 +132,8 @@ def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
     if decode["cache"].nunique() < 2:
         return ""
     same = [
-        "impl", "position", "heads", "batch", "mask", "threads", "query_tokens", "seq_len"
+        "impl", "position", "dtype", "heads", "kv_heads", "head_dim", "batch", "mask", "threads",
+        "layers", "query_tokens", "new_tokens", "seq_len",
     ]  # fmt: skip
     counts = decode.groupby(same)["cache"].transform("nunique")
     longest = decode[counts == counts.max()].sort_values("seq_len", kind="stable")

@@ -162,7 +162,7 @@ def resume(
                     f"this is not where the run began: {'; '.join(lines)} (--resume);"
                     " start a new run"
                 )
-            named({cell.impl: None for cell in missing}, catalogue)  # raises where one is gone
+            named((cell.impl for cell in missing), catalogue)  # raises where one is gone
             plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
         listener.planned(plan, None if dry_run else path)
         if not dry_run:
