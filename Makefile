@@ -37,9 +37,8 @@ benchmark: .venv/installed
 # are timer (20 minutes), tools (minutes), scaling (minutes), laws (minutes) and gate (hours); and
 # perplexity (ten minutes), which trains small models for the notes' claims about those; positions
 # draws docs/positions.md's tables from a run, approximation (a minute) errors against features and
-# rank. All but tools, scaling and positions go on where they
-# stopped. Without PART the statistical tests. ARGS goes to the part: make validate PART=scaling
-# ARGS=--help
+# rank. All but tools, scaling, positions and approximation go on where they stopped. Without PART the
+# statistical tests. ARGS goes to the part: make validate PART=scaling ARGS=--help
 validate: .venv/installed
 	$(BIN)/python -m $(if $(PART),tests.validation $(PART) $(ARGS),pytest tests/validation $(ARGS))
 
