@@ -154,3 +154,17 @@ def test_a_patterned_query_without_keys_gives_zero_and_no_gradient() -> None:
     assert all(bool(x.isfinite().all()) for x in gradients)
     assert not gradients[0][:, :, 1].any()
     assert core_of(None)(case, {"q": q, "k": k, "v": v}).values["o"].shape == o.shape
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, "many"])
+def test_a_count_of_flops_that_is_none_costs_its_own_cell_alone(count: Any) -> None:
+    attention_builder("miscounted", flops=lambda case: count)(lambda case: near(case, 1))
+    try:
+        case = Case(seq_len=16)
+        tensors = WORKLOADS.get("attention").tensors(case)
+        trial = Trial(impl=named("miscounted"), case=case, tensors=tensors)
+        with trial.stage("check"):
+            trial.costs()
+        assert trial.status == "error"
+    finally:
+        IMPLEMENTATIONS.remove("miscounted")

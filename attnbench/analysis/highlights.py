@@ -73,7 +73,9 @@ def fastest_sentence(rows: pd.DataFrame) -> str:
     case = case.sort_values("time_us_median", kind="stable")
     best, others = case.iloc[0], case.iloc[1:].to_dict("records")
     time = units.time(best["time_us_median"]) + (" a token" if _per_token(best) else "")
-    text = f"{where(rows, best)}: {best['impl']}"
+    off = _approx(best["approx_error"], best["approx_error_local"])
+    aside = "" if off == units.UNKNOWN else f" (off exact attention by {off} on local inputs)"
+    text = f"{where(rows, best)}: {best['impl']}{aside}"
     if not others:
         return f"{text} takes {time}."
     ties: dict[str, list[str]] = {"level with": [], "not told apart from": []}

@@ -178,8 +178,8 @@ def _print_summary(run: Run) -> None:
         lines.append([row["case"] if row["case"] != last else "", *(row[name] for name in names)])
         last = row["case"]
     if lines:
-        dropped = ("status", "error", "rate", "workspace", "interval")
-        spare = [SUMMARY.get(name).header for name in dropped]
+        dropped = ("mask", "status", "error", "rate", "workspace", "interval")
+        spare = [SUMMARY.get(name).header for name in dropped if name in names]
         click.echo(table(["case", *header], lines, right=header[1:-1], spare=spare), nl=False)
     if len(shown) < len(rows):
         say(

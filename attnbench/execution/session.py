@@ -192,7 +192,8 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> P
     if not plan.jobs and all(record.status == "skipped" for record in plan.decided):
         raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
     runs = {cell.impl for job in plan.jobs for cell in job.cells()}
-    for record in plan.decided:
+    by_preset = request.options.get("preset") and not request.options.get("impls")
+    for record in () if by_preset else plan.decided:
         name = record.cell.impl
         if ":" in name and name not in runs:  # parameters that fit none of the cases
             raise UsageError(f"{name} (--impls) can take no case of this sweep: {record.reason}")

@@ -188,11 +188,11 @@ def _layer(around: dict[str, Any]) -> Iterator[Item]:
             case = Case(**around, **sizes, workload="layer", projection=projection)
             yield Item(name=f"layer, {projection}, {name}", case=case)
     others: dict[str, dict[str, Any]] = {
-        "separate": {"layers": 3},
+        "separate": {"layers": 2},
         "mla:16": {"layers": 2},
         "pruned:2": {"kv_heads": 2},
         "tied": {"kv_heads": 1},
-        "tied-layers": {"layers": 2, "position": parse_position("alibi")},
+        "tied-layers": {"layers": 3, "position": parse_position("alibi")},
     }
     for projection, sizes in others.items():
         alike: dict[str, Any] = {"workload": "layer", "pass_": "both", "seq_len": 37}

@@ -19,7 +19,7 @@ from matplotlib.text import Annotation
 
 WIDE, NARROW = 6.9, 5.1  # inches of a panel that stands alone, and of one of two in a row
 DPI = 160
-LONGEST = 20  # letters of a name beside a panel
+LONGEST = 24  # letters of a name beside a panel
 INK, QUIET = "#222222", "#777777"  # of texts; of guide lines, references and notes
 FILLED: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
 

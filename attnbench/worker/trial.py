@@ -253,6 +253,9 @@ class Trial:
         found: dict[str, Any] = WORKLOADS.get(self.case.workload).costs(self.case, self.impl)
         if self.impl.definition is not None:  # what it does instead of exact attention
             found["flops_useful"] = found["flops_executed"]
+        for name, value in found.items():
+            if value is not None and (not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name} must be a whole number, 0 or more, not {value!r}")
         predicted = found["memory_predicted_bytes"]
         if predicted is not None:
             found["memory_predicted_bytes"] = int(predicted)

@@ -217,6 +217,8 @@ class _Decode(Workload):
             )
         if cache_of(case)[0].keeps_window and impl.definition is not None:
             return f"cache {case.cache} keeps keys in any order, and {impl.name} minds their places"
+        if as_seen(case) != case and impl.family not in ("exact", "sparse"):
+            return f"cache {case.cache} gives products of q and k alone, and {impl.name} needs both"
         # A window may hide nothing in the first step, and keys later.
         last = step_case(case, step_ends(case)[-1])
         return super().reason_against(case, impl) or impl.reason_against(last)
