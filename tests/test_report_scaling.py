@@ -263,6 +263,10 @@ def test_a_crossing_is_marked_where_the_line_crosses_1(tmp_path):
     where = sorted(tuple(np.ravel(mark.get_xydata())) for mark in marks)
     assert [x for x, _ in where] == pytest.approx([300, 700], rel=0.05)
     assert [y for _, y in where] == [1.0, 1.0]
+    others = figure.add_subplot()
+    lines.mark_crossings(others, rows[rows["impl"] != "mine"], crossovers(run))
+    (mark,) = [x for x in others.lines if x.get_marker() == "|" and x.get_markersize() > 10]
+    assert float(np.ravel(mark.get_xydata())[0]) == pytest.approx(300, rel=0.05)
 
 
 def test_pairs_that_change_the_lead_come_first_and_the_rest_is_counted(monkeypatch):

@@ -249,8 +249,9 @@ def _draw_background(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
 
 def mark_crossings(ax: Axes, rows: pd.DataFrame, found: Sequence[Crossover]) -> None:
     """Mark every crossing on the lines of one panel, with its interval; `rows` are the panel's."""
-    cases = set(rows["case_id"])
-    of_impls = [c for c in found if c.by == "impl" and c.crossings and c.case.case_id in cases]
+    cases, impls = set(rows["case_id"]), set(rows["impl"])
+    here = [c for c in found if c.case.case_id in cases and {c.first, c.second} <= impls]
+    of_impls = [c for c in here if c.by == "impl" and c.crossings]
     for crossover in of_impls:
         line = rows[(rows["impl"] == crossover.first) & rows["speed"].notna()]
         line = line.sort_values("seq_len").astype({"seq_len": float})
