@@ -83,7 +83,7 @@ def test_every_rotary_encoding_turns_pairs_by_the_angles_of_its_paper(text, star
 
 def test_parameters_at_their_default_leave_the_name_and_others_are_written_out():
     assert parse_position("rope:10000").text == "rope"
-    assert parse_position("rope-yarn:base=10000:factor=8").text == "rope-yarn:factor=8"
+    assert parse_position("rope-yarn:base=10000:factor=8").text == "rope-yarn:8"
     assert parse_position("rope-yarn:8").values["length"] == 4096
     for text, what in {"rope-yarn:slow=9:fast=3": "slow", "rope-linear:0.5": "factor"}.items():
         with pytest.raises(UsageError, match=what):
