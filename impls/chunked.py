@@ -33,8 +33,10 @@ from attnbench.api import (
     attention_builder,
     bias_flops,
     building_mask,
+    by_slice,
     mask_spans,
     position_bias,
+    rows_of,
     run_file,
     visible_blocks,
 )
@@ -112,17 +114,6 @@ def cut(case: Case) -> Tiling:
         slices = [slice(n, min(n + step, some.stop)) for n in some[::step]]
         places += [(n, *block) for n in slices for block in blocks]
     return Tiling(places, most, case.softmax_scale, position_bias(case, unit=LOG2_E))
-
-
-def rows_of(x_NRID: torch.Tensor, wide: torch.dtype, factor: float = 1.0) -> torch.Tensor:
-    """A wide copy times `factor`, with the rows of its R heads joined: (N, M, D)."""
-    x_NRID = x_NRID.to(wide, copy=True, memory_format=torch.contiguous_format)
-    return x_NRID.mul_(factor).flatten(1, 2)
-
-
-def by_slice(x_BHLD: torch.Tensor, slices: int) -> torch.Tensor:
-    """(B, H, L, D) as (N, R, L, D): each query head beside those it shares keys with."""
-    return x_BHLD.reshape(slices, -1, *x_BHLD.shape[2:])
 
 
 def attend(

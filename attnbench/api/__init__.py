@@ -40,7 +40,7 @@ from attnbench.api.helpers import (
     reason_against_flex,
     run_file,
 )
-from attnbench.api.tiles import Tile, places, tiled, tiled_flops, tiled_workspace
+from attnbench.api.tiles import Tile, by_slice, places, rows_of, tiled, tiled_flops, tiled_workspace
 from attnbench.base.parameters import Parameter, Values, read_name
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
@@ -72,6 +72,7 @@ __all__ = [
     "attention_builder",
     "bias_flops",
     "building_mask",
+    "by_slice",
     "chunk_sizes",
     "compile_alone",
     "core_flops",
@@ -88,6 +89,7 @@ __all__ = [
     "reason_against_compiling",
     "reason_against_flex",
     "recurrent_builder",
+    "rows_of",
     "run_file",
     "tiled",
     "tiled_flops",

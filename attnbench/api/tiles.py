@@ -189,7 +189,7 @@ def _joins(case: Case, tiles: Sequence[Tile]) -> bool:
     return sum(len(tile.queries) for tile in tiles if tile.width) > case.seq_len
 
 
-def _by_slice(x_BHLD: torch.Tensor, slices: int) -> torch.Tensor:
+def by_slice(x_BHLD: torch.Tensor, slices: int) -> torch.Tensor:
     """(B, H, L, D) as (N, R, L, D): each query head beside those it shares keys with."""
     return x_BHLD.reshape(slices, -1, *x_BHLD.shape[2:])
 
@@ -199,7 +199,7 @@ def _attend_by_sdpa(
 ) -> torch.Tensor:
     """Output (B, H, L, V); no query has keys in several tiles."""
     k_NSD, v_NSV = k_BGSD.flatten(0, 1), v_BGSV.flatten(0, 1)
-    q_NRLD = _by_slice(q_BHLD, len(k_NSD))
+    q_NRLD = by_slice(q_BHLD, len(k_NSD))
     o_NRLV = q_NRLD.new_zeros(*q_NRLD.shape[:3], v_NSV.shape[2])
 
     def attend_run(run: _Run) -> None:  # T tiles
@@ -222,7 +222,7 @@ def _attend_by_sdpa(
     return o_NRLV.view(*q_BHLD.shape[:3], -1)
 
 
-def _rows_of(x_NRID: torch.Tensor, wide: torch.dtype, factor: float = 1.0) -> torch.Tensor:
+def rows_of(x_NRID: torch.Tensor, wide: torch.dtype, factor: float = 1.0) -> torch.Tensor:
     """A wide copy times `factor`, with the rows of its R heads joined: (N, M, D)."""
     x_NRID = x_NRID.to(wide, copy=True, memory_format=torch.contiguous_format)
     return x_NRID.mul_(factor).flatten(1, 2)
@@ -240,7 +240,7 @@ def _attend(
     """Output (B, H, L, V) and base-2 log-sum-exp (N, R, L)."""
     wide = torch.promote_types(q_BHLD.dtype, torch.float32)
     k_NSD, v_NSV = k_BGSD.flatten(0, 1).to(wide), v_BGSV.flatten(0, 1).to(wide)
-    q_NRLD = _by_slice(q_BHLD, len(k_NSD))
+    q_NRLD = by_slice(q_BHLD, len(k_NSD))
     o_dtype = wide if plan.joins else q_BHLD.dtype
     o_NRLV = q_NRLD.new_zeros(*q_NRLD.shape[:3], v_NSV.shape[2], dtype=o_dtype)
     lse_NRL = q_NRLD.new_full(q_NRLD.shape[:3], LOWEST, dtype=wide)
@@ -249,7 +249,7 @@ def _attend(
 
     def attend_tile(n: slice, tile: _Ready) -> None:
         place = (n, slice(None), tile.queries)
-        q_NMD = _rows_of(q_NRLD[place], wide, plan.scale * LOG2_E)
+        q_NMD = rows_of(q_NRLD[place], wide, plan.scale * LOG2_E)
         p_NMJ = _product(q_NMD, tile.of(k_NSD[n]), buffer)
         if tile.bias_MJ is not None:  # adding takes a fifth of the time of masked_fill_
             p_NMJ.add_(tile.bias_MJ)
@@ -281,16 +281,16 @@ def _differentiate(
     q_BHLD, k_BGSD, v_BGSV, o_BHLV, lse_NRL = saved
     wide = lse_NRL.dtype
     k_NSD, v_NSV = k_BGSD.flatten(0, 1).to(wide), v_BGSV.flatten(0, 1).to(wide)
-    q_NRLD, o_NRLV, do_NRLV = (_by_slice(x, len(k_NSD)) for x in (q_BHLD, o_BHLV, do_BHLV))
+    q_NRLD, o_NRLV, do_NRLV = (by_slice(x, len(k_NSD)) for x in (q_BHLD, o_BHLV, do_BHLV))
     dq_NRLD, dk_NSD, dv_NSV = (x.new_zeros(x.shape, dtype=wide) for x in (q_NRLD, k_NSD, v_NSV))
     steps, scores = plan.steps(len(k_NSD))
     buffers = lse_NRL.new_empty(2, scores)
 
     def differentiate_tile(n: slice, tile: _Ready) -> None:
         place = (n, slice(None), tile.queries)
-        q_NMD = _rows_of(q_NRLD[place], wide, plan.scale * LOG2_E)
-        do_NMV = _rows_of(do_NRLV[place], wide)
-        delta_NM1 = _rows_of(o_NRLV[place], wide).mul_(do_NMV).sum(2, keepdim=True)
+        q_NMD = rows_of(q_NRLD[place], wide, plan.scale * LOG2_E)
+        do_NMV = rows_of(do_NRLV[place], wide)
+        delta_NM1 = rows_of(o_NRLV[place], wide).mul_(do_NMV).sum(2, keepdim=True)
         k_NJD = tile.of(k_NSD[n])
         p_NMJ = _product(q_NMD, k_NJD, buffers[0])
         if tile.bias_MJ is not None:
