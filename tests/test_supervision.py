@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from attnbench.execution.process import GARBLED, GarbledError
+from attnbench.errors import WorkerError
+from attnbench.execution.process import GARBLED, GarbledError, Settings
+from attnbench.execution.runner import LocalRunner
 from attnbench.execution.supervision import Death, Supervision
 from attnbench.schema.case import Case
-from attnbench.schema.messages import NOBODY, Done, Heartbeat, ItemChecked
+from attnbench.schema.messages import NOBODY, Done, Facts, Heartbeat, ItemChecked
 
 CASES = [Case(seq_len=8), Case(seq_len=16)]
 KEYS = [(0, "a"), (0, "b"), (1, "a")]
@@ -31,7 +33,7 @@ class ScriptedWorker:
     def send(self, request: Any) -> None:
         self.request = request
 
-    def event(self, timeout_s: float) -> ItemChecked | Done | None:
+    def event(self, timeout_s: float) -> ItemChecked | Facts | Done | None:
         for step in self._script:
             if step == "done":
                 return Done()
@@ -41,6 +43,8 @@ class ScriptedWorker:
                 raise TimeoutError
             if step == "garbage":
                 raise GarbledError
+            if isinstance(step, Facts):
+                return step
             if step[0] == "at":
                 self.heartbeat.write(*step[1:])
                 continue
@@ -173,3 +177,31 @@ def test_a_worker_without_its_pipe_is_judged_by_where_it_was_when_it_closed(play
     assert results[0, "b"].status == "crashed"
     assert "closes the pipe" in results[0, "b"].reason
     assert (results[0, "a"], results[1, "a"]) == (checked(0, "a"), checked(1, "a"))
+
+
+# Questions with one answer.
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """What a runner makes of a scripted worker that it asks something."""
+
+    def ask(script: list[Any], timeout_s: float) -> dict[str, Any]:
+        runner = LocalRunner(Settings(device="cpu", timeout_s=timeout_s))
+        monkeypatch.setattr(runner, "worker", lambda: ScriptedWorker(tmp_path, script))
+        return runner.ceilings(["float32"], 1)
+
+    return ask
+
+
+def test_an_answer_is_waited_for_as_long_as_the_heartbeat_moves(asked):
+    """Building cuDNN's plans for hundreds of cases takes minutes."""
+    busy = [("at", NOBODY, NOBODY, "supports of a"), "silent"]
+    assert asked([*busy * 3, Facts({"launch_us": 1.0}), "done"], 300) == {"launch_us": 1.0}
+
+
+@pytest.mark.parametrize(("timeout_s", "waited_s"), [(300, 300), (5, 120)])
+def test_a_worker_that_hangs_in_a_question_is_given_up_and_says_where(asked, timeout_s, waited_s):
+    says = f"^supports of a: no heartbeat for {waited_s} s"
+    with pytest.raises(WorkerError, match=says):
+        asked([("at", NOBODY, NOBODY, "supports of a"), "silent", "silent"], timeout_s)

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,7 +14,7 @@ from attnbench.execution.runner import LocalRunner
 from attnbench.machine import state
 from attnbench.measure.clock import CaptureError
 from attnbench.schema.case import Case
-from attnbench.schema.messages import Describe, Done, Measure, Ready
+from attnbench.schema.messages import AskReasons, Describe, Done, Measure, Ready
 from attnbench.worker import serving
 from attnbench.worker.measuring import Instruments
 
@@ -60,6 +61,16 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
         assert event.record.cell.case == cases[index]
         assert event.record.status == status
         assert event.record.reason.startswith(reason)
+
+
+def test_a_worker_shows_life_for_each_case_that_it_is_asked_about():
+    """As long as all of them together may take: some kernels are tried in each."""
+    heartbeat, emitted = Mock(), list[Any]()
+    cases = tuple(Case(seq_len=length) for length in (8, 16, 32))
+    serving._serve(AskReasons(cases, ("a", "b")), heartbeat, emitted.append)
+    stages = [call.args[-1] for call in heartbeat.write.mock_calls]
+    assert stages == ["supports of a"] * 3 + ["supports of b"] * 3
+    assert set(emitted[0].reasons) == {"a", "b"}
 
 
 def test_an_idle_worker_ends_when_its_runner_closes_the_pipe():

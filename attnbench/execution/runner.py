@@ -166,12 +166,22 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         return event
 
     def _wait(self, worker: Worker) -> messages.Event:
-        try:
-            event = worker.event(_START_TIMEOUT_S)
-        except TimeoutError as err:
-            raise WorkerError(f"a worker has not answered for {_START_TIMEOUT_S:.0f} s") from err
-        except GarbledError as err:
-            raise WorkerError(_UNREADABLE) from err
+        """The next event, for which a worker is waited for as long as its heartbeat moves.
+
+        `supports` of some kernels takes half a second, to build a plan, for each of many cases.
+        """
+        patience_s = max(_START_TIMEOUT_S, self.settings.timeout_s)
+        while True:
+            sign = worker.heartbeat.read()
+            try:
+                event = worker.event(patience_s)
+                break
+            except TimeoutError as err:
+                if worker.heartbeat.read().step == sign.step:
+                    silent = f"no heartbeat for {patience_s:g} s (--timeout)"
+                    raise WorkerError(f"{sign.stage}: {silent}") from err
+            except GarbledError as err:
+                raise WorkerError(_UNREADABLE) from err
         if event is None:
             raise _ended_early(worker)
         if isinstance(event, messages.Failed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,14 @@ from attnbench.theory.projections import PROJECTIONS
 from attnbench.theory.traits import TRAITS, impossible
 from attnbench.worker.workloads import WORKLOADS
 
+At = Callable[[str], None]
 
-def describe(device: str) -> Catalogue:
-    """The catalogue: names with what they take, and the machine. `auto` takes a GPU if any."""
+
+def describe(device: str, at: At = lambda stage: None) -> Catalogue:
+    """The catalogue: names with what they take, and the machine. `auto` takes a GPU if any.
+
+    `at` is called with what follows, here and below: some kernels are tried to know what they take.
+    """
     reasons: dict[str, str | None] = {d: reason_against_device(d) for d in DEVICES}
     if device == "auto":
         device = "cuda" if reasons["cuda"] is None else "cpu"
@@ -32,7 +37,7 @@ def describe(device: str) -> Catalogue:
         device=device,  # type: ignore[arg-type]
         devices=reasons,
         environment=environment(device) if usable else {},
-        implementations=tuple(_row(name, device) for name in IMPLEMENTATIONS.names()),
+        implementations=tuple(_row(name, device, at) for name in IMPLEMENTATIONS.names()),
         families=FAMILIES,
         workloads={name: traits.doc for name, traits in TRAITS.items() if name in WORKLOADS},
         positions={name: item.line for name, item in POSITIONS.items()},
@@ -43,13 +48,14 @@ def describe(device: str) -> Catalogue:
 
 
 def reasons_against(
-    cases: Sequence[Case], names: Sequence[str]
+    cases: Sequence[Case], names: Sequence[str], at: At = lambda stage: None
 ) -> dict[str, tuple[str | None, ...]]:
     """For each implementation, case by case, why it cannot run, or null."""
-    return {name: tuple(_reason(case, name) for case in cases) for name in names}
+    return {name: tuple(_reason(case, name, at) for case in cases) for name in names}
 
 
-def _reason(case: Case, name: str) -> str | None:
+def _reason(case: Case, name: str, at: At) -> str | None:
+    at(f"supports of {name}")
     if reason := impossible(case):
         return reason
     try:
@@ -67,13 +73,13 @@ def _shown(file: str) -> str:
     return f"impls/{Path(file).name}" if Path(file).parent in folders else file
 
 
-def _row(name: str, device: str) -> ImplementationInfo:
+def _row(name: str, device: str, at: At) -> ImplementationInfo:
     impl = implementation(name)
     first = next((kind for kind in WORKLOADS.names() if kind in impl.workloads), "attention")
     on: Device = "cuda" if device == "cuda" else "cpu"
     mask = parse_mask("full" if "full" in impl.masks else "causal")
     probe = Case(workload=first, device=on, seq_len=256, mask=mask)
     shown: dict[str, Any] = {"doc": impl.doc.partition("\n")[0], "file": _shown(impl.file)}
-    shown |= {"approximates": impl.definition is not None, "unavailable": _reason(probe, name)}
+    shown |= {"approximates": impl.definition is not None, "unavailable": _reason(probe, name, at)}
     fields = vars(impl) | shown
     return msgspec.convert(fields, ImplementationInfo)

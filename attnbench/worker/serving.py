@@ -122,11 +122,12 @@ def _put_back(who: str) -> list[str]:
 
 
 def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
+    stage = partial(heartbeat.write, NOBODY, NOBODY)
     match request:
         case Describe(device):
-            emit(describe(device))
+            emit(describe(device, stage))
         case AskReasons(cases, names):
-            reasons = reasons_against(cases, names)
+            reasons = reasons_against(cases, names, stage)
             restore_clocks()  # `supports` is anyone's code, too
             settle()
             emit(Reasons(reasons))
