@@ -128,6 +128,16 @@ def test_a_limit_may_just_be_met_and_a_figure_that_is_missing_or_absurd_is_not_p
     assert found(changed(**changes)) == ({name: "fail"} if name else {})
 
 
+@pytest.mark.parametrize(
+    ("device", "seen_us", "level"),
+    [("cpu", 1.024, "fail"), ("cuda", 1.024, "ok"), ("cuda", 2.048, "fail")],
+)
+def test_events_may_tick_in_1024_ns_and_no_coarser(device, seen_us, level):
+    on = {"facts.device": device, "facts.device_name": "A GPU", "gpu": GPU}
+    diagnosis = changed(**on, **{"tests.clock.seen_us": seen_us})
+    assert found(diagnosis).get("clock resolution", "ok") == level
+
+
 def test_a_test_that_could_not_run_is_not_passed():
     diagnosis = changed(**{"tests.cold": {"raised": "MemoryError: 4 GiB"}})
     assert found(diagnosis) == {"cold": "fail"}

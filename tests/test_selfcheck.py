@@ -84,6 +84,24 @@ def test_a_fine_clock_is_seen_to_resolve_its_tick_and_its_overhead():
     assert seen["negative"] == 0
 
 
+def test_delays_of_many_lengths_show_the_tick_of_a_clock_that_always_reads_two():
+    world = World(look_ns=2048)
+    clock = WorldClock(world, tick_ns=1024)
+    delays = [world.work(0.07 * i) for i in range(64)]
+    assert selfcheck.resolution(clock, batches=50)["seen_us"] == pytest.approx(2.048)
+    seen = selfcheck.resolution(clock, batches=50, delays=delays)
+    assert seen["seen_us"] == pytest.approx(1.024)
+    assert seen["block_us"] == pytest.approx(2.048)
+
+
+def test_the_walk_needs_each_row_before_the_next_and_fits_the_cache():
+    walk = diagnosis.walk("cpu")
+    rows, sums = walk.args[0], walk()  # type: ignore[attr-defined]
+    assert torch.equal(sums, rows.cumsum(0))
+    assert (rows.shape[0] >= 1000, rows.stride()) == (True, (rows.shape[1], 1))
+    assert rows.nbytes + sums.nbytes <= 1 << 20
+
+
 @pytest.mark.parametrize(
     ("clock", "name", "seen"),
     [({"gain": 0.0}, "seen_us", None), ({"noise": (0.0, -3.0)}, "negative", 25)],

@@ -14,7 +14,9 @@ from attnbench.machine import host
 from attnbench.machine.limits import peak_tflops
 from attnbench.machine.symptoms import Finding, Level, symptoms
 
-RESOLUTION_US = 1.0  # a batch of 1 ms, the shortest that is timed, is then 1000 ticks
+# A batch of 1 ms, the shortest that is timed, is then some 1000 ticks. Before Hopper events tick in
+# 1.024 µs.
+RESOLUTION_US = {"cpu": 1.0, "cuda": 1.1}
 CALL_US = 1.0
 SPIN_ERROR = 0.01
 COLD_RATIO = 1.05
@@ -109,12 +111,12 @@ def _test(name: str, level: Level, fact: str, limit: str | None, remedy: str) ->
 
 
 def _clock(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
-    finest_us = seen["seen_us"]
-    fine = finest_us is not None and finest_us <= RESOLUTION_US and not seen["negative"]
+    finest_us, limit_us = seen["seen_us"], RESOLUTION_US[facts["device"]]
+    fine = finest_us is not None and finest_us <= limit_us and not seen["negative"]
     fact = f"{units.time(finest_us)} (claimed: {units.time(seen['claimed_us'])})"
     if seen["negative"]:
         fact += f", {seen['negative']} readings below 0"
-    limit = f"≤ {units.time(RESOLUTION_US)}"
+    limit = f"≤ {units.time(limit_us)}"
     yield _test("clock resolution", "ok" if fine else "fail", fact, limit, _NO_CLOCK)
     call_us = seen["call_us"]
     yield _test(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,19 +35,21 @@ def raw_ns() -> int:
     return time.monotonic_ns()
 
 
-def resolution(clock: Clock, *, batches: int = 1000) -> Numbers:
+def resolution(clock: Clock, *, batches: int = 1000, delays: Sequence[Call] = ()) -> Numbers:
     """What the clock can tell apart, and what it adds: by timing a call that does nothing.
 
-    `seen_us` is the smallest positive difference between any two readings, 0 among them (None
-    where nothing above 0 was read); `block_us` the time of a batch of one call; `call_us` what each
-    call of a long batch is charged; `negative` counts readings below 0.
+    `seen_us` is the smallest positive difference between any two readings, 0 and those of `delays`
+    among them (None where nothing above 0 was read). A clock with a coarse tick reads nothing as
+    the same few ticks each time: delays of many lengths show one tick. `block_us` is the time of a
+    batch of one call, `call_us` what each call of a long batch is charged; `negative` counts
+    readings below 0.
     """
 
     def nothing() -> None:
         pass
 
     readings = [clock.batch(nothing, 1).time_us for _ in range(batches)]
-    marks = sorted({0.0, *readings})
+    marks = sorted({0.0, *readings, *(clock.batch(delay, 1).time_us for delay in delays)})
     gaps = [above - below for below, above in itertools.pairwise(marks)]
     return {
         "claimed_us": clock.resolution_us,
@@ -111,7 +113,7 @@ def matmul_rate(clock: Clock, a: torch.Tensor, batches: int = 6) -> Numbers:
 def cold_and_warm(
     cold: Clock, warm: Clock, read: Call, *, most: int = 40, budget_s: float = 2.0
 ) -> Numbers:
-    """Time the same small read from memory and from the cache, alternately.
+    """Time the same read from memory and from the cache, alternately.
 
     `ratio` is cold / warm with its 95 % interval `low`, `high`: None where a clock saw no time.
     There are at least seven rounds.

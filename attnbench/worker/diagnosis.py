@@ -24,23 +24,17 @@ _SLOWDOWN = StoppingRule(
 
 
 class Sizes(NamedTuple):
-    """How much work the self-tests do on a device: a spin in µs, widths of squares, bytes read.
-
-    `read_bytes` fits the cache that `cold` evicts, and lasts well above the cost of a launch. On
-    CPU the read stays below torch's threshold for several threads (32768 elements), whose start
-    would hide it.
-    """
+    """How much work the self-tests do on a device: a spin in µs, batches, widths of squares."""
 
     spin_us: float
     batches: int
     matmul_width: int
-    read_bytes: int
     noise_width: int
 
 
 SIZES = {
-    "cpu": Sizes(2000.0, 1000, 1024, 1 << 17, 256),
-    "cuda": Sizes(40_000.0, 300, 4096, 1 << 24, 2048),
+    "cpu": Sizes(2000.0, 1000, 1024, 256),
+    "cuda": Sizes(100_000.0, 300, 4096, 2048),
 }
 
 
@@ -117,8 +111,13 @@ def _tests(device: str) -> dict[str, Callable[[], Any]]:
         return partial(torch.mm, a, a, out=torch.empty_like(a))
 
     def read() -> Callable[[], Any]:
-        data = torch.randn(sizes.read_bytes // 4, device=device)
-        return partial(torch.sum, data, 0, out=torch.empty((), device=device))
+        """What takes plainly longer from memory than from the cache.
+
+        On CPU as much as torch reads in one thread: to start others would hide the difference.
+        """
+        if device == "cuda":
+            return walk()
+        return partial(torch.sum, torch.randn(1 << 15), 0, out=torch.empty(()))
 
     def unit() -> Callable[[], Any]:
         """The work that is repeated 20 or 21 times, some microseconds of it.
@@ -132,14 +131,29 @@ def _tests(device: str) -> dict[str, Callable[[], Any]]:
         data = torch.randn(8192)
         return partial(torch.exp, data, out=torch.empty_like(data))
 
+    # Of about 0 to 8 µs, in steps finer than most ticks.
+    delays = [partial(torch.cuda._sleep, 97 * i) for i in range(128)] if device == "cuda" else []
     return {
-        "clock": lambda: selfcheck.resolution(warm(), batches=sizes.batches),
+        "clock": lambda: selfcheck.resolution(warm(), batches=sizes.batches, delays=delays),
         "spin": lambda: _spin(device, sizes.spin_us),
         "matmul": lambda: selfcheck.matmul_rate(warm(), square(sizes.matmul_width)),
         "cold": lambda: selfcheck.cold_and_warm(cold(), warm(), read()),
         "planted": lambda: selfcheck.slowdown(warm(), unit(), _SLOWDOWN),
         "noise": lambda: selfcheck.noise(clock_for(device), product(sizes.noise_width)),
     }
+
+
+def walk(device: str = "cuda") -> Callable[[], Any]:
+    """Running sums down 1024 rows: on a GPU as many loads, each of which waits for the one before.
+
+    torch's kernel (ScanUtils.cuh, `tensor_kernel_scan_outer_dim`) gives each column a thread, and
+    the thread stores a sum before it loads the next row, as the two might overlap: a row takes a
+    latency (0.32 µs of rows that lie in memory, torch issue 122170). That of memory is about twice
+    that of an L2 (400 and 200 cycles on V100, A100 and H100: PMC10448217, table 3), where an H200's
+    memory has nearly the bandwidth of its L2. And a thousand of them are far above a launch.
+    """
+    rows = torch.randn(1024, 128, device=device)  # 512 KiB, which any L2 of now holds
+    return partial(torch.cumsum, rows, 0, out=torch.empty_like(rows))
 
 
 def _spin(device: str, duration_us: float) -> selfcheck.Numbers:
