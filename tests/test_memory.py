@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.api import IMPLEMENTATIONS
@@ -260,6 +261,26 @@ def test_opaque_attention_is_priced_by_the_formula_it_is_given():
         return torch.nn.functional.scaled_dot_product_attention(q, q, q)
 
     assert count_flops(call, OPAQUE_FORMULAS) == (4 * 2 * 32 * 32 * 16, "formula")
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("flash", ()), ("efficient", (None, False)), ("cudnn", (None, False))],
+)
+def test_fused_attention_with_grouped_heads_is_priced_though_torch_refuses(name, more, monkeypatch):
+    name = f"_scaled_dot_product_{name}_attention"
+    q, kv = torch.empty(2, 4, 8, 16, device="meta"), torch.empty(2, 2, 12, 16, device="meta")
+    repeated = kv.repeat(1, 2, 1, 1).shape
+    forward = flop_counter.sdpa_flop_count(q.shape, repeated, repeated)
+    backward = flop_counter.sdpa_backward_flop_count(q.shape, q.shape, repeated, repeated)
+    assert OPAQUE_FORMULAS[f"{name}_backward"](q.shape, q.shape, kv.shape, kv.shape) == backward
+
+    def before_2_12(*args: Any, **_: Any) -> int:
+        raise AssertionError
+
+    op = getattr(torch.ops.aten, name)
+    monkeypatch.setitem(flop_counter.flop_registry, op, before_2_12)
+    assert count_flops(lambda: op(q, kv, kv, *more), OPAQUE_FORMULAS) == (forward, "formula")
 
 
 def test_nothing_counted_is_unknown_and_not_zero():

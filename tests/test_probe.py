@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import flop_counter
 
 from attnbench.api import IMPLEMENTATIONS, attention_builder
 from attnbench.measure.probes import Saved
@@ -35,6 +36,17 @@ def test_the_kernel_that_ran_is_named(name, more, backend, kernel, pass_):
         assert (kernel + "_backward" in names) == (pass_ == "both")
         assert names[0] == kernel
     assert len(names) <= metrics["kernel_count"]
+
+
+def test_a_formula_that_refuses_its_arguments_costs_the_count_alone(monkeypatch):
+    def refuse(*args: Any, **_: Any) -> int:
+        raise AssertionError("shapes are incompatible")
+
+    monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.bmm, refuse)
+    metrics = probed(Case(seq_len=16, pass_="both"), "naive")
+    assert (metrics["flops_counted"], metrics["memory_saved_bytes"]) == (None, None)
+    assert "not counted: AssertionError: shapes are incompatible" in metrics["flops_note"]
+    assert "aten::bmm" in metrics["kernel"]
 
 
 def test_probing_makes_two_calls_and_a_forward_pass_where_only_the_backward_one_is_timed():

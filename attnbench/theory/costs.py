@@ -200,7 +200,7 @@ def _bytes_through(case: Case, *, inputs: int, output: int) -> int:
 def _fused(per_d: int, per_v: int, first: int) -> Callable[..., int]:
     """FLOPs of a fused op from its arguments' shapes, q the `first`: the full square, mask or not.
 
-    torch's own convention for its CUDA flash op, whose backward makes the scores again.
+    torch's own convention (`utils/flop_counter.py`), whose backward makes the scores again.
     """
 
     def flops(*shapes: Any, **_: Any) -> int:
@@ -211,8 +211,14 @@ def _fused(per_d: int, per_v: int, first: int) -> Callable[..., int]:
     return flops
 
 
-# SDPA's CPU flash op counts 0 in torch 2.13 (pytorch #195460).
+# SDPA's CPU flash op counts 0 in torch 2.13 (pytorch #195460). The others have formulas in torch,
+# which before 2.12 refused fewer key/value heads than query heads (pytorch #177188).
+_SDPA_OPS = [
+    f"_scaled_dot_product_{name}"
+    for name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention",
+                 "cudnn_attention")
+]  # fmt: skip
 OPAQUE_FORMULAS: dict[str, Callable[..., int]] = {
-    "_scaled_dot_product_flash_attention_for_cpu": _fused(1, 1, first=0),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _fused(3, 2, first=1),
+    **{op: _fused(1, 1, first=0) for op in _SDPA_OPS},
+    **{f"{op}_backward": _fused(3, 2, first=1) for op in _SDPA_OPS},
 }

@@ -73,6 +73,7 @@ class Trial:
     reason: str | None = None
     _first_inputs: Tensors | None = None
     _first_outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    _why_not_counted: str | None = None
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -287,15 +288,20 @@ class Trial:
         if self.impl.compiles:
             bound.refresh()
             return {}
+        counted, source, saved_bytes = None, None, None
         with watch_saved() if bound.grad else contextlib.nullcontext() as saved:
             bound.refresh()
-            counted, source = count_flops(bound.call, OPAQUE_FORMULAS)
+            try:
+                counted, source = count_flops(bound.call, OPAQUE_FORMULAS)
+            except Exception as err:  # a formula's; one of the call itself comes up again
+                self._why_not_counted = classify(err, "not counted")[1]
         if saved:
             bound.refresh()  # a graph that was watched is not one to be timed
+            saved_bytes = saved.bytes if self._why_not_counted is None else None
         return {
             "flops_counted": None if counted is None else counted // bound.units,
             "flops_counted_source": source,
-            "memory_saved_bytes": saved.bytes if saved else None,
+            "memory_saved_bytes": saved_bytes,
         }
 
     def _memory(self, peak_bytes: int, result: Any) -> dict[str, Any]:
@@ -335,7 +341,8 @@ class Trial:
         seen = "torch's formula for the opaque op:" if formula else "the matmuls dispatched:"
         if counted is None:
             compiled = self.impl.compiles
-            notes.append("not counted: compiled code" if compiled else "torch counted no matmul")
+            nothing = "not counted: compiled code" if compiled else "torch counted no matmul"
+            notes.append(self._why_not_counted or nothing)
         elif executed and counted != executed:
             add(counted, seen, executed, "executed")
         elif useful and executed is None and counted != useful:
