@@ -12,11 +12,14 @@ import torch
 class FakeGpu:
     """The host issues work and goes on; the device does it in order; waiting joins the two.
 
-    `log` has one word for each thing issued. While `nodes` is a list, work goes there instead, to
-    be issued by a replay: a capture.
+    `log` has one word for each thing issued; events read multiples of `tick_us`, 0 being exact.
+    While `nodes` is a list, work goes there instead, to be issued by a replay: a capture.
     """
 
-    def __init__(self) -> None:
+    cycles_per_us = 1410.0
+
+    def __init__(self, tick_us: float = 0.0) -> None:
+        self.tick_us = tick_us
         self.host_us = 0.0
         self.device_us = 0.0
         self.log: list[str] = []
@@ -37,6 +40,9 @@ class FakeGpu:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.log.append("wait")
         self.host_us = max(self.host_us, self.device_us)
+
+    def sleep(self, cycles: int) -> None:
+        self.launch("spin", device_us=1.0 + cycles / self.cycles_per_us, host_us=2.0)
 
     def flush(self) -> None:
         self.launch("flush", device_us=40.0, host_us=2.0)
@@ -75,7 +81,8 @@ class FakeEvent:
         assert self.at_us is not None
         assert end.at_us is not None
         assert self.gpu.host_us >= end.at_us, "read before the device was done"
-        return (end.at_us - self.at_us) / 1000
+        tick_us = self.gpu.tick_us or 1e-6
+        return (end.at_us // tick_us - self.at_us // tick_us) * tick_us / 1000
 
 
 class FakeStream:
@@ -137,6 +144,7 @@ def install(monkeypatch: Any) -> FakeGpu:
         "Stream": FakeStream,
         "graph": _graph,
         "stream": stream,
+        "_sleep": gpu.sleep,
         "synchronize": gpu.synchronize,
         "current_stream": lambda: gpu.current,
         "default_stream": lambda: default,

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from attnbench.analysis.times import launch_bound
+from attnbench.analysis.times import exposed_us, launch_bound
 from attnbench.base.sample import Batch
 from attnbench.machine.facts import last_cache_bytes
 from attnbench.measure import clock as clocks
@@ -69,33 +69,36 @@ def test_a_host_clock_that_steps_back_gives_a_negative_time(monkeypatch, l2):
     assert HostClock(l2).batch(lambda: None, 1).time_us == -5.0
 
 
-AROUND_ALL = ["wait", "event", *["call"] * 3, "event", "wait"]
-TO_THE_RESULT = ["wait", "flush", "wait", "call", "wait"]
-AROUND_EACH = ["wait", *["flush", "event", "call", "event", "wait"] * 3, *TO_THE_RESULT]
-IN_A_GRAPH = ["wait", *["flush", "event", "call", "event"] * 3, "wait", *TO_THE_RESULT]
+ALONE = ["event", "call", "event", "wait"]  # on an idle device
+AROUND_ALL = ["wait", "event", "event", "wait", *ALONE]
+AROUND_ALL += ["event", "spin", "event", *["call"] * 3, "event", "wait"]
+AROUND_EACH = ["wait", "event", "flush", "event", "wait", *ALONE]
+AROUND_EACH += ["event", "flush", "event", "call", "event", "wait"] * 3
+REPLAYED = ["wait", "event", *["call"] * 3, "event", "wait"]
+REPLAYED_COLD = ["wait", *["flush", "event", "call", "event"] * 3, "wait", "wait", "flush", "wait"]
 
 
 @pytest.mark.parametrize(
-    ("make", "l2", "log", "time_us", "enqueue_us", "e2e_us"),
+    ("make", "l2", "log", "enqueue_us", "hidden_us", "e2e_us"),
     [
-        # Between the events lies the host's time to issue the first call, and all on the device.
-        (CudaClock, "warm", AROUND_ALL, (3 + 3 * 50) / 3, 3.0, 53.0),
-        (CudaClock, "cold", AROUND_EACH, 50.0, 3.0, 53.0),
+        (CudaClock, "warm", AROUND_ALL, 3.0, 3.0, 53.0),
+        (CudaClock, "cold", AROUND_EACH, 3.0, 3.0, 53.0),
         # One launch of 6 us for three calls; the host has no part in their time.
-        (GraphClock, "warm", AROUND_ALL, 50.0, 6 / 3, 56.0),
-        (GraphClock, "cold", IN_A_GRAPH, 50.0, 6 / 3, 56.0),
+        (GraphClock, "warm", REPLAYED, 6 / 3, 6 / 3, 56.0),
+        (GraphClock, "cold", REPLAYED_COLD, 6 / 3, 6 / 3, 56.0),
     ],
 )
 def test_events_stand_around_all_warm_calls_and_around_each_cold_one_behind_its_flush(
-    gpu, make, l2, log, time_us, enqueue_us, e2e_us
+    gpu, make, l2, log, enqueue_us, hidden_us, e2e_us
 ):
     clock = make(l2)
     clock.batch(gpu.call, 3)
     gpu.log.clear()
     batch = clock.batch(gpu.call, 3)
     assert gpu.log[: len(log)] == log
-    assert (batch.time_us, batch.enqueue_us) == pytest.approx((time_us, enqueue_us))
-    assert batch.e2e_us == pytest.approx(e2e_us), "the flush is in the time to the result"
+    assert batch.time_us == pytest.approx(50.0)
+    assert (batch.enqueue_us, batch.hidden_us) == pytest.approx((enqueue_us, hidden_us))
+    assert batch.e2e_us == pytest.approx(e2e_us), "the flush or the spin is in it"
 
 
 @pytest.mark.parametrize("l2", ["warm", "cold"])
@@ -103,20 +106,73 @@ def test_events_are_made_once(gpu, l2):
     clock = CudaClock(l2)
     for calls in (1, 7, 3):
         clock.batch(gpu.call, calls)
-    assert fakegpu.FakeEvent.made == 2
+    assert fakegpu.FakeEvent.made == 3
 
 
-def test_a_host_slower_than_the_flush_is_in_the_stream_time_of_a_cold_call_and_shows(gpu):
-    def slow():
-        gpu.launch("call", device_us=5.0, host_us=100.0)
+def kernels(gpu, count, host_us, device_us):
+    def call():
+        for _ in range(count):
+            gpu.launch("call", device_us=device_us, host_us=host_us)
 
-    batch = CudaClock("cold").batch(slow, 3)
-    # The flush lasts 40 us; of those the host has spent 1 on the event when it begins the call.
-    assert batch.time_us == pytest.approx(100 - (40 - 1) + 5)
-    assert batch.enqueue_us == pytest.approx(100.0)
-    assert launch_bound(batch.enqueue_us, batch.time_us)
-    assert batch.e2e_us == pytest.approx(105.0)
-    assert GraphClock("cold").batch(slow, 3).time_us == pytest.approx(5.0)
+    return call
+
+
+def bound(batch):
+    return launch_bound(exposed_us(vars(batch)), batch.time_us)
+
+
+@pytest.mark.parametrize("tick_us", [0.0, 1.024])
+@pytest.mark.parametrize("calls", [1, 4])
+@pytest.mark.parametrize("make", [CudaClock, GraphClock])
+@pytest.mark.parametrize("l2", ["warm", "cold"])
+@pytest.mark.parametrize(
+    ("count", "host_us", "device_us"),
+    [(1, 3.0, 50.0), (1, 100.0, 5.0), (30, 5.0, 4.0), (30, 5.0, 2.0), (1, 3.0, 90_000.0)],
+)
+def test_stream_time_is_the_devices_alone_however_long_the_host_takes_to_issue(
+    gpu, count, host_us, device_us, l2, make, calls, tick_us
+):
+    """Whether one kernel or many, faster or slower than the host issues them."""
+    gpu.tick_us = tick_us
+    batch = make(l2).batch(kernels(gpu, count, host_us, device_us), calls)
+    truth_us = count * device_us
+    assert abs(batch.time_us - truth_us) <= tick_us + 1e-4 * truth_us
+    assert not bound(batch)
+    if make is CudaClock:
+        paced_us = max(count * host_us + device_us, host_us + truth_us)
+        assert (batch.enqueue_us, batch.e2e_us) == pytest.approx((count * host_us, paced_us))
+
+
+def test_a_device_is_kept_busy_no_longer_than_issuing_was_seen_to_take(gpu):
+    """Not at all where the flush lasts long enough, or where issuing is nothing beside a call."""
+    cold, warm = CudaClock("cold"), CudaClock("warm")
+    cold.batch(gpu.call, 3)
+    assert "spin" not in gpu.log
+    warm.batch(kernels(gpu, 1, 3.0, 3000.0), 1)
+    assert gpu.log.count("call") == 3 + 1 + 1, "the call that is waited for is all of the batch"
+    assert "spin" not in gpu.log
+    slow = kernels(gpu, 1, 100.0, 5.0)
+    cold.batch(slow, 1)  # finds out how fast the device spins
+    begin_us = gpu.host_us
+    cold.batch(slow, 1)
+    assert gpu.host_us - begin_us < 40 + 105 + 1.5 * 100 + 5 + 15
+
+
+@pytest.mark.parametrize("l2", ["warm", "cold"])
+def test_what_takes_longer_to_issue_than_can_be_hidden_is_launch_bound_if_the_device_waits(gpu, l2):
+    fast, slow = kernels(gpu, 1000, 5.0, 2.0), kernels(gpu, 1000, 5.0, 20.0)
+    batch = CudaClock(l2).batch(fast, 1)
+    assert batch.hidden_us is not None
+    assert batch.hidden_us == pytest.approx(1000.0, rel=0.06), "a millisecond, and the flush"
+    assert batch.time_us == pytest.approx(5000.0 + 2.0 - batch.hidden_us)
+    assert bound(batch)
+    assert batch.e2e_us == pytest.approx(5002.0)
+    batch = CudaClock(l2).batch(slow, 1)
+    assert batch.time_us == pytest.approx(20_000.0), "what it still issues, it issues in time"
+    assert not bound(batch)
+    replayed = GraphClock(l2).batch(fast, 1)
+    assert replayed.time_us == pytest.approx(2000.0)
+    assert not bound(replayed)
 
 
 def test_a_callable_is_captured_once_for_each_number_of_calls_and_freed_on_release(gpu):

@@ -54,6 +54,8 @@ def test_each_column_is_its_formula():
         ({"kernel_count": 11}, "launch"),  # 10, 5 and 11 µs
         ({"enqueue_us": 95.0}, "launch"),  # the host takes 95 of 100 µs
         ({"enqueue_us": 94.9}, "compute"),
+        ({"enqueue_us": 195.0, "hidden_us": 100.0}, "launch"),
+        ({"enqueue_us": 195.0, "hidden_us": 101.0}, "compute"),  # issued before the device is done
         ({"enqueue_us": 100.0, "kernel_count": None}, "launch"),
         ({"flops_executed": None}, "compute"),  # the useful ones: 5 µs, as much as the traffic
         ({"kernel_count": None}, None),

@@ -296,6 +296,10 @@ TROUBLES = [
     ),
     (record(QUIET, meddles="the number of threads"), "it changes the number of", "meddles"),
     (record([10.0] * 9, enqueue_us=14.0), "launch-bound: the host takes 14.0 µs", None),
+    (
+        record([10.0] * 9, enqueue_us=14.0, hidden_us=4.0),
+        "14.0 µs to issue a call, of which 4.00 µs are hidden", None,
+    ),
     (record([100.0] * 20, discarded=dict.fromkeys(range(6), "gpu")), f"30% {HOT}", None),
     (
         record([100.0] * 20, discarded={3: "interrupted", 7: "interrupted"}, kept_disturbed=0),

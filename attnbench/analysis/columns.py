@@ -80,7 +80,7 @@ class TableRow:
             "arithmetic_intensity": _quotient(metrics.get("flops_useful"), traffic),
             "fraction_of_compute_peak": _quotient(least_us["compute"], self.time_us),
             "fraction_of_memory_peak": _quotient(least_us["memory"], self.time_us),
-            "bound": _bound(least_us, self.time_us, metrics.get("enqueue_us")),
+            "bound": _bound(least_us, self.time_us, times.exposed_us(metrics)),
             "peak_tflops_measured": peak,
             "peak_tflops_datasheet": limits.peak_tflops(here, case.dtype),
             "read_gbps_measured": ceilings.read_gbps,
@@ -91,10 +91,10 @@ class TableRow:
 
 
 def _bound(
-    least_us: dict[str, float | None], time_us: float | None, enqueue_us: float | None
+    least_us: dict[str, float | None], time_us: float | None, exposed_us: float | None
 ) -> str | None:
     """The limit that takes longest; unknown unless all are: the missing one might be it."""
-    if times.launch_bound(enqueue_us, time_us):
+    if times.launch_bound(exposed_us, time_us):
         return "launch"
     known = {name: us for name, us in least_us.items() if us is not None}
     if not time_us or len(known) < len(least_us):
@@ -287,6 +287,10 @@ metric("stolen_share", "float", "", "processor time given to other guests / wall
 metric("throttled_share", "float", "", "time a CPU quota held the process back / wall time")
 metric("load_1m", "float", "", "load average of the machine at the cell's end")
 metric("enqueue_us", "float", "µs", "host time to issue a call (decode: per token), on a GPU")
+metric(
+    "hidden_us", "float", "µs",
+    "part of enqueue_us in which the device was busy with what stands in front of the timed call",
+)  # fmt: skip
 metric("sm_mhz", "float", "MHz", "mean clock of the GPU beside the samples")
 metric("power_w", "float", "W", "power the GPU drew beside the samples")
 metric("temperature_c", "float", "°C", "temperature of the GPU beside the samples")
@@ -325,7 +329,7 @@ limit(
     "bound", "text", "",
     "compute, memory or launch: whose least time is longest, of the executed FLOPs at the matmul's"
     " rate, of the least traffic at the read's, of starting every kernel; launch too where the host"
-    " takes as long to issue a call as the device to run it",
+    " is still issuing a call when the device is done with what was issued before",
 )  # fmt: skip
 limit("peak_tflops_measured", "float", "TFLOP/s", "a large matmul of this dtype in this run")
 limit("peak_tflops_datasheet", "float", "TFLOP/s", "dense peak, where the device is known")

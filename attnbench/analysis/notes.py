@@ -99,9 +99,11 @@ def _asides(record: Record) -> Iterator[str]:
             f"neighbouring observations depend on each other (rank correlation {r:.2g}):"
             f" the interval within the run should be about {widening(r):.1f} times as wide"
         )
-    enqueue_us = metrics.get("enqueue_us")
-    if times.launch_bound(enqueue_us, times.time_us(record)):
-        yield f"launch-bound: the host takes {units.time(enqueue_us)} to issue a call"
+    if times.launch_bound(times.exposed_us(metrics), times.time_us(record)):
+        hidden_us = metrics.get("hidden_us")
+        of_which = f", of which {units.time(hidden_us)} are hidden" if hidden_us else ""
+        text = f"the host takes {units.time(metrics['enqueue_us'])} to issue a call{of_which}"
+        yield f"launch-bound: {text}"
     yield from filter(None, (metrics.get("sensor_note"), metrics.get("energy_note")))
 
 

@@ -18,7 +18,7 @@ from attnbench.machine import limits
 from attnbench.schema.record import Record, Sample
 
 Interval = tuple[float, float]
-HOST_BOUND = 0.95  # of the time, spent by the host on issuing the call: the device waits for it
+HOST_BOUND = 0.95  # of the time, in which the host was still issuing: the device waits for it
 FEWEST = 3  # samples that give a low end
 # Beyond what a run shows of itself its low end lies above that of other runs of the same code (a
 # core that was slow between two probes, the placement of pages), or below it. Taken from 540 cells,
@@ -173,9 +173,16 @@ def suspect(record: Record, environment: Mapping[str, Any], time_us: float | Non
     )
 
 
-def launch_bound(enqueue_us: float | None, time_us: float | None) -> bool:
-    """Whether the host takes as long to issue a call as the device to run it; False if unknown.
+def exposed_us(metrics: Mapping[str, Any]) -> float | None:
+    """What of issuing a call was not hidden from the device, in µs; None if unknown."""
+    enqueue_us: float | None = metrics.get("enqueue_us")
+    return None if enqueue_us is None else enqueue_us - (metrics.get("hidden_us") or 0.0)
 
-    Both per unit; `time_us` is the reported time.
+
+def launch_bound(exposed_us: float | None, time_us: float | None) -> bool:
+    """Whether the host issues for as long as the device runs; False if unknown.
+
+    Stream time then is the host's: where the device is the slower one, it is still busy when the
+    last of a call is issued. Both per unit; `time_us` is the reported time.
     """
-    return bool(enqueue_us is not None and time_us and enqueue_us >= HOST_BOUND * time_us)
+    return bool(exposed_us is not None and time_us and exposed_us >= HOST_BOUND * time_us)

@@ -32,8 +32,9 @@ class Batch:
     """Calls timed by one reading of the clock; all times are microseconds per call, as means.
 
     `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a call to its
-    result, without the flush. `enqueue_us`, on CUDA alone, is the host time to issue one call: one
-    that is not below `time_us` says that the host, not the device, sets the pace. `cpu_us` is the
+    result, without the flush. `enqueue_us`, on CUDA alone, is the host time to issue one call,
+    and `hidden_us` the part of it in which the device was still busy with what stands in front of
+    the first event: the rest may be in `time_us`, where the host sets the pace. `cpu_us` is the
     processor time of the calling thread, None where it says nothing of the call: several threads
     compute, or the call waits by itself. A time is negative if the clock behind it stepped back:
     that is for the caller to judge.
@@ -42,6 +43,7 @@ class Batch:
     time_us: Time
     e2e_us: Time
     enqueue_us: float | None = None
+    hidden_us: float | None = None
     cpu_us: Time | None = None
 
     @property

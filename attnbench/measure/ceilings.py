@@ -28,7 +28,7 @@ STREAM_US = 250_000.0
 LAUNCH_US = 20_000.0
 AGREE = 0.05  # among the three least times, else other work may have slowed them all
 MOST_BUDGETS = 2.0  # spent where they do not agree
-# Calls are timed in batches of this length: a GPU waits for the first call of one, some µs.
+# Calls are timed in batches of this length: events of a GPU may tell times to a µs alone.
 _BATCH_US = {"cpu": 0.0, "cuda": 1000.0}
 LAUNCH_BATCH_US = 500.0
 MOST_CALLS = 1000  # in a batch
@@ -135,8 +135,8 @@ def _stream_gbps(clock: Clock, device: str, size: int) -> dict[str, float | None
 def _launch_us(clock: Clock, device: str) -> float | None:
     """Time of the cheapest op, one element added in place, called back to back, in µs.
 
-    On CUDA stream time per kernel: the device's time to start one, or the host's to issue it,
-    whichever is longer.
+    On CUDA stream time per kernel: the device's time to start one, the host's to issue it being
+    hidden as it is for the cells.
     """
     one = torch.zeros((), device=device)
     time_us = _least_us(clock, {"": partial(one.add_, one)}, LAUNCH_US, LAUNCH_BATCH_US)[""]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from typing import Any, Literal, Protocol, cast
 
@@ -24,6 +26,10 @@ Call = Callable[[], Any]
 
 # Event times are documented as good to about 0.5 µs; before Hopper they are multiples of 1.024 µs.
 _EVENT_RESOLUTION_US = 1.024
+# A kernel spins for so many times what issuing was seen to take, at most so long. Where issuing is
+# at most such a share of a call's time, it need not be hidden.
+_COVER, _MOST_SPIN_US, _NEGLIGIBLE = 1.5, 1000.0, 1e-3
+_TRIAL_CYCLES = 300_000  # well above the few µs that starting a kernel takes, on any GPU
 _WARM_UPS = 3  # before a capture, as torch's documentation on graphs does
 
 
@@ -118,12 +124,14 @@ _COUNTS_WAITS = hasattr(resource, "RUSAGE_THREAD")  # not on macOS
 
 
 class CudaClock(Clock):
-    """A pair of events on the current stream, used again and again.
+    """Events on the current stream, used again and again.
 
-    Warm: around all calls of the batch. Cold: around each call, issued while a flush before it
-    still runs. A host that takes longer for that than the flush lasts keeps the stream waiting, and
-    stream time has the wait in it, unlike a GraphClock's. `e2e_us` comes from one call that is
-    waited for.
+    Warm: around all calls of the batch. Cold: around each call, behind a flush. The device must be
+    busy until the host has issued what is between two events, else it waits for the host, and
+    stream time has the wait in it. Where a flush is too short for that, a kernel spins behind it,
+    as nvbench's blocks; `hidden_us` is what was hidden so. It spins for a millisecond at most,
+    which leaves CUDA's launch queue far from full: a host that takes longer may show in the time,
+    unlike in a GraphClock's.
     """
 
     timer: Timer = "events"
@@ -132,36 +140,89 @@ class CudaClock(Clock):
     def __init__(self, l2: L2 = "cold") -> None:
         self.l2 = l2
         self._flush = Flush("cuda") if l2 == "cold" else None
-        self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._front, self._begin, self._end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(3)
+        )
 
     def batch(self, call: Call, calls: int) -> Batch:
         """Stream time between the events, time to issue a call, and time until one is done.
 
-        A warm batch of one call gives all of them; else one call more is made for `e2e_us`.
+        One call more is made first, on an idle device: it tells `e2e_us`, and how long issuing
+        takes. Where that is next to nothing of its time, it is all of a batch of one call.
         """
-        torch.cuda.synchronize()
+        alone, ahead_us = self._alone(call)
+        issue_us = alone.enqueue_us or 0.0
+        if calls == 1 and issue_us <= _NEGLIGIBLE * alone.time_us:
+            return alone
         together = calls if self._flush is None else 1  # calls between two events
-        stream_ms, issue_ns, waited_ns = 0.0, 0, 0
+        spin_us = min(_COVER * together * issue_us - ahead_us, _MOST_SPIN_US)
+        cycles = math.ceil(spin_us * self._cycles_per_us) if spin_us > 0 else 0
+        stream_us = issued_us = hidden_us = 0.0
         for _ in repeat(None, calls // together):
-            if self._flush is not None:
-                self._flush()
-            self._begin.record()
+            submitted_us = self._submit_front(cycles)
             begin = now_ns()
             for _ in repeat(None, together):
                 call()
-            issued = now_ns()
+            issue_us = (now_ns() - begin) / 1000
             self._end.record()
             self._end.synchronize()
-            waited_ns += now_ns() - begin
-            issue_ns += issued - begin
-            stream_ms += self._begin.elapsed_time(self._end)
-        alone = calls == 1 and self._flush is None
+            ahead_us = _between_us(self._front, self._begin) - submitted_us
+            stream_us += _between_us(self._begin, self._end)
+            issued_us += issue_us
+            hidden_us += max(0.0, min(ahead_us, issue_us))
         return Batch(
-            time_us=stream_ms * 1000 / calls,
-            e2e_us=waited_ns / 1000 if alone else _end_to_end_us(call, self._flush),
-            enqueue_us=issue_ns / 1000 / calls,
+            time_us=stream_us / calls,
+            e2e_us=alone.e2e_us,
+            enqueue_us=issued_us / calls,
+            hidden_us=hidden_us / calls,
         )
+
+    def _submit_front(self, cycles: int) -> float:
+        """Issue what stands in front of a call, up to the event; return the host's time, in µs.
+
+        The device is idle before it.
+        """
+        self._front.record()
+        begin = now_ns()
+        if self._flush is not None:
+            self._flush()
+        if cycles:
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        self._begin.record()
+        return (now_ns() - begin) / 1000
+
+    def _alone(self, call: Call) -> tuple[Batch, float]:
+        """One call that is waited for; and how long before it a flush keeps the device busy."""
+        torch.cuda.synchronize()
+        submitted_us = self._submit_front(cycles=0)
+        torch.cuda.synchronize()
+        ahead_us = _between_us(self._front, self._begin) - submitted_us
+        self._begin.record()
+        begin = now_ns()
+        call()
+        issued = now_ns()
+        self._end.record()
+        torch.cuda.synchronize()
+        e2e_us, issue_us = (now_ns() - begin) / 1000, (issued - begin) / 1000
+        time_us = _between_us(self._begin, self._end)
+        return Batch(time_us=time_us, e2e_us=e2e_us, enqueue_us=issue_us, hidden_us=0.0), ahead_us
+
+    @cached_property
+    def _cycles_per_us(self) -> float:
+        """How fast the device counts while it spins."""
+        sleep = torch.cuda._sleep
+        sleep(1)  # type: ignore[no-untyped-call]  # loads the kernel
+        torch.cuda.synchronize()
+        self._front.record()
+        sleep(_TRIAL_CYCLES)  # type: ignore[no-untyped-call]
+        self._begin.record()
+        torch.cuda.synchronize()
+        return _TRIAL_CYCLES / _between_us(self._front, self._begin)
+
+
+def _between_us(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return 1000 * begin.elapsed_time(end)  # type: ignore[no-any-return]
 
 
 class CaptureError(RuntimeError):
@@ -213,7 +274,7 @@ class GraphClock(Clock):
         torch.cuda.synchronize()
         begin = now_ns()
         kept.graph.replay()
-        issued = now_ns()
+        enqueue_us = (now_ns() - begin) / 1000 / calls
         torch.cuda.synchronize()
         e2e_us = (now_ns() - begin) / 1000
         if kept.alone is not None:
@@ -221,7 +282,8 @@ class GraphClock(Clock):
         return Batch(
             time_us=sum(begin.elapsed_time(end) for begin, end in kept.pairs) * 1000 / calls,
             e2e_us=e2e_us,
-            enqueue_us=(issued - begin) / 1000 / calls,
+            enqueue_us=enqueue_us,
+            hidden_us=enqueue_us,
         )
 
     def release(self, call: Call) -> None:

@@ -234,7 +234,7 @@ def _merged_metric(name: str, values: list[Any]) -> Any:
 
 _CONDITIONS = (
     "interruptions_per_s cpu_share full_speed_share stolen_share throttled_share load_1m"
-    " power_w temperature_c sm_mhz energy_j idle_power_w enqueue_us"
+    " power_w temperature_c sm_mhz energy_j idle_power_w enqueue_us hidden_us"
 )
 _MERGES: dict[str, Callable[[list[Any]], Any]] = dict.fromkeys(_CONDITIONS.split(), fmean)
 _MERGES["kept_disturbed"] = sum

@@ -248,12 +248,11 @@ def timed_record(
 def _gpu(target: Target) -> dict[str, Any]:
     """What the GPU said beside the batches, averaged; nothing on CPU or where it says nothing."""
     kept = [sample for sample in target.samples if sample.discarded is None]
-    enqueue = [sample.enqueue_us for sample in kept if sample.enqueue_us is not None]
     readings = target.readings
     throttle = Counter(reason for reading in readings for reason in reading.throttle or ())
     shares = [f"{why} {count / len(readings):.0%}" for why, count in throttle.most_common()]
     metrics = {
-        "enqueue_us": median(enqueue) if enqueue else None,
+        **{name: _median(getattr(s, name) for s in kept) for name in ("enqueue_us", "hidden_us")},
         "sm_mhz": _mean(r.sm_mhz for r in readings),
         "power_w": _mean(r.power_w for r in readings),
         "temperature_c": _mean(r.temperature_c for r in readings),
@@ -261,6 +260,11 @@ def _gpu(target: Target) -> dict[str, Any]:
         "throttle": ", ".join(shares) or None,
     }
     return {name: value for name, value in metrics.items() if value is not None}
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

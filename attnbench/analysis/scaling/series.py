@@ -333,7 +333,7 @@ def _series(
         least_overhead_us=kernels * launch_us / (first.case.new_tokens or 1)
         if kernels and launch_us
         else None,
-        enqueue_us=tuple([known.get("enqueue_us") for known in metrics]),
+        exposed_us=tuple([times.exposed_us(known) for known in metrics]),
     )
 
 
