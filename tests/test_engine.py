@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from attnbench.base.sample import Batch
 from attnbench.measure import engine
@@ -24,7 +25,7 @@ from attnbench.measure.sampling import (
     compile_activity,
     warm_up,
 )
-from attnbench.measure.watch import CounterMarks, Watch
+from attnbench.measure.watch import CounterMarks, Watch, driver_allocations
 from attnbench.worker.measuring import core_speed
 
 Cost = float | Callable[[int], float]  # microseconds of a call, or a function of the batch's number
@@ -41,6 +42,7 @@ class Machine:
     switches: int = 0
     ticks: int = 0
     withheld_us: float = 0.0
+    allocations: int = 0
     batches: int = 0
     happens: dict[int, dict[str, float]] = field(default_factory=dict)
     cpu_share: dict[int, float] = field(default_factory=dict)  # by batch; unknown where empty
@@ -65,6 +67,7 @@ class Machine:
         watch = Watch(
             sensor=options.pop("sensor", None),
             interruptions=lambda: self.switches,
+            driver_allocations=lambda: self.allocations,
             probe_us=lambda: next(self.probes_us),
             stolen_ticks=lambda: self.ticks,
             throttled_us=lambda: self.withheld_us,
@@ -412,21 +415,75 @@ class Hot:
 
 
 def heated(machine, hot, *names):
+    machine.timer = "events"
     return machine.run(dict.fromkeys(names, 2000.0), RULE, sensor=Hot(hot))
 
 
 def test_a_round_under_thermal_slowdown_counts_for_no_target_however_many_there_are(machine):
-    for target in heated(machine, lambda count: count < 20, "a", "b").values():
-        assert codes(target)[:10] == ["gpu"] * 10
-        assert set(codes(target)[10:]) == {None}
+    for target in heated(machine, lambda count: count < 16, "a", "b").values():
+        assert codes(target) == ["gpu"] * 8 + [None] * 6, "not done when the budget is spent"
+
+
+def despite(target: Target) -> list[str | None]:
+    return [sample.kept_despite for sample in target.samples if sample.discarded is None]
 
 
 @pytest.mark.parametrize("good", [0, 2])
-def test_a_device_that_does_not_cool_down_is_an_error_that_says_so(machine, good):
-    error = heated(machine, lambda count: count >= good, "a")["a"].error
-    assert isinstance(error, UnmeasurableError)
-    assert str(error).startswith(f"{good} of ")
-    assert "the GPU was slowed: thermal" in str(error)
+def test_a_device_that_never_cools_down_has_times_that_say_so_once_the_budget_is_spent(
+    machine, good
+):
+    target = heated(machine, lambda count: count >= good, "a")["a"]
+    assert (target.error, target.spent_s) == (None, pytest.approx(RULE.max_time_s, abs=0.0021))
+    assert despite(target) == [None] * good + ["gpu"] * (len(target.samples) - good)
+    slow = machine.one(0.05e6, RULE, sensor=Hot(lambda count: True))
+    assert despite(slow) == ["gpu"] * RULE.min_samples
+
+
+def test_one_hot_sample_of_a_call_that_has_spent_its_budget_does_not_count(machine):
+    machine.timer = "events"
+    slow = machine.one(0.05e6, RULE, sensor=Hot(lambda count: count == 0))
+    assert codes(slow) == ["gpu"] + [None] * RULE.min_samples
+
+
+# What asks CUDA's driver for memory.
+
+
+def test_torchs_allocator_counts_what_it_asks_the_driver_for(monkeypatch):
+    names = ("num_device_alloc", "num_alloc_retries")
+    assert all(f'``"{name}"``' in str(torch.cuda.memory_stats.__doc__) for name in names)
+    assert driver_allocations() == 0, "without a GPU"
+    stats = dict(zip(names, (5, 2), strict=True)) | {"num_device_free": 9}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device=None: stats)
+    assert driver_allocations() == 7
+
+
+def test_a_sample_that_asked_the_driver_for_memory_is_taken_again_behind_an_untimed_call(machine):
+    """Others give its memory back in each round: the untimed call takes it anew, not the timed."""
+    machine.timer, machine.l2 = "events", "cold"
+    cached = [True]
+
+    def call() -> float:
+        machine.allocations += not cached[0]
+        cached[0] = True
+        return 2000.0
+
+    def others() -> float:
+        cached[0] = machine.batches < 2 * WARM
+        return 2000.0
+
+    targets = {"a": Target(call=call), "others": Target(call=others)}
+    machine.measure(targets, RULE)
+    assert codes(targets["a"]).count("allocator") == 1
+    assert set(codes(targets["others"])) == {None}
+
+
+@pytest.mark.parametrize(("timer", "kept"), [("events", "allocator"), ("graph", None)])
+def test_a_call_that_asks_the_driver_each_time_has_times_that_say_so(machine, timer, kept):
+    """What a graph works in was allocated before: an allocation is of someone else."""
+    machine.timer, machine.happens = timer, {batch: {"allocations": 1} for batch in range(1000)}
+    target = machine.one(2000.0, RULE)
+    assert target.error is None
+    assert set(despite(target)) == {kept}
 
 
 @pytest.mark.usefixtures("long_samples")

@@ -11,6 +11,7 @@ from attnbench.measure.clock import CaptureError, CudaClock, Flush, GraphClock
 from attnbench.measure.energy import measure_energy
 from attnbench.measure.gpu import GpuSensor
 from attnbench.measure.probes import profile_call
+from attnbench.measure.watch import driver_allocations
 from attnbench.theory.traits import case_label
 
 pytestmark = [
@@ -185,3 +186,15 @@ def test_a_sweep_on_cuda_gives_stream_and_end_to_end_times(tmp_path):
     assert set(frame["status"]) == {"ok"}
     assert (frame["e2e_us_median"] >= frame["time_us_median"] * 0.95).all()
     assert frame["kernel"].notna().all()
+
+
+def test_memory_that_comes_from_the_driver_is_counted_and_what_comes_from_the_cache_is_not():
+    def taken() -> int:
+        before = driver_allocations()
+        torch.empty(64 << 20, device="cuda")
+        return driver_allocations() - before
+
+    torch.cuda.empty_cache()
+    assert [taken() > 0, taken()] == [True, 0]
+    torch.cuda.empty_cache()
+    assert taken() > 0

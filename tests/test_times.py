@@ -32,6 +32,13 @@ def record(values, *, process=0, discarded=None, **metrics) -> Record:
     return Record(cell=CELL, status="ok", samples=tuple(samples), metrics=metrics, process=process)
 
 
+def slowed(code) -> Record:
+    """A cell of which three of nine samples count for want of better ones."""
+    quiet = record([100.0] * 9)
+    kept = [replace(s, kept_despite=code if s.round < 3 else None) for s in quiet.samples]
+    return replace(quiet, samples=tuple(kept))
+
+
 def processes(*values, **metrics) -> Record:
     """A cell of nine equal samples in each of several processes."""
     return merged([record([value] * 9, process=i, **metrics) for i, value in enumerate(values)])
@@ -294,6 +301,8 @@ TROUBLES = [
         record([100.0] * 9, kept_disturbed=7, probe_us=26.0),
         "7 of the 9 samples that count", "busy-machine",
     ),
+    (slowed("gpu"), "the GPU slowed itself, for heat or want of power, in 3 of the", "slowed-gpu"),
+    (slowed("allocator"), "memory was asked of the GPU's driver in 3 of the 9", "allocator"),
     (record(QUIET, meddles="the number of threads"), "it changes the number of", "meddles"),
     (record([10.0] * 9, enqueue_us=14.0), "launch-bound: the host takes 14.0 µs", None),
     (

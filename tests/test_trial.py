@@ -11,11 +11,12 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, Estimate, Implementation, attention, attention_builder
 from attnbench.measure.clock import CaptureError, clock_for
+from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import StoppingRule, UnmeasurableError
 from attnbench.measure.watch import Watch
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
-from attnbench.worker import trial
+from attnbench.worker import measuring, trial
 from attnbench.worker.checking import Entry
 from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.trial import Trial, classify, sdpa_backend
@@ -251,6 +252,22 @@ def test_one_that_only_lacks_memory_beside_others_is_measured_alone(measured):
 
     records = measured(first=greedy, second=greedy)
     assert [records[name].status for name in ("first", "second")] == ["ok", "ok"]
+
+
+def test_torchs_cache_is_emptied_before_a_group_is_prepared_and_before_it_is_timed(
+    measured, monkeypatch
+):
+    """Blocks of the reference in it would be given back to CUDA's driver while calls are timed."""
+    log: list[str] = []
+
+    def logged(place: Any, name: str) -> None:
+        function = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *args: (log.append(name), function(*args))[1])  # type: ignore[func-returns-value]
+
+    for place, name in (torch.cuda, "empty_cache"), (measuring, "prepare"), (Measurement, "run"):
+        logged(place, name)
+    measured(right=right)
+    assert log == ["empty_cache", "prepare", "empty_cache", "run"]
 
 
 def test_settings_that_someone_changes_are_named_and_do_not_hold_for_the_others(measured):

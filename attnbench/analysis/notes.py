@@ -56,6 +56,9 @@ def _serious(record: Record) -> Iterator[tuple[str, str]]:
             "busy-machine",
             f"other work interrupted {disturbed} of the {len(kept)} samples that count",
         )
+    for code, count in Counter(s.kept_despite for s in kept if s.kept_despite).items():
+        name, text = _KEPT[code]
+        yield name, f"{text} in {count} of the {len(kept)} samples that count"
     if changed := metrics.get("meddles"):
         yield "meddles", f"it changes {changed} for the process; put back"
 
@@ -107,10 +110,16 @@ def _asides(record: Record) -> Iterator[str]:
     yield from filter(None, (metrics.get("sensor_note"), metrics.get("energy_note")))
 
 
+# What a sample may count in spite of: the name and the text of the note.
+_KEPT: dict[DiscardCode, tuple[str, str]] = {
+    "gpu": ("slowed-gpu", "the GPU slowed itself, for heat or want of power,"),
+    "allocator": ("allocator", "memory was asked of the GPU's driver"),
+}
 _DISCARDS: dict[DiscardCode, str] = {
     "stolen": "time taken by the hypervisor",
     "throttled": "time withheld by the CPU quota",
     "gpu": "a GPU that slowed itself",
+    "allocator": "memory asked of the GPU's driver",
     "compiled": "compilation",
     "clock": "a clock that stepped back",
     "other": "other reasons",

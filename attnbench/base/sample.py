@@ -10,8 +10,11 @@ import msgspec
 # Above 0 in every sample that counts; a clock that stepped back gives others.
 Time = Annotated[float, msgspec.Meta(gt=-(2.0**63), lt=2.0**63)]
 # Other work in every batch, time taken by the hypervisor or withheld by a quota, a GPU that slowed
-# itself, a compilation, a clock that stepped back; "other" is of old records alone.
-DiscardCode = Literal["interrupted", "stolen", "throttled", "gpu", "compiled", "clock", "other"]
+# itself, memory asked of its driver, a compilation, a clock that stepped back; "other" is of old
+# records alone.
+DiscardCode = Literal[
+    "interrupted", "stolen", "throttled", "gpu", "allocator", "compiled", "clock", "other"
+]
 
 
 class Discard(NamedTuple):
@@ -71,7 +74,8 @@ class Sample(Batch):
 
     `probe_us` is how long a fixed loop took around the batch, on CPU: how fast the core was.
     `process` numbers the fresh processes of a cell. `discarded` says why the sample does not count,
-    and `discard_code` is that as a value; None for the others. It is kept, not dropped.
+    and `discard_code` is that as a value; None for the others. It is kept, not dropped. One that
+    counts for want of better ones says in `kept_despite` what it would have been discarded for.
     """
 
     round: int
@@ -82,3 +86,4 @@ class Sample(Batch):
     blocks_us: tuple[Time, ...] = ()
     discard_code: DiscardCode | None = None
     probe_us: float | None = None
+    kept_despite: DiscardCode | None = None

@@ -2,7 +2,7 @@
 
 Drift of the machine then falls on all of them alike, and none is always first. A sample that other
 work disturbed from beginning to end is taken again; a round in which the machine itself was slowed
-counts for no target. Counters of the system decide that, never the times.
+counts for no target, unless all are. Counters of the system decide that, never the times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from attnbench.base.sample import Batch, Discard, Sample
+from attnbench.base.sample import Batch, Discard, DiscardCode, Sample
 from attnbench.measure.clock import Clock
 from attnbench.measure.sampling import (
     FEWEST,
@@ -40,6 +40,10 @@ RETAKE_SHARE = 0.5
 RETAKE_MORE = 2
 STEPPED_BACK = Discard("clock", "the clock stepped back or stood still")
 COMPILED = Discard("compiled", "something was compiled in it")
+ALLOCATED = Discard("allocator", "it asked the GPU's driver for memory")
+# What may last, as with a power brake or full memory. Once the budget is spent, and as many samples
+# are lost to it as would do, they count, and say so: the times of such a GPU are worth a row.
+LASTING: tuple[DiscardCode, ...] = ("gpu", ALLOCATED.code)
 
 
 @dataclass
@@ -102,7 +106,7 @@ class Measurement:
         why = self.watch.lost_by_round(before, planned_us, readings)
         if why is None:
             return
-        # A GPU that slowed itself for heat slows all that follow, too: such a round never counts.
+        # A GPU that slowed itself for heat slows what follows, too: it may cool within the budget.
         if why.code != "gpu":  # what processor time is known of has none of it
             names = [name for name in names if not self.targets[name].knows_cpu]
         retake = why.code == "gpu" or all(self._may_retake(self.targets[name]) for name in names)
@@ -142,8 +146,10 @@ class Measurement:
     def _sample(self, target: Target, *, place: tuple[int, int]) -> None:
         """Time some batches; the fastest stands for the sample, the others' times stay with it."""
         begin, cpu, compiled = time.perf_counter(), time.process_time(), compile_activity()
-        if self.clock.l2 == "warm" and target.each_us < REWARM_BELOW_US:
+        # Nor is an allocation timed of what has been given back to the driver meanwhile.
+        if target.allocates or (self.clock.l2 == "warm" and target.each_us < REWARM_BELOW_US):
             target.call()
+        allocated = self._driver_allocations()
         batches: list[Batch] = []
         disturbed, probes = [], self._probe()
         for _ in range(target.batches):
@@ -160,6 +166,8 @@ class Measurement:
         # Processor time tells what others took from each batch: none has to be taken again.
         known = any(batch.cpu_us is not None for batch in batches)
         why = None if known else self._lost(target, disturbed)
+        if self._driver_allocations() != allocated:
+            why, target.allocates = ALLOCATED, True
         if compile_activity() != compiled:
             why = COMPILED
         # Those left alone come first, by their time; then the others, by processor time.
@@ -191,6 +199,10 @@ class Measurement:
     def _probe(self) -> list[float]:
         return [self.watch.probe()] if self.clock.timer == "host" else []
 
+    def _driver_allocations(self) -> int:
+        # What a graph works in was allocated when it was captured.
+        return self.watch.driver_allocations() if self.clock.timer == "events" else 0
+
     def _lost(self, target: Target, disturbed: list[int]) -> Discard | None:
         """Why a sample is to be taken again: not one of its batches was left alone."""
         if self.clock.timer != "host":
@@ -205,6 +217,15 @@ class Measurement:
 
     def _done(self, target: Target) -> bool:
         """The rule decides; but nothing waits for ever for samples that count."""
+        if self.rule.done(target.fastest_us, target.spent_s):
+            return True
+        if target.spent_s < self.rule.max_time_s:
+            return False
+        codes = [sample.discard_code for sample in target.samples]
+        if (last := codes[-1]) in LASTING:
+            enough = codes.count(last) >= self.rule.min_samples
+            if enough or self.rule.out_of_patience(target.spent_s):
+                target.readmit(last)
         times, why = target.times_us, [s.discarded for s in target.samples if s.discarded]
         in_vain = len(times) < FEWEST and len(why) >= MOST_IN_VAIN
         if in_vain and self.rule.out_of_patience(target.spent_s):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from attnbench.base.sample import Discard, Sample
+from attnbench.base.sample import Discard, DiscardCode, Sample
 from attnbench.base.stats import fastest_of_windows, median, median_interval
 from attnbench.measure.clock import Clock
 
@@ -32,6 +32,7 @@ class Target:
     `cpu_s` are the wall and the processor time of all samples; `interrupted` counts switches to
     other work in them, `readings` are the GPU's state beside them, `probes_us` the core's speed,
     and `slowed_by` how much longer the probe takes right after a call than when the core is calm.
+    `allocates`: a sample of it had to ask the driver for memory, which others have taken since.
     """
 
     call: Callable[[], Any]
@@ -49,6 +50,7 @@ class Target:
     readings: list[Any] = field(default_factory=list)
     probes_us: list[float] = field(default_factory=list)
     slowed_by: list[float] = field(default_factory=list)
+    allocates: bool = False
     warm_s: float = 0.0
     compile_s: float = 0.0
     spent_s: float = 0.0
@@ -91,6 +93,14 @@ class Target:
             if self.samples[index].discarded is None:
                 self.samples[index] = replace(
                     self.samples[index], discarded=why.reason, discard_code=why.code
+                )
+
+    def readmit(self, code: DiscardCode) -> None:
+        """Let the samples count that were discarded for this; they say so."""
+        for index, sample in enumerate(self.samples):
+            if sample.discard_code == code:
+                self.samples[index] = replace(
+                    sample, discarded=None, discard_code=None, kept_despite=code
                 )
 
 

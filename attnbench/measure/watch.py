@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 
+import torch
+
 from attnbench.base.sample import Discard
 from attnbench.machine import host
 from attnbench.measure.clock import cpu_ns, now_ns
@@ -48,12 +50,22 @@ def interruptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
+def driver_allocations() -> int:
+    """How often torch's allocator has asked CUDA's driver for memory so far; 0 without CUDA.
+
+    That takes up to milliseconds, and waits for the device where cached memory is given back first.
+    """
+    stats = torch.cuda.memory_stats()
+    return sum(stats.get(name, 0) for name in ("num_device_alloc", "num_alloc_retries"))
+
+
 @dataclass(kw_only=True)
 class Watch:
     """Watches batches (interruptions), samples (the GPU's state), rounds (steal, throttling)."""
 
     sensor: GpuSensor | None = None
     interruptions: Callable[[], int] = interruptions
+    driver_allocations: Callable[[], int] = driver_allocations
     probe_us: Callable[[], float] = probe_us
     calm_ns: int = CALM_NS
     fastest_probe_us: float = math.inf

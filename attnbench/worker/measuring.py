@@ -103,6 +103,7 @@ def measure_group(entries: list[Entry], instruments: Instruments, reporter: Repo
 
 def _measure_together(entries: list[Entry], instruments: Instruments, reporter: Reporter) -> None:
     host.return_freed_memory()
+    torch.cuda.empty_cache()
     group = secrets.token_hex(4)  # records with the same one were interleaved: their rounds pair
     trials: dict[str, Trial] = {}
     indices: dict[str, int] = {}
@@ -111,6 +112,9 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
             trial.metrics["group"] = group
             key = f"{entry.index} {name}"
             trials[key], indices[key] = trial, entry.index
+    # What references and checks worked in, several GB in float64, would stay in torch's cache until
+    # memory runs out; then it is given back to the driver, while something is timed.
+    torch.cuda.empty_cache()
     targets: dict[str, Target] = {}
     for key, trial in trials.items():
         bound = trial.bound
