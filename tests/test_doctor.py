@@ -50,6 +50,7 @@ FIT: Diagnosis = {
 GPU = {
     "problem": None, "sm_mhz": 1980.0, "power_w": 400.0, "temperature_c": 60.0,
     "throttle": ["idle", "power cap"], "other_processes": 0,
+    "compute_mode": "default",
 }  # fmt: skip
 
 
@@ -165,6 +166,11 @@ AMISS: dict[str, tuple[dict[str, Any], str, str]] = {
     "GPU clock": ({"gpu": GPU | {"throttle": ["idle", "thermal"]}}, "held down: thermal", "cool"),
     "GPU temperature": ({"gpu": GPU | {"temperature_c": 85.0}}, "85 °C", "cool"),
     "GPU shared": ({"gpu": GPU | {"other_processes": 1}}, "1 other process on", "nvidia-smi"),
+    "compute mode": (
+        {"gpu": GPU | {"compute_mode": "prohibited"}},
+        "prohibited",
+        "nvidia-smi -c DEFAULT",
+    ),
     "clock overhead": ({"tests.clock.call_us": 1.5}, "1.50 µs a call", "larger cases"),
     "noise in 1 s": ({"tests.noise.short": None}, "no interval", "close what else runs"),
 }

@@ -182,6 +182,16 @@ def test_a_candidate_that_does_not_import_and_sweeps_of_nonsense_are_one_line(tm
         run_gate(request, Notes())
 
 
+@pytest.mark.parametrize("mode", ["exclusive process", "prohibited"])
+def test_a_gpu_that_takes_one_process_is_refused_before_a_round(
+    tmp_path, imagined, recorded_catalogue, monkeypatch, mode
+):
+    monkeypatch.setitem(recorded_catalogue.environment, "compute_mode", mode)
+    monkeypatch.setattr(LocalRunner, "run", None)  # nothing is checked either
+    with pytest.raises(UsageError, match=rf"compute mode is {mode}.*nvidia-smi -c DEFAULT"):
+        run_gate(a_request(tmp_path), Notes())
+
+
 def test_a_case_is_skipped_only_if_no_sweep_has_a_use_for_it(monkeypatch, recorded_catalogue):
     monkeypatch.setattr(measuring, "mismatch", lambda axes, case: "why" if axes.impls else None)
     sweeps = replace(SMALL, impls=("naive",)), SMALL

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attnbench.measure.gpu import GpuReading, GpuSensor, must_discard, power_state
+from attnbench.worker import catalogue
 
 UUID = "1b2c3d4e-0000-1111-2222-333344445555"
 ANSWERS = {
@@ -16,6 +17,8 @@ ANSWERS = {
     "nvmlDeviceGetTemperature": 61,
     "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
     "nvmlDeviceGetTotalEnergyConsumption": 123_456,
+    "nvmlDeviceGetComputeMode": 0,
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "the whole gpu",
 }
 WHOLE = GpuReading(
     sm_mhz=1755.0, power_w=400.0, temperature_c=61.0, throttle=frozenset({"power cap"})
@@ -84,6 +87,39 @@ def test_a_library_that_cannot_start_is_a_sensor_of_nothing(sensor_with, library
     assert says in str(sensor.problem)
     assert "\n" not in str(sensor.problem)
     assert library is None or library.asked[-1] == "nvmlShutdown"
+
+
+@pytest.mark.parametrize(
+    ("answer", "mode"),
+    [(0, "default"), (1, "exclusive process"), (2, "prohibited"), (3, "exclusive process"),
+     (4, None), (NVMLError("Not Supported"), None)],
+)  # fmt: skip
+def test_the_catalogue_of_a_gpu_has_its_compute_mode(sensor_with, monkeypatch, answer, mode):
+    library = FakeNvml(nvmlDeviceGetComputeMode=answer)
+    assert sensor_with(library).compute_mode() == mode
+    monkeypatch.setattr(catalogue, "environment", lambda device: {"device": device})
+    assert catalogue._environment("cuda") == {"device": "cuda", "compute_mode": mode}
+    assert catalogue._environment("cpu") == {"device": "cpu"}
+    assert library.asked[-2:] == ["nvmlDeviceGetComputeMode gpu", "nvmlShutdown"]
+
+
+def test_of_a_mig_instance_the_whole_gpu_is_asked_but_not_for_its_power(sensor_with):
+    class Partitioned(FakeNvml):
+        def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+            self.asked.append(uuid)
+            if uuid != f"MIG-{UUID}":
+                raise NVMLError("Not Found")
+            return "instance"
+
+    library = Partitioned()
+    sensor = sensor_with(library)
+    assert vars(sensor.read()) == vars(WHOLE) | {"power_w": None}
+    assert sensor.energy_mj() is None
+    assert "MIG" in str(sensor.problem)
+    assert library.asked[1:4] == [
+        f"GPU-{UUID}", f"MIG-{UUID}", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle instance",
+    ]  # fmt: skip
+    assert all("the whole gpu" in asked for asked in library.asked[4:])
 
 
 @pytest.mark.parametrize(

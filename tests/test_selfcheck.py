@@ -236,8 +236,11 @@ def test_gpu_facts_count_the_other_processes(monkeypatch, listed, others):
 
     monkeypatch.setattr(torch.cuda, "list_gpu_processes", list_processes)
     reading = listed and GpuReading(sm_mhz=1500.0, throttle=frozenset({"thermal"}))
-    sensor: Any = SimpleNamespace(problem="none", read=lambda: reading, close=lambda: None)
+    sensor: Any = SimpleNamespace(
+        problem="none", read=lambda: reading, close=lambda: None, compute_mode=lambda: "default"
+    )
     facts = diagnosis.gpu_facts(sensor)
+    assert facts["compute_mode"] == "default"
     assert facts["other_processes"] == others
     seen = (facts["sm_mhz"], facts["power_w"], facts["throttle"])
     assert seen == ((1500.0, None, ["thermal"]) if listed else (None, None, None))

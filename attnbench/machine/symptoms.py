@@ -109,6 +109,9 @@ def _of_the_gpu(gpu: Facts | None) -> Iterator[tuple[str, str, str]]:
         fact = f"{others} other process{'' if others == 1 else 'es'} on the GPU"
         remedy = "end them, or take another GPU: CUDA_VISIBLE_DEVICES; see nvidia-smi"
         yield "GPU shared", fact, remedy
+    if gpu["compute_mode"] not in (None, "default"):
+        remedy = "the gate keeps three processes on it at once: sudo nvidia-smi -c DEFAULT"
+        yield "compute mode", f"the GPU's compute mode: {gpu['compute_mode']}", remedy
 
 
 def _count(number: int, what: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
@@ -30,6 +30,8 @@ _REASONS = {
     0x200: "board limit",
     0x400: "reliability",
 }
+# nvmlComputeMode_t: how many processes the GPU takes. Exclusive to a thread is gone since CUDA 8.
+_COMPUTE_MODES = {0: "default", 1: "exclusive process", 2: "prohibited", 3: "exclusive process"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ def _within(low: float, high: float, scale: float = 1.0) -> Callable[[Any], floa
     return convert
 
 
-# By field of a reading (and the energy counter): a function of NVML, what follows the device, and
+# By field of a reading (and two questions more): a function of NVML, what follows the device, and
 # how the answer is converted. Of two names of a function the older one, which all drivers keep.
 _QUERIES: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
     "sm_mhz": ("nvmlDeviceGetClockInfo", (_SM_CLOCK,), _within(0, 10_000)),
@@ -71,16 +73,22 @@ _QUERIES: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
     "temperature_c": ("nvmlDeviceGetTemperature", (_CORE_SENSOR,), _within(-50, 200)),
     "throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons", (), _throttle),
     "energy_mj": ("nvmlDeviceGetTotalEnergyConsumption", (), int),
+    "compute_mode": ("nvmlDeviceGetComputeMode", (), _COMPUTE_MODES.__getitem__),
 }
+# Of a MIG instance its GPU is asked: its clocks and its heat are the instance's, but not these.
+_NOT_OF_AN_INSTANCE = ("power_w", "energy_mj")
 
 
 class GpuSensor:
     """NVML's view of one GPU; asking it never raises."""
 
-    def __init__(self, nvml: Any, device: Any, problem: str | None = None) -> None:
+    def __init__(
+        self, nvml: Any, device: Any, problem: str | None = None, *, instance: bool = False
+    ) -> None:
         self._nvml = nvml
         self._device = device
         self._problem = problem
+        self._instance = instance  # of MIG
         self._missing: dict[str, str] = {}  # by query, why
 
     @classmethod
@@ -94,9 +102,13 @@ class GpuSensor:
             nvml.nvmlInit()
             problem = f"CUDA device {index} was not found"
             # By UUID: NVML's numbers are not torch's under CUDA_VISIBLE_DEVICES.
-            uuid = str(torch.cuda.get_device_properties(index).uuid)
-            prefixed = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-            return cls(nvml, nvml.nvmlDeviceGetHandleByUUID(prefixed))
+            uuid = torch.cuda.get_device_properties(index).uuid
+            try:
+                return cls(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+            except Exception:  # CUDA gives a MIG instance's own (cuDeviceGetUuid_v2)
+                part = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+                whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)
+                return cls(nvml, whole, instance=True)
         except Exception as err:
             with contextlib.suppress(Exception):  # not started: nothing to shut down
                 nvml.nvmlShutdown()
@@ -114,17 +126,23 @@ class GpuSensor:
         """A reading now, or None where there is no sensor."""
         if self._device is None:
             return None
-        return GpuReading(**{name: self._ask(name) for name in _QUERIES if name != "energy_mj"})
+        return GpuReading(**{field.name: self._ask(field.name) for field in fields(GpuReading)})
 
     def energy_mj(self) -> int | None:
         """Millijoules the whole board has used since its driver was loaded, or None."""
         return cast(int | None, self._ask("energy_mj"))
+
+    def compute_mode(self) -> str | None:
+        """`default`: it serves any processes; `exclusive process`; `prohibited`; or None."""
+        return cast(str | None, self._ask("compute_mode"))
 
     def _ask(self, name: str) -> Any:
         if self._device is None:
             return None
         function, arguments, convert = _QUERIES[name]
         try:
+            if self._instance and name in _NOT_OF_AN_INSTANCE:
+                raise ValueError("known of a whole GPU alone, not of a MIG instance")
             answer = convert(getattr(self._nvml, function)(self._device, *arguments))
         except Exception as err:  # NVMLError, or whatever else such a library raises
             self._missing[name] = _text(err)

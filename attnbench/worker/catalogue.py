@@ -12,6 +12,7 @@ import msgspec
 from attnbench.api import FAMILIES, IMPLEMENTATIONS, implementation
 from attnbench.api.loader import BUILT_IN
 from attnbench.machine.facts import environment, reason_against_device
+from attnbench.measure.gpu import GpuSensor
 from attnbench.schema.case import DEVICES, Case, Device, parse_mask
 from attnbench.schema.mask import MASKS
 from attnbench.schema.messages import Catalogue, ImplementationInfo
@@ -36,7 +37,7 @@ def describe(device: str, at: At = lambda stage: None) -> Catalogue:
     return Catalogue(
         device=device,  # type: ignore[arg-type]
         devices=reasons,
-        environment=environment(device) if usable else {},
+        environment=_environment(device) if usable else {},
         implementations=tuple(_row(name, device, at) for name in IMPLEMENTATIONS.names()),
         families=FAMILIES,
         workloads={name: traits.doc for name, traits in TRAITS.items() if name in WORKLOADS},
@@ -45,6 +46,15 @@ def describe(device: str, at: At = lambda stage: None) -> Catalogue:
         caches={name: item.doc for name, item in CACHES.items()},
         masks={name: kind.doc for name, kind in MASKS.items()},
     )
+
+
+def _environment(device: str) -> dict[str, Any]:
+    found = environment(device)
+    if device == "cuda":
+        sensor = GpuSensor.open()
+        found["compute_mode"] = sensor.compute_mode()
+        sensor.close()
+    return found
 
 
 def reasons_against(

@@ -73,7 +73,7 @@ def diagnose(device: str, tell: Callable[[str], None] = lambda test: None) -> di
 
 def gpu_facts(sensor: GpuSensor) -> dict[str, Any]:
     """What NVML says of the GPU now, and how many other processes use it; unknown is null."""
-    reading = sensor.read()
+    reading, mode = sensor.read(), sensor.compute_mode()
     facts = {
         "problem": sensor.problem,
         "sm_mhz": reading and reading.sm_mhz,
@@ -81,6 +81,7 @@ def gpu_facts(sensor: GpuSensor) -> dict[str, Any]:
         "temperature_c": reading and reading.temperature_c,
         "throttle": sorted(reading.throttle) if reading and reading.throttle is not None else None,
         "other_processes": _other_processes(),
+        "compute_mode": mode,
     }
     sensor.close()
     return facts

@@ -239,7 +239,8 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
     not load leaves nothing to compare with.
 
     Raises:
-        UsageError: the candidate's files do not load, or the sweep makes no sense.
+        UsageError: the candidate's files do not load, the sweep makes no sense, or the GPU takes
+            one process at a time.
     """
     base, candidate = request.base, request.candidate
     # One call a cell is enough here: these times decide nothing.
@@ -256,6 +257,12 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
             catalogue = mine.catalogue()
         except AttnbenchError as err:
             raise UsageError(f"the candidate cannot be measured: {err}") from err
+        mode = catalogue.environment.get("compute_mode")
+        if mode not in (None, "default"):
+            raise UsageError(
+                f"the GPU's compute mode is {mode}, but a round keeps three processes on it at"
+                " once: sudo nvidia-smi -c DEFAULT, or --device cpu"
+            )
         try:
             if base.files:
                 theirs.catalogue()
