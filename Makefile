@@ -3,8 +3,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= results/gpu
+LIMIT ?= 270
 
-.PHONY: bench test lint mutants gate benchmark validate gpu gpu-verify clean
+.PHONY: bench test lint mutants gate benchmark validate gpu gpu-verify gpu-doctor gpu-test gpu-sweep \
+  gpu-report gpu-check gpu-verify-sweep gpu-verdicts gpu-verify-report clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
@@ -42,36 +44,53 @@ benchmark: .venv/installed
 validate: .venv/installed
 	$(BIN)/python -m $(if $(PART),tests.validation $(PART) $(ARGS),pytest tests/validation $(ARGS))
 
-# One GPU, no network: uses the python3 that is there and its torch, installs nothing, and leaves
-# at most eight files in OUT.
-gpu:
-	@mkdir -p $(OUT)
-	@rm -rf $(OUT)/.run
-	@export PYTHONPATH=$(CURDIR); status=0; \
-	$(PYTHON) -m pytest -o addopts= -q -m gpu tests/test_gpu.py tests/test_gate_gpu.py > $(OUT)/gpu-tests.log 2>&1 || status=1; \
-	tail -3 $(OUT)/gpu-tests.log; \
-	$(PYTHON) -m attnbench doctor --device cuda --json > $(OUT)/doctor.json 2>> $(OUT)/gpu-tests.log || true; \
-	$(PYTHON) -m attnbench sweep --preset gpu --device cuda --output $(OUT)/.run --name gpu \
-	  > $(OUT)/gpu-sweep.log 2>&1 || status=1; \
-	tail -8 $(OUT)/gpu-sweep.log; \
-	$(PYTHON) -m attnbench report gpu --output $(OUT)/.run && \
-	cp $(OUT)/.run/gpu/run.json $(OUT)/.run/gpu/records.jsonl $(OUT)/.run/gpu/report.html \
-	  $(OUT)/.run/gpu/report.md $(OUT)/ && \
-	tar -C $(OUT)/.run/gpu -czf $(OUT)/plots.tar.gz plots && rm -rf $(OUT)/.run && exit $$status
+# One GPU, no network: the python3 that is there with its torch; nothing is installed. The parts are
+# apart: each leaves what it has found in OUT as it finds it and is ended after LIMIT seconds, so that
+# the others have their turn whatever becomes of it. Called again, the sweep and the check go on
+# where they were cut off. `gpu` runs its parts in this order and leaves eight files: gpu.log,
+# doctor.json, check.txt, and in gpu/ run.json, records.jsonl, report.html, report.md, plots.tar.gz.
+GPU := gpu-doctor gpu-test gpu-sweep gpu-report gpu-check
+# The same for laws, by a sweep of their own: gpu.log, verify.txt, claims.txt, and the five of a run.
+GPU_VERIFY := gpu-verify-sweep gpu-verdicts gpu-verify-report
+ON_GPU = mkdir -p $(OUT); exec 2>> $(OUT)/gpu.log; echo "== $@" >&2; export PYTHONUNBUFFERED=1 \
+  PYTHONPATH=$(CURDIR); python="timeout -k 10 $(LIMIT) $(PYTHON)"; attnbench="$$python -m attnbench"
+# What became of a part: its exit status, and the last lines of the log.
+ENDED = status=$$?; tail -n 8 $(OUT)/gpu.log; echo "$@: exit $$status"; exit $$status
 
-# The same for laws: verdicts and claims from a sweep of their own, in bf16; at most eight files.
-gpu-verify:
-	@mkdir -p $(OUT)
-	@rm -rf $(OUT)/.run
-	@export PYTHONPATH=$(CURDIR); status=0; \
-	$(PYTHON) -m attnbench verify --sweep --device cuda --output $(OUT)/.run --name verify-gpu \
-	  > $(OUT)/verify.txt 2> $(OUT)/verify.log || status=$$?; \
-	tail -3 $(OUT)/verify.txt; tail -2 $(OUT)/verify.log; \
-	$(PYTHON) -m attnbench claims verify-gpu --output $(OUT)/.run > $(OUT)/claims.txt || true; \
-	$(PYTHON) -m attnbench report verify-gpu --output $(OUT)/.run && \
-	cp $(OUT)/.run/verify-gpu/run.json $(OUT)/.run/verify-gpu/records.jsonl \
-	  $(OUT)/.run/verify-gpu/report.html $(OUT)/.run/verify-gpu/report.md $(OUT)/ && \
-	tar -C $(OUT)/.run/verify-gpu -czf $(OUT)/plots.tar.gz plots && rm -rf $(OUT)/.run && exit $$status
+gpu gpu-verify:
+	@status=0; for part in $(if $(filter gpu,$@),$(GPU),$(GPU_VERIFY)); do \
+	  $(MAKE) --no-print-directory $$part || status=1; done; exit $$status
+
+gpu-doctor:
+	@$(ON_GPU); $$attnbench doctor --device cuda --json > $(OUT)/doctor.json; status=$$?; \
+	grep '"verdict"' $(OUT)/doctor.json >&2; (exit $$status); $(ENDED)
+
+gpu-test:
+	@$(ON_GPU); $$python -m pytest -o addopts= -q -m gpu tests/test_gpu.py tests/test_gate_gpu.py >&2; $(ENDED)
+
+gpu-sweep gpu-report: RUN := gpu
+gpu-verify-sweep gpu-verify-report: RUN := verify-gpu
+
+gpu-sweep gpu-verify-sweep:
+	@$(ON_GPU); if [ -e $(OUT)/$(RUN)/run.json ]; then what="--resume $(RUN)"; \
+	else rmdir $(OUT)/$(RUN); what="--preset $(RUN) --device cuda --name $(RUN)"; fi; \
+	$$attnbench sweep $$what --output $(OUT) >&2; $(ENDED)
+
+gpu-report gpu-verify-report:
+	@$(ON_GPU); $$attnbench report $(RUN) --output $(OUT) >&2 && \
+	tar -C $(OUT)/$(RUN) -czf $(OUT)/$(RUN)/plots.tar.gz plots && rm -r $(OUT)/$(RUN)/plots; $(ENDED)
+
+gpu-verdicts:
+	@$(ON_GPU); $$attnbench claims verify-gpu --output $(OUT) > $(OUT)/claims.txt; \
+	$$attnbench verify verify-gpu --output $(OUT) > $(OUT)/verify.txt; $(ENDED)
+
+# One dtype after another: those that are done are left out, and all must have passed.
+gpu-check:
+	@$(ON_GPU); done=$(OUT)/check.txt; touch $$done; for dtype in bfloat16 float16 float32; do \
+	  grep -q "^$$dtype: exit" $$done && continue; \
+	  $$attnbench check --device cuda --dtypes $$dtype >> $$done; code=$$?; \
+	  [ $$code -gt 1 ] || echo "$$dtype: exit $$code" >> $$done; \
+	done; [ $$(grep -c "^[a-z0-9]*: exit 0$$" $$done) = 3 ]; $(ENDED)
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,129 @@
+"""`make gpu` with a stand-in for Python: what each part leaves, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Notes what it is asked for, leaves what the command would, and ends as AILING says: by its exit
+# status, killed, or not at all.
+STAND_IN = """#!/bin/sh
+echo "$*" >> "$ASKED"
+run=$(echo "$*" | sed -n 's/.*\\(verify-gpu\\).*/\\1/p'); run=$OUT/${run:-gpu}
+case "$*" in
+  *" doctor "*) name=doctor; echo '{"verdict": "fit"}';;
+  *"-m pytest "*) name=test; echo "12 passed";;
+  *" sweep "*) name=sweep; mkdir -p $run; echo {} > $run/run.json; echo {} >> $run/records.jsonl;;
+  *" report "*) name=report; cd $run && mkdir plots && touch plots/a.svg report.html report.md;;
+  *float16*|*float32*) name=check; echo "all right";;
+  *" verify "*) name=verify; echo "1 holds";;
+  *" claims "*) name=claims; echo "1 claim";;
+esac
+[ "${AILING%=*}" = $name ] || exit 0
+case "${AILING#*=}" in
+  killed) kill -9 $$;;
+  hung) exec sleep 20;;
+  *) exit "${AILING#*=}";;
+esac
+"""
+RUN = ["records.jsonl", "report.html", "report.md", "run.json", "plots.tar.gz"]
+FILES = {
+    "gpu": {"gpu.log", "doctor.json", "check.txt", *(f"gpu/{name}" for name in RUN)},
+    "gpu-verify": {"gpu.log", "verify.txt", "claims.txt", *(f"verify-gpu/{x}" for x in RUN)},
+}
+
+
+class Bench:
+    """A folder for results, and a Python that measures nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.out, self._asked = folder / "out", folder / "asked"
+        self._python = folder / "python"
+        self._python.write_text(STAND_IN)
+        self._python.chmod(0o755)
+
+    def make(self, target: str, ailing: str = "") -> int:
+        """The status of a target; `ailing` is a part and how it ends, as `sweep=killed`."""
+        self._asked.write_text("")
+        variables = {
+            "OUT": self.out,
+            "PYTHON": self._python,
+            "LIMIT": 2 if "hung" in ailing else 60,
+        }
+        ended = subprocess.run(
+            ["make", target, *(f"{name}={value}" for name, value in variables.items())],
+            cwd=ROOT,
+            env=os.environ | {"MAKEFLAGS": "", "ASKED": str(self._asked), "AILING": ailing},
+            capture_output=True,
+            check=False,
+        )
+        return ended.returncode
+
+    @property
+    def asked(self) -> list[str]:
+        return self._asked.read_text().splitlines()
+
+    @property
+    def left(self) -> set[str]:
+        files = (file for file in self.out.rglob("*") if file.is_file())
+        return {str(file.relative_to(self.out)) for file in files}
+
+    def part(self, name: str) -> list[str]:
+        """What was asked of a command of attnbench, or of pytest."""
+        return [line for line in self.asked if f" {name} " in line]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_all_parts_together_leave_eight_files(bench, target):
+    assert bench.make(target) == 0
+    assert bench.left == FILES[target]
+    assert len(bench.left) == 8
+
+
+@pytest.mark.parametrize(
+    ("ailing", "lost"),
+    [
+        ("doctor=4", set()),
+        ("test=1", set()),
+        ("sweep=killed", set()),  # what it had found is there, and in the report
+        ("sweep=hung", set()),
+        ("report=killed", {"gpu/plots.tar.gz"}),
+        ("check=killed", set()),
+    ],
+)
+def test_a_part_that_fails_is_killed_or_hangs_takes_nothing_from_the_others(bench, ailing, lost):
+    assert bench.make("gpu", ailing) != 0
+    assert FILES["gpu"] - bench.left == lost
+    assert len(bench.asked) == 7
+
+
+def test_what_was_cut_off_goes_on_where_it_stopped(bench):
+    bench.make("gpu-sweep", "sweep=killed")
+    assert bench.part("sweep") == [
+        f"-m attnbench sweep --preset gpu --device cuda --name gpu --output {bench.out}"
+    ]
+    assert bench.make("gpu-sweep") == 0
+    assert bench.part("sweep") == [f"-m attnbench sweep --resume gpu --output {bench.out}"]
+    assert len((bench.out / "gpu/records.jsonl").read_text().splitlines()) == 2
+
+
+def test_dtypes_that_are_checked_are_not_checked_again_and_one_that_failed_still_counts(bench):
+    assert bench.make("gpu-check", "check=1") != 0  # each was checked, and found wrong
+    assert len(bench.part("check")) == 3
+    assert bench.make("gpu-check") != 0
+    assert bench.asked == []
+
+
+def test_a_check_that_was_cut_off_is_made_again(bench):
+    assert bench.make("gpu-check", "check=killed") != 0
+    assert bench.make("gpu-check") == 0
+    assert [line.split()[-1] for line in bench.part("check")] == ["bfloat16", "float16", "float32"]
