@@ -44,9 +44,10 @@ from attnbench.api import (
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 # The maximum of a query that has seen no key yet: finite, so that -inf minus it is never NaN.
 LOWEST = -1e30
-# Most scores of a block, queries and keys: an op must outweigh its launch, its operands stay in
-# the last cache, and more queries would waste more on the diagonal.
-MOST = {"cpu": (2**20, 512, 512), "cuda": (2**20, 512, 1024)}
+# Most scores of a block, queries and keys: an op must outweigh its launch (a dozen a block, each of
+# some µs on a GPU), on a CPU its operands stay in the last cache, and more queries would waste more
+# on the diagonal.
+MOST = {"cpu": (2**20, 512, 512), "cuda": (2**24, 1024, 2048)}
 
 # Some keys, and what to hide of the block where an edge of the mask crosses it (I, J).
 KeyBlock = tuple[slice, torch.Tensor | None]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.api import IMPLEMENTATIONS, dense_bias
 from attnbench.api.loader import load_built_in
@@ -21,7 +22,7 @@ from attnbench.worker.inputs import Draw
 from attnbench.worker.positions import placed, rotated
 from attnbench.worker.reference import judge
 from attnbench.worker.workloads import WORKLOADS
-from attnbench.worker.workloads.decode import each_layer
+from attnbench.worker.workloads.decode import each_layer, hidden_states
 
 load_built_in()
 
@@ -274,3 +275,26 @@ def test_a_token_lost_from_a_long_cache_shows_by_its_needle_alone():
         verdict = judge(decoder.named(decoder.call()), truth, case.dtype)
         noticed[needles] = verdict.reason is not None
     assert noticed == {False: False, True: True}
+
+
+class Seen(TorchDispatchMode):
+    """The names of the operators that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(str(function))
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("width", [8, 16, 40])  # narrower than all keys together, as wide, wider
+def test_a_needle_is_solved_for_as_by_a_pseudo_inverse_and_without_its_decomposition(width):
+    torch.manual_seed(0)
+    w_KE, wanted_BTK = torch.randn(16, width).bfloat16().double(), torch.randn(2, 3, 16).double()
+    with Seen() as seen:
+        x_BTE = hidden_states(w_KE, wanted_BTK)
+    torch.testing.assert_close(x_BTE, wanted_BTK @ torch.linalg.pinv(w_KE).mT)
+    assert width < 16 or torch.allclose(x_BTE @ w_KE.mT, wanted_BTK)
+    assert not any(name in text for text in seen.names for name in ("svd", "eig", "pinv"))

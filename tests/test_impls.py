@@ -350,6 +350,13 @@ def test_other_workspaces_are_estimates_of_the_right_size(row):
     assert metrics["memory_predicted_miss"] == pytest.approx(ratio - 1)
 
 
+@pytest.mark.parametrize(("kv_heads", "blocks"), [(16, 256), (4, 512)])
+def test_chunked_issues_few_blocks_to_a_gpu(kv_heads, blocks):
+    sizes = {"heads": 16, "kv_heads": kv_heads, "seq_len": 16384, "head_dim": 128}
+    places = module("chunked").cut(Case(device="cuda", dtype="bfloat16", **sizes)).places
+    assert sum(len(key_blocks) for *_, key_blocks in places) == blocks  # a dozen launches each
+
+
 def test_chunked_needs_a_64th_of_the_score_matrices_and_keeps_small_masks():
     chunked = IMPLEMENTATIONS.get("chunked")
     assert chunked.workspace is not None
