@@ -22,6 +22,7 @@ class FakeClock:
     l2: L2 = "warm"
     timer: Timer = "host"
     resolution_us = 0.001
+    broken = False
 
     def __init__(self, costs: dict[str, float], lost: tuple[str, ...] = ()) -> None:
         self.costs, self.lost = costs, lost

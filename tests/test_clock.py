@@ -204,8 +204,12 @@ def test_what_cannot_be_captured_is_named_after_what_broke_it(gpu):
         gpu.call()
         torch.cuda.synchronize()
 
+    clock = GraphClock("warm")
+    clock.batch(gpu.call, 2)
+    assert not clock.broken
     with pytest.raises(CaptureError) as caught:
-        GraphClock("warm").batch(call, 2)
+        clock.batch(call, 2)
+    assert clock.broken, "the process is used on, in whose allocator the capture still runs"
     text = str(caught.value)
     assert text.startswith("--timer graph: the call cannot be captured")
     assert "operation not permitted when stream is capturing" in text

@@ -38,6 +38,7 @@ class Machine:
     l2: str = "warm"
     timer: str = "host"
     resolution_us: float = 0.001
+    broken: bool = False
     now_s: float = 0.0
     switches: int = 0
     ticks: int = 0

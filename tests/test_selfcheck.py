@@ -45,6 +45,7 @@ class WorldClock:
 
     timer: Literal["host", "events", "graph"] = "host"
     resolution_us = 0.001
+    broken = False
 
     def __init__(
         self,

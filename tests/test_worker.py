@@ -8,11 +8,14 @@ from unittest.mock import Mock
 
 import pytest
 
+from attnbench.base.sample import Batch
 from attnbench.errors import WorkerError
 from attnbench.execution.process import CAN_FORK, Server, Settings, Worker
 from attnbench.execution.runner import LocalRunner
 from attnbench.machine import state
-from attnbench.measure.clock import CaptureError
+from attnbench.measure.clock import CaptureError, HostClock
+from attnbench.measure.sampling import StoppingRule
+from attnbench.measure.watch import Watch
 from attnbench.schema.case import Case
 from attnbench.schema.messages import AskReasons, Describe, Done, Measure, Ready
 from attnbench.worker import serving
@@ -61,6 +64,41 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
         assert event.record.cell.case == cases[index]
         assert event.record.status == status
         assert event.record.reason.startswith(reason)
+
+
+class RefusingClock(HostClock):
+    """Cannot capture what stands second among the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[int, None] = {}
+
+    def batch(self, call: Any, calls: int) -> Batch:
+        self.calls[id(call)] = None
+        if list(self.calls).index(id(call)) == 1:
+            self.broken = True
+            raise CaptureError("--timer graph: the call cannot be captured")
+        return Batch(time_us=5000.0, e2e_us=5000.0)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_worker_whose_capture_failed_reports_that_cell_and_leaves_the_others(monkeypatch):
+    """To a fresh process, which is asked for what has no record."""
+    rule = StoppingRule(precision=1.0, min_time_s=0.0, max_time_s=0.01)
+    clock = RefusingClock()
+    kit = Instruments(rule=rule, clock=clock, watch=Watch())
+    monkeypatch.setattr(Instruments, "of", lambda request, device: kit)
+    monkeypatch.setattr(state, "idlest_cpu", lambda: None)
+    monkeypatch.setattr("os._exit", Mock(side_effect=SystemExit))
+    emitted: list[Any] = []
+    names = ("naive", "sdpa", "chunked")
+    asked = Measure(
+        groups=(((Case(seq_len=8), names),),), seed=0, precision=1, min_time_s=0, max_time_s=1
+    )
+    with pytest.raises(SystemExit):
+        serving._serve(asked, NoHeartbeat(), emitted.append)  # type: ignore[arg-type]
+    assert [(x.record.cell.impl, x.record.status) for x in emitted] == [("sdpa", "unsupported")]
+    assert len(clock.calls) == 2, "a call was timed after the capture had failed"
 
 
 def test_a_worker_shows_life_for_each_case_that_it_is_asked_about():

@@ -39,6 +39,7 @@ class Clock(Protocol):
     l2: L2
     timer: Timer
     resolution_us: float  # the smallest difference the clock can tell
+    broken: bool = False  # beyond use, like the process: the rest is for a fresh one
 
     def batch(self, call: Call, calls: int) -> Batch:
         """Time `calls` calls. A clock that steps back gives negative times, and hides nothing."""
@@ -327,6 +328,8 @@ class GraphClock(Clock):
                     with torch.cuda.graph(alone, pool=graph.pool(), stream=stream):
                         call()
             except Exception as err:
+                # Torch's allocator still takes the capture for running, and its random numbers may.
+                self.broken = True
                 failure = _explained(err)
         if failure is not None:  # raised here, it does not hold on to the frames of its cause
             raise failure

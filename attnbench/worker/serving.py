@@ -29,6 +29,7 @@ from attnbench.machine.state import (
     take_cores,
 )
 from attnbench.measure.ceilings import measure_ceilings
+from attnbench.measure.clock import Clock
 from attnbench.schema.messages import (
     NOBODY,
     AskReasons,
@@ -160,9 +161,9 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
         number = NOBODY if impl is None else entries[case].impls.index(impl)
         heartbeat.write(case, number, stage)
 
-    def record(case: int, found: Record) -> None:
+    def record(case: int, found: Record, clock: Clock | None = None) -> None:
         emit(CellMeasured(case, found))
-        _end_if_lost(found.status)
+        _end_if_lost(found.status, clock)
 
     try:
         instruments = Instruments.of(request, entries[0].case.device)
@@ -176,12 +177,14 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
         return
     with stream:
         for group in groups:
-            measure_group(group, instruments, Reporter(at=at, record=record))
+            reporter = Reporter(at=at, record=partial(record, clock=instruments.clock))
+            measure_group(group, instruments, reporter)
 
 
-def _end_if_lost(status: str) -> None:
-    """Leave the rest to a fresh process if the device is lost to this one, or a setting is."""
-    if (status == "crashed" and device_is_lost()) or beyond_repair():
+def _end_if_lost(status: str, clock: Clock | None = None) -> None:
+    """Leave the rest to a fresh process if this one has lost the device, a setting or its clock."""
+    broken = clock is not None and clock.broken
+    if broken or (status == "crashed" and device_is_lost()) or beyond_repair():
         os._exit(_LOST)
 
 
