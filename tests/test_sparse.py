@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from attnbench.api import Case, implementation
 from attnbench.api.loader import load_built_in
@@ -91,3 +91,20 @@ def test_what_torch_counts_is_declared_and_grows_with_n_by_the_law(name, law):
     assert impl.workspace is not None
     assert impl.flops(long) / impl.flops(short) == pytest.approx(law, rel=0.1)
     assert (impl.workspace(long) or 0) <= 8.1 * (impl.workspace(short) or 0)
+
+
+def test_the_numbers_of_a_mask_that_sdpa_is_given_are_of_the_dtype_of_queries(monkeypatch):
+    """Its efficient kernel on CUDA raises where they are of another."""
+    masks = []
+
+    def spied(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, attn_mask: Any, **more: Any):
+        masks.append(attn_mask)
+        assert attn_mask is None or attn_mask.dtype == q.dtype
+        return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **more)
+
+    monkeypatch.setattr("attnbench.api.tiles.scaled_dot_product_attention", spied)
+    case = case_of("causal", seq_len=200, dtype="bfloat16")
+    q, k, v = (torch.randn(2, 4, 200, 8, dtype=torch.bfloat16) for _ in range(3))
+    for name in ("sliding-window:64", "bigbird:block=16", "strided-fixed"):
+        implementation(name).build(case)(q, k, v)
+    assert any(mask is not None for mask in masks)

@@ -143,7 +143,11 @@ def tiled(
     Query i stands at place i + S − L. One that no tile admits to any key gives 0.
     """
     sharing = case.heads // case.kv_heads
-    wide = torch.promote_types(getattr(torch, case.dtype), torch.float32)
+    joins = _joins(case, tiles)
+    # SDPA's efficient kernel on CUDA takes a mask of numbers in the dtype of q alone.
+    dtype = getattr(torch, case.dtype)
+    if joins or case.needs_grad:
+        dtype = torch.promote_types(dtype, torch.float32)
     biases: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def bias(tile: Tile) -> torch.Tensor | None:
@@ -156,7 +160,7 @@ def tiled(
             return None
         key = (*admitted.shape, admitted.numpy().tobytes())
         if key not in biases:
-            hidden = torch.zeros(admitted.shape, dtype=wide).masked_fill_(~admitted, -math.inf)
+            hidden = torch.zeros(admitted.shape, dtype=dtype).masked_fill_(~admitted, -math.inf)
             biases[key] = hidden.repeat(sharing, 1).to(case.device)
         return biases[key]
 
@@ -169,7 +173,6 @@ def tiled(
     scores = max((sharing * len(tile.queries) * tile.width for tile in tiles), default=0)
     most = AT_ONCE if case.head_dim == case.value_dim else 1  # else SDPA holds all their scores
     runs = tuple(_runs(ready, most))
-    joins = _joins(case, tiles)
     plan = _Plan(tuple(ready), runs, case.softmax_scale, scores, MOST[case.device], joins)
     recorded: Any = _TiledAttention.apply
 
