@@ -147,16 +147,18 @@ def test_where_memory_is_short_nothing_is_streamed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cache", "free", "size"),
+    ("device", "cache", "free", "size"),
     [
-        (8 * MIB, 64 * 1024 * MIB, 64 * MIB),
-        (400 * MIB, 64 * 1024 * MIB, 1024 * MIB),
-        (600 * MIB, 64 * 1024 * MIB, None),  # 1 GiB is not far past such a cache
-        (32 * MIB, 800 * MIB, 100 * MIB),  # both together a quarter of what is free
-        (32 * MIB, 500 * MIB, None),
-        (None, None, 256 * MIB),
+        ("cpu", 8 * MIB, 64 * 1024 * MIB, 64 * MIB),
+        ("cpu", 400 * MIB, 64 * 1024 * MIB, 1024 * MIB),
+        ("cpu", 600 * MIB, 64 * 1024 * MIB, None),  # 1 GiB is not far past such a cache
+        ("cpu", 32 * MIB, 800 * MIB, 100 * MIB),  # both together a quarter of what is free
+        ("cpu", 32 * MIB, 500 * MIB, None),
+        ("cpu", None, None, 256 * MIB),
+        ("cuda", 40 * MIB, 64 * 1024 * MIB, 1024 * MIB),  # not LRU: a share of it is hit again
+        ("cuda", 40 * MIB, 4096 * MIB, 512 * MIB),
     ],
 )
-def test_buffers_are_far_past_the_cache_and_well_within_memory(cache, free, size):
-    found = ceilings.stream_bytes(cache, free)
+def test_buffers_are_far_past_the_cache_and_well_within_memory(device, cache, free, size):
+    found = ceilings.stream_bytes(device, cache, free)
     assert found is None if size is None else abs(found - size) < 32768

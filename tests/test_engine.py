@@ -252,6 +252,17 @@ def test_a_long_call_is_not_made_to_warm_up_nor_to_bring_caches_back(machine):
 # Warming up.
 
 
+@pytest.mark.parametrize("each_us", [2.0, 100_000.0])
+def test_a_long_first_call_on_a_gpu_says_nothing_of_the_next(machine, each_us):
+    """It may have asked for memory. One that is as long again is called once to warm up."""
+    machine.timer = "events"
+    target = Target(call=lambda: each_us, last_call_s=0.5)
+    machine.measure({"a": target}, RULE)
+    assert target.each_us == each_us
+    assert target.calls == max(1, 1000 / each_us)
+    assert machine.batches == len(target.samples) + (1 if each_us > 2.0 else 4)
+
+
 def test_warming_up_waits_until_three_windows_agree(machine):
     first = (9000.0, 6000.0, 4000.0)
     rule = StoppingRule(precision=0.5, max_time_s=1.0)

@@ -26,6 +26,9 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 40
 MATMUL_US = 60_000.0  # of each width
 STREAM_US = 250_000.0
 LAUNCH_US = 20_000.0
+# A cache that evicts what was used longest ago has nothing left of a longer buffer that is read
+# again and again. That of a GPU evicts otherwise: there, what is left must hardly count.
+_LEAST_STREAM = {"cpu": 64 * MIB, "cuda": 1024 * MIB}
 AGREE = 0.05  # among the three least times, else other work may have slowed them all
 MOST_BUDGETS = 2.0  # spent where they do not agree
 # Calls are timed in batches of this length: events of a GPU may tell times to a µs alone.
@@ -56,7 +59,7 @@ def measure_ceilings(
             "launch_us": _known(partial(_launch_us, clock, device)),
             "cache_bytes": cache_bytes,
         }
-        size = stream_bytes(cache_bytes, _known(partial(free_bytes, device)))
+        size = stream_bytes(device, cache_bytes, _known(partial(free_bytes, device)))
         if size is not None:
             ceilings |= _known(partial(_stream_gbps, clock, device, size)) or {}
     if device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -64,13 +67,13 @@ def measure_ceilings(
     return ceilings
 
 
-def stream_bytes(cache_bytes: int | None, free: int | None) -> int | None:
+def stream_bytes(device: str, cache_bytes: int | None, free: int | None) -> int | None:
     """Size of each of two buffers that stream from memory; None if none is far past the cache.
 
-    Four times the last cache, at least 64 MiB (256 where the cache is unknown), at most 1 GiB,
-    and both together at most a quarter of the free memory.
+    Four times the last cache, 64 MiB where it is unknown, at least 64 MiB and on CUDA 1 GiB, at
+    most 1 GiB, and both together at most a quarter of the free memory.
     """
-    wanted = 256 * MIB if cache_bytes is None else max(64 * MIB, 4 * cache_bytes)
+    wanted = max(_LEAST_STREAM[device], 4 * (64 * MIB if cache_bytes is None else cache_bytes))
     size = min(wanted, 1024 * MIB, wanted if free is None else free // 8)
     size -= size % (4 * _TILE)
     return size if size >= max(2 * (cache_bytes or 0), 16 * MIB) else None
