@@ -47,10 +47,22 @@ FIT: Diagnosis = {
         },
     },
 }  # fmt: skip
-GPU = {
+_HALF = "flash: Expected query, key and value to all be of dtype: {Half, BFloat16}"
+_TRIED: tuple[tuple[str, str | None, str | None], ...] = (
+    ("sdpa-flash", "bfloat16", None), ("sdpa-flash", "float16", None),
+    ("sdpa-flash", "float32", _HALF), ("Triton and a C compiler", None, "there is no cc"),
+    ("CUDA graphs", None, None),
+)  # fmt: skip
+GPU: dict[str, Any] = {
+    "capability": "9.0", "processors": 132, "l2_bytes": 50 << 20, "driver": "570.86.10",
+    "memory_free_bytes": 70 << 30, "memory_total_bytes": 80 << 30, "cudnn": 91002,
     "problem": None, "sm_mhz": 1980.0, "power_w": 400.0, "temperature_c": 60.0,
     "throttle": ["idle", "power cap"], "other_processes": 0,
-    "compute_mode": "default",
+    "compute_mode": "default", "mig": False, "energy_counter": True,
+    "works": [
+        {"name": name, "dtype": dtype, "works": reason is None, "reason": reason}
+        for name, dtype, reason in _TRIED
+    ],
 }  # fmt: skip
 
 
@@ -119,6 +131,7 @@ UNFIT_TOO: tuple[tuple[str | None, dict[str, Any]], ...] = (  # None: what just 
     ("slowdown of 5 % seen", {"tests.planted.slowed.low": 0.93, "tests.planted.slowed.high": 0.97}),
     ("slowdown of 5 % seen", {"tests.planted.slowed.low": 1.09, "tests.planted.slowed.high": 1.12}),
     ("noise in 10 s", {"tests.noise.long": None}),
+    (None, {"tests.launch": {"flush_us": 40.0, "enqueue_us": 90.0, "hidden_us": 85.0}}),
 )
 
 
@@ -172,6 +185,11 @@ AMISS: dict[str, tuple[dict[str, Any], str, str]] = {
         "nvidia-smi -c DEFAULT",
     ),
     "clock overhead": ({"tests.clock.call_us": 1.5}, "1.50 µs a call", "larger cases"),
+    "launch hidden": (
+        {"tests.launch": {"flush_us": 40.0, "enqueue_us": 90.0, "hidden_us": 40.0}},
+        "40.0 µs of 90.0 µs",
+        "--timer graph",
+    ),
     "noise in 1 s": ({"tests.noise.short": None}, "no interval", "close what else runs"),
 }
 
@@ -245,6 +263,36 @@ def test_the_output_is_a_table_then_remedies_then_the_verdict(cli: Cli, diagnose
     assert "! CPU frequency governor: powersave" in lines
     assert "→ fix the frequency: sudo cpupower frequency-set -g performance" in lines
     assert lines[-1].startswith("✗ not fit to measure: spin of known length (1 warning")
+
+
+def test_a_gpu_is_shown_with_what_works_on_it_on_one_page_of_80_columns(
+    cli: Cli, diagnosed, monkeypatch
+):
+    on = {
+        "facts.device": "cuda",
+        "facts.device_name": "NVIDIA H100 80GB HBM3",
+        "facts.cuda": "12.8",
+    }
+    launch = {"flush_us": 40.0, "enqueue_us": 90.0, "hidden_us": 90.0}
+    nvml = {"problem": "NVML: no energy_mj (Not Supported)", "energy_counter": False}
+    diagnosed(changed(**on, **{"tests.launch": launch}, gpu=GPU | nvml))
+    monkeypatch.setenv("COLUMNS", "80")
+    page = cli("doctor").stdout
+    words = [" ".join(line.split()) for line in page.splitlines()]
+    for line in (
+        "processors compute capability 9.0, 132 SMs, L2 50.0 MiB",
+        "software driver 570.86.10, CUDA 12.8, cuDNN 91002",
+        "memory 70.0 GiB of 80.0 GiB free",
+        "✗ NVML NVML: no energy_mj (Not Supported)",
+        "✗ energy counter none",
+        "✓ sdpa-flash bfloat16, float16",
+        "✗ sdpa-flash float32: flash: Expected query, key and value to",
+        "✗ Triton and a C compiler there is no cc",
+        "✓ CUDA graphs",
+    ):
+        assert line in words, page
+    assert max(map(len, page.splitlines())) <= 80
+    assert len(words) <= 60
 
 
 def test_json_is_one_object_with_facts_tests_findings_and_the_verdict(cli: Cli, diagnosed):

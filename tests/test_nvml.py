@@ -18,6 +18,7 @@ ANSWERS = {
     "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
     "nvmlDeviceGetTotalEnergyConsumption": 123_456,
     "nvmlDeviceGetComputeMode": 0,
+    "nvmlSystemGetDriverVersion": "570.86.10",
     "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "the whole gpu",
 }
 WHOLE = GpuReading(
@@ -98,9 +99,11 @@ def test_the_catalogue_of_a_gpu_has_its_compute_mode(sensor_with, monkeypatch, a
     library = FakeNvml(nvmlDeviceGetComputeMode=answer)
     assert sensor_with(library).compute_mode() == mode
     monkeypatch.setattr(catalogue, "environment", lambda device: {"device": device})
-    assert catalogue._environment("cuda") == {"device": "cuda", "compute_mode": mode}
+    expected = {"device": "cuda", "compute_mode": mode, "driver": "570.86.10"}
+    assert catalogue._environment("cuda") == expected
     assert catalogue._environment("cpu") == {"device": "cpu"}
-    assert library.asked[-2:] == ["nvmlDeviceGetComputeMode gpu", "nvmlShutdown"]
+    last = ["nvmlDeviceGetComputeMode gpu", "nvmlSystemGetDriverVersion", "nvmlShutdown"]
+    assert library.asked[-3:] == last
 
 
 def test_of_a_mig_instance_the_whole_gpu_is_asked_but_not_for_its_power(sensor_with):

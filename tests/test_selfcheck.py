@@ -15,9 +15,12 @@ import torch
 
 from attnbench.base.sample import Batch
 from attnbench.measure import selfcheck
-from attnbench.measure.gpu import GpuReading
+from attnbench.measure.clock import CudaClock
+from attnbench.measure.gpu import GpuSensor
 from attnbench.measure.sampling import StoppingRule
-from attnbench.worker import diagnosis
+from attnbench.worker import diagnosis, gpu
+from tests import fakegpu
+from tests.test_nvml import FakeNvml, NVMLError
 
 FEW = StoppingRule(precision=float("inf"), min_time_s=0.0, max_time_s=60.0, min_samples=40)
 
@@ -229,19 +232,66 @@ def test_a_self_test_that_raises_costs_itself_alone(monkeypatch):
         (None, None),
     ],
 )
-def test_gpu_facts_count_the_other_processes(monkeypatch, listed, others):
+def test_a_gpu_is_described_with_who_else_is_on_it_and_what_nvml_does_not_answer(
+    monkeypatch, listed, others
+):
     def list_processes() -> str:
         if listed is None:
             raise RuntimeError("NVML_ERROR_NO_PERMISSION")
         return str(listed)
 
+    card = SimpleNamespace(major=9, minor=0, multi_processor_count=132, L2_cache_size=50 << 20)
+    nvml = FakeNvml(nvmlDeviceGetTotalEnergyConsumption=NVMLError("Not Supported"))
+    sensor = GpuSensor(nvml, "gpu") if listed else GpuSensor(None, None, "NVML: no driver")
     monkeypatch.setattr(torch.cuda, "list_gpu_processes", list_processes)
-    reading = listed and GpuReading(sm_mhz=1500.0, throttle=frozenset({"thermal"}))
-    sensor: Any = SimpleNamespace(
-        problem="none", read=lambda: reading, close=lambda: None, compute_mode=lambda: "default"
-    )
-    facts = diagnosis.gpu_facts(sensor)
-    assert facts["compute_mode"] == "default"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))
+    monkeypatch.setattr(GpuSensor, "open", lambda: sensor)
+    facts = gpu.describe()
     assert facts["other_processes"] == others
-    seen = (facts["sm_mhz"], facts["power_w"], facts["throttle"])
-    assert seen == ((1500.0, None, ["thermal"]) if listed else (None, None, None))
+    assert (facts["capability"], facts["energy_counter"]) == ("9.0", False)
+    assert facts["mig"] is (False if listed else None)
+    assert (facts["memory_free_bytes"], facts["l2_bytes"]) == (70 << 30, 50 << 20)
+    seen = [facts[name] for name in ("sm_mhz", "throttle", "compute_mode", "driver", "problem")]
+    missing = "NVML: no energy_mj (Not Supported)"
+    whole = [1755.0, ["power cap"], "default", "570.86.10", missing]
+    assert seen == (whole if listed else [None, None, None, None, "NVML: no driver"])
+
+
+def test_what_works_is_tried_each_thing_apart_and_what_may_damage_the_process_last(monkeypatch):
+    names = [name for name, _ in gpu._trials("cuda")]
+    assert names[-1] == "CUDA graphs"
+    assert {"sdpa-flash", "sdpa-cudnn", "flex", "Triton and a C compiler"} <= set(names)
+
+    def broken() -> None:
+        raise RuntimeError("no plan\nfor this GPU")
+
+    trials = {
+        ("sdpa-math", "float32"): partial(gpu.runs, "sdpa-math", "float32", "cpu"),
+        ("sdpa-cudnn", "float32"): partial(gpu.runs, "sdpa-cudnn", "float32", "cpu"),
+        ("flex", "bfloat16"): broken,
+    }
+    monkeypatch.setattr(gpu, "_trials", lambda device: trials)
+    begun: list[str] = []
+    assert [(row["works"], row["reason"]) for row in gpu.tried(begun.append)] == [
+        (True, None),
+        (False, "runs on cuda, not cpu"),
+        (False, "RuntimeError: no plan for this GPU"),
+    ]
+    assert begun == ["sdpa-math, float32", "sdpa-cudnn, float32", "flex, bfloat16"]
+
+
+def test_what_hides_a_launch_is_the_flush_and_a_spin_where_that_is_too_short(monkeypatch):
+    device = fakegpu.install(monkeypatch)
+    cold, warm = CudaClock("cold"), CudaClock("warm")
+
+    def call() -> None:
+        device.launch("call", device_us=5.0, host_us=90.0)
+
+    seen = selfcheck.launch(cold, warm, call, device.flush)
+    assert (seen["flush_us"], seen["enqueue_us"]) == (40.0, 90.0)
+    assert seen["hidden_us"] == 90.0
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    cold = CudaClock("cold")
+    cold.__dict__["_cycles_per_us"] = 1.0  # what a device that does not spin cannot tell
+    assert selfcheck.launch(cold, warm, call, device.flush)["hidden_us"] == pytest.approx(38, abs=5)

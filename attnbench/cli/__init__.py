@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from attnbench.cli.check import check, doctor
+from attnbench.cli.check import check
+from attnbench.cli.doctor import doctor
 from attnbench.cli.gate import gate
 from attnbench.cli.options import OneLineError
 from attnbench.cli.runs import export, list_, report

@@ -1,11 +1,10 @@
-"""`attnbench check` and `doctor`: are implementations right, and is this machine fit to measure."""
+"""`attnbench check`: are implementations right."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -25,18 +24,7 @@ from attnbench.errors import AttnbenchError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from attnbench.execution.checks import CheckResult
-    from attnbench.execution.doctor import Examination
     from attnbench.execution.failures import Failure
-
-_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "fail": ("✗", "red")}
-_STAGES = {
-    "clock": "the clock",
-    "spin": "a spin of known length",
-    "matmul": "a matmul",
-    "cold": "cold and warm reads",
-    "planted": "an injected slowdown",
-    "noise": "the noise, for 10 s",
-}
 
 
 @click.command()
@@ -210,62 +198,3 @@ def _print_checks(results: list[CheckResult]) -> None:
     header = ["implementation", "verdict", *numbers, *["why"] * any(row[-1] for row in rows)]
     shown = [row[: len(header)] for row in rows]
     click.echo(table(header, shown, right=numbers, spare=numbers[2:]), nl=False)
-
-
-@click.command()
-@device_option
-@threads_option("1, as for a sweep")
-@click.option("--json", "as_json", is_flag=True, help="Facts, tests and findings as one object.")
-def doctor(device: str, threads: int | None, as_json: bool) -> None:
-    """Examine the machine and test the measuring itself.
-
-    The clock must resolve a microsecond and read a spin of known length within 1 %, a matmul must
-    stay under the peak, cold reads must differ from warm ones, and an injected slowdown of 5 %
-    must be seen between interleaved loops. Then the noise of this machine, and what to do about
-    it. Takes about 20 s. Exits 0 where the machine is fit to measure and 4 where not; a warning
-    changes nothing.
-    """
-    from attnbench.execution.doctor import examine
-
-    shows = sys.stderr.isatty() and not as_json
-
-    def tell(test: str) -> None:
-        # A line for each and nothing animated: a thread that draws would disturb what is timed.
-        if shows:
-            click.echo(f"testing {_STAGES.get(test, test)} …", err=True)
-
-    examination = examine(device=device, threads=threads or 1, began=tell)
-    if as_json:
-        click.echo(json.dumps(examination.to_json(), indent=1))
-    else:
-        _print_examination(examination)
-    raise SystemExit(int(examination.exit_code))
-
-
-def _print_examination(examination: Examination) -> None:
-    """The machine in a line, the self-tests in a table, the warnings, the verdict."""
-    from attnbench.machine.host import ranges
-    from attnbench.report.tables import table
-
-    facts = examination.diagnosis["facts"]
-    machine = (
-        facts["device_name"],
-        f"{facts['threads']} thread{'s' * (facts['threads'] != 1)} on CPUs"
-        f" {ranges(facts['affinity']) or 'unknown'}",
-        f"torch {facts['torch']}" + (f" ({facts['blas']})" if facts.get("blas") else ""),
-        f"python {facts['python']}",
-    )
-    tests = [finding for finding in examination.findings if finding.kind == "test"]
-    rows = [(_SIGNS[f.level][0], f.name, f.fact, f.limit or "") for f in tests]
-    say(" · ".join(machine))
-    click.echo()
-    click.echo(table(("", "self-test", "measured", "limit"), rows))
-    for finding in examination.findings:
-        if finding.level != "ok":
-            sign, colour = _SIGNS[finding.level]
-            name = f"{finding.name}: " if finding.kind == "test" else ""
-            say(f"{sign} {name}{finding.fact}", fg=colour)
-            say(f"  → {finding.remedy}")
-    wall_s = examination.diagnosis["meanwhile"]["wall_s"]
-    sign, colour = _SIGNS["fail" if examination.failed else "ok"]
-    say(f"{sign} {examination.verdict}, tested for {wall_s:.0f} s", fg=colour)

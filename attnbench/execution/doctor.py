@@ -20,6 +20,7 @@ RESOLUTION_US = {"cpu": 1.0, "cuda": 1.1}
 CALL_US = 1.0
 SPIN_ERROR = 0.01
 COLD_RATIO = 1.05
+HIDDEN_SHARE = 0.9  # of the time to issue a call
 SEEN = (1.03, 1.07)  # what the interval of a slowdown of 1.05 must touch
 ALIKE = (0.99, 1.01)  # what the interval of identical work must touch
 NOISE_WARNING, NOISE_FAIL = 0.05, 0.20
@@ -97,12 +98,11 @@ def judge(diagnosis: dict[str, Any]) -> tuple[Finding, ...]:
 
 
 def _judge_tests(diagnosis: dict[str, Any]) -> Iterator[Finding]:
-    for name, rule in _RULES.items():
-        outcome = diagnosis["tests"][name]
+    for name, outcome in diagnosis["tests"].items():
         if "raised" in outcome:
             yield _test(name, "fail", f"could not run: {outcome['raised']}", None, _NO_CLOCK)
         else:
-            yield from rule(outcome, diagnosis["facts"])
+            yield from _RULES[name](outcome, diagnosis["facts"])
 
 
 def _test(name: str, level: Level, fact: str, limit: str | None, remedy: str) -> Finding:
@@ -213,6 +213,19 @@ def _noise(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
         yield _test(name, level, fact, limit, _AGAIN)
 
 
+def _launch(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+    """On a GPU alone."""
+    hidden_us, enqueue_us = seen["hidden_us"], seen["enqueue_us"]
+    yield _test(
+        "launch hidden",
+        "ok" if hidden_us >= HIDDEN_SHARE * enqueue_us else "warning",
+        f"{units.time(hidden_us)} of {units.time(enqueue_us)}, by a flush of"
+        f" {units.time(seen['flush_us'])} and a spin",
+        f"≥ {units.percent(HIDDEN_SHARE)}",
+        "times of short calls have waiting for the host in them: --timer graph",
+    )
+
+
 _RULES: dict[str, Callable[[dict[str, Any], dict[str, Any]], Iterator[Finding]]] = {
     "clock": _clock,
     "spin": _spin,
@@ -220,4 +233,5 @@ _RULES: dict[str, Callable[[dict[str, Any], dict[str, Any]], Iterator[Finding]]]
     "cold": _cold,
     "planted": _planted,
     "noise": _noise,
+    "launch": _launch,
 }

@@ -88,7 +88,7 @@ class GpuSensor:
         self._nvml = nvml
         self._device = device
         self._problem = problem
-        self._instance = instance  # of MIG
+        self.instance = instance  # of MIG
         self._missing: dict[str, str] = {}  # by query, why
 
     @classmethod
@@ -136,12 +136,18 @@ class GpuSensor:
         """`default`: it serves any processes; `exclusive process`; `prohibited`; or None."""
         return cast(str | None, self._ask("compute_mode"))
 
+    def driver(self) -> str | None:
+        """The version of the driver, or None."""
+        with contextlib.suppress(Exception):  # no NVML, or closed
+            return str(self._nvml.nvmlSystemGetDriverVersion())
+        return None
+
     def _ask(self, name: str) -> Any:
         if self._device is None:
             return None
         function, arguments, convert = _QUERIES[name]
         try:
-            if self._instance and name in _NOT_OF_AN_INSTANCE:
+            if self.instance and name in _NOT_OF_AN_INSTANCE:
                 raise ValueError("known of a whole GPU alone, not of a MIG instance")
             answer = convert(getattr(self._nvml, function)(self._device, *arguments))
         except Exception as err:  # NVMLError, or whatever else such a library raises

@@ -137,6 +137,20 @@ def cold_and_warm(
     }
 
 
+def launch(cold: Clock, warm: Clock, call: Call, flush: Call) -> Numbers:
+    """How long the host takes to issue a call, and for how much of that it keeps a GPU busy.
+
+    `flush_us` is how long the flush before a cold call lasts, which hides as much of it.
+    """
+    cold.batch(call, 3)
+    batch = cold.batch(call, 20)
+    return {
+        "flush_us": warm.batch(flush, 1).time_us,
+        "enqueue_us": batch.enqueue_us,
+        "hidden_us": batch.hidden_us,
+    }
+
+
 def slowdown(clock: Clock, unit: Call, rule: StoppingRule) -> dict[str, Numbers]:
     """Measure three interleaved loops over the same work: two alike, one with 5 % more units.
 

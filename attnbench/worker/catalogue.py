@@ -52,7 +52,7 @@ def _environment(device: str) -> dict[str, Any]:
     found = environment(device)
     if device == "cuda":
         sensor = GpuSensor.open()
-        found["compute_mode"] = sensor.compute_mode()
+        found |= {"compute_mode": sensor.compute_mode(), "driver": sensor.driver()}
         sensor.close()
     return found
 

@@ -12,10 +12,10 @@ import torch
 from attnbench.machine import host
 from attnbench.machine.facts import environment
 from attnbench.measure import selfcheck
-from attnbench.measure.clock import clock_for
-from attnbench.measure.gpu import GpuSensor
+from attnbench.measure.clock import Flush, clock_for
 from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import CounterMarks, interruptions
+from attnbench.worker.gpu import describe, tried
 
 # 500 rounds, so that 5 % stand out on a busy machine, too; or 1.6 s for each of the three.
 _SLOWDOWN = StoppingRule(
@@ -39,10 +39,11 @@ SIZES = {
 
 
 def diagnose(device: str, tell: Callable[[str], None] = lambda test: None) -> dict[str, Any]:
-    """Run every self-test on `device` (`cpu` or `cuda`); takes about 16 s.
+    """Run every self-test on `device` (`cpu` or `cuda`); takes about 16 s, on a GPU longer.
 
     `tell` hears the name of each before it runs. One that raises leaves `{"raised": …}`.
-    `facts` are of the machine as the tests began; `meanwhile` is what happened beside them.
+    `facts` are of the machine as the tests began; `meanwhile` is what happened beside them; `gpu`
+    says what the GPU is and what works on it, None on CPU.
     """
     facts = environment(device) | host.facts()
     marks, switches = CounterMarks.now(), interruptions()
@@ -55,9 +56,11 @@ def diagnose(device: str, tell: Callable[[str], None] = lambda test: None) -> di
             except Exception as err:  # whatever a broken driver raises costs this test alone
                 text = " ".join(str(err).split())[:200]
                 tests[name] = {"raised": f"{type(err).__name__}: {text}"}
-    gpu = gpu_facts(GpuSensor.open()) if device == "cuda" else None  # while it is still warm
+    gpu = describe() if device == "cuda" else None  # while it is still warm
     wall_s, shares = time.perf_counter() - marks.begin, marks.shares()
     withheld = shares["throttled_share"]
+    if gpu is not None:
+        gpu["works"] = list(tried(tell))
     return {
         "facts": facts,
         "gpu": gpu,
@@ -69,34 +72,6 @@ def diagnose(device: str, tell: Callable[[str], None] = lambda test: None) -> di
         },
         "tests": tests,
     }
-
-
-def gpu_facts(sensor: GpuSensor) -> dict[str, Any]:
-    """What NVML says of the GPU now, and how many other processes use it; unknown is null."""
-    reading, mode = sensor.read(), sensor.compute_mode()
-    facts = {
-        "problem": sensor.problem,
-        "sm_mhz": reading and reading.sm_mhz,
-        "power_w": reading and reading.power_w,
-        "temperature_c": reading and reading.temperature_c,
-        "throttle": sorted(reading.throttle) if reading and reading.throttle is not None else None,
-        "other_processes": _other_processes(),
-        "compute_mode": mode,
-    }
-    sensor.close()
-    return facts
-
-
-def _other_processes() -> int | None:
-    """Processes on the GPU beside this one, which is among those listed, if any is."""
-    try:
-        listed = torch.cuda.list_gpu_processes()
-    except Exception:  # NVML again: absent, denied, or a driver that refuses
-        return None
-    if "no processes" in listed:
-        return 0
-    count = sum(line.startswith("process") for line in listed.splitlines())
-    return count - 1 if count else None  # anything else says why it cannot tell
 
 
 def _tests(device: str) -> dict[str, Callable[[], Any]]:
@@ -132,9 +107,14 @@ def _tests(device: str) -> dict[str, Callable[[], Any]]:
         data = torch.randn(8192)
         return partial(torch.exp, data, out=torch.empty_like(data))
 
+    def launches() -> Callable[[], Any]:
+        """Twenty kernels in a row: it takes longer to issue them than the flush lasts."""
+        add = partial(torch.zeros(1, device=device).add_, 1)
+        return lambda: [add() for _ in range(20)]
+
     # Of about 0 to 8 µs, in steps finer than most ticks.
     delays = [partial(torch.cuda._sleep, 97 * i) for i in range(128)] if device == "cuda" else []
-    return {
+    tests: dict[str, Callable[[], Any]] = {
         "clock": lambda: selfcheck.resolution(warm(), batches=sizes.batches, delays=delays),
         "spin": lambda: _spin(device, sizes.spin_us),
         "matmul": lambda: selfcheck.matmul_rate(warm(), square(sizes.matmul_width)),
@@ -142,6 +122,9 @@ def _tests(device: str) -> dict[str, Callable[[], Any]]:
         "planted": lambda: selfcheck.slowdown(warm(), unit(), _SLOWDOWN),
         "noise": lambda: selfcheck.noise(clock_for(device), product(sizes.noise_width)),
     }
+    if device == "cuda":
+        tests["launch"] = lambda: selfcheck.launch(cold(), warm(), launches(), Flush(device))
+    return tests
 
 
 def walk(device: str = "cuda") -> Callable[[], Any]:
