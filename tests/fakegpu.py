@@ -122,9 +122,9 @@ def _graph(graph: FakeGraph, pool: Any = None, stream: Any = None) -> Iterator[N
         gpu.nodes = None
 
 
-def install(monkeypatch: Any) -> FakeGpu:
+def install(monkeypatch: Any, gpu: FakeGpu | None = None) -> FakeGpu:
     """Put a fake GPU in place of torch.cuda's, of the flush, and of the host's clock."""
-    gpu = FakeGpu()
+    gpu = gpu or FakeGpu()
     FakeEvent.gpu = FakeGraph.gpu = gpu
     FakeEvent.made = 0
 

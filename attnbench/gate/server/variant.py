@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import repeat
+from functools import partial
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +21,7 @@ from attnbench.api import Implementation, implementation
 from attnbench.api.loader import is_installed, load_side, refuse_other_version
 from attnbench.base.files import digest
 from attnbench.base.jsontext import decode, encode
+from attnbench.base.stats import median
 from attnbench.errors import UsageError
 from attnbench.gate import protocol
 from attnbench.machine.facts import limit_memory
@@ -39,7 +41,8 @@ cpu_ns = time.process_time_ns
 _THIS_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # which Linux alone has
 _WARM_CALLS, _WARM_S = 3, 0.02
 _VERIFY_DRAWS = 5
-_TRIAL_CYCLES, _TRIALS = 1_000_000, 5
+# A GPU's sleep is calibrated by batches of so many, of about a tenth of a millisecond.
+_TRIALS, _SLEEPS, _SLEEP_CYCLES = 5, 100, 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class VariantProcess:
     ) -> None:
         self._config, self._requests, self._answers = config, requests, answers
         self._warm: dict[int, _Warm] = {}
-        self._slowed: dict[tuple[int, float], Call] = {}
+        self._slowed: dict[tuple[int, int, float], Callable[[], float]] = {}
 
     def serve(self) -> None:
         """Prepare every cell, say so, and take samples."""
@@ -211,26 +214,30 @@ class VariantProcess:
         That is read around the clock, so that what strikes between two readings makes it no
         shorter; a batch that waited by itself has its time instead.
         """
-        call, slowdown = self._warm[request.cell].bound.call, request.slowdown
-        if slowdown and self._config.device == "cuda":
-            key = request.cell, slowdown
-            if key not in self._slowed:  # made once, since that takes measuring
-                self._slowed[key] = followed_by_sleep(call, slowdown, self._clock)
-            call, slowdown = self._slowed[key], None
+        batch_us = self._batch(request)
         if request.untimed:
-            call()
+            self._warm[request.cell].bound.call()
         taken, used = [], []
         for _ in range(request.batches):
             waits, begin = _waits(), cpu_ns()
-            if slowdown:
-                time_us = slowed_batch_us(call, request.calls, slowdown, self._clock)
-            else:
-                time_us = self._clock.batch(call, request.calls).time_us
+            time_us = batch_us()
             used_ns, waited = cpu_ns() - begin, _waits() > waits
             taken.append(round(1000 * time_us))
             used.append(taken[-1] if waited else round(used_ns / request.calls))
         counted = self._config.device == "cpu" and self._config.threads == 1
         return tuple(taken), tuple(used) if counted else ()
+
+    def _batch(self, request: protocol.TakeSample) -> Callable[[], float]:
+        """What takes a batch and returns its time, in µs a call."""
+        call, calls, share = self._warm[request.cell].bound.call, request.calls, request.slowdown
+        if not share:
+            return lambda: self._clock.batch(call, calls).time_us
+        if self._config.device == "cpu":
+            return lambda: slowed_batch_us(call, calls, share, self._clock)
+        key = request.cell, calls, share
+        if key not in self._slowed:  # made once, since that takes measuring
+            self._slowed[key] = slowed_by_sleep(call, calls, share, self._clock)
+        return self._slowed[key]
 
 
 def _judge(cell: Cell, bound: Bound, reference: Reference, when: str = "") -> None:
@@ -271,28 +278,43 @@ def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float
     return clock.batch(batch, calls // together).time_us / together
 
 
-def followed_by_sleep(call: Call, share: float, clock: Clock) -> Call:
-    """On CUDA: the call, and on its stream a kernel that spins for `share` of its time.
+def slowed_by_sleep(call: Call, calls: int, share: float, clock: Clock) -> Callable[[], float]:
+    """On a GPU: what takes a batch of `calls` calls that is slowed by `share`, in µs a call.
 
-    How long that is, is measured now, once, and the cost of a kernel more is taken off; where that
+    One kernel spins in each batch, for `share` of the time of all its calls: a kernel after each
+    would cost 1.5 to 2.5 µs by its launch alone, which is more than the share of a short call.
+    Warm calls are timed as one: it follows the last, so that it stands in nobody's way. Cold ones
+    are timed one by one: it follows one of them. Either way the mean over the batch has the share.
+
+    How long that is, is measured now, once; what starting a kernel costs is taken off. Where that
     alone is more than the share, the least there is follows.
     """
-    sleep = torch.cuda._sleep
+    together = 1 if clock.l2 == "cold" else calls  # calls between two readings of the clock
+    timed, sleep = calls // together, torch.cuda._sleep
 
-    def asleep(cycles: int) -> Call:
-        def call_and_sleep() -> Any:
-            result = call()
-            sleep(cycles)  # type: ignore[no-untyped-call]
-            return result
+    def followed(*cycles: int) -> Call:
+        """Calls that are timed together, and then a sleep of these cycles in turn; 0 is none."""
+        turns = cycle(cycles)
 
-        return call_and_sleep
+        def calls_and_sleep() -> None:
+            for _ in repeat(None, together):
+                call()
+            if spin := next(turns):
+                sleep(spin)  # type: ignore[no-untyped-call]
 
-    own_us, least_us, long_us = (
-        min(clock.batch(each, 1).time_us for _ in range(_TRIALS))
-        for each in (call, asleep(1), asleep(_TRIAL_CYCLES))
-    )
-    cycles_per_us = _TRIAL_CYCLES / max(long_us - least_us, 1e-3)
-    return asleep(max(1, round((share * own_us - (least_us - own_us)) * cycles_per_us)))
+        return calls_and_sleep
+
+    def each_us(call: Call, times: int) -> float:
+        us = median(clock.batch(call, times).time_us for _ in range(_TRIALS))
+        clock.release(call)
+        return us
+
+    own_us = each_us(followed(0), timed) * timed
+    least_us, long_us = (each_us(partial(sleep, each), _SLEEPS) for each in (1, _SLEEP_CYCLES))
+    cycles_per_us = _SLEEP_CYCLES / max(long_us - least_us, 1e-3)
+    cycles = max(1, round((share * own_us - least_us) * cycles_per_us))
+    slowed = followed(*repeat(0, timed - 1), cycles)
+    return lambda: clock.batch(slowed, timed).time_us / together
 
 
 def digests_of_loaded(root: str) -> dict[str, str]:
