@@ -35,7 +35,7 @@ class FakeGpu:
 
         issue(host_us) if self.nodes is None else self.nodes.append(issue)
 
-    def synchronize(self) -> None:
+    def synchronize(self, device: Any = None) -> None:
         if self.nodes is not None:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.log.append("wait")
@@ -61,7 +61,7 @@ class FakeEvent:
         self.external = external
         self.at_us: float | None = None
 
-    def record(self) -> None:
+    def record(self, stream: Any = None) -> None:
         gpu = self.gpu
         assert self.external or gpu.nodes is None, "a graph would not record it"
 
@@ -77,16 +77,16 @@ class FakeEvent:
         self.gpu.log.append("wait")
         self.gpu.host_us = max(self.gpu.host_us, self.at_us)
 
-    def elapsed_time(self, end: FakeEvent) -> float:
+    def elapsed_time(self, end_event: FakeEvent) -> float:
         assert self.at_us is not None
-        assert end.at_us is not None
-        assert self.gpu.host_us >= end.at_us, "read before the device was done"
+        assert end_event.at_us is not None
+        assert self.gpu.host_us >= end_event.at_us, "read before the device was done"
         tick_us = self.gpu.tick_us or 1e-6
-        return (end.at_us // tick_us - self.at_us // tick_us) * tick_us / 1000
+        return (end_event.at_us // tick_us - self.at_us // tick_us) * tick_us / 1000
 
 
 class FakeStream:
-    def wait_stream(self, other: Any) -> None:
+    def wait_stream(self, stream: Any) -> None:
         pass
 
 
@@ -109,11 +109,11 @@ class FakeGraph:
 
 
 @contextlib.contextmanager
-def _graph(graph: FakeGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
+def _graph(cuda_graph: FakeGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
     """As torch's: where the body fails, ending the capture raises again and hides the reason."""
-    gpu = graph.gpu
+    gpu = cuda_graph.gpu
     assert gpu.current is stream
-    gpu.nodes = graph.nodes
+    gpu.nodes = cuda_graph.nodes
     try:
         yield
     except RuntimeError:
@@ -129,8 +129,8 @@ def install(monkeypatch: Any, gpu: FakeGpu | None = None) -> FakeGpu:
     FakeEvent.made = 0
 
     @contextlib.contextmanager
-    def stream(chosen: Any) -> Iterator[None]:
-        before, gpu.current = gpu.current, chosen
+    def chosen(stream: Any) -> Iterator[None]:
+        before, gpu.current = gpu.current, stream
         try:
             yield
         finally:
@@ -143,11 +143,11 @@ def install(monkeypatch: Any, gpu: FakeGpu | None = None) -> FakeGpu:
         "CUDAGraph": FakeGraph,
         "Stream": FakeStream,
         "graph": _graph,
-        "stream": stream,
+        "stream": chosen,
         "_sleep": gpu.sleep,
         "synchronize": gpu.synchronize,
-        "current_stream": lambda: gpu.current,
-        "default_stream": lambda: default,
+        "current_stream": lambda device=None: gpu.current,
+        "default_stream": lambda device=None: default,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr("attnbench.measure.clock.Flush", lambda device: gpu.flush)

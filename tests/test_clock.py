@@ -1,5 +1,6 @@
 """The clocks on a simulated GPU and a scripted host: what is inside the timed window; the flush."""
 
+import inspect
 import itertools
 
 import pytest
@@ -17,6 +18,25 @@ from tests import fakegpu
 def gpu(monkeypatch):
     """A call costs the host 3 us and the device 50, a flush 2 and 40, an event the host 1."""
     return fakegpu.install(monkeypatch)
+
+
+def test_the_simulated_gpu_is_called_as_torch_is(monkeypatch):
+    real = dict(vars(torch.cuda))
+    fakegpu.install(monkeypatch)
+    changed = [name for name, fake in vars(torch.cuda).items() if fake is not real.get(name)]
+    assert len(changed) == 9
+    for name in changed:
+        fake = getattr(torch.cuda, name)
+        pairs = [(fake, real[name])]
+        if isinstance(fake, type):
+            pairs += [
+                (method, getattr(real[name], word))
+                for word, method in vars(fake).items()
+                if inspect.isfunction(method) and word[0] != "_"
+            ]
+        for ours, theirs in pairs:
+            own, known = (list(inspect.signature(x).parameters) for x in (ours, theirs))
+            assert own == [word for word in known if word in own], name
 
 
 def test_a_cold_call_on_the_host_stands_behind_a_flush_that_is_not_timed(monkeypatch):

@@ -204,3 +204,17 @@ def test_memory_that_comes_from_the_driver_is_counted_and_what_comes_from_the_ca
     assert [taken() > 0, taken()] == [True, 0]
     torch.cuda.empty_cache()
     assert taken() > 0
+
+
+@pytest.mark.parametrize("l2", ["cold", "warm"])
+def test_the_launches_of_a_call_are_hidden_from_the_device(l2):
+    x = torch.zeros(1, device="cuda")
+
+    def call() -> None:
+        for _ in range(40):  # more than a flush hides
+            x.add_(1)
+
+    clock = CudaClock(l2)
+    batches = [clock.batch(call, 1) for _ in range(20)]
+    hidden = [batch.hidden_us == batch.enqueue_us for batch in batches]
+    assert sum(hidden) >= 15, batches  # the first ones load what they call
