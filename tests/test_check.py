@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench.measure.probes import profile_call
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.theory.traits import case_label
+from attnbench.worker import reference as module
 from attnbench.worker.inputs import Draw, needle_pairs
-from attnbench.worker.reference import Reference, Size, judge, plain_attention
+from attnbench.worker.reference import (
+    Reference,
+    Size,
+    block_bytes,
+    block_elements,
+    judge,
+    plain_attention,
+)
 from attnbench.worker.workloads import WORKLOADS
 
 ATTENTION = WORKLOADS.get("attention")
@@ -92,6 +101,29 @@ def test_the_reference_gradients_equal_finite_differences(case):
             slope = (ends[0] - ends[1]) / 2e-5
             got = float(values["d" + name].reshape(-1)[index])
             assert slope == pytest.approx(got, abs=2e-8, rel=1e-6)
+
+
+def test_on_a_gpu_blocks_fit_into_half_of_the_free_memory(monkeypatch):
+    """A card of 8 GB would lose the whole case to blocks made for one of 80."""
+    for free, elements in ((None, 1 << 26), (64 << 30, 1 << 26), (3 << 30, 1 << 25), (200, 2)):
+        monkeypatch.setattr(module, "free_bytes", lambda device, free=free: free)
+        assert block_elements(CASES[0], "cuda") == elements
+        assert block_elements(CASES[0], "cpu") == 1 << 21, "which its cache holds"
+
+
+@pytest.mark.parametrize("position", ["none", "t5"])
+def test_what_lives_of_a_block_is_within_what_is_reckoned_with(monkeypatch, position):
+    case = Case(
+        pass_="both", heads=2, seq_len=512, head_dim=4, mask=CAUSAL,
+        position=parse_position(position),
+    )  # fmt: skip
+    tensors, peaks = in_float64(drawn(case)), []
+    for elements in (1 << 16, 1 << 18):
+        monkeypatch.setattr(module, "_BLOCK_ELEMENTS", {"cpu": elements})
+        call = functools.partial(plain_attention, case, tensors, terms=True)
+        peaks.append(profile_call(call, "cpu").peak_bytes)
+    each = (peaks[1] - peaks[0]) / ((1 << 18) - (1 << 16))
+    assert block_bytes(case) / 2 < each <= block_bytes(case)
 
 
 def test_the_reference_does_not_depend_on_its_block_size(monkeypatch):

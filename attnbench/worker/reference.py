@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from attnbench.api import Implementation, Patterned, dense_mask
+from attnbench.machine.facts import free_bytes
 from attnbench.schema.case import Case, Position
 from attnbench.worker.inputs import Tensors
 from attnbench.worker.positions import bias_gradient, bias_scores, rotated, rotated_back
@@ -40,6 +41,9 @@ Core = Callable[..., "PlainResult"]
 # A block of scores in the reference holds about this many float64 elements: 16 MiB on CPU,
 # which its last cache holds; on a GPU 512 MiB: it would wait for the next launch with smaller ones.
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}
+# What lives at once for each element of a block, at most; that again for each key/value head where
+# scores have a bias, which is computed of all heads.
+BLOCK_BYTES = 48
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +155,8 @@ def _plain(
     o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
     biased, at_I, group_N = _bias_places(case, q)
-    for rows, hidden, blind in _blocks(case, q, slice(None), admitted):
+    elements = block_elements(case, q.device.type)
+    for rows, hidden, blind in _blocks(case, q, slice(None), admitted, elements):
         q_rows = q[..., rows, :] * case.softmax_scale
         scores = _product(q_rows, k.mT)
         if biased:
@@ -202,12 +207,13 @@ def _with_terms(
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, 0]), torch.zeros_like(v[:, 0])
     dq_squares, dk_squares, dv_squares = (torch.zeros_like(x, dtype=single) for x in (dq, dk, dv))
     biased, at_I, group_N = _bias_places(case, q)
-    few = max(1, _BLOCK_ELEMENTS[q.device.type] // (q.shape[1] * case.kv_len * case.seq_len))
+    elements = block_elements(case, q.device.type)
+    few = max(1, elements // (q.shape[1] * case.kv_len * case.seq_len))
     for first in range(0, len(q), few):
         some = slice(first, first + few)
         k_PSD, v_PSV = k[some, 0], v[some, 0]
         k_squares = (k_PSD * case.softmax_scale).to(single).square_()
-        for rows, hidden, blind in _blocks(case, q, some, admitted):
+        for rows, hidden, blind in _blocks(case, q, some, admitted, elements):
             at = some, slice(None), rows
             heads = scaled[at].shape[:3]
             q_PMD = scaled[at].flatten(1, 2)
@@ -341,17 +347,28 @@ def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
     return x_BHLD.reshape(case.batch * case.kv_heads, -1, *x_BHLD.shape[2:])
 
 
+def block_elements(case: Case, device: str) -> int:
+    """Elements of a block of scores: on a GPU at most what half of its free memory can hold."""
+    most, free = _BLOCK_ELEMENTS[device], free_bytes(device) if device == "cuda" else None
+    return most if free is None else min(most, free // (2 * block_bytes(case)))
+
+
+def block_bytes(case: Case) -> int:
+    """Bytes that live at once for each element of a block, at most."""
+    return BLOCK_BYTES * (1 + case.kv_heads * (case.position.encoding.kind == "bias"))
+
+
 def _blocks(
-    case: Case, q: torch.Tensor, some: slice, pattern: torch.Tensor | None
+    case: Case, q: torch.Tensor, some: slice, pattern: torch.Tensor | None, elements: int
 ) -> Iterator[tuple[slice, torch.Tensor | None, torch.Tensor | None]]:
     """Rows of queries, the pairs hidden from them, and which of them see no key at all.
 
-    So many that the scores of `some` groups of heads fill a block. What is hidden has a row of axes
-    for each group, (groups, 1, …), where the mask differs between batch items. A pattern, (L, S) or
-    (B·G, H/G, L, S), takes the place of the mask.
+    So many that the scores of `some` groups of heads fill a block of `elements`. What is hidden has
+    a row of axes for each group, (groups, 1, …), where the mask differs between batch items. A
+    pattern, (L, S) or (B·G, H/G, L, S), takes the place of the mask.
     """
     wide = len(range(len(q))[some]) * q.shape[1] * case.kv_len
-    count = max(1, _BLOCK_ELEMENTS[q.device.type] // wide)
+    count = max(1, elements // wide)
     for first in range(0, case.seq_len, count):
         rows = slice(first, min(case.seq_len, first + count))
         if pattern is not None:
