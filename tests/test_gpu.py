@@ -13,7 +13,7 @@ import torch
 from attnbench.measure.clock import CudaClock, Flush, GraphClock
 from attnbench.measure.energy import measure_energy
 from attnbench.measure.gpu import GpuSensor
-from attnbench.measure.probes import profile_call
+from attnbench.measure.probes import call_at_peak, profile_call
 from attnbench.measure.watch import driver_allocations
 from attnbench.worker.diagnosis import walk
 
@@ -149,9 +149,9 @@ def test_memory_on_cuda_is_the_true_peak_whatever_ran_before():
     def call() -> torch.Tensor:
         return (x + x) * x  # two buffers of 4 MiB at once
 
-    first = profile_call(call, "cuda").peak_bytes
+    first = call_at_peak(call)[1]
     torch.empty(1 << 26, device="cuda")  # something large that came and went
-    assert profile_call(call, "cuda").peak_bytes == first == 2 * (4 << 20)
+    assert call_at_peak(call)[1] == first == 2 * (4 << 20)
 
 
 @pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math"])
@@ -167,7 +167,9 @@ def test_a_forced_backend_runs_or_refuses(name):
         pytest.skip(str(impl.reason_against(case)))
     q = torch.randn(1, 4, 512, 64, device="cuda", dtype=torch.bfloat16)
     call = impl.build(case)
-    kernels = " ".join(profile_call(lambda: call(q, q, q), "cuda").kernels).lower()
+    seen = profile_call(lambda: call(q, q, q), "cuda").kernels
+    assert seen is not None, "lost, or none"
+    kernels = " ".join(seen).lower()
     words = {"flash": "flash", "efficient": "fmha", "cudnn": "cudnn", "math": "softmax"}
     assert words[name.removeprefix("sdpa-")] in kernels
 
@@ -221,3 +223,8 @@ def test_the_launches_of_a_call_are_hidden_from_the_device(l2):
     batches = [clock.batch(call, 1) for _ in range(20)]
     hidden = [batch.hidden_us == batch.enqueue_us for batch in batches]
     assert sum(hidden) >= 15, batches  # the first ones load what they call
+
+
+def test_each_of_many_sessions_of_the_profiler_sees_the_one_kernel_of_a_call():
+    x = torch.zeros(1, device="cuda")
+    assert [profile_call(lambda: x.add_(1), "cuda").kernel_count for _ in range(20)] == [1] * 20

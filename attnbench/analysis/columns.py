@@ -261,6 +261,7 @@ _of_record(
     "unsteady", "text", "", "why the error of the time has no bound, by name", notes.unsteady
 )
 metric("kernel_count", "int", "", "kernels or ops of one call (decode: a whole generation)")
+metric("kernel_note", "text", "", "why kernel or kernel_count is not known")
 metric("l2", "text", "", "cold or warm: the last cache before each sample")
 _of_record("interval", "text", "", "what it replicates: within_process, …", times.replicated)
 _of_record("precision", "float", "", "half-width of the interval / time", times.precision)

@@ -7,6 +7,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,13 +17,15 @@ from attnbench.execution.supervision import Death, Key, Supervision
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
 from attnbench.schema.case import Case
-from attnbench.schema.messages import CellMeasured, Check, ItemChecked, Measure
+from attnbench.schema.messages import CellMeasured, CellProfiled, Check, ItemChecked, Measure
 from attnbench.schema.record import Cell, Record
 
 Watch = Callable[[Case | None, str | None, str], None]  # with what a worker is at: its stage last
 E = TypeVar("E")
 
 _START_TIMEOUT_S = 120.0
+# Where a profiler slows whatever its process launches later (`measure.probes.profile_call`).
+_PROFILED_APART = ("cuda",)
 _DEATHS_EACH = 3  # crashes after which a check says no more of an implementation
 _UNREADABLE = (
     "a worker's answer cannot be read: an implementation's file, or its `supports`,"
@@ -46,6 +49,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         self.watch = watch
         self._device = settings.device
         self._idle: Worker | None = None
+        self._kernels: dict[tuple[str, str], dict[str, Any]] = {}  # as profiled, by the cell's key
         self._server: Server | None = None
 
     def start(self) -> None:
@@ -94,13 +98,17 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         for job in jobs:
             keys = [(i, impl) for i, (_, impls) in enumerate(job.cases) for impl in impls]
             cases = [case for case, _ in job.cases]
+            if cases[0].device in _PROFILED_APART:
+                self._profile(cases, keys)
             supervised = Supervision(self, cases, partial(self._measure_request, job))
             for (index, impl), result in supervised.run(keys):
                 if isinstance(result, Death):
                     cell = Cell(case=cases[index], impl=impl)
                     yield Record(cell=cell, status=result.status, reason=result.reason)
                 elif isinstance(result, CellMeasured):
-                    yield result.record
+                    record = result.record
+                    known = self._kernels.get(record.cell.key, {}) if record.status == "ok" else {}
+                    yield replace(record, metrics=record.metrics | known)
             self.close()  # the next job gets a fresh process
 
     def check(self, items: Sequence[messages.CheckItem]) -> Iterator[tuple[int, ItemChecked]]:
@@ -140,6 +148,29 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
 
     def __exit__(self, *_: object) -> None:
         self.renew()
+
+    def _profile(self, cases: list[Case], keys: list[Key]) -> None:
+        """Learn in a process of its own which kernels the cells run, where that is not known.
+
+        What becomes of it costs a cell no more than their names.
+        """
+
+        def request(remaining: list[Key]) -> messages.Profile:
+            asked: dict[int, list[str]] = {}
+            for index, impl in remaining:
+                asked.setdefault(index, []).append(impl)
+            entries = [(cases[index], tuple(impls)) for index, impls in asked.items()]
+            return messages.Profile(tuple(entries), self.settings.seed)
+
+        unknown = [(i, impl) for i, impl in keys if (cases[i].case_id, impl) not in self._kernels]
+        for (index, impl), result in Supervision(self, cases, request).run(unknown):
+            if isinstance(result, Death):
+                known = {"kernel_note": f"not profiled: {result.status}: {result.reason}"}
+            else:
+                assert isinstance(result, CellProfiled)
+                known = result.metrics
+            self._kernels[cases[index].case_id, impl] = known
+        self.close()
 
     def _measure_request(self, job: Job, remaining: list[Key]) -> Measure:
         """What remains of a job, in its groups."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attnbench.execution.process import GARBLED, GarbledError, Worker, ending
 from attnbench.schema.case import Case
-from attnbench.schema.messages import NOBODY, Check, Done, Heartbeat, Measure, Result, Sign
+from attnbench.schema.messages import NOBODY, Check, Done, Heartbeat, Measure, Profile, Result, Sign
 from attnbench.schema.record import Status
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Supervision:
 
     runner: LocalRunner
     cases: list[Case]
-    request: Callable[[list[Key]], Measure | Check]
+    request: Callable[[list[Key]], Measure | Profile | Check]
     deaths_each: int | None = None
     _may_retry: bool = True
     _deaths: Counter[str] = field(default_factory=Counter)

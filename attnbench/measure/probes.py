@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.autograd.profiler import profile  # torch.profiler's would load torch's compilers first
+from torch.autograd.profiler import profile, record_function  # torch.profiler loads compilers
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -36,58 +36,82 @@ _CONVERSION = {"aten::copy_", "aten::_to_copy"}
 
 @dataclass(frozen=True, kw_only=True)
 class Profiled:
-    """What one call did. Bytes are as requested, before the allocator rounds them.
+    """What the profiler saw of one call.
 
-    `peak_bytes` is the highest sum of live allocations above the state before the call;
-    `kept_bytes` is what is still live when the result has been returned. `kernels` are the
-    distinct kernels (CUDA) or innermost ops (CPU) that ran, `kernel_count` how many of them with
-    repetitions; `ops` all distinct ops by name, the composite ones around them too.
+    `peak_bytes` is the highest sum of live allocations above the state before the call, as
+    requested (None on CUDA: `call_at_peak`). `kernels` are the distinct kernels (CUDA) or innermost
+    ops (CPU) that ran, `kernel_count` how many of them with repetitions; where the profiler lost
+    some of the kernels both are None. `ops` are all distinct ops by name, the composite ones around
+    them too.
     """
 
     result: Any
-    peak_bytes: int
-    kept_bytes: int
-    kernels: tuple[str, ...]
-    kernel_count: int
+    peak_bytes: int | None
+    kernels: tuple[str, ...] | None
+    kernel_count: int | None
     ops: tuple[str, ...]
 
 
-def profile_call(call: Callable[[], Any], device: str) -> Profiled:
-    """Run `call` once under the profiler and report its memory and its kernels.
+# CUPTI from CUDA 12.6 Update 2 to before 13.1 spoils the times of the first kernels of all but the
+# first session in a process, more of them in each, and kineto drops those (pytorch #192021).
+_KERNELS_AHEAD = 512
+_CALL = "attnbench: the call"
 
-    On CPU the profiler's memory events cover every allocation torch makes, those inside an op
-    too; on CUDA the caching allocator's own statistics give the bytes.
+
+def profile_call(call: Callable[[], Any], device: str) -> Profiled:
+    """Run `call` once under the profiler and report its kernels; on CPU its memory, too.
+
+    On CPU the profiler's memory events cover every allocation torch makes, those inside an op too.
+    On CUDA nothing should be timed in this process any more: the profiler's library stays attached
+    to it, and slows every launch (pytorch #144455).
     """
-    if device == "cuda":
-        make_matmul_workspaces()
-    with collector_off():
-        if device == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = _cuda_requested("current")
-        on_cpu = device == "cpu"
-        use_device = None if on_cpu else device
-        with profile(use_kineto=True, use_device=use_device, profile_memory=on_cpu) as session:
-            result = call()
-            if device == "cuda":
-                torch.cuda.synchronize()
-        if device == "cuda":
-            peak, kept = _cuda_requested("peak") - before, _cuda_requested("current") - before
+    if device != "cpu":
+        return _profile_on_gpu(call, device)
+    with collector_off(), profile(use_kineto=True, profile_memory=True) as session:
+        result = call()
     tree = _tree(session)
-    if device == "cuda":
-        kernels = _cuda_kernels(session)
-    else:
-        peak, kept = _cpu_bytes(tree)
-        own = _ops_with_a_cpu_kernel()
-        kernels = [name for root in tree for name in _cpu_kernels(root, own)]
+    own = _ops_with_a_cpu_kernel()
+    kernels = [name for root in tree for name in _cpu_kernels(root, own)]
     return Profiled(
         result=result,
-        peak_bytes=peak,
-        kept_bytes=kept,
+        peak_bytes=_cpu_bytes(tree)[0],
         kernels=tuple(dict.fromkeys(kernels)),
         kernel_count=len(kernels),
-        ops=tuple(sorted({event.name for event in _walk(tree) if _is_op(event)})),
+        ops=_ops(tree),
     )
+
+
+def _profile_on_gpu(call: Callable[[], Any], device: str) -> Profiled:
+    with collector_off(), profile(use_kineto=True, use_device=device) as session:
+        for _ in range(_KERNELS_AHEAD):
+            torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        with record_function(_CALL):
+            result = call()
+            torch.cuda.synchronize()
+    kernels = _cuda_kernels(session.kineto_results.events())  # type: ignore[union-attr]
+    return Profiled(
+        result=result,
+        peak_bytes=None,
+        kernels=None if kernels is None else tuple(dict.fromkeys(kernels)),
+        kernel_count=None if kernels is None else len(kernels),
+        ops=_ops(_tree(session)),
+    )
+
+
+def call_at_peak(call: Callable[[], Any]) -> tuple[Any, int]:
+    """Run `call` once on CUDA; return its result, and how many bytes it had allocated at once.
+
+    As requested, before the caching allocator rounds them: its own statistics say so.
+    """
+    make_matmul_workspaces()
+    with collector_off():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = _cuda_requested("current")
+        result = call()
+        torch.cuda.synchronize()
+        return result, _cuda_requested("peak") - before
 
 
 def call_kept(call: Callable[[], Any], device: str) -> tuple[Any, int]:
@@ -135,15 +159,37 @@ def _cuda_requested(which: str) -> int:
     return int(torch.cuda.memory_stats().get(f"requested_bytes.all.{which}", 0))
 
 
-def _cuda_kernels(session: profile) -> list[str]:
+# As kineto calls what starts kernels (CuptiActivity.cpp, CuptiCbidRegistry.cpp).
+_LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaGraphLaunch",
+             "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuGraphLaunch")  # fmt: skip
+
+
+def _cuda_kernels(events: list[Any]) -> list[str] | None:
+    """The kernels of the marked call, in the order of their launches; None if one lacks any.
+
+    A kernel has the correlation id of its launch; the time that the device gives it may be wrong.
+    """
     cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
-    events = session.kineto_results.events()  # type: ignore[union-attr]
-    ran = sorted(
-        (e.start_ns(), e.name())
-        for e in events
-        if e.device_type() == cuda and not e.is_user_annotation()
-    )
-    return [name for _, name in ran if not name.startswith(("Memset", "Memcpy", "Context Sync"))]
+    on_host = [event for event in events if event.device_type() != cuda]
+    [marked] = [event for event in on_host if event.name() == _CALL]
+    launched = {
+        event.correlation_id(): event.start_ns()
+        for event in on_host
+        if event.name().startswith(_LAUNCHES)
+        and marked.start_ns() <= event.start_ns() <= marked.end_ns()
+    }
+    ran = [
+        event
+        for event in events
+        if event.device_type() == cuda
+        and not event.is_user_annotation()  # whose ids are torch's own
+        and event.correlation_id() in launched
+    ]
+    if not launched or launched.keys() != {event.correlation_id() for event in ran}:
+        return None
+    ran.sort(key=lambda event: (launched[event.correlation_id()], event.start_ns()))
+    names = [event.name() for event in ran]
+    return [name for name in names if not name.startswith(("Memset", "Memcpy"))]  # of a graph
 
 
 def _tree(session: profile) -> list[Any]:
@@ -180,6 +226,10 @@ def _cpu_bytes(tree: list[Any]) -> tuple[int, int]:
         else:
             live -= sizes.pop(address, 0)
     return peak, live
+
+
+def _ops(tree: list[Any]) -> tuple[str, ...]:
+    return tuple(sorted({event.name for event in _walk(tree) if _is_op(event)}))
 
 
 def _is_op(event: Any) -> bool:

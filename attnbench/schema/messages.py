@@ -115,6 +115,13 @@ class Measure(_Message, frozen=True, kw_only=True):
     energy: bool = False
 
 
+class Profile(_Message, frozen=True):
+    """Ask which kernels each cell of these cases runs, in a process that times nothing."""
+
+    cases: tuple[tuple[Case, tuple[str, ...]], ...]
+    seed: int
+
+
 class CheckItem(msgspec.Struct, frozen=True):
     """One check of the battery; `draw` says how inputs are drawn where not as usual."""
 
@@ -130,7 +137,7 @@ class Check(_Message, frozen=True):
     seed: int
 
 
-Request = Describe | AskReasons | MeasureCeilings | Diagnose | Measure | Check
+Request = Describe | AskReasons | MeasureCeilings | Diagnose | Measure | Profile | Check
 
 
 class Ready(_Message, frozen=True):
@@ -177,6 +184,19 @@ class CellMeasured(_Message, frozen=True):
         return self.index, self.record.cell.impl
 
 
+class CellProfiled(_Message, frozen=True):
+    """The kernels of a cell of the case of this index in the request are known, or why not."""
+
+    index: int
+    impl: str
+    metrics: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Index and implementation."""
+        return self.index, self.impl
+
+
 class ItemChecked(_Message, frozen=True):
     """An item of this index in the request is checked."""
 
@@ -196,7 +216,7 @@ class Done(_Message, frozen=True):
     """The request is served."""
 
 
-Result = CellMeasured | ItemChecked
+Result = CellMeasured | CellProfiled | ItemChecked
 Event = Ready | Failed | Testing | Catalogue | Reasons | Facts | Result | Done
 
 

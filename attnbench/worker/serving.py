@@ -34,6 +34,7 @@ from attnbench.schema.messages import (
     NOBODY,
     AskReasons,
     CellMeasured,
+    CellProfiled,
     Check,
     Describe,
     Diagnose,
@@ -45,6 +46,7 @@ from attnbench.schema.messages import (
     ItemChecked,
     Measure,
     MeasureCeilings,
+    Profile,
     Ready,
     Reasons,
     Request,
@@ -56,6 +58,7 @@ from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import Entry, Reporter, check_item
 from attnbench.worker.diagnosis import diagnose
 from attnbench.worker.measuring import Instruments, measure_group
+from attnbench.worker.profiling import profile_cell
 from attnbench.worker.trial import classify, device_is_lost
 
 Emit = Callable[[Event], None]
@@ -139,6 +142,13 @@ def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
             emit(Facts(diagnose(device, lambda test: emit(Testing(test)))))
         case Measure():
             _measure(request, heartbeat, emit)
+        case Profile(cases, seed):
+            for index, (case, impls) in enumerate(cases):
+                for number, impl in enumerate(impls):
+                    at = partial(heartbeat.write, index, number)
+                    status, metrics = profile_cell(case, impl, seed, at)
+                    emit(CellProfiled(index, impl, metrics))
+                    _end_if_lost(status)
         case Check(items, seed):
             for index, item in enumerate(items):
                 at = partial(heartbeat.write, index, 0)

@@ -16,7 +16,14 @@ from attnbench.api import Estimate, Implementation, building_mask
 from attnbench.base.parameters import shown
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure.clock import CaptureError
-from attnbench.measure.probes import call_kept, count_flops, profile_call, watch_saved
+from attnbench.measure.probes import (
+    Profiled,
+    call_at_peak,
+    call_kept,
+    count_flops,
+    profile_call,
+    watch_saved,
+)
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
@@ -143,10 +150,8 @@ class Trial:
             self.bound = bind()
             return
         building_mask.reset()
-        profiled = profile_call(bind, self.case.device)
-        self.bound = profiled.result
+        self.bound, self.metrics["memory_prepared_bytes"] = call_kept(bind, self.case.device)
         self.metrics["mask_build_us"] = building_mask.spent_us
-        self.metrics["memory_prepared_bytes"] = profiled.kept_bytes
 
     def check(self, reference: Reference, *, first: bool) -> None:
         """Compare the timed callable's result with the reference.
@@ -267,18 +272,28 @@ class Trial:
     def probe(self) -> None:
         """What one call does, outside the timed samples: predicted from sizes, then observed.
 
-        Two calls: one counts FLOPs and what is saved for the backward pass, one is profiled.
+        Two calls: one counts FLOPs and what is saved for the backward pass, the other shows its
+        memory and, on CPU, its kernels; on CUDA `profile` does, in another process.
         """
         assert self.bound is not None
         self.metrics |= self.costs()
         self.metrics |= self._dispatched(self.bound)
         self.metrics["flops_note"] = self._flops_note()
+        if self.case.device == "cuda":
+            self.metrics |= self._memory(*call_at_peak(self.bound.call))
+            return
         profiled = profile_call(self.bound.call, self.case.device)
-        self.metrics |= self._memory(profiled.peak_bytes, profiled.result)
-        first = sorted(profiled.kernels, key=lambda name: "attention" not in name)
-        self.metrics["kernel"] = "; ".join(first[:8]) or None
-        self.metrics["kernel_count"] = profiled.kernel_count
-        self.metrics["sdpa_backend"] = sdpa_backend(profiled.ops)
+        assert profiled.peak_bytes is not None
+        self.metrics |= self._memory(profiled.result, profiled.peak_bytes) | kernels_of(profiled)
+
+    def profile(self) -> None:
+        """Name the kernels of a second call, where nothing is timed: the first may compile."""
+        assert self.bound is not None
+        begin = time.perf_counter()
+        self.bound.call()
+        if self.impl.compiles:
+            self.metrics["compile_s"] += time.perf_counter() - begin
+        self.metrics |= kernels_of(profile_call(self.bound.call, self.case.device))
 
     def _dispatched(self, bound: Bound) -> dict[str, Any]:
         """What a dispatch mode sees, from what is prepared to the end of one call.
@@ -304,7 +319,7 @@ class Trial:
             "memory_saved_bytes": saved_bytes,
         }
 
-    def _memory(self, peak_bytes: int, result: Any) -> dict[str, Any]:
+    def _memory(self, result: Any, peak_bytes: int) -> dict[str, Any]:
         inputs = sum(x.nbytes for x in self.tensors.values())
         outputs = sum(x.nbytes for x in leaves(result))
         workspace = max(0, peak_bytes - outputs)
@@ -348,6 +363,22 @@ class Trial:
         elif useful and executed is None and counted != useful:
             add(counted, seen, useful, "useful", "what it executes is not declared")
         return "; ".join(notes) or None
+
+
+def kernels_of(profiled: Profiled) -> dict[str, Any]:
+    """What ran, as columns: of the names at most eight, attention first, and how many there were.
+
+    Where the profiler lost some, which is not to be mended, there is a note instead.
+    """
+    found = {
+        "kernel": None,
+        "kernel_count": profiled.kernel_count,
+        "sdpa_backend": sdpa_backend(profiled.ops),
+    }
+    if profiled.kernels is None:
+        return found | {"kernel_note": "the profiler lost kernels of the call, or saw none"}
+    first = sorted(profiled.kernels, key=lambda name: "attention" not in name)
+    return found | {"kernel": "; ".join(first[:8]) or None}
 
 
 def sdpa_backend(ops: Iterable[str]) -> str | None:
