@@ -116,23 +116,6 @@ def test_energy_of_a_call_is_more_than_idle_power_times_its_time():
     assert energy.energy_j * next(calls) > energy.idle_power_w * (wall_s - 2)  # at rest for 1.5 s
 
 
-@pytest.mark.parametrize("l2", ["warm", "cold"])
-def test_kernels_that_are_shorter_than_their_launches_are_timed_without_these(l2):
-    x = torch.zeros(1, device="cuda")
-
-    def call() -> None:
-        for _ in range(20):
-            x.add_(1)
-
-    clock = CudaClock(l2)
-    clock.batch(call, 5)
-    batch = clock.batch(call, 5)
-    assert batch.enqueue_us is not None
-    assert batch.hidden_us is not None
-    assert batch.hidden_us >= 0.9 * batch.enqueue_us
-    assert batch.time_us < batch.enqueue_us
-
-
 def test_the_flush_is_larger_than_the_l2_and_allocates_nothing():
     flush = Flush("cuda")
     assert flush.nbytes >= 1.5 * torch.cuda.get_device_properties(0).L2_cache_size
@@ -223,6 +206,7 @@ def test_the_launches_of_a_call_are_hidden_from_the_device(l2):
     batches = [clock.batch(call, 1) for _ in range(20)]
     hidden = [batch.hidden_us == batch.enqueue_us for batch in batches]
     assert sum(hidden) >= 15, batches  # the first ones load what they call
+    assert all(batch.time_us < (batch.enqueue_us or 0.0) for batch in batches[5:]), batches
 
 
 def test_each_of_many_sessions_of_the_profiler_sees_the_one_kernel_of_a_call():
