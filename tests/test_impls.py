@@ -419,3 +419,27 @@ def wrong(q, k, v, *, causal, scale):
     assert [line.split()[:2] for line in lines] == [["chunked", "right"], ["wrong", "incorrect:"]]
     assert lines[0].endswith("s, 1 thread")
     assert ended.returncode == 1, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("triton", "cc", "installed", "reason"),
+    [
+        (True, None, "gcc", None),
+        (True, None, "clang", None),
+        (True, "/opt/cc", "/opt/cc", None),
+        (True, "/opt/cc", "gcc", "there is no /opt/cc"),
+        (True, None, "cc", "there is no gcc or clang"),
+        (False, None, "gcc", "needs Triton"),
+    ],
+)
+def test_on_cuda_nothing_compiles_without_triton_and_a_c_compiler(
+    triton, cc, installed, reason, monkeypatch
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: triton)
+    monkeypatch.setattr("shutil.which", lambda name: name if name == installed else None)
+    monkeypatch.setenv("CC", cc) if cc else monkeypatch.delenv("CC", raising=False)
+    case = Case(device="cuda", dtype="bfloat16")
+    for name in ("naive-compiled", "flex", "bigbird-flex"):
+        found = IMPLEMENTATIONS.get(name).reason_against(case)
+        assert found is reason is None or reason in str(found)

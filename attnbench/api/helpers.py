@@ -270,10 +270,25 @@ def compile_alone(
 def reason_against_compiling(case: Case) -> str | None:
     """Why inductor cannot build kernels for the case's device here, or None."""
     if case.device == "cuda":
-        return None if torch.cuda.is_available() else "torch sees no CUDA device"
+        return _reason_against_triton()
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         return f"torch.compile needs a C++ compiler on CPU, and there is no {compiler}"
+    return None
+
+
+def _reason_against_triton() -> str | None:
+    """Why Triton cannot build kernels here, which compiles a launcher in C for each, or None."""
+    from torch.utils._triton import has_triton
+
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if not has_triton():
+        return "torch.compile needs Triton on CUDA, and a GPU of capability 7.0 at least"
+    # Where Triton looks (its runtime/build.py).
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    if not any(map(shutil.which, compilers)):
+        return f"torch.compile needs a C compiler on CUDA, and there is no {' or '.join(compilers)}"
     return None
 
 
