@@ -26,7 +26,10 @@ def workspace(case: Case) -> int | None:
 
 @recurrent_builder("gru", time="n d^2", memory="O(n d + d^2)", flops=flops, workspace=workspace)
 def build_gru(case: Case) -> AttentionCall:
-    """torch.gru: cuDNN on a GPU, a loop on a CPU."""
+    """torch.gru: cuDNN on a GPU, a loop on a CPU.
+
+    In bfloat16 it is a loop on a GPU, too, before torch 2.10 and cuDNN 9.13 (pytorch PR #164411).
+    """
     training = case.needs_grad  # without it cuDNN keeps nothing that a backward could start from
 
     def gru(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, /) -> torch.Tensor:

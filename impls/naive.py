@@ -18,9 +18,21 @@ from attnbench.api import (
     run_file,
 )
 
-# Score matrices of the case's dtype that are alive at the worst moment, in half precision and else.
-# Softmax works in float32 at least; what it needs to differentiate stays.
-MATRICES = {"forward": (5, 2), "backward": (4, 2), "both": (6, 3)}
+# Score matrices of the case's dtype that are alive at the worst moment. Softmax works in float32 at
+# least; what it needs to differentiate stays. On CUDA it reads float16, and that alone, without a
+# wide copy, and writes its gradient so (`half_to_float` in aten's SoftMax.cpp).
+MATRICES = {
+    "wide": {"forward": 2, "backward": 2, "both": 3},
+    "half": {"forward": 5, "backward": 4, "both": 6},
+    "half read as it is": {"forward": 4, "backward": 3, "both": 5},
+}
+
+
+def matrices(case: Case) -> int:
+    """How many of them."""
+    fused = (case.device, case.dtype) == ("cuda", "float16")
+    kind = "wide" if case.element_bytes >= 4 else "half read as it is" if fused else "half"
+    return MATRICES[kind][case.pass_]
 
 
 def flops(case: Case) -> int:
@@ -34,10 +46,10 @@ def workspace(case: Case) -> int:
     row = case.batch * case.heads * case.element_bytes
     scores = row * case.seq_len * case.kv_len
     if case.position.name == "shaw":  # its bias is another one, in float32 at least
-        return Estimate((MATRICES[case.pass_][case.element_bytes >= 4] + 1) * scores)
+        return Estimate((matrices(case) + 1) * scores)
     if case.pass_ == "forward" and case.element_bytes >= 4:
         return scores + max(scores, row * case.seq_len * (case.head_dim - case.value_dim))
-    return Estimate(MATRICES[case.pass_][case.element_bytes >= 4] * scores)
+    return Estimate(matrices(case) * scores)
 
 
 def workspace_by_head(case: Case) -> int:
@@ -46,10 +58,10 @@ def workspace_by_head(case: Case) -> int:
     scores, o = row * case.kv_len, row * case.value_dim
     if case.pass_ == "forward" and case.element_bytes >= 4:
         return max(case.heads * o, scores + max(scores, row * case.head_dim - o))
-    matrices = MATRICES[case.pass_][case.element_bytes >= 4]
+    count = matrices(case)
     if case.pass_ == "both":  # the weights of all heads stay until the backward pass
-        matrices += (case.heads - 1) * (1 if case.element_bytes >= 4 else 3)
-    return Estimate(matrices * scores)
+        count += (case.heads - 1) * (1 if case.element_bytes >= 4 else 3)
+    return Estimate(count * scores)
 
 
 def attend_with(case: Case, sharing: int = 1) -> AttentionCall:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import sys
@@ -348,6 +349,38 @@ def test_other_workspaces_are_estimates_of_the_right_size(row):
     ratio = metrics["memory_workspace_bytes"] / metrics["memory_predicted_bytes"]
     assert 0.4 < ratio < 2.5
     assert metrics["memory_predicted_miss"] == pytest.approx(ratio - 1)
+
+
+class SoftmaxOfHalf(torch.autograd.Function):
+    """As CUDA's of float16: read as it is, written in float32, its gradient in float16 again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x, dtype=torch.float32)
+        for some, into in zip(x.flatten(0, -2).split(8), y.flatten(0, -2).split(8), strict=True):
+            into.copy_(some.softmax(-1, dtype=torch.float32))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        y, dx = ctx.saved_tensors[0], torch.empty_like(dy, dtype=torch.float16)
+        parts = (x.flatten(0, -2).split(8) for x in (dy, y, dx))
+        for dy_part, y_part, into in zip(*parts, strict=True):
+            into.copy_(y_part * (dy_part - (dy_part * y_part).sum(-1, keepdim=True)))
+        return dx
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_naive_in_float16_on_cuda_is_expected_to_make_no_wide_copy_of_its_scores(
+    pass_, monkeypatch
+):
+    case = case_of(dtype="float16", pass_=pass_, batch=1, seq_len=512)
+    workspace = IMPLEMENTATIONS.get("naive").workspace
+    monkeypatch.setattr("torch.softmax", lambda x, dim, dtype: SoftmaxOfHalf.apply(x))
+    measured = probed(case, "naive")["memory_workspace_bytes"]
+    assert workspace is not None
+    assert measured == pytest.approx(workspace(dataclasses.replace(case, device="cuda")), rel=0.05)
 
 
 @pytest.mark.parametrize(("kv_heads", "blocks"), [(16, 256), (4, 512)])

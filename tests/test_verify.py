@@ -14,6 +14,7 @@ from attnbench.analysis.scaling.results import Scaling
 from attnbench.errors import ExitCode
 from attnbench.execution.session import PRESET_ON
 from attnbench.execution.store import Run, load_info, load_run
+from attnbench.planning.plan import expand
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.finding import Finding, Verdict, exit_code
 from tests import synthetic
@@ -125,6 +126,26 @@ def test_a_preset_for_verdicts_spans_three_octaves_beyond_the_floor(name: str) -
     for lengths in by_workload.values():
         above = sorted(lengths)[1:]
         assert above[-1] >= 8 * above[0]
+
+
+def test_the_gru_on_a_gpu_is_one_that_cudnn_takes_beside_layers_of_its_width_and_dtype() -> None:
+    cases = [
+        case
+        for axes in PRESETS.get(PRESET_ON["cuda"]).sweeps
+        if {"sdpa", "gru"} & {*(axes.impls or ())}
+        for case in expand(axes, "cuda")
+    ]
+    keys = {
+        workload: {
+            (case.model_width, case.dtype, case.pass_)
+            for case in cases
+            if case.workload == workload and case.seq_len in (512, 2048)
+        }
+        for workload in ("layer", "recurrent")
+    }
+    assert {dtype for _, dtype, _ in keys["recurrent"]} == {"float16"}
+    assert len(keys["recurrent"]) == 2
+    assert keys["recurrent"] <= keys["layer"]
 
 
 # Until decided.
