@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -233,7 +234,7 @@ def test_samples_are_taken_for_longer_where_their_ratios_scatter_and_only_so_lon
 ):
     clock, bench = itertools.count(), a_bench(tmp_path)
     monkeypatch.setattr("attnbench.gate.run.rounds.time.perf_counter", lambda: next(clock))
-    bench.each_us[0] = 1000.0
+    bench.each_us[0] = 1000.0, 1000.0
 
     def visits(noise: float, longer_s: float) -> int:
         answers: Any = Answers(ns=1_000_000)
@@ -244,6 +245,25 @@ def test_samples_are_taken_for_longer_where_their_ratios_scatter_and_only_so_lon
     planned = visits(0.0, 100.0)
     assert visits(0.02, 100.0) == visits(1.0, 0.0) == planned == rounds.MOST_VISITS
     assert planned < visits(1.0, 10.0) < planned + 10 < visits(1.0, 100.0)
+
+
+@pytest.mark.parametrize(("device", "visits"), [("cpu", 15), ("cuda", 3)])
+def test_the_flushes_of_cold_calls_are_part_of_what_a_cell_may_take(
+    tmp_path, monkeypatch, device, visits
+):
+    """A call of 10 µs that stands behind one of 140 µs, on a GPU alone."""
+    now, bench = [0.0], replace(a_bench(tmp_path), settings=Settings(device=device))
+    answers: Any = Answers(ns=10_000)
+    ask = answers.ask
+
+    def slow_ask(variant, request, kind, within_s=0.0):
+        now[0] += 150e-6 * request.batches * request.calls
+        return ask(variant, request, kind)
+
+    answers.ask = slow_ask
+    monkeypatch.setattr("attnbench.gate.run.rounds.time.perf_counter", lambda: now[0])
+    samples, *_ = rounds._visit(bench, answers, PLAN, 0)
+    assert {len(taken) for taken in samples.values()} == {2 * visits}
 
 
 def test_what_fails_in_both_is_the_bases_and_files_that_change_are_noticed(tmp_path):

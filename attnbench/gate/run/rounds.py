@@ -64,8 +64,8 @@ class Bench:
     """All that rounds share. `injected` slows the candidate in some cells: for validation alone.
 
     `references` is the folder of the float64 results; `each_us` remembers how long a call takes,
-    so that every round plans the same batches; `digests` what the files of each version held when
-    they were first loaded.
+    and with all that goes with it, so that every round plans the same batches; `digests` what the
+    files of each version held when they were first loaded.
     """
 
     base: Version
@@ -77,7 +77,7 @@ class Bench:
     cpus: tuple[int, ...] | None
     rng: random.Random
     injected: Mapping[int, float] = field(default_factory=dict)
-    each_us: dict[int, float] = field(default_factory=dict)
+    each_us: dict[int, tuple[float, float]] = field(default_factory=dict)
     digests: dict[VersionName, dict[str, str]] = field(default_factory=dict)
 
 
@@ -187,9 +187,9 @@ def _visit(
     if cell in bench.injected:
         slowdown["candidate"] = bench.injected[cell]
     if cell not in bench.each_us:
-        bench.each_us[cell] = _estimate_us(processes, cell)
-    each_us = bench.each_us[cell]
-    calls, visits = _amounts(each_us)
+        bench.each_us[cell] = _estimate_us(processes, cell, bench.settings.device)
+    each_us, wall_us = bench.each_us[cell]
+    calls, visits = _amounts(each_us, wall_us)
     patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * BATCHES)
     samples: dict[Variant, list[Sample]] = {variant: [] for variant in variants}
     used: dict[Variant, list[Sample]] = {}
@@ -238,22 +238,29 @@ def _scatter(
     return max(errors)
 
 
-def _estimate_us(processes: RoundProcesses, cell: int) -> float:
-    """How long a call of the base takes: of one, or of as many as fill a batch."""
+def _estimate_us(processes: RoundProcesses, cell: int, device: str) -> tuple[float, float]:
+    """How long a call of the base takes: of one, or of as many as fill a batch.
 
-    def fastest_us(calls: int, batches: int) -> float:
-        request = protocol.TakeSample(cell, calls, batches)
+    And with all that goes with it: on a GPU a flush and its launch may last ten times as long.
+    """
+
+    def fastest_us(calls: int, batches: int) -> tuple[float, float]:
+        request, begin = protocol.TakeSample(cell, calls, batches), time.perf_counter()
         taken = processes.ask("base", request, protocol.SampleTaken)
-        return max(min(*taken.ns, *taken.cpu_ns) / 1000, 0.01)
+        wall_us = (time.perf_counter() - begin) * 1e6 / (batches * calls)
+        each_us = max(min(*taken.ns, *taken.cpu_ns) / 1000, 0.01)
+        return each_us, max(each_us, wall_us) if device == "cuda" else each_us
 
-    once_us = fastest_us(1, 2)
-    return once_us if once_us >= BATCH_US else fastest_us(math.ceil(BATCH_US / once_us), 2)
+    once_us, wall_us = fastest_us(1, 2)
+    if once_us >= BATCH_US:
+        return once_us, wall_us
+    return fastest_us(math.ceil(BATCH_US / once_us), 2)
 
 
-def _amounts(each_us: float) -> tuple[int, int]:
+def _amounts(each_us: float, wall_us: float) -> tuple[int, int]:
     """Calls a batch, and visits, for a call of this length: by its length alone."""
     calls = max(1, math.ceil(BATCH_US / each_us))
-    visits = VARIANT_US / (2 * BATCHES * calls * each_us)
+    visits = VARIANT_US / (2 * BATCHES * calls * wall_us)
     return calls, int(max(1, min(visits, MOST_VISITS), min(LONGER * visits, LEAST_VISITS)))
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from itertools import cycle, repeat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import psutil
 import torch
@@ -21,28 +19,29 @@ from attnbench.api import Implementation, implementation
 from attnbench.api.loader import is_installed, load_side, refuse_other_version
 from attnbench.base.files import digest
 from attnbench.base.jsontext import decode, encode
-from attnbench.base.stats import median
 from attnbench.errors import UsageError
 from attnbench.gate import protocol
+from attnbench.gate.server.slowdown import (
+    Call,
+    cpu_ns,
+    slowed_batch_us,
+    slowed_by_sleep,
+    waits,
+)
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import adopt, beyond_repair, pin, remember, restore_clocks, settle
-from attnbench.measure.clock import Clock, clock_for, now_ns
+from attnbench.measure.clock import clock_for
 from attnbench.measure.gpu import GpuSensor, must_discard
 from attnbench.measure.watch import collector_off
 from attnbench.schema.record import Cell
 from attnbench.worker.inputs import Draw, Tensors
 from attnbench.worker.reference import Reference, Size, judge
-from attnbench.worker.trial import IncorrectError, classify, restore_settings
+from attnbench.worker.trial import IncorrectError, classify, device_is_lost, restore_settings
 from attnbench.worker.workloads import WORKLOADS, Bound
 
-Call = Callable[[], Any]
-# Bound here, as `now_ns` is: before any implementation is loaded. Of all threads of the process.
-cpu_ns = time.process_time_ns
-_THIS_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # which Linux alone has
 _WARM_CALLS, _WARM_S = 3, 0.02
 _VERIFY_DRAWS = 5
-# A GPU's sleep is calibrated by batches of so many, of about a tenth of a millisecond.
-_TRIALS, _SLEEPS, _SLEEP_CYCLES = 5, 100, 200_000
+_HIDING_CYCLES = 2_000_000  # a millisecond, in which the host can issue a call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +124,7 @@ class VariantProcess:
                 self._prepare(number, cell)
             except Exception as err:
                 failures[number] = protocol.CellFailed(*classify(err, "build and check"))
-            if beyond_repair():
+            if beyond_repair() or device_is_lost():
                 break  # the cells after it are not to blame, and the round is broken off
         return failures
 
@@ -141,9 +140,13 @@ class VariantProcess:
             bound = workload.bind(cell.case, impl, tensors)
         with torch.set_grad_enabled(bound.grad):
             _judge(cell, bound, reference)
+            # Three processes share a GPU: what the reference worked in is for the others.
+            torch.cuda.empty_cache()
             begin, calls = time.perf_counter(), 0
             while calls < _WARM_CALLS and (calls == 0 or time.perf_counter() - begin < _WARM_S):
                 bound.call()
+                if self._config.device == "cuda":
+                    torch.cuda.synchronize()  # nothing of it may run while another is timed
                 calls += 1
         restore_settings()
         self._warm[number] = _Warm(cell=cell, bound=bound, tensors=tensors)
@@ -159,12 +162,15 @@ class VariantProcess:
         if impl.definition is not None:
             return workload.truth(cell.case, tensors, impl)
         file = Path(self._config.references) / f"{cell.case.case_id}-{seed}.pt"
-        if not file.exists():
-            truth = workload.truth(cell.case, tensors)
-            allowed = {name: (size.max, size.rms) for name, size in truth.allowed.items()}
-            own = file.with_suffix(f".{os.getpid()}")
-            torch.save({"values": truth.values, "allowed": allowed}, own)
-            own.replace(file)
+        with file.with_suffix(".lock").open("w") as lock:
+            with contextlib.suppress(OSError):  # a file system without such locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists():
+                truth = workload.truth(cell.case, tensors)
+                allowed = {name: (size.max, size.rms) for name, size in truth.allowed.items()}
+                own = file.with_suffix(f".{os.getpid()}")
+                torch.save({"values": truth.values, "allowed": allowed}, own)
+                own.replace(file)
         kept = torch.load(file, map_location=cell.case.device, weights_only=True)
         sizes = {name: Size(max=high, rms=rms) for name, (high, rms) in kept["allowed"].items()}
         return Reference(values=kept["values"], allowed=sizes)
@@ -192,14 +198,27 @@ class VariantProcess:
         impl = implementation(warm.cell.impl)
         reference = self._reference(warm.cell, impl, warm.tensors, seed)
         with torch.set_grad_enabled(warm.bound.grad):
-            changed_us = self._clock.batch(warm.bound.call, 1).time_us
+            changed_us = self._first_us(warm.bound.call)
             _judge(warm.cell, warm.bound, reference, " (after the timing, once its inputs changed)")
             for more in range(1, _VERIFY_DRAWS):
                 if changed_us <= request.remembered * request.fastest_us:
                     break
                 self._overwrite(warm, seed + more)
-                changed_us = min(changed_us, self._clock.batch(warm.bound.call, 1).time_us)
+                changed_us = min(changed_us, self._first_us(warm.bound.call))
         return protocol.CellVerified(changed_us / request.fastest_us)
+
+    def _first_us(self, call: Call) -> float:
+        """The time of the next call, in µs: a GPU's clocks make one before those that they time."""
+        if self._config.device == "cpu":
+            return self._clock.batch(call, 1).time_us
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(_HIDING_CYCLES)  # type: ignore[no-untyped-call]
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        ms: float = begin.elapsed_time(end)
+        return 1000 * ms
 
     def _overwrite(self, warm: _Warm, seed: int) -> None:
         """Fill the inputs with other numbers, where they are, and redo what was prepared."""
@@ -219,9 +238,9 @@ class VariantProcess:
             self._warm[request.cell].bound.call()
         taken, used = [], []
         for _ in range(request.batches):
-            waits, begin = _waits(), cpu_ns()
+            before, begin = waits(), cpu_ns()
             time_us = batch_us()
-            used_ns, waited = cpu_ns() - begin, _waits() > waits
+            used_ns, waited = cpu_ns() - begin, waits() > before
             taken.append(round(1000 * time_us))
             used.append(taken[-1] if waited else round(used_ns / request.calls))
         counted = self._config.device == "cpu" and self._config.threads == 1
@@ -246,75 +265,6 @@ def _judge(cell: Cell, bound: Bound, reference: Reference, when: str = "") -> No
     verdict = judge(bound.named(result), reference, cell.case.dtype)
     if verdict.reason:
         raise IncorrectError(verdict.reason + when)
-
-
-def _waits() -> int:
-    """How often this thread has given its CPU up by itself: to sleep, or to wait for another."""
-    return resource.getrusage(_THIS_THREAD).ru_nvcsw
-
-
-def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float:
-    """Microseconds a call takes, on the mean of a batch of `calls` that is slowed by `share`.
-
-    On CPU: the calls, then idle turning for that share of what they have just taken, timed as one:
-    of their CPU time, unless several threads computed or one waited, since other work may have
-    taken any part of the rest. The ratio is exact whatever the noise, and the wrapper costs once a
-    batch: around each call it made 0.5 % of a call of 240 µs.
-    """
-    together = 1 if clock.l2 == "cold" else calls  # cold calls are timed one by one
-
-    def batch() -> None:
-        waits, clocks = _waits(), (now_ns, cpu_ns)
-        begins = [read_ns() for read_ns in clocks]
-        for _ in repeat(None, together):
-            call()
-        alone = torch.get_num_threads() == 1 and _waits() == waits
-        read_ns, begin = clocks[alone], begins[alone]
-        end = read_ns()
-        until = end + int((end - begin) * share)
-        while read_ns() < until:
-            pass
-
-    return clock.batch(batch, calls // together).time_us / together
-
-
-def slowed_by_sleep(call: Call, calls: int, share: float, clock: Clock) -> Callable[[], float]:
-    """On a GPU: what takes a batch of `calls` calls that is slowed by `share`, in µs a call.
-
-    One kernel spins in each batch, for `share` of the time of all its calls: a kernel after each
-    would cost 1.5 to 2.5 µs by its launch alone, which is more than the share of a short call.
-    Warm calls are timed as one: it follows the last, so that it stands in nobody's way. Cold ones
-    are timed one by one: it follows one of them. Either way the mean over the batch has the share.
-
-    How long that is, is measured now, once; what starting a kernel costs is taken off. Where that
-    alone is more than the share, the least there is follows.
-    """
-    together = 1 if clock.l2 == "cold" else calls  # calls between two readings of the clock
-    timed, sleep = calls // together, torch.cuda._sleep
-
-    def followed(*cycles: int) -> Call:
-        """Calls that are timed together, and then a sleep of these cycles in turn; 0 is none."""
-        turns = cycle(cycles)
-
-        def calls_and_sleep() -> None:
-            for _ in repeat(None, together):
-                call()
-            if spin := next(turns):
-                sleep(spin)  # type: ignore[no-untyped-call]
-
-        return calls_and_sleep
-
-    def each_us(call: Call, times: int) -> float:
-        us = median(clock.batch(call, times).time_us for _ in range(_TRIALS))
-        clock.release(call)
-        return us
-
-    own_us = each_us(followed(0), timed) * timed
-    least_us, long_us = (each_us(partial(sleep, each), _SLEEPS) for each in (1, _SLEEP_CYCLES))
-    cycles_per_us = _SLEEP_CYCLES / max(long_us - least_us, 1e-3)
-    cycles = max(1, round((share * own_us - least_us) * cycles_per_us))
-    slowed = followed(*repeat(0, timed - 1), cycles)
-    return lambda: clock.batch(slowed, timed).time_us / together
 
 
 def digests_of_loaded(root: str) -> dict[str, str]:
