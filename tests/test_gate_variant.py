@@ -110,6 +110,16 @@ def test_the_first_call_with_new_inputs_is_timed_and_its_launch_is_not(monkeypat
     assert process._first_us(call) == pytest.approx(0.0)
 
 
+def test_tensors_that_stay_on_the_gpu_are_memory_that_a_process_holds(log, tmp_path, monkeypatch):
+    process = a_process(tmp_path)
+    assert process._prepare_all() == {}
+    monkeypatch.setattr(process, "_sample", lambda request: ((1,), ()))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1 << 50)
+    answer = process._served(protocol.TakeSample(0, 1, 1))
+    assert isinstance(answer, protocol.SampleTaken)
+    assert answer.held_bytes > 1 << 50
+
+
 def _import_anew() -> None:
     def asked(*_: Any) -> None:
         raise AssertionError("CUDA is asked before the fork: no process could use it")

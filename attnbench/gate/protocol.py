@@ -85,14 +85,15 @@ RoundRequest = TakeSample | VerifyCell | ReadCounters
 
 
 class SampleTaken(Struct, frozen=True, tag=True):
-    """Answers `TakeSample`: nanoseconds a call of each batch, and the memory in RAM after them.
+    """Answers `TakeSample`: nanoseconds a call of each batch, and the memory held after them.
 
+    That is what the process has in RAM, and its tensors on a GPU.
     `cpu_ns` is the CPU time of the same calls, as `Round.cpu` has it; empty where that is not
     what they took (a GPU, several threads).
     """
 
     ns: tuple[int, ...]
-    resident_bytes: int
+    held_bytes: int
     cpu_ns: tuple[int, ...] = ()
 
 

@@ -193,7 +193,7 @@ def _visit(
     patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * BATCHES)
     samples: dict[Variant, list[Sample]] = {variant: [] for variant in variants}
     used: dict[Variant, list[Sample]] = {}
-    resident: dict[str, list[int]] = {}
+    held: dict[str, list[int]] = {}
     until_s = math.inf
     for visit in itertools.count(1):
         bench.rng.shuffle(variants)
@@ -210,7 +210,7 @@ def _visit(
             if taken.cpu_ns:
                 used.setdefault(variant, []).append(tuple(max(1, ns) for ns in taken.cpu_ns))
             if variant != "planted":
-                resident.setdefault(variant, []).append(taken.resident_bytes)
+                held.setdefault(variant, []).append(taken.held_bytes)
         if visit >= visits:
             until_s = min(until_s, time.perf_counter() + longer_s)
             if time.perf_counter() >= until_s or _scatter(samples, used) <= bench.rules.margin / 3:
@@ -218,7 +218,7 @@ def _visit(
     return (
         {variant: tuple(taken) for variant, taken in samples.items()},
         {variant: tuple(taken) for variant, taken in used.items()},
-        {variant: seen[-1] - seen[0] for variant, seen in resident.items()},
+        {variant: seen[-1] - seen[0] for variant, seen in held.items()},
     )
 
 

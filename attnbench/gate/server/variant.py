@@ -183,7 +183,8 @@ class VariantProcess:
             return self._verified(request)
         with torch.set_grad_enabled(self._warm[request.cell].bound.grad), collector_off():
             ns, cpu = self._sample(request)
-        return protocol.SampleTaken(ns, psutil.Process().memory_info().rss, cpu)
+        held_bytes = psutil.Process().memory_info().rss + torch.cuda.memory_allocated()
+        return protocol.SampleTaken(ns, held_bytes, cpu)
 
     def _verified(self, request: protocol.VerifyCell) -> protocol.CellVerified:
         """After the timing: overwrite the inputs in place, and see that the result is still right.
