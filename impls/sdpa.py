@@ -6,6 +6,7 @@ chooses with a boolean mask that is always passed).
 
 import dataclasses
 import functools
+import math
 import re
 import warnings
 from typing import Any
@@ -50,8 +51,8 @@ def masking(case: Case, route: str) -> str:
     return "lower_right" if lower_right and case.seq_len < case.kv_len else "dense"
 
 
-def build(route: str, case: Case) -> AttentionCall:
-    """SDPA along the route, with all that the case fixes already bound.
+def build(route: str, case: Case, attend: Any = scaled_dot_product_attention) -> AttentionCall:
+    """SDPA (or what takes its arguments) along the route, with all that the case fixes bound.
 
     A kernel is forced by switching the others off in the call, so that it runs or raises: that
     costs 0.9 µs, where entering torch.nn.attention.sdpa_kernel costs 11.5 µs (torch 2.13).
@@ -65,7 +66,7 @@ def build(route: str, case: Case) -> AttentionCall:
 
         mask = causal_lower_right(case.seq_len, case.kv_len)
     plain: AttentionCall = functools.partial(
-        scaled_dot_product_attention,
+        attend,
         attn_mask=mask,
         is_causal=kind == "is_causal",
         scale=case.softmax_scale,
@@ -129,6 +130,15 @@ def tiny(case: Case) -> Case:
     )
 
 
+def inputs_of(case: Case) -> list[torch.Tensor]:
+    """q, k and v of a tiny case, the same each time."""
+    queries, keys = (1, case.heads, case.seq_len), (1, case.kv_heads, case.kv_len)
+    shapes = (*queries, case.head_dim), (*keys, case.head_dim), (*keys, case.value_dim)
+    like: Any = {"device": case.device, "dtype": getattr(torch, case.dtype)}
+    like["generator"] = torch.Generator(case.device).manual_seed(0)
+    return [torch.randn(shape, **like, requires_grad=case.needs_grad) for shape in shapes]
+
+
 @functools.cache
 def refusal(case: Case, route: str) -> str | None:
     """Why SDPA does not take this tiny case along the route, in torch's words: it is run.
@@ -139,11 +149,7 @@ def refusal(case: Case, route: str) -> str | None:
         return "torch sees no CUDA device"
     if case.device == "cpu" and route in ("efficient", "cudnn"):
         return f"{route}: no CPU kernel"
-    queries, keys = (1, case.heads, case.seq_len), (1, case.kv_heads, case.kv_len)
-    shapes = (*queries, case.head_dim), (*keys, case.head_dim), (*keys, case.value_dim)
-    like: Any = {"device": case.device, "dtype": getattr(torch, case.dtype)}
-    like["generator"] = torch.Generator(case.device).manual_seed(0)
-    inputs = [torch.randn(shape, **like, requires_grad=case.needs_grad) for shape in shapes]
+    inputs = inputs_of(case)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -168,13 +174,21 @@ def supports(route: str, case: Case) -> str | None:
     return refusal(tiny(case), route)
 
 
+@functools.cache
+def chosen(case: Case, route: str) -> str:
+    """The kernel that torch says it takes for this tiny case where it may choose.
+
+    It asks cuDNN first on some GPUs (`priority_order` in aten's sdp_utils.cpp).
+    """
+    if case.device == "cuda" and not torch.cuda.is_available():
+        return "math"
+    number = int(build(route, case, torch._fused_sdp_choice)(*inputs_of(case)))
+    return {1: "flash", 2: "efficient", 3: "cudnn"}.get(number, "math")
+
+
 def kernel_taken(case: Case, route: str) -> str:
-    """The kernel that runs: the forced one, or a fused one where one takes the case, else math."""
-    if route in SWITCHES:
-        return route
-    fits = (k for k in ("flash", "efficient", "cudnn") if refusal(tiny(case), k) is None)
-    on_cuda_masked = case.device == "cuda" and masking(case, route) in ("dense", "bias")
-    return next((k for k in fits if k != "flash" or not on_cuda_masked), "math")
+    """The kernel that runs: the forced one, or the one that torch chooses."""
+    return route if route in SWITCHES else chosen(tiny(case), route)
 
 
 def flash_blocks(case: Case) -> tuple[int, int]:
@@ -197,20 +211,43 @@ def flops(route: str, case: Case) -> int:
     return core_flops(case, pairs, recompute=kernel != "math") + bias
 
 
+def split_bytes(case: Case) -> int:
+    """Outputs and log-sum-exps of splits that CUDA's flash kernel adds up where SMs would idle.
+
+    FlashAttention-2's `set_params_splitkv` and `num_splits_heuristic` (flash_api.cpp): the least
+    number of splits of the keys that occupies the GPU by 85 % of what any does.
+    """
+    heads, queries, d = case.heads, case.seq_len, case.head_dim
+    if queries == 1:  # the heads that share keys are queries of one
+        heads, queries = case.kv_heads, heads // case.kv_heads
+    at_once = 2 * torch.cuda.get_device_properties("cuda").multi_processor_count
+    blocks = case.batch * heads * math.ceil(queries / 64)
+    if blocks >= 0.8 * at_once:
+        return 0
+    of_keys = math.ceil(case.kv_len / (256 if d <= 64 else 128 if d <= 128 else 64))
+    most = min(128, at_once, of_keys)
+    distinct = {math.ceil(of_keys / n): n for n in range(most, 0, -1)}.values()
+    occupied = {n: blocks * n / at_once / math.ceil(blocks * n / at_once) for n in distinct}
+    splits = min(n for n, share in occupied.items() if share >= 0.85 * max(occupied.values()))
+    rounded = math.ceil(d / 32) * 32 if d <= 128 else math.ceil(d / 64) * 64
+    return 4 * splits * case.batch * case.heads * case.seq_len * (1 + rounded) * (splits > 1)
+
+
 def workspace(route: str, case: Case) -> int:
     """Bytes beyond the outputs: exact forward on a CPU in float32 and float64."""
-    math, kind, d = kernel_taken(case, route) == "math", masking(case, route), case.head_dim
+    kernel, kind, d = kernel_taken(case, route), masking(case, route), case.head_dim
+    by_math, on_cuda = kernel == "math", case.device == "cuda"
     n, s, wide = case.seq_len, case.kv_len, max(4, case.element_bytes)
     rows, columns = (case.batch * case.heads * length * wide for length in (n, s))
     # A boolean mask becomes one of numbers in every call; so does math's causal one.
-    mask = n * s * case.element_bytes * (kind == "dense" or (math and kind == "is_causal"))
+    mask = n * s * case.element_bytes * (kind == "dense" or (by_math and kind == "is_causal"))
     mask *= case.batch if case.mask.lengths else 1
     if case.position.name == "shaw":  # gathered in float32 at least, and masked
         return Estimate(rows * s * (2 if case.pass_ == "forward" else 5))
     exact = int if case.device == "cpu" and wide == case.element_bytes else Estimate
-    if math and case.pass_ != "forward":
+    if by_math and case.pass_ != "forward":
         return Estimate(mask + (3 if case.pass_ == "both" else 2) * rows * s)
-    if math:
+    if by_math:
         # Scaled q, k and v for each query head, scores; then scaled k, or weights and which of
         # them, and of the queries, are all -inf. The output comes after.
         copies = columns * (d + case.value_dim) * (case.heads != case.kv_heads)
@@ -218,13 +255,16 @@ def workspace(route: str, case: Case) -> int:
         return exact(mask + rows * (d + s - case.value_dim) + copies + most)
     # The log-sum-exp of each query; and scores, statistics and output that a thread works in.
     queries, keys = map(min, flash_blocks(case), (n, s))
-    threads = torch.get_num_threads() if case.device == "cpu" else 0
+    threads = 0 if on_cuda else torch.get_num_threads()
     scratch = threads * queries * (keys + 2 + d) * wide
     if case.pass_ == "forward":
-        return exact(mask + rows + scratch)
-    # Backward copies do, and works with two blocks of scores.
+        splits = split_bytes(case) if on_cuda and kernel == "flash" else 0
+        return exact(mask + rows + scratch + splits)
+    # Backward copies do (on CUDA dq is wide instead), and works with two blocks of scores.
     kept = mask + rows if case.pass_ == "both" else 0
-    return Estimate(kept + rows * case.value_dim + 2 * scratch)
+    expanded = columns // wide * case.element_bytes * (d + case.value_dim)  # dk, dv a query head
+    expanded *= on_cuda and case.heads != case.kv_heads
+    return Estimate(kept + rows * case.value_dim + 2 * scratch + expanded)
 
 
 # name, route, memory, what `attnbench list` says of it.

@@ -7,6 +7,7 @@ import functools
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -349,6 +350,46 @@ def test_other_workspaces_are_estimates_of_the_right_size(row):
     ratio = metrics["memory_workspace_bytes"] / metrics["memory_predicted_bytes"]
     assert 0.4 < ratio < 2.5
     assert metrics["memory_predicted_miss"] == pytest.approx(ratio - 1)
+
+
+def test_the_kernel_that_sdpa_takes_where_it_may_choose_is_asked_of_torch(monkeypatch):
+    sdpa, case = module("sdpa"), case_of(kv_heads=2, mask="causal")
+    sdpa.chosen.cache_clear()
+    taken = {route: sdpa.kernel_taken(case, route) for route in ("any", "mask", "math")}
+    assert taken == {"any": "flash", "mask": "flash", "math": "math"}
+    monkeypatch.setattr("torch._fused_sdp_choice", lambda *_, **__: 3)  # as on Hopper
+    sdpa.chosen.cache_clear()
+    assert sdpa.kernel_taken(case, "any") == "cudnn"
+    sdpa.chosen.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "sizes", "splits"),
+    [
+        (54, {"heads": 48, "seq_len": 1, "kv_len": 8192}, 2),  # the example in its comment
+        (132, {"heads": 16, "seq_len": 1, "kv_len": 131072}, 14),
+        (132, {"heads": 16, "kv_heads": 4, "seq_len": 1, "kv_len": 131072}, 57),
+        (132, {"heads": 16, "seq_len": 512}, 2),
+        (132, {"heads": 16, "seq_len": 4096}, 0),
+    ],
+)
+def test_flash_on_cuda_is_expected_to_hold_the_splits_that_occupy_the_gpu(
+    multiprocessors, sizes, splits, monkeypatch
+):
+    """Worked out by hand from `num_splits_heuristic` in torch's flash_api.cpp."""
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties",
+        lambda device: SimpleNamespace(multi_processor_count=multiprocessors),
+    )
+    sdpa = module("sdpa")
+    case = Case(device="cuda", dtype="bfloat16", head_dim=128, **sizes)
+    rows = case.heads * case.seq_len
+    assert sdpa.split_bytes(case) == 4 * splits * rows * 129
+    assert sdpa.workspace("flash", case) == 4 * rows * (1 + splits * 129)
+    wide = Case(device="cuda", dtype="bfloat16", head_dim=128, heads=16, kv_heads=4, pass_="both")
+    alike = dataclasses.replace(wide, kv_heads=16)
+    found = [sdpa.workspace("flash", x) for x in (wide, alike)]
+    assert found[0] - found[1] == 2 * 2 * 16 * wide.kv_len * 128  # dk and dv for each query head
 
 
 class SoftmaxOfHalf(torch.autograd.Function):
