@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, Case, implementation
+from attnbench.api import IMPLEMENTATIONS, Case, compile_alone, implementation
 from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.measure.probes import call_kept
 from attnbench.schema.case import parse_mask, parse_position
@@ -350,6 +350,39 @@ def test_other_workspaces_are_estimates_of_the_right_size(row):
     ratio = metrics["memory_workspace_bytes"] / metrics["memory_predicted_bytes"]
     assert 0.4 < ratio < 2.5
     assert metrics["memory_predicted_miss"] == pytest.approx(ratio - 1)
+
+
+COMPILED = (
+    {}, {"dtype": "bfloat16"}, {"mask": "causal", "dtype": "bfloat16", "pass_": "forward"},
+    {"kv_heads": 2, "dtype": "float16", "pass_": "forward"}, {"position": "alibi"},
+    {"heads": 1, "batch": 1, "scale": 1.0, "pass_": "forward"},
+)  # fmt: skip
+
+
+def test_inductor_leaves_naive_what_it_is_though_it_knows_attention_when_it_sees_it():
+    """It makes fused attention of what its patterns match (fuse_attention.py), on CUDA and CPU."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.utils import counters
+    from torch._inductor.compile_fx import compile_fx
+
+    def textbook(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.transpose(-2, -1) * 0.3, dim=-1) @ v
+
+    def without_code(graph: Any, inputs: Any) -> Any:
+        return compile_fx(graph, inputs, inner_compile=lambda own, *_, **__: make_boxed_func(own))
+
+    def fused(case: Case, function: Any, *, strided: bool = False) -> int:
+        counters.clear()
+        q, k, v, *do = WORKLOADS.get("attention").tensors(case, strided=strided).values()
+        o = compile_alone(function, without_code)(q, k, v)
+        if do:
+            torch.autograd.grad(o, (q, k, v), do)
+        return counters["inductor"]["fuse_attention"]
+
+    assert fused(case_of(), textbook) > 0
+    for number, row in enumerate(COMPILED):
+        case = case_of(**row)
+        assert fused(case, module("naive").build_naive(case), strided=number % 2 == 1) == 0
 
 
 def test_the_kernel_that_sdpa_takes_where_it_may_choose_is_asked_of_torch(monkeypatch):
