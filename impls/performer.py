@@ -11,7 +11,7 @@ enough for. It wants small or normalised queries and keys.
 The exponents are shifted to stay finite, in ways that leave the ratio as it is: those of a query by
 their maximum, those of a feature by its maximum over the keys so far, which goes to the queries.
 The key that matters most to a query then weighs 1, whatever the inputs; a chunk whose earlier
-queries see keys that vanish beside its later ones is cut in half.
+queries see keys that vanish beside its later ones is cut in half, in a second run over all chunks.
 
 Axes beyond the usual ones: `F` features; `R` query heads that share a key/value head.
 """
@@ -25,6 +25,7 @@ from attnbench.api import (
     AttentionCall,
     Case,
     attention_builder,
+    chunk_sizes,
     flops_in_chunks,
     in_chunks,
     kernelised,
@@ -89,9 +90,15 @@ def build(case: Case, *, features: int = 256, chunk: int = 128, seed: int = 0) -
     """Random features for the exponential (FAVOR+)."""
     wide = torch.promote_types(getattr(torch, case.dtype), torch.float32)
     omega_DF, half = directions(case, features, seed).to(wide), case.softmax_scale / 2
+    may_lose = any(min(sizes) > 1 for sizes in chunk_sizes(case, chunk))
 
-    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen) -> tuple[Any, Seen]:
-        """Output of the queries of a chunk, and what was seen after its keys."""
+    def step(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, lost: torch.Tensor | None
+    ) -> tuple[Any, Seen]:
+        """Output of the queries of a chunk, and what was seen after its keys.
+
+        `lost` is made true where a query has lost some; without it the chunk is then cut.
+        """
         k_BG1SF = k @ omega_DF - half * k.square().sum(-1, keepdim=True)
         top_BG11F = torch.cat((seen.top_BG11F, k_BG1SF.detach()), 3).amax(3, keepdim=True)
         k_BG1SF = (k_BG1SF - top_BG11F).exp()
@@ -101,23 +108,36 @@ def build(case: Case, *, features: int = 256, chunk: int = 128, seed: int = 0) -
         state = seen.sum_BG1FV * (seen.top_BG11F - top_BG11F).exp().mT
         o = (q_BGRLF @ k_BG1SF.mT).tril() @ v_and_1 + q_BGRLF @ state
         total, tokens = o[..., -1:], min(q.shape[3], k.shape[3])
-        if tokens > 1 and bool((total < LEAST).any()):  # lost beside later keys of the chunk
+        if tokens > 1 and lost is not None:  # beside later keys of the chunk
+            lost |= (total < LEAST).any()
+        elif tokens > 1 and bool((total < LEAST).any()):
             cut = tokens // 2
-            first, seen = step(q[..., :cut, :], k[..., :cut, :], v[..., :cut, :], seen)
-            last, seen = step(q[..., cut:, :], k[..., cut:, :], v[..., cut:, :], seen)
+            first, seen = step(q[..., :cut, :], k[..., :cut, :], v[..., :cut, :], seen, None)
+            last, seen = step(q[..., cut:, :], k[..., cut:, :], v[..., cut:, :], seen, None)
             return torch.cat((first, last), 3), seen
         o = o[..., :-1] / total.masked_fill(total == 0, 1)  # 0 without keys
         return o, Seen(top_BG11F, state + k_BG1SF.mT @ v_and_1)
 
-    def performer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lost: torch.Tensor | None
+    ) -> torch.Tensor:
         sizes = len(k), case.kv_heads, 1
         nothing = k.new_zeros(*sizes, features, case.value_dim + 1, dtype=wide)
         seen = Seen(k.new_full((*sizes, 1, features), LOWEST, dtype=wide), nothing)
         outputs = []
         for q_BGRLD, k_BG1SD, v_BG1SV in in_chunks(case, chunk, q, k, v):
-            o_BGRLV, seen = step(q_BGRLD, k_BG1SD, v_BG1SV, seen)
+            o_BGRLV, seen = step(q_BGRLD, k_BG1SD, v_BG1SV, seen, lost)
             outputs.append(o_BGRLV)
         return torch.cat(outputs, dim=3).flatten(1, 2).to(v.dtype)
+
+    def performer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+        lost = k.new_zeros((), dtype=torch.bool) if may_lose else None
+        o = attend(q, k, v, lost)
+        # Asked once for all chunks: a GPU's host waits here until what it has issued is done.
+        if lost is None or not bool(lost):
+            return o
+        del o
+        return attend(q, k, v, None)
 
     return performer
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.api import IMPLEMENTATIONS, Case, compile_alone, implementation
 from attnbench.api.loader import BUILT_IN, load_built_in
@@ -352,7 +353,49 @@ def test_other_workspaces_are_estimates_of_the_right_size(row):
     assert metrics["memory_predicted_miss"] == pytest.approx(ratio - 1)
 
 
-COMPILED = (
+class Waits(TorchDispatchMode):
+    """How often a number or a size is asked for, for which the host would wait for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        asked = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")
+        self.count += function.overloadpacket.__name__ in asked
+        return function(*args, **kwargs or {})
+
+
+load_built_in()
+RUN_HERE = [
+    name
+    for name, x in IMPLEMENTATIONS.items()
+    if "impls" in x.file and "attention" in x.workloads and "cpu" in x.devices and not x.compiles
+]
+
+
+@pytest.mark.parametrize("name", RUN_HERE)
+def test_what_is_timed_makes_nothing_on_the_host_and_does_not_wait_for_a_gpu(name):
+    """But once: `performer` looks whether it lost something."""
+    done = 0
+    for mask, position in (
+        ("full", "none"),
+        ("causal", "alibi"),
+        ("causal", "none"),
+        ("full", "shaw:3"),
+    ):
+        case = case_of(mask=mask, position=position, seq_len=150)
+        if unsupported(name, case):
+            continue
+        call, (*inputs, do) = IMPLEMENTATIONS.get(name).build(case), drawn(case)
+        with Waits() as waits, torch.device("meta"):  # where a tensor without a device would go
+            torch.autograd.grad(call(*inputs), inputs, do, allow_unused=True)
+            with torch.no_grad():
+                call(*inputs)
+        assert waits.count <= 2 * (name == "performer")
+        done += 1
+    assert done
+
+
+COMPILED: tuple[dict[str, Any], ...] = (
     {}, {"dtype": "bfloat16"}, {"mask": "causal", "dtype": "bfloat16", "pass_": "forward"},
     {"kv_heads": 2, "dtype": "float16", "pass_": "forward"}, {"position": "alibi"},
     {"heads": 1, "batch": 1, "scale": 1.0, "pass_": "forward"},
@@ -361,15 +404,16 @@ COMPILED = (
 
 def test_inductor_leaves_naive_what_it_is_though_it_knows_attention_when_it_sees_it():
     """It makes fused attention of what its patterns match (fuse_attention.py), on CUDA and CPU."""
-    from functorch.compile import make_boxed_func
     from torch._dynamo.utils import counters
+    from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._inductor.compile_fx import compile_fx
 
     def textbook(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.softmax(q @ k.transpose(-2, -1) * 0.3, dim=-1) @ v
 
     def without_code(graph: Any, inputs: Any) -> Any:
-        return compile_fx(graph, inputs, inner_compile=lambda own, *_, **__: make_boxed_func(own))
+        boxed: Any = lambda own, *_, **__: make_boxed_func(own)  # noqa: E731
+        return compile_fx(graph, inputs, inner_compile=boxed)
 
     def fused(case: Case, function: Any, *, strided: bool = False) -> int:
         counters.clear()
