@@ -212,3 +212,34 @@ def test_the_launches_of_a_call_are_hidden_from_the_device(l2):
 def test_each_of_many_sessions_of_the_profiler_sees_the_one_kernel_of_a_call():
     x = torch.zeros(1, device="cuda")
     assert [profile_call(lambda: x.add_(1), "cuda").kernel_count for _ in range(20)] == [1] * 20
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "queries", "keys"),
+    [
+        ("sdpa-flash", "bfloat16", 1, 65536),  # in splits
+        ("sdpa-flash", "bfloat16", 512, 512),
+        ("sdpa-flash", "bfloat16", 4096, 4096),
+        ("naive", "bfloat16", 2048, 2048),
+        ("naive", "float16", 2048, 2048),  # whose scores have no wide copy
+    ],
+)
+def test_what_a_call_allocates_is_what_its_formula_says(name, dtype, queries, keys):
+    from attnbench.api import IMPLEMENTATIONS
+    from attnbench.api.loader import load_built_in
+    from attnbench.schema.case import Case
+
+    load_built_in()
+    impl = IMPLEMENTATIONS.get(name)
+    case = Case(device="cuda", dtype=dtype, heads=16, seq_len=queries, kv_len=keys, head_dim=128)
+    if impl.reason_against(case):
+        pytest.skip(str(impl.reason_against(case)))
+    q, k, v = (
+        torch.randn(1, 16, n, 128, device="cuda", dtype=getattr(torch, dtype))
+        for n in (queries, keys, keys)
+    )
+    call = impl.build(case)
+    call(q, k, v)
+    o, peak_bytes = call_at_peak(lambda: call(q, k, v))
+    assert impl.workspace is not None
+    assert peak_bytes - o.nbytes == pytest.approx(impl.workspace(case), rel=0.05, abs=4096)
