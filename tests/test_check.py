@@ -117,11 +117,11 @@ def test_what_lives_of_a_block_is_within_what_is_reckoned_with(monkeypatch, posi
         pass_="both", heads=2, seq_len=512, head_dim=4, mask=CAUSAL,
         position=parse_position(position),
     )  # fmt: skip
-    tensors, peaks = in_float64(drawn(case)), []
+    tensors, peaks = in_float64(drawn(case)), list[int]()
     for elements in (1 << 16, 1 << 18):
         monkeypatch.setattr(module, "_BLOCK_ELEMENTS", {"cpu": elements})
         call = functools.partial(plain_attention, case, tensors, terms=True)
-        peaks.append(profile_call(call, "cpu").peak_bytes)
+        peaks.append(profile_call(call, "cpu").peak_bytes or 0)
     each = (peaks[1] - peaks[0]) / ((1 << 18) - (1 << 16))
     assert block_bytes(case) / 2 < each <= block_bytes(case)
 
