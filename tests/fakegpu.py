@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +14,11 @@ class FakeGpu:
     """The host issues work and goes on; the device does it in order; waiting joins the two.
 
     `log` has one word for each thing issued; events read multiples of `tick_us`, 0 being exact.
-    While `nodes` is a list, work goes there instead, to be issued by a replay: a capture.
+    The queue between them holds `QUEUE` launches. While `nodes` is a list, work goes there instead,
+    to be issued by a replay: a capture.
     """
 
+    QUEUE = 1024
     cycles_per_us = 1410.0
 
     def __init__(self, tick_us: float = 0.0) -> None:
@@ -23,6 +26,7 @@ class FakeGpu:
         self.host_us = 0.0
         self.device_us = 0.0
         self.log: list[str] = []
+        self.queue: deque[float] = deque([0.0] * self.QUEUE, self.QUEUE)  # when each is done
         self.nodes: list[Callable[[float], None]] | None = None
         self.current: Any = "default"
         self.resets = 0
@@ -30,8 +34,9 @@ class FakeGpu:
     def launch(self, name: str, *, device_us: float, host_us: float) -> None:
         def issue(cost_us: float) -> None:
             self.log.append(name)
-            self.host_us += cost_us
+            self.host_us = max(self.host_us, self.queue[0]) + cost_us
             self.device_us = max(self.device_us, self.host_us) + device_us
+            self.queue.append(self.device_us)
 
         issue(host_us) if self.nodes is None else self.nodes.append(issue)
 

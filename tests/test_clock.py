@@ -6,11 +6,13 @@ import itertools
 import pytest
 import torch
 
-from attnbench.analysis.times import exposed_us, launch_bound
-from attnbench.base.sample import Batch
+from attnbench.analysis.times import launch_bound
+from attnbench.base.sample import Batch, Sample
 from attnbench.machine.facts import last_cache_bytes
 from attnbench.measure import clock as clocks
 from attnbench.measure.clock import CaptureError, CudaClock, GraphClock, HostClock, clock_for
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell, Record
 from tests import fakegpu
 
 
@@ -91,6 +93,7 @@ def test_a_host_clock_that_steps_back_gives_a_negative_time(monkeypatch, l2):
 
 ALONE = ["event", "call", "event", "wait"]  # on an idle device
 AROUND_ALL = ["wait", "event", "event", "wait", *ALONE]
+AROUND_ALL += ["spin", "event", "spin", "event", "wait"]  # how fast the device spins
 AROUND_ALL += ["event", "spin", "event", *["call"] * 3, "event", "wait"]
 AROUND_EACH = ["wait", "event", "flush", "event", "wait", *ALONE]
 AROUND_EACH += ["event", "flush", "event", "call", "event", "wait"] * 3
@@ -138,7 +141,9 @@ def kernels(gpu, count, host_us, device_us):
 
 
 def bound(batch):
-    return launch_bound(exposed_us(vars(batch)), batch.time_us)
+    sample = Sample(round=0, position=0, calls=1, **vars(batch))
+    cell = Cell(case=Case(device="cuda"), impl="mine")
+    return launch_bound(Record(cell=cell, status="ok", samples=(sample,), metrics=vars(batch)))
 
 
 @pytest.mark.parametrize("tick_us", [0.0, 1.024])
@@ -172,10 +177,20 @@ def test_a_device_is_kept_busy_no_longer_than_issuing_was_seen_to_take(gpu):
     assert gpu.log.count("call") == 3 + 1 + 1, "the call that is waited for is all of the batch"
     assert "spin" not in gpu.log
     slow = kernels(gpu, 1, 100.0, 5.0)
-    cold.batch(slow, 1)  # finds out how fast the device spins
     begin_us = gpu.host_us
     cold.batch(slow, 1)
-    assert gpu.host_us - begin_us < 40 + 105 + 1.5 * 100 + 5 + 15
+    finding_out_us = clocks._TRIAL_CYCLES / gpu.cycles_per_us
+    assert gpu.host_us - begin_us < 40 + 105 + finding_out_us + 1.5 * 100 + 5 + 25
+
+
+@pytest.mark.parametrize("l2", ["warm", "cold"])
+def test_launches_are_hidden_from_a_device_whose_clock_has_risen(gpu, l2):
+    clock, call = CudaClock(l2), kernels(gpu, 30, 5.0, 2.0)
+    gpu.cycles_per_us = 210.0
+    clock.batch(call, 1)
+    gpu.cycles_per_us = 1980.0
+    batch = clock.batch(call, 1)
+    assert (batch.time_us, batch.enqueue_us, batch.hidden_us) == pytest.approx((60.0, 150.0, 150.0))
 
 
 @pytest.mark.parametrize("l2", ["warm", "cold"])
@@ -193,6 +208,26 @@ def test_what_takes_longer_to_issue_than_can_be_hidden_is_launch_bound_if_the_de
     replayed = GraphClock(l2).batch(fast, 1)
     assert replayed.time_us == pytest.approx(2000.0)
     assert not bound(replayed)
+
+
+@pytest.mark.parametrize("l2", ["warm", "cold"])
+def test_a_host_that_waits_for_the_device_does_not_set_its_pace(gpu, l2):
+    """It waits for a result, or with as many launches as CUDA takes ahead of the device."""
+    work = kernels(gpu, 20, 5.0, 2.0)
+
+    def waits():
+        work()
+        gpu.synchronize()
+
+    batch = CudaClock(l2).batch(waits, 1)
+    assert batch.time_us == pytest.approx(40.0 + 1.0), "the event is issued after the wait"
+    assert batch.hidden_us == batch.enqueue_us
+    assert not bound(batch)
+    batch = CudaClock(l2).batch(kernels(gpu, 50_000, 5.0, 6.0), 1)
+    assert batch.enqueue_us is not None
+    assert batch.enqueue_us > 0.97 * batch.time_us
+    assert not bound(batch)
+    assert bound(CudaClock(l2).batch(kernels(gpu, 50_000, 5.0, 4.0), 1))
 
 
 def test_a_callable_is_captured_once_for_each_number_of_calls_and_freed_on_release(gpu):

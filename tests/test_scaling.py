@@ -386,7 +386,7 @@ def test_cache_and_kernel_boundaries_stand_beside_what_does_not_hold_and_cut_not
 
 
 def test_launch_bound_sizes_do_not_count() -> None:
-    fit = fitted(replace(replayed(power(2)), exposed_us=(400.0, 5.0, 5.0, 5.0, 5.0)))
+    fit = fitted(replace(replayed(power(2)), launch_bound=(True, *[False] * 4)))
     assert "launch-bound" in str(fit.left_out[0])
     assert fit.left_out[1:] == (None,) * 4
 

@@ -293,5 +293,5 @@ def test_what_hides_a_launch_is_the_flush_and_a_spin_where_that_is_too_short(mon
     assert seen["hidden_us"] == 90.0
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     cold = CudaClock("cold")
-    cold.__dict__["_cycles_per_us"] = 1.0  # what a device that does not spin cannot tell
+    monkeypatch.setattr(cold, "_cycles_per_us", lambda: 1.0)  # as nothing spins
     assert selfcheck.launch(cold, warm, call, device.flush)["hidden_us"] == pytest.approx(38, abs=5)

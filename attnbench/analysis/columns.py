@@ -80,7 +80,9 @@ class TableRow:
             "arithmetic_intensity": _quotient(metrics.get("flops_useful"), traffic),
             "fraction_of_compute_peak": _quotient(least_us["compute"], self.time_us),
             "fraction_of_memory_peak": _quotient(least_us["memory"], self.time_us),
-            "bound": _bound(least_us, self.time_us, times.exposed_us(metrics)),
+            "bound": "launch"
+            if times.launch_bound(self.record)
+            else _bound(least_us, self.time_us),
             "peak_tflops_measured": peak,
             "peak_tflops_datasheet": limits.peak_tflops(here, case.dtype),
             "read_gbps_measured": ceilings.read_gbps,
@@ -90,12 +92,8 @@ class TableRow:
         }
 
 
-def _bound(
-    least_us: dict[str, float | None], time_us: float | None, exposed_us: float | None
-) -> str | None:
+def _bound(least_us: dict[str, float | None], time_us: float | None) -> str | None:
     """The limit that takes longest; unknown unless all are: the missing one might be it."""
-    if times.launch_bound(exposed_us, time_us):
-        return "launch"
     known = {name: us for name, us in least_us.items() if us is not None}
     if not time_us or len(known) < len(least_us):
         return None

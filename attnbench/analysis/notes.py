@@ -102,7 +102,7 @@ def _asides(record: Record) -> Iterator[str]:
             f"neighbouring observations depend on each other (rank correlation {r:.2g}):"
             f" the interval within the run should be about {widening(r):.1f} times as wide"
         )
-    if times.launch_bound(times.exposed_us(metrics), times.time_us(record)):
+    if times.launch_bound(record):
         hidden_us = metrics.get("hidden_us")
         of_which = f", of which {units.time(hidden_us)} are hidden" if hidden_us else ""
         text = f"the host takes {units.time(metrics['enqueue_us'])} to issue a call{of_which}"

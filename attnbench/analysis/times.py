@@ -19,6 +19,9 @@ from attnbench.schema.record import Record, Sample
 
 Interval = tuple[float, float]
 HOST_BOUND = 0.95  # of the time, in which the host was still issuing: the device waits for it
+# CUDA takes about a thousand launches ahead of the device, which are more than this long. Then the
+# host waits, and is still issuing when nearly all is done, however slow the device.
+FULL_QUEUE_US = 1000.0
 FEWEST = 3  # samples that give a low end
 # Beyond what a run shows of itself its low end lies above that of other runs of the same code (a
 # core that was slow between two probes, the placement of pages), or below it. Taken from 540 cells,
@@ -173,16 +176,15 @@ def suspect(record: Record, environment: Mapping[str, Any], time_us: float | Non
     )
 
 
-def exposed_us(metrics: Mapping[str, Any]) -> float | None:
-    """What of issuing a call was not hidden from the device, in µs; None if unknown."""
-    enqueue_us: float | None = metrics.get("enqueue_us")
-    return None if enqueue_us is None else enqueue_us - (metrics.get("hidden_us") or 0.0)
+def launch_bound(record: Record) -> bool:
+    """Whether the host issues a call for as long as the device runs it; False if unknown.
 
-
-def launch_bound(exposed_us: float | None, time_us: float | None) -> bool:
-    """Whether the host issues for as long as the device runs; False if unknown.
-
-    Stream time then is the host's: where the device is the slower one, it is still busy when the
-    last of a call is issued. Both per unit; `time_us` is the reported time.
+    Of issuing, what was hidden does not count. Stream time then is the host's: where the device is
+    the slower one, it is still busy when the last of a call is issued.
     """
-    return bool(exposed_us is not None and time_us and exposed_us >= HOST_BOUND * time_us)
+    issued_us, ran_us = record.metrics.get("enqueue_us"), time_us(record)
+    if issued_us is None or ran_us is None:
+        return False
+    exposed_us = issued_us - (record.metrics.get("hidden_us") or 0.0)
+    left_us = (ran_us - exposed_us) * (record.cell.case.new_tokens or 1)  # of the whole call
+    return bool(exposed_us >= HOST_BOUND * ran_us and left_us <= FULL_QUEUE_US)

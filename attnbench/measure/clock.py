@@ -7,7 +7,6 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import repeat
 from typing import Any, Literal, Protocol, cast
 
@@ -29,7 +28,7 @@ _EVENT_RESOLUTION_US = 1.024
 # A kernel spins for so many times what issuing was seen to take, at most so long. Where issuing is
 # at most such a share of a call's time, it need not be hidden.
 _COVER, _MOST_SPIN_US, _NEGLIGIBLE = 1.5, 1000.0, 1e-3
-_TRIAL_CYCLES = 300_000  # well above the few µs that starting a kernel takes, on any GPU
+_TRIAL_CYCLES = 100_000  # well above the few µs that starting a kernel takes, on any GPU
 _WARM_UPS = 3  # before a capture, as torch's documentation on graphs does
 
 
@@ -157,8 +156,9 @@ class CudaClock(Clock):
         if calls == 1 and issue_us <= _NEGLIGIBLE * alone.time_us:
             return alone
         together = calls if self._flush is None else 1  # calls between two events
-        spin_us = min(_COVER * together * issue_us - ahead_us, _MOST_SPIN_US)
-        cycles = math.ceil(spin_us * self._cycles_per_us) if spin_us > 0 else 0
+        least_us = together * issue_us
+        spin_us = min(_COVER * least_us - ahead_us, _MOST_SPIN_US)
+        cycles = math.ceil(spin_us * self._cycles_per_us()) if spin_us > 0 else 0
         stream_us = issued_us = hidden_us = 0.0
         for _ in repeat(None, calls // together):
             submitted_us = self._submit_front(cycles)
@@ -169,6 +169,8 @@ class CudaClock(Clock):
             self._end.record()
             self._end.synchronize()
             ahead_us = _between_us(self._front, self._begin) - submitted_us
+            if ahead_us >= least_us:  # beyond that the host waits for the device: in `.item()`, say
+                issue_us = min(issue_us, least_us)
             stream_us += _between_us(self._begin, self._end)
             issued_us += issue_us
             hidden_us += max(0.0, min(ahead_us, issue_us))
@@ -209,16 +211,14 @@ class CudaClock(Clock):
         time_us = _between_us(self._begin, self._end)
         return Batch(time_us=time_us, e2e_us=e2e_us, enqueue_us=issue_us, hidden_us=0.0), ahead_us
 
-    @cached_property
     def _cycles_per_us(self) -> float:
-        """How fast the device counts while it spins."""
+        """How fast the device counts while it spins, which changes with its clock."""
         sleep = torch.cuda._sleep
         sleep(1)  # type: ignore[no-untyped-call]  # loads the kernel
-        torch.cuda.synchronize()
         self._front.record()
         sleep(_TRIAL_CYCLES)  # type: ignore[no-untyped-call]
         self._begin.record()
-        torch.cuda.synchronize()
+        self._begin.synchronize()
         return _TRIAL_CYCLES / _between_us(self._front, self._begin)
 
 

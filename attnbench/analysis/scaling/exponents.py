@@ -31,7 +31,7 @@ from attnbench.analysis.scaling.results import (
     plain_size,
 )
 from attnbench.analysis.scaling.slopes import Floats, Replicates, estimates
-from attnbench.analysis.times import are_times, launch_bound
+from attnbench.analysis.times import are_times
 from attnbench.base import units
 from attnbench.base.stats import median
 from attnbench.schema.finding import Finding
@@ -152,7 +152,7 @@ def _why_not(series: Series, overhead: _Overhead, time_us: float, index: int) ->
         return doubt or ("not a valid time" if series.times_us[index] else "no time")
     if not 0 < series.sizes[index] < math.inf:
         return f"a size of {series.sizes[index]:g}"
-    if series.exposed_us and launch_bound(series.exposed_us[index], time_us):
+    if series.launch_bound and series.launch_bound[index]:
         return "launch-bound: the host takes as long to issue the call"
     if time_us < overhead.from_us:
         return f"{units.time(time_us)}, less than {overhead.reason}"

@@ -66,8 +66,8 @@ class Series:
     declared law as it turns out in this workload, None where none is declared. `doubts` says of
     each size without a time why. `allowed_us` has the ends of what each time may truly be, where
     that is more than its replicates show; None where not known. `flops` are those that the
-    implementation says it executes, `exposed_us` what of issuing a call was not hidden from the
-    device. `same` says in words what the cells share.
+    implementation says it executes; `launch_bound` tells the sizes whose time is the host's.
+    `same` says in words what the cells share.
     """
 
     impl: str
@@ -86,7 +86,7 @@ class Series:
     allowed_us: tuple[tuple[float, float] | None, ...] = ()
     overhead_allowed_us: tuple[float, float] | None = None
     least_overhead_us: float | None = None
-    exposed_us: tuple[float | None, ...] = ()
+    launch_bound: tuple[bool, ...] = ()
 
     @property
     def subject(self) -> str:

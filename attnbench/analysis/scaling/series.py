@@ -333,7 +333,7 @@ def _series(
         least_overhead_us=kernels * launch_us / (first.case.new_tokens or 1)
         if kernels and launch_us
         else None,
-        exposed_us=tuple([times.exposed_us(known) for known in metrics]),
+        launch_bound=tuple([times.launch_bound(cell.record) for cell in cells]),
     )
 
 
