@@ -5,7 +5,7 @@ BIN := .venv/bin
 OUT ?= results/gpu
 LIMIT ?= 270
 
-.PHONY: bench test lint mutants gate benchmark validate gpu gpu-verify gpu-doctor gpu-test gpu-sweep \
+.PHONY: bench test lint mutants gate benchmark validate gpu gpu-rehearsal gpu-verify gpu-doctor gpu-test gpu-sweep \
   gpu-report gpu-check gpu-verify-sweep gpu-verdicts gpu-verify-report clean
 
 bench: .venv/installed
@@ -53,7 +53,7 @@ GPU := gpu-doctor gpu-test gpu-sweep gpu-report gpu-check
 # The same for laws, by a sweep of their own: gpu.log, verify.txt, claims.txt, and the five of a run.
 GPU_VERIFY := gpu-verify-sweep gpu-verdicts gpu-verify-report
 ON_GPU = mkdir -p $(OUT); exec 2>> $(OUT)/gpu.log; echo "== $@" >&2; export PYTHONUNBUFFERED=1 \
-  PYTHONPATH=$(CURDIR); python="timeout -k 10 $(LIMIT) $(PYTHON)"; attnbench="$$python -m attnbench"
+  PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}; python="timeout -k 10 $(LIMIT) $(PYTHON)"; attnbench="$$python -m attnbench"
 # What became of a part: its exit status, and the last lines of the log.
 ENDED = status=$$?; tail -n 8 $(OUT)/gpu.log; echo "$@: exit $$status"; exit $$status
 
@@ -91,6 +91,12 @@ gpu-check:
 	  $$attnbench check --device cuda --dtypes $$dtype >> $$done; code=$$?; \
 	  [ $$code -gt 1 ] || echo "$$dtype: exit $$code" >> $$done; \
 	done; [ $$(grep -c "^[a-z0-9]*: exit 0$$" $$done) = 3 ]; $(ENDED)
+
+# All of that on a CPU, before simulated GPUs: does each part work, is each time the true one, and
+# how long would a GPU take? PROFILES are among H100, H200, A100, RTX4090 and L4; the first has the
+# whole preset, which takes a quarter of an hour.
+gpu-rehearsal: .venv/installed
+	$(BIN)/python -m tests.rehearsal $(PROFILES)
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

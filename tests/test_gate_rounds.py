@@ -111,6 +111,15 @@ def a_bench(folder: Path, **troubles: str) -> Bench:
     )
 
 
+def test_a_round_whose_processor_times_say_nothing_has_none(tmp_path):
+    """Of several threads, or on a GPU."""
+    bench = a_bench(tmp_path)
+    bench.settings = replace(bench.settings, threads=2)
+    found = measure_round(bench, RoundPlan(stage="screen", cells=(0,), slowed=None), 0)
+    assert set(found.samples[0]) == {"base", "candidate", "null"}
+    assert found.cpu == {}
+
+
 def test_what_fails_before_it_is_timed_costs_its_cell_and_has_its_code(tmp_path):
     """Each goes on to the next cell, but for what ends the process: the last is to blame."""
     bench = a_bench(

@@ -121,12 +121,14 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
                 ready_s = time.perf_counter() - begin
                 longer_s = min(ready_s, bench.rules.budget_s / ROUNDS - ready_s) / len(cells)
                 for cell in cells:
-                    samples[cell], cpu_times[cell], grown[str(cell)] = _visit(
+                    samples[cell], used, grown[str(cell)] = _visit(
                         bench, processes, plan, cell, longer_s
                     )
+                    if used:
+                        cpu_times[cell] = used
                 after, reason = _read_counters(processes)
                 facts = taken_by_others(before, after)
-                reason = reason or why_discarded(facts, accounted=any(cpu_times.values()))
+                reason = reason or why_discarded(facts, accounted=bool(cpu_times))
                 facts |= RoundFacts(cpu=cpu, grown=grown)
                 for cell in plan.cells:
                     _verify(processes, cell, samples[cell])
