@@ -171,7 +171,7 @@ def test_what_fails_when_it_is_asked_has_its_code(tmp_path):
     ]
     config = partial(
         VariantConfig, cells=dict(enumerate(bench.cells)), references=str(bench.references),
-        device="cpu", threads=1, seed=0, l2=None, timer=None, cpu=None,
+        device="cpu", threads=1, seed=0, cpu=None,
     )  # fmt: skip
     with RoundProcesses(sides, config, bench.settings) as processes:
         assert processes.prepared("candidate").failures == {}

@@ -10,7 +10,7 @@ import pytest
 
 from attnbench.gate.run.rounds import BATCH_US
 from attnbench.gate.server.slowdown import slowed_by_sleep
-from attnbench.measure.clock import CudaClock, GraphClock
+from attnbench.measure.clock import CudaClock
 from tests import fakegpu
 
 
@@ -39,17 +39,15 @@ class Gpu(fakegpu.FakeGpu):
         self.launch("spin", device_us=2.0 + cycles / self.cycles_per_us, host_us=4.0)
 
 
-@pytest.mark.parametrize("make", [CudaClock, GraphClock])
-@pytest.mark.parametrize("l2", ["cold", "warm"])
 @pytest.mark.parametrize("host_us", [4.0, 60.0])
 @pytest.mark.parametrize("own_us", [10.0, 15.3, 2700.0])
 @pytest.mark.parametrize("share", [0.02, 0.05])
 def test_an_injected_slowdown_is_the_share_on_the_mean_of_a_batch(
-    monkeypatch, make, l2, host_us, own_us, share
+    monkeypatch, host_us, own_us, share
 ):
     gpu = Gpu()
     fakegpu.install(monkeypatch, gpu)
-    clock, calls = make(l2), max(1, math.ceil(BATCH_US / own_us))
+    clock, calls = CudaClock(), max(1, math.ceil(BATCH_US / own_us))
     call = partial(gpu.launch, "call", device_us=own_us, host_us=host_us)
     slowed = slowed_by_sleep(call, calls, share, clock)
     gpu.steady()

@@ -22,8 +22,6 @@ class VariantConfig(Struct, frozen=True, kw_only=True):
     device: str
     threads: int | None
     seed: int
-    l2: str | None
-    timer: str | None
     cpu: int | None
 
 

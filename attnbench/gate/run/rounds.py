@@ -56,7 +56,7 @@ _LIMITS = {
     "withheld": (0.10, "the CPU quota withheld {:.0%}"),
 }
 _TICK_S = 0.01
-_FROM_SETTINGS = ("device", "threads", "seed", "l2", "timer")
+_FROM_SETTINGS = ("device", "threads", "seed")
 
 
 @dataclass(kw_only=True)

@@ -28,19 +28,18 @@ def waits() -> int:
 
 
 def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float:
-    """Microseconds a call takes, on the mean of a batch of `calls` that is slowed by `share`.
+    """On a CPU: microseconds a call takes, on the mean of a batch that is slowed by `share`.
 
-    On CPU: the calls, then idle turning for that share of what they have just taken, timed as one:
-    of their CPU time, unless several threads computed or one waited, since other work may have
+    That is `calls` calls, then idle turning for that share of what they have just taken, timed as
+    one: of their CPU time, unless several threads computed or one waited, since other work may have
     taken any part of the rest. The ratio is exact whatever the noise, and the wrapper costs once a
     batch: around each call it made 0.5 % of a call of 240 µs.
     """
-    together = 1 if clock.l2 == "cold" else calls  # cold calls are timed one by one
 
     def batch() -> None:
         before, clocks = waits(), (now_ns, cpu_ns)
         begins = [read_ns() for read_ns in clocks]
-        for _ in repeat(None, together):
+        for _ in repeat(None, calls):
             call()
         alone = torch.get_num_threads() == 1 and waits() == before
         read_ns, begin = clocks[alone], begins[alone]
@@ -49,43 +48,33 @@ def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float
         while read_ns() < until:
             pass
 
-    return clock.batch(batch, calls // together).time_us / together
+    return clock.batch(batch, 1).time_us / calls
 
 
 def slowed_by_sleep(call: Call, calls: int, share: float, clock: Clock) -> Callable[[], float]:
     """On a GPU: what takes a batch of `calls` calls that is slowed by `share`, in µs a call.
 
-    One kernel spins in each batch, for `share` of the time of all its calls: a kernel after each
-    would cost 1.5 to 2.5 µs by its launch alone, which is more than the share of a short call.
-    Warm calls are timed as one: it follows the last, so that it stands in nobody's way. Cold ones
-    are timed one by one: it follows one of them. Either way the mean over the batch has the share.
+    A kernel that spins follows one call of each batch, for `share` of the time of all: one after
+    each call would cost 1.5 to 2.5 µs by its launch alone, more than the share of a short call.
+    The calls are timed one by one, with a cold cache, so that it stands in nobody's way.
 
     How long that is, is measured now, once; what starting a kernel costs is taken off. Where that
     alone is more than the share, the least there is follows.
     """
-    together = 1 if clock.l2 == "cold" else calls  # calls between two readings of the clock
-    timed, sleep = calls // together, torch.cuda._sleep
-
-    def followed(*cycles: int) -> Call:
-        """Calls that are timed together, and then a sleep of these cycles in turn; 0 is none."""
-        turns = cycle(cycles)
-
-        def calls_and_sleep() -> None:
-            for _ in repeat(None, together):
-                call()
-            if spin := next(turns):
-                sleep(spin)  # type: ignore[no-untyped-call]
-
-        return calls_and_sleep
+    sleep = torch.cuda._sleep
 
     def each_us(call: Call, times: int) -> float:
-        us = median(clock.batch(call, times).time_us for _ in range(_TRIALS))
-        clock.release(call)
-        return us
+        return median(clock.batch(call, times).time_us for _ in range(_TRIALS))
 
-    own_us = each_us(followed(0), timed) * timed
+    own_us = each_us(call, calls) * calls
     least_us, long_us = (each_us(partial(sleep, each), _SLEEPS) for each in (1, _SLEEP_CYCLES))
     cycles_per_us = _SLEEP_CYCLES / max(long_us - least_us, 1e-3)
     cycles = max(1, round((share * own_us - least_us) * cycles_per_us))
-    slowed = followed(*repeat(0, timed - 1), cycles)
-    return lambda: clock.batch(slowed, timed).time_us / together
+    turns = cycle((*repeat(0, calls - 1), cycles))
+
+    def slowed() -> None:
+        call()
+        if spin := next(turns):
+            sleep(spin)  # type: ignore[no-untyped-call]
+
+    return lambda: clock.batch(slowed, calls).time_us

@@ -84,7 +84,7 @@ class VariantProcess:
             adopt(folder=True)
             restore_clocks()
             settle()
-            self._clock = clock_for(config.device, l2=config.l2, timer=config.timer)
+            self._clock = clock_for(config.device)
             self._sensor = GpuSensor.open() if config.device == "cuda" else None
             failures = self._prepare_all()
             # Some import no earlier than when they build, or are first called.
