@@ -71,9 +71,10 @@ gpu-test:
 gpu-sweep gpu-report: RUN := gpu
 gpu-verify-sweep gpu-verify-report: RUN := verify-gpu
 
+# A cell that hangs does so twice, under the profiler and where it is timed: both fit into LIMIT.
 gpu-sweep gpu-verify-sweep:
 	@$(ON_GPU); if [ -e $(OUT)/$(RUN)/run.json ]; then what="--resume $(RUN)"; \
-	else rmdir $(OUT)/$(RUN); what="--preset $(RUN) --device cuda --name $(RUN)"; fi; \
+	else rmdir $(OUT)/$(RUN); what="--preset $(RUN) --device cuda --timeout 100 --name $(RUN)"; fi; \
 	$$attnbench sweep $$what --output $(OUT) >&2; $(ENDED)
 
 gpu-report gpu-verify-report:

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -213,16 +214,17 @@ def test_what_takes_longer_to_issue_than_can_be_hidden_is_launch_bound_if_the_de
 @pytest.mark.parametrize("l2", ["warm", "cold"])
 def test_a_host_that_waits_for_the_device_does_not_set_its_pace(gpu, l2):
     """It waits for a result, or with as many launches as CUDA takes ahead of the device."""
-    work = kernels(gpu, 20, 5.0, 2.0)
 
-    def waits():
-        work()
+    def waits(count, host_us, device_us):
+        kernels(gpu, count, host_us, device_us)()
         gpu.synchronize()
 
-    batch = CudaClock(l2).batch(waits, 1)
+    batch = CudaClock(l2).batch(partial(waits, 20, 5.0, 2.0), 1)
     assert batch.time_us == pytest.approx(40.0 + 1.0), "the event is issued after the wait"
     assert batch.hidden_us == batch.enqueue_us
     assert not bound(batch)
+    assert not bound(CudaClock(l2).batch(partial(waits, 1000, 5.0, 30.0), 1))
+    assert bound(CudaClock(l2).batch(partial(waits, 1000, 5.0, 3.0), 1))
     batch = CudaClock(l2).batch(kernels(gpu, 50_000, 5.0, 6.0), 1)
     assert batch.enqueue_us is not None
     assert batch.enqueue_us > 0.97 * batch.time_us

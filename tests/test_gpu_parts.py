@@ -109,7 +109,8 @@ def test_a_part_that_fails_is_killed_or_hangs_takes_nothing_from_the_others(benc
 def test_what_was_cut_off_goes_on_where_it_stopped(bench):
     bench.make("gpu-sweep", "sweep=killed")
     assert bench.part("sweep") == [
-        f"-m attnbench sweep --preset gpu --device cuda --name gpu --output {bench.out}"
+        f"-m attnbench sweep --preset gpu --device cuda --timeout 100 --name gpu"
+        f" --output {bench.out}"
     ]
     assert bench.make("gpu-sweep") == 0
     assert bench.part("sweep") == [f"-m attnbench sweep --resume gpu --output {bench.out}"]

@@ -288,7 +288,7 @@ metric("load_1m", "float", "", "load average of the machine at the cell's end")
 metric("enqueue_us", "float", "µs", "host time to issue a call (decode: per token), on a GPU")
 metric(
     "hidden_us", "float", "µs",
-    "part of enqueue_us in which the device was busy with what stands in front of the timed call",
+    "part of enqueue_us in which the device was kept busy before the timed call",
 )  # fmt: skip
 metric("sm_mhz", "float", "MHz", "mean clock of the GPU beside the samples")
 metric("power_w", "float", "W", "power the GPU drew beside the samples")

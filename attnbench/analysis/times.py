@@ -19,9 +19,10 @@ from attnbench.schema.record import Record, Sample
 
 Interval = tuple[float, float]
 HOST_BOUND = 0.95  # of the time, in which the host was still issuing: the device waits for it
-# CUDA takes about a thousand launches ahead of the device, which are more than this long. Then the
-# host waits, and is still issuing when nearly all is done, however slow the device.
-FULL_QUEUE_US = 1000.0
+# A host that waits for the device, for a result or because CUDA takes about a thousand launches
+# ahead of it, issues until nearly all of a long call is done. What is left to the device then is
+# that queue, or as long as what was hidden: a millisecond or more.
+PACED_US = 500.0
 FEWEST = 3  # samples that give a low end
 # Beyond what a run shows of itself its low end lies above that of other runs of the same code (a
 # core that was slow between two probes, the placement of pages), or below it. Taken from 540 cells,
@@ -187,4 +188,4 @@ def launch_bound(record: Record) -> bool:
         return False
     exposed_us = issued_us - (record.metrics.get("hidden_us") or 0.0)
     left_us = (ran_us - exposed_us) * (record.cell.case.new_tokens or 1)  # of the whole call
-    return bool(exposed_us >= HOST_BOUND * ran_us and left_us <= FULL_QUEUE_US)
+    return bool(exposed_us >= HOST_BOUND * ran_us and left_us <= PACED_US)

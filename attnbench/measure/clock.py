@@ -169,7 +169,9 @@ class CudaClock(Clock):
             self._end.record()
             self._end.synchronize()
             ahead_us = _between_us(self._front, self._begin) - submitted_us
-            if ahead_us >= least_us:  # beyond that the host waits for the device: in `.item()`, say
+            # Held back by what holds the device back, the host waits for it: for a result, or with
+            # a full launch queue. That is no issuing.
+            if ahead_us >= least_us or issue_us >= least_us + ahead_us / 2:
                 issue_us = min(issue_us, least_us)
             stream_us += _between_us(self._begin, self._end)
             issued_us += issue_us
