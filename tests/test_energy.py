@@ -3,7 +3,7 @@
 import pytest
 
 from attnbench.measure.energy import measure_energy
-from attnbench.measure.gpu import GpuReading
+from attnbench.measure.sensor import GpuReading
 
 
 class FakeBoard:

@@ -15,7 +15,6 @@ import torch
 from attnbench.base.sample import Batch
 from attnbench.measure import engine
 from attnbench.measure.engine import COMPILED, STEPPED_BACK, Measurement
-from attnbench.measure.gpu import GpuReading
 from attnbench.measure.sampling import (
     MOST_CALLS,
     StoppingRule,
@@ -25,6 +24,7 @@ from attnbench.measure.sampling import (
     compile_activity,
     warm_up,
 )
+from attnbench.measure.sensor import GpuReading
 from attnbench.measure.watch import CounterMarks, Watch, driver_allocations
 from attnbench.worker.measuring import core_speed
 

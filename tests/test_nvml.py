@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnbench.measure.gpu import GpuReading, GpuSensor, must_discard, power_state
+from attnbench.measure.sensor import GpuReading, GpuSensor, must_discard, power_state
 from attnbench.worker import catalogue
 
 UUID = "1b2c3d4e-0000-1111-2222-333344445555"

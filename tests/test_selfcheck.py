@@ -16,8 +16,8 @@ import torch
 from attnbench.base.sample import Batch
 from attnbench.measure import selfcheck
 from attnbench.measure.clock import CudaClock
-from attnbench.measure.gpu import GpuSensor
 from attnbench.measure.sampling import StoppingRule
+from attnbench.measure.sensor import GpuSensor
 from attnbench.worker import diagnosis, gpu
 from tests import fakegpu
 from tests.test_nvml import FakeNvml, NVMLError

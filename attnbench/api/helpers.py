@@ -284,7 +284,7 @@ def _reason_against_triton() -> str | None:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     if not has_triton():
-        return "torch.compile needs Triton on CUDA, and a GPU of capability 7.0 at least"
+        return "torch.compile needs Triton on CUDA, and a GPU of compute capability 7.0 or more"
     # Where Triton looks (its runtime/build.py).
     compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     if not any(map(shutil.which, compilers)):

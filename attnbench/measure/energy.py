@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnbench.measure.gpu import GpuSensor
+from attnbench.measure.sensor import GpuSensor
 
 # The loop lasts until both MIN_S and MIN_TICKS of the counter are reached, but at most MAX_S.
 MIN_S, MIN_TICKS, MAX_S = 2.0, 20, 10.0

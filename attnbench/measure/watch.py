@@ -16,7 +16,7 @@ import torch
 from attnbench.base.sample import Discard
 from attnbench.machine import host
 from attnbench.measure.clock import cpu_ns, now_ns
-from attnbench.measure.gpu import GpuReading, GpuSensor, must_discard
+from attnbench.measure.sensor import GpuReading, GpuSensor, must_discard
 
 # What one involuntary switch of a process costs it: about a slice of Linux's scheduler.
 SLICE_US = 4000.0

@@ -12,7 +12,7 @@ import msgspec
 from attnbench.api import FAMILIES, IMPLEMENTATIONS, implementation
 from attnbench.api.loader import BUILT_IN
 from attnbench.machine.facts import environment, reason_against_device
-from attnbench.measure.gpu import GpuSensor
+from attnbench.measure.sensor import GpuSensor
 from attnbench.schema.case import DEVICES, Case, Device, parse_mask
 from attnbench.schema.mask import MASKS
 from attnbench.schema.messages import Catalogue, ImplementationInfo

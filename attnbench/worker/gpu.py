@@ -11,7 +11,7 @@ import torch
 from attnbench.api import IMPLEMENTATIONS, reason_against_compiling
 from attnbench.api.loader import load_built_in
 from attnbench.measure.clock import GraphClock
-from attnbench.measure.gpu import GpuSensor
+from attnbench.measure.sensor import GpuSensor
 from attnbench.schema.case import Case, Device, Dtype, parse_mask
 
 

@@ -21,8 +21,8 @@ from attnbench.machine.state import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.energy import measure_energy
 from attnbench.measure.engine import Measurement
-from attnbench.measure.gpu import GpuSensor, power_state
 from attnbench.measure.sampling import StoppingRule, Target
+from attnbench.measure.sensor import GpuSensor, power_state
 from attnbench.measure.watch import CounterMarks, Watch
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record

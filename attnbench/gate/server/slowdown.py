@@ -58,7 +58,7 @@ def slowed_by_sleep(call: Call, calls: int, share: float, clock: Clock) -> Calla
     each call would cost 1.5 to 2.5 µs by its launch alone, more than the share of a short call.
     The calls are timed one by one, with a cold cache, so that it stands in nobody's way.
 
-    How long that is, is measured now, once; what starting a kernel costs is taken off. Where that
+    How long that is, is measured once; what starting a kernel costs is taken off. Where that
     alone is more than the share, the least there is follows.
     """
     sleep = torch.cuda._sleep

@@ -31,7 +31,7 @@ from attnbench.gate.server.slowdown import (
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import adopt, beyond_repair, pin, remember, restore_clocks, settle
 from attnbench.measure.clock import clock_for
-from attnbench.measure.gpu import GpuSensor, must_discard
+from attnbench.measure.sensor import GpuSensor, must_discard
 from attnbench.measure.watch import collector_off
 from attnbench.schema.record import Cell
 from attnbench.worker.inputs import Draw, Tensors
