@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from attnbench.base.sample import Batch
 from attnbench.errors import WorkerError
@@ -69,23 +70,29 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
 class RefusingClock(HostClock):
     """Cannot capture what stands second among the calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__()
-        self.calls: dict[int, None] = {}
+        self.error, self.calls = error, dict[int, None]()
 
     def batch(self, call: Any, calls: int) -> Batch:
         self.calls[id(call)] = None
         if list(self.calls).index(id(call)) == 1:
             self.broken = True
-            raise CaptureError("--timer graph: the call cannot be captured")
+            raise self.error
         return Batch(time_us=5000.0, e2e_us=5000.0)
 
 
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(CaptureError("refused"), "unsupported"), (torch.cuda.OutOfMemoryError("full"), "oom")],
+)
 @pytest.mark.usefixtures("one_thread")
-def test_a_worker_whose_capture_failed_reports_that_cell_and_leaves_the_others(monkeypatch):
+def test_a_worker_whose_capture_failed_reports_that_cell_and_leaves_the_others(
+    monkeypatch, error, status
+):
     """To a fresh process, which is asked for what has no record."""
     rule = StoppingRule(precision=1.0, min_time_s=0.0, max_time_s=0.01)
-    clock = RefusingClock()
+    clock = RefusingClock(error)
     kit = Instruments(rule=rule, clock=clock, watch=Watch())
     monkeypatch.setattr(Instruments, "of", lambda request, device: kit)
     monkeypatch.setattr(state, "idlest_cpu", lambda: None)
@@ -97,7 +104,7 @@ def test_a_worker_whose_capture_failed_reports_that_cell_and_leaves_the_others(m
     )
     with pytest.raises(SystemExit):
         serving._serve(asked, NoHeartbeat(), emitted.append)  # type: ignore[arg-type]
-    assert [(x.record.cell.impl, x.record.status) for x in emitted] == [("sdpa", "unsupported")]
+    assert [(x.record.cell.impl, x.record.status) for x in emitted] == [("sdpa", status)]
     assert len(clock.calls) == 2, "a call was timed after the capture had failed"
 
 
