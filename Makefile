@@ -85,13 +85,22 @@ gpu-verdicts:
 	@$(ON_GPU); $$attnbench claims verify-gpu --output $(OUT) > $(OUT)/claims.txt; \
 	$$attnbench verify verify-gpu --output $(OUT) > $(OUT)/verify.txt; $(ENDED)
 
-# One dtype after another: those that are done are left out, and all must have passed.
+# One family of implementations after another, in each dtype: those that are done are left out, and
+# all must have passed. They share LIMIT, which is less than all of them take where cuDNN makes a
+# plan for every shape: what is cut off comes first when called again.
+FAMILIES := import itertools, json, sys; \
+  found = sorted(json.load(sys.stdin)["implementations"], key=lambda x: x["family"]); \
+  print(*(",".join(x["name"] for x in of) for _, of in itertools.groupby(found, lambda x: x["family"])))
 gpu-check:
-	@$(ON_GPU); done=$(OUT)/check.txt; touch $$done; for dtype in bfloat16 float16 float32; do \
-	  grep -q "^$$dtype: exit" $$done && continue; \
-	  $$attnbench check --device cuda --dtypes $$dtype >> $$done; code=$$?; \
-	  [ $$code -gt 1 ] || echo "$$dtype: exit $$code" >> $$done; \
-	done; [ $$(grep -c "^[a-z0-9]*: exit 0$$" $$done) = 3 ]; $(ENDED)
+	@$(ON_GPU); done=$(OUT)/check.txt; touch $$done; end=$$(($$(date +%s) + $(LIMIT))); open=0; \
+	families=$$($$attnbench list --json | $(PYTHON) -c '$(FAMILIES)'); [ -n "$$families" ] || open=1; \
+	for dtype in bfloat16 float16 float32; do for impls in $$families; do \
+	  if ! grep -q "^$$dtype $$impls: exit" $$done; then \
+	    left=$$((end - $$(date +%s))); [ $$left -gt 0 ] || { open=1; echo "cut off: make gpu-check goes on" >&2; break 2; }; \
+	    timeout -k 10 $$left $$attnbench check --device cuda --dtypes $$dtype --impls $$impls >> $$done; code=$$?; \
+	    [ $$code -gt 1 ] || echo "$$dtype $$impls: exit $$code" >> $$done; \
+	  fi; grep -q "^$$dtype $$impls: exit 0" $$done || open=1; \
+	done; done; (exit $$open); $(ENDED)
 
 # All of that on a CPU, before simulated GPUs: does each part work, is each time the true one, and
 # how long would a GPU take? PROFILES are among H100, H200, A100, RTX4090 and L4; the first has the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 # Notes what it is asked for, leaves what the command would, and ends as AILING says: by its exit
 # status, killed, or not at all.
 STAND_IN = """#!/bin/sh
+[ "$1" = -c ] && exec python3 "$@"
 echo "$*" >> "$ASKED"
 run=$(echo "$*" | sed -n 's/.*\\(verify-gpu\\).*/\\1/p'); run=$OUT/${run:-gpu}
 case "$*" in
@@ -19,7 +21,8 @@ case "$*" in
   *"-m pytest "*) name=test; echo "12 passed";;
   *" sweep "*) name=sweep; mkdir -p $run; echo {} > $run/run.json; echo {} >> $run/records.jsonl;;
   *" report "*) name=report; cd $run && mkdir plots && touch plots/a.svg report.html report.md;;
-  *float16*|*float32*) name=check; echo "all right";;
+  *" list "*) name=list; [ "$AILING" = list=1 ] || echo "$CATALOGUE";;
+  *" check "*) name=check; echo "all right";;
   *" verify "*) name=verify; echo "1 holds";;
   *" claims "*) name=claims; echo "1 claim";;
 esac
@@ -31,6 +34,12 @@ case "${AILING#*=}" in
 esac
 """
 RUN = ["records.jsonl", "report.html", "report.md", "run.json", "plots.tar.gz"]
+CATALOGUE = [("naive", "exact"), ("gru", "recurrent"), ("sdpa", "exact")]
+CHECKS = [
+    f"{dtype} --impls {impls}"
+    for dtype in ("bfloat16", "float16", "float32")
+    for impls in ("naive,sdpa", "gru")
+]
 FILES = {
     "gpu": {"gpu.log", "doctor.json", "check.txt", *(f"gpu/{name}" for name in RUN)},
     "gpu-verify": {"gpu.log", "verify.txt", "claims.txt", *(f"verify-gpu/{x}" for x in RUN)},
@@ -54,10 +63,13 @@ class Bench:
             "PYTHON": self._python,
             "LIMIT": 2 if "hung" in ailing else 60,
         }
+        implementations = [{"name": name, "family": family} for name, family in CATALOGUE]
         ended = subprocess.run(
             ["make", target, *(f"{name}={value}" for name, value in variables.items())],
             cwd=ROOT,
-            env=os.environ | {"MAKEFLAGS": "", "ASKED": str(self._asked), "AILING": ailing},
+            env=os.environ
+            | {"MAKEFLAGS": "", "ASKED": str(self._asked), "AILING": ailing}
+            | {"CATALOGUE": json.dumps({"implementations": implementations})},
             capture_output=True,
             check=False,
         )
@@ -103,7 +115,7 @@ def test_all_parts_together_leave_eight_files(bench, target):
 def test_a_part_that_fails_is_killed_or_hangs_takes_nothing_from_the_others(bench, ailing, lost):
     assert bench.make("gpu", ailing) != 0
     assert FILES["gpu"] - bench.left == lost
-    assert len(bench.asked) == 7
+    assert len(bench.asked) == 5 + len(CHECKS)
 
 
 def test_what_was_cut_off_goes_on_where_it_stopped(bench):
@@ -117,14 +129,25 @@ def test_what_was_cut_off_goes_on_where_it_stopped(bench):
     assert len((bench.out / "gpu/records.jsonl").read_text().splitlines()) == 2
 
 
-def test_dtypes_that_are_checked_are_not_checked_again_and_one_that_failed_still_counts(bench):
+def test_what_is_checked_is_not_checked_again_and_a_failure_still_counts(bench):
     assert bench.make("gpu-check", "check=1") != 0  # each was checked, and found wrong
-    assert len(bench.part("check")) == 3
+    assert len(bench.part("check")) == len(CHECKS)
     assert bench.make("gpu-check") != 0
-    assert bench.asked == []
+    assert bench.part("check") == []
 
 
 def test_a_check_that_was_cut_off_is_made_again(bench):
     assert bench.make("gpu-check", "check=killed") != 0
     assert bench.make("gpu-check") == 0
-    assert [line.split()[-1] for line in bench.part("check")] == ["bfloat16", "float16", "float32"]
+    assert [line.partition("--dtypes ")[2] for line in bench.part("check")] == CHECKS
+
+
+def test_all_checks_together_take_no_longer_than_a_part_may(bench):
+    assert bench.make("gpu-check", "check=hung") != 0
+    assert len(bench.part("check")) == 1, "it had all of LIMIT"
+    assert "cut off" in (bench.out / "gpu.log").read_text()
+
+
+def test_no_catalogue_is_not_all_right(bench):
+    assert bench.make("gpu-check", "list=1") != 0
+    assert bench.part("check") == []

@@ -25,13 +25,14 @@ from tests.rehearsal.hooks import SCALE
 from tests.rehearsal.profiles import PROFILES
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("gpu-doctor", "gpu-test", "gpu-sweep", "gpu-report")
+PARTS = ("gpu-doctor", "gpu-test", "gpu-sweep", "gpu-report", "gpu-check")
 # What is not simulated: on which stream autograd runs, and what a kernel allocates by itself.
 DESELECTED = ("test_a_backward_pass_is_captured", "test_what_a_call_allocates")
 SCALED = "ATTNBENCH_REHEARSAL_SCALE"
 MOST_S = 240.0  # that a part may take on an H100
 # The clock looks at the host's within the time to the result, and records events.
 AROUND_US = 2.0
+LITTLE = 1e-3  # of a call's time
 SIZES = ("--seq-lens", "9,72", "--heads", "16", "--head-dims", "128", "--dtypes", "bfloat16")
 HOSTILE = """
 import torch
@@ -129,31 +130,36 @@ class Rehearsal:
     def _off(self, row: dict[str, Any]) -> Iterator[str]:
         tick_us = PROFILES[self.profile].tick_us
         time_us, e2e_us = median(row["samples_us"]), median(row["e2e_us"])
-        exposed_us = median(row["enqueue_us"]) - median(row["hidden_us"])
+        issued_us = median(row["enqueue_us"])
         self.cells += 1
         where = f"{row['impl']} {row['case'].get('workload', 'attention')} {row['case']}"
-        if row["timer"] == "events" and exposed_us >= 0.95 * time_us:
+        if row["launch_bound"]:
             self.launch_bound += 1
             if time_us < row["true_us"] - tick_us:
                 yield f"{where}: launch-bound, and faster than its kernels"
             return
         off_us = abs(time_us - row["true_us"])
-        self.worst_us = max(self.worst_us, off_us)
-        if off_us > tick_us:
+        # The clock leaves a launch that is next to nothing of its call unhidden.
+        unhidden = row["timer"] == "events" and not median(row["hidden_us"])
+        may_us = tick_us + (issued_us if unhidden and issued_us <= LITTLE * time_us else 0.0)
+        if off_us > may_us:
             yield f"{where}: {time_us:.2f} us, in truth {row['true_us']:.2f}"
+        if may_us == tick_us:
+            self.worst_us = max(self.worst_us, off_us)
         if row["timer"] == "events" and abs(e2e_us - row["true_e2e_us"]) > tick_us + AROUND_US:
             yield f"{where}: {e2e_us:.2f} us to the result, in truth {row['true_e2e_us']:.2f}"
 
     def all(self) -> None:
         """Every part of `make gpu`, other clocks, and what may go wrong."""
         for name in PARTS:
-            of_tests: dict[str, Any] = {}
-            if name == "gpu-test":  # whose sizes are their own
-                expression = " or ".join(DESELECTED)
-                of_tests = {"PYTEST_ADDOPTS": f'-k "not ({expression})"', SCALED: 1}
+            own_sizes: dict[str, Any] = {}
+            if name in ("gpu-test", "gpu-check"):
+                if self.few:  # they ask little of which GPU it is
+                    continue
+                own_sizes = {SCALED: 1, "PYTEST_ADDOPTS": f'-k "not ({" or ".join(DESELECTED)})"'}
             part, _ = self.command(
                 name, "make", name, f"OUT={self.folder}", f"PYTHON={sys.executable}", "LIMIT=3000",
-                **of_tests,
+                **own_sizes,
             )  # fmt: skip
             if part.status:
                 part.problems.append(f"exit {part.status}")
@@ -187,7 +193,7 @@ class Rehearsal:
         hostile = self.folder / "hostile.py"
         hostile.write_text(HOSTILE)
         part, rows = self.sweep(
-            "hostile", "--seq-lens", "64,128", "--impl", hostile, "--timeout", "30",
+            "hostile", "--seq-lens", "64", "--impl", hostile, "--timeout", "20",
             "--impls", "naive,sdpa,hangs,loses-device",
         )  # fmt: skip
         wanted = {"hangs": "timeout", "loses-device": "crashed"}
@@ -235,7 +241,7 @@ def main() -> int:
         if folder.exists():
             parser.error(f"{folder} exists; --out elsewhere, or remove it")
         folder.mkdir(parents=True)
-        # The first has the whole preset; of the others its smallest and its largest sizes.
+        # The first has the whole preset and the tests; the others every third length.
         rehearsal = Rehearsal(profile=name, folder=folder, few=name != profiles[0])
         rehearsal.all()
         page.append(_told(rehearsal))

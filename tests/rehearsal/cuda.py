@@ -256,6 +256,12 @@ class Gpu:
         if not isinstance(query, OnGpu):
             return plain(query, key, value, **given)
         backend = self._backend(query, attn_mask, enable_gqa)
+        if query.shape[-1] != value.shape[-1]:  # for which the CPU has but this one
+            backend = "math"
+        if backend == "math" and is_causal:  # whose mask C++ would make on the CPU
+            shape = query.shape[-2], key.shape[-2]
+            mask = torch.ones(*shape, dtype=torch.bool, device=CUDA).tril()
+            given |= {"attn_mask": mask, "is_causal": False}
         switches = torch.backends.cuda
         before = switches.flash_sdp_enabled(), switches.math_sdp_enabled()
         switches.enable_flash_sdp(backend != "math")

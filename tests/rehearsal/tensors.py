@@ -108,6 +108,8 @@ class Dispatch(TorchDispatchMode):
         name, views = _named(func)
         if name == "_to_copy" and here and not kwargs.get("non_blocking"):
             kind = None
+        if name == "zeros" and torch._C._current_autograd_node() is not None:
+            kind = "cuda"  # an undefined gradient's, which C++ would make on the CPU
         if kind == "cuda":
             kwargs["device"] = torch.device("cpu")
         if not here and kind != "cuda":

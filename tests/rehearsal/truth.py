@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from attnbench.analysis import times
 from attnbench.api import implementation
 from attnbench.api.loader import load_built_in
 from attnbench.execution.store import load_run
@@ -60,6 +61,7 @@ def main(run: str, file: str) -> None:
                 "case": case.to_json(),
                 "impl": impl.name,
                 "timer": record.metrics["timer"],
+                "launch_bound": times.launch_bound(record),
                 "cold": cold,
                 "units": bound.units,
                 "kernels": len(nvml.GPU.kernels),
