@@ -5,8 +5,7 @@ BIN := .venv/bin
 OUT ?= results/gpu
 LIMIT ?= 270
 
-.PHONY: bench test lint mutants gate benchmark validate gpu gpu-rehearsal gpu-verify gpu-doctor gpu-test gpu-sweep \
-  gpu-report gpu-check gpu-verify-sweep gpu-verdicts gpu-verify-report clean
+.PHONY: bench test lint mutants gate benchmark validate gpu gpu-verify gpu-rehearsal clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
@@ -52,55 +51,15 @@ validate: .venv/installed
 GPU := gpu-doctor gpu-test gpu-sweep gpu-report gpu-check
 # The same for laws, by a sweep of their own: gpu.log, verify.txt, claims.txt, and the five of a run.
 GPU_VERIFY := gpu-verify-sweep gpu-verdicts gpu-verify-report
-ON_GPU = mkdir -p $(OUT); exec 2>> $(OUT)/gpu.log; echo "== $@" >&2; export PYTHONUNBUFFERED=1 \
-  PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}; python="timeout -k 10 $(LIMIT) $(PYTHON)"; attnbench="$$python -m attnbench"
-# What became of a part: its exit status, and the last lines of the log.
-ENDED = status=$$?; tail -n 8 $(OUT)/gpu.log; echo "$@: exit $$status"; exit $$status
+ON_GPU = OUT="$(OUT)" LIMIT="$(LIMIT)" PYTHON="$(PYTHON)" sh tests/gpu.sh
 
 gpu gpu-verify:
 	@status=0; for part in $(if $(filter gpu,$@),$(GPU),$(GPU_VERIFY)); do \
-	  $(MAKE) --no-print-directory $$part || status=1; done; exit $$status
+	  $(ON_GPU) $$part; case $$? in 0) ;; 64) exit 64;; *) status=1;; esac; done; exit $$status
 
-gpu-doctor:
-	@$(ON_GPU); $$attnbench doctor --device cuda --json > $(OUT)/doctor.json; status=$$?; \
-	grep '"verdict"' $(OUT)/doctor.json >&2; (exit $$status); $(ENDED)
-
-gpu-test:
-	@$(ON_GPU); $$python -m pytest -o addopts= -q -m gpu tests/test_gpu.py tests/test_gate_gpu.py >&2; $(ENDED)
-
-gpu-sweep gpu-report: RUN := gpu
-gpu-verify-sweep gpu-verify-report: RUN := verify-gpu
-
-# A cell that hangs does so twice, under the profiler and where it is timed: both fit into LIMIT.
-gpu-sweep gpu-verify-sweep:
-	@$(ON_GPU); if [ -e $(OUT)/$(RUN)/run.json ]; then what="--resume $(RUN)"; \
-	else rmdir $(OUT)/$(RUN); what="--preset $(RUN) --device cuda --timeout 100 --name $(RUN)"; fi; \
-	$$attnbench sweep $$what --output $(OUT) >&2; $(ENDED)
-
-gpu-report gpu-verify-report:
-	@$(ON_GPU); $$attnbench report $(RUN) --output $(OUT) >&2 && \
-	tar -C $(OUT)/$(RUN) -czf $(OUT)/$(RUN)/plots.tar.gz plots && rm -r $(OUT)/$(RUN)/plots; $(ENDED)
-
-gpu-verdicts:
-	@$(ON_GPU); $$attnbench claims verify-gpu --output $(OUT) > $(OUT)/claims.txt; \
-	$$attnbench verify verify-gpu --output $(OUT) > $(OUT)/verify.txt; $(ENDED)
-
-# One family of implementations after another, in each dtype: those that are done are left out, and
-# all must have passed. They share LIMIT, which is less than all of them take where cuDNN makes a
-# plan for every shape: what is cut off comes first when called again.
-FAMILIES := import itertools, json, sys; \
-  found = sorted(json.load(sys.stdin)["implementations"], key=lambda x: x["family"]); \
-  print(*(",".join(x["name"] for x in of) for _, of in itertools.groupby(found, lambda x: x["family"])))
-gpu-check:
-	@$(ON_GPU); done=$(OUT)/check.txt; touch $$done; end=$$(($$(date +%s) + $(LIMIT))); open=0; \
-	families=$$($$attnbench list --json | $(PYTHON) -c '$(FAMILIES)'); [ -n "$$families" ] || open=1; \
-	for dtype in bfloat16 float16 float32; do for impls in $$families; do \
-	  if ! grep -q "^$$dtype $$impls: exit" $$done; then \
-	    left=$$((end - $$(date +%s))); [ $$left -gt 0 ] || { open=1; echo "cut off: make gpu-check goes on" >&2; break 2; }; \
-	    timeout -k 10 $$left $$attnbench check --device cuda --dtypes $$dtype --impls $$impls >> $$done; code=$$?; \
-	    [ $$code -gt 1 ] || echo "$$dtype $$impls: exit $$code" >> $$done; \
-	  fi; grep -q "^$$dtype $$impls: exit 0" $$done || open=1; \
-	done; done; (exit $$open); $(ENDED)
+.PHONY: $(GPU) $(GPU_VERIFY)
+$(GPU) $(GPU_VERIFY):
+	@$(ON_GPU) $@
 
 # All of that on a CPU, before simulated GPUs: does each part work, is each time the true one, and
 # how long would a GPU take? PROFILES are among H100, H200, A100, RTX4090 and L4; the first has the

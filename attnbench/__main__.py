@@ -1,6 +1,29 @@
 """`python -m attnbench`: the command line, also from a source tree that is not installed."""
 
-from attnbench.cli import main
+import importlib.util
+import sys
+
+# As the dependencies in pyproject.toml are imported. Of what is not here the rest can do without:
+# sensors of a GPU (pynvml), and Parquet (pyarrow).
+NEEDED = (
+    "click", "jinja2", "matplotlib", "msgspec", "numpy", "pandas", "psutil", "rich", "scipy",
+    "torch",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Say in one line what this Python lacks, or run the command line."""
+    if lacking := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        print(
+            f"Error: {sys.executable} lacks {', '.join(lacking)}; install what is missing with"
+            f" `{sys.executable} -m pip install {' '.join(lacking)}`, or use another Python",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    from attnbench.cli import main
+
+    main(prog_name="attnbench")
+
 
 if __name__ == "__main__":
-    main(prog_name="attnbench")
+    main()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,14 +16,17 @@ ROOT = Path(__file__).parents[1]
 # Notes what it is asked for, leaves what the command would, and ends as AILING says: by its exit
 # status, killed, or not at all.
 STAND_IN = """#!/bin/sh
-[ "$1" = -c ] && exec python3 "$@"
-echo "$*" >> "$ASKED"
-run=$(echo "$*" | sed -n 's/.*\\(verify-gpu\\).*/\\1/p'); run=$OUT/${run:-gpu}
 case "$*" in
-  *" doctor "*) name=doctor; echo '{"verdict": "fit"}';;
+  -c*) exec python3 "$@";;
+  *--version) [ "$AILING" != lacking ] || { echo "Error: no msgspec here"; exit 2; }; exit;;
+esac
+echo "$*" >> "$ASKED"
+run=$(echo "$*" | sed -n 's/.*\\(verify-gpu\\).*/\\1/p'); run="$OUT/${run:-gpu}"
+case "$*" in
+  *" doctor "*) name=doctor; [ "$AILING" = doctor=silent ] && exit 1; echo '{"verdict": "fit"}';;
   *"-m pytest "*) name=test; echo "12 passed";;
-  *" sweep "*) name=sweep; mkdir -p $run; echo {} > $run/run.json; echo {} >> $run/records.jsonl;;
-  *" report "*) name=report; cd $run && mkdir plots && touch plots/a.svg report.html report.md;;
+  *" sweep "*) name=sweep; mkdir -p "$run"; cd "$run"; echo {} >run.json; echo {} >>records.jsonl;;
+  *" report "*) name=report; cd "$run" && mkdir plots && touch plots/a.svg report.html report.md;;
   *" list "*) name=list; [ "$AILING" = list=1 ] || echo "$CATALOGUE";;
   *" check "*) name=check; echo "all right";;
   *" verify "*) name=verify; echo "1 holds";;
@@ -55,14 +61,16 @@ class Bench:
         self._python.write_text(STAND_IN)
         self._python.chmod(0o755)
 
-    def make(self, target: str, ailing: str = "", first_on_path: Path | None = None) -> int:
+    def make(
+        self, target: str, ailing: str = "", first_on_path: Path | None = None, **given: str
+    ) -> int:
         """The status of a target; `ailing` is a part and how it ends, as `sweep=killed`."""
         self._asked.write_text("")
         variables = {
             "OUT": self.out,
             "PYTHON": self._python,
             "LIMIT": 2 if "hung" in ailing else 60,
-        }
+        } | given
         implementations = [{"name": name, "family": family} for name, family in CATALOGUE]
         ended = subprocess.run(
             ["make", target, *(f"{name}={value}" for name, value in variables.items())],
@@ -72,8 +80,10 @@ class Bench:
             | {"CATALOGUE": json.dumps({"implementations": implementations})}
             | ({"PATH": f"{first_on_path}:{os.environ['PATH']}"} if first_on_path else {}),
             capture_output=True,
+            text=True,
             check=False,
         )
+        self.said = ended.stdout + ended.stderr
         return ended.returncode
 
     @property
@@ -116,7 +126,7 @@ def test_all_parts_together_leave_eight_files(bench, target):
 def test_a_part_that_fails_is_killed_or_hangs_takes_nothing_from_the_others(bench, ailing, lost):
     assert bench.make("gpu", ailing) != 0
     assert FILES["gpu"] - bench.left == lost
-    assert len(bench.asked) == 5 + len(CHECKS)
+    assert len(bench.asked) == 6 + len(CHECKS)
 
 
 def test_what_was_cut_off_goes_on_where_it_stopped(bench):
@@ -151,12 +161,71 @@ def test_all_checks_together_take_no_longer_than_a_part_may(bench, tmp_path):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     assert bench.make("gpu-check", first_on_path=tmp_path) != 0
-    asked = [x for x in (tmp_path / "timeout.asked").read_text().splitlines() if "check" in x]
-    assert [int(x.split()[2]) for x in asked if x.count("timeout")] == [35, 10]
-    assert len(bench.part("check")) == 2
-    assert "cut off" in (bench.out / "gpu.log").read_text()
+    limits = [line.split()[2] for line in (tmp_path / "timeout.asked").read_text().splitlines()]
+    assert limits == ["35", "10"], "the catalogue, and one check"
+    assert "call make gpu-check again" in (bench.out / "gpu.log").read_text()
 
 
 def test_no_catalogue_is_not_all_right(bench):
     assert bench.make("gpu-check", "list=1") != 0
     assert bench.part("check") == []
+
+
+def test_without_a_gpu_its_tests_are_not_all_right(bench):
+    assert bench.make("gpu-test", "list=2") != 0
+    assert not any("pytest" in line for line in bench.asked)
+
+
+def test_a_doctor_that_was_cut_off_leaves_no_half_of_a_page(bench):
+    assert bench.make("gpu-doctor", "doctor=silent") != 0
+    assert bench.left == {"gpu.log"}
+
+
+def test_a_part_tells_what_it_said_itself(bench):
+    bench.make("gpu-test", "test=1")
+    bench.make("gpu-doctor")
+    assert "12 passed" not in bench.said
+    assert '"verdict"' in bench.said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"LIMIT": "soon"}, "LIMIT=soon is no number of seconds; say LIMIT=270"),
+        ({"LIMIT": "0"}, "LIMIT=0 is no number of seconds"),
+        ({"OUT": ""}, "OUT= names no folder; say OUT=results/gpu"),
+        ({"OUT": "/dev/null"}, "OUT=/dev/null is no folder that can be written to"),
+        ({"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python is not there"),
+    ],
+)
+def test_what_no_part_can_run_with_is_one_line(bench, wrong, said):
+    assert bench.make("gpu", **wrong) == 2
+    assert [line for line in bench.said.splitlines() if "Error:" in line] == [
+        line for line in bench.said.splitlines() if said in line
+    ]
+    assert said in bench.said
+    assert (bench.asked, bench.left) == ([], set())
+
+
+def test_a_folder_may_have_a_space_in_its_name(bench):
+    bench.out = bench.out.with_name("two words")
+    assert bench.make("gpu") == 0
+    assert bench.left == FILES["gpu"]
+
+
+def test_what_python_lacks_is_said_once(bench):
+    assert bench.make("gpu", "lacking") == 2
+    assert bench.said.count("no msgspec here") == 1
+
+
+def test_a_python_without_the_dependencies_is_told_which(tmp_path):
+    """-S leaves out where they are installed."""
+    ended = subprocess.run(
+        [sys.executable, "-S", "-m", "attnbench", "--version"],
+        cwd=ROOT, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wanted = {re.split("[>=]", package)[0] for package in needed} - {"nvidia-ml-py", "pyarrow"}
+    assert f"lacks {', '.join(sorted(wanted))};" in line
