@@ -75,6 +75,14 @@ def test_half_a_surrogate_pair_in_a_reason_can_be_written_after_it_was_read():
     assert again.reason.encode()
 
 
+@pytest.mark.parametrize("error", [1e30, 1.7e308])
+def test_however_wrong_a_result_is_its_record_can_be_read(error):
+    wrong = Record(
+        cell=record().cell, status="incorrect", reason="wrong", metrics={"error_max": error}
+    )
+    assert Record.from_line(wrong.to_line()) == wrong
+
+
 def test_nan_cannot_be_stored():
     broken = Record(cell=record().cell, status="ok", samples=record().samples, metrics={"x": 1e999})
     with pytest.raises(ValueError, match="not JSON compliant"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from statistics import fmean
@@ -178,10 +179,12 @@ def _check_metrics(metrics: dict[str, Any]) -> None:
         ValueError: names the metric and the value.
     """
     for name, value in metrics.items():
+        if not isinstance(value, (int, float)):
+            continue
         counted = name.startswith(("flops_", "memory_", "bytes_")) and not name.endswith("_miss")
-        if isinstance(value, (int, float)) and not (
-            -_LARGEST < value < _LARGEST and (value >= 0 or not counted)
-        ):
+        # An error can be as large as wrong numbers are.
+        most = _LARGEST if counted or isinstance(value, int) else math.inf
+        if not (-most < value < most) or (counted and value < 0):
             raise ValueError(f"{value!r:.40} is out of range - at `$.metrics.{name}`")
 
 
