@@ -23,7 +23,7 @@ from tests.rehearsal.device import Device, OutOfMemoryError
 
 CUDA = torch.device("cuda", 0)
 # Beyond these an op's result is left as it comes: nothing of a rehearsal looks at it.
-MOST_FLOPS, MOST_NUMBERS = 4e9, 1 << 22
+MOST_FLOPS, MOST_NUMBERS = 4e9, 1 << 23
 
 _aten = torch.ops.aten
 # As SDPA's kernels are called, by backend.
