@@ -74,6 +74,20 @@ def test_a_definition_takes_the_place_of_attention(windowed: list[int], workload
     assert check_item(case, "near:4", {}, 0)["status"] == "incorrect"
 
 
+@pytest.mark.parametrize(("dtype", "status"), [("float16", "unsupported"), ("bfloat16", "ok")])
+def test_where_exact_results_are_too_large_for_the_dtype_nothing_can_be_right(
+    dtype: str, status: str
+) -> None:
+    load_built_in()
+    row = {
+        "workload": "layer", "projection": "separate", "layers": 2, "width": 48, "batch": 2,
+        "heads": 4, "seq_len": 37, "head_dim": 16, "mask": "causal", "dtype": dtype,
+    }  # fmt: skip
+    found = check_item(Case.from_json(row), "retention", {}, 0)
+    assert found["status"] == status, found
+    assert status == "ok" or "float16 6.55e+04 at most" in found["reason"]
+
+
 def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local(
     windowed: list[int],
 ) -> None:

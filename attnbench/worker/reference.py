@@ -72,6 +72,14 @@ class Reference:
     values: dict[str, torch.Tensor]
     allowed: dict[str, Size]
 
+    def beyond(self, dtype: str) -> str | None:
+        """Which exact result is larger than `dtype` holds, in words; None if none is."""
+        most = torch.finfo(getattr(torch, dtype)).max
+        for name, value in self.values.items():
+            if (largest := float(value.abs().max())) > most:
+                return f"exact {name} reaches {largest:.3g}, and {dtype} {most:.3g} at most"
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:

@@ -37,6 +37,10 @@ class IncorrectError(Exception):
     """The result is wrong; the message says by how much."""
 
 
+class BeyondDtypeError(Exception):
+    """No result of this dtype could be right; the message says by how much it is too small."""
+
+
 class UnsettledError(Exception):
     """The process cannot be used any more; the message says for what."""
 
@@ -209,6 +213,9 @@ class Trial:
             self.metrics["compile_s"] += self.last_call_s
         outputs = bound.named(result)
         found = judge(outputs, reference, self.case.dtype)
+        overflowed = found.fault.get("code") == "not-finite"
+        if overflowed and (reason := reference.beyond(self.case.dtype)):
+            raise BeyondDtypeError(reason)
         if self.checks_alone:
             self._look_into(outputs, reference, wrong=found.reason is not None)
         with torch.no_grad():
@@ -426,7 +433,8 @@ def classify(err: Exception, stage: str) -> tuple[Status, str]:
         text = f"(its text cannot be shown: {type(worse).__name__})"
     if isinstance(err, IncorrectError):
         return "incorrect", text
-    if isinstance(err, CaptureError):  # measurable, but not in the way that was asked for
+    # Measurable, but not in the way that was asked for.
+    if isinstance(err, (CaptureError, BeyondDtypeError)):
         return "unsupported", text
     if isinstance(err, UnsettledError):
         return "error", f"{stage}: {text}"

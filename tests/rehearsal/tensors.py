@@ -97,7 +97,7 @@ class Dispatch(TorchDispatchMode):
         self.device, self.scale = device, scale
         self.fused: str | None = None  # SDPA's backend, while its op runs
         self.ops: deque[str] = deque(maxlen=4096)
-        self._known: tuple[Any, Any] = (None, None)
+        self._known: tuple[Any, Any, Any] = (None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -145,8 +145,8 @@ class Dispatch(TorchDispatchMode):
         with no_dispatch():
             if _named(func)[0].endswith("_attention_for_cpu_backward"):
                 key = tuple((x.data_ptr(), x._version) for x in args[:4])
-                if key != self._known[0]:
-                    self._known = key, func(*args, **kwargs)
+                if key != self._known[0]:  # the inputs are kept, or others could lie where they did
+                    self._known = key, func(*args, **kwargs), args[:4]
                 return tuple(x.clone() for x in self._known[1])
             large = flops > MOST_FLOPS or any(x.numel() > MOST_NUMBERS for x in given)
             large |= flops > 1e8 and all(min(x.shape) >= 1024 for x in given)  # of no case here
