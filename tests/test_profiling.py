@@ -83,6 +83,10 @@ class LossyProfiler:
         self.on_host.append(Event(name, (begin, self.ns), id_=3))
         self.on_gpu.append(Event(name, (begin, self.ns), gpu=True, id_=3, user=True))
 
+    def wait(self, by: str = "cudaDeviceSynchronize") -> None:
+        self.ns, self.id = self.ns + 10, self.id + 1
+        self.on_host.append(Event(by, (self.ns, self.ns + 1), id_=self.id))
+
     def launch(self, *kernels: str, by: str = "cudaLaunchKernel") -> None:
         self.ns, self.id = self.ns + 10, self.id + 1
         self.on_host.append(Event(by, (self.ns, self.ns + 1), id_=self.id))
@@ -99,7 +103,7 @@ def lossy(monkeypatch):
         monkeypatch.setattr(probes, "profile", fake.session)
         monkeypatch.setattr(probes, "record_function", fake.record)
         monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: fake.launch("spin_kernel"))
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", fake.wait)
         return fake
 
     return install
@@ -122,8 +126,39 @@ def test_what_a_profiler_loses_at_the_head_of_a_session_is_no_kernel_of_the_call
     assert kernels_of(seen) == {
         "kernel": "triton_flash_attention; gemm; reduce",
         "kernel_count": 4,
+        "device_waits": 0,
         "sdpa_backend": None,
     }
+
+
+def test_waits_of_a_call_for_the_device_are_counted_and_those_of_the_profiling_are_not(lossy):
+    gpu = lossy(0)
+
+    def call() -> None:
+        gpu.launch("gemm")
+        gpu.launch("Memcpy DtoH (Device -> Pageable)", by="cudaMemcpyAsync")
+        for by in ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaStreamWaitEvent"):
+            gpu.wait(by)
+        gpu.launch("gemm")
+
+    seen = profile_call(call, "cuda")
+    assert (seen.kernel_count, kernels_of(seen)["device_waits"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x64x256",
+        "PyTorchMemEffAttention::AttentionBackwardKernel",
+        "_attn_fwd",
+    ],
+)
+def test_the_kernel_that_attends_comes_first_of_the_names_whatever_it_is_called(lossy, name):
+    gpu = lossy(0)
+    seen = profile_call(lambda: gpu.launch(*(f"copy {n}" for n in range(9)), name), "cuda")
+    assert kernels_of(seen)["kernel"].split("; ")[:2] == [name, "copy 0"]
 
 
 @pytest.mark.parametrize("launches", [0, 3])
@@ -185,6 +220,7 @@ def test_a_compilation_counts_where_nothing_was_compiled_yet(monkeypatch):
     status, found = profile_cell(Case(seq_len=16), "naive", 0)
     assert status == "ok"
     assert found["compile_s"] > 0
+    assert "device_waits" in found
     assert "aten::bmm" in found["kernel"]
 
 

@@ -289,6 +289,7 @@ def test_too_few_samples_and_independent_ones_of_one_speed_show_nothing(values):
 QUIET, DRIFTLESS = [100.0] * 9, noise(random.Random(12), 60)
 DRIFTING = [v * (1 + 0.2 * i / 60) for i, v in enumerate(noise(random.Random(11), 60))]
 TWO = [v * (1.5 if i in (3, 7, 8, 15, 22, 31, 40, 44) else 1) for i, v in enumerate(DRIFTLESS)]
+INTERRUPTED = [replace(s, left_out=i % 2) for i, s in enumerate(record(QUIET).samples)]
 HOT = "of the samples do not count (a GPU that slowed itself)"
 TROUBLES = [
     (record(DRIFTING), "drifts: the last third took", None),
@@ -308,6 +309,13 @@ TROUBLES = [
     (
         record([10.0] * 9, enqueue_us=14.0, hidden_us=4.0),
         "14.0 µs to issue a call, of which 4.00 µs are hidden", None,
+    ),
+    (
+        record(QUIET, device_waits=1), "the host waits for the device once a call, and then", None
+    ),
+    (
+        replace(record(QUIET), samples=tuple(INTERRUPTED)),
+        "4 of 18 calls do not count: the host took far longer to issue them", None,
     ),
     (record([100.0] * 20, discarded=dict.fromkeys(range(6), "gpu")), f"30% {HOT}", None),
     (

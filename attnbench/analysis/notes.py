@@ -18,6 +18,7 @@ from attnbench.schema.record import Record
 
 DISTURBED = 0.25
 FULL_SPEED_SHARE = 0.9  # of the time; less shows in the intervals
+LEFT_OUT = 0.01  # of the calls; some interruption meets every process
 
 # Diagnostics: fewer values than these show nothing; standard errors from which on a rank
 # correlation is taken for real; and the effects that matter.
@@ -88,6 +89,9 @@ def _asides(record: Record) -> Iterator[str]:
     if count:
         samples = "1 sample does" if count == 1 else f"{count} samples do"
         yield f"{samples} not count: other work interrupted every batch"
+    left_out, calls = sum(s.left_out for s in kept), sum(s.calls for s in kept)
+    if left_out > LEFT_OUT * calls:
+        yield f"{left_out} of {calls} calls do not count: the host took far longer to issue them"
     of_processes = [[s.own_us for s in samples] for samples in times.by_process(record)]
     changes = [change for change in map(drift, of_processes) if change is not None]
     if worst := max(changes, key=abs, default=None):
@@ -107,6 +111,9 @@ def _asides(record: Record) -> Iterator[str]:
         of_which = f", of which {units.time(hidden_us)} are hidden" if hidden_us else ""
         text = f"the host takes {units.time(metrics['enqueue_us'])} to issue a call{of_which}"
         yield f"launch-bound: {text}"
+    if waits := metrics.get("device_waits"):
+        text = f"the host waits for the device {'once' if waits == 1 else f'{waits} times'} a call"
+        yield f"{text}, and then the device for the host; --timer graph cannot take such a call"
     yield from filter(None, (metrics.get("sensor_note"), metrics.get("energy_note")))
 
 

@@ -39,8 +39,9 @@ class Batch:
     and `hidden_us` the part of it in which the device was still busy with what stands in front of
     the first event: the rest may be in `time_us`, where the host sets the pace. `cpu_us` is the
     processor time of the calling thread, None where it says nothing of the call: several threads
-    compute, or the call waits by itself. A time is negative if the clock behind it stepped back:
-    that is for the caller to judge.
+    compute, or the call waits by itself. `left_out` calls have no part in the means: the host took
+    far longer to issue them than the others. A time is negative if the clock behind it stepped
+    back: that is for the caller to judge.
     """
 
     time_us: Time
@@ -48,6 +49,7 @@ class Batch:
     enqueue_us: float | None = None
     hidden_us: float | None = None
     cpu_us: Time | None = None
+    left_out: int = 0
 
     @property
     def disturbed(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, cast
 import torch
 
 from attnbench.base.sample import Batch
+from attnbench.base.stats import median
 from attnbench.machine.facts import last_cache_bytes
 
 # Bound here, before any implementation is loaded: one that replaces the clock changes no time.
@@ -28,6 +29,8 @@ _EVENT_RESOLUTION_US = 1.024
 # A kernel spins for so many times what issuing was seen to take, at most so long. Where issuing is
 # at most such a share of a call's time, it need not be hidden.
 _COVER, _MOST_SPIN_US, _NEGLIGIBLE = 1.5, 1000.0, 1e-3
+# Of the host's part in cold calls: more than twice the median and so much is an interruption.
+_INTERRUPTED_US = 20.0
 _TRIAL_CYCLES = 100_000  # well above the few µs that starting a kernel takes, on any GPU
 _WARM_UPS = 3  # before a capture, as torch's documentation on graphs does
 
@@ -132,6 +135,11 @@ class CudaClock(Clock):
     as nvbench's blocks; `hidden_us` is what was hidden so. It spins for a millisecond at most,
     which leaves CUDA's launch queue far from full: a host that takes longer may show in the time,
     unlike in a GraphClock's.
+
+    A host that is interrupted while it issues a call keeps the device waiting, too. Of cold calls
+    those are left out for which it took far longer than for most, whatever the device took; what
+    waits for the device in every call loses none. A batch with one pair of events, warm or of one
+    call, keeps all: it is too brief for most samples to be hit, and their median counts.
     """
 
     timer: Timer = "events"
@@ -159,28 +167,35 @@ class CudaClock(Clock):
         least_us = together * issue_us
         spin_us = min(_COVER * least_us - ahead_us, _MOST_SPIN_US)
         cycles = math.ceil(spin_us * self._cycles_per_us()) if spin_us > 0 else 0
-        stream_us = issued_us = hidden_us = 0.0
+        pairs: list[tuple[float, ...]] = []  # what each pair of events says, after the host's time
         for _ in repeat(None, calls // together):
+            first = now_ns()
             submitted_us = self._submit_front(cycles)
             begin = now_ns()
             for _ in repeat(None, together):
                 call()
             issue_us = (now_ns() - begin) / 1000
             self._end.record()
+            host_us = (now_ns() - first) / 1000
             self._end.synchronize()
             ahead_us = _between_us(self._front, self._begin) - submitted_us
             # Held back by what holds the device back, the host waits for it: for a result, or with
             # a full launch queue. That is no issuing.
             if ahead_us >= least_us or issue_us >= least_us + ahead_us / 2:
                 issue_us = min(issue_us, least_us)
-            stream_us += _between_us(self._begin, self._end)
-            issued_us += issue_us
-            hidden_us += max(0.0, min(ahead_us, issue_us))
+            hidden_us = max(0.0, min(ahead_us, issue_us))
+            stream_us = _between_us(self._begin, self._end)
+            pairs.append((host_us, stream_us, issue_us, hidden_us))
+        most_us = 2 * median(pair[0] for pair in pairs) + _INTERRUPTED_US
+        kept = [pair for pair in pairs if pair[0] <= most_us]  # more than half of them
+        _, *sums = map(sum, zip(*kept, strict=True))
+        stream_us, issue_us, hidden_us = (us / len(kept) / together for us in sums)
         return Batch(
-            time_us=stream_us / calls,
+            time_us=stream_us,
             e2e_us=alone.e2e_us,
-            enqueue_us=issued_us / calls,
-            hidden_us=hidden_us / calls,
+            enqueue_us=issue_us,
+            hidden_us=hidden_us,
+            left_out=len(pairs) - len(kept),
         )
 
     def _submit_front(self, cycles: int) -> float:

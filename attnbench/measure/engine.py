@@ -175,7 +175,8 @@ class Measurement:
         place_of, units = ranks.index(min(ranks)), target.units
         fastest = batches[place_of]
         timed: dict[str, Any] = {
-            name: us if us is None else us / units for name, us in vars(fastest).items()
+            name: value / units if value and name.endswith("_us") else value
+            for name, value in vars(fastest).items()
         }
         if fastest.time_us <= 0:
             why = STEPPED_BACK
@@ -206,7 +207,7 @@ class Measurement:
     def _lost(self, target: Target, disturbed: list[int]) -> Discard | None:
         """Why a sample is to be taken again: not one of its batches was left alone."""
         if self.clock.timer != "host":
-            return None  # what interrupts the host is no delay of the device's stream
+            return None  # a CudaClock leaves out the calls in question; see there
         reasons = [self.watch.lost_to_others(n, target.planned_us) for n in disturbed]
         if None in reasons:
             return None

@@ -42,7 +42,7 @@ class Profiled:
     requested (None on CUDA: `call_at_peak`). `kernels` are the distinct kernels (CUDA) or innermost
     ops (CPU) that ran, `kernel_count` how many of them with repetitions; where the profiler lost
     some of the kernels both are None. `ops` are all distinct ops by name, the composite ones around
-    them too.
+    them too. `device_waits` is how often the host waited for the device (None on CPU).
     """
 
     result: Any
@@ -50,6 +50,7 @@ class Profiled:
     kernels: tuple[str, ...] | None
     kernel_count: int | None
     ops: tuple[str, ...]
+    device_waits: int | None = None
 
 
 # CUPTI from CUDA 12.6 Update 2 to before 13.1 spoils the times of the first kernels of all but the
@@ -88,14 +89,16 @@ def _profile_on_gpu(call: Callable[[], Any], device: str) -> Profiled:
         torch.cuda.synchronize()
         with record_function(_CALL):
             result = call()
-            torch.cuda.synchronize()
-    kernels = _cuda_kernels(session.kineto_results.events())  # type: ignore[union-attr]
+        torch.cuda.synchronize()  # behind the mark: it is not the call that waits
+    events = session.kineto_results.events()  # type: ignore[union-attr]
+    kernels, waits = _cuda_kernels(events), _marked(events, _WAITS)
     return Profiled(
         result=result,
         peak_bytes=None,
         kernels=None if kernels is None else tuple(dict.fromkeys(kernels)),
         kernel_count=None if kernels is None else len(kernels),
         ops=_ops(_tree(session)),
+        device_waits=len(waits),
     )
 
 
@@ -162,6 +165,21 @@ def _cuda_requested(which: str) -> int:
 # As kineto calls what starts kernels (CuptiActivity.cpp, CuptiCbidRegistry.cpp).
 _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaGraphLaunch",
              "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuGraphLaunch")  # fmt: skip
+# Waits of the host; torch's blocking copies (`.item()`, `.cpu()`) end in that for the stream.
+_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+
+
+def _marked(events: list[Any], names: tuple[str, ...]) -> list[Any]:
+    """What the host asked of CUDA in the marked call, of that what begins with these names."""
+    cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
+    on_host = [event for event in events if event.device_type() != cuda]
+    [marked] = [event for event in on_host if event.name() == _CALL]
+    return [
+        event
+        for event in on_host
+        if event.name().startswith(names)
+        and marked.start_ns() <= event.start_ns() <= marked.end_ns()
+    ]
 
 
 def _cuda_kernels(events: list[Any]) -> list[str] | None:
@@ -170,14 +188,7 @@ def _cuda_kernels(events: list[Any]) -> list[str] | None:
     A kernel has the correlation id of its launch; the time that the device gives it may be wrong.
     """
     cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
-    on_host = [event for event in events if event.device_type() != cuda]
-    [marked] = [event for event in on_host if event.name() == _CALL]
-    launched = {
-        event.correlation_id(): event.start_ns()
-        for event in on_host
-        if event.name().startswith(_LAUNCHES)
-        and marked.start_ns() <= event.start_ns() <= marked.end_ns()
-    }
+    launched = {event.correlation_id(): event.start_ns() for event in _marked(events, _LAUNCHES)}
     ran = [
         event
         for event in events

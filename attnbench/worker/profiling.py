@@ -14,7 +14,9 @@ from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
 # compile_s: the process that times finds on disk what this one has compiled.
-_METRICS = ("kernel", "kernel_count", "sdpa_backend", "kernel_note", "compile_s")
+_METRICS = (
+    "kernel", "kernel_count", "device_waits", "sdpa_backend", "kernel_note", "compile_s",
+)  # fmt: skip
 
 
 def profile_cell(

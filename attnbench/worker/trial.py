@@ -372,6 +372,10 @@ class Trial:
         return "; ".join(notes) or None
 
 
+# flash_fwd_kernel, fmha_cutlassF_…, cudnn_generated_fort_native_sdpa_…, _attn_fwd
+_ATTENTION = "attention|attn|flash|fmha|sdpa"
+
+
 def kernels_of(profiled: Profiled) -> dict[str, Any]:
     """What ran, as columns: of the names at most eight, attention first, and how many there were.
 
@@ -380,11 +384,12 @@ def kernels_of(profiled: Profiled) -> dict[str, Any]:
     found = {
         "kernel": None,
         "kernel_count": profiled.kernel_count,
+        "device_waits": profiled.device_waits,
         "sdpa_backend": sdpa_backend(profiled.ops),
     }
     if profiled.kernels is None:
         return found | {"kernel_note": "the profiler lost kernels of the call, or saw none"}
-    first = sorted(profiled.kernels, key=lambda name: "attention" not in name)
+    first = sorted(profiled.kernels, key=lambda name: not re.search(_ATTENTION, name, re.I))
     return found | {"kernel": "; ".join(first[:8]) or None}
 
 
