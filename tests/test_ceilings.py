@@ -121,6 +121,15 @@ def test_while_the_least_times_disagree_the_rounds_go_on():
     assert spent_us[1] > 1.4 * ceilings.MATMUL_US
 
 
+def test_a_start_on_a_gpu_is_measured_with_cold_caches_too(monkeypatch):
+    zeros, cold = torch.zeros, FakeClock({"add_": 3.0})
+    monkeypatch.setattr(torch, "zeros", lambda size, device: zeros(size))
+    monkeypatch.setattr(ceilings, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(ceilings, "clock_for", lambda device, l2: {"cold": cold}[l2])
+    found = ceilings.measure_ceilings("cuda", [], clock=FakeClock(COSTS))
+    assert (found["launch_us"], found["launch_cold_us"]) == (0.5, 3.0)
+
+
 @pytest.mark.parametrize(
     ("op", "unknown"),
     [("mm", {"matmul_tflops"}), ("add_", {"launch_us"}), ("copy_", {"copy_gbps", "read_gbps"})],

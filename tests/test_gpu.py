@@ -214,6 +214,12 @@ def test_each_of_many_sessions_of_the_profiler_sees_the_one_kernel_of_a_call():
     assert [profile_call(lambda: x.add_(1), "cuda").kernel_count for _ in range(20)] == [1] * 20
 
 
+def test_a_call_that_waits_for_the_device_is_told_from_others():
+    x = torch.zeros(1, device="cuda")
+    calls = (lambda: x.add_(1), lambda: x.sum().item(), lambda: [x.sum().item() for _ in range(3)])
+    assert [profile_call(call, "cuda").device_waits for call in calls] == [0, 1, 3]
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "queries", "keys"),
     [

@@ -68,6 +68,15 @@ def test_the_bound_is_the_limit_whose_least_time_is_longest(metrics, bound):
     assert pd.isna(found) if bound is None else found == bound
 
 
+@pytest.mark.parametrize(("l2", "us"), [("warm", 3.0), ("cold", 5.5), (None, 3.0)])
+def test_a_cold_call_starts_its_kernels_between_events_of_its_own(l2, us):
+    found = limits.Ceilings(launch_us=1.0, launch_cold_us=3.5)
+    assert found.starts_us(3, l2=l2) == us
+    assert limits.Ceilings(launch_us=1.0).starts_us(3, l2=l2) == 3.0, "an older run"
+    row = row_of({**CPU, "ceilings": MEASURED | {"launch_cold_us": 3.5}}, l2=l2, kernel_count=9)
+    assert row["bound"] == ("launch" if l2 == "cold" else "compute")  # 11.5 or 9, and 10 µs
+
+
 @pytest.mark.parametrize("lost", ["read_gbps", "launch_us", "matmul_tflops"])
 def test_a_ceiling_that_is_unknown_leaves_what_needs_it_unknown_and_no_more(lost):
     unknown = {"float32": None} if lost == "matmul_tflops" else None

@@ -79,6 +79,13 @@ def test_cells_that_differ_in_n_alone_are_a_series_with_its_overhead() -> None:
     assert str(first.law) == "n^2 d"
 
 
+def test_the_least_overhead_of_cold_times_has_a_pair_of_events_in_it() -> None:
+    run = run_of([cell(Case(seq_len=n, heads=2), "naive", l2="cold") for n in SIZES])
+    run.info["environment"]["ceilings"]["launch_cold_us"] = 2.5
+    (series,) = series_of(run)
+    assert series.least_overhead_us == pytest.approx(5 * 0.5 + 2.0)
+
+
 def test_one_query_of_many_keys_and_one_token_of_a_wider_layer_are_no_overhead() -> None:
     many_keys = cell(Case(seq_len=1, kv_len=65536), "naive", lambda case: 400.0)
     plain = [many_keys, *(cell(Case(seq_len=n), "naive") for n in SIZES)]

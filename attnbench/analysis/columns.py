@@ -68,13 +68,12 @@ class TableRow:
         ceilings = limits.ceilings_of(here, case.threads)
         known = limits.peaks_of(here.get("device_name"))
         traffic, peak = metrics.get("bytes_min"), ceilings.matmul_tflops.get(case.dtype)
-        kernels = metrics.get("kernel_count")  # of one call: all the tokens of a decode
-        kernels = None if kernels is None else kernels / (case.new_tokens or 1)
-        launch_us = ceilings.launch_us
+        # Of one call: all the tokens of a decode.
+        starts_us = ceilings.starts_us(metrics.get("kernel_count"), l2=metrics.get("l2"))
         least_us = {
             "compute": _quotient(times.flops(self.record), peak, per=1e-6),
             "memory": _quotient(traffic, ceilings.read_gbps, per=1e-3),
-            "launch": None if kernels is None or launch_us is None else kernels * launch_us,
+            "launch": None if starts_us is None else starts_us / (case.new_tokens or 1),
         }
         return {
             "arithmetic_intensity": _quotient(metrics.get("flops_useful"), traffic),
@@ -88,7 +87,7 @@ class TableRow:
             "read_gbps_measured": ceilings.read_gbps,
             "copy_gbps_measured": ceilings.copy_gbps,
             "memory_gbps_datasheet": 1e3 * known[1].memory_tbps if known else None,
-            "launch_us_measured": launch_us,
+            "launch_us_measured": ceilings.launch_us,
         }
 
 
@@ -244,7 +243,10 @@ metric(
     "kernel", "text", "", "kernels or ops of one call, attention first, then as run; at most eight"
 )
 metric("compile_s", "float", "s", "compilation, outside the timed calls")
-metric("energy_j", "float", "J", "energy per call (per token for decode)")
+metric(
+    "energy_j", "float", "J",
+    "energy per call (per token for decode) in a loop with warm caches, whatever l2 says",
+)  # fmt: skip
 
 # Beyond DESIGN's list; new columns go below, so that the ones above keep their places.
 metric("error_ratio", "float", "", "error / allowed error; right at 1 or below")
@@ -290,11 +292,11 @@ metric(
     "hidden_us", "float", "µs",
     "part of enqueue_us in which the device was kept busy before the timed call",
 )  # fmt: skip
-metric("sm_mhz", "float", "MHz", "mean clock of the GPU beside the samples")
-metric("power_w", "float", "W", "power the GPU drew beside the samples")
-metric("temperature_c", "float", "°C", "temperature of the GPU beside the samples")
+metric("sm_mhz", "float", "MHz", "mean clock of the GPU, read after each sample")
+metric("power_w", "float", "W", "power the GPU drew, read after each sample")
+metric("temperature_c", "float", "°C", "temperature of the GPU, read after each sample")
 metric("power_state", "text", "", "burst, or sustained: under the power cap")
-metric("throttle", "text", "", "what slowed the GPU's clock, and in how many batches")
+metric("throttle", "text", "", "what slowed the GPU's clock, and after how many of the samples")
 metric("idle_power_w", "float", "W", "power before the energy was measured; not subtracted")
 metric(
     "memory_saved_bytes", "int", "B",

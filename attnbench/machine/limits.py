@@ -73,7 +73,18 @@ class Ceilings:
     copy_gbps: float | None = None
     read_gbps: float | None = None
     launch_us: float | None = None
+    launch_cold_us: float | None = None
     cache_bytes: int | None = None
+
+    def starts_us(self, kernels: float | None, *, l2: str | None) -> float | None:
+        """What starting the kernels of one call takes at least, in µs; None where unknown.
+
+        On CUDA a cold call stands between events of its own, which take time once.
+        """
+        if kernels is None or self.launch_us is None:
+            return None
+        events_us = (self.launch_cold_us or 0.0) - self.launch_us if l2 == "cold" else 0.0
+        return kernels * self.launch_us + max(0.0, events_us)
 
 
 def ceilings_of(environment: Mapping[str, Any], threads: int = 1) -> Ceilings:

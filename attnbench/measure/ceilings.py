@@ -45,9 +45,9 @@ def measure_ceilings(
     """The device's ceilings as plain JSON; one that cannot be measured is null.
 
     `matmul_tflops` by dtype; `copy_gbps` (bytes read plus written) and `read_gbps`, from buffers
-    several times the last cache; `launch_us`, the time of a call that does next to nothing;
-    `cache_bytes`, the last cache. Each rate is the best of several interleaved rounds: what else
-    the machine does can only lower it.
+    several times the last cache; `launch_us`, the time of a call that does next to nothing, and on
+    CUDA `launch_cold_us`, that of a cold one; `cache_bytes`, the last cache. Each rate is the best
+    of several interleaved rounds: what else the machine does can only lower it.
     """
     clock = clock or clock_for(device, l2="warm")
     cache_bytes = _known(partial(last_cache_bytes, device))
@@ -59,6 +59,9 @@ def measure_ceilings(
             "launch_us": _known(partial(_launch_us, clock, device)),
             "cache_bytes": cache_bytes,
         }
+        if device == "cuda":
+            cold_us = _known(lambda: _launch_us(clock_for(device, l2="cold"), device))
+            ceilings["launch_cold_us"] = cold_us
         size = stream_bytes(device, cache_bytes, _known(partial(free_bytes, device)))
         if size is not None:
             ceilings |= _known(partial(_stream_gbps, clock, device, size)) or {}
@@ -139,7 +142,7 @@ def _launch_us(clock: Clock, device: str) -> float | None:
     """Time of the cheapest op, one element added in place, called back to back, in µs.
 
     On CUDA stream time per kernel: the device's time to start one, the host's to issue it being
-    hidden as it is for the cells.
+    hidden as it is for the cells. By a cold clock the pair of events around each call is in it.
     """
     one = torch.zeros((), device=device)
     time_us = _least_us(clock, {"": partial(one.add_, one)}, LAUNCH_US, LAUNCH_BATCH_US)[""]

@@ -250,7 +250,7 @@ def timed_record(
 
 
 def _gpu(target: Target) -> dict[str, Any]:
-    """What the GPU said beside the batches, averaged; nothing on CPU or where it says nothing."""
+    """What the GPU said after the samples, averaged; nothing on CPU or where it says nothing."""
     kept = [sample for sample in target.samples if sample.discarded is None]
     readings = target.readings
     throttle = Counter(reason for reading in readings for reason in reading.throttle or ())

@@ -73,6 +73,7 @@ class Device:
     default: Stream = field(default_factory=Stream)
     kernels: deque[Kernel] = field(default_factory=lambda: deque(maxlen=1 << 18))
     launches: int = 0
+    waits: deque[float] = field(default_factory=lambda: deque(maxlen=1 << 10))  # of the host, when
     lost: bool = False
     attached: bool = False  # a profiler, which makes launches slower
     busy_us: float = 0.0
@@ -203,6 +204,7 @@ class Device:
         """Wait until everything is done."""
         self._alive()
         self._may_wait()
+        self.waits.append(self.host_us)
         self._join(self.current.ready_us)
         self._join(self.default.ready_us)
 

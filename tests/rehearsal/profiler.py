@@ -64,6 +64,7 @@ def profiler_of(gpu: Any, plain: Any) -> tuple[Any, Any]:
             sessions += 1
             gpu.device.attached = True
             gpu.device.kernels.clear()
+            gpu.device.waits.clear()
             gpu.dispatch.ops.clear()
             marks.clear()
             return self
@@ -75,6 +76,10 @@ def profiler_of(gpu: Any, plain: Any) -> tuple[Any, Any]:
             events += [
                 KinetoEvent("cudaLaunchKernel", k.issued_us, k.issued_us + 1, k.launch, "CPU")
                 for k in ran
+            ]
+            events += [
+                KinetoEvent("cudaStreamSynchronize", begin_us, begin_us + 1, 0, "CPU")
+                for begin_us in gpu.device.waits
             ]
             events += [KinetoEvent(*mark, 0, "CPU") for mark in marks]
             ops = list(gpu.dispatch.ops)
@@ -88,6 +93,7 @@ def profiler_of(gpu: Any, plain: Any) -> tuple[Any, Any]:
         begin = gpu.device.host_us
         yield
         marks.append((name, begin, gpu.device.host_us))
+        gpu.device.host_us += 1  # what follows begins later
 
     return Profile, record_function
 

@@ -310,7 +310,7 @@ def _series(
 ) -> Series:
     first = cells[0].record.cell
     metrics = [cell.record.metrics for cell in cells]
-    kernels, launch_us = metrics[0].get("kernel_count"), ceilings.launch_us
+    starts_us = ceilings.starts_us(metrics[0].get("kernel_count"), l2=metrics[0].get("l2"))
     return Series(
         impl=first.impl,
         workload=first.case.workload,
@@ -330,9 +330,7 @@ def _series(
         doubts=tuple([cell.doubt for cell in cells]),
         allowed_us=tuple([cell.allowed_us for cell in cells]),
         # Time to start the kernels of the smallest size one after another, per call or token.
-        least_overhead_us=kernels * launch_us / (first.case.new_tokens or 1)
-        if kernels and launch_us
-        else None,
+        least_overhead_us=starts_us and starts_us / (first.case.new_tokens or 1),
         launch_bound=tuple([times.launch_bound(cell.record) for cell in cells]),
     )
 
