@@ -231,6 +231,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.rehearsal")
     parser.add_argument("profiles", nargs="*", metavar="PROFILE", help=", ".join(PROFILES))
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "rehearsal")
+    parser.add_argument("--brief", action="store_true", help="the first profile as the others")
     given = parser.parse_args()
     profiles = given.profiles or list(PROFILES)
     if unknown := [name for name in profiles if name not in PROFILES]:
@@ -241,8 +242,9 @@ def main() -> int:
         if folder.exists():
             parser.error(f"{folder} exists; --out elsewhere, or remove it")
         folder.mkdir(parents=True)
-        # The first has the whole preset and the tests; the others every third length.
-        rehearsal = Rehearsal(profile=name, folder=folder, few=name != profiles[0])
+        # The first has the whole preset, the tests and the check; the others every third length.
+        few = given.brief or name != profiles[0]
+        rehearsal = Rehearsal(profile=name, folder=folder, few=few)
         rehearsal.all()
         page.append(_told(rehearsal))
         print(page[-1], flush=True)
