@@ -74,15 +74,20 @@ def all_tests() -> dict[str, list[str]]:
     return found
 
 
+def all_mutants() -> list[Mutant]:
+    """Every variant of `mutants.toml`."""
+    files = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text())
+    rows = [(file, name, row) for file, rows in files.items() for name, row in rows.items()]
+    return [Mutant(file=file, name=name, **row) for file, name, row in rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("names", nargs="*", metavar="NAME", help="variants or packages [all]")
     parser.add_argument("--jobs", type=int, default=1, help="variants that run side by side")
     parser.add_argument("--list", action="store_true", help="name all, say what is stale, run none")
     options = parser.parse_args()
-    files = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text())
-    rows = [(file, name, row) for file, rows in files.items() for name, row in rows.items()]
-    mutants = [Mutant(file=file, name=name, **row) for file, name, row in rows]
+    mutants = all_mutants()
     wanted = set(options.names or [m.name for m in mutants])
     if not (mutants := [m for m in mutants if {m.name, m.package} & wanted]):
         parser.error(f"no variant is called {' or '.join(wanted)}; see --list")
