@@ -1,4 +1,4 @@
-"""The deliberately broken variants: that they fit the code. That tests notice them: `make mutants`."""
+"""The deliberately broken variants fit the code. Whether tests notice them: `make mutants`."""
 
 from tests.mutants.__main__ import all_mutants
 
