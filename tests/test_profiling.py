@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -259,10 +260,16 @@ def test_a_process_of_its_own_names_kernels_once_and_its_end_costs_their_names(
     settings = Settings(
         device="cpu", files=(str(tmp_path / "own.py"),), min_time_s=0, max_time_s=0.02
     )
+    begin = time.perf_counter()
     with LocalRunner(settings) as runner:
-        first, second = ({r.cell.impl: r for r in runner.run([job])} for _ in range(2))
+        first = {r.cell.impl: r for r in runner.run([job])}
+        first_s = time.perf_counter() - begin - runner.start_up_s
+        second = {r.cell.impl: r for r in runner.run([job])}
     assert {r.status for r in (*first.values(), *second.values())} == {"ok"}
     assert "kernel_note" not in first["says-where"].metrics
+    for name in names:
+        assert 0 < first[name].spent_s["profile"] < first_s
+        assert "profile" not in second[name].spent_s, "known by then"
     for found in (first, second):
         note = found["dies-once"].metrics["kernel_note"]
         assert note.startswith("not profiled: crashed: profile: the process ended")

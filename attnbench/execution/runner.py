@@ -50,6 +50,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         self._device = settings.device
         self._idle: Worker | None = None
         self._kernels: dict[tuple[str, str], dict[str, Any]] = {}  # as profiled, by the cell's key
+        self._profiled_s: dict[tuple[str, str], float] = {}  # of cells that have no record yet
         self._server: Server | None = None
 
     def start(self) -> None:
@@ -104,11 +105,16 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             for (index, impl), result in supervised.run(keys):
                 if isinstance(result, Death):
                     cell = Cell(case=cases[index], impl=impl)
-                    yield Record(cell=cell, status=result.status, reason=result.reason)
+                    record = Record(cell=cell, status=result.status, reason=result.reason)
                 elif isinstance(result, CellMeasured):
                     record = result.record
-                    known = self._kernels.get(record.cell.key, {}) if record.status == "ok" else {}
-                    yield replace(record, metrics=record.metrics | known)
+                else:
+                    continue
+                key, spent_s = record.cell.key, record.spent_s
+                if key in self._profiled_s:
+                    spent_s = spent_s | {"profile": self._profiled_s.pop(key)}
+                known = self._kernels.get(key, {}) if record.status == "ok" else {}
+                yield replace(record, metrics=record.metrics | known, spent_s=spent_s)
             self.close()  # the next job gets a fresh process
 
     def check(self, items: Sequence[messages.CheckItem]) -> Iterator[tuple[int, ItemChecked]]:
@@ -163,13 +169,17 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             return messages.Profile(tuple(entries), self.settings.seed)
 
         unknown = [(i, impl) for i, impl in keys if (cases[i].case_id, impl) not in self._kernels]
+        begin, start_up_s = time.perf_counter(), self.start_up_s
         for (index, impl), result in Supervision(self, cases, request).run(unknown):
             if isinstance(result, Death):
                 known = {"kernel_note": f"not profiled: {result.status}: {result.reason}"}
             else:
                 assert isinstance(result, CellProfiled)
                 known = result.metrics
-            self._kernels[cases[index].case_id, impl] = known
+            key, end = (cases[index].case_id, impl), time.perf_counter()
+            self._kernels[key] = known
+            self._profiled_s[key] = round(end - begin - (self.start_up_s - start_up_s), 6)
+            begin, start_up_s = end, self.start_up_s
         self.close()
 
     def _measure_request(self, job: Job, remaining: list[Key]) -> Measure:

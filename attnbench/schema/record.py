@@ -49,7 +49,8 @@ class Record:
     """A status with its reason, the samples, and what the probes found.
 
     `metrics` maps column names to what was predicted, counted or measured beside time;
-    `spent_s` maps a stage (reference, build, check, probe, warm-up, samples) to its wall seconds.
+    `spent_s` maps a stage (profile, reference, build, check, probe, warm-up, samples) to its wall
+    seconds.
     `process` numbers the fresh process it comes from, where a cell is measured in several.
 
     Raises:
