@@ -12,6 +12,7 @@ from rich.console import Console
 
 from attnbench.base import units
 from attnbench.base.units import table
+from attnbench.cli.sweep import _print_summary
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
 from attnbench.report import figures, tables
@@ -124,6 +125,43 @@ def test_a_page_shows_the_limits_where_they_were_measured(pages):
     assert "| matmul, float32 | 200 GFLOP/s | – |" in markdown
     for name in ("report.html", "report.md"):
         assert "Limits measured" not in pages["one"].with_name(name).read_text()
+
+
+ON_A_GPU = {"device": "cuda", "device_name": "H200", "driver": "570.00", "allocator": None}
+ON_A_CPU = {"device": "cpu", "device_name": "EPYC", "allocator": "settled"}
+TAKEN = {
+    "events": (ON_A_GPU, [("events", "cold", 1755.0)] * 2,
+               "driver 570.00, timed by CUDA events, L2 cold, SM clock 1755 MHz"),
+    "graph": (ON_A_GPU, [("graph", "warm", 1410.2), ("graph", "warm", 1980.0)],
+              "driver 570.00, timed in a CUDA graph, L2 warm, SM clock 1410–1980 MHz"),
+    "mixed": (ON_A_GPU, [("graph", "warm", None), ("events", "cold", None)],
+              "driver 570.00, timed by CUDA events and in a CUDA graph, L2 cold and warm"),
+    "cpu": (ON_A_CPU, [("host", "warm", None)], None),
+    "cpu, cold": (ON_A_CPU, [("host", "cold", None)], "last cache cold"),
+    "cpu, keep": (ON_A_CPU | {"allocator": "keep"}, [("host", "warm", None)], "allocator keep"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("environment", "cells", "how"), TAKEN.values(), ids=TAKEN)
+def test_the_head_of_both_pages_and_the_end_of_a_sweep_say_how_times_were_taken(
+    tmp_path, monkeypatch, capsys, environment, cells, how
+):
+    monkeypatch.setattr(figures, "write", unwritten)
+    records = [
+        synthetic.ok(Case(device=environment["device"], seq_len=64 << i), "sdpa", **metrics)
+        for i, metrics in enumerate(
+            {"timer": timer, "l2": l2, "sm_mhz": mhz} for timer, l2, mhz in cells
+        )
+    ]
+    run = synthetic.write_run(tmp_path, "r", records, {"environment": environment})
+    page = write_report(run)
+    name, markdown = environment["device_name"], page.with_suffix(".md").read_text()
+    head = markdown.splitlines()[2]
+    assert head.startswith(" · ".join(filter(None, (name, how, "2026-11-21"))))
+    assert head in Page(page).text
+    _print_summary(load_run(run))
+    shown = [x for x in capsys.readouterr().out.splitlines() if x.startswith(name)]
+    assert shown == ([f"{name}: {how}"] if how else [])
 
 
 @pytest.mark.parametrize("name", ["quick", "gpu", "failed", "hostile"])

@@ -36,6 +36,29 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
+def measured_on(run: Run, frame: pd.DataFrame) -> tuple[str | None, str]:
+    """The device, and how its times were taken; of a CPU only what is not the default."""
+    known = run.info.get("environment") or {}
+    on_gpu, allocator = known.get("device") == "cuda", known.get("allocator")
+    timers = [_TIMERS[name] for name in sorted(frame["timer"].dropna().unique()) if name in _TIMERS]
+    caches = sorted(frame["l2"].dropna().unique())
+    mhz = frame["sm_mhz"].dropna()
+    span = dict.fromkeys(f"{end:.0f}" for end in (mhz.min(), mhz.max()))  # often one clock
+    facts = [
+        f"driver {known['driver']}" if known.get("driver") else "",
+        f"timed {' and '.join(timers)}" if timers else "",
+        f"{'L2' if on_gpu else 'last cache'} {' and '.join(caches)}"
+        if caches and (on_gpu or caches != ["warm"])
+        else "",
+        f"SM clock {'–'.join(span)} MHz" if len(mhz) else "",
+        f"allocator {allocator}" if allocator not in (None, "settled") else "",
+    ]
+    return known.get("device_name"), ", ".join(filter(None, facts))
+
+
+_TIMERS = {"events": "by CUDA events", "graph": "in a CUDA graph"}
+
+
 def hardest_case(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the measured case that stands for a slice.
 

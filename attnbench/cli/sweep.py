@@ -161,7 +161,7 @@ def _written(value: Any) -> Any:
 def _print_summary(run: Run) -> None:
     """The rows best first, what failed, where the time went, and the next command."""
     from attnbench.analysis.doubts import doubt_sentence, suspect_sentence
-    from attnbench.analysis.highlights import SUMMARY, summary_columns, summary_rows
+    from attnbench.analysis.highlights import SUMMARY, measured_on, summary_columns, summary_rows
     from attnbench.analysis.table import compared, failures, spent
     from attnbench.base.units import seconds
     from attnbench.report.tables import table
@@ -186,6 +186,9 @@ def _print_summary(run: Run) -> None:
             f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"
             f" {run.path} --format csv"
         )
+    device, how = measured_on(run, frame)
+    if how:
+        say(f"{device}: {how}")
     for sentence in filter(None, (suspect_sentence(frame), doubt_sentence(run, frame))):
         say(sentence)
     failed = failures(frame).to_dict("records")

@@ -11,7 +11,7 @@ import pandas as pd
 from attnbench.analysis import table
 from attnbench.analysis.axes import fixed, heading, label, label_axes, slices, varying
 from attnbench.analysis.crossovers import Crossover, crossovers
-from attnbench.analysis.highlights import highlights, summary_columns, summary_rows
+from attnbench.analysis.highlights import highlights, measured_on, summary_columns, summary_rows
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.base import units
@@ -55,12 +55,12 @@ class Content:
         return highlights(self.run, self.cells, self.costs)
 
     def facts(self) -> list[str]:
-        """Device, date and versions, for the head of a report."""
+        """Device, how it was timed, date and versions, for the head of a report."""
         known = self.environment
         pinned = ", pinned to a CPU" * bool(self.cells["pinned_cpu"].notna().any())
         counts = self.cells["threads"][self.cells["device"] == "cpu"].unique().tolist()
         facts = [
-            known.get("device_name"),
+            *measured_on(self.run, self.cells),
             units.moment(self.run.info.get("created")),
             *(_threads(count) + (count == 1) * pinned for count in sorted(counts)),
             f"torch {known['torch']}" if known.get("torch") else None,
