@@ -8,7 +8,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FINDING = 1  # incorrect, refuted, regressed
-    USAGE = 2  # wrong usage, or not comparable
+    USAGE = 2  # wrong usage, nothing measured, or not comparable
     INCONCLUSIVE = 3
     ENVIRONMENT = 4  # environment not to be trusted
     DEFECT = 70  # an unexpected error in attnbench itself; EX_SOFTWARE of sysexits.h

@@ -60,6 +60,10 @@ WRONG_SWEEPS = {
     "unknown option": (["--bogus"], ["--bogus"]),
     "stray argument": (["latest"], ["latest"]),
     "unknown device": (["--device", "tpu"], ["--device", "auto", "cpu", "cuda"]),
+    "a GPU by its number": (
+        ["--device", "cuda:1"],
+        ["--device cuda:1", "auto, cpu, cuda", "CUDA_VISIBLE_DEVICES chooses among several"],
+    ),
     "unknown implementation": (["--impls", "naiv"], ["--impls", "'naive'?", "sdpa-math"]),
     "unknown mask": (["--masks", "casual"], ["--masks", "'causal'?", "full, causal, window"]),
     "window without width": (["--masks", "window"], ["--masks", "needs its width"]),
@@ -97,6 +101,8 @@ WRONG_SWEEPS = {
     "no threads": (["--threads", "0"], ["--threads"]),
     "seed beyond torch's": (["--seed", "9" * 30], ["--seed"]),
     "no GPU": (["--device", "cuda"], ["no CUDA device", "--device cpu"]),
+    "no GPU for its preset": (["--preset", "gpu"], ["no CUDA device", "--device cpu"]),
+    "no GPU for its other preset": (["--preset", "verify-gpu"], ["no CUDA device", "--device cpu"]),
     "name with a separator": (["--name", "a/b"], ["--name", "'a/b'"]),
     "name that means something": (["--name", "latest"], ["--name"]),
     "resume of nothing": (["--resume", "gone"], ["no run 'gone'"]),
@@ -280,6 +286,13 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, tmp_path: Path) 
     assert "1 cell to measure" in cli("sweep", "--resume", "r", "--dry-run").stdout
     assert sorted(Path().rglob("*")) == before
     assert exported(Path("results/r")) == []
+
+
+@pytest.mark.usefixtures("imagined_worker")
+@pytest.mark.parametrize("preset", ["gpu", "verify-gpu"])
+def test_a_preset_for_a_gpu_runs_on_a_cpu_that_is_asked_for(cli: Cli, preset: str) -> None:
+    result = cli("sweep", "--preset", preset, "--device", "cpu", "--dry-run")
+    assert result.exit_code == 0, result.stderr
 
 
 @pytest.mark.usefixtures("imagined_worker")

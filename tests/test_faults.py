@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from attnbench.errors import StoreError
+from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RECORDS, RunWriter, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
@@ -270,6 +271,21 @@ def test_only_incorrect_rows_make_a_resumed_run_exit_with_1(
     wrong = synthetic.failed(first.case, first.impl, status, "o is off by 1")
     (tmp_path / "r" / RECORDS).write_text(wrong.to_line() + "\n")
     assert cli("sweep", "--resume", tmp_path / "r").exit_code == code
+
+
+@pytest.mark.usefixtures("imagined_worker")
+@pytest.mark.parametrize(("status", "code"), [("incorrect", 1), ("unsupported", 2), ("crashed", 2)])
+def test_a_sweep_in_which_no_cell_was_measured_does_not_exit_with_0(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Any, code: int
+) -> None:
+    def failed(_: Any, jobs: Any) -> Any:
+        cells = [cell for job in jobs for cell in job.cells()]
+        return (synthetic.failed(cell.case, cell.impl, status, "it has to be") for cell in cells)
+
+    monkeypatch.setattr(LocalRunner, "run", failed)
+    result = cli("sweep", "--impls", "naive", "--output", tmp_path, "--name", "r")
+    assert result.exit_code == code
+    assert f"{status}: naive (1 cell): it has to be" in result.stdout
 
 
 # The disk is full.

@@ -15,6 +15,7 @@ import click
 from attnbench.base.registry import unknown
 from attnbench.cli.options import (
     AXIS_FIELDS,
+    DEVICE,
     DURATION,
     NAMES,
     POSITIVE,
@@ -69,7 +70,8 @@ _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "dev
 @threads_option("1, the steadiest; on a GPU torch's default")
 @click.option(
     "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
+    type=DEVICE,
+    metavar=DEVICE.name,
     help="Where to run; auto takes a GPU where there is one [auto].",
 )
 @click.option(

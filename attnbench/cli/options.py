@@ -23,7 +23,7 @@ from attnbench.base.units import (
     parse_sizes,
     parse_threads,
 )
-from attnbench.errors import AttnbenchError, ExitCode
+from attnbench.errors import AttnbenchError, ExitCode, UsageError
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
@@ -101,7 +101,16 @@ class _Positive(ParamType):
         return number
 
 
+def _parse_device(text: str, flag: str) -> str:
+    known = ("auto", "cpu", "cuda")
+    if text not in known:
+        hint = "; CUDA_VISIBLE_DEVICES chooses among several" if text.startswith("cuda:") else ""
+        raise UsageError(f"{flag} {text}: one of {', '.join(known)}{hint}")
+    return text
+
+
 POSITIVE = _Positive()
+DEVICE = _Parsed("[auto|cpu|cuda]", _parse_device)
 SIZES = _Parsed("sizes", parse_sizes)
 NAMES = _Parsed("names", parse_names)
 THREADS = _Parsed("threads", parse_threads)
@@ -138,7 +147,8 @@ def threads_option(default: str = "torch's default", before: str = "") -> Option
 
 device_option: Option = click.option(
     "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
+    type=DEVICE,
+    metavar=DEVICE.name,
     default="auto",
     show_default=True,
     help="Where to run; auto takes a GPU where there is one.",

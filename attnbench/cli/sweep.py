@@ -64,7 +64,7 @@ def _timing(command: Command) -> Command:
     "--preset",
     metavar="NAME",
     help="A ready sweep: quick, families, positions, gpu, verify or verify-gpu; other options"
-    " override it.",
+    " override it. Those for a GPU run without one only by --device cpu.",
 )
 @axes_options()
 @impl_files(
@@ -90,7 +90,7 @@ def sweep(**options: Any) -> None:
 
     Axes multiply. Every cell is checked against a float64 reference before it is timed; each
     result is stored as soon as it exists, so that --resume continues after any interruption.
-    Exits 1 if a result was incorrect.
+    Exits 1 if a result was incorrect, 2 if no cell was measured.
     """
     from attnbench.cli.progress import SweepDisplay
     from attnbench.execution import session
@@ -117,8 +117,11 @@ def sweep(**options: Any) -> None:
         click.echo(path)
     else:
         _print_summary(run)
-    if any(record.status == "incorrect" for record in run.records):
+    found = {record.status for record in run.records}
+    if "incorrect" in found:
         raise SystemExit(ExitCode.FINDING)
+    if "ok" not in found:
+        raise SystemExit(ExitCode.USAGE)
 
 
 def _request(options: dict[str, Any]) -> SweepRequest:
@@ -131,12 +134,13 @@ def _request(options: dict[str, Any]) -> SweepRequest:
     plain = Preset(doc="", sweeps=(Axes(),), min_time_s=0.1, max_time_s=1.0)
     preset = PRESETS.get(options["preset"]) if options["preset"] else plain
     least, most = options["min_time"], options["max_time"]
-    taken = ("device", "seed", "precision", "processes", "l2", "timer", "energy")
+    taken = ("seed", "precision", "processes", "l2", "timer", "energy")
     return SweepRequest(
         sweeps=overridden(
             preset.sweeps, {name: options[name] for name in (*AXIS_FIELDS, "threads")}
         ),
         settings=Settings(
+            device=preset.device if options["device"] == "auto" else options["device"],
             files=tuple(str(Path(file).resolve()) for file in options["files"]),
             # Where one alone is given, the preset's other gives way.
             min_time_s=least or min(preset.min_time_s, most or preset.min_time_s),

@@ -16,7 +16,8 @@ from attnbench.planning.plan import Axes
 class Preset:
     """A named list of sweeps, and how to measure them unless something else is asked for.
 
-    `min_time_s` and `max_time_s` are the time budget of a cell.
+    `min_time_s` and `max_time_s` are the time budget of a cell. `device` is where it runs unless
+    one is named: a preset for a GPU does not fall back to a CPU.
     """
 
     doc: str
@@ -24,6 +25,7 @@ class Preset:
     max_time_s: float
     min_time_s: float = 0.05
     allocator: AllocatorPolicy = "settled"
+    device: str = "auto"
 
 
 def _doubled(first: int, count: int) -> tuple[int, ...]:
@@ -113,7 +115,7 @@ _GPU = (
     _served(seq_lens=(512, 2048, 8192), caches=("rerun", "none"), impls=("sdpa",)),
 )
 _GPU_DOC = "one large GPU: bf16 to n = 16384, decode to context 131072"
-PRESETS.add("gpu", Preset(doc=_GPU_DOC, sweeps=_GPU, max_time_s=0.25))
+PRESETS.add("gpu", Preset(doc=_GPU_DOC, sweeps=_GPU, max_time_s=0.25, device="cuda"))
 
 # What verdicts on growth need: every core along n, d with n, heads, heads at a width, and batch.
 # n = 1 is the overhead: what a call costs that has nothing to do.
@@ -177,5 +179,6 @@ PRESETS.add(
         doc="what `attnbench verify` needs on a GPU, in bf16 (a GRU in fp16)",
         sweeps=_VERIFY_GPU,
         max_time_s=0.2,
+        device="cuda",
     ),
 )
