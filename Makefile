@@ -46,10 +46,9 @@ validate: .venv/installed
 # One GPU, no network: the python3 that is there with its torch; nothing is installed. The parts are
 # apart: each leaves what it has found in OUT as it finds it and is ended after LIMIT seconds, so that
 # the others have their turn whatever becomes of it. Called again, the sweep and the check go on
-# where they were cut off. `gpu` runs its parts in this order and leaves eight files: gpu.log,
-# doctor.json, check.txt, and in gpu/ run.json, records.jsonl, report.html, report.md, plots.tar.gz.
+# where they were cut off. What each leaves: docs/gpu.md.
 GPU := gpu-doctor gpu-test gpu-sweep gpu-report gpu-check
-# The same for laws, by a sweep of their own: gpu.log, verify.txt, claims.txt, and the five of a run.
+# The same for laws, by a sweep of their own.
 GPU_VERIFY := gpu-verify-sweep gpu-verdicts gpu-verify-report
 ON_GPU = OUT="$(OUT)" LIMIT="$(LIMIT)" PYTHON="$(PYTHON)" sh tests/gpu.sh
 
@@ -61,9 +60,8 @@ gpu gpu-verify:
 $(GPU) $(GPU_VERIFY):
 	@$(ON_GPU) $@
 
-# All of that on a CPU, before simulated GPUs: does each part work, is each time the true one, and
-# how long would a GPU take? PROFILES are among H100, H200, A100, RTX4090 and L4; the first has the
-# whole preset, which takes a quarter of an hour.
+# All of that on a CPU, on simulated GPUs: does each part work, is each time the true one, and how
+# long would a GPU take? PROFILES are among H100, H200, A100, RTX4090 and L4; see docs/gpu.md.
 gpu-rehearsal: .venv/installed
 	$(BIN)/python -m tests.rehearsal $(PROFILES)
 

@@ -4,19 +4,19 @@
 # OUT/gpu.log; all that it calls shares LIMIT seconds. Exits with 64 where no part could run.
 
 part=$1 run=gpu status=0
-case $part in gpu-verify-* | gpu-verdicts) run=verify-gpu ;; esac
+case $part in gpu-verify-*) run=verify-gpu ;; esac
 
 refuse() {
   echo "Error: $*" >&2
   exit 64
 }
-case $LIMIT in '' | 0* | *[!0-9]*) refuse "LIMIT=$LIMIT is no number of seconds; say LIMIT=270" ;; esac
-[ -n "$OUT" ] || refuse "OUT= names no folder; say OUT=results/gpu"
-command -v "$PYTHON" > /dev/null || refuse "PYTHON=$PYTHON is not there; name a Python that has torch"
+case $LIMIT in '' | 0 | *[!0-9]*) refuse "LIMIT=$LIMIT: expected seconds, such as LIMIT=270" ;; esac
+[ -n "$OUT" ] || refuse "OUT is empty; use a folder, such as OUT=results/gpu"
+command -v "$PYTHON" > /dev/null || refuse "PYTHON=$PYTHON does not exist; use a Python with torch"
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-said=$("$PYTHON" -m attnbench --version 2>&1) || refuse "${said#Error: }"
+output=$("$PYTHON" -m attnbench --version 2>&1) || refuse "${output#Error: }"
 mkdir -p "$OUT" 2> /dev/null && touch "$OUT/gpu.log" 2> /dev/null ||
-  refuse "OUT=$OUT is no folder that can be written to; name another one"
+  refuse "OUT=$OUT: cannot write to such a folder; use another one"
 
 begin=$(date +%s) before=$(wc -l < "$OUT/gpu.log")
 exec 2>> "$OUT/gpu.log"
@@ -25,7 +25,7 @@ echo "== $part" >&2
 python() {
   left=$((begin + LIMIT - $(date +%s)))
   [ $left -gt 0 ] || return 124
-  timeout -k 10 $left "$PYTHON" "$@"
+  timeout --foreground -k 10 $left "$PYTHON" "$@" # in the foreground an interrupt ends it, too
 }
 attnbench() { python -m attnbench "$@"; }
 also() { [ "$1" -le $status ] || status=$1; }
@@ -87,8 +87,12 @@ case $part in
     touch "$OUT/check.txt"
     check
     ;;
+  *) refuse "no part $part" ;;
 esac
-case $status in 124 | 137) echo "cut off, LIMIT=$LIMIT seconds: call make $part again" >&2 ;; esac
+case $status in
+  124) echo "cut off after LIMIT=$LIMIT seconds: call make $part again, or with a larger LIMIT" >&2 ;;
+  137) echo "killed, after LIMIT=$LIMIT seconds or for want of memory" >&2 ;;
+esac
 tail -n +$((before + 1)) "$OUT/gpu.log" | tail -n 8
 echo "$part: exit $status"
 exit $status

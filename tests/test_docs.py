@@ -21,7 +21,7 @@ def blocks(language: str, text: str = EVERYTHING) -> list[str]:
 
 
 LINES = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
-COMMANDS = sorted({x.removeprefix(".venv/bin/") for x in LINES if "attnbench " in x})
+COMMANDS = sorted({re.sub(r"^.*?(?=attnbench )", "", x) for x in LINES if "attnbench " in x})
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -83,7 +83,7 @@ class Bench:
             text=True,
             check=False,
         )
-        self.said = ended.stdout + ended.stderr
+        self.output = ended.stdout + ended.stderr
         return ended.returncode
 
     @property
@@ -156,12 +156,12 @@ def test_a_check_that_was_cut_off_is_made_again(bench):
 def test_all_checks_together_take_no_longer_than_a_part_may(bench, tmp_path):
     """Each look at the clock finds it 25 s later, of 60 that there are."""
     clock = 'echo . >> "$0.looks"; echo $((25 * $(wc -l < "$0.looks")))'
-    limited = 'echo "$*" >> "$0.asked"; shift 3; exec "$@"'
+    limited = 'echo "$*" >> "$0.asked"; shift 4; exec "$@"'
     for name, body in {"date": clock, "timeout": limited}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     assert bench.make("gpu-check", first_on_path=tmp_path) != 0
-    limits = [line.split()[2] for line in (tmp_path / "timeout.asked").read_text().splitlines()]
+    limits = [line.split()[3] for line in (tmp_path / "timeout.asked").read_text().splitlines()]
     assert limits == ["35", "10"], "the catalogue, and one check"
     assert "call make gpu-check again" in (bench.out / "gpu.log").read_text()
 
@@ -184,26 +184,24 @@ def test_a_doctor_that_was_cut_off_leaves_no_half_of_a_page(bench):
 def test_a_part_tells_what_it_said_itself(bench):
     bench.make("gpu-test", "test=1")
     bench.make("gpu-doctor")
-    assert "12 passed" not in bench.said
-    assert '"verdict"' in bench.said
+    assert "12 passed" not in bench.output
+    assert '"verdict"' in bench.output
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "line"),
     [
-        ({"LIMIT": "soon"}, "LIMIT=soon is no number of seconds; say LIMIT=270"),
-        ({"LIMIT": "0"}, "LIMIT=0 is no number of seconds"),
-        ({"OUT": ""}, "OUT= names no folder; say OUT=results/gpu"),
-        ({"OUT": "/dev/null"}, "OUT=/dev/null is no folder that can be written to"),
-        ({"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python is not there"),
+        ({"LIMIT": "soon"}, "LIMIT=soon: expected seconds, such as LIMIT=270"),
+        ({"LIMIT": "0"}, "LIMIT=0: expected seconds"),
+        ({"OUT": ""}, "OUT is empty; use a folder, such as OUT=results/gpu"),
+        ({"OUT": "/dev/null"}, "OUT=/dev/null: cannot write to such a folder"),
+        ({"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python does not exist"),
     ],
 )
-def test_what_no_part_can_run_with_is_one_line(bench, wrong, said):
+def test_what_no_part_can_run_with_is_one_line(bench, wrong, line):
     assert bench.make("gpu", **wrong) == 2
-    assert [line for line in bench.said.splitlines() if "Error:" in line] == [
-        line for line in bench.said.splitlines() if said in line
-    ]
-    assert said in bench.said
+    (error,) = [text for text in bench.output.splitlines() if "Error:" in text]
+    assert line in error
     assert (bench.asked, bench.left) == ([], set())
 
 
@@ -215,7 +213,7 @@ def test_a_folder_may_have_a_space_in_its_name(bench):
 
 def test_what_python_lacks_is_said_once(bench):
     assert bench.make("gpu", "lacking") == 2
-    assert bench.said.count("no msgspec here") == 1
+    assert bench.output.count("no msgspec here") == 1
 
 
 def test_a_python_without_the_dependencies_is_told_which(tmp_path):

@@ -104,10 +104,19 @@ def test_a_graph_replays_with_nothing_for_the_host_to_do(device):
         device.begin_capture(graph, stream)
 
 
+def test_what_is_free_again_is_taken_first_and_a_graph_has_memory_of_its_own(device):
+    block = device.allocate(100)
+    device.free(block)
+    assert device.allocate(100) == block
+    device.free(block)
+    device.current = Stream()
+    device.begin_capture(Graph(), device.current)
+    assert device.allocate(100) != block
+
+
 def test_memory_runs_out_and_what_is_cached_is_given_back_first(device):
     most = device.profile.memory_bytes
-    device.allocate(most - 100)
-    device.free(most - 100)
+    device.free(device.allocate(most - 100))
     device.allocate(200)
     assert device.retries == 0, "the allocator had it"
     device.allocate(most - 300)

@@ -261,6 +261,7 @@ _of_record(
     "unsteady", "text", "", "why the error of the time has no bound, by name", notes.unsteady
 )
 metric("kernel_count", "int", "", "kernels or ops of one call (decode: a whole generation)")
+metric("device_waits", "int", "", "how often the host waits for the GPU in one call")
 metric("kernel_note", "text", "", "why kernel or kernel_count is not known")
 metric("l2", "text", "", "cold or warm: the last cache before each sample")
 _of_record("interval", "text", "", "what it replicates: within_process, …", times.replicated)
@@ -293,8 +294,8 @@ metric(
     "part of enqueue_us in which the device was kept busy before the timed call",
 )  # fmt: skip
 metric("sm_mhz", "float", "MHz", "mean clock of the GPU, read after each sample")
-metric("power_w", "float", "W", "power the GPU drew, read after each sample")
-metric("temperature_c", "float", "°C", "temperature of the GPU, read after each sample")
+metric("power_w", "float", "W", "mean power the GPU drew, read after each sample")
+metric("temperature_c", "float", "°C", "mean temperature of the GPU, read after each sample")
 metric("power_state", "text", "", "burst, or sustained: under the power cap")
 metric("throttle", "text", "", "what slowed the GPU's clock, and after how many of the samples")
 metric("idle_power_w", "float", "W", "power before the energy was measured; not subtracted")

@@ -28,7 +28,7 @@ Call = Callable[[], Any]
 _EVENT_RESOLUTION_US = 1.024
 # A kernel spins for so many times what issuing was seen to take, at most so long. Where issuing is
 # at most such a share of a call's time, it need not be hidden.
-_COVER, _MOST_SPIN_US, _NEGLIGIBLE = 1.5, 1000.0, 1e-3
+_COVER, _MOST_SPIN_US, NEGLIGIBLE = 1.5, 1000.0, 1e-3
 # Of the host's part in cold calls: more than twice the median and so much is an interruption.
 _INTERRUPTED_US = 20.0
 _TRIAL_CYCLES = 100_000  # well above the few µs that starting a kernel takes, on any GPU
@@ -137,9 +137,10 @@ class CudaClock(Clock):
     unlike in a GraphClock's.
 
     A host that is interrupted while it issues a call keeps the device waiting, too. Of cold calls
-    those are left out for which it took far longer than for most, whatever the device took; what
-    waits for the device in every call loses none. A batch with one pair of events, warm or of one
-    call, keeps all: it is too brief for most samples to be hit, and their median counts.
+    those are left out that it took far longer to issue than most. Where most are not issued before
+    the device begins them none is: the host may have waited for the device, and its time would be
+    the device's. Nor is any of a batch with one pair of events, warm or of one call: it is too
+    brief for most samples to be hit, and their median counts.
     """
 
     timer: Timer = "events"
@@ -161,13 +162,14 @@ class CudaClock(Clock):
         """
         alone, ahead_us = self._alone(call)
         issue_us = alone.enqueue_us or 0.0
-        if calls == 1 and issue_us <= _NEGLIGIBLE * alone.time_us:
+        if calls == 1 and issue_us <= NEGLIGIBLE * alone.time_us:
             return alone
         together = calls if self._flush is None else 1  # calls between two events
         least_us = together * issue_us
         spin_us = min(_COVER * least_us - ahead_us, _MOST_SPIN_US)
         cycles = math.ceil(spin_us * self._cycles_per_us()) if spin_us > 0 else 0
         pairs: list[tuple[float, ...]] = []  # what each pair of events says, after the host's time
+        exposed = 0  # pairs whose call the device reached before all of it was issued
         for _ in repeat(None, calls // together):
             first = now_ns()
             submitted_us = self._submit_front(cycles)
@@ -179,6 +181,7 @@ class CudaClock(Clock):
             host_us = (now_ns() - first) / 1000
             self._end.synchronize()
             ahead_us = _between_us(self._front, self._begin) - submitted_us
+            exposed += ahead_us < issue_us
             # Held back by what holds the device back, the host waits for it: for a result, or with
             # a full launch queue. That is no issuing.
             if ahead_us >= least_us or issue_us >= least_us + ahead_us / 2:
@@ -186,7 +189,9 @@ class CudaClock(Clock):
             hidden_us = max(0.0, min(ahead_us, issue_us))
             stream_us = _between_us(self._begin, self._end)
             pairs.append((host_us, stream_us, issue_us, hidden_us))
-        most_us = 2 * median(pair[0] for pair in pairs) + _INTERRUPTED_US
+        most_us = math.inf
+        if exposed < len(pairs) / 2:
+            most_us = 2 * median(pair[0] for pair in pairs) + _INTERRUPTED_US
         kept = [pair for pair in pairs if pair[0] <= most_us]  # more than half of them
         _, *sums = map(sum, zip(*kept, strict=True))
         stream_us, issue_us, hidden_us = (us / len(kept) / together for us in sums)

@@ -38,7 +38,7 @@ class IncorrectError(Exception):
 
 
 class BeyondDtypeError(Exception):
-    """No result of this dtype could be right; the message says by how much it is too small."""
+    """The dtype cannot hold the exact result, so that none could be right; the message has both."""
 
 
 class UnsettledError(Exception):
@@ -158,12 +158,14 @@ class Trial:
         self.metrics["mask_build_us"] = building_mask.spent_us
 
     def check(self, reference: Reference, *, first: bool) -> None:
-        """Compare the timed callable's result with the reference.
+        """Compare the timed callable's result with the reference, if the dtype can hold that.
 
         Memory of the outputs' size is filled with NaN and freed before the call, and so is the
         result after it: a kernel that never runs then finds no right answer lying about.
         """
         assert self.bound is not None
+        if reason := reference.beyond(self.case.dtype):
+            raise BeyondDtypeError(reason)
         before = {name: x.detach().clone() for name, x in self.tensors.items()}
         wrong = None
         try:
@@ -213,9 +215,6 @@ class Trial:
             self.metrics["compile_s"] += self.last_call_s
         outputs = bound.named(result)
         found = judge(outputs, reference, self.case.dtype)
-        overflowed = found.fault.get("code") == "not-finite"
-        if overflowed and (reason := reference.beyond(self.case.dtype)):
-            raise BeyondDtypeError(reason)
         if self.checks_alone:
             self._look_into(outputs, reference, wrong=found.reason is not None)
         with torch.no_grad():

@@ -7,6 +7,7 @@ that times that were measured can be held against it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -63,6 +64,15 @@ class Kernel:
     end_us: float
 
 
+@dataclass(frozen=True)
+class Block:
+    """Memory that the allocator has handed out."""
+
+    address: int
+    nbytes: int
+    pool: tuple[int, int]
+
+
 @dataclass
 class Device:
     """One GPU. `faults` are names of what goes wrong, see `tests.rehearsal.__main__`."""
@@ -83,6 +93,8 @@ class Device:
         self.current = self.default
         self._cached: OrderedDict[int, int] = OrderedDict()
         self._held = 0  # bytes in it
+        self._addresses = itertools.count(1)
+        self._free: dict[tuple[int, int], list[Block]] = {}
         self._waiting: deque[float] = deque()
         self._seen: set[str] = set()
         self.live = self.peak = self.reserved = self.device_allocs = self.retries = self.ooms = 0
@@ -272,8 +284,12 @@ class Device:
 
     # Memory.
 
-    def allocate(self, nbytes: int) -> None:
-        """Count bytes as live; raise OutOfMemoryError where the device has no more."""
+    def allocate(self, nbytes: int) -> Block:
+        """Where so many bytes lie: where the last of as many lay that are free again.
+
+        What a capture asks for comes from a pool of its own. Raises OutOfMemoryError where the
+        device has no more.
+        """
         if self.live + nbytes > self.profile.memory_bytes:
             self.ooms += 1
             gib = nbytes / 2**30
@@ -288,10 +304,16 @@ class Device:
             self.host_us += 100.0
         self.live += nbytes
         self.peak = max(self.peak, self.live)
+        pool = id(self.current.capturing or self), nbytes
+        free = self._free.setdefault(pool, [])
+        return (
+            free.pop() if free else Block(address=next(self._addresses), nbytes=nbytes, pool=pool)
+        )
 
-    def free(self, nbytes: int) -> None:
+    def free(self, block: Block) -> None:
         """Give bytes back to the allocator, which keeps them."""
-        self.live -= nbytes
+        self.live -= block.nbytes
+        self._free[block.pool].append(block)
 
     def empty_cache(self) -> None:
         """Give back to the device what nothing uses."""

@@ -27,8 +27,7 @@ def install(torch: Any) -> None:
     if memory := os.environ.get("ATTNBENCH_REHEARSAL_MEMORY"):
         profile = dataclasses.replace(profile, memory_bytes=int(memory))
     device = Device(profile, frozenset(faults), hang=lambda: _sleep(1e6))
-    scale = float(os.environ.get("ATTNBENCH_REHEARSAL_SCALE", "1"))
-    Gpu(device, scale=scale).install(setattr)
+    Gpu(device, scale=_scale()).install(setattr)
     device.host_us = 1e6 * profile.import_s
     _keep_time(device, from_us=0.0)
     os.register_at_fork(after_in_child=lambda: _keep_time(device, from_us=device.host_us))
@@ -78,6 +77,8 @@ def quiet_host(host: Any) -> None:
 
 def shrink_presets(presets: Any) -> None:
     """Sequences of the GPU presets from 9 tokens on, which coincide with no other size."""
+    if _scale() == 1:
+        return
     step = 3 if "ATTNBENCH_REHEARSAL_FEW" in os.environ else 1
     for name in ("gpu", "verify-gpu"):
         preset = presets.PRESETS.get(name)
@@ -88,13 +89,17 @@ def shrink_presets(presets: Any) -> None:
         presets.PRESETS._items[name] = dataclasses.replace(preset, sweeps=tuple(shrunk))
 
 
+def _scale() -> float:
+    return float(os.environ.get("ATTNBENCH_REHEARSAL_SCALE", "1"))
+
+
 def _shorter(length: int) -> int:
     return length if length <= 16 else round(length / SCALE)
 
 
 def shrink_blocks(chunked: Any) -> None:
     """Blocks as much smaller as the sequences, so that a call has as many."""
-    if float(os.environ.get("ATTNBENCH_REHEARSAL_SCALE", "1")) == 1:
+    if _scale() == 1:
         return
     scores, queries, keys = chunked.MOST["cuda"]
     small = int(scores / SCALE**2), int(queries / SCALE), int(keys / SCALE)

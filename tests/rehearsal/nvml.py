@@ -60,5 +60,5 @@ def nvmlDeviceGetComputeMode(handle: Any) -> int:
 
 
 def nvmlSystemGetDriverVersion() -> str:
-    """A driver's."""
-    return "570.00"
+    """Says in every run and report what it is."""
+    return "simulated"

@@ -1,4 +1,4 @@
-"""torch's profiler before a simulated GPU: the kernels that ran in a session."""
+"""torch's profiler on a simulated GPU: the kernels that ran in a session."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ MIB, GIB = 2**20, 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One GPU and the host before it. Rates are what large kernels reach, not peaks.
+    """One GPU and the host that it sits in. Rates are what large kernels reach, not peaks.
 
     `kernel_us` is the shortest a kernel takes on the device, `op_us` what torch takes to issue one,
     `tick_us` the step of event times. `context_s`, `load_s`, `plan_s` and `compile_s` are what the

@@ -37,7 +37,7 @@ _FROM_HOST = ("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_p
 class OnGpu(torch.Tensor):
     """A tensor whose numbers lie on the CPU, and which says that they do not."""
 
-    _buffer: tuple[int, int]  # the storage's address, and the bytes that an op moves
+    _buffer: tuple[int, int]  # where the storage lies, and the bytes that an op moves
 
     @staticmethod
     def __new__(cls, plain: torch.Tensor) -> OnGpu:
@@ -168,16 +168,17 @@ class Dispatch(TorchDispatchMode):
         if not isinstance(x, torch.Tensor) or isinstance(x, OnGpu) or any(x is y for y in given):
             return x
         storage = x.untyped_storage()
-        if not hasattr(storage, "_counted"):
+        if not hasattr(storage, "_block"):
             try:
-                self.device.allocate(storage.nbytes())
+                block = self.device.allocate(storage.nbytes())
             except OutOfMemoryError as err:
                 raise torch.cuda.OutOfMemoryError(str(err)) from None
-            storage._counted = True  # type: ignore[attr-defined]
-            weakref.finalize(storage, self.device.free, storage.nbytes())
+            storage._block = block  # type: ignore[attr-defined]
+            weakref.finalize(storage, self.device.free, block)
         with no_dispatch():
             placed = OnGpu(x)
-            placed._buffer = storage.data_ptr(), round(self._numbers(x) * x.element_size())
+            nbytes = round(self._numbers(x) * x.element_size())
+            placed._buffer = storage._block.address, nbytes  # type: ignore[attr-defined]
             return placed
 
     def _charge(self, name: str, views: bool, given: Any, result: Any, flops: float) -> None:
