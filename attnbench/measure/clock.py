@@ -259,7 +259,7 @@ class _Captured:
     call: Call
     calls: int
     graph: torch.cuda.CUDAGraph
-    alone: torch.cuda.CUDAGraph | None  # one call without events
+    alone: torch.cuda.CUDAGraph  # one call without events
     pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]]
 
 
@@ -299,12 +299,9 @@ class GraphClock(Clock):
         kept.graph.replay()
         enqueue_us = (now_ns() - begin) / 1000 / calls
         torch.cuda.synchronize()
-        e2e_us = (now_ns() - begin) / 1000
-        if kept.alone is not None:
-            e2e_us = _end_to_end_us(kept.alone.replay, self._flush)
         return Batch(
             time_us=sum(begin.elapsed_time(end) for begin, end in kept.pairs) * 1000 / calls,
-            e2e_us=e2e_us,
+            e2e_us=_end_to_end_us(kept.alone.replay, self._flush),
             enqueue_us=enqueue_us,
             hidden_us=enqueue_us,
         )
@@ -313,13 +310,12 @@ class GraphClock(Clock):
         """Free the graphs of this callable, and the memory they hold."""
         kept = self._kept.pop(_identity(call), None)
         for graph in (kept.graph, kept.alone) if kept is not None else ():
-            if graph is not None:
-                graph.reset()
+            graph.reset()
 
     def _capture(self, call: Call, calls: int) -> _Captured:
-        """Cold: each call behind a flush and between events of its own; warm: one pair around all.
+        """Cold: each call behind a flush and between events of its own.
 
-        In a graph of its own one call more, where the first graph does not tell its `e2e_us`.
+        Warm: one pair around all, behind a call that is not timed. And one in a graph of its own.
         """
         outer = stream = torch.cuda.current_stream()
         if outer == torch.cuda.default_stream():  # which cannot capture
@@ -336,19 +332,19 @@ class GraphClock(Clock):
             together = calls if self._flush is None else 1  # calls between two events
             pairs = [(_external_event(), _external_event()) for _ in range(calls // together)]
             graph = torch.cuda.CUDAGraph()
-            alone = torch.cuda.CUDAGraph() if calls > 1 or self._flush is not None else None
+            alone = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, stream=stream):
                     for begin, end in pairs:
-                        if self._flush is not None:
-                            self._flush()
+                        # What was measured before may have left other things in the cache.
+                        (self._flush or call)()
                         begin.record()
                         for _ in repeat(None, together):
                             call()
                         end.record()
-                if alone is not None:  # never replayed at the same time: they may share memory
-                    with torch.cuda.graph(alone, pool=graph.pool(), stream=stream):
-                        call()
+                # Never replayed at the same time: they may share memory.
+                with torch.cuda.graph(alone, pool=graph.pool(), stream=stream):
+                    call()
             except Exception as err:
                 # Torch's allocator still takes the capture for running, and its random numbers may.
                 self.broken = True

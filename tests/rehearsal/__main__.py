@@ -24,7 +24,7 @@ from typing import Any
 from attnbench.analysis.times import HOST_BOUND
 from attnbench.measure.clock import NEGLIGIBLE
 from tests.rehearsal.hooks import SCALE
-from tests.rehearsal.profiles import PROFILES
+from tests.rehearsal.profiles import MIB, PROFILES
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("gpu-doctor", "gpu-test", "gpu-sweep", "gpu-report", "gpu-check")
@@ -34,6 +34,7 @@ SCALED = "ATTNBENCH_REHEARSAL_SCALE"
 MOST_S = 240.0  # that a part may take on an H100
 # The clock looks at the host's within the time to the result, and records events.
 AROUND_US = 2.0
+ROOM = 36 * MIB  # beside the flush: for all but the scores of naive
 SIZES = ("--seq-lens", "9,72", "--heads", "16", "--head-dims", "128", "--dtypes", "bfloat16")
 HOSTILE = """
 import torch
@@ -150,7 +151,9 @@ class Rehearsal:
             yield f"{where}: {time_us:.2f} us, in truth {row['true_us']:.2f}"
         if may_us == tick_us:
             self.worst_us = max(self.worst_us, off_us)
-        if row["timer"] == "events" and abs(e2e_us - row["true_e2e_us"]) > tick_us + AROUND_US:
+        # Of warm calls it is that of the first one after another implementation's.
+        known = row["timer"] == "events" and row["cold"]
+        if known and abs(e2e_us - row["true_e2e_us"]) > tick_us + AROUND_US:
             yield f"{where}: {e2e_us:.2f} us to the result, in truth {row['true_e2e_us']:.2f}"
 
     def all(self) -> None:
@@ -191,8 +194,9 @@ class Rehearsal:
         )
         _expect(part, rows, lambda row: row["status"] == "unsupported" and "graph" in row["reason"])
         part, rows = self.sweep(
-            "out-of-memory", "--seq-lens", "64,1024", *impls, ATTNBENCH_REHEARSAL_MEMORY=180 << 20
-        )
+            "out-of-memory", "--seq-lens", "64,1024", *impls,
+            ATTNBENCH_REHEARSAL_MEMORY=2 * PROFILES[self.profile].cache_bytes + ROOM,
+        )  # fmt: skip
         _expect(part, rows, lambda row: (row["status"] == "oom") == _naive_at(row, 1024))
         hostile = self.folder / "hostile.py"
         hostile.write_text(HOSTILE)
