@@ -170,7 +170,9 @@ class Rehearsal:
             )  # fmt: skip
             if part.status:
                 part.problems.append(f"exit {part.status}")
-            if self.profile == "H100" and part.simulated_s > MOST_S:
+            # The check goes on when it is called again.
+            timed = self.profile == "H100" and name != "gpu-check"
+            if timed and part.simulated_s > MOST_S:
                 part.problems.append(f"takes {part.simulated_s:.0f} s, more than {MOST_S:.0f}")
             if name == "gpu-sweep":
                 self.compare(part, "gpu")
