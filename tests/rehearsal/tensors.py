@@ -149,8 +149,9 @@ class Dispatch(TorchDispatchMode):
                     self._known = key, func(*args, **kwargs), args[:4]
                 return tuple(x.clone() for x in self._known[1])
             large = flops > MOST_FLOPS or any(x.numel() > MOST_NUMBERS for x in given)
-            square = all(min(x.shape[-2:]) == max(x.shape) >= 1024 for x in given)
-            large |= flops > 1e8 and square  # a ceiling's, of no case
+            large |= flops > 1e8 and all(
+                set(x.shape) == {max(x.shape)} for x in given
+            )  # of no case
             if not large or func.is_view:
                 return func(*args, **kwargs)
             written = [x for x, a in _arguments(func, args, kwargs) if _is_written(a)]
