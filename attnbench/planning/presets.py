@@ -95,7 +95,7 @@ _FAMILIES_DOC = "every family beside exact attention to n = 4096, in five minute
 PRESETS.add("families", Preset(doc=_FAMILIES_DOC, sweeps=_FAMILIES, max_time_s=0.5))
 
 _wide = partial(Axes, dtypes=("bfloat16",), heads=(16,))
-_served = partial(_wide, workload="decode", kv_heads=(4,), head_dims=(128,))
+_served = partial(_wide, workload="decode", kv_heads=(4,), head_dims=(128,), new_tokens=(4,))
 _cores = partial(
     _wide,
     passes=_BOTH,
