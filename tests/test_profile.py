@@ -1,0 +1,85 @@
+"""A profile: its file, its rules, and what the command shows of it."""
+
+import msgspec
+import pytest
+
+from attnbench.errors import StoreError
+from attnbench.schema.case import Case, parse_mask
+from attnbench.schema.profile import (
+    Counter,
+    Live,
+    Memory,
+    Note,
+    Op,
+    Profile,
+    Unprofiled,
+    read_profile,
+    write_profile,
+)
+
+CASE = Case(seq_len=64, mask=parse_mask("causal"))
+TIME = Unprofiled(
+    median_us=100.0, low_us=95.0, high_us=110.0, batches=9, calls=10, timer="host", l2="warm"
+)
+MEMORY = Memory(
+    timeline=(Live(1.0, 4096, "aten::bmm"), Live(9.0, 0, None)),
+    peak_bytes=4096, peak_op="aten::bmm", outputs_bytes=1024,
+    traced_bytes=3072, measured_bytes=3072, predicted_bytes=None,
+)  # fmt: skip
+
+
+def profile(**fields):
+    """A small profile: two ops of 90 µs in a call of 100."""
+    return Profile(
+        **{
+            "case": CASE.to_json(), "impl": "naive", "label": "naive", "environment": {},
+            "ceilings": {}, "time": TIME, "profiled_us": 105.0, "calls": 8, "gaps_us": 15.0,
+            "ops": (
+                Op(name="aten::bmm", count=2, self_us=60.0, flops=6e6, bytes=1.2e6),
+                Op(name="aten::_softmax", count=1, self_us=30.0),
+            ),
+            "memory": MEMORY, "counters": {"cycles": Counter(None, "unsupported")},
+            "notes": (Note("profiler-cost", {"ratio": 1.05}),),
+        }
+        | fields
+    )  # fmt: skip
+
+
+def test_a_profile_comes_back_from_its_file_as_it_was(tmp_path):
+    written = profile()
+    write_profile(tmp_path, written)
+    assert read_profile(tmp_path) == written
+    assert read_profile(tmp_path / "profile.json").cell.case == CASE
+
+
+def test_self_times_and_what_is_outside_of_them_sum_to_the_unprofiled_time():
+    found = profile()
+    assert found.self_us == 90.0
+    assert found.outside_us == pytest.approx(10.0)
+    assert found.self_us + found.outside_us == pytest.approx(found.time.median_us)
+
+
+def test_rates_are_of_the_self_time_and_unknown_stays_unknown():
+    bmm, softmax = profile().ops
+    assert (bmm.tflops, bmm.gbps) == (pytest.approx(0.1), pytest.approx(20.0))
+    assert (softmax.tflops, softmax.gbps) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda row: row | {"schema": 2},
+        lambda row: row | {"case": {"seq_len": -1}},
+        lambda row: {k: v for k, v in row.items() if k != "ops"},
+    ],
+)
+def test_a_profile_of_another_schema_or_damaged_is_refused(tmp_path, edit):
+    row = msgspec.to_builtins(profile())
+    (tmp_path / "profile.json").write_bytes(msgspec.json.encode(edit(row)))
+    with pytest.raises(StoreError, match="schema 1"):
+        read_profile(tmp_path)
+
+
+def test_where_there_is_no_profile_the_message_names_the_command(tmp_path):
+    with pytest.raises(StoreError, match="attnbench profile"):
+        read_profile(tmp_path)
