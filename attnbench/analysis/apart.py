@@ -1,0 +1,190 @@
+"""Runs of one machine taken apart: what moved all cells of a run together, and what each for itself.
+
+Two runs are not paired: the second met the machine in another mood. But the cells of one run, and
+even more those of one group, which are interleaved, met the same. So ln(time) of a cell in a run is
+its own level + a shift common to the run + one common to its group + what is left, its residual.
+The shift is the machine's mood or a change common to all cells: runs alone cannot tell which. The
+residual is the cell's own; how far residuals of the same code scatter is known from earlier runs.
+Shifts and residuals are natural logarithms of ratios of times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from attnbench.analysis import times
+from attnbench.base.stats import median
+from attnbench.execution.store import Run
+
+Key = tuple[str, str]  # case_id and implementation
+_ROUNDS = 4  # after so many turns levels and shifts of a table move no further to speak of
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellTime:
+    """The time of a cell in one run; `group` names the cells that were interleaved with it.
+
+    `interval_us` is where it lies as against other cells of the run (`times.within_run_us`); None
+    where that is not known.
+    """
+
+    time_us: float
+    interval_us: times.Interval | None = None
+    group: str = ""
+
+
+Times = Mapping[Key, CellTime]
+
+
+def cell_times(run: Run) -> dict[Key, CellTime]:
+    """The cells of a run that have a time, by case and implementation."""
+    return {
+        record.cell.key: CellTime(
+            time_us=time_us,
+            interval_us=times.within_run_us(record),
+            group=str(record.metrics.get("group") or ""),
+        )
+        for record in run.records
+        if (time_us := times.time_us(record)) is not None
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """What moved cells together from one run to another, as ln of a ratio of times.
+
+    `run` is common to all cells, `groups` come on top of it, by the cell's group in either run.
+    """
+
+    run: float = 0.0
+    groups: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def of(self, after: CellTime, before: CellTime) -> float:
+        """The shift of one cell: that of the run and of its group."""
+        return self.run + self.groups.get((after.group, before.group), 0.0)
+
+
+def common_shift(after: Times, before: Times) -> Shift:
+    """What moved the cells that two runs share together, by medians: a few may change on their own.
+
+    That of a group is the median of its cells' logarithms and of the run's shift itself: so it
+    follows a neighbour who slowed all cells of the group, and in a group of two, where it is open
+    which of them moved, stays with the run. Nothing in common: no shift.
+    """
+    moved = {
+        key: math.log(after[key].time_us / before[key].time_us) for key in after if key in before
+    }
+    if not moved:
+        return Shift()
+    run = median(moved.values())
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for key, value in moved.items():
+        if after[key].group:
+            groups[after[key].group, before[key].group].append(value - run)
+    return Shift(run=run, groups={names: _centre(found) for names, found in groups.items()})
+
+
+def _centre(values: Sequence[float]) -> float:
+    """The median of the values and of 0; of two middle ones the one nearer to 0."""
+    ordered = sorted([*values, 0.0])
+    middle = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return min(middle, key=abs)
+
+
+def residuals(after: Times, before: Times, shift: Shift | None = None) -> dict[Key, float]:
+    """What is left of the change of each shared cell once what is common is taken off, as ln."""
+    common = shift or common_shift(after, before)
+    return {
+        key: math.log(found.time_us / before[key].time_us) - common.of(found, before[key])
+        for key, found in after.items()
+        if key in before
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """Several runs taken apart: cell by cell a level in µs, run by run a shift and residuals."""
+
+    levels_us: dict[Key, float]
+    shifts: list[Shift]
+    residuals: list[dict[Key, float]]
+
+
+def taken_apart(runs: Sequence[Times]) -> Apart:
+    """Levels, shifts and residuals of runs that share cells, by median polish.
+
+    A cell's level is the median over the runs that have it of its time without the shift; the
+    shifts are then against the levels, and so on (Tukey, Exploratory Data Analysis, 1977, ch. 11).
+    A step in one cell's series stays in its residuals.
+    """
+    of: dict[Key, list[int]] = defaultdict(list)
+    for number, run in enumerate(runs):
+        for key in run:
+            of[key].append(number)
+    shifts = [Shift()] * len(runs)
+    levels: dict[Key, CellTime] = {}
+    for _ in range(_ROUNDS):
+        for key, numbers in of.items():
+            blank = CellTime(time_us=1.0)
+            found = (
+                math.log(runs[n][key].time_us) - shifts[n].of(runs[n][key], blank) for n in numbers
+            )
+            levels[key] = CellTime(time_us=math.exp(median(found)))
+        shifts = [common_shift(run, levels) for run in runs]
+    return Apart(
+        levels_us={key: level.time_us for key, level in levels.items()},
+        shifts=shifts,
+        residuals=[residuals(run, levels, s) for run, s in zip(runs, shifts, strict=True)],
+    )
+
+
+# Where a machine has no history: that of a busy virtual machine of two cores.
+UNKNOWN_SPREAD = 0.05
+_PRIOR = 4  # how many residuals the pooled spread counts for beside a cell's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How far the residual of a cell scatters between two runs of the same code.
+
+    Standard deviations of ln(time in one / time in the other). `cells` are those that history has,
+    `pooled` serves all others; `pairs` is how many pairs of runs it rests on, 0 for the default.
+    """
+
+    pooled: float = UNKNOWN_SPREAD
+    cells: Mapping[Key, float] = field(default_factory=dict)
+    pairs: int = 0
+
+    def of(self, key: Key) -> float:
+        """That of one cell."""
+        return self.cells.get(key, self.pooled)
+
+
+def spread(series: Iterable[Sequence[Times]]) -> Spread:
+    """The spread of residuals, from runs of equal code: each against the next in its sequence.
+
+    Next, not all, so that what changed once, unrecorded, is in one pair alone. The pooled one is
+    robust (1.4826 × median of |residual|); a cell's own variance is drawn towards it as if that
+    were `_PRIOR` residuals more (Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), art. 3).
+    """
+    found: dict[Key, list[float]] = defaultdict(list)
+    pairs = 0
+    for runs in series:
+        for before, after in pairwise(runs):
+            pairs += 1
+            for key, value in residuals(after, before).items():
+                found[key].append(abs(value))
+    if not found:
+        return Spread()
+    pooled = 1.4826 * median(value for values in found.values() for value in values)
+    cells = {
+        key: math.sqrt(
+            (_PRIOR * pooled**2 + sum(value**2 for value in values)) / (_PRIOR + len(values))
+        )
+        for key, values in found.items()
+    }
+    return Spread(pooled=pooled, cells=cells, pairs=pairs)

@@ -1,0 +1,92 @@
+import math
+import random
+
+import pytest
+
+from attnbench.analysis.apart import CellTime, common_shift, residuals, spread, taken_apart
+
+
+def run_of(factor=1.0, cells=20, groups=4, noise=0.0, seed=0, by_group=(), own=()):
+    """Cells of 100, 200, … µs, slowed by `factor`, some groups and some cells by factors more."""
+    draw = random.Random(seed)
+    slow, changed = dict(by_group), dict(own)
+    return {
+        (f"case{n}", "naive"): CellTime(
+            time_us=100.0 * (n + 1) * factor * math.exp(draw.gauss(0, noise))
+            * slow.get(n % groups, 1.0) * changed.get(n, 1.0),
+            group=f"{seed}-{n % groups}",
+        )
+        for n in range(cells)
+    }  # fmt: skip
+
+
+KEYS = [(f"case{n}", "naive") for n in range(20)]
+
+
+def test_a_slow_machine_is_a_shift_and_leaves_no_residual():
+    after = run_of(1.3, seed=1)
+    shift = common_shift(after, run_of())
+    assert shift.run == pytest.approx(math.log(1.3))
+    assert all(abs(value) < 1e-9 for value in residuals(after, run_of()).values())
+
+
+def test_one_cell_that_changed_keeps_its_change_and_the_others_keep_none():
+    found = residuals(run_of(1.1, seed=1, own={7: 1.3}), run_of())
+    assert found[KEYS[7]] == pytest.approx(math.log(1.3))
+    assert max(abs(value) for key, value in found.items() if key != KEYS[7]) < 1e-9
+
+
+def test_a_neighbour_who_slowed_one_group_is_taken_off_that_group():
+    after = run_of(seed=1, by_group={2: 1.4}, own={6: 1.3})  # cell 6 is of group 2
+    found = residuals(after, run_of())
+    assert found[KEYS[6]] == pytest.approx(math.log(1.3))
+    assert found[KEYS[10]] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_of_two_cells_in_a_group_the_one_that_moved_is_named_and_not_the_other():
+    after = run_of(seed=1, cells=20, groups=10, own={3: 1.3})
+    found = residuals(after, run_of(groups=10))
+    assert found[KEYS[3]] == pytest.approx(math.log(1.3))
+    assert found[KEYS[13]] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_runs_without_a_shared_cell_have_no_shift_and_no_residual():
+    other = {("other", "sdpa"): CellTime(time_us=5.0)}
+    assert common_shift(other, run_of()).run == 0.0
+    assert residuals(other, run_of()) == {}
+
+
+def test_a_step_in_one_series_stays_in_its_residuals_and_moods_do_not():
+    moods = [1.0, 1.2, 0.9, 1.05, 1.3, 1.0, 0.95, 1.1]
+    runs = [run_of(m, seed=n, own={5: 1.1 if n >= 5 else 1.0}) for n, m in enumerate(moods)]
+    del runs[3][KEYS[0]]  # a cell need not be in every run
+    apart, middle = taken_apart(runs), math.log(1.05) / 2  # a median of eight
+    assert [s.run for s in apart.shifts] == pytest.approx([math.log(m) - middle for m in moods])
+    steps = [found[KEYS[5]] for found in apart.residuals]
+    assert steps == pytest.approx([0.0] * 5 + [math.log(1.1)] * 3)
+    others = (v for found in apart.residuals for key, v in found.items() if key != KEYS[5])
+    assert max(map(abs, others)) < 1e-9
+    assert apart.levels_us[KEYS[1]] == pytest.approx(200 * math.exp(middle))
+
+
+def test_the_spread_is_that_of_residuals_whatever_the_machine_s_moods():
+    runs = [run_of(random.Random(n).uniform(0.8, 1.3), seed=n, noise=0.02) for n in range(12)]
+    found = spread([runs])
+    assert found.pairs == 11
+    assert found.pooled == pytest.approx(0.02 * math.sqrt(2), rel=0.25)
+
+
+def test_a_change_of_code_between_two_sequences_widens_no_spread():
+    old = [run_of(seed=n, noise=0.01) for n in range(6)]
+    new = [run_of(seed=n, noise=0.01, own={3: 2.0}) for n in range(6, 12)]
+    assert spread([old, new]).of(KEYS[3]) < 0.03 < spread([[*old, *new]]).of(KEYS[3])
+
+
+def test_a_noisy_cell_has_a_spread_of_its_own_and_an_unknown_one_the_pooled():
+    runs = [
+        run_of(seed=n, noise=0.01, own={3: random.Random(n).choice([1.0, 1.3])}) for n in range(10)
+    ]
+    found = spread([runs])
+    assert found.of(KEYS[3]) > 4 * found.of(KEYS[4])
+    assert found.of(("unseen", "naive")) == found.pooled
+    assert spread([]).pairs == 0
