@@ -1,4 +1,4 @@
-"""Runs of one machine taken apart: what moved all cells of a run together, and what each for itself.
+"""Runs of one machine taken apart: what moved all cells together, and what each for itself.
 
 Two runs are not paired: the second met the machine in another mood. But the cells of one run, and
 even more those of one group, which are interleaved, met the same. So ln(time) of a cell in a run is
