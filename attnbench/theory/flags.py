@@ -1,0 +1,53 @@
+"""The command line of one case: the inverse of the axis flags of `sweep` and `profile`."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from attnbench.schema.case import Case
+from attnbench.theory.traits import OPTIONAL_AXES, TRAITS
+
+# Flag, field of the case's JSON. Optional axes follow from the registry of workloads.
+_FLAGS = {
+    "--workload": "workload",
+    "--passes": "pass",
+    "--dtypes": "dtype",
+    "--batch-sizes": "batch",
+    "--heads": "heads",
+    "--kv-heads": "kv_heads",
+    "--seq-lens": "seq_len",
+    "--head-dims": "head_dim",
+    "--value-dims": "value_dim",
+    "--masks": "mask",
+    "--positions": "position",
+    "--threads": "threads",
+    "--device": "device",
+} | {f"--{name.replace('_', '-')}": field for name, field in OPTIONAL_AXES.items()}
+
+
+def case_flags(case: Case, auto: str = "cpu") -> list[str]:
+    """The flags that make `sweep` expand to this case alone; always `--seq-lens`.
+
+    `auto` is the device that is taken where none is named. What goes without saying is left out.
+    The one field that no flag has is `scale`.
+    """
+    row, traits = case.to_json(), TRAITS.get(case.workload)
+    plain: dict[str, Any] = Case().to_json() | {"device": auto}
+    plain |= {"kv_heads": case.heads, "kv_len": case.seq_len, "value_dim": case.head_dim}
+    plain |= traits.defaults | {"seq_len": None}
+    if traits.causal:
+        plain["mask"] = "causal"
+    if not traits.heads:  # one head, as wide as it is
+        plain |= {"heads": case.heads, "head_dim": case.head_dim, "value_dim": case.value_dim}
+    elif "widths" in traits.axes:
+        plain["width"] = case.heads * case.head_dim
+        if case.model_width != plain["width"]:  # with both, neither follows from the width
+            plain |= {"heads": None, "head_dim": None}
+    found = [(flag, row[field]) for flag, field in _FLAGS.items() if row[field] != plain[field]]
+    return [text for flag, value in found if value is not None for text in (flag, str(value))]
+
+
+def profile_command(case: Case, impl: str, auto: str = "cpu") -> str:
+    """The command that shows where the time of one cell goes."""
+    return shlex.join(["attnbench", "profile", impl, *case_flags(case, auto)])
