@@ -72,7 +72,7 @@ def imagined(monkeypatch: pytest.MonkeyPatch) -> Imagined:
     answer = Imagined()
     monkeypatch.setattr("attnbench.gate.run.measuring.run_gate", answer)
     monkeypatch.setattr(
-        "attnbench.gate.run.watched.device_of", lambda asked: "cpu" if asked == "auto" else asked
+        "attnbench.gate.run.watched.surveyed", lambda asked, environment: ("cpu", {})
     )
     return answer
 

@@ -17,7 +17,7 @@ from attnbench.gate.server.slowdown import slowed_by_sleep
 from attnbench.measure.clock import clock_for
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
-from tests.test_gate_rounds import a_bench
+from tests.test_gate_rounds import a_bench, of_both
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,7 +30,7 @@ def test_all_variants_are_timed_on_the_gpu(tmp_path):
     bench = replace(
         a_bench(tmp_path),
         cells=(Cell(case=case, impl="mine"), Cell(case=case, impl="other")),
-        settings=Settings(device="cuda", timeout_s=120.0),
+        settings=of_both(Settings(device="cuda", timeout_s=120.0)),
         cpus=None,
     )
     found = measure_round(bench, RoundPlan(stage="screen", cells=(0, 1), slowed=1), 0)

@@ -210,7 +210,7 @@ def measure(
     monkeypatch.setattr(measuring, "measure_round", lambda bench, plan, n: measured(plan, n))
     run = replace(a_run(), rounds=())
     run = replace(run, checks={**run.checks, **(checks or {})})
-    bench: Any = type("Bench", (), {"settings": Settings()})
+    bench: Any = None
     request: Any = type("Request", (), {"keep": staticmethod(keep), "keep_going": keep_going})
     return measuring._measure(bench, run, notes or Notes(), deadline, request)
 

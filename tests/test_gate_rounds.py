@@ -21,7 +21,7 @@ import pytest
 
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
-from attnbench.gate.decide.data import Failure, Rules, Version
+from attnbench.gate.decide.data import Failure, Rules, Version, VersionName
 from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.protocol import (
     CellFailed,
@@ -84,6 +84,10 @@ GARBAGE = """
 PLAN = RoundPlan(stage="screen", cells=(0, 1), slowed=1)
 
 
+def of_both(settings: Settings) -> dict[VersionName, Settings]:
+    return {"base": settings, "candidate": settings}
+
+
 def a_side(folder: Path, name, kernels: dict[str, str]) -> Version:
     root = folder / name
     root.mkdir()
@@ -104,7 +108,7 @@ def a_bench(folder: Path, **troubles: str) -> Bench:
         candidate=a_side(folder, "candidate", kernels | troubles),
         cells=tuple(Cell(case=case, impl=name) for name in kernels),
         rules=Rules(),
-        settings=Settings(device="cpu", threads=1, timeout_s=60.0),
+        settings=of_both(Settings(device="cpu", threads=1, timeout_s=60.0)),
         references=references,
         cpus=(min(os.sched_getaffinity(0)),),
         rng=random.Random(0),
@@ -114,7 +118,7 @@ def a_bench(folder: Path, **troubles: str) -> Bench:
 def test_a_round_whose_processor_times_say_nothing_has_none(tmp_path):
     """Of several threads, or on a GPU."""
     bench = a_bench(tmp_path)
-    bench.settings = replace(bench.settings, threads=2)
+    bench.settings = of_both(replace(bench.settings["base"], threads=2))
     found = measure_round(bench, RoundPlan(stage="screen", cells=(0,), slowed=None), 0)
     assert set(found.samples[0]) == {"base", "candidate", "null"}
     assert found.cpu == {}
@@ -167,7 +171,7 @@ def test_what_fails_when_it_is_asked_has_its_code(tmp_path):
     sides: Any = [
         ("candidate", bench.candidate, bench.base),
         ("base", bench.candidate, bench.base),
-        ("null", late, bench.base),
+        ("null", replace(late, name="base"), bench.base),
     ]
     config = partial(
         VariantConfig, cells=dict(enumerate(bench.cells)), references=str(bench.references),
@@ -261,7 +265,7 @@ def test_the_flushes_of_cold_calls_are_part_of_what_a_cell_may_take(
     tmp_path, monkeypatch, device, visits
 ):
     """A call of 10 µs that stands behind one of 140 µs, on a GPU alone."""
-    now, bench = [0.0], replace(a_bench(tmp_path), settings=Settings(device=device))
+    now, bench = [0.0], replace(a_bench(tmp_path), settings=of_both(Settings(device=device)))
     answers: Any = Answers(ns=10_000)
     ask = answers.ask
 

@@ -47,7 +47,10 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return truth
 
     workload = SimpleNamespace(
-        tensors=noted("inputs"), fill=noted("fill"), bind=noted("build", bound), truth=slow_truth
+        tensors=noted("inputs", {}),
+        fill=noted("fill"),
+        bind=noted("build", bound),
+        truth=slow_truth,
     )
     monkeypatch.setattr(variant, "WORKLOADS", {"attention": workload})
     monkeypatch.setattr(variant, "implementation", lambda _: SimpleNamespace(definition=None))

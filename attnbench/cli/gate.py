@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,8 @@ from attnbench.errors import AttnbenchError, ExitCode, StoreError, UsageError
 
 if TYPE_CHECKING:
     from attnbench.cli.progress import GateDisplay
-    from attnbench.gate.decide.data import GateRun
+    from attnbench.gate.decide.data import Environment, GateRun
+    from attnbench.gate.decide.outcome import Outcome
     from attnbench.gate.run.watched import Comparison
 
 # The options that mean something beside --replay, which measures nothing.
@@ -46,6 +49,26 @@ _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "dev
     "--base",
     metavar="REF",
     help="A branch, tag or commit to compare with [where HEAD left the default branch].",
+)
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    metavar="PATH",
+    help="Compare two environments: the interpreter (or folder) of the base's, then of the"
+    " candidate's. Each needs torch ≥ 2.4 and Python ≥ 3.11. Repeatable.",
+)
+@click.option(
+    "--env",
+    "requirements",
+    multiple=True,
+    metavar="NAME=FILE",
+    help="As --python, of an environment that pip builds from requirements, and keeps. Repeatable.",
+)
+@click.option(
+    "--bisect",
+    is_flag=True,
+    help="Of more than two environments, oldest first: which is the first that is slower?",
 )
 @impl_files("A file of the repository whose implementations are watched.")
 @axes_options(seq_lens="128..1024")
@@ -97,13 +120,16 @@ _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "dev
 @click.option("--advisory", is_flag=True, help="Exit 0 whatever is found; say what it would be.")
 @click.option("--quiet", is_flag=True, help="No progress and no table; the result's path alone.")
 def gate(**options: Any) -> None:
-    """Compare the working tree with another commit.
+    """Compare the working tree with another commit, or an environment with another.
 
     Correctness, FLOPs and memory are compared first, then time. The base is checked out in a
     temporary folder (TMPDIR), the candidate is the working tree as it is. Both versions are
     measured by this installation, interleaved, in rounds of fresh processes. What to watch stands
     in pyproject.toml, [tool.attnbench.gate], under the names of the options, or in the options
     themselves.
+
+    Two environments (--python, --env) run the same code, unless --base is given, too: naive and
+    sdpa, the implementations in --impls, or those of your files.
 
     A slowdown of the threshold is found; code that is the same is called slower in at most 1 %
     of runs. Exits 1 if a cell is incorrect, grown or slower, 3 if something stays open, 4 if the
@@ -127,23 +153,105 @@ def gate(**options: Any) -> None:
 
 
 def compare(options: dict[str, Any]) -> ExitCode:
-    """The working tree and a commit, measured interleaved."""
+    """Two versions or environments; of more environments with --bisect the first that is slower."""
+    environments = _environments(options)
+    if options["bisect"]:
+        return _bisected(options, environments)
+    both = (environments[0](), environments[1]()) if environments else None
+    return _compared(options, both).exit_code
+
+
+def _environments(options: dict[str, Any]) -> list[Callable[[], Environment]]:
+    """What finds or builds each environment, in the order given, those of --python first.
+
+    Raises:
+        UsageError: they are too few or too many.
+    """
+    from attnbench.gate.run.environments import build_environment, find_environment
+
+    def tell(words: str) -> None:
+        if not options["quiet"]:
+            say(words, err=True)
+
+    found = [partial(find_environment, text) for text in options["pythons"]]
+    found += [partial(build_environment, text, tell) for text in options["requirements"]]
+    if options["bisect"] and len(found) < 3:
+        raise UsageError("--bisect needs three environments or more, oldest first: --python, --env")
+    if len(found) not in (0, 2) and not options["bisect"]:
+        raise UsageError(
+            f"{len(found)} environment{'s' * (len(found) != 1)} given (--python, --env): two are"
+            f" compared, the base's first, --bisect takes more; this one is {sys.executable}"
+        )
+    return [cache(each) for each in found]
+
+
+def _bisected(options: dict[str, Any], environments: list[Callable[[], Environment]]) -> ExitCode:
+    """The first environment held against the last, then against what lies between, by halves."""
+
+    def compared(index: int) -> Outcome:
+        named = options["name"] and f"{options['name']}-{index + 1}"
+        return _compared(options | {"name": named}, (environments[0](), environments[index]()))
+
+    def worse(outcome: Outcome) -> set[tuple[str, str]]:
+        return {row.cell.key for row in outcome.rows if row.verdict in ("incorrect", "regressed")}
+
+    last = compared(len(environments) - 1)
+    if not (suspects := worse(last)):
+        return last.exit_code
+    before, since = 0, len(environments) - 1
+    while since - before > 1:
+        middle = (before + since) // 2
+        outcome = compared(middle)
+        if worse(outcome) & suspects:
+            since = middle
+        elif outcome.exit_code in (ExitCode.OK, ExitCode.FINDING):
+            before = middle
+        else:
+            say(f"open: worse after {environments[before]().label}, by"
+                f" {environments[since]().label}; raise --budget or rerun")  # fmt: skip
+            return outcome.exit_code
+    say(f"worse since {environments[since]().label}, not yet in {environments[before]().label}")
+    return ExitCode.FINDING
+
+
+def _compared(
+    options: dict[str, Any], environments: tuple[Environment, Environment] | None
+) -> Outcome:
+    """Two versions, two environments or both, measured interleaved; what was decided."""
     from attnbench.cli.progress import GateDisplay
     from attnbench.gate.run import git
-    from attnbench.gate.run.watched import comparison, watched
+    from attnbench.gate.run.watched import comparison, of_built_in, surveyed, watched
 
-    root = git.repository(Path.cwd())
     flags = {name: options[name] for name in (*AXIS_FIELDS, *_SETTINGS)}
-    found = watched(root, Path.cwd(), read_table(root), flags)
-    asked = comparison(root, found, options["output"].resolve())
+    # Between environments no repository is needed: the code is the same.
+    here = Path.cwd()
+    root = here if environments and not git.is_committed(here) else git.repository(here)
+    table = read_table(root)
+    if environments and not flags["files"] and "files" not in table:
+        device, known = surveyed(flags["device"] or table.get("device", "auto"), environments[1])
+        root, flags = of_built_in(known, {**table, **flags, "device": device})
+        table = {}
+    found = watched(root, here, table, flags)
+    asked = comparison(root, found, options["output"].resolve(), environments)
     with GateDisplay(quiet=options["quiet"]) as display:
-        display.say(f"base: {asked.base.ref} at {asked.base.commit[:10]}, {asked.base.words}")
-        on_top = asked.changes or "nothing changed"
-        display.say(f"candidate: the working tree at {asked.head[:10]}, {on_top}")
+        for words in _introduced(asked):
+            display.say(words)
         with _result_folder(options["output"], options["name"]) as folder:
             run = _measured(asked, options, display, folder)
             display.close()
             return _finish(run, folder, options["quiet"])
+
+
+def _introduced(asked: Comparison) -> list[str]:
+    """What is held against what, before anything is measured."""
+    base, candidate = [], []
+    if asked.environments:
+        base, candidate = ([each.label] for each in asked.environments)
+    if asked.base:
+        base.append(f"{asked.base.ref} at {asked.base.commit[:10]}, {asked.base.words}")
+        on_top = asked.changes or "nothing changed"
+        candidate.append(f"the working tree at {(asked.head or '')[:10]}, {on_top}")
+    return [f"base: {'; '.join(base)}", f"candidate: {'; '.join(candidate)}"]
 
 
 def read_table(root: Path) -> dict[str, Any]:
@@ -187,20 +295,24 @@ def _measured(
     from attnbench.execution.process import Settings
     from attnbench.gate.decide.stored import keep_round
     from attnbench.gate.run.measuring import run_gate
-    from attnbench.gate.run.watched import device_of
+    from attnbench.gate.run.watched import surveyed
     from attnbench.gate.run.worktree import checked_out
 
-    settings = Settings(
-        device=device_of(asked.watched.device), seed=options["seed"], timeout_s=options["timeout"]
-    )
+    device = asked.watched.device
+    if device == "auto":
+        device, _ = surveyed(device, asked.environments and asked.environments[1])
+    settings = Settings(device=device, seed=options["seed"], timeout_s=options["timeout"])
     typed = {flag: options[name] for name, flag in given().items()}
     typed |= {flag: str(value) for flag, value in typed.items() if isinstance(value, Path)}
-    with checked_out(asked.root, asked.base.commit) as tree:
+    commit = asked.base and asked.base.commit
+    with checked_out(asked.root, commit) if commit else nullcontext(asked.root) as tree:
         for file in asked.missing(tree):
             display.warned(f"the base has no {file}: what is in it cannot be compared")
         request = asked.request(tree, settings, typed)
         keep = partial(keep_round, folder)
-        return run_gate(replace(request, keep=keep, keep_going=options["keep_going"]), display)
+        # What another torch allocates does not end a run that asks how fast it is.
+        keep_going = options["keep_going"] or asked.environments is not None
+        return run_gate(replace(request, keep=keep, keep_going=keep_going), display)
 
 
 def replay(options: dict[str, Any]) -> ExitCode:
@@ -208,12 +320,12 @@ def replay(options: dict[str, Any]) -> ExitCode:
     from attnbench.gate.decide.stored import load_gate
 
     run = load_gate(Path(options["replay"]), options["output"])
-    name, none = options["name"], contextlib.nullcontext()
-    with none if name is None else _result_folder(options["output"], name) as folder:
-        return _finish(run, folder, options["quiet"])
+    name = options["name"]
+    with nullcontext() if name is None else _result_folder(options["output"], name) as folder:
+        return _finish(run, folder, options["quiet"]).exit_code
 
 
-def _finish(run: GateRun, folder: Path | None, quiet: bool) -> ExitCode:
+def _finish(run: GateRun, folder: Path | None, quiet: bool) -> Outcome:
     """Decide, write all files, and print; what cannot be written hides no verdict."""
     from attnbench.gate.decide.verdict import decide
     from attnbench.report.gate import outputs
@@ -234,7 +346,7 @@ def _finish(run: GateRun, folder: Path | None, quiet: bool) -> ExitCode:
         click.echo(folder)
     if failure is not None:
         raise failure
-    return outcome.exit_code
+    return outcome
 
 
 @contextlib.contextmanager

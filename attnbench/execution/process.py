@@ -39,7 +39,8 @@ class Settings:
     `threads` are those of a process, but for a sweep's, whose cases say. `processes` is how many
     fresh ones measure each cell; `energy` asks for joules a call, too.
     With `replace` the files may take the names of installed implementations. With `root` they are
-    those of one of two versions of a repository, and import nothing from `other_root`.
+    those of one of two versions of a repository, and import nothing from `other_root`. Another
+    `python` than this one finds attnbench in the folder `lent`.
 
     Raises:
         UsageError: a value that cannot be right, named by its flag.
@@ -61,6 +62,8 @@ class Settings:
     replace: bool = False
     root: str | None = None
     other_root: str | None = None
+    python: str | None = None
+    lent: str | None = None
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(Settings, include_extras=True).items():
@@ -181,10 +184,11 @@ class Child:
         self, module: str, descriptors: Sequence[int], settings: Settings, line: Line
     ) -> None:
         *_, stderr = line.ends
+        python = settings.python or sys.executable
         try:
             self.process = subprocess.Popen(
                 # -P: a file called torch.py in the user's folder must not become torch.
-                [sys.executable, "-P", "-m", module, encode(descriptors).decode()],
+                [python, "-P", "-m", module, encode(descriptors).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
@@ -339,7 +343,10 @@ def environment_of(settings: Settings) -> dict[str, str]:
     """The environment that a process which measures is started with."""
     environment = dict(os.environ)
     root = Path(__file__).resolve().parents[2]
-    if (root / "pyproject.toml").exists():  # a source tree, which -P hides if not installed
+    if settings.lent is not None:  # before its own, which may hold another attnbench
+        paths = [settings.lent, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    elif (root / "pyproject.toml").exists():  # a source tree, which -P hides if not installed
         paths = [*environment.get("PYTHONPATH", "").split(os.pathsep), str(root)]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     environment |= allocator_variables(environment, settings.allocator)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -57,6 +59,16 @@ def fill_normal(tensors: Iterable[torch.Tensor], seed: int) -> None:
         drawn = torch.randn(x.shape, generator=generator, device=x.device, dtype=torch.float32)
         with torch.no_grad():
             x.copy_(drawn)
+
+
+def checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """CRC-32 of the bytes of the tensors, in the order of their axes."""
+    found = 0
+    for x in tensors:
+        host = x.detach().cpu().contiguous()
+        kept = ctypes.c_char * (host.numel() * host.element_size())  # numpy need not be there
+        found = zlib.crc32(kept.from_address(host.data_ptr()), found)
+    return found
 
 
 def fill_local(

@@ -68,12 +68,28 @@ VersionName = Literal["base", "candidate"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Environment:
+    """An interpreter other than our own: what people call it, its path, what is installed in it."""
+
+    name: str
+    python: str
+    python_version: str
+    torch: str
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """`torch 2.11.0, Python 3.11.7 (old/bin/python)`."""
+        return f"torch {self.torch}, Python {self.python_version} ({self.name})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Version:
-    """One of the two versions of the code.
+    """One of the two versions of the code, and what runs it.
 
     `root` is the folder it lies in, `files` the implementation files there (absolute), `ref` what
     was asked for (None: the working tree as it is), `commit` its full id, `dirty` whether
-    uncommitted changes came on top of it.
+    uncommitted changes came on top of it. `environment` runs it, or if None this installation.
     """
 
     name: VersionName
@@ -82,6 +98,7 @@ class Version:
     ref: str | None = None
     commit: str | None = None
     dirty: bool = False
+    environment: Environment | None = None
 
 
 class ExactMetrics(TypedDict, total=False):
@@ -242,9 +259,11 @@ def _shape(samples: Mapping[Variant, Samples]) -> dict[Variant, list[int]]:
 class GateRun:
     """Everything a verdict rests on: `gate.json`.
 
-    `checks` holds by cell number and version what `Checked` says. `spent` maps parts of the run to
-    wall seconds. `over_budget` says that time ran out before all was decided, `at_finding` that
-    the run ended at something wrong or grown, which more rounds could not change.
+    `checks` holds by cell number and version what `Checked` says. `environment` are facts of the
+    machine and of the candidate's libraries, `base_environment` those of the base where another
+    interpreter runs it. `spent` maps parts of the run to wall seconds. `over_budget` says that time
+    ran out before all was decided, `at_finding` that the run ended at something wrong or grown,
+    which more rounds could not change.
 
     Raises:
         ValueError: a cell without its checks, a round with a cell that is none, a wrong seed.
@@ -259,6 +278,7 @@ class GateRun:
     environment: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     created: str = ""
+    base_environment: Mapping[str, Any] = field(default_factory=dict)
     spent: Mapping[str, Amount] = field(default_factory=dict)
     over_budget: bool = False
     at_finding: bool = False

@@ -133,6 +133,13 @@ def changes(root: Path, besides: Path | None = None) -> tuple[bool, str]:
     return bool(tracked), f"files changed: {tracked}, untracked: {len(others)}"
 
 
+def is_committed(folder: Path) -> bool:
+    """Whether `folder` lies in a repository that has a commit."""
+    with contextlib.suppress(UsageError):  # no git at all
+        return _commit(folder, "HEAD") is not None
+    return False
+
+
 def is_shallow(root: Path) -> bool:
     """Whether older commits are missing, as in a clone with `--depth`."""
     return _lines(root, "rev-parse", "--is-shallow-repository") == ["true"]

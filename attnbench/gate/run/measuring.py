@@ -34,6 +34,7 @@ from attnbench.gate.decide.data import (
 )
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import beyond_timing, comparable
+from attnbench.gate.run.environments import interpreter_of
 from attnbench.gate.run.rounds import Bench, RoundError, measure_round
 from attnbench.gate.run.worktree import temporary_folder
 from attnbench.machine import host
@@ -105,18 +106,23 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
         for version in (request.base, request.candidate)
     }
     listener.stage("checking both versions")
-    run, warnings = check_versions(request)
-    for message in warnings:
-        listener.warned(message)
-    listener.planned(run.cells)
-    checked_s = time.perf_counter() - begin
-    settings = replace(request.settings, device=run.environment["device"])
-    cpus = host.affinity() if settings.device == "cpu" and settings.threads == 1 else None
-    with temporary_folder() as kept:
+    with contextlib.ExitStack() as held:
+        settings: dict[VersionName, Settings] = {}
+        for version in (request.base, request.candidate):
+            own: dict[str, Any] = held.enter_context(interpreter_of(version.environment))
+            settings[version.name] = replace(request.settings, **own)
+        run, warnings = check_versions(request, settings)
+        for message in warnings:
+            listener.warned(message)
+        listener.planned(run.cells)
+        checked_s, device = time.perf_counter() - begin, run.environment["device"]
+        alone = device == "cpu" and request.settings.threads == 1
+        cpus = host.affinity() if alone else None
         bench = Bench(
             base=request.base, candidate=request.candidate, cells=run.cells, rules=request.rules,
-            settings=settings, references=kept, cpus=tuple(cpus) if cpus else None,
-            rng=random.Random(settings.seed), injected=request.injected, digests=digests,
+            settings={name: replace(each, device=device) for name, each in settings.items()},
+            references=held.enter_context(temporary_folder()), cpus=tuple(cpus) if cpus else None,
+            rng=random.Random(request.settings.seed), injected=request.injected, digests=digests,
         )  # fmt: skip
         run = _measure(bench, run, listener, begin + request.rules.budget_s, request)
     spent_s = {
@@ -139,7 +145,7 @@ def _measure(
     request: GateRequest,
 ) -> GateRun:
     """The run with its rounds: until nothing is open, time is over, or a finding ends it."""
-    decision = SequentialDecision(comparable(run), run.rules, bench.settings.seed)
+    decision = SequentialDecision(comparable(run), run.rules, int(run.options.get("seed") or 0))
     rounds: list[Round] = []
     discarded, last_s, keep, begun = 0, 0.0, request.keep, run
     while (plan := decision.next_round()) is not None:
@@ -173,7 +179,7 @@ def _measure(
 
 def _measure_twice(bench: Bench, plan: RoundPlan, number: int) -> Round:
     """Measure a round; once more, if a process fails and no cell is to blame."""
-    with contextlib.suppress(RoundError):
+    with contextlib.suppress(RoundError, WorkerError):
         return measure_round(bench, plan, number)
     try:
         return measure_round(bench, plan, number)
@@ -230,7 +236,9 @@ class _Examined:
         return Checked(status=record.status, reason=reason, metrics=metrics)
 
 
-def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
+def check_versions(
+    request: GateRequest, settings: Mapping[VersionName, Settings]
+) -> tuple[GateRun, list[str]]:
     """Check every cell of both versions, in processes of their own; the run so far, and warnings.
 
     The cells are those of the implementations that either version's files register; what one
@@ -243,14 +251,16 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
             one process at a time.
     """
     base, candidate = request.base, request.candidate
-    # One call a cell is enough here: these times decide nothing.
-    brief = replace(request.settings, min_time_s=0.0, max_time_s=0.001, replace=True)
-    settings, candidates = (
-        replace(brief, files=version.files, root=version.root, other_root=other.root)
+    bases, candidates = (
+        replace(
+            settings[version.name], files=version.files, root=version.root, other_root=other.root,
+            # One call a cell is enough here: these times decide nothing.
+            min_time_s=0.0, max_time_s=0.001, replace=True,
+        )
         for version, other in ((base, candidate), (candidate, base))
-    )
-    warnings = []
-    with LocalRunner(settings) as theirs, LocalRunner(candidates) as mine:
+    )  # fmt: skip
+    warnings, base_environment = [], {}
+    with LocalRunner(bases) as theirs, LocalRunner(candidates) as mine:
         ours = _Examined(name="candidate", runner=mine)
         before = _Examined(name="base", runner=theirs)
         try:
@@ -265,7 +275,7 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
             )
         try:
             if base.files:
-                theirs.catalogue()
+                base_environment = theirs.catalogue().environment
         except AttnbenchError as err:
             before.failure = str(err)
             warnings.append(f"the base does not load: {err}")
@@ -292,6 +302,7 @@ def check_versions(request: GateRequest) -> tuple[GateRun, list[str]]:
         },
         rounds=(),
         environment=catalogue.environment,
+        base_environment=base_environment if base.environment != candidate.environment else {},
         options={**request.options, "seed": request.settings.seed},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from attnbench.execution.process import (
     ending,
     started,
 )
-from attnbench.gate.decide.data import Failure, Variant, Version
+from attnbench.gate.decide.data import Failure, Variant, Version, VersionName
 from attnbench.gate.protocol import (
     CellFailed,
     Prepared,
@@ -48,24 +48,30 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
     """One fresh process a variant, all warm and alive at once. Use as a context manager.
 
     `versions` has for each variant the version whose code it runs, and the other; processes are
-    forked in this order. `config` is made for each with `files`, `root` and `other_root`.
+    forked in this order, by one server for each interpreter. `config` is made for each with
+    `files`, `root` and `other_root`; `settings` are those of each version.
     """
 
     def __init__(
         self,
         versions: Sequence[tuple[Variant, Version, Version]],
         config: Callable[..., VariantConfig],
-        settings: Settings,
+        settings: Mapping[VersionName, Settings],
     ) -> None:
-        self._timeout_s = settings.timeout_s
+        self._timeout_s = settings["base"].timeout_s
         self._lines: dict[Variant, Line] = {}
         self._processes: dict[Variant, Child | Forked] = {}
-        self._server: Server | None = None
+        self._servers: dict[str | None, Server] = {}  # of each interpreter
+        self._server_of: dict[Variant, Server | None] = {}
         try:
-            self._server = Server(settings, _MODULE) if CAN_FORK else None
+            for each in settings.values() if CAN_FORK else ():  # they import torch side by side
+                if each.python not in self._servers:
+                    self._servers[each.python] = Server(each, _MODULE)
             for variant, version, other in versions:
-                line = self._lines[variant] = Line()
-                self._processes[variant] = started(_MODULE, settings, line, self._server)
+                own, line = settings[version.name], Line()
+                self._lines[variant] = line
+                server = self._server_of[variant] = self._servers.get(own.python)
+                self._processes[variant] = started(_MODULE, own, line, server)
                 line.send(config(files=version.files, root=version.root, other_root=other.root))
         except BaseException as err:
             self.end()
@@ -125,8 +131,8 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
 
     def _death(self, variant: Variant) -> str:
         """How a process ended, and its last words or its server's."""
-        line = self._lines[variant]
-        words = line.last_words() or (self._server.line.last_words() if self._server else "")
+        line, server = self._lines[variant], self._server_of[variant]
+        words = line.last_words() or (server.line.last_words() if server else "")
         line.close()
         returncode = self._processes[variant].ended(_GRACE_S)
         how = "it ended" if returncode is None else ending(returncode)
@@ -136,8 +142,8 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
         """End every process of the round, and with it what it started."""
         for line in self._lines.values():
             line.close()
-        if self._server is not None:
-            self._server.__exit__()
+        for server in self._servers.values():
+            server.__exit__()
         for process in self._processes.values():
             if isinstance(process, Child):
                 process.kill()

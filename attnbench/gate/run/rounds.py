@@ -63,22 +63,27 @@ _FROM_SETTINGS = ("device", "threads", "seed")
 class Bench:
     """All that rounds share. `injected` slows the candidate in some cells: for validation alone.
 
-    `references` is the folder of the float64 results; `each_us` remembers how long a call takes,
-    and with all that goes with it, so that every round plans the same batches; `digests` what the
-    files of each version held when they were first loaded.
+    `settings` are those of each version; `references` is the folder of the float64 results;
+    `each_us` remembers how long a call takes, and with all that goes with it, so that every round
+    plans the same batches; `digests` what the files of each version held when first loaded.
     """
 
     base: Version
     candidate: Version
     cells: tuple[Cell, ...]
     rules: Rules
-    settings: Settings
+    settings: Mapping[VersionName, Settings]
     references: Path
     cpus: tuple[int, ...] | None
     rng: random.Random
     injected: Mapping[int, float] = field(default_factory=dict)
     each_us: dict[int, tuple[float, float]] = field(default_factory=dict)
     digests: dict[VersionName, dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """Where all versions run."""
+        return self.settings["base"].device
 
 
 class RoundError(Exception):
@@ -108,7 +113,7 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
         cells={cell: bench.cells[cell] for cell in cells},
         references=str(bench.references),
         cpu=cpu,
-        **{name: getattr(bench.settings, name) for name in _FROM_SETTINGS},
+        **{name: getattr(bench.settings["base"], name) for name in _FROM_SETTINGS},
     )
     samples, cpu_times, grown = {}, {}, {}
     facts, reason = RoundFacts(), None
@@ -189,7 +194,7 @@ def _visit(
     if cell in bench.injected:
         slowdown["candidate"] = bench.injected[cell]
     if cell not in bench.each_us:
-        bench.each_us[cell] = _estimate_us(processes, cell, bench.settings.device)
+        bench.each_us[cell] = _estimate_us(processes, cell, bench.device)
     each_us, wall_us = bench.each_us[cell]
     calls, visits = _amounts(each_us, wall_us)
     patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * BATCHES)

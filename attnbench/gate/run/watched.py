@@ -8,15 +8,20 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from attnbench.base.parameters import base_name
+from attnbench.base.registry import unknown
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.gate.decide.data import DEFAULT_THRESHOLD, Rules, Version
+from attnbench.gate.decide.data import DEFAULT_THRESHOLD, Environment, Rules, Version
 from attnbench.gate.run import git
+from attnbench.gate.run.environments import built_in_folder, interpreter_of
 from attnbench.gate.run.measuring import GateRequest
 from attnbench.planning.plan import Axes, overridden
 from attnbench.theory.traits import TRAITS
 
+_BUILT_IN = "impls/"  # how their files are shown
+_COMPARED = ("naive", "sdpa")  # between environments, unless something else is asked for
 TABLE = "pyproject.toml [tool.attnbench.gate]"
 _FILES = f"'files' in {TABLE}"
 # Unless sizes are given: small ones, in which a slowdown costs least to find.
@@ -48,14 +53,17 @@ class Watched:
 class Comparison:
     """The working tree at `root`, on top of the commit `head`, against the commit `base`.
 
-    `changes` says what is uncommitted, and is empty where nothing is.
+    `changes` says what is uncommitted, and is empty where nothing is. Of two `environments` the
+    first runs the base, the second the candidate; the code may then be the same, without a `base`,
+    and `head` unknown where no repository holds it.
     """
 
     root: Path
-    head: str
+    head: str | None
     changes: str
-    base: git.Base
+    base: git.Base | None
     watched: Watched
+    environments: tuple[Environment, Environment] | None = None
 
     def missing(self, tree: Path) -> list[str]:
         """The watched files that the base, checked out in `tree`, has not."""
@@ -70,21 +78,26 @@ class Comparison:
         files, threads, missing = self.watched.files, self.watched.threads, self.missing(tree)
         if threads is None and settings.device == "cpu":
             threads = 1
-        return GateRequest(
-            base=Version(
+        candidate = Version(
+            name="candidate",
+            root=str(self.root),
+            files=tuple(str(self.root / file) for file in files),
+            commit=self.head,
+            dirty=bool(self.changes),
+        )
+        base = replace(candidate, name="base")
+        if self.base is not None:
+            base = Version(
                 name="base",
                 root=str(tree),
                 files=tuple(str(tree / file) for file in files if file not in missing),
                 ref=self.base.ref,
                 commit=self.base.commit,
-            ),
-            candidate=Version(
-                name="candidate",
-                root=str(self.root),
-                files=tuple(str(self.root / file) for file in files),
-                commit=self.head,
-                dirty=bool(self.changes),
-            ),
+            )
+        before, after = self.environments or (None, None)
+        return GateRequest(
+            base=replace(base, environment=before),
+            candidate=replace(candidate, environment=after),
             sweeps=tuple(replace(axes, threads=(threads or 1,)) for axes in self.watched.sweeps),
             rules=self.watched.rules(settings.device),
             settings=replace(settings, threads=threads),
@@ -92,34 +105,69 @@ class Comparison:
         )
 
 
-def comparison(root: Path, found: Watched, results: Path) -> Comparison:
+def comparison(
+    root: Path,
+    found: Watched,
+    results: Path,
+    environments: tuple[Environment, Environment] | None = None,
+) -> Comparison:
     """What is watched in the repository at `root`, with its base.
 
-    Files below `results`, which gates write, are no changes of the working tree.
+    Files below `results`, which gates write, are no changes of the working tree. Between two
+    `environments` the code is the same unless a base is asked for, and need not be in a repository.
 
     Raises:
         UsageError: there is no such commit.
     """
-    head = git.resolve(root, "HEAD")
+    same = environments is not None and found.base is None
+    if same and not git.is_committed(root):
+        return Comparison(
+            root=root, head=None, changes="", base=None, watched=found, environments=environments
+        )
+    head, base = git.resolve(root, "HEAD"), None
     tracked, words = git.changes(root, besides=results)
-    if found.base is None:
-        base = git.default_base(root, tracked)
-    else:
+    if found.base is not None:
         base = git.Base(commit=git.resolve(root, found.base), ref=found.base)
-    return Comparison(root=root, head=head, changes=words, base=base, watched=found)
+    elif not same:
+        base = git.default_base(root, tracked)
+    return Comparison(
+        root=root, head=head, changes=words, base=base, watched=found, environments=environments
+    )
 
 
-def device_of(asked: str) -> str:
-    """The device that `auto` means here, which only a process with torch can say.
+def surveyed(asked: str, environment: Environment | None = None) -> tuple[str, dict[str, str]]:
+    """The device that `auto` means, and the files of the built-in implementations by name.
+
+    Only a process with torch can say: that of `environment`, or of this installation.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such device.
         WorkerError: no process can be started.
     """
-    if asked != "auto":
-        return asked
-    with LocalRunner(Settings()) as runner:
-        return runner.catalogue().device
+    with (
+        interpreter_of(environment) as own,
+        LocalRunner(Settings(device=asked, **own)) as runner,  # type: ignore[arg-type]
+    ):
+        found = runner.catalogue()
+    rows = found.implementations
+    return found.device, {row.name: row.file for row in rows if row.file.startswith(_BUILT_IN)}
+
+
+def of_built_in(known: Mapping[str, str], flags: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """Watch built-in implementations: the folder of their files, and the flags that name them.
+
+    `known` is what `surveyed` returns. Without `impls` those are naive and sdpa.
+
+    Raises:
+        UsageError: there is no such implementation.
+    """
+    names = flags.get("impls") or _COMPARED
+    for name in map(base_name, names):
+        if name not in known:
+            raise unknown("implementation", name, list(known), "--impls")
+    folder = built_in_folder()
+    files = dict.fromkeys(str(folder / Path(known[base_name(name)]).name) for name in names)
+    return folder, {**flags, "impls": names, "files": tuple(files)}
 
 
 def watched(

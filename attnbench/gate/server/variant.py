@@ -34,7 +34,7 @@ from attnbench.measure.clock import clock_for
 from attnbench.measure.sensor import GpuSensor, must_discard
 from attnbench.measure.watch import collector_off
 from attnbench.schema.record import Cell
-from attnbench.worker.inputs import Draw, Tensors
+from attnbench.worker.inputs import Draw, Tensors, checksum
 from attnbench.worker.reference import Reference, Size, judge
 from attnbench.worker.trial import IncorrectError, classify, device_is_lost, restore_settings
 from attnbench.worker.workloads import WORKLOADS, Bound
@@ -161,7 +161,9 @@ class VariantProcess:
         workload = WORKLOADS.get(cell.case.workload)
         if impl.definition is not None:
             return workload.truth(cell.case, tensors, impl)
-        file = Path(self._config.references) / f"{cell.case.case_id}-{seed}.pt"
+        # Other releases of torch might draw other numbers.
+        drawn = checksum(tensors.values())
+        file = Path(self._config.references) / f"{cell.case.case_id}-{seed}-{drawn:08x}.pt"
         with file.with_suffix(".lock").open("w") as lock:
             with contextlib.suppress(OSError):  # a file system without such locks
                 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from attnbench.base import units
 from attnbench.errors import ExitCode
@@ -53,6 +53,8 @@ READING = (
     " slower), with its 95 % interval over rounds, of a suspect from its confirmation alone. Wins:"
     " rounds beyond the margin, of all that decide; of an ok cell those below the threshold."
 )
+_LIBRARIES = ("torch", "cuda", "driver", "python", "blas", "cpu_capability")  # said first
+MOST_DIFFERENCES = 8  # of environments, in one line
 # What no page, XML file or terminal can show: control characters, halves of a pair, non-characters.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
@@ -154,20 +156,51 @@ def title(outcome: Outcome) -> str:
 
 def versions(run: GateRun) -> list[str]:
     """What was held against what: `base: main (3f2a91c0d1)`; and if that is the same code."""
+    found = [_version(run.base, run.candidate), _version(run.candidate, run.base)]
+    if run.base.environment and run.candidate.environment:
+        return found + environments(run)
     alike = ["every file that was loaded holds the same code in both versions"]
-    return [_version(run.base), _version(run.candidate)] + alike * bool(
-        run.options.get("loaded_alike")
+    return found + alike * bool(run.options.get("loaded_alike"))
+
+
+def environments(run: GateRun) -> list[str]:
+    """How two environments differ: in their libraries, then in what else is installed in them."""
+    before, after = (
+        _installed(run.base_environment, run.base),
+        _installed(run.environment, run.candidate),
     )
+    differing = [
+        f"{name} {before[name]} → {after[name]}"
+        for name in before
+        if name in after and before[name] != after[name]
+    ]
+    alone = (before.keys() - after.keys(), after.keys() - before.keys())
+    more = len(differing) - MOST_DIFFERENCES
+    words = differing[:MOST_DIFFERENCES] + [f"{more} more packages"] * (more > 0)
+    for names, whose in zip(alone, ("base", "candidate"), strict=True):
+        words += [f"in the {whose}'s alone {len(names)} packages"] * bool(names)
+    if not words:
+        return ["both environments hold the same packages, of the same versions"]
+    return [flat(f"the environments differ: {'; '.join(words)}")]
 
 
-def _version(of: Version) -> str:
+def _installed(facts: Mapping[str, Any], version: Version) -> dict[str, Any]:
+    known = {name: facts[name] for name in _LIBRARIES if facts.get(name) is not None}
+    packages = version.environment.packages if version.environment else {}
+    return {**known, **{name: packages[name] for name in packages if name not in known}}
+
+
+def _version(of: Version, other: Version) -> str:
+    if of.environment is not None and of.ref is None and other.ref is None:
+        return flat(f"{of.name}: {of.environment.label}")  # the code is the same
     commit = (of.commit or "")[:10]
     if of.ref is not None:
         named = commit.startswith(of.ref[:10])
         words = of.ref[:10] if named else f"{of.ref} ({commit})"
     else:
         words = f"the working tree at {commit}" if commit else f"the files in {of.root}"
-    return flat(f"{of.name}: {words}{', with uncommitted changes' if of.dirty else ''}")
+    where = f"{of.environment.label}; " if of.environment else ""
+    return flat(f"{of.name}: {where}{words}{', with uncommitted changes' if of.dirty else ''}")
 
 
 def promise(rules: Rules) -> str:

@@ -1,0 +1,199 @@
+"""Environments to compare: interpreters with a torch of their own, found or built.
+
+One needs CPython ≥ 3.11 and torch ≥ 2.4, and nothing of ours: attnbench, and the packages that it
+speaks JSON and reads counters with, are lent to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import UsageError
+from attnbench.gate.decide.data import Environment
+from attnbench.gate.run.worktree import temporary_folder
+
+LEAST_PYTHON, LEAST_TORCH = (3, 11), (2, 4)
+_COMPILED = "msgspec"  # loads in the minor version of Python alone that it was built for
+_LENT = ("attnbench", "attnbench_impls", "psutil", "pynvml", _COMPILED)
+_PROBE_TIMEOUT_S = 180.0  # a torch that is imported for the first time reads gigabytes
+_PROBE = f"""
+import importlib.metadata, importlib.util, json, platform, sys
+packages = {{}}
+for found in importlib.metadata.distributions():
+    packages.setdefault(found.metadata["Name"] or "?", found.version)
+facts = {{
+    "minor": sys.version_info[:2],
+    "python": platform.python_version(),
+    "implementation": platform.python_implementation(),
+    "packages": packages,
+    "has_compiled": importlib.util.find_spec("{_COMPILED}") is not None,
+    "has_torch": importlib.util.find_spec("torch") is not None,
+}}
+try:
+    import torch
+    facts["torch"] = str(torch.__version__)
+except BaseException as err:
+    facts["failure"] = f"{{type(err).__name__}}: {{err}}"
+print(json.dumps(facts))
+"""
+
+
+def find_environment(text: str, name: str | None = None, flag: str = "--python") -> Environment:
+    """The environment of an interpreter, or of a folder that has one as `bin/python`.
+
+    Raises:
+        UsageError: there is none, it does not run here, or lacks what measuring needs.
+    """
+    python = Path(text).expanduser()
+    # Not resolved: a link to an interpreter is what makes a virtual environment.
+    python = Path(os.path.abspath(python / "bin" / "python" if python.is_dir() else python))
+    asked = f"{flag} {text}"
+    facts = _probed(python, asked)
+    if facts["implementation"] != "CPython" or tuple(facts["minor"]) < LEAST_PYTHON:
+        least = ".".join(map(str, LEAST_PYTHON))
+        why = f"{facts['implementation']} {facts['python']}, where CPython ≥ {least} is needed"
+        raise UsageError(f"{asked}: {why}")
+    if not facts["has_torch"]:
+        raise UsageError(f"{asked}: it has no torch; install one: {python} -m pip install torch")
+    if "torch" not in facts:
+        why = " ".join(facts["failure"].split())[:300]
+        raise UsageError(f"{asked}: its torch cannot be imported ({why})")
+    release = re.match(r"(\d+)\.(\d+)", facts["torch"])
+    if release is None or tuple(map(int, release.groups())) < LEAST_TORCH:
+        least = ".".join(map(str, LEAST_TORCH))
+        raise UsageError(f"{asked}: torch {facts['torch']}, where torch ≥ {least} is needed")
+    if tuple(facts["minor"]) != sys.version_info[:2] and not facts["has_compiled"]:
+        raise UsageError(
+            f"{asked}: Python {facts['python']} cannot load the {_COMPILED} of this Python"
+            f" {sys.version_info[0]}.{sys.version_info[1]}; give it its own: {python} -m pip"
+            f" install {_COMPILED}"
+        )
+    return Environment(
+        name=name or text,
+        python=str(python),
+        python_version=facts["python"],
+        torch=facts["torch"],
+        packages=facts["packages"],
+    )
+
+
+def _probed(python: Path, asked: str) -> dict[str, Any]:
+    try:
+        process = subprocess.run(
+            [python, "-c", _PROBE], stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=_PROBE_TIMEOUT_S, env=_own_environment(), start_new_session=True,
+        )  # fmt: skip
+        *_, last = process.stdout.decode(errors="replace").split("\n{")
+        facts: dict[str, Any] = json.loads(last if last.startswith("{") else "{" + last)
+    except subprocess.TimeoutExpired as err:
+        raise UsageError(f"{asked}: importing torch took over {_PROBE_TIMEOUT_S:g} s") from err
+    except OSError as err:  # not there, not to be executed, of another architecture
+        raise UsageError(f"{asked}: {python} cannot be run here ({err.strerror})") from err
+    except ValueError as err:
+        words = process.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]
+        why = words or f"exit code {process.returncode}"
+        raise UsageError(f"{asked}: {python} is not a Python that works here ({why})") from err
+    return facts
+
+
+def _own_environment() -> dict[str, str]:
+    """The variables of this process, but for those that point a Python at this one's packages."""
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
+def build_environment(text: str, say: Callable[[str], None]) -> Environment:
+    """The environment of `NAME=requirements.txt`: built by venv and pip once, then kept.
+
+    It lies in `attnbench/environments` of the user's cache folder, under a name made of the file's
+    contents and this Python. `say` is told what takes its time.
+
+    Raises:
+        UsageError: there is no such file, or pip cannot install it; the message names pip's log.
+    """
+    name, separator, file = text.partition("=")
+    asked = f"--env {text}"
+    if not (name and separator and os.path.isfile(file)):
+        why = f"no file {file}" if separator else "NAME=requirements.txt is expected"
+        raise UsageError(f"{asked}: {why}")
+    requirements = Path(file).resolve()
+    made_of = f"{sys.version} {sys.platform} {requirements.parent}".encode()
+    key = hashlib.sha256(made_of + requirements.read_bytes()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "attnbench" / "environments" / key
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{folder}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "complete").exists():
+                say(f"{name}: pip installs {file} into {folder}")
+                _build(folder, requirements, asked)
+                (folder / "complete").touch()
+    except OSError as err:
+        raise UsageError(f"{asked}: cannot write {folder} ({err.strerror})") from err
+    return find_environment(str(folder), name, "--env")
+
+
+def _build(folder: Path, requirements: Path, asked: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    log = Path(f"{folder}.log")
+    steps = (
+        [sys.executable, "-m", "venv", str(folder)],
+        [f"{folder}/bin/python", "-m", "pip", "install", "--requirement", str(requirements)],
+    )
+    for command in steps:
+        with log.open("ab") as out:
+            made = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                cwd=requirements.parent, env=_own_environment(),
+            )  # fmt: skip
+        if made.returncode:
+            lines = log.read_text(errors="replace").splitlines()
+            errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no reason"]
+            raise UsageError(f"{asked}: {errors[-1].strip()[:300]}; all of it: {log}")
+
+
+def built_in_folder() -> Path:
+    """Where the files of the built-in implementations lie."""
+    spec = importlib.util.find_spec("attnbench_impls")
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin).parent
+    return Path(__file__).resolve().parents[3] / "impls"  # a source tree that is not installed
+
+
+@contextlib.contextmanager
+def interpreter_of(environment: Environment | None) -> Iterator[dict[str, str]]:
+    """The fields of `Settings` by which processes run in an environment; none for our own.
+
+    What is lent to it are links in a temporary folder, found before its own packages.
+
+    Raises:
+        UsageError: no temporary folder can be made.
+    """
+    if environment is None:
+        yield {}
+        return
+    with temporary_folder() as folder:
+        minor = f"{sys.version_info[0]}.{sys.version_info[1]}."
+        for name in _LENT:
+            spec = importlib.util.find_spec(name)
+            if spec is None or spec.origin is None:
+                continue  # built-in implementations lie beside attnbench in a source tree
+            if name == _COMPILED and not environment.python_version.startswith(minor):
+                continue  # it has its own
+            origin = Path(spec.origin)
+            source = origin.parent if origin.name == "__init__.py" else origin
+            (folder / (name if source.is_dir() else source.name)).symlink_to(source)
+        yield {"python": environment.python, "lent": str(folder)}
