@@ -130,6 +130,19 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             elif isinstance(result, ItemChecked):
                 yield index, result
 
+    def trace(self, request: messages.Trace) -> messages.CellTraced:
+        """Where the time and the memory of a cell go; of one whose worker dies, how that ended.
+
+        The worker ends with it: nothing is timed in its process any more.
+        """
+        supervised = Supervision(self, [request.case], lambda _: request)
+        [(_, found)] = supervised.run([(0, request.impl)])
+        self.close()
+        if isinstance(found, Death):
+            return messages.CellTraced(impl=request.impl, status=found.status, reason=found.reason)
+        assert isinstance(found, messages.CellTraced)
+        return found
+
     def ceilings(self, dtypes: Sequence[str], threads: int) -> dict[str, Any]:
         """What the device can do at most, as measured now; see `ceilings.measure_ceilings`."""
         asked = messages.MeasureCeilings(self._device, tuple(dtypes), threads)

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attnbench.execution.process import GARBLED, GarbledError, Worker, ending
 from attnbench.schema.case import Case
-from attnbench.schema.messages import NOBODY, Check, Done, Heartbeat, Measure, Profile, Result, Sign
+from attnbench.schema.messages import (
+    NOBODY,
+    Check,
+    Done,
+    Heartbeat,
+    Measure,
+    Profile,
+    Result,
+    Sign,
+    Trace,
+)
 from attnbench.schema.record import Status
 
 if TYPE_CHECKING:
@@ -45,7 +55,7 @@ class Supervision:
 
     runner: LocalRunner
     cases: list[Case]
-    request: Callable[[list[Key]], Measure | Profile | Check]
+    request: Callable[[list[Key]], Measure | Profile | Trace | Check]
     deaths_each: int | None = None
     _may_retry: bool = True
     _deaths: Counter[str] = field(default_factory=Counter)

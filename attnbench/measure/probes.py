@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnbench.measure.watch import collector_off
 
 # Ops that move no data: they allocate, or describe the same memory with other strides.
-_BOOKKEEPING = frozenset(
+BOOKKEEPING = frozenset(
     "aten::" + name
     for name in """
     empty empty_like empty_strided new_empty new_empty_strided as_strided view _reshape_alias
@@ -55,7 +55,7 @@ class Profiled:
 
 # CUPTI from CUDA 12.6 Update 2 to before 13.1 spoils the times of the first kernels of all but the
 # first session in a process, more of them in each, and kineto drops those (pytorch #192021).
-_KERNELS_AHEAD = 512
+KERNELS_AHEAD = 512
 _CALL = "attnbench: the call"
 
 
@@ -70,7 +70,7 @@ def profile_call(call: Callable[[], Any], device: str) -> Profiled:
         return _profile_on_gpu(call, device)
     with collector_off(), profile(use_kineto=True, profile_memory=True) as session:
         result = call()
-    tree = _tree(session)
+    tree = tree_of(session)
     own = _ops_with_a_cpu_kernel()
     kernels = [name for root in tree for name in _cpu_kernels(root, own)]
     return Profiled(
@@ -84,7 +84,7 @@ def profile_call(call: Callable[[], Any], device: str) -> Profiled:
 
 def _profile_on_gpu(call: Callable[[], Any], device: str) -> Profiled:
     with collector_off(), profile(use_kineto=True, use_device=device) as session:
-        for _ in range(_KERNELS_AHEAD):
+        for _ in range(KERNELS_AHEAD):
             torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         with record_function(_CALL):
@@ -97,7 +97,7 @@ def _profile_on_gpu(call: Callable[[], Any], device: str) -> Profiled:
         peak_bytes=None,
         kernels=None if kernels is None else tuple(dict.fromkeys(kernels)),
         kernel_count=None if kernels is None else len(kernels),
-        ops=_ops(_tree(session)),
+        ops=_ops(tree_of(session)),
         device_waits=len(waits),
     )
 
@@ -134,7 +134,7 @@ def call_kept(call: Callable[[], Any], device: str) -> tuple[Any, int]:
         if device != "cuda":
             with profile(use_kineto=True, profile_memory=True) as session:
                 result = call_and_collect()
-            return result, _cpu_bytes(_tree(session))[1]
+            return result, _cpu_bytes(tree_of(session))[1]
         make_matmul_workspaces()
         torch.cuda.synchronize()
         before = _cuda_requested("current")
@@ -163,7 +163,7 @@ def _cuda_requested(which: str) -> int:
 
 
 # As kineto calls what starts kernels (CuptiActivity.cpp, CuptiCbidRegistry.cpp).
-_LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaGraphLaunch",
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaGraphLaunch",
              "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuGraphLaunch")  # fmt: skip
 # Waits of the host; torch's blocking copies (`.item()`, `.cpu()`) end in that for the stream.
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
@@ -188,7 +188,7 @@ def _cuda_kernels(events: list[Any]) -> list[str] | None:
     A kernel has the correlation id of its launch; the time that the device gives it may be wrong.
     """
     cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
-    launched = {event.correlation_id(): event.start_ns() for event in _marked(events, _LAUNCHES)}
+    launched = {event.correlation_id(): event.start_ns() for event in _marked(events, LAUNCHES)}
     ran = [
         event
         for event in events
@@ -203,12 +203,14 @@ def _cuda_kernels(events: list[Any]) -> list[str] | None:
     return [name for name in names if not name.startswith(("Memset", "Memcpy"))]  # of a graph
 
 
-def _tree(session: profile) -> list[Any]:
+def tree_of(session: profile) -> list[Any]:
+    """The events of a closed session that no other encloses; the others are their children."""
     tree: list[Any] = session.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
     return tree
 
 
-def _walk(events: list[Any]) -> Iterator[Any]:
+def walk(events: list[Any]) -> Iterator[Any]:
+    """Every event of a tree, in no order."""
     stack = list(events)
     while stack:
         event = stack.pop()
@@ -224,7 +226,7 @@ def _cpu_bytes(tree: list[Any]) -> tuple[int, int]:
     """
     changes = sorted(
         (event.start_time_ns, order, event.typed[1].ptr, event.typed[1].alloc_size)
-        for order, event in enumerate(_walk(tree))
+        for order, event in enumerate(walk(tree))
         if event.tag.name == "Allocation"
     )
     sizes: dict[int, int] = {}
@@ -240,10 +242,10 @@ def _cpu_bytes(tree: list[Any]) -> tuple[int, int]:
 
 
 def _ops(tree: list[Any]) -> tuple[str, ...]:
-    return tuple(sorted({event.name for event in _walk(tree) if _is_op(event)}))
+    return tuple(sorted({event.name for event in walk(tree) if is_op(event)}))
 
 
-def _is_op(event: Any) -> bool:
+def is_op(event: Any) -> bool:
     """Of the events that torch records as ops, those of the dispatcher: `aten::bmm`."""
     named = event.tag.name == "TorchOp" and "::" in event.name
     return named and not event.name.startswith("autograd::")
@@ -262,7 +264,7 @@ def _cpu_kernels(event: Any, own: set[str]) -> list[str]:
     backward pass, say, that begins by clearing its gradients with another op.
     """
     inner = [name for child in event.children for name in _cpu_kernels(child, own)]
-    if not _is_op(event) or event.name in _BOOKKEEPING:
+    if not is_op(event) or event.name in BOOKKEEPING:
         return inner
     if not set(inner) - _CONVERSION:
         return [event.name]  # a copy inside, of a Python number say, is part of the op
@@ -271,7 +273,7 @@ def _cpu_kernels(event: Any, own: set[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _sparing_compilers(mode: Any) -> Iterator[None]:
+def sparing_compilers(mode: Any) -> Iterator[None]:
     """Let a dispatch mode work without torch's compilers, unless somebody has loaded them.
 
     Torch imports them when a mode is first called, 1.7 s, to exclude its code from compilation.
@@ -304,11 +306,11 @@ def count_flops(
     """
     mapping = {
         getattr(torch.ops.aten, name): formula
-        for name, formula in (_IN_PLACE | dict(formulas)).items()
+        for name, formula in (IN_PLACE | dict(formulas)).items()
         if hasattr(torch.ops.aten, name)
     }
     counter = FlopCounterMode(display=False, custom_mapping=mapping)
-    with _sparing_compilers(getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)), counter:
+    with sparing_compilers(getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)), counter:
         call()
     counts = {
         str(op): flops for op, flops in counter.get_flop_counts().get("Global", {}).items() if flops
@@ -325,7 +327,7 @@ def _in_place(self_shape: Any, a_shape: Any, b_shape: Any, **_: Any) -> int:
     return int(2 * batch * a_shape[-2] * a_shape[-1] * b_shape[-1])
 
 
-_IN_PLACE: dict[str, OpFormula] = {"baddbmm_": _in_place, "addmm_": _in_place}
+IN_PLACE: dict[str, OpFormula] = {"baddbmm_": _in_place, "addmm_": _in_place}
 
 
 class Saved(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -387,7 +389,7 @@ def watch_saved() -> Iterator[Saved]:
     A graph made while watching goes on calling back into Python: make another to be timed.
     """
     saved = Saved()
-    with _sparing_compilers(Saved), saved_tensors_hooks(saved.pack, saved.unpack), saved:
+    with sparing_compilers(Saved), saved_tensors_hooks(saved.pack, saved.unpack), saved:
         yield saved
         saved.count()
 

@@ -11,6 +11,7 @@ import msgspec
 
 from attnbench.base.parameters import Parameter
 from attnbench.schema.case import Case, Device
+from attnbench.schema.profile import Profile as CellProfile
 from attnbench.schema.record import Record, Status
 
 
@@ -122,6 +123,19 @@ class Profile(_Message, frozen=True):
     seed: int
 
 
+class Trace(_Message, frozen=True, kw_only=True):
+    """Ask where the time and the memory of a cell go, in a process that times nothing else.
+
+    `file` is where the trace is written, gzipped JSON that Perfetto opens.
+    """
+
+    case: Case
+    impl: str
+    seed: int
+    file: str
+    label: str
+
+
 class CheckItem(msgspec.Struct, frozen=True):
     """One check of the battery; `draw` says how inputs are drawn where not as usual."""
 
@@ -137,7 +151,7 @@ class Check(_Message, frozen=True):
     seed: int
 
 
-Request = Describe | AskReasons | MeasureCeilings | Diagnose | Measure | Profile | Check
+Request = Describe | AskReasons | MeasureCeilings | Diagnose | Measure | Profile | Trace | Check
 
 
 class Ready(_Message, frozen=True):
@@ -197,6 +211,20 @@ class CellProfiled(_Message, frozen=True):
         return self.index, self.impl
 
 
+class CellTraced(_Message, frozen=True, kw_only=True):
+    """Answers `Trace`: the profile of an ok cell, else why there is none."""
+
+    impl: str
+    status: Status
+    reason: str | None = None
+    profile: CellProfile | None = None
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Index and implementation: there is one case."""
+        return 0, self.impl
+
+
 class ItemChecked(_Message, frozen=True):
     """An item of this index in the request is checked."""
 
@@ -216,7 +244,7 @@ class Done(_Message, frozen=True):
     """The request is served."""
 
 
-Result = CellMeasured | CellProfiled | ItemChecked
+Result = CellMeasured | CellProfiled | CellTraced | ItemChecked
 Event = Ready | Failed | Testing | Catalogue | Reasons | Facts | Result | Done
 
 

@@ -32,6 +32,7 @@ NoteCode = Literal[
     "no-costs",  # the pass that learns FLOPs and bytes raised: `error`
     "kernels-lost",  # the GPU's profiler lost kernels of the calls, or saw none
     "few-calls",  # only `calls` calls fitted into the budget of `events` events
+    "disturbed",  # other work: profiled calls had their core for `share` of their time
     "threads",  # `threads` threads computed: times are those of the thread that calls
     "memory-differs",  # traced and measured workspace: `traced_bytes`, `measured_bytes`
     "prediction-differs",  # traced and predicted workspace: `traced_bytes`, `predicted_bytes`

@@ -51,6 +51,7 @@ from attnbench.schema.messages import (
     Reasons,
     Request,
     Testing,
+    Trace,
     WorkerConfig,
 )  # fmt: skip
 from attnbench.schema.record import Cell, Record
@@ -59,6 +60,7 @@ from attnbench.worker.checking import Entry, Reporter, check_item
 from attnbench.worker.diagnosis import diagnose
 from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.profiling import profile_cell
+from attnbench.worker.tracing import trace_cell
 from attnbench.worker.trial import classify, device_is_lost
 
 Emit = Callable[[Event], None]
@@ -149,6 +151,10 @@ def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
                     status, metrics = profile_cell(case, impl, seed, at)
                     emit(CellProfiled(index, impl, metrics))
                     _end_if_lost(status)
+        case Trace():
+            traced = trace_cell(request, partial(heartbeat.write, 0, 0))
+            emit(traced)
+            _end_if_lost(traced.status)
         case Check(items, seed):
             for index, item in enumerate(items):
                 at = partial(heartbeat.write, index, 0)

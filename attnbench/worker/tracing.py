@@ -1,0 +1,339 @@
+"""Where the time and the memory of a cell go: traced in a process that times for no sweep.
+
+`python -m attnbench.worker.tracing PROFILE [FILE…]` makes some calls of the cell of a stored
+profile, for profilers that start a process of their own (nsys, ncu); FILEs are those of the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.api import implementation
+from attnbench.api.loader import load_built_in, load_file
+from attnbench.base.sample import Batch
+from attnbench.base.stats import median, median_interval
+from attnbench.errors import AttnbenchError
+from attnbench.machine.state import remember, take_cores
+from attnbench.measure import counters, ops
+from attnbench.measure.clock import Clock, Flush, clock_for
+from attnbench.measure.opcosts import OpCosts, TooManyOpsError, op_costs
+from attnbench.measure.ops import CALL, CallSeen
+from attnbench.measure.sampling import StoppingRule, Target, warm_up
+from attnbench.measure.watch import collector_off
+from attnbench.schema.messages import CellTraced, Trace
+from attnbench.schema.profile import (
+    Counter,
+    Live,
+    Memory,
+    Note,
+    Op,
+    Profile,
+    Unprofiled,
+    read_profile,
+)
+from attnbench.schema.record import Record
+from attnbench.theory.costs import OPAQUE_FORMULAS
+from attnbench.worker.checking import Entry, Reporter
+from attnbench.worker.inputs import Draw
+from attnbench.worker.measuring import prepare
+from attnbench.worker.trial import Trial, classify
+from attnbench.worker.workloads import WORKLOADS
+
+At = Callable[[str], None]
+
+MOST_OPS = 50_000  # in a call; a trace has some four events for each, of 200 bytes of JSON
+_MOST_EVENTS = 200_000  # in a trace, of as many calls as fit
+_ROUNDS, _FEWEST_ROUNDS, _BUDGET_S = 15, 6, 6.0
+_SESSION_US, _MOST_CALLS = 5_000.0, 20  # profiled calls of a round
+_TRACED_CALLS, _COUNTED = 3, 10
+_COSTLY = 1.05  # the profiler's own share of a call that is worth a note
+_MISS = 0.01  # of a workspace: what differs more is worth a note
+_CALM = 0.9  # of the calls' time on their core; below that other work is worth a note
+
+
+def trace_cell(asked: Trace, at: At = lambda stage: None) -> CellTraced:
+    """Check, time and profile one cell; a wrong one has no profile, and the status says why.
+
+    `at` is called with each stage as it begins.
+    """
+    if asked.case.device == "cpu":
+        take_cores(asked.case.threads)
+    failed: list[Record] = []
+    reporter = Reporter(
+        at=lambda case, impl, stage: at(stage), record=lambda case, record: failed.append(record)
+    )
+    entry = Entry(index=0, case=asked.case, impls=(asked.impl,))
+    trials = prepare(entry, asked.seed, reporter)
+    if not trials:
+        return CellTraced(impl=asked.impl, status=failed[0].status, reason=failed[0].reason)
+    trial, profile, too_large = trials[asked.impl], None, None
+    with trial.stage("profile"):
+        try:
+            profile = _profile(trial, asked, at)
+        except TooManyOpsError as err:
+            too_large = str(err)
+    if too_large:
+        reason = f"{too_large}: reduce --seq-lens, --layers or --new-tokens"
+        return CellTraced(impl=asked.impl, status="skipped", reason=reason)
+    return CellTraced(
+        impl=asked.impl, status=trial.status or "ok", reason=trial.reason, profile=profile
+    )
+
+
+def _profile(trial: Trial, asked: Trace, at: At) -> Profile:
+    """The passes, each for one question: costs of ops, times, then memory and the trace."""
+    bound, case = trial.bound, trial.case
+    assert bound is not None
+    notes: list[Note] = []
+    at("costs")
+    costs = None
+    if not trial.impl.compiles:
+        try:
+            costs = op_costs(bound.call, OPAQUE_FORMULAS, MOST_OPS)
+        except TooManyOpsError:
+            raise
+        except Exception as err:  # a formula's; one of the call itself comes up again
+            notes.append(Note("no-costs", {"error": classify(err, "costs")[1]}))
+    bound.refresh()  # a graph that a mode has watched is not one to be timed
+    clock = clock_for(case.device)
+    target = Target(call=bound.call, grad=bound.grad, last_call_s=trial.last_call_s)
+    at("warm-up")
+    warm_up(target, clock=clock, rule=StoppingRule())
+    few = 1 if target.each_us > _BUDGET_S * 1e5 else _COUNTED
+    counted = counters.count(bound.call, max(few, target.calls))
+    batches, seen = _rounds(target, clock, case.device, at)
+    if not seen:
+        notes.append(Note("kernels-lost"))
+    per_call = max([call.counts.total() for call in seen], default=0)
+    calls = max(1, min(_TRACED_CALLS, _MOST_EVENTS // (4 * per_call or 1)))
+    if calls < _TRACED_CALLS:
+        notes.append(Note("few-calls", {"calls": calls, "events": _MOST_EVENTS}))
+    at("trace")
+    session = ops.run_session(bound.call, case.device, calls, details=True)
+    marks = ops.marks_of(session.profile.kineto_results.experimental_event_tree())
+    changes = ops.memory_changes(marks[-1], case.device)
+    memory = memory_of(changes, trial.metrics)
+    found = op_rows(seen, costs, changes if case.device == "cpu" else [])
+    time_of = unprofiled(batches, target.calls, clock)
+    profiled_us = median(call.total_us for call in seen) if seen else time_of.median_us
+    launches = [us for call in seen for us in call.launches_us]
+    disturbed = sum(call.alone for call in seen) / len(seen) if seen else 1.0
+    notes += list(_notes(trial, time_of, profiled_us, memory, disturbed))
+    return Profile(
+        case=case.to_json(),
+        impl=asked.impl,
+        label=asked.label,
+        environment={},
+        ceilings={},
+        time=time_of,
+        profiled_us=profiled_us,
+        calls=len(seen),
+        ops=found,
+        gaps_us=median(call.gaps_us for call in seen) if seen else 0.0,
+        gaps=round(median(call.gaps or 0 for call in seen)) if launches else None,
+        launch_us=median(launches) if launches else None,
+        memory=memory,
+        counters={name: Counter(value, why) for name, (value, why) in counted.items()},
+        trace=Path(asked.file).name,
+        trace_events=_export(session.profile, Path(asked.file)),
+        notes=tuple(notes),
+    )
+
+
+def _rounds(
+    target: Target, clock: Clock, device: str, at: At
+) -> tuple[list[Batch], list[CallSeen]]:
+    """Batches without the profiler and calls under it, in turns: moods of the machine hit both.
+
+    On CUDA all batches come first, since the profiler's library slows every launch after it. No
+    calls where it has lost kernels.
+    """
+    flush = Flush(device) if clock.l2 == "cold" else None
+    calls = max(1, min(_MOST_CALLS, int(_SESSION_US / max(target.each_us, 1.0))))
+    batches: list[Batch] = []
+    seen: list[CallSeen] = []
+    begin = time.perf_counter()
+    # A round of a slow cell is some four calls.
+    rounds = _ROUNDS if target.each_us * 4 * _FEWEST_ROUNDS < 6e7 else ops.LEAST_CALLS
+    while len(batches) < rounds:
+        if len(batches) >= _FEWEST_ROUNDS and time.perf_counter() - begin > _BUDGET_S:
+            break
+        at("profile")
+        target.call()
+        with collector_off():
+            batches.append(clock.batch(target.call, target.calls))
+        if device == "cpu":
+            seen += ops.calls_of(ops.run_session(target.call, device, calls), device) or []
+    if device == "cpu":
+        return batches, ops.least_disturbed(seen)
+    session = ops.run_session(target.call, device, calls, before=flush or (lambda: None))
+    return batches, ops.calls_of(session, device) or []
+
+
+def unprofiled(batches: list[Batch], calls: int, clock: Clock) -> Unprofiled:
+    """The time of a call without a profiler: what other work took is left out where it is known."""
+    times = [batch.own_us for batch in batches]
+    low, high = median_interval(times) or (None, None)
+    return Unprofiled(
+        median_us=median(times),
+        low_us=low,
+        high_us=high,
+        batches=len(times),
+        calls=calls,
+        timer=clock.timer,
+        l2=clock.l2,
+    )
+
+
+def op_rows(
+    seen: list[CallSeen], costs: OpCosts | None, changes: list[ops.Change]
+) -> tuple[Op, ...]:
+    """The ops of a call, longest first, with what the dispatcher saw them cost.
+
+    Where it saw another number of them than the profiler, what they cost is unknown. Costs of a
+    kernel are those of the op that launched it, where neither has another.
+    """
+    by: dict[str, set[str]] = {}
+    for call in seen:
+        for kernel, names in call.launched_by.items():
+            by.setdefault(kernel, set()).update(names)
+    launchers = [name for names in by.values() for name in names]
+    rows = []
+    for name, count, self_us in ops.medians(seen):
+        op = name
+        if by:
+            of = by.get(name, set())
+            op = next(iter(of)) if len(of) == 1 and launchers.count(*of) == 1 else ""
+        known = costs is not None and costs.counts[op] == count
+        allocated = [c.bytes for c in changes if c.op == name and c.bytes > 0]
+        rows.append(
+            Op(
+                name=name,
+                count=count,
+                self_us=self_us,
+                flops=costs.flops.get(op) if costs and known else None,
+                bytes=costs.bytes.get(op) if costs and known else None,
+                allocated_bytes=None if by else sum(allocated),
+            )
+        )
+    return tuple(rows)
+
+
+def memory_of(changes: list[ops.Change], metrics: dict[str, Any]) -> Memory:
+    """The timeline of one call and its peak, beside what a record says of the same call."""
+    live = peak = 0
+    timeline, peak_op = [], None
+    for t_us, size, op in changes:
+        live += size
+        timeline.append(Live(round(t_us, 3), live, op))
+        if live > peak:
+            peak, peak_op = live, op
+    outputs = metrics.get("memory_outputs_bytes")
+    return Memory(
+        timeline=tuple(timeline),
+        peak_bytes=peak,
+        peak_op=peak_op,
+        outputs_bytes=outputs,
+        traced_bytes=None if outputs is None else max(0, peak - outputs),
+        measured_bytes=metrics.get("memory_workspace_bytes"),
+        predicted_bytes=metrics.get("memory_predicted_bytes"),
+    )
+
+
+def _notes(
+    trial: Trial, time_of: Unprofiled, profiled_us: float, memory: Memory, alone: float
+) -> Iterator[Note]:
+    if trial.impl.compiles:
+        yield Note("compiled")
+    if trial.case.device == "cpu" and profiled_us > _COSTLY * time_of.median_us:
+        yield Note("profiler-cost", {"ratio": profiled_us / time_of.median_us})
+    if alone < _CALM:
+        yield Note("disturbed", {"share": alone})
+    if trial.case.threads > 1:
+        yield Note("threads", {"threads": trial.case.threads})
+    traced = memory.traced_bytes
+    for code, other, name in (
+        ("memory-differs", memory.measured_bytes, "measured_bytes"),
+        ("prediction-differs", memory.predicted_bytes, "predicted_bytes"),
+    ):
+        if traced is not None and other is not None and abs(traced - other) > _MISS * other:
+            yield Note(code, {"traced_bytes": traced, name: other})  # type: ignore[arg-type]
+
+
+def _export(profile: Any, file: Path) -> int:
+    """Write the trace, gzipped; the number of its events."""
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        plain = os.path.join(folder, "trace.json")
+        profile.export_chrome_trace(plain)
+        with open(plain, "rb") as source, gzip.open(file, "wb", compresslevel=6) as target:
+            shutil.copyfileobj(source, target)
+    return len(profile.kineto_results.events())
+
+
+CALLS_ALONE = 5
+
+
+def run_alone(profile: Path, files: tuple[str, ...]) -> int:
+    """Build the cell of a profile and call it, each phase in an NVTX range; 1 if it fails.
+
+    On CUDA only the calls at the end lie between `cudaProfilerStart` and `cudaProfilerStop`.
+    """
+    cell = read_profile(profile).cell
+    case, gpu = cell.case, cell.case.device == "cuda"
+
+    @contextlib.contextmanager
+    def phase(name: str) -> Iterator[None]:
+        if gpu:
+            torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        yield
+        if gpu:
+            torch.cuda.synchronize()
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+
+    load_built_in()
+    remember(case.threads)
+    for file in files:
+        load_file(file, replace=True)
+    workload = WORKLOADS.get(case.workload)
+    with phase("attnbench-inputs"):
+        tensors = workload.tensors(case)
+        workload.fill(case, tensors, Draw(seed=0))
+    trial = Trial(impl=implementation(cell.impl), case=case, tensors=tensors, checks_alone=True)
+    with trial.stage("build"), phase("attnbench-build"):
+        trial.build()
+    bound = trial.bound
+    if bound is not None:
+        with trial.stage("calls"):
+            with phase("attnbench-warm-up"):
+                bound.call()
+            if gpu:
+                torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+            for _ in range(CALLS_ALONE):
+                with phase(CALL):
+                    bound.call()
+            if gpu:
+                torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    if trial.status is not None:
+        print(f"{trial.status}: {trial.reason}", file=sys.stderr)
+        return 1
+    print(f"{CALLS_ALONE} calls of {cell.impl}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run_alone(Path(sys.argv[1]), tuple(sys.argv[2:])))
+    except AttnbenchError as err:
+        print(f"Error: {err}", file=sys.stderr)
+        sys.exit(int(err.exit_code))
