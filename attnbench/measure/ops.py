@@ -12,13 +12,13 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from statistics import quantiles
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import profile, record_function  # torch.profiler loads compilers
 
 from attnbench.base.sample import ALONE
-from attnbench.base.stats import median
 from attnbench.measure.clock import cpu_ns, now_ns
 from attnbench.measure.probes import KERNELS_AHEAD, LAUNCHES, is_op, tree_of, walk
 from attnbench.measure.watch import collector_off
@@ -241,18 +241,29 @@ def least_disturbed(calls: list[CallSeen]) -> list[CallSeen]:
     return alone if len(alone) >= LEAST_CALLS else ordered[: max(LEAST_CALLS, len(calls) // 2)]
 
 
-def medians(calls: list[CallSeen]) -> Iterator[tuple[str, float, float]]:
-    """Name, mean count and median self time in µs of each op or kernel, the longest first."""
-    names = {name for call in calls for name in call.self_us}
-    rows = [
-        (
-            name,
-            sum(call.counts[name] for call in calls) / len(calls),
-            median(call.self_us.get(name, 0.0) for call in calls),
-        )
-        for name in names
-    ]
-    yield from sorted(rows, key=lambda row: (-row[2], row[0]))
+class SelfTime(NamedTuple):
+    """Of one op or kernel over several calls: mean count, median self time in µs, its quartiles."""
+
+    name: str
+    count: float
+    median_us: float
+    low_us: float
+    high_us: float
+
+
+def self_times(calls: list[CallSeen]) -> list[SelfTime]:
+    """Every op or kernel of some calls, the longest first.
+
+    The quartiles are those of single calls, not an interval of the median: more calls of one
+    process do not show how it differs from the next, which for that one is all there is.
+    """
+    found = []
+    for name in {name for call in calls for name in call.self_us}:
+        times = [call.self_us.get(name, 0.0) for call in calls]
+        count = sum(call.counts[name] for call in calls) / len(calls)
+        low, middle, high = quantiles(times, n=4, method="inclusive") if times[1:] else times * 3
+        found.append(SelfTime(name, count, middle, low, high))
+    return sorted(found, key=lambda of: (-of.median_us, of.name))
 
 
 class Change(NamedTuple):

@@ -42,17 +42,20 @@ NoteCode = Literal[
 class Op(msgspec.Struct, frozen=True, kw_only=True):
     """What one call spends under one name: an op of torch on CPU, a kernel on CUDA.
 
-    `self_us` is without the ops called inside, the median over the profiled calls. `flops` and
-    `bytes` (read plus written, each tensor once) come from the sizes of its tensors; null for an
-    op without a formula, or whose work is done by the ops inside. `share` is the least time that
-    the measured ceiling of the machine allows, over `self_us`; `ceiling` is the one that binds,
-    both null where neither applies (no FLOPs, and data that fit into the cache).
+    `self_us` is without the ops called inside, the median over the profiled calls, of which half
+    lie from `low_us` to `high_us`. `flops` and `bytes` (read plus written, each tensor once) come
+    from the sizes of its tensors; null for an op without a formula, or whose work is done by the
+    ops inside. `share` is the least time that the measured ceiling of the machine allows, over
+    `self_us`; `ceiling` is the one that binds, both null where neither applies (no FLOPs, and data
+    that fit into the cache).
     `allocated_bytes` is all that it allocated, freed again or not.
     """
 
     name: str
     count: float
     self_us: float
+    low_us: float | None = None
+    high_us: float | None = None
     flops: float | None = None
     bytes: float | None = None
     share: float | None = None

@@ -210,7 +210,7 @@ def op_rows(
             by.setdefault(kernel, set()).update(names)
     launchers = [name for names in by.values() for name in names]
     rows = []
-    for name, count, self_us in ops.medians(seen):
+    for name, count, self_us, low_us, high_us in ops.self_times(seen):
         op = name
         if by:
             of = by.get(name, set())
@@ -222,6 +222,8 @@ def op_rows(
                 name=name,
                 count=count,
                 self_us=self_us,
+                low_us=low_us,
+                high_us=high_us,
                 flops=costs.flops.get(op) if costs and known else None,
                 bytes=costs.bytes.get(op) if costs and known else None,
                 allocated_bytes=None if by else sum(allocated),
