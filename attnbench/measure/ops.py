@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any, NamedTuple
