@@ -33,7 +33,7 @@ def case_flags(case: Case, auto: str = "cpu") -> list[str]:
     The one field that no flag has is `scale`.
     """
     row, traits = case.to_json(), TRAITS.get(case.workload)
-    plain: dict[str, Any] = Case().to_json() | {"device": auto}
+    plain: dict[str, Any] = {**Case().to_json(), "device": auto}
     plain |= {"kv_heads": case.heads, "kv_len": case.seq_len, "value_dim": case.head_dim}
     plain |= traits.defaults | {"seq_len": None}
     if traits.causal:

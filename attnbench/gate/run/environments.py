@@ -174,7 +174,7 @@ def built_in_folder() -> Path:
 
 
 @contextlib.contextmanager
-def interpreter_of(environment: Environment | None) -> Iterator[dict[str, str]]:
+def interpreter_of(environment: Environment | None) -> Iterator[dict[str, Any]]:
     """The fields of `Settings` by which processes run in an environment; none for our own.
 
     What is lent to it are links in a temporary folder, found before its own packages.

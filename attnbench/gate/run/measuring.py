@@ -109,7 +109,7 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
     with contextlib.ExitStack() as held:
         settings: dict[VersionName, Settings] = {}
         for version in (request.base, request.candidate):
-            own: dict[str, Any] = held.enter_context(interpreter_of(version.environment))
+            own = held.enter_context(interpreter_of(version.environment))
             settings[version.name] = replace(request.settings, **own)
         run, warnings = check_versions(request, settings)
         for message in warnings:

@@ -146,7 +146,7 @@ def surveyed(asked: str, environment: Environment | None = None) -> tuple[str, d
     """
     with (
         interpreter_of(environment) as own,
-        LocalRunner(Settings(device=asked, **own)) as runner,  # type: ignore[arg-type]
+        LocalRunner(Settings(device=asked, **own)) as runner,
     ):
         found = runner.catalogue()
     rows = found.implementations

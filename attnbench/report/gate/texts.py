@@ -178,7 +178,8 @@ def environments(run: GateRun) -> list[str]:
     more = len(differing) - MOST_DIFFERENCES
     words = differing[:MOST_DIFFERENCES] + [f"{more} more packages"] * (more > 0)
     for names, whose in zip(alone, ("base", "candidate"), strict=True):
-        words += [f"in the {whose}'s alone {len(names)} packages"] * bool(names)
+        s = "s" * (len(names) != 1)
+        words += [f"in the {whose}'s alone {len(names)} package{s}"] * bool(names)
     if not words:
         return ["both environments hold the same packages, of the same versions"]
     return [flat(f"the environments differ: {'; '.join(words)}")]

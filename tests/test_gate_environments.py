@@ -1,0 +1,309 @@
+"""Environments that the gate compares: what one must have, what it is lent, and who runs where."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import sysconfig
+import venv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.errors import ExitCode, UsageError
+from attnbench.gate.decide.data import Environment
+from attnbench.gate.decide.outcome import Controls, Outcome, Row, Verdict
+from attnbench.gate.decide.sequential import RoundPlan
+from attnbench.gate.run.environments import build_environment, find_environment, interpreter_of
+from attnbench.gate.run.rounds import measure_round
+from attnbench.report.gate import texts
+from attnbench.worker.inputs import checksum
+from tests.conftest import Cli, Refused
+from tests.gate_runs import CELLS, a_run
+from tests.test_gate_rounds import a_bench
+
+command = importlib.import_module("attnbench.cli.gate")  # beside the command of that name
+MINOR = list(sys.version_info[:2])
+GOOD: dict[str, Any] = {
+    "minor": MINOR, "python": "3.11.7", "implementation": "CPython", "has_compiled": False,
+    "has_torch": True, "torch": "2.11.0+cpu", "packages": {"numpy": "2.4.6"},
+}  # fmt: skip
+
+
+def fake(folder: Path, name: str = "fake", **facts: Any) -> Path:
+    """An interpreter that says of itself whatever a test wants; nothing of what is None."""
+    told = {key: value for key, value in (GOOD | facts).items() if value is not None}
+    script = folder / name / "bin" / "python"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"#!/bin/sh\necho noise\ncat <<'END'\n{json.dumps(told)}\nEND\n")
+    script.chmod(0o755)
+    return script.parent.parent
+
+
+def test_an_environment_is_named_by_its_interpreter_or_its_folder(tmp_path):
+    folder = fake(tmp_path)
+    found = find_environment(str(folder))
+    assert found == find_environment(str(folder / "bin" / "python"), str(folder))
+    assert (found.torch, found.packages) == ("2.11.0+cpu", {"numpy": "2.4.6"})
+    assert found.label == f"torch 2.11.0+cpu, Python 3.11.7 ({folder})"
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"torch": None, "has_torch": False}, "it has no torch; install one: "),
+        ({"torch": None, "failure": "OSError: libmkl.so:\n gone"}, "(OSError: libmkl.so: gone)"),
+        ({"torch": "2.3.1"}, "torch 2.3.1, where torch ≥ 2.4 is needed"),
+        ({"minor": [3, 9], "python": "3.9.18"}, "CPython 3.9.18, where CPython ≥ 3.11 is needed"),
+        ({"implementation": "PyPy"}, "PyPy 3.11.7, where CPython"),
+        ({"minor": [3, 99], "python": "3.99.0"}, "cannot load the msgspec of this Python"),
+    ],
+)
+def test_what_an_environment_lacks_is_said_in_one_line(tmp_path, facts, why):
+    with pytest.raises(UsageError) as caught:
+        find_environment(str(fake(tmp_path, **facts)))
+    assert why in str(caught.value)
+    assert str(caught.value).startswith(f"--python {tmp_path}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\x7fELF of another machine", "cannot be run here (Exec format error)"),
+        (b"#!/bin/sh\necho never; echo 'the last word' >&2; exit 3", "(the last word)"),
+        (b"#!/bin/sh\nexit 3", "(exit code 3)"),
+    ],
+)
+def test_what_is_no_python_of_this_machine_is_said_in_one_line(tmp_path, content, why):
+    file = tmp_path / "python"
+    file.write_bytes(content)
+    file.chmod(0o755)
+    with pytest.raises(UsageError) as caught:
+        find_environment(str(file))
+    assert why in str(caught.value)
+    with pytest.raises(UsageError, match=r"No such file"):
+        find_environment(str(tmp_path / "none"))
+
+
+def test_another_minor_version_of_python_keeps_its_own_compiled_package(tmp_path):
+    own: dict[str, Any] = {"minor": [3, 99], "python": "3.99.0", "has_compiled": True}
+    with interpreter_of(find_environment(str(fake(tmp_path, **own)))) as fields:
+        lent = {path.name for path in Path(fields["lent"]).iterdir()}
+    assert {"attnbench", "psutil"} <= lent
+    assert "msgspec" not in lent
+    with interpreter_of(find_environment(str(fake(tmp_path, "like")))) as fields:
+        assert (Path(fields["lent"]) / "msgspec" / "__init__.py").is_file()
+    assert not Path(fields["lent"]).exists()
+
+
+# What torch imports: nothing else of this environment is in the one that is made of it.
+OF_TORCH = (
+    "torch", "torchgen", "functorch", "typing_extensions.py", "sympy", "mpmath", "networkx",
+    "jinja2", "markupsafe", "fsspec", "filelock",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> Environment:
+    """An environment with this torch and no package of ours."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    source = Path(torch.__file__).parents[1]
+    for name in OF_TORCH:
+        if (source / name).exists():
+            (packages / name).symlink_to(source / name)
+    return find_environment(str(folder))
+
+
+def test_a_version_is_timed_in_its_environment_which_holds_nothing_of_ours(tmp_path, bare):
+    """Base and A/A control in this interpreter, the candidate in the other."""
+    note = f"import sys; open({str(tmp_path / 'ran')!r}, 'a').write(sys.prefix + chr(10))"
+    bench = a_bench(tmp_path, mine=note)
+    with interpreter_of(bare) as own:
+        bench.settings = {
+            "base": bench.settings["base"], "candidate": replace(bench.settings["base"], **own)
+        }  # fmt: skip
+        found = measure_round(bench, RoundPlan(stage="screen", cells=(0,), slowed=0), 0)
+    assert not found.failures
+    assert set(found.samples[0]) == {"base", "candidate", "null", "planted"}
+    assert set((tmp_path / "ran").read_text().split()) == {str(Path(bare.python).parents[1])}
+    without = subprocess.run([bare.python, "-c", "import msgspec"], capture_output=True)
+    assert without.returncode, "the environment would not have needed what it was lent"
+
+
+class _Pip:
+    """Stands for venv and pip: makes an interpreter, or fails."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.commands = fails, list[list[str]]()
+        self._run = subprocess.run
+
+    def __call__(self, command: list[Any], **how: Any) -> Any:
+        if command[1] == "-c":  # the probe
+            return self._run(command, **how)
+        self.commands.append(command)
+        if "venv" in command:
+            folder = Path(command[-1])
+            fake(folder.parent, folder.name)
+        how["stdout"].write(b"Collecting torch\nERROR: No matching torch\nhint\n")
+        return subprocess.CompletedProcess(command, int(self.fails and "pip" in command))
+
+
+def test_an_environment_of_requirements_is_built_once_and_anew_when_they_change(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(subprocess, "run", pip := _Pip())
+    file, told = tmp_path / "old.txt", list[str]()
+    file.write_text("torch==2.11.0")
+    first = build_environment(f"old={file}", told.append)
+    assert (first.name, len(pip.commands), len(told)) == ("old", 2, 1)
+    assert pip.commands[1][-1] == str(file)
+    assert build_environment(f"old={file}", told.append) == first
+    assert (len(pip.commands), len(told)) == (2, 1)
+    file.write_text("torch==2.12.0")
+    assert build_environment(f"old={file}", told.append).python != first.python
+
+
+def test_what_pip_cannot_install_is_one_line_with_its_log_and_is_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(subprocess, "run", _Pip(fails=True))
+    (tmp_path / "new.txt").write_text("torch==99")
+    asked = f"new={tmp_path / 'new.txt'}"
+    with pytest.raises(UsageError, match=r"ERROR: No matching torch; all of it: ") as caught:
+        build_environment(asked, print)
+    assert Path(str(caught.value).rpartition(" ")[2]).is_file()
+    monkeypatch.setattr(subprocess, "run", pip := _Pip())
+    build_environment(asked, print)
+    assert len(pip.commands) == 2
+
+
+def test_both_environments_run_the_same_code_unless_a_base_is_named(
+    tmp_path, monkeypatch, cli: Cli
+):
+    """Without a repository; the built-in implementations, all of them timed."""
+    requests = []
+
+    def answer(request, listener):
+        requests.append(request)
+        return replace(a_run(), base=request.base, candidate=request.candidate)
+
+    monkeypatch.setattr("attnbench.gate.run.measuring.run_gate", answer)
+    known = {"naive": "impls/naive.py", "sdpa": "impls/sdpa.py"}
+    monkeypatch.setattr("attnbench.gate.run.watched.surveyed", lambda *_: ("cpu", known))
+    monkeypatch.setattr("attnbench.report.gate.figure.draw_all", lambda *_: [])
+    monkeypatch.chdir(tmp_path)
+    old, new = fake(tmp_path, "old"), fake(tmp_path, "new", torch="2.13.0")
+    ran = cli("gate", "--python", str(old), "--python", str(new))
+    (request,) = requests
+    assert (request.base.environment.name, request.candidate.environment.name) == (
+        str(old), str(new),
+    )  # fmt: skip
+    assert (request.base.root, request.base.files) == (
+        request.candidate.root, request.candidate.files,
+    )  # fmt: skip
+    assert [Path(file).name for file in request.base.files] == ["naive.py", "sdpa.py"]
+    assert {axes.impls for axes in request.sweeps} == {("naive", "sdpa")}
+    assert request.keep_going
+    assert f"base: torch 2.11.0+cpu, Python 3.11.7 ({old})" in " ".join(ran.stderr.split())
+
+
+def test_too_few_or_too_many_environments_are_one_line(tmp_path, cli: Cli, assert_refused: Refused):
+    one = ("--python", str(fake(tmp_path)))
+    assert_refused(cli("gate", *one), "1 environment given (--python, --env): two are compared")
+    assert_refused(cli("gate", *(one * 3)), "3 environments given")
+    few = cli("gate", *(one * 2), "--bisect")
+    assert_refused(few, "--bisect needs three environments or more")
+    assert_refused(cli("gate", *one, "--env", "old"), "NAME=requirements.txt is expected")
+    assert_refused(cli("gate", *one, "--env", "old=none.txt"), "no file none.txt")
+
+
+@pytest.mark.parametrize("first_bad", range(1, 6))
+def test_a_bisection_finds_the_first_environment_that_is_slower(monkeypatch, capsys, first_bad):
+    asked = list[int]()
+
+    def compared(options, both):
+        index = int(both[1].name)
+        asked.append(index)
+        assert (both[0].name, options["name"]) == ("0", f"run-{index + 1}")
+        return outcome("regressed" if index >= first_bad else "ok")
+
+    code = bisected(monkeypatch, compared)
+    assert code == ExitCode.FINDING
+    assert f"worse since torch 2.{first_bad}" in (out := capsys.readouterr().out)
+    assert f"not yet in torch 2.{first_bad - 1}" in out
+    assert len(asked) <= 4
+
+
+def test_a_bisection_that_meets_something_open_says_between_which_it_lies(monkeypatch, capsys):
+    def compared(options, both):
+        return outcome("inconclusive" if int(both[1].name) == 2 else "regressed")
+
+    assert bisected(monkeypatch, compared) == ExitCode.INCONCLUSIVE
+    assert "worse after torch 2.0" in (out := capsys.readouterr().out)
+    assert "by torch 2.5" in out
+
+
+def test_a_bisection_in_which_nothing_is_slower_ends_as_its_first_comparison(monkeypatch):
+    assert bisected(monkeypatch, lambda *_: outcome("ok")) == ExitCode.OK
+
+
+def bisected(monkeypatch, compared: Any) -> ExitCode:
+    monkeypatch.setattr(command, "_compared", compared)
+    made = [
+        lambda i=i: Environment(name=str(i), python="", python_version="3.11", torch=f"2.{i}")
+        for i in range(6)
+    ]
+    found: ExitCode = command._bisected({"name": "run"}, made)
+    return found
+
+
+def outcome(verdict: Verdict) -> Outcome:
+    codes = {"ok": ExitCode.OK, "regressed": ExitCode.FINDING}
+    return Outcome(
+        rows=(Row(cell=CELLS[0], verdict=verdict, reason=""),), controls=Controls(),
+        exit_code=codes.get(verdict, ExitCode.INCONCLUSIVE), words="",
+    )  # fmt: skip
+
+
+def test_how_environments_differ_is_said_libraries_first_and_lone_packages_are_counted():
+    run = a_run()
+    before, after = (
+        Environment(name=name, python="", python_version="3.11.7", torch=release, packages=packages)
+        for name, release, packages in (
+            ("old", "2.11.0", {"numpy": "2.4.6", "torch": "2.11.0", "triton": "3.6.0"}),
+            ("new", "2.13.0", {"numpy": "2.5.0", "torch": "2.13.0"}),
+        )
+    )
+    run = replace(
+        run,
+        base=replace(run.base, environment=before, ref=None),
+        candidate=replace(run.candidate, environment=after),
+        base_environment={"torch": "2.11.0", "blas": "MKL 2024", "load_1m": 0.1},
+        environment={"torch": "2.13.0", "blas": "MKL 2025", "load_1m": 0.2},
+    )
+    assert texts.versions(run) == [
+        "base: torch 2.11.0, Python 3.11.7 (old)",
+        "candidate: torch 2.13.0, Python 3.11.7 (new)",
+        "the environments differ: torch 2.11.0 → 2.13.0; blas MKL 2024 → MKL 2025;"
+        " numpy 2.4.6 → 2.5.0; in the base's alone 1 package",
+    ]
+    alike = replace(run, base=replace(run.base, environment=after))
+    assert texts.versions(replace(alike, base_environment=alike.environment))[2:] == [
+        "both environments hold the same packages, of the same versions"
+    ]
+
+
+def test_the_checksum_of_inputs_is_that_of_their_numbers_not_of_their_layout():
+    x = torch.arange(24.0).view(2, 3, 4)
+    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
+    assert checksum([x]) == checksum([strided]) == checksum([x[:1], x[1:]])
+    assert checksum([x]) != checksum([x.flip(0)])
+    assert checksum([x, torch.empty(0)]) == checksum([x])
