@@ -19,7 +19,7 @@ from attnbench.schema.profile import (
 
 CASE = Case(seq_len=64, mask=parse_mask("causal"))
 TIME = Unprofiled(
-    median_us=100.0, low_us=95.0, high_us=110.0, batches=9, calls=10, timer="host", l2="warm"
+    median_us=100.0, low_us=95.0, high_us=110.0, samples=9, calls=10, timer="host", l2="warm"
 )
 MEMORY = Memory(
     timeline=(Live(1.0, 4096, "aten::bmm"), Live(9.0, 0, None)),

@@ -18,6 +18,7 @@ from attnbench.cli.check import check
 from attnbench.cli.doctor import doctor
 from attnbench.cli.gate import gate
 from attnbench.cli.options import OneLineError
+from attnbench.cli.profile import profile
 from attnbench.cli.runs import export, list_, report
 from attnbench.cli.sweep import sweep
 from attnbench.cli.verdicts import claims, verify
@@ -106,5 +107,5 @@ def main() -> None:
     """
 
 
-for command in (list_, check, sweep, report, verify, claims, gate, export, doctor):
+for command in (list_, check, sweep, report, verify, claims, gate, profile, export, doctor):
     main.add_command(command)

@@ -221,11 +221,14 @@ AXES: tuple[tuple[str, Any, str], ...] = (
 AXIS_FIELDS = ("workload", *(flag[2:].replace("-", "_") for flag, _, _ in AXES))
 
 
-def axes_options(seq_lens: str = "512") -> Option:
-    """`--workload`, and an option for each axis; `seq_lens` is their default as shown in help."""
+def axes_options(seq_lens: str = "512", without: tuple[str, ...] = ()) -> Option:
+    """`--workload`, and an option for each axis; `seq_lens` is their default as shown in help.
+
+    The flags of `without` are left out.
+    """
 
     def add(command: Command) -> Command:
-        for flag, kind, text in reversed(AXES):
+        for flag, kind, text in reversed([row for row in AXES if row[0] not in without]):
             shown = text.replace("[512]", f"[{seq_lens}]")
             command = click.option(flag, type=kind, help=shown)(command)
         return click.option(

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from statistics import quantiles
+from statistics import fmean, quantiles
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,6 @@ CALL = "attnbench-call"  # the range around each call, in every profiler
 # Scopes of torch.compile, in which its own kernels run that no op names; one name for them all.
 _COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph", "CompiledFunction")
 COMPILED = "compiled code"
-LEAST_CALLS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,22 +230,20 @@ def _outermost(on_host: Iterable[Any]) -> list[tuple[int, int, str]]:
     return found
 
 
-def least_disturbed(calls: list[CallSeen]) -> list[CallSeen]:
-    """Those that had their core for themselves; where they are too few, the better half.
+def fastest(calls: list[CallSeen]) -> CallSeen:
+    """Of some calls in a row the one to go by: that which most had its core for itself.
 
-    By the processor time of the thread that calls, never by the time of the call.
+    Of several that had it alone the fastest, as with the batches of a sample.
     """
-    ordered = sorted(calls, key=lambda call: -call.alone)
-    alone = [call for call in calls if call.alone >= ALONE]
-    return alone if len(alone) >= LEAST_CALLS else ordered[: max(LEAST_CALLS, len(calls) // 2)]
+    return min(calls, key=lambda call: (-min(call.alone, ALONE), call.total_us))
 
 
 class SelfTime(NamedTuple):
-    """Of one op or kernel over several calls: mean count, median self time in µs, its quartiles."""
+    """Of an op or kernel: calls in one of the cell, self time in µs, both means; its quartiles."""
 
     name: str
-    count: float
-    median_us: float
+    calls: float
+    self_us: float
     low_us: float
     high_us: float
 
@@ -254,16 +251,16 @@ class SelfTime(NamedTuple):
 def self_times(calls: list[CallSeen]) -> list[SelfTime]:
     """Every op or kernel of some calls, the longest first.
 
-    The quartiles are those of single calls, not an interval of the median: more calls of one
+    Means add up: those of all ops and of the gaps are the mean of the calls. The quartiles are those of single calls, not an interval of the median: more calls of one
     process do not show how it differs from the next, which for that one is all there is.
     """
     found = []
     for name in {name for call in calls for name in call.self_us}:
         times = [call.self_us.get(name, 0.0) for call in calls]
         count = sum(call.counts[name] for call in calls) / len(calls)
-        low, middle, high = quantiles(times, n=4, method="inclusive") if times[1:] else times * 3
-        found.append(SelfTime(name, count, middle, low, high))
-    return sorted(found, key=lambda of: (-of.median_us, of.name))
+        low, _, high = quantiles(times, n=4, method="inclusive") if times[1:] else times * 3
+        found.append(SelfTime(name, count, fmean(times), low, high))
+    return sorted(found, key=lambda of: (-of.self_us, of.name))
 
 
 class Change(NamedTuple):

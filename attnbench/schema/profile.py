@@ -42,8 +42,8 @@ NoteCode = Literal[
 class Op(msgspec.Struct, frozen=True, kw_only=True):
     """What one call spends under one name: an op of torch on CPU, a kernel on CUDA.
 
-    `self_us` is without the ops called inside, the median over the profiled calls, of which half
-    lie from `low_us` to `high_us`. `flops` and `bytes` (read plus written, each tensor once) come
+    `self_us` is without the ops called inside, the mean over the profiled calls, of which half lie
+    from `low_us` to `high_us`. `flops` and `bytes` (read plus written, each tensor once) come
     from the sizes of its tensors; null for an op without a formula, or whose work is done by the
     ops inside. `share` is the least time that the measured ceiling of the machine allows, over
     `self_us`; `ceiling` is the one that binds, both null where neither applies (no FLOPs, and data
@@ -76,14 +76,15 @@ class Op(msgspec.Struct, frozen=True, kw_only=True):
 class Unprofiled(msgspec.Struct, frozen=True, kw_only=True):
     """Time of a call without a profiler, taken in the same process: beside or before the profiler.
 
-    `low_us` and `high_us` are the 95 % interval of the median over `batches` batches of `calls`
-    calls each; null where they are too few. `timer` is host, or events on a GPU; `l2` cold or warm.
+    A sample is the fastest of a few batches of `calls` calls in a row, since other work only adds
+    to a time. `low_us` and `high_us` are the 95 % interval of their median; null where they are too
+    few. `timer` is host, or events on a GPU; `l2` cold or warm.
     """
 
     median_us: float
     low_us: float | None
     high_us: float | None
-    batches: int
+    samples: int
     calls: int
     timer: str
     l2: str
@@ -140,7 +141,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     and its commit or environment where these are compared. `environment` are facts of the machine
     as `run.json` has them, `ceilings` what it can do at most (`measure.ceilings`).
 
-    `profiled_us` is the median of a call under the profiler, and `calls` how many were profiled.
+    `profiled_us` is the mean time of a call under the profiler, over `calls` calls, each the
+    fastest of a few in a row: all self times and `gaps_us` add up to it on CPU.
     `ops` are sorted by self time, longest first. `gaps_us` is time of a profiled call in which no
     op ran (CPU: Python, autograd's engine), or no kernel (CUDA: `gaps` gaps between kernels); on
     CUDA `launch_us` is the median from a launch on the host to the begin of its kernel.

@@ -9,7 +9,7 @@ from attnbench.schema.case import Case
 from attnbench.theory.traits import OPTIONAL_AXES, TRAITS
 
 # Flag, field of the case's JSON. Optional axes follow from the registry of workloads.
-_FLAGS = {
+FLAGS = {
     "--workload": "workload",
     "--passes": "pass",
     "--dtypes": "dtype",
@@ -35,7 +35,7 @@ def case_flags(case: Case, auto: str = "cpu") -> list[str]:
     row, traits = case.to_json(), TRAITS.get(case.workload)
     plain: dict[str, Any] = {**Case().to_json(), "device": auto}
     plain |= {"kv_heads": case.heads, "kv_len": case.seq_len, "value_dim": case.head_dim}
-    plain |= traits.defaults | {"seq_len": None}
+    plain |= {**traits.defaults, "seq_len": None}
     if traits.causal:
         plain["mask"] = "causal"
     if not traits.heads:  # one head, as wide as it is
@@ -44,7 +44,7 @@ def case_flags(case: Case, auto: str = "cpu") -> list[str]:
         plain["width"] = case.heads * case.head_dim
         if case.model_width != plain["width"]:  # with both, neither follows from the width
             plain |= {"heads": None, "head_dim": None}
-    found = [(flag, row[field]) for flag, field in _FLAGS.items() if row[field] != plain[field]]
+    found = [(flag, row[field]) for flag, field in FLAGS.items() if row[field] != plain[field]]
     return [text for flag, value in found if value is not None for text in (flag, str(value))]
 
 

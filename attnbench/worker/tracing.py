@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -55,7 +56,10 @@ At = Callable[[str], None]
 MOST_OPS = 50_000  # in a call; a trace has some four events for each, of 200 bytes of JSON
 _MOST_EVENTS = 200_000  # in a trace, of as many calls as fit
 _ROUNDS, _FEWEST_ROUNDS, _BUDGET_S = 15, 6, 6.0
-_SESSION_US, _MOST_CALLS = 5_000.0, 20  # profiled calls of a round
+# In a row, of batches and of profiled calls each, the fastest of which counts; a long call is made
+# fewer times, in a round of about this length.
+_IN_A_ROW, _ROUND_US = 8, 100_000.0
+_PATIENCE_US = 10e6  # a round above this is one of three
 _TRACED_CALLS, _COUNTED = 3, 10
 _COSTLY = 1.05  # the profiler's own share of a call that is worth a note
 _MISS = 0.01  # of a workspace: what differs more is worth a note
@@ -126,9 +130,9 @@ def _profile(trial: Trial, asked: Trace, at: At) -> Profile:
     memory = memory_of(changes, trial.metrics)
     found = op_rows(seen, costs, changes if case.device == "cpu" else [])
     time_of = unprofiled(batches, target.calls, clock)
-    profiled_us = median(call.total_us for call in seen) if seen else time_of.median_us
+    profiled_us = fmean(call.total_us for call in seen) if seen else time_of.median_us
     launches = [us for call in seen for us in call.launches_us]
-    disturbed = sum(call.alone for call in seen) / len(seen) if seen else 1.0
+    disturbed = fmean(call.alone for call in seen) if seen else 1.0
     notes += list(_notes(trial, time_of, profiled_us, memory, disturbed))
     return Profile(
         case=case.to_json(),
@@ -140,7 +144,7 @@ def _profile(trial: Trial, asked: Trace, at: At) -> Profile:
         profiled_us=profiled_us,
         calls=len(seen),
         ops=found,
-        gaps_us=median(call.gaps_us for call in seen) if seen else 0.0,
+        gaps_us=fmean(call.gaps_us for call in seen) if seen else 0.0,
         gaps=round(median(call.gaps or 0 for call in seen)) if launches else None,
         launch_us=median(launches) if launches else None,
         memory=memory,
@@ -154,30 +158,31 @@ def _profile(trial: Trial, asked: Trace, at: At) -> Profile:
 def _rounds(
     target: Target, clock: Clock, device: str, at: At
 ) -> tuple[list[Batch], list[CallSeen]]:
-    """Batches without the profiler and calls under it, in turns: moods of the machine hit both.
+    """Samples without the profiler and calls under it, in turns: moods of the machine hit both.
 
-    On CUDA all batches come first, since the profiler's library slows every launch after it. No
-    calls where it has lost kernels.
+    Both are the fastest of a few in a row. On CUDA all samples come first, since the profiler's
+    library slows every launch after it; no calls where it has lost kernels.
     """
-    flush = Flush(device) if clock.l2 == "cold" else None
-    calls = max(1, min(_MOST_CALLS, int(_SESSION_US / max(target.each_us, 1.0))))
+    flush = Flush(device) if clock.l2 == "cold" else lambda: None
+    row = max(1, min(_IN_A_ROW, int(_ROUND_US / max(2 * target.calls * target.each_us, 1.0))))
+    rounds = _ROUNDS if 2 * row * target.each_us < _PATIENCE_US else 3
     batches: list[Batch] = []
     seen: list[CallSeen] = []
     begin = time.perf_counter()
-    # A round of a slow cell is some four calls.
-    rounds = _ROUNDS if target.each_us * 4 * _FEWEST_ROUNDS < 6e7 else ops.LEAST_CALLS
     while len(batches) < rounds:
         if len(batches) >= _FEWEST_ROUNDS and time.perf_counter() - begin > _BUDGET_S:
             break
         at("profile")
         target.call()
         with collector_off():
-            batches.append(clock.batch(target.call, target.calls))
+            tried = [clock.batch(target.call, target.calls) for _ in range(row)]
+        batches.append(min(tried, key=lambda batch: (batch.disturbed, batch.own_us)))
         if device == "cpu":
-            seen += ops.calls_of(ops.run_session(target.call, device, calls), device) or []
+            session = ops.run_session(target.call, device, row)
+            seen.append(ops.fastest(ops.calls_of(session, device) or []))
     if device == "cpu":
-        return batches, ops.least_disturbed(seen)
-    session = ops.run_session(target.call, device, calls, before=flush or (lambda: None))
+        return batches, seen
+    session = ops.run_session(target.call, device, _ROUNDS, before=flush)
     return batches, ops.calls_of(session, device) or []
 
 
@@ -189,7 +194,7 @@ def unprofiled(batches: list[Batch], calls: int, clock: Clock) -> Unprofiled:
         median_us=median(times),
         low_us=low,
         high_us=high,
-        batches=len(times),
+        samples=len(times),
         calls=calls,
         timer=clock.timer,
         l2=clock.l2,

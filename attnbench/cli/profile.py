@@ -1,0 +1,249 @@
+"""`attnbench profile`: where the time and the memory of a cell go; of two, what differs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnbench.cli.options import (
+    AXIS_FIELDS,
+    THREADS,
+    axes_options,
+    device_option,
+    given,
+    impl_files,
+    output_option,
+    say,
+    seed_option,
+)
+from attnbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnbench.execution.profiling import CaseOf, Subject
+    from attnbench.schema.profile import Profile
+
+
+_AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
+
+
+@click.command()
+@click.argument("impls", nargs=-1, required=True, metavar="IMPL [IMPL]")
+@axes_options(without=("--impls",))
+@impl_files("A Python file with implementations of yours.")
+@device_option
+@click.option("--threads", type=THREADS, help="CPU threads, or all [1].")
+@click.option(
+    "--from",
+    "run",
+    metavar="RUN",
+    help="Take the case from a record of this run: of those that fit the other flags the one with"
+    " the largest n.",
+)
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    metavar="PATH",
+    help="Profile in the environment of this interpreter, or folder; two are compared. Repeatable.",
+)
+@click.option(
+    "--base",
+    metavar="REF",
+    help="Compare with a commit: the files of --impl as they are there, then as they are now.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    help="Ops or kernels in the table.",
+)
+@seed_option
+@output_option
+@click.option("--name", help="The profile's name, a new folder [a time stamp].")
+def profile(impls: tuple[str, ...], **options: Any) -> None:
+    """Show where the time and the memory of one cell go.
+
+    The cell is checked and timed, then traced in the same process, which measures for no sweep:
+    the ops or kernels with their self times, FLOPs, bytes and share of the machine's ceiling; what
+    of the time is in none of them; what each op allocates; counters. The trace opens in Perfetto.
+    Of two implementations, or one in two environments or commits, both are profiled, then
+    compared. Takes the flags of a sweep, one value each. Exits 1 if a result is incorrect.
+    """
+    from attnbench.execution.profiling import profile_subject
+
+    if len(impls) > 2:
+        raise UsageError(f"{len(impls)} implementations given; one is profiled, two are compared")
+    case, settings, line = _case(impls[0], options)
+    with _subjects(impls, options, settings) as subjects:
+        if line:
+            say(line)
+        with _new_folder(options["output"], options["name"]) as folder:
+            found: list[tuple[Path, Profile]] = []
+            for subject, letter in zip(subjects, "ab", strict=False):
+                place = folder
+                if len(subjects) > 1:
+                    (place := folder / letter).mkdir()
+                if sys.stderr.isatty():
+                    click.echo(f"profiling {subject.label} …", err=True)
+                found.append((place, profile_subject(subject, case, place)))
+    for place, each in found:
+        show(place, each, options["top"])
+    if len(found) == 2:
+        show_difference(folder, found[0][1], found[1][1])
+
+
+def show(folder: Path, found: Profile, top: int) -> None:
+    """Print one profile."""
+    from attnbench.report.profile import one
+
+    say(one.head(found))
+    click.echo(one.text(found, top), nl=False)
+    for sentence in one.sentences(found):
+        say(sentence)
+    for line in one.where(found, folder):
+        click.echo(line)
+
+
+def show_difference(folder: Path, a: Profile, b: Profile) -> None:
+    """Print and write what differs between two profiles, which lie in `folder`."""
+
+
+def _case(impl: str, options: dict[str, Any]) -> tuple[CaseOf, dict[str, Any], str]:
+    """What makes the case, fields of the settings, and a line on where the case is from."""
+    from attnbench.execution.profiling import case_of
+    from attnbench.planning.plan import Axes
+
+    flags = given()
+    for name in _AXES:
+        if name in flags and name != "workload" and len(options[name]) > 1:
+            values = ",".join(map(str, options[name]))
+            raise UsageError(f"{flags[name]} {values}: a profile is of one case; give one value")
+    fields = {
+        "device": options["device"],
+        "files": tuple(str(Path(file).resolve()) for file in options["files"]),
+        "seed": options["seed"],
+    }
+    if options["run"] is not None:
+        return _stored(impl, options, fields)
+    asked = {name: options[name] for name in _AXES if name in flags}
+    return case_of(Axes(**asked), impl), fields, ""
+
+
+def _stored(
+    impl: str, options: dict[str, Any], fields: dict[str, Any]
+) -> tuple[CaseOf, dict[str, Any], str]:
+    """The case of a record of a run, and the files of that run unless some are given."""
+    from attnbench.base.parameters import base_name
+    from attnbench.execution.store import find_run, load_run
+    from attnbench.theory.flags import FLAGS, case_flags
+
+    run = load_run(find_run(options["run"], options["output"]))
+    flags = given()
+    wanted = {
+        FLAGS[flag]: options[name] if name == "workload" else options[name][0]
+        for name, flag in flags.items()
+        if name in _AXES
+    }
+    if options["device"] != "auto":
+        wanted["device"] = options["device"]
+    own = [r for r in run.records if impl in (r.cell.impl, base_name(r.cell.impl))]
+    fitting = [
+        record.cell.case
+        for record in own
+        if record.status == "ok"
+        and all(record.cell.case.to_json()[field] == value for field, value in wanted.items())
+    ]
+    if not fitting:
+        names = ", ".join(dict.fromkeys(record.cell.impl for record in run.records)) or "none"
+        what = f"no ok record of {impl} that fits the flags" if own else f"no record of {impl}"
+        raise UsageError(f"{run.path} (--from) has {what}; implementations in it: {names}")
+    case = max(fitting, key=lambda case: case.seq_len)
+    files = fields["files"] or tuple((run.info.get("settings") or {}).get("files") or ())
+    line = f"from {run.path}: {' '.join(case_flags(case))}"
+    if len(fitting) > 1:
+        line += f" (the largest n of {len(fitting)} that fit; flags choose among them)"
+    return (lambda _: case), fields | {"files": files, "device": case.device}, line
+
+
+@contextlib.contextmanager
+def _subjects(
+    impls: tuple[str, ...], options: dict[str, Any], fields: dict[str, Any]
+) -> Iterator[list[Subject]]:
+    """What to profile: each implementation, or one in each of two environments or commits."""
+    from attnbench.execution.process import Settings
+    from attnbench.execution.profiling import Subject
+    from attnbench.gate.run.environments import find_environment, interpreter_of
+
+    pythons, base = options["pythons"], options["base"]
+    if len(impls) + len(pythons) + (base is not None) > 2 + (len(pythons) == 1):
+        raise UsageError(
+            "two profiles are compared: give two implementations, or one with two --python or with"
+            " --base"
+        )
+    settings = Settings(**fields)
+    with contextlib.ExitStack() as opened:
+        subjects = [Subject(impl=impl, label=impl, settings=settings) for impl in impls]
+        if base is not None:
+            subjects = [_at_base(opened, subjects[0], base), subjects[0]]
+        environments = [find_environment(text) for text in pythons]
+        lent = [opened.enter_context(interpreter_of(each)) for each in environments]
+        if len(lent) == 1:
+            subjects = [
+                replace(each, settings=replace(each.settings, **lent[0]))  # type: ignore[arg-type]
+                for each in subjects
+            ]
+        elif lent:
+            subjects = [
+                replace(
+                    subjects[0],
+                    label=f"{impls[0]}, {each.label}",
+                    settings=replace(settings, **own),  # type: ignore[arg-type]
+                )
+                for each, own in zip(environments, lent, strict=True)
+            ]
+        yield subjects
+
+
+def _at_base(opened: contextlib.ExitStack, subject: Subject, ref: str) -> Subject:
+    """The subject with its files as they are at a commit, checked out in a temporary folder."""
+    from attnbench.gate.run import git
+    from attnbench.gate.run.worktree import checked_out
+
+    if not subject.settings.files:
+        raise UsageError("--base needs the file of the repository that is compared: --impl FILE")
+    root = git.repository(Path.cwd())
+    files = [Path(file) for file in subject.settings.files]
+    for file in files:
+        if not file.is_relative_to(root):
+            raise UsageError(f"{file} (--impl) lies outside the repository {root} (--base)")
+    tree = opened.enter_context(checked_out(root, commit := git.resolve(root, ref)))
+    there = tuple(str(tree / file.relative_to(root)) for file in files)
+    for missing in (Path(text) for text in there if not Path(text).is_file()):
+        raise UsageError(f"{ref} (--base) has no {missing.relative_to(tree)} (--impl)")
+    own = replace(subject.settings, files=there, replace=True, root=str(tree), other_root=str(root))
+    return replace(subject, label=f"{subject.impl} at {ref} ({commit[:10]})", settings=own)
+
+
+@contextlib.contextmanager
+def _new_folder(output: Path, name: str | None) -> Iterator[Path]:
+    """A new folder for what is profiled, gone if that fails."""
+    from attnbench.base.files import make_folder
+
+    new = not output.exists()
+    folder = make_folder(output, name, "profile-")
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if new:
+            with contextlib.suppress(OSError):
+                output.rmdir()
+        raise

@@ -1,0 +1,170 @@
+"""One profile on the terminal: its table of ops and the sentences around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from attnbench.base import units
+from attnbench.report.tables import table
+from attnbench.schema.profile import Note, Profile
+from attnbench.theory.traits import case_label
+
+HEADER = ("op", "self time", "share", "calls", "rate", "bandwidth", "of ceiling", "allocates")
+_LONGEST = 34  # letters of an op's name: kernels have hundreds
+_LEAST = 0.001  # of the time of a call
+_OTHER = {"instructions": "instructions", "cycles": "cycles", "cache-misses": "cache misses",
+          "page-faults": "page faults", "context-switches": "context switches",
+          "task-clock-ns": "of processor time"}  # fmt: skip
+_WHY = {
+    "forbidden": "not permitted (kernel.perf_event_paranoid)",
+    "unsupported": "not in this machine (virtual ones often have none)",
+    "no-perf": "not of this system",
+}
+_NOTES = {
+    "profiler-cost": "calls took {ratio:.3g} times as long under the profiler: self times of short"
+    " ops are too long",
+    "compiled": "compiled code runs kernels that are no ops, in one row; FLOPs and bytes are not"
+    " known of its ops",
+    "no-costs": "FLOPs and bytes of the ops are unknown: {error}",
+    "kernels-lost": "the GPU's profiler lost kernels of the calls: no self times; the trace may"
+    " have some",
+    "few-calls": "the trace has only {calls} of the calls, for its size",
+    "disturbed": "other work took part of the profiled calls, which had their core for {share:.0%}"
+    " of their time; what it took is taken off all ops alike",
+    "threads": "{threads} threads: self times are those of the thread that calls",
+    "memory-differs": "the traced workspace is {traced}, the measured one {measured}",
+    "prediction-differs": "the traced workspace is {traced}, {predicted} were predicted",
+}
+
+
+def rows(profile: Profile, most: int) -> list[tuple[str, ...]]:
+    """A row for each of the ops with the longest self times, then the others, and the sum.
+
+    Ops that take less than a thousandth of the time are among the others.
+    """
+    least_us = _LEAST * profile.time.median_us
+    own = [op for op in profile.ops[:most] if op.self_us >= least_us]
+    rest = profile.ops[len(own) :]
+    found = [
+        (
+            brief(op.name), units.time(op.self_us), _share(op.self_us, profile),
+            f"{op.count:.3g}", units.flop_rate(op.tflops), units.bandwidth(op.gbps),
+            f"{100 * op.share:.0f} % {op.ceiling}" if op.share is not None else units.UNKNOWN,
+            units.size(op.allocated_bytes) if op.allocated_bytes else units.UNKNOWN,
+        )
+        for op in own
+    ]  # fmt: skip
+    sums = [("in no op", profile.outside_us), ("a call, unprofiled", profile.time.median_us)]
+    if rest:
+        sums.insert(0, (f"{len(rest)} more", sum(op.self_us for op in rest)))
+    blank = [""] * (len(HEADER) - 3)
+    return found + [(name, _signed(us), _share(us, profile), *blank) for name, us in sums]
+
+
+def brief(name: str, longest: int = _LONGEST) -> str:
+    """A name in at most `longest` letters: what is left out is in its middle."""
+    half = (longest - 1) // 2
+    return name if len(name) <= longest else f"{name[: longest - 1 - half]}…{name[-half:]}"
+
+
+def text(profile: Profile, most: int = 10) -> str:
+    """The table, ready to print."""
+    spare = ("allocates", "bandwidth", "calls")
+    return table(HEADER, rows(profile, most), right=HEADER[1:], spare=spare)
+
+
+def head(profile: Profile) -> str:
+    """The cell, the machine, torch."""
+    facts, threads = profile.environment, profile.cell.case.threads
+    parts = (
+        f"{profile.label}: {case_label(profile.cell.case)}"
+        + f", {threads} threads" * (threads > 1),
+        facts.get("device_name"),
+        f"torch {facts['torch']}" if facts.get("torch") else None,
+    )
+    return " · ".join(part for part in parts if part)
+
+
+def sentences(profile: Profile) -> Iterator[str]:
+    """How the times add up, the memory, the counters, and what to know."""
+    yield _sums(profile)
+    yield _memory(profile)
+    if profile.counters:
+        yield _counters(profile)
+    for note in profile.notes:
+        yield f"note: {_sentence(note)}"
+
+
+def _sums(profile: Profile) -> str:
+    taken, ops = profile.time, "kernels" if profile.launch_us is not None else "ops"
+    interval = units.time_interval(taken.low_us, taken.high_us)
+    sign, least = ("−", "less") if profile.outside_us < 0 else ("+", "more")
+    under = f"{units.time(profile.profiled_us)} under the profiler"
+    gaps = f"{units.time(profile.gaps_us)} of them in no op (Python, dispatch)"
+    if profile.launch_us is not None:
+        gaps = (
+            f"{units.time(profile.gaps_us)} of them in {profile.gaps} gaps between kernels, which"
+            f" begin {units.time(profile.launch_us)} after their launch"
+        )
+    return (
+        f"time: {units.time(profile.self_us)} in {ops} {sign}"
+        f" {units.time(abs(profile.outside_us))} = {units.time(taken.median_us)} a call unprofiled"
+        f" ({interval}), {units.percent(abs(profile.outside_us) / taken.median_us)} {least} than"
+        f" the {ops}; {under}, {gaps}"
+    )
+
+
+def _memory(profile: Profile) -> str:
+    of = profile.memory
+    where = f" in {brief(of.peak_op)}" if of.peak_op else ""
+    parts = zip(
+        ("traced", "measured", "predicted"),
+        (of.traced_bytes, of.measured_bytes, of.predicted_bytes),
+        strict=True,
+    )
+    workspace = ", ".join(f"{name} {units.size(value)}" for name, value in parts)
+    return (
+        f"memory: at most {units.size(of.peak_bytes)} at once{where},"
+        f" outputs {units.size(of.outputs_bytes)}; workspace {workspace}"
+    )
+
+
+def _counters(profile: Profile) -> str:
+    known, unknown = [], dict[str, list[str]]()
+    for name, counter in profile.counters.items():
+        word = _OTHER.get(name, name)
+        if counter.value is None:
+            unknown.setdefault(_WHY.get(counter.reason or "", "unknown"), []).append(word)
+        elif name == "task-clock-ns":
+            known.append(f"{units.time(counter.value / 1000)} {word}")
+        else:
+            value = f"{counter.value:.3g}" if counter.value < 1000 else units.count(counter.value)
+            known.append(f"{value} {word}")
+    refused = [f"{', '.join(words)}: {why}" for why, words in unknown.items()]
+    return f"counters of a call: {'; '.join(filter(None, (', '.join(known), *refused)))}"
+
+
+def _sentence(note: Note) -> str:
+    sizes = {
+        name.removesuffix("_bytes"): units.size(value)
+        for name, value in note.figures.items()
+        if name.endswith("_bytes")
+    }
+    return _NOTES[note.code].format(**{**note.figures, **sizes})
+
+
+def where(profile: Profile, folder: Path) -> list[str]:
+    """The trace and how to open it, and the commands of other profilers: lines to be copied."""
+    found = []
+    if profile.trace is not None:
+        found.append(f"trace: {folder / profile.trace} (open it at https://ui.perfetto.dev)")
+    return found + [f"{name}: {command}" for name, command in profile.commands.items()]
+
+
+def _signed(time_us: float) -> str:
+    return units.time(time_us).replace("-", "−")
+
+
+def _share(time_us: float, profile: Profile) -> str:
+    return units.percent(time_us / profile.time.median_us).replace("-", "−")
