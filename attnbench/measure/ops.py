@@ -251,8 +251,9 @@ class SelfTime(NamedTuple):
 def self_times(calls: list[CallSeen]) -> list[SelfTime]:
     """Every op or kernel of some calls, the longest first.
 
-    Means add up: those of all ops and of the gaps are the mean of the calls. The quartiles are those of single calls, not an interval of the median: more calls of one
-    process do not show how it differs from the next, which for that one is all there is.
+    Means add up: those of all ops and of the gaps are the mean of the calls. The quartiles are
+    those of single calls, not an interval of the median: more calls of one process do not show how
+    it differs from the next, which for that one is all there is.
     """
     found = []
     for name in {name for call in calls for name in call.self_us}:

@@ -11,7 +11,7 @@ from attnbench.schema.profile import Note, Profile
 from attnbench.theory.traits import case_label
 
 HEADER = ("op", "self time", "share", "calls", "rate", "bandwidth", "of ceiling", "allocates")
-_LONGEST = 34  # letters of an op's name: kernels have hundreds
+_LONGEST = 28  # letters of an op's name: kernels have hundreds
 _LEAST = 0.001  # of the time of a call
 _OTHER = {"instructions": "instructions", "cycles": "cycles", "cache-misses": "cache misses",
           "page-faults": "page faults", "context-switches": "context switches",
