@@ -172,7 +172,8 @@ def _measure(
         still = len(decision.progress())
         words = f"confirming {still} suspect{'s' * (still > 1)}"
         if decision.suspects is None:
-            words = f"screening {len(decision.cells)} cells"
+            cells = len(decision.cells)
+            words = f"screening {cells} cell{'s' * (cells > 1)}"
         listener.round_measured(found, len(rounds), words if still else "every cell is decided")
     return replace(run, rounds=tuple(rounds))
 
