@@ -169,7 +169,7 @@ def built_in_folder() -> Path:
     """Where the files of the built-in implementations lie."""
     spec = importlib.util.find_spec("attnbench_impls")
     if spec is not None and spec.origin is not None:
-        return Path(spec.origin).parent
+        return Path(spec.origin).resolve().parent
     return Path(__file__).resolve().parents[3] / "impls"  # a source tree that is not installed
 
 

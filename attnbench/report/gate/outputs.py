@@ -57,6 +57,7 @@ def terminal(
         Text(f"page:   {folder / PAGE}", no_wrap=True),
         Text(f"replay: {texts.replay(folder / NAME)}", no_wrap=True),
     ]  # fmt: skip
+    where += [Text(f"why:    {line}", no_wrap=True) for line in texts.profiles(run, outcome)]
     return tables.shown(
         *(head if rows else []), *reasons, *map(Text, facts),
         Text(conclusion, style=f"bold {colour}"), *where, to=to,
@@ -112,6 +113,8 @@ def markdown(run: GateRun, outcome: Outcome, file: Path) -> str:
         "</details>",
         "Decide again from the raw data:",
         f"    {texts.replay(file)}",
+        *(["Which op makes the difference:"] if (why := texts.profiles(run, outcome)) else []),
+        "\n".join(f"    {line}" for line in why),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -211,6 +214,7 @@ def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
     values = {
         "plots": plots,
         "replay": texts.replay(folder / NAME),
+        "profiles": texts.profiles(run, outcome),
         "title": texts.title(outcome),
         "exit_code": int(outcome.exit_code),
         "counts": _counts(outcome),

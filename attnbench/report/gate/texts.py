@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from attnbench.gate.decide.data import GateRun, Rules, Version
 from attnbench.gate.decide.outcome import VERDICTS, Change, Outcome, Row, Verdict
 from attnbench.gate.decide.verdict import missing
 from attnbench.schema.record import Cell
+from attnbench.theory.flags import profile_command
 from attnbench.theory.traits import case_label
 
 Element = Literal["failure", "error", "skipped"]
@@ -54,6 +56,7 @@ READING = (
     " rounds beyond the margin, of all that decide; of an ok cell those below the threshold."
 )
 _LIBRARIES = ("torch", "cuda", "driver", "python", "blas", "cpu_capability")  # said first
+MOST_PROFILES = 3  # commands that are printed
 MOST_DIFFERENCES = 8  # of environments, in one line
 # What no page, XML file or terminal can show: control characters, halves of a pair, non-characters.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -284,6 +287,28 @@ def incidents(run: GateRun) -> list[str]:
         for cell, why in seen.failures.items():
             found.append(f"round {number}: {names[cell]}: {why.process}: {why}")
     return [flat(text) for text in found]
+
+
+def profiles(run: GateRun, outcome: Outcome) -> list[str]:
+    """The commands that show which op makes the difference, of the cells that changed most."""
+    own: list[str] = []
+    if run.base.environment and run.candidate.environment:
+        for version in (run.base, run.candidate):
+            own += ["--python", version.environment.python] if version.environment else []
+    elif run.base.commit:
+        own += ["--base", run.base.commit[:12]]
+        for file in run.candidate.files:
+            own += ["--impl", os.path.relpath(file, run.candidate.root)]
+    changed = [
+        row
+        for row in outcome.rows
+        if row.verdict in ("regressed", "improved") and row.ratio is not None
+    ]
+    changed.sort(key=lambda row: -abs(math.log(row.ratio or 1.0)))
+    return [
+        flat(f"{profile_command(row.cell.case, row.cell.impl)} {shlex.join(own)}".rstrip())
+        for row in changed[:MOST_PROFILES]
+    ]
 
 
 def replay(file: Path) -> str:
