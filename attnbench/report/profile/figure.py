@@ -1,0 +1,206 @@
+"""Figures of profiles: the waterfall from one time to another, where time goes, memory over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MultipleLocator
+
+from attnbench.analysis.profiles import TOGETHER, Change, Difference
+from attnbench.base import units
+from attnbench.report import axes, figures
+from attnbench.report.figures import INK, QUIET, FigureKind, Plot
+from attnbench.report.profile import texts
+from attnbench.schema.profile import Live, Memory, Profile
+
+MOST_BARS = 8  # of single ops
+LONGEST = 38  # letters of the name of an op
+MOST_POINTS = 1500  # of a timeline: an SVG of more opens slowly
+CUT = 0.2
+TOTAL, GREW, SHRANK, REST = "#555b61", "#d55e00", "#0072b2", "#a9afb5"
+WATERFALL = FigureKind(
+    name="waterfall",
+    title="From one time to the other",
+    reading="From the time of a call of the first, at the top, to that of the second, at the bottom,"
+    " both without a profiler: each bar is what one op adds (orange) or saves (blue). Ops that are"
+    " alike but for noise are one grey bar; in no op is Python, dispatch and gaps between"
+    " kernels, and what the profiler itself costs.",
+)
+OPS = FigureKind(
+    name="ops",
+    title="Where the time goes",
+    reading="Self time of a call by op, without the ops called inside, the longest first; the share"
+    " is of the time without a profiler.",
+)
+MEMORY = FigureKind(
+    name="memory",
+    title="Memory over one call",
+    reading="Bytes that the call has allocated and not yet freed; the dot marks the peak and the op"
+    " that reached it, the dashed line the peak that was predicted from sizes alone. Time is that of"
+    " a call whose allocations are recorded, which is slower.",
+)
+
+
+def draw_all(profiles: Sequence[Profile], found: Difference | None, folder: Path) -> list[Plot]:
+    """Draw what one profile, or two and their difference, have, into `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subject, plots = texts.case(profiles[0]), []
+    with mpl.rc_context(figures.RC):
+        if found is not None:
+            alt = [" ".join(row[:4]) for row in texts.rows(found, MOST_BARS)]
+            svg = figures.write(waterfall(found), WATERFALL.name, folder)
+            plots.append(WATERFALL.plot(subject, 0, alt, svg))
+        svg = figures.write(top_ops(profiles), OPS.name, folder)
+        alt = [
+            f"{p.label}: {p.ops[0].name} {units.time(p.ops[0].self_us)}" for p in profiles if p.ops
+        ]
+        plots.append(OPS.plot(subject, 0, alt, svg))
+        if any(profile.memory.timeline for profile in profiles):
+            svg = figures.write(memory(profiles), MEMORY.name, folder)
+            plots.append(MEMORY.plot(subject, 0, [texts.memory(p) for p in profiles], svg))
+    return plots
+
+
+def waterfall(found: Difference) -> Figure:
+    """Bars from A's time to B's, one for each of the ops that changed most, and what remains."""
+    changes = texts.shown(found, MOST_BARS, texts.LEAST)
+    ends = [(of.label, of.time.median_us) for of in (found.a, found.b)]
+    height = 0.29 * (len(changes) + 2) + 1.1
+    figure = figures.figure_of((9.2, height), f"{WATERFALL.title}: {texts.pair(found)}",
+                               texts.case(found.a))  # fmt: skip
+    ax = figure.subplots()
+    at_us = found.a.time.median_us
+    edges = [at_us]
+    for y, change in enumerate(changes, start=1):
+        ax.barh(y, change.delta_us, left=at_us, height=0.66, color=_colour(change), zorder=2)
+        at_us += change.delta_us
+        edges.append(at_us)
+        ax.vlines(at_us, y + 0.33, y + 0.67, color=QUIET, linewidth=0.7, zorder=1.5)
+    ax.vlines(edges[0], 0.33, 0.67, color=QUIET, linewidth=0.7, zorder=1.5)
+    for y, (_, time_us) in zip((0, len(changes) + 1), ends, strict=True):
+        ax.barh(y, time_us, height=0.66, color=TOTAL, zorder=2)
+    names = [ends[0][0], *(texts.brief(change.name, LONGEST) for change in changes), ends[1][0]]
+    words = [
+        units.time(ends[0][1]),
+        *(_words(change) for change in changes),
+        units.time(ends[1][1]),
+    ]
+    _rows(ax, names, words, bold=(0, len(names) - 1))
+    high, span = max(edges), max(edges) - min(edges)
+    cut = span < CUT * high  # changes of a few percent are not seen on an axis from 0
+    low = min(edges) - span if cut else min(0.0, *edges)
+    room = 0.02 * (high - low)
+    ax.set_xlim(low - room * (low < 0), high + room)
+    _time_axis(ax)
+    ax.set_xlabel("time per call (the axis does not begin at 0)" if cut else "time per call")
+    return figure
+
+
+def _words(of: Change) -> str:
+    differs = of.what not in TOGETHER and of.a_count != of.b_count
+    return texts.change(of.delta_us) + f"   {texts.calls(of)} calls" * differs
+
+
+def _colour(change: Change) -> str:
+    if change.what in (*TOGETHER, "other work"):
+        return REST
+    return GREW if change.delta_us > 0 else SHRANK
+
+
+def _rows(ax: Axes, names: Sequence[str], words: Sequence[str], bold: Sequence[int] = ()) -> None:
+    """Name the rows 0, 1 … from top to bottom: left what they are, right their figures."""
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    right = ax.secondary_yaxis("right")
+    right.spines["right"].set_visible(False)
+    for axis, shown in ((ax, names), (right, words)):
+        axis.set_yticks(range(len(names)), [text.replace("$", r"\$") for text in shown])
+        axis.tick_params(axis="y", length=0)
+        for row, text in enumerate(axis.get_yticklabels()):
+            text.set_fontweight("bold" if row in bold else "normal")
+    ax.grid(visible=False, axis="y")
+
+
+def _time_axis(ax: Axes) -> None:
+    ax.xaxis.set_major_formatter(
+        lambda x, _: axes.round_time(x).replace("-", "−") if abs(x) > 1e-9 else "0"
+    )
+    ax.locator_params(axis="x", nbins=7)
+
+
+def top_ops(profiles: Sequence[Profile]) -> Figure:
+    """The ops with the longest self times of each profile, a panel each, on one axis of time."""
+    ops = [profile.ops[:MOST_BARS] for profile in profiles]
+    heights = [0.29 * (len(own) + 1) + 0.45 for own in ops]
+    figure = figures.figure_of((9.2, sum(heights) + 0.9), OPS.title, texts.case(profiles[0]))
+    panels = figure.subplots(len(profiles), 1, squeeze=False, sharex=True, height_ratios=heights)[
+        :, 0
+    ]
+    for ax, profile, own in zip(panels, profiles, ops, strict=True):
+        rest_us = profile.self_us - sum(op.self_us for op in own)
+        rest = len(profile.ops) - len(own)
+        bars = [(texts.brief(op.name, LONGEST), op.self_us, op.count) for op in own]
+        names = [name for name, _, _ in bars] + [f"{rest} more ops"] * bool(rest)
+        times = [self_us for _, self_us, _ in bars] + [rest_us] * bool(rest)
+        colours = [SHRANK] * len(own) + [REST]
+        ax.barh(range(len(times)), times, height=0.66, color=colours[: len(times)], zorder=2)
+        shares = [
+            f"{units.time(time_us)}   {units.percent(time_us / profile.time.median_us)}"
+            for time_us in times
+        ]
+        _rows(ax, names, shares)
+        ax.set_title(f"{profile.label}, {units.time(profile.time.median_us)} a call", loc="left",
+                     pad=5, color=INK)  # fmt: skip
+        _time_axis(ax)
+    panels[-1].set_xlabel("self time per call")
+    return figure
+
+
+def memory(profiles: Sequence[Profile]) -> Figure:
+    """Live bytes over one call, a panel for each profile, on one axis of bytes."""
+    subject = texts.case(profiles[0])
+    figure, found = figures.panels(len(profiles), 2.9, MEMORY.title, subject)
+    top = max(max(_peaks(profile.memory)) for profile in profiles)
+    for ax, profile in zip(found, profiles, strict=True):
+        points = thinned(profile.memory.timeline)
+        times, live = [0.0, *(p.t_us for p in points)], [0, *(p.live_bytes for p in points)]
+        ax.step(times, live, where="post", color=SHRANK, zorder=2.5)
+        ax.fill_between(times, live, step="post", color=SHRANK, alpha=0.15, linewidth=0)
+        if points:
+            peak = max(points, key=lambda p: p.live_bytes)
+            ax.plot(peak.t_us, peak.live_bytes, "o", color=GREW, zorder=3)
+            left = peak.t_us < max(times) / 2
+            ax.annotate(
+                f"{units.size(peak.live_bytes)}\n{texts.brief(peak.op or 'outside of ops', 30)}",
+                (peak.t_us, peak.live_bytes), xytext=(7 if left else -7, 6),
+                textcoords="offset points", ha="left" if left else "right", fontsize=7.5, color=INK,
+            )  # fmt: skip
+        if (predicted := texts.predicted_peak(profile.memory)) is not None:
+            axes.across(ax, predicted, f"predicted {units.size(predicted)}", above=-9)
+        ax.set_title(profile.label, loc="left", pad=5, color=INK)
+        ax.set(ylim=(0, 1.28 * top), xlim=(0, None), xlabel="time in the call")
+        ax.yaxis.set_major_formatter(lambda y, _: axes.round_size(y) if y else "0")
+        ax.yaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(top / 5))))
+        _time_axis(ax)
+    return figure
+
+
+def _peaks(memory: Memory) -> tuple[float, ...]:
+    known = (memory.peak_bytes, texts.predicted_peak(memory), 1)
+    return tuple(float(value) for value in known if value is not None)
+
+
+def thinned(points: Sequence[Live], most: int = MOST_POINTS) -> list[Live]:
+    """At most `most` points that keep the shape: of each stretch the least, the most and the last."""
+    if len(points) <= most:
+        return list(points)
+    size, kept = -(-3 * len(points) // most), []
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        chosen = {id(part[-1]), *(id(f(part, key=lambda p: p.live_bytes)) for f in (min, max))}
+        kept += [point for point in part if id(point) in chosen]
+    return kept

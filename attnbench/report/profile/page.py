@@ -1,0 +1,128 @@
+"""What a profile, or two of one case, leave: profile.html, profile.md, plots; lines to print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from attnbench.analysis.profiles import Difference
+from attnbench.base.files import write_whole
+from attnbench.base.units import escape, table
+from attnbench.errors import StoreError
+from attnbench.report import tables
+from attnbench.report.profile import one, texts
+from attnbench.report.tables import value_text
+from attnbench.schema.profile import Profile
+
+PAGE, MARKDOWN, PLOTS = "profile.html", "profile.md", "plots"
+RANGE = "attnbench-call"  # what a call is named in a trace
+MOST_OPS, MOST_OPS_BRIEF = 40, 10  # of one profile on the page, and in Markdown
+
+
+def terminal(found: Difference, to: Console | None = None) -> str:
+    """The difference of two profiles, ready to print: the verdict, then the table."""
+    header = texts.header(found)
+    rows = [(texts.brief(row[0], texts.BRIEF), *row[1:]) for row in texts.rows(found)]
+    names = "" if texts.labels(found)[0] != "A" else f"A: {found.a.label}, B: {found.b.label}"
+    differs = [
+        Text(f"{name}: {a} → {b}", style="yellow") for name, a, b in texts.environment(found)
+    ]
+    grid = tables.grid(
+        header,
+        rows,
+        right=(*header[1:5], "bytes"),
+        whole=("op", "what"),
+        spare=("bytes", "what"),
+        to=to,
+    )
+    facts = [Text(text) for text in (names, *texts.summary(found)[1:]) if text]
+    verdict = Text(texts.verdict(found), style="bold")
+    return tables.shown(*differs, verdict, *facts, grid, Text(texts.READING, style="dim"), to=to)
+
+
+def write_all(
+    folder: Path, profiles: Sequence[Profile], found: Difference | None = None,
+    traces: Sequence[str] = (),
+) -> Path:  # fmt: skip
+    """Write profile.html, profile.md and plots/ into an existing folder; return the page.
+
+    `profiles` are one, or the two of `found`; `traces` are their files as the page names them.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    from attnbench.report import pages  # matplotlib
+    from attnbench.report.profile import figure
+
+    try:
+        drawn = figure.draw_all(profiles, found, folder / PLOTS)
+    except OSError as err:
+        raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
+    plots = [plot for group in pages.plot_groups(drawn) for plot in group["plots"]]
+    values = {
+        "title": _title(profiles),
+        "heads": [one.head(profile) for profile in profiles],
+        "environment": texts.environment(found) if found else [],
+        "labels": texts.labels(found) if found else (),
+        "sentences": texts.summary(found) if found else [],
+        "changes": texts.rows(found, MOST_OPS, least=0.0) if found else [],
+        "header": texts.header(found) if found else (),
+        "reading": texts.READING,
+        "parts": [_part(profile) for profile in profiles],
+        "ops_header": one.HEADER,
+        "plots": plots,
+        "range": RANGE,
+        "traces": [
+            (profile.label, name) for profile, name in zip(profiles, traces, strict=False) if name
+        ],
+    }
+    write_whole(folder / PAGE, pages.template("profile.html.jinja").render(values))
+    write_whole(folder / MARKDOWN, markdown(profiles, found))
+    return folder / PAGE
+
+
+def _title(profiles: Sequence[Profile]) -> str:
+    return " → ".join(profile.label for profile in profiles)
+
+
+def _part(profile: Profile) -> dict[str, Any]:
+    known = {k: v for k, v in profile.environment.items() if k != "ceilings"}
+    return {
+        "label": profile.label,
+        "facts": list(one.sentences(profile)),
+        "ops": one.rows(profile, MOST_OPS),
+        "commands": profile.commands,
+        "environment": {name: value_text(name, value) for name, value in known.items()},
+    }
+
+
+def markdown(profiles: Sequence[Profile], found: Difference | None) -> str:
+    """The same in short, to paste elsewhere."""
+    blocks = [
+        f"## attnbench profile: {escape(_title(profiles))}",
+        _bullets([one.head(profile) for profile in profiles]),
+    ]
+    if found:
+        if differs := texts.environment(found):
+            blocks += [
+                "### The environments differ",
+                table(("fact", *texts.labels(found)), differs, 3),
+            ]
+        blocks += [
+            _bullets(texts.summary(found)),
+            table(texts.header(found), texts.rows(found)),
+            escape(texts.READING),
+        ]
+    for profile in profiles:
+        rows = one.rows(profile, MOST_OPS_BRIEF)
+        blocks += [f"### {escape(profile.label)}", _bullets(list(one.sentences(profile))),
+                   table(one.HEADER, rows)]  # fmt: skip
+    return "\n\n".join(blocks) + "\n"
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {escape(sentence)}" for sentence in sentences)
