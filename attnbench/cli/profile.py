@@ -23,11 +23,12 @@ from attnbench.cli.options import (
     say,
     seed_option,
 )
+from attnbench.base import units
 from attnbench.errors import UsageError
 
 if TYPE_CHECKING:
     from attnbench.execution.profiling import CaseOf, Subject
-    from attnbench.schema.profile import Profile
+    from attnbench.report.profile.bundle import Part
 
 
 _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
@@ -65,10 +66,16 @@ _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
     show_default=True,
     help="Ops or kernels in the table.",
 )
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    metavar="FILE.zip",
+    help="Also zip all of it for a bug report, with a script that repeats it and your --impl.",
+)
 @seed_option
 @output_option
 @click.option("--name", help="The profile's name, a new folder [a time stamp].")
-def profile(impls: tuple[str, ...], **options: Any) -> None:
+def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None:
     """Show where the time and the memory of one cell go.
 
     The cell is checked and timed, then traced in the same process, which measures for no sweep:
@@ -78,7 +85,10 @@ def profile(impls: tuple[str, ...], **options: Any) -> None:
     compared. Takes the flags of a sweep, one value each. Exits 1 if a result is incorrect.
     """
     from attnbench.execution.profiling import profile_subject
+    from attnbench.report.profile.bundle import Part, check_target, write_bundle
 
+    if bundle is not None:
+        check_target(bundle)
     if len(impls) > 2:
         raise UsageError(f"{len(impls)} implementations given; one is profiled, two are compared")
     case, settings, line = _case(impls[0], options)
@@ -86,34 +96,43 @@ def profile(impls: tuple[str, ...], **options: Any) -> None:
         if line:
             say(line)
         with _new_folder(options["output"], options["name"]) as folder:
-            found: list[tuple[Path, Profile]] = []
+            parts: list[Part] = []
             for subject, letter in zip(subjects, "ab", strict=False):
                 place = folder
                 if len(subjects) > 1:
                     (place := folder / letter).mkdir()
                 if sys.stderr.isatty():
                     click.echo(f"profiling {subject.label} …", err=True)
-                found.append((place, profile_subject(subject, case, place)))
-    for place, each in found:
-        show(place, each, options["top"])
-    if len(found) == 2:
-        show_difference(folder, found[0][1], found[1][1])
+                own = {Path(name).name: Path(name).read_text() for name in subject.settings.files}
+                made = profile_subject(subject, case, place)
+                parts.append(Part(profile=made, folder=place, files=own))
+            _show(folder, parts, options["top"])
+    if bundle is not None:
+        write_bundle(bundle, folder, parts)
+        files = ", ".join(dict.fromkeys(name for part in parts for name in part.files))
+        what = f"page, traces, environment, repro.sh{f', and your {files}' if files else ''}"
+        click.echo(f"bundle: {bundle} ({units.size(bundle.stat().st_size)}: {what})")
 
 
-def show(folder: Path, found: Profile, top: int) -> None:
-    """Print one profile."""
-    from attnbench.report.profile import one
+def _show(folder: Path, parts: list[Part], top: int) -> None:
+    """Print one profile, or the difference of two; write its page into their folder."""
+    from attnbench.analysis.profiles import difference
+    from attnbench.report.profile import one, page
 
-    say(one.head(found))
-    click.echo(one.text(found, top), nl=False)
-    for sentence in one.sentences(found):
-        say(sentence)
-    for line in one.where(found, folder):
-        click.echo(line)
-
-
-def show_difference(folder: Path, a: Profile, b: Profile) -> None:
-    """Print and write what differs between two profiles, which lie in `folder`."""
+    profiles = [part.profile for part in parts]
+    if len(parts) == 2:
+        found = difference(*profiles)
+        click.echo(page.terminal(found), nl=False)
+    else:
+        found = None
+        say(one.head(profiles[0]))
+        click.echo(one.text(profiles[0], top), nl=False)
+        for sentence in one.sentences(profiles[0]):
+            say(sentence)
+    for part in parts:
+        for line in one.where(part.profile, part.folder):
+            click.echo(line)
+    click.echo(f"page: {page.write_all(folder, profiles, found)}")
 
 
 def _case(impl: str, options: dict[str, Any]) -> tuple[CaseOf, dict[str, Any], str]:

@@ -92,8 +92,12 @@ def sentences(profile: Profile) -> Iterator[str]:
     yield _memory(profile)
     if profile.counters:
         yield _counters(profile)
-    for note in profile.notes:
-        yield f"note: {_sentence(note)}"
+    yield from notes(profile)
+
+
+def notes(profile: Profile) -> list[str]:
+    """What to know before believing it."""
+    return [f"note: {_sentence(note)}" for note in profile.notes]
 
 
 def _sums(profile: Profile) -> str:

@@ -19,18 +19,20 @@ from attnbench.report.tables import value_text
 from attnbench.schema.profile import Profile
 
 PAGE, MARKDOWN, PLOTS = "profile.html", "profile.md", "plots"
+PLACES = ("a", "b")  # the folders of two profiles, beside their page
 RANGE = "attnbench-call"  # what a call is named in a trace
 MOST_OPS, MOST_OPS_BRIEF = 40, 10  # of one profile on the page, and in Markdown
 
 
 def terminal(found: Difference, to: Console | None = None) -> str:
     """The difference of two profiles, ready to print: the verdict, then the table."""
-    header = texts.header(found)
+    header, both = texts.header(found), (found.a, found.b)
+    heads = [f"{'B' if n else 'A'}: {one.head(profile)}" for n, profile in enumerate(both)]
+    if texts.labels(found)[0] != "A":
+        heads = [one.head(profile) for profile in both]
+    differs = [f"{name}: {a} → {b}" for name, a, b in texts.environment(found)]
+    notes = [f"{of.label}: {text}" for of in both for text in one.notes(of)]
     rows = [(texts.brief(row[0], texts.BRIEF), *row[1:]) for row in texts.rows(found)]
-    names = "" if texts.labels(found)[0] != "A" else f"A: {found.a.label}, B: {found.b.label}"
-    differs = [
-        Text(f"{name}: {a} → {b}", style="yellow") for name, a, b in texts.environment(found)
-    ]
     grid = tables.grid(
         header,
         rows,
@@ -39,18 +41,22 @@ def terminal(found: Difference, to: Console | None = None) -> str:
         spare=("bytes", "what"),
         to=to,
     )
-    facts = [Text(text) for text in (names, *texts.summary(found)[1:]) if text]
-    verdict = Text(texts.verdict(found), style="bold")
-    return tables.shown(*differs, verdict, *facts, grid, Text(texts.READING, style="dim"), to=to)
+    verdict, *facts = texts.summary(found)
+    return tables.shown(
+        *map(Text, heads),
+        *(Text(text, style="yellow") for text in differs),
+        Text(verdict, style="bold"),
+        grid,
+        *map(Text, (*facts, *notes)),
+        Text(texts.READING, style="dim"),
+        to=to,
+    )
 
 
-def write_all(
-    folder: Path, profiles: Sequence[Profile], found: Difference | None = None,
-    traces: Sequence[str] = (),
-) -> Path:  # fmt: skip
+def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | None = None) -> Path:
     """Write profile.html, profile.md and plots/ into an existing folder; return the page.
 
-    `profiles` are one, or the two of `found`; `traces` are their files as the page names them.
+    `profiles` are the one that lies there, or the two of `found`, which lie in `PLACES`.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -77,7 +83,9 @@ def write_all(
         "plots": plots,
         "range": RANGE,
         "traces": [
-            (profile.label, name) for profile, name in zip(profiles, traces, strict=False) if name
+            (of.label, f"{place}/{of.trace}" if found else of.trace)
+            for of, place in zip(profiles, PLACES, strict=False)
+            if of.trace
         ],
     }
     write_whole(folder / PAGE, pages.template("profile.html.jinja").render(values))
