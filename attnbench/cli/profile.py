@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attnbench.base import units
 from attnbench.cli.options import (
     AXIS_FIELDS,
     THREADS,
@@ -23,7 +24,6 @@ from attnbench.cli.options import (
     say,
     seed_option,
 )
-from attnbench.base import units
 from attnbench.errors import UsageError
 
 if TYPE_CHECKING:

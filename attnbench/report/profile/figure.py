@@ -1,4 +1,4 @@
-"""Figures of profiles: the waterfall from one time to another, where time goes, memory over time."""
+"""Figures of profiles: a waterfall from one time to another, where time goes, memory over time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TOTAL, GREW, SHRANK, REST = "#555b61", "#d55e00", "#0072b2", "#a9afb5"
 WATERFALL = FigureKind(
     name="waterfall",
     title="From one time to the other",
-    reading="From the time of a call of the first, at the top, to that of the second, at the bottom,"
-    " both without a profiler: each bar is what one op adds (orange) or saves (blue). Ops that are"
-    " alike but for noise are one grey bar; in no op is Python, dispatch and gaps between"
-    " kernels, and what the profiler itself costs.",
+    reading="From the time of a call of the first, at the top, to that of the second, below, both"
+    " without a profiler: each bar is what one op adds (orange) or saves (blue). Ops that are alike"
+    " but for noise are one grey bar. In no op are Python, dispatch and gaps between kernels, less"
+    " what the profiler itself costs.",
 )
 OPS = FigureKind(
     name="ops",
@@ -41,8 +41,8 @@ MEMORY = FigureKind(
     name="memory",
     title="Memory over one call",
     reading="Bytes that the call has allocated and not yet freed; the dot marks the peak and the op"
-    " that reached it, the dashed line the peak that was predicted from sizes alone. Time is that of"
-    " a call whose allocations are recorded, which is slower.",
+    " that reached it, the dashed line the peak predicted from sizes alone. The time is that of a"
+    " call whose allocations are recorded, which is slower.",
 )
 
 
@@ -195,7 +195,7 @@ def _peaks(memory: Memory) -> tuple[float, ...]:
 
 
 def thinned(points: Sequence[Live], most: int = MOST_POINTS) -> list[Live]:
-    """At most `most` points that keep the shape: of each stretch the least, the most and the last."""
+    """At most `most` points that keep the shape: the least, the most and the last of a stretch."""
     if len(points) <= most:
         return list(points)
     size, kept = -(-3 * len(points) // most), []

@@ -74,11 +74,11 @@ def text(profile: Profile, most: int = 10) -> str:
     return table(HEADER, rows(profile, most), right=HEADER[1:], spare=spare)
 
 
-def head(profile: Profile) -> str:
-    """The cell, the machine, torch."""
+def head(profile: Profile, label: str = "") -> str:
+    """The cell, the machine, torch; `label` in place of the profile's own."""
     facts, threads = profile.environment, profile.cell.case.threads
     parts = (
-        f"{profile.label}: {case_label(profile.cell.case)}"
+        f"{label or profile.label}: {case_label(profile.cell.case)}"
         + f", {threads} threads" * (threads > 1),
         facts.get("device_name"),
         f"torch {facts['torch']}" if facts.get("torch") else None,
@@ -92,12 +92,13 @@ def sentences(profile: Profile) -> Iterator[str]:
     yield _memory(profile)
     if profile.counters:
         yield _counters(profile)
-    yield from notes(profile)
+    for sentence in notes(profile):
+        yield f"note: {sentence}"
 
 
 def notes(profile: Profile) -> list[str]:
     """What to know before believing it."""
-    return [f"note: {_sentence(note)}" for note in profile.notes]
+    return [_sentence(note) for note in profile.notes]
 
 
 def _sums(profile: Profile) -> str:

@@ -27,11 +27,8 @@ MOST_OPS, MOST_OPS_BRIEF = 40, 10  # of one profile on the page, and in Markdown
 def terminal(found: Difference, to: Console | None = None) -> str:
     """The difference of two profiles, ready to print: the verdict, then the table."""
     header, both = texts.header(found), (found.a, found.b)
-    heads = [f"{'B' if n else 'A'}: {one.head(profile)}" for n, profile in enumerate(both)]
-    if texts.labels(found)[0] != "A":
-        heads = [one.head(profile) for profile in both]
     differs = [f"{name}: {a} → {b}" for name, a, b in texts.environment(found)]
-    notes = [f"{of.label}: {text}" for of in both for text in one.notes(of)]
+    notes = [f"note, {of.label}: {text}" for of in both for text in one.notes(of)]
     rows = [(texts.brief(row[0], texts.BRIEF), *row[1:]) for row in texts.rows(found)]
     grid = tables.grid(
         header,
@@ -43,7 +40,7 @@ def terminal(found: Difference, to: Console | None = None) -> str:
     )
     verdict, *facts = texts.summary(found)
     return tables.shown(
-        *map(Text, heads),
+        Text(one.head(found.a, texts.pair(found))),
         *(Text(text, style="yellow") for text in differs),
         Text(verdict, style="bold"),
         grid,
@@ -71,7 +68,7 @@ def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | Non
     plots = [plot for group in pages.plot_groups(drawn) for plot in group["plots"]]
     values = {
         "title": _title(profiles),
-        "heads": [one.head(profile) for profile in profiles],
+        "head": one.head(profiles[0], _title(profiles)),
         "environment": texts.environment(found) if found else [],
         "labels": texts.labels(found) if found else (),
         "sentences": texts.summary(found) if found else [],
@@ -112,7 +109,7 @@ def markdown(profiles: Sequence[Profile], found: Difference | None) -> str:
     """The same in short, to paste elsewhere."""
     blocks = [
         f"## attnbench profile: {escape(_title(profiles))}",
-        _bullets([one.head(profile) for profile in profiles]),
+        escape(one.head(profiles[0], _title(profiles))),
     ]
     if found:
         if differs := texts.environment(found):

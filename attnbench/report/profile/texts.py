@@ -17,10 +17,9 @@ BRIEF = 26  # letters of an op in the terminal's table
 COMMON = 0.05  # of the logarithm of a factor that is worth a sentence
 MOST_LABEL = 14  # letters of a label that heads a column
 READING = (
-    "First the ops that changed most beyond noise, then those that only do other work: are called"
-    " differently, or on other sizes. The rows add up to the last. Profiles are taken one after the"
-    " other, and a process can be faster than the next: whether a version is slower, attnbench gate"
-    " decides."
+    "The rows add up to the last. An op that is called as before, on as many bytes, counts as"
+    " changed only beyond noise. Profiles are taken one after the other, and one process can be"
+    " faster than the next: whether a version is slower, attnbench gate decides."
 )
 
 
@@ -37,8 +36,9 @@ def labels(found: Difference) -> tuple[str, str]:
 
 
 def pair(found: Difference) -> str:
-    """`naive → chunked`."""
-    return f"{found.a.label} → {found.b.label}"
+    """`naive → chunked`; where these head no columns, `A: naive in … → B: …`."""
+    ours, theirs = ("", "") if labels(found)[0] != "A" else ("A: ", "B: ")
+    return f"{ours}{found.a.label} → {theirs}{found.b.label}"
 
 
 def brief(name: str, longest: int) -> str:
@@ -167,4 +167,4 @@ def memory(profile: Profile) -> str:
 
 def environment(found: Difference) -> list[tuple[str, str, str]]:
     """The facts of the environments that differ: name, A's value, B's."""
-    return [(name, *(value_text(name, x) for x in both)) for name, *both in found.environment]
+    return [(of, value_text(of, a), value_text(of, b)) for of, a, b in found.environment]
