@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -229,7 +230,8 @@ def test_a_waterfall_has_few_bars_that_end_at_the_second_time():
     extra = [op(f"aten::extra{n}", 40.0) for n in range(30)]
     found = difference(profile(*NAIVE), profile(*NAIVE, *extra, label="b"))
     (ax,) = figure.waterfall(found).axes[:1]
-    *changes, first, second = ax.patches
+    bars: list[Any] = list(ax.patches)
+    *changes, first, second = bars
     assert len(changes) <= figure.MOST_BARS + 3  # more, within noise, in no op
     assert (first.get_width(), second.get_width()) == (1045.0, found.b.time.median_us)
     assert math.isclose(changes[0].get_x(), 1045.0)
@@ -327,43 +329,80 @@ def test_a_bundle_overwrites_nothing_and_what_fails_leaves_nothing(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["results", "x.zip"]
 
 
-TWO = """
-from attnbench.api import attention
-
-
-def plain(q, k, v, scale):
+def plain(q, k, v, *, causal, scale):
     return ((q * scale) @ k.mT).softmax(-1) @ v
 
 
-@attention("first", gqa=False)
-def first(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
-    return plain(q_BHLD, k_BGSD, v_BGSV, scale)
+def planted(q, k, v, *, causal, scale):
+    return plain(q, k, v.mT.contiguous().mT, causal=causal, scale=scale)
 
 
-@attention("second", gqa=False)
-def second(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
-    return plain(q_BHLD, k_BGSD, v_BGSV.mT.contiguous().mT, scale)
-"""
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """Real profiles of `plain` and `planted`, as the worker makes them."""
+    from attnbench.api import IMPLEMENTATIONS, attention
+    from attnbench.schema.messages import Trace
+    from attnbench.worker import tracing
+
+    case, found = Case(seq_len=32, heads=2), {}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tracing, "_BUDGET_S", 0.0)  # as few rounds as it takes
+        for function in (plain, planted):
+            name, file = function.__name__, tmp_path_factory.mktemp("trace") / "trace.json.gz"
+            attention(name, gqa=False)(function)
+            asked = Trace(case=case, impl=name, seed=0, file=str(file), label=name)
+            try:
+                found[name] = tracing.trace_cell(asked).profile
+            finally:
+                IMPLEMENTATIONS.remove(name)
+    return found
 
 
-def test_a_copy_planted_in_a_real_implementation_is_found_and_all_of_it_is_bundled(
-    tmp_path, monkeypatch
-):
-    from click.testing import CliRunner
-
-    from attnbench.schema.profile import read_profile
-
-    monkeypatch.chdir(tmp_path)
-    Path("two.py").write_text(TWO)
-    line = "profile first second --impl two.py --seq-lens 32 --heads 2 --name p --bundle p.zip"
-    done = CliRunner().invoke(main, line.split())
-    assert done.exit_code == 0, done.output
-    found = difference(*(read_profile(Path("results/p") / place) for place in page.PLACES))
+def test_a_copy_planted_in_a_real_implementation_is_called_once_more(traced):
+    found = difference(traced["plain"], traced["planted"])
     (clone,) = [change for change in found.ops if change.name == "aten::clone"]
     assert (clone.what, clone.a_count, clone.b_count) == ("appeared", 0.0, 1.0)
-    assert clone.bytes == 2 * found.a.cell.case.kv_len * 2 * 64 * 4  # read and written
-    assert texts.verdict(found) in done.output
-    assert "two.py" in zipfile.ZipFile("p.zip").read("b/repro.sh").decode()
-    assert "your two.py" in done.output
-    again = CliRunner().invoke(main, line.replace("--name p", "--name q").split())
-    assert (again.exit_code, Path("results/q").exists()) == (2, False)
+    assert clone.bytes == 2 * (2 * 32 * 64 * 4)  # read and written
+    # All else that is called differently only describes memory.
+    assert {c.name for c in found.ops if c.bytes and c.a_count != c.b_count} == {"aten::clone"}
+    back = difference(traced["planted"], traced["plain"])
+    assert {c.name: c.what for c in back.ops}["aten::clone"] == "vanished"
+
+
+@pytest.fixture
+def profiled(cli, monkeypatch, tmp_path):
+    """The command, with NAIVE as the profile of `naive` and a copy more as that of any other."""
+    from attnbench.execution import profiling
+
+    def made(subject, case, folder, at=None):
+        more = () if subject.impl == "naive" else (op("aten::clone", 400.0),)
+        found = profile(*NAIVE, *more, label=subject.label, impl=subject.impl)
+        write_profile(folder, found)
+        return found
+
+    monkeypatch.setattr(profiling, "profile_subject", made)
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("# mine")
+    return lambda line: cli("profile", *line.split())
+
+
+def test_the_command_shows_the_difference_and_names_the_page_and_what_is_bundled(profiled):
+    done = profiled("naive mine --impl mine.py --name p --bundle p.zip")
+    assert done.exit_code == 0, done.output
+    assert "mine takes 1.42 times naive's time" in done.output
+    assert "page: results/p/profile.html" in done.output
+    assert re.search(r"bundle: p\.zip \(.* KiB: .*your mine\.py\)", done.output)
+    assert "a/mine.py" in zipfile.ZipFile("p.zip").namelist()
+
+
+def test_one_implementation_has_its_table_and_a_page(profiled):
+    done = profiled("naive --name p")
+    assert done.exit_code == 0, done.output
+    assert "takes" not in done.output
+    assert Path("results/p/profile.html").is_file()
+
+
+def test_a_bundle_that_exists_is_refused_before_anything_is_profiled(profiled, assert_refused):
+    Path("p.zip").write_text("mine")
+    assert_refused(profiled("naive --bundle p.zip"), "p.zip", "--bundle")
+    assert not Path("results").exists()
