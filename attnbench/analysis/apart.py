@@ -19,6 +19,7 @@ from itertools import pairwise
 from attnbench.analysis import times
 from attnbench.base.stats import median
 from attnbench.execution.store import Run
+from attnbench.schema.record import Record
 
 Key = tuple[str, str]  # case_id and implementation
 _ROUNDS = 4  # after so many turns levels and shifts of a table move no further to speak of
@@ -28,12 +29,11 @@ _ROUNDS = 4  # after so many turns levels and shifts of a table move no further 
 class CellTime:
     """The time of a cell in one run; `group` names the cells that were interleaved with it.
 
-    `interval_us` is where it lies as against other cells of the run (`times.within_run_us`); None
-    where that is not known.
+    `error` is how far its ln may be off within the run, as a standard error (`error_of`).
     """
 
     time_us: float
-    interval_us: times.Interval | None = None
+    error: float = 0.0
     group: str = ""
 
 
@@ -45,12 +45,27 @@ def cell_times(run: Run) -> dict[Key, CellTime]:
     return {
         record.cell.key: CellTime(
             time_us=time_us,
-            interval_us=times.within_run_us(record),
+            error=error_of(record),
             group=str(record.metrics.get("group") or ""),
         )
         for record in run.records
         if (time_us := times.time_us(record)) is not None
     }
+
+
+def error_of(record: Record) -> float:
+    """How far ln of a record's time may be off within its run, what slows all cells left aside.
+
+    Of a low end: how far the third fastest sample lies above it. Where several came out alike the
+    bottom was reached; where one stands alone, another run may miss it. Of a median: of its
+    interval what is a standard error if it is 3.9 of them wide.
+    """
+    if "probe_us" in record.metrics:
+        alone = [sample.own_us for sample in record.kept if not sample.disturbed]
+        pool = sorted(alone if len(alone) >= times.FEWEST else [s.own_us for s in record.kept])
+        return math.log(pool[: times.FEWEST][-1] / pool[0])
+    found = times.within_run_us(record)
+    return math.log(found[1] / found[0]) / 3.92 if found else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from attnbench.cli.check import check
+from attnbench.cli.compare import compare
 from attnbench.cli.doctor import doctor
 from attnbench.cli.gate import gate
 from attnbench.cli.options import OneLineError
@@ -107,5 +108,5 @@ def main() -> None:
     """
 
 
-for command in (list_, check, sweep, report, verify, claims, gate, profile, export, doctor):
+for command in (list_, check, sweep, report, verify, claims, compare, gate, profile, export, doctor):
     main.add_command(command)

@@ -56,7 +56,8 @@ def _amount(
         return False, sentence
     if growth is None:
         return False, f"{sentence}, counted in another way: not compared"
-    return candidate - base > growth * base, f"{sentence}, allowed: +{brief_percent(growth)}"
+    allowed = f", allowed: +{brief_percent(growth)}" if growth else ""
+    return candidate - base > growth * base, f"{sentence}{allowed}"
 
 
 def _changed(base: Any, candidate: Any, growth: float | None) -> _Difference:

@@ -1,0 +1,61 @@
+"""Two or more measurements held against each other: runs, other tools' files, published tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbench.analysis.compare import elsewhere, same
+from attnbench.analysis.compare.sources import Source, read
+from attnbench.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The first source against another: `same` on one machine, else `elsewhere`.
+
+    `environment` are the facts that differ: name, before, after.
+    """
+
+    before: Source
+    after: Source
+    environment: tuple[tuple[str, Any, Any], ...]
+    same: same.Compared | None = None
+    elsewhere: elsewhere.Elsewhere | None = None
+
+
+def compare(texts: Sequence[str], output: Path) -> list[Comparison]:
+    """The first of the sources against each of the others; history is looked for in `output`, too.
+
+    Raises:
+        UsageError: fewer than two, one that cannot be read, or two that share no cell.
+    """
+    if len(texts) < 2:
+        raise UsageError(
+            f"compare takes two or more runs or files, not {len(texts)}; runs: attnbench compare"
+            " OLD latest"
+        )
+    first, *others = [read(text, output) for text in texts]
+    found = []
+    for other in others:
+        alike = same.same_machine(first, other)
+        shared = first.cells.keys() & other.cells.keys()
+        apart = None if alike else elsewhere.compare(first, other)
+        if not shared if apart is None else not apart.standings:
+            raise UsageError(f"{first.name} and {other.name} share no cell: nothing to compare")
+        together = None
+        if alike:
+            history = same.earlier([first, other], [output, output / "history"])
+            together = same.compare(first, other, history)
+        found.append(
+            Comparison(
+                before=first,
+                after=other,
+                environment=tuple(same.environment_changes(first, other)),
+                same=together,
+                elsewhere=apart,
+            )
+        )
+    return found

@@ -1,0 +1,176 @@
+"""Measurements of different machines: no ratio of times, but what each says within itself.
+
+Rankings, ratios to a baseline, shares of the machine's own ceiling and slopes in n are free of the
+machine's speed; where two implementations change places is named.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from attnbench.analysis import pairs
+from attnbench.analysis.columns import TableRow
+from attnbench.analysis.compare.sources import Source, SourceCell
+from attnbench.analysis.table import BASELINE
+from attnbench.schema.case import Case
+from attnbench.theory.traits import case_label
+
+FEWEST_SIZES = 3  # of n, for a slope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One implementation in one case, within the first source and within the second.
+
+    `ranks` from 1, `speeds` are baseline's time / its time, `shares` of the measured ceiling of
+    compute; None is unknown.
+    """
+
+    label: str
+    impl: str
+    ranks: tuple[int, int]
+    speeds: tuple[float | None, float | None]
+    shares: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reversal:
+    """In one case `ahead` is faster than `behind` in the first source, and slower in the second.
+
+    `ratios` are time of `behind` / time of `ahead` in either.
+    """
+
+    label: str
+    ahead: str
+    behind: str
+    ratios: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slope:
+    """How the time of one implementation grows with n over the sizes that both have, in either."""
+
+    label: str
+    impl: str
+    sizes: tuple[int, ...]
+    exponents: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """What two sources of different machines say of the cases that they share."""
+
+    baseline: str
+    standings: tuple[Standing, ...]
+    reversals: tuple[Reversal, ...]
+    slopes: tuple[Slope, ...]
+
+
+def compare(before: Source, after: Source) -> Elsewhere:
+    """Cases are shared whatever device they ran on; implementations by name."""
+    first, second = _by_case(before), _by_case(after)
+    shared = {
+        label: sorted(first[label].keys() & second[label].keys(), key=_us(first[label]))
+        for label in first
+        if label in second and first[label].keys() & second[label].keys()
+    }
+    names = {impl for impls in shared.values() for impl in impls}
+    baseline = BASELINE if BASELINE in names else min(names, default="")
+    standings, reversals = [], []
+    for label, impls in shared.items():
+        cells = first[label], second[label]
+        orders = [sorted(impls, key=_us(of)) for of in cells]
+        standings += [
+            Standing(
+                label=label,
+                impl=impl,
+                ranks=(orders[0].index(impl) + 1, orders[1].index(impl) + 1),
+                speeds=(_speed(cells[0], impl, baseline), _speed(cells[1], impl, baseline)),
+                shares=(_share(before, cells[0][impl]), _share(after, cells[1][impl])),
+            )
+            for impl in impls
+        ]
+        for ahead, behind in combinations(impls, 2):
+            ratios = _ratio(before, cells[0], behind, ahead), _ratio(after, cells[1], behind, ahead)
+            if ratios[0] > 1 > ratios[1]:
+                reversals.append(Reversal(label=label, ahead=ahead, behind=behind, ratios=ratios))
+    return Elsewhere(
+        baseline=baseline,
+        standings=tuple(standings),
+        reversals=tuple(reversals),
+        slopes=tuple(_slopes(first, second)),
+    )
+
+
+Cells = Mapping[str, SourceCell]  # by implementation
+
+
+def _by_case(source: Source) -> dict[str, dict[str, SourceCell]]:
+    """The cells with a time to be trusted by the label of their case,."""
+    found: dict[str, dict[str, SourceCell]] = defaultdict(dict)
+    for cell in source.cells.values():
+        if cell.case and cell.time and not cell.unsteady:
+            found[cell.label][cell.impl] = cell
+    return found
+
+
+def _time(cell: SourceCell) -> float:
+    assert cell.time is not None, "cells without a time are left out"
+    return cell.time.time_us
+
+
+def _us(cells: Cells) -> Callable[[str], float]:
+    return lambda impl: _time(cells[impl])
+
+
+def _speed(cells: Cells, impl: str, baseline: str) -> float | None:
+    return _time(cells[baseline]) / _time(cells[impl]) if baseline in cells else None
+
+
+def _share(source: Source, cell: SourceCell) -> float | None:
+    """Of the rate of a large matmul in that run."""
+    if source.run is None or cell.record is None:
+        return None
+    return TableRow(cell.record, source.run).limits["fraction_of_compute_peak"]  # type: ignore[no-any-return]
+
+
+def _ratio(source: Source, cells: Cells, above: str, below: str) -> float:
+    """Time of one / that of the other; 1 where the run does not tell them apart."""
+    a, b = cells[above], cells[below]
+    if a.record is None or b.record is None:
+        return _time(a) / _time(b)  # as published
+    value, interval = pairs.ratio(a.record, b.record)
+    return value if pairs.decided(*(interval or (None, None))) else 1.0
+
+
+def _slopes(first: Mapping[str, Cells], second: Mapping[str, Cells]) -> list[Slope]:
+    """Of ln time over ln n by least squares, where both have the same three sizes or more."""
+    series: dict[tuple[Case, str], dict[int, tuple[float, float]]] = defaultdict(dict)
+    for label in first.keys() & second.keys():
+        for impl in first[label].keys() & second[label].keys():
+            case = first[label][impl].case
+            assert case is not None, "cells without a case are left out"
+            if case.kv_len != case.seq_len:
+                continue
+            same = replace(case, seq_len=1, kv_len=1, device="cpu")
+            series[same, impl][case.seq_len] = _time(first[label][impl]), _time(second[label][impl])
+    found = []
+    for (case, impl), times in series.items():
+        sizes = sorted(times)
+        if len(sizes) < FEWEST_SIZES:
+            continue
+        logs = [math.log(n) for n in sizes]
+        slopes = [
+            statistics.linear_regression(logs, [math.log(times[n][i]) for n in sizes]).slope
+            for i in (0, 1)
+        ]
+        label = case_label(case).replace("n=1 ", "")
+        found.append(
+            Slope(label=label, impl=impl, sizes=tuple(sizes), exponents=(slopes[0], slopes[1]))
+        )
+    return sorted(found, key=lambda slope: (slope.label, slope.impl))

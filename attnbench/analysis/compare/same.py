@@ -1,0 +1,230 @@
+"""Two measurements of one machine, cell by cell: which changed, beyond what such runs differ by."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from scipy import special
+
+from attnbench.analysis.apart import Key, Shift, Spread, Times, common_shift, residuals, spread
+from attnbench.analysis.compare.sources import Source, SourceCell, of_run, read
+from attnbench.base import units
+from attnbench.errors import AttnbenchError
+from attnbench.execution.store import load_info, load_run, runs_in
+from attnbench.machine.limits import ceilings_of
+from attnbench.schema.case import Case
+
+Verdict = Literal["slower", "faster", "no change seen", "not comparable"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+# Of cells of identical code at most 1 % may be called changed: half of it on either side, and half
+# in reserve for what residuals have beyond Student's distribution (results/selftest-compare).
+ALPHA = 0.005
+FREEDOM = 4  # residuals that the cell's known spread counts for beside those of its group here
+MOST_RUNS = 20  # of history: the latest
+MACHINE = ("device", "device_name", "cores", "caches", "cpu_capability", "node")
+VOLATILE = ("ceilings", "load_1m")
+HOW = ("allocator", "matmul_precision")  # of a run, beside what each cell was timed by:
+HOW_CELL = ("l2", "timer")
+# Runs of one machine that were measured like this have the same noise.
+_LIKE = ("precision", "min_time_s", "max_time_s", "processes", *HOW_CELL, "allocator")
+_CODE = ("attnbench", "torch", "python")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one cell from the first source to the second.
+
+    `ratio` is time after / before once what all cells did together is taken off, [`low`, `high`]
+    where it lies with 99.5 %; None where the times cannot be compared, for `reason`.
+    """
+
+    key: Key
+    label: str
+    impl: str
+    case: Case | None = None
+    verdict: Verdict
+    reason: str = ""
+    before_us: float | None = None
+    after_us: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """All shared cells of two sources of one machine; `shift` and `spread` are what was assumed.
+
+    `usual` are the shifts between runs of equal code in this machine's history, as ratios, and
+    `ceilings` by how much the measured rates of the machine itself moved meanwhile (after/before).
+    """
+
+    rows: tuple[Row, ...]
+    shift: Shift
+    spread: Spread
+    usual: tuple[float, ...]
+    ceilings: Mapping[str, float]
+
+
+def same_machine(a: Source, b: Source) -> bool:
+    """Whether both were measured on one machine, as far as their facts say; a table never was."""
+    known = [n for n in MACHINE if None not in (a.environment.get(n), b.environment.get(n))]
+    alike = all(a.environment[name] == b.environment[name] for name in known)
+    return "device_name" in known and alike and not (a.published or b.published)
+
+
+def environment_changes(a: Source, b: Source) -> list[tuple[str, Any, Any]]:
+    """Name and both values of each fact of the environments that differs and is known in one."""
+    names = [n for n in dict.fromkeys([*a.environment, *b.environment]) if n not in VOLATILE]
+    both = [(name, a.environment.get(name), b.environment.get(name)) for name in names]
+    # A virtual machine's memory differs by pages from boot to boot.
+    return [x for x in both if x[1] != x[2] and not (x[0] == "memory_bytes" and _near(x[1], x[2]))]
+
+
+def _near(a: Any, b: Any) -> bool:
+    return units.size(a) == units.size(b)
+
+
+def compare(before: Source, after: Source, history: Sequence[Sequence[Times]]) -> Compared:
+    """Every cell that both have; `history` are other runs, by code (`earlier`).
+
+    A cell changed where what is left of its ratio lies beyond the quantile of Student's t of its
+    scale, whose square is the mean of the cell's known spread, counted `FREEDOM` times, and of the
+    residuals of the other cells of its group here, and of the intervals of both times. So a moment
+    in which a neighbour slowed cells unequally widens the intervals of the cells that met it.
+    """
+    old, new = before.times, after.times
+    for name in HOW:
+        if before.environment.get(name) != after.environment.get(name):
+            old = {}
+    shift, noise = common_shift(new, old), spread(history)
+    left = residuals(new, old, shift)
+    halves = _halves(new, old, left, noise)
+    rows = []
+    for key in (k for k in after.cells if k in before.cells):
+        a, b = before.cells[key], after.cells[key]
+        row = Row(
+            key=key,
+            label=b.label,
+            impl=b.impl,
+            case=b.case,
+            verdict="not comparable",
+            before_us=a.time.time_us if a.time else None,
+            after_us=b.time.time_us if b.time else None,
+        )
+        if reason := _reason_against(before, after, a, b):
+            rows.append(replace(row, reason=reason))
+            continue
+        middle, half = left[key], halves[key]
+        changed: Verdict = "slower" if middle > 0 else "faster"
+        rows.append(
+            replace(
+                row,
+                verdict=changed if abs(middle) > half else "no change seen",
+                ratio=math.exp(middle),
+                low=math.exp(middle - half),
+                high=math.exp(middle + half),
+            )
+        )
+    return Compared(
+        rows=tuple(rows),
+        shift=shift,
+        spread=noise,
+        usual=tuple(
+            math.exp(common_shift(b, a).run) for runs in history for a, b in pairwise(runs)
+        ),
+        ceilings=_ceilings(before.environment, after.environment),
+    )
+
+
+def _halves(new: Times, old: Times, left: Mapping[Key, float], noise: Spread) -> dict[Key, float]:
+    """Half the width of each cell's interval, as ln."""
+    groups: dict[Any, list[Key]] = defaultdict(list)
+    for key in left:
+        groups[new[key].group, old[key].group].append(key)
+    found = {}
+    for keys in groups.values():
+        # Cells without a group, of one test each, met moments of their own.
+        together = keys if new[keys[0]].group else []
+        for key in keys:
+            others = [left[other] ** 2 for other in together if other != key]
+            freedom = FREEDOM + len(others)
+            square = (FREEDOM * noise.of(key) ** 2 + sum(others)) / freedom
+            square += new[key].error ** 2 + old[key].error ** 2
+            quantile = float(special.stdtrit(freedom, 1 - ALPHA / 2))
+            found[key] = quantile * math.sqrt(square)
+    return found
+
+
+def _reason_against(before: Source, after: Source, a: SourceCell, b: SourceCell) -> str:
+    """Why the two times of a cell cannot be compared, or nothing."""
+    for where, cell in ((before, a), (after, b)):
+        if cell.time is None:
+            return f"no time in {where.name}: {cell.reason}"
+        if cell.unsteady:
+            return f"the error of its time in {where.name} has no bound: {cell.unsteady}"
+    how = [(name, before.environment.get(name), after.environment.get(name)) for name in HOW]
+    how += [(name, a.metrics.get(name), b.metrics.get(name)) for name in HOW_CELL]
+    return next((f"{name}: {y}, was {x}" for name, x, y in how if x != y), "")
+
+
+def _ceilings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    """Rates of the machine itself, after / before, of those that both measured: of one thread."""
+    a, b = ceilings_of(before), ceilings_of(after)
+    rates = {
+        f"matmul {d}": (a.matmul_tflops.get(d), b.matmul_tflops.get(d)) for d in a.matmul_tflops
+    }
+    rates["read"] = (a.read_gbps, b.read_gbps)
+    return {name: y / x for name, (x, y) in rates.items() if x and y}
+
+
+def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Times]]:
+    """The history of the machine of these sources without themselves, by code, in order of time.
+
+    Runs, or of pytest-benchmark's files those beside, measured alike on the same machine, the
+    latest `MOST_RUNS`. Where no commit is recorded, runs of equal versions of attnbench, torch and
+    Python count as of one code; each is held against the next alone (`apart.spread`).
+    """
+    first = sources[0]
+    own = {(source.name, source.created) for source in sources}
+    found = sorted(
+        (s for s in _beside(first, folders) if same_machine(s, first)),
+        key=lambda source: source.created or "",
+    )
+    alike = [s for s in found if (s.name, s.created) not in own and _like(s) == _like(first)]
+    by_code: dict[Any, list[Times]] = defaultdict(list)
+    for source in alike[-MOST_RUNS:]:
+        code = (source.code, *(source.environment.get(name) for name in _CODE))
+        by_code[code].append(source.times)
+    return list(by_code.values())
+
+
+def _like(source: Source) -> list[Any]:
+    return [source.settings.get(name) for name in _LIKE]
+
+
+def _beside(first: Source, folders: Sequence[Path]) -> Iterator[Source]:
+    """What lies beside a source, and in `folders`, and can be read."""
+    if first.path.is_file():
+        paths = sorted(first.path.parent.glob("*.json"))
+    else:
+        every = dict.fromkeys(p.resolve() for p in (first.path.parent, *folders))
+        paths = [run for folder in every for run in runs_in(folder)]
+    for path in dict.fromkeys(path.resolve() for path in paths):
+        try:
+            if path.is_file():
+                yield read(str(path), path.parent)
+            # Reading the head alone first spares the records of other machines' runs.
+            elif (load_info(path).get("environment") or {}).get("device_name") == (
+                first.environment.get("device_name")
+            ):
+                yield of_run(load_run(path))
+        except AttnbenchError:
+            continue  # what is damaged is no history; comparing it says why

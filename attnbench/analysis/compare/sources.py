@@ -1,0 +1,240 @@
+"""What can be compared, read into one shape: runs, pytest-benchmark's files, published tables."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnbench.analysis import notes
+from attnbench.analysis.apart import CellTime, Key, cell_times
+from attnbench.base.jsontext import decode
+from attnbench.errors import StoreError, UsageError
+from attnbench.execution.store import Run, find_run, load_run
+from attnbench.gate.decide.stored import folder_of_gate
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
+from attnbench.theory import costs
+from attnbench.theory.traits import case_label
+
+_NOTCH = 1.57  # McGill, Tukey, Larsen, "Variations of box plots", Am. Stat. 32 (1978): of a median
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceCell:
+    """One cell of a source: what it is called, and what is known of it.
+
+    `time` is None where `reason` says why; `unsteady` is why its error has no bound. `case` is None
+    of other tools' cells, `record` of all but a run's.
+    """
+
+    label: str
+    impl: str
+    case: Case | None = None
+    time: CellTime | None = None
+    reason: str | None = None
+    unsteady: str | None = None
+    record: Record | None = None
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """Those of the record; nothing without one."""
+        return self.record.metrics if self.record else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A measurement of some cells: a run, a file of pytest-benchmark's, or a published table.
+
+    `environment` are facts of the machine and its libraries, `settings` how it was measured,
+    `code` the commit where that is known. `published` is the source that a table names: its times
+    have no interval.
+    """
+
+    name: str
+    path: Path
+    cells: Mapping[Key, SourceCell]
+    created: str | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    code: str | None = None
+    published: str | None = None
+    run: Run | None = None
+
+    @property
+    def times(self) -> dict[Key, CellTime]:
+        """The times that have a bound for their error."""
+        return {k: c.time for k, c in self.cells.items() if c.time and not c.unsteady}
+
+
+def read(text: str, output: Path) -> Source:
+    """A run by folder, name or `latest`; a .json of pytest-benchmark; a .csv with units and source.
+
+    Raises:
+        StoreError: there is no such thing, it is damaged, or of another schema.
+        UsageError: a table without a source or a unit, or a gate run.
+    """
+    if (file := Path(text)).suffix in (".csv", ".json") and not os.path.isdir(file):
+        try:
+            data = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as err:
+            raise StoreError(f"{file} cannot be read ({err})") from err
+        return (published_table if file.suffix == ".csv" else pytest_benchmark)(file, data)
+    if gate := folder_of_gate(text, output):
+        raise UsageError(
+            f"{gate} is a gate run: it has compared its two versions itself; see it with:"
+            f" attnbench gate --replay {gate}"
+        )
+    return of_run(load_run(find_run(text, output)))
+
+
+def of_run(run: Run) -> Source:
+    """A stored run as a source."""
+    known, info = cell_times(run), run.info
+    cells = {}
+    for record in run.records:
+        case = record.cell.case
+        cells[record.cell.key] = SourceCell(
+            label=case_label(case),
+            impl=record.cell.impl,
+            case=case,
+            time=known.get(record.cell.key),
+            reason=None if record.status == "ok" else f"{record.status}: {record.reason}",
+            unsteady=notes.unsteady(record),
+            record=record,
+        )
+    environment = {"attnbench": info.get("attnbench")} | (info.get("environment") or {})
+    return Source(
+        name=run.run_id,
+        path=run.path,
+        cells=cells,
+        created=info.get("created"),
+        environment=environment,
+        settings=info.get("settings") or {},
+        code=None if info.get("dirty") else info.get("commit"),
+        run=run,
+    )
+
+
+class _Stats(msgspec.Struct):
+    median: float
+    iqr: float
+    rounds: int
+
+
+class _Benchmark(msgspec.Struct):
+    fullname: str
+    stats: _Stats
+
+
+class _File(msgspec.Struct):
+    benchmarks: list[_Benchmark]
+    machine_info: dict[str, Any]
+    commit_info: dict[str, Any] = {}
+    datetime: str = ""
+
+
+def pytest_benchmark(file: Path, text: str) -> Source:
+    """What `pytest --benchmark-json` wrote: a cell a test, the median of its rounds.
+
+    Its 95 % interval is the notch of a box plot, median ± 1.57 · IQR / √rounds.
+
+    Raises:
+        StoreError: it is something else.
+    """
+    try:
+        found = decode(text, _File)
+    except ValueError as err:
+        raise StoreError(f"{file} is not what pytest --benchmark-json writes: {err}") from err
+    cells = {}
+    for test in found.benchmarks:
+        stats = test.stats
+        error = _NOTCH / 1.96 * stats.iqr / math.sqrt(max(1, stats.rounds))
+        if not 0 < stats.median < math.inf:
+            raise StoreError(f"{file}: {test.fullname} has a median of {stats.median} s")
+        time = CellTime(time_us=1e6 * stats.median, error=error / stats.median)
+        cells[test.fullname, ""] = SourceCell(label=test.fullname, impl="", time=time)
+    machine = found.machine_info
+    cpu = machine.get("cpu") or {}
+    environment = {
+        "device_name": cpu.get("brand_raw") or machine.get("processor"),
+        "cores": cpu.get("count"),
+        "node": machine.get("node"),
+        "python": machine.get("python_version"),
+        "platform": f"{machine.get('system')}-{machine.get('release')}",
+    }
+    commit = found.commit_info
+    return Source(
+        name=file.name,
+        path=file,
+        cells=cells,
+        created=found.datetime or None,
+        environment=environment,
+        code=None if commit.get("dirty") else commit.get("id"),
+    )
+
+
+# Column of a published table: from its number and the case to µs a call (decode: a token).
+_QUANTITIES: dict[str, Callable[[float, Case], float]] = {
+    "time_us": lambda value, case: value,
+    "time_ms": lambda value, case: 1e3 * value,
+    "time_s": lambda value, case: 1e6 * value,
+    "gflops": lambda value, case: _useful(case) / value / 1e3,
+    "tflops": lambda value, case: _useful(case) / value / 1e6,
+}
+
+
+def _useful(case: Case) -> float:
+    if case.workload != "attention":
+        raise UsageError(f"a rate of {case.workload} has no convention; give a time")
+    return costs.attention_flops_useful(case)
+
+
+def published_table(file: Path, text: str) -> Source:
+    """A table someone published: fields of a case, `impl`, and one quantity with its unit.
+
+    Lines `# name: value` before the header say where it is from (`# source: …`, required) and of
+    which machine (`# device_name: …`, `# torch: …`).
+
+    Raises:
+        UsageError: no source, no or several quantities with a unit, or a row that makes no cell.
+    """
+    lines = text.splitlines()
+    said = [line.lstrip("# ").partition(":") for line in lines if line.startswith("#")]
+    facts: dict[str, Any] = {name.strip(): value.strip() for name, _, value in said}
+    rows = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
+    columns = rows.fieldnames or []
+    if not (source := facts.pop("source", "")):
+        raise UsageError(f"{file} does not say where it is from: begin it with '# source: …'")
+    if (
+        len(units := [name for name in columns if name in _QUANTITIES]) != 1
+        or "impl" not in columns
+    ):
+        raise UsageError(
+            f"{file} needs a column impl and one with a unit, {', '.join(_QUANTITIES)}; its columns"
+            f" are {', '.join(columns) or 'none'}"
+        )
+    cells = {}
+    for number, row in enumerate(rows, start=1):
+        try:
+            given = {k: _value(v) for k, v in row.items() if k not in ("impl", *units) and v}
+            case = Case.from_json({"device": facts.get("device", "cpu")} | given)
+            time_us = _QUANTITIES[units[0]](float(row[units[0]]), case)
+            if not 0 < time_us < math.inf:
+                raise ValueError(f"{units[0]} is {row[units[0]]}")
+        except (ValueError, TypeError, ZeroDivisionError, UsageError) as err:
+            raise UsageError(f"{file}, row {number}: {err}") from err
+        cells[case.case_id, row["impl"]] = SourceCell(
+            label=case_label(case), impl=row["impl"], case=case, time=CellTime(time_us=time_us)
+        )
+    return Source(name=file.name, path=file, cells=cells, environment=facts, published=source)
+
+
+def _value(text: str) -> Any:
+    return int(text) if text.isascii() and text.isdecimal() else text

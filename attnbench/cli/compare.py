@@ -1,0 +1,51 @@
+"""`attnbench compare`: stored runs held against each other, or against what others published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attnbench.cli.options import output_option
+from attnbench.errors import ExitCode
+
+
+@click.command()
+@click.argument("sources", nargs=-1, metavar="A B [C]...")
+@click.option("--fail-slower", is_flag=True, help="Exit 1 if a cell is slower.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
+@click.option(
+    "--name",
+    help="Write compare.html, compare.md and compare.json into a new folder of this name.",
+)
+@output_option
+def compare(
+    sources: tuple[str, ...], fail_slower: bool, as_json: bool, name: str | None, output: Path
+) -> None:
+    """Compare runs that were measured at different times.
+
+    Each of A, B … is a run (folder, name, or `latest`), a file of pytest --benchmark-json, or a
+    published table (CSV: fields of a case, impl, and a time or rate with its unit, after a line
+    `# source: …`); all others are held against A. On one machine each cell is slower, faster, or
+    not seen to have changed, beyond what its runs of equal code differ by; across machines the
+    order of implementations, their speed over naive and their growth are compared, never times.
+    Exits 0 whatever is found, unless with --fail-slower.
+    """
+    from attnbench.analysis import compare as analysis
+    from attnbench.base.files import make_folder
+    from attnbench.base.jsontext import encode
+    from attnbench.report import compare as report
+
+    found = analysis.compare(sources, output)
+    folder = make_folder(output, name) if name else None
+    if folder:
+        page = report.write_all(folder, found)
+    if as_json:
+        click.echo(encode(report.as_json(found)).decode())
+    else:
+        click.echo(report.terminal(found), nl=False)
+        if folder:
+            click.echo(f"page: {page}")
+    slower = any(r.verdict == "slower" for c in found if c.same for r in c.same.rows)
+    if fail_slower and slower:
+        raise SystemExit(int(ExitCode.FINDING))
