@@ -72,21 +72,31 @@ def test_a_step_in_one_series_stays_in_its_residuals_and_moods_do_not():
 def test_the_spread_is_that_of_residuals_whatever_the_machine_s_moods():
     runs = [run_of(random.Random(n).uniform(0.8, 1.3), seed=n, noise=0.02) for n in range(12)]
     found = spread([runs])
-    assert found.pairs == 11
-    assert found.pooled == pytest.approx(0.02 * math.sqrt(2), rel=0.25)
+    assert (found.runs, len(found.shifts)) == (12, 66)
+    assert found.typical == pytest.approx(0.02 * math.sqrt(2), rel=0.25)
+    assert all(0.5 < factor < 2 for factor in found.factors.values())
+
+
+def test_busy_moments_make_the_typical_pair_no_noisier_and_no_cell_a_noisy_one():
+    calm = [run_of(seed=n, noise=0.01) for n in range(8)]
+    busy = [run_of(seed=n, noise=0.2) for n in range(8, 11)]
+    found = spread([[*calm, *busy]])
+    assert found.typical < 0.03
+    assert all(factor < 2 for factor in found.factors.values())
 
 
 def test_a_change_of_code_between_two_sequences_widens_no_spread():
     old = [run_of(seed=n, noise=0.01) for n in range(6)]
     new = [run_of(seed=n, noise=0.01, own={3: 2.0}) for n in range(6, 12)]
-    assert spread([old, new]).of(KEYS[3]) < 0.03 < spread([[*old, *new]]).of(KEYS[3])
+    assert spread([old, new]).factor(KEYS[3]) < 2
+    assert spread([[*old, *new]]).factor(KEYS[3]) > 10  # where nobody knows that it changed
 
 
-def test_a_noisy_cell_has_a_spread_of_its_own_and_an_unknown_one_the_pooled():
+def test_a_noisy_cell_has_a_factor_of_its_own_and_an_unknown_one_that_of_all():
     runs = [
-        run_of(seed=n, noise=0.01, own={3: random.Random(n).choice([1.0, 1.3])}) for n in range(10)
+        run_of(seed=n, noise=0.01, own={3: random.Random(n).uniform(1.0, 1.3)}) for n in range(10)
     ]
     found = spread([runs])
-    assert found.of(KEYS[3]) > 4 * found.of(KEYS[4])
-    assert found.of(("unseen", "naive")) == found.pooled
-    assert spread([]).pairs == 0
+    assert found.factor(KEYS[3]) > 3 * found.factor(KEYS[4])
+    assert found.factor(("unseen", "naive")) == 1.0
+    assert spread([]).runs == 0

@@ -11,10 +11,10 @@ Shifts and residuals are natural logarithms of ratios of times.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations
 
 from attnbench.analysis import times
 from attnbench.base.stats import median
@@ -56,14 +56,14 @@ def cell_times(run: Run) -> dict[Key, CellTime]:
 def error_of(record: Record) -> float:
     """How far ln of a record's time may be off within its run, what slows all cells left aside.
 
-    Of a low end: how far the third fastest sample lies above it. Where several came out alike the
-    bottom was reached; where one stands alone, another run may miss it. Of a median: of its
-    interval what is a standard error if it is 3.9 of them wide.
+    Of a low end: half of how far the third fastest sample lies above it. Where several came out
+    alike the bottom was reached; where one stands alone, another run may miss it. Of a median: of
+    its interval what is a standard error if it is 3.9 of them wide.
     """
     if "probe_us" in record.metrics:
         alone = [sample.own_us for sample in record.kept if not sample.disturbed]
         pool = sorted(alone if len(alone) >= times.FEWEST else [s.own_us for s in record.kept])
-        return math.log(pool[: times.FEWEST][-1] / pool[0])
+        return math.log(pool[: times.FEWEST][-1] / pool[0]) / 2
     found = times.within_run_us(record)
     return math.log(found[1] / found[0]) / 3.92 if found else 0.0
 
@@ -157,49 +157,68 @@ def taken_apart(runs: Sequence[Times]) -> Apart:
     )
 
 
-# Where a machine has no history: that of a busy virtual machine of two cores.
+# Where a machine has no history: that of a virtual machine of two cores beside other work
+# (results/selftest-compare).
 UNKNOWN_SPREAD = 0.05
-_PRIOR = 4  # how many residuals the pooled spread counts for beside a cell's own
+_PRIOR = 4  # how many runs the typical cell counts for beside a cell's own
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """How far the residual of a cell scatters between two runs of the same code.
 
-    Standard deviations of ln(time in one / time in the other). `cells` are those that history has,
-    `pooled` serves all others; `pairs` is how many pairs of runs it rests on, 0 for the default.
+    `typical` is the standard deviation of ln(time in one / time in the other) of the typical cell
+    of the typical pair, `factors` how many times that of its pair a cell's own is. `runs` is how
+    many runs it rests on, 0 for the default; `shifts` are those of their pairs, in ascending order.
     """
 
-    pooled: float = UNKNOWN_SPREAD
-    cells: Mapping[Key, float] = field(default_factory=dict)
-    pairs: int = 0
+    typical: float = UNKNOWN_SPREAD
+    factors: Mapping[Key, float] = field(default_factory=dict)
+    runs: int = 0
+    shifts: Sequence[float] = ()
 
-    def of(self, key: Key) -> float:
-        """That of one cell."""
-        return self.cells.get(key, self.pooled)
+    def factor(self, key: Key) -> float:
+        """That of one cell; 1 where it has no history."""
+        return self.factors.get(key, 1.0)
 
 
 def spread(series: Iterable[Sequence[Times]]) -> Spread:
-    """The spread of residuals, from runs of equal code: each against the next in its sequence.
+    """The spread of residuals, from all pairs of runs within each sequence of equal code.
 
-    Next, not all, so that what changed once, unrecorded, is in one pair alone. The pooled one is
-    robust (1.4826 × median of |residual|); a cell's own variance is drawn towards it as if that
-    were `_PRIOR` residuals more (Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), art. 3).
+    Medians, so that a few odd runs, or a change of code that nobody recorded, count for little.
+    A machine is now calm, now busy: residuals are taken as multiples of the typical one of their
+    pair. A cell's own variance is drawn towards that of all as if there were `_PRIOR` runs more
+    (Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), art. 3).
     """
     found: dict[Key, list[float]] = defaultdict(list)
-    pairs = 0
+    freedom: Counter[Key] = Counter()
+    typical, shifts, count = [], [], 0
     for runs in series:
-        for before, after in pairwise(runs):
-            pairs += 1
-            for key, value in residuals(after, before).items():
-                found[key].append(abs(value))
+        count += len(runs)
+        freedom.update(key for run in runs for key in run)
+        freedom.subtract({key for run in runs for key in run})  # the level of each
+        for before, after in combinations(runs, 2):
+            shift = common_shift(after, before)
+            left = residuals(after, before, shift)
+            if here := scale(left.values()):
+                typical.append(here)
+                shifts.append(shift.run)
+                for key, value in left.items():
+                    found[key].append(value / here)
     if not found:
         return Spread()
-    pooled = 1.4826 * median(value for values in found.values() for value in values)
-    cells = {
-        key: math.sqrt(
-            (_PRIOR * pooled**2 + sum(value**2 for value in values)) / (_PRIOR + len(values))
-        )
+    factors = {
+        key: math.sqrt((_PRIOR + freedom[key] * scale(values) ** 2) / (_PRIOR + freedom[key]))
         for key, values in found.items()
     }
-    return Spread(pooled=pooled, cells=cells, pairs=pairs)
+    return Spread(typical=median(typical), factors=factors, runs=count, shifts=sorted(shifts))
+
+
+def scale(values: Collection[float]) -> float:
+    """The standard deviation of normal residuals around 0 whose sizes have this median; 0 of none.
+
+    1.4826 × median |value|, so that a few large ones do not matter. A residual of exactly 0 is that
+    of a group's own median, and no sign of little scatter.
+    """
+    sizes = [abs(value) for value in values if value]
+    return 1.4826 * median(sizes) if sizes else 0.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +32,12 @@ from attnbench.version import __version__
 
 PAGE, MARKDOWN, JSON = "compare.html", "compare.md", "compare.json"
 KIND, SCHEMA = "attnbench compare", 1
-SURE = f"{100 * (1 - ALPHA):g} %"
+SURE = f"{100 * (1 - ALPHA):g} % interval"
 CHANGED = ("slower", "faster")
+NOTABLE = math.log(1.1)  # of a group's shift that is worth a sentence
 _SHOWN = 20  # rows of a part on the terminal
 _LINES = 8  # commands there
+_NAMED = 8  # cells of which the same is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,7 @@ def _same(found: Comparison, same: Compared) -> Iterator[Part]:
     changed = sorted(
         (row for row in same.rows if row.verdict in CHANGED), key=lambda row: -(row.ratio or 0)
     )
-    header = ("cell", "before", "after", "change", SURE, "verdict")
+    header = ("cell", "verdict", "change", SURE, "before", "after")
     seen = [row.high / row.ratio - 1 for row in same.rows if row.ratio and row.high]
     detectable = (
         f"in half of the {len(seen)} cells that could be compared, a change of"
@@ -92,22 +96,33 @@ def _same(found: Comparison, same: Compared) -> Iterator[Part]:
         sentences=(*([f"all cells: {common}"] if common else []), *([detectable] if seen else [])),
         header=header,
         rows=tuple(_line(row, names[row.key]) for row in changed),
+        text_columns=2,
         commands=_profiles(changed, found.after),
     )
-    yield Part(title="Common to all cells", sentences=tuple(_common(found, same)))
-    against = Counter(row.reason for row in same.rows if row.verdict == "not comparable")
+    yield Part(
+        title="Common to all cells", sentences=tuple(_common(same)), commands=(_gate(found, same),)
+    )
+    against = [(names[r.key], flat(r.reason)) for r in same.rows if r.verdict == "not comparable"]
     if against:
-        of = {r: [names[row.key] for row in same.rows if row.reason == r] for r in against}
-        listed = tuple((", ".join(of[r]), flat(r)) for r, _ in against.most_common())
-        yield Part(title="Not comparable", header=("cells", "why"), rows=listed, text_columns=2)
-    if exact := tuple(_exact(found, names)):
-        yield Part(
-            title="What repeats exactly", header=("cell", "differs"), rows=exact, text_columns=2
-        )
+        yield _gathered("Not comparable", ("why", "cells"), against)
+    if exact := list(_exact(found, names)):
+        yield _gathered("What repeats exactly", ("differs", "cells"), exact)
     yield Part(
         title="All cells", header=header, full=True,
-        rows=tuple(_line(row, names[row.key]) for row in same.rows),
+        rows=tuple(_line(row, names[row.key]) for row in same.rows), text_columns=2,
     )  # fmt: skip
+
+
+def _gathered(title: str, header: tuple[str, str], found: Sequence[tuple[str, str]]) -> Part:
+    """What is said of cells, a row for each text with the cells that it is said of."""
+    of: dict[str, list[str]] = {}
+    for name, text in found:
+        of.setdefault(text, []).append(name)
+    rows = []
+    for text, names in of.items():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        rows.append((text, ", ".join(names[:_NAMED]) + more))
+    return Part(title=title, header=header, rows=tuple(rows), text_columns=2)
 
 
 def _names(rows: Sequence[Row]) -> tuple[str, dict[Any, str]]:
@@ -120,8 +135,8 @@ def _names(rows: Sequence[Row]) -> tuple[str, dict[Any, str]]:
 
 def _line(row: Row, name: str) -> tuple[str, ...]:
     return (
-        name, units.time(row.before_us), units.time(row.after_us), change(row.ratio),
-        interval(row.low, row.high), row.verdict,
+        name, row.verdict, change(row.ratio), interval(row.low, row.high),
+        units.time(row.before_us), units.time(row.after_us),
     )  # fmt: skip
 
 
@@ -130,34 +145,42 @@ def _profiles(changed: Sequence[Row], after: Source) -> tuple[str, ...]:
     return tuple(profile_command(row.case, row.impl, auto) for row in changed if row.case)
 
 
-def _common(found: Comparison, same: Compared) -> Iterator[str]:
-    """The shift, what is known of such shifts, what unpaired runs cannot prove, and what could."""
-    moved = change(2.718281828459045**same.shift.run)
-    usual = sorted(same.usual)
-    if len(usual) > 1:
-        known = (
-            f"between {len(usual)} pairs of runs of equal code here {interval(usual[0], usual[-1])}"
+def _common(same: Compared) -> Iterator[str]:
+    """The shift, what is known of such shifts, and what unpaired runs cannot prove."""
+    known = "how much is usual between runs of equal code is not known here yet"
+    if same.spread.shifts:
+        usual = max(map(abs, same.spread.shifts))
+        known = f"between earlier runs of equal code up to ± {_percent(usual)}"
+    yield f"all times together: {change(math.exp(same.shift.run))} ({known})"
+    own = [abs(value) for value in same.shift.groups.values()]
+    if own and max(own) > NOTABLE:
+        count = sum(value > NOTABLE for value in own)
+        yield (
+            f"{count} of {len(own)} groups of cells that are measured together moved by more than"
+            f" {_percent(NOTABLE)} beside that, up to {_percent(max(own))}"
         )
-    else:
-        known = "how much that is between runs of equal code here is not known yet"
-    yield f"all times together: {moved} ({known}); changes above are beside it"
     if same.ceilings:
         rates = ", ".join(f"{name} {change(ratio)}" for name, ratio in same.ceilings.items())
         yield f"rates of the machine itself meanwhile: {rates}"
-    source = f"{same.spread.pairs} pairs of earlier runs" if same.spread.pairs else "a default"
+    source = f"{same.spread.runs} earlier runs" if same.spread.runs else "a default: no earlier run"
     yield (
-        f"times of one code differ from run to run by ± {units.brief_percent(same.spread.pooled)}"
-        f" in the typical cell (standard deviation, from {source})"
+        f"beside that the typical cell differs by ± {_percent(same.spread.typical)} from run to run"
+        f" of equal code (standard deviation; {source})"
     )
     yield (
-        "the two runs are not paired: whether the machine or a change common to all cells moved"
-        " all times together, they cannot tell, nor a change within the interval of a cell; what"
-        " could, if both versions can be run here:"
+        "the changes of cells are beside these shifts. Runs that are not paired cannot tell whether"
+        " the machine or a change common to all of the cells moved them, nor see a change within a"
+        " cell's interval. What could, where both versions can be run:"
     )
-    yield _gate(found, same)
+
+
+def _percent(log: float) -> str:
+    return units.brief_percent(math.exp(log) - 1)
 
 
 def _gate(found: Comparison, same: Compared) -> str:
+    if not any(row.case for row in same.rows):  # tests, of pytest-benchmark's
+        return f"pytest --attnbench-gate {found.before.code or 'REF'}"
     rows = [row for row in same.rows if row.case and row.verdict in CHANGED]
     impls = ",".join(dict.fromkeys(row.impl for row in rows))
     sizes = sorted({row.case.seq_len for row in rows if row.case})
@@ -176,18 +199,18 @@ def _exact(found: Comparison, names: dict[Any, str]) -> Iterator[tuple[str, str]
 
 
 def _elsewhere(found: Comparison, apart: Elsewhere) -> Iterator[Part]:
-    def both(values: Sequence[float | None], text: Any) -> tuple[str, str]:
-        return text(values[0]), text(values[1])
+    def both(values: Sequence[float | None], text: Callable[[float | None], str]) -> str:
+        return f"{text(values[0])} → {text(values[1])}"
 
     yield Part(
         title="Changes of order" if apart.reversals else "No change of order",
         sentences=(
-            f"times are not divided across machines: {found.before.name} is of"
-            f" {_machine(found.before)}, {found.after.name} of {_machine(found.after)}",
+            f"{found.before.name} is of {_machine(found.before)}, {found.after.name} of"
+            f" {_machine(found.after)}: times of different machines are not divided",
             *(
-                f"{r.ahead} beats {r.behind} on {_machine(found.before)}"
-                f" ({units.ratio(r.ratios[0])}), not on {_machine(found.after)}"
-                f" ({units.ratio(1 / r.ratios[1])} the other way): {r.label}"
+                f"{r.ahead} beats {r.behind} in {found.before.name} ({units.ratio(r.ratios[0])}),"
+                f" {r.behind} beats {r.ahead} in {found.after.name}"
+                f" ({units.ratio(1 / r.ratios[1])}): {r.label}"
                 for r in apart.reversals
             ),
         ),
@@ -196,28 +219,32 @@ def _elsewhere(found: Comparison, apart: Elsewhere) -> Iterator[Part]:
         yield Part(
             title="Growth with n",
             sentences=("slopes of ln time over ln n, of the sizes that both have",),
-            header=("implementation", "case", "n", "before", "after"),
+            header=("implementation", "case", "n", "slope"),
             rows=tuple(
-                (s.impl, s.label, f"{s.sizes[0]}–{s.sizes[-1]}", *both(s.exponents, units.digits))
+                (s.impl, s.label, f"{s.sizes[0]}–{s.sizes[-1]}", both(s.exponents, units.digits))
                 for s in apart.slopes
             ),
-            text_columns=3,
+            text_columns=2,
         )
+    words = [set(s.label.split()) for s in apart.standings]
+    common = set.intersection(*words)
+    first = " ".join(word for word in apart.standings[0].label.split() if word in common)
     yield Part(
         title="Standings",
         sentences=(
+            f"all cells: {first}",
             f"rank within the case; speed: time of {apart.baseline} / its time; share: of the rate"
             " of a large matmul in that run",
         ),
-        header=("cell", "rank", "", "speed", "", "share", ""),
+        header=("cell", "rank", "speed", "share"),
         rows=tuple(
             (
-                f"{s.impl} {s.label}", *map(str, s.ranks), *both(s.speeds, units.ratio),
-                *both(s.shares, units.percent),
+                " ".join([s.impl, *(word for word in s.label.split() if word not in common)]),
+                f"{s.ranks[0]} → {s.ranks[1]}", both(s.speeds, units.ratio),
+                both(s.shares, units.percent),
             )
             for s in apart.standings
         ),
-        full=True,
     )  # fmt: skip
 
 
@@ -256,7 +283,12 @@ def _on_terminal(part: Part) -> Iterator[Any]:
         return
     yield Text(f"\n{part.title}", style="bold")
     for sentence in part.sentences[: _SHOWN + 1]:
-        yield Text(sentence, no_wrap=sentence.startswith("attnbench "))
+        width = tables.console().width
+        lines = textwrap.fill(
+            units.glued(sentence), width, initial_indent="- ", subsequent_indent="  ",
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        yield Text(lines, no_wrap=True)
     if part.rows:
         right = part.header[part.text_columns :]
         yield tables.grid(
@@ -323,10 +355,10 @@ def _without_records(same: Compared | None) -> dict[str, Any] | None:
         vars(row) | {"key": list(row.key), "case": row.case and row.case.to_json()}
         for row in same.rows
     ]
-    noise = {"pooled": same.spread.pooled, "pairs": same.spread.pairs}
+    noise = {"typical": same.spread.typical, "runs": same.spread.runs}
     return {
-        "shift": same.shift.run, "spread": noise, "usual": same.usual, "ceilings": same.ceilings,
-        "rows": rows,
+        "shift": same.shift.run, "spread": noise, "earlier_shifts": same.spread.shifts,
+        "ceilings": same.ceilings, "rows": rows,
     }  # fmt: skip
 
 

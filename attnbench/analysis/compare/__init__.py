@@ -44,7 +44,7 @@ def compare(texts: Sequence[str], output: Path) -> list[Comparison]:
         shared = first.cells.keys() & other.cells.keys()
         apart = None if alike else elsewhere.compare(first, other)
         if not shared if apart is None else not apart.standings:
-            raise UsageError(f"{first.name} and {other.name} share no cell: nothing to compare")
+            raise UsageError(f"{first.name} and {other.name} share no cell that has a time")
         together = None
         if alike:
             history = same.earlier([first, other], [output, output / "history"])

@@ -6,13 +6,21 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from scipy import special
 
-from attnbench.analysis.apart import Key, Shift, Spread, Times, common_shift, residuals, spread
+from attnbench.analysis.apart import (
+    Key,
+    Shift,
+    Spread,
+    Times,
+    common_shift,
+    residuals,
+    scale,
+    spread,
+)
 from attnbench.analysis.compare.sources import Source, SourceCell, of_run, read
 from attnbench.base import units
 from attnbench.errors import AttnbenchError
@@ -23,10 +31,11 @@ from attnbench.schema.case import Case
 Verdict = Literal["slower", "faster", "no change seen", "not comparable"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
-# Of cells of identical code at most 1 % may be called changed: half of it on either side, and half
-# in reserve for what residuals have beyond Student's distribution (results/selftest-compare).
-ALPHA = 0.005
-FREEDOM = 4  # residuals that the cell's known spread counts for beside those of its group here
+ALPHA = 0.01  # of cells of identical code so many may be called changed (results/selftest-compare)
+# Residuals that what history knows counts for: of all cells here beside those of the pair, and of a
+# cell beside those of its group.
+FREEDOM = 8
+UNEQUAL = 0.3  # what a neighbour adds to the time of a group differs by so much from cell to cell
 MOST_RUNS = 20  # of history: the latest
 MACHINE = ("device", "device_name", "cores", "caches", "cpu_capability", "node")
 VOLATILE = ("ceilings", "load_1m")
@@ -42,7 +51,7 @@ class Row:
     """What became of one cell from the first source to the second.
 
     `ratio` is time after / before once what all cells did together is taken off, [`low`, `high`]
-    where it lies with 99.5 %; None where the times cannot be compared, for `reason`.
+    where it lies with 99 %; None where the times cannot be compared, for `reason`.
     """
 
     key: Key
@@ -62,14 +71,12 @@ class Row:
 class Compared:
     """All shared cells of two sources of one machine; `shift` and `spread` are what was assumed.
 
-    `usual` are the shifts between runs of equal code in this machine's history, as ratios, and
-    `ceilings` by how much the measured rates of the machine itself moved meanwhile (after/before).
+    `ceilings`: by how much the measured rates of the machine itself moved meanwhile (after/before).
     """
 
     rows: tuple[Row, ...]
     shift: Shift
     spread: Spread
-    usual: tuple[float, ...]
     ceilings: Mapping[str, float]
 
 
@@ -81,9 +88,14 @@ def same_machine(a: Source, b: Source) -> bool:
 
 
 def environment_changes(a: Source, b: Source) -> list[tuple[str, Any, Any]]:
-    """Name and both values of each fact of the environments that differs and is known in one."""
+    """Name and both values of each fact of the environments that differs.
+
+    What is known in one alone is a difference, too, but where it is a table that does not say it.
+    """
     names = [n for n in dict.fromkeys([*a.environment, *b.environment]) if n not in VOLATILE]
     both = [(name, a.environment.get(name), b.environment.get(name)) for name in names]
+    if a.published or b.published:
+        both = [x for x in both if None not in x]
     # A virtual machine's memory differs by pages from boot to boot.
     return [x for x in both if x[1] != x[2] and not (x[0] == "memory_bytes" and _near(x[1], x[2]))]
 
@@ -95,10 +107,12 @@ def _near(a: Any, b: Any) -> bool:
 def compare(before: Source, after: Source, history: Sequence[Sequence[Times]]) -> Compared:
     """Every cell that both have; `history` are other runs, by code (`earlier`).
 
-    A cell changed where what is left of its ratio lies beyond the quantile of Student's t of its
-    scale, whose square is the mean of the cell's known spread, counted `FREEDOM` times, and of the
-    residuals of the other cells of its group here, and of the intervals of both times. So a moment
-    in which a neighbour slowed cells unequally widens the intervals of the cells that met it.
+    A cell changed where its residual lies beyond a quantile of Student's t times its scale. The
+    square of that is a mean of squares: of the typical residual of this pair, drawn towards that
+    of history, times the cell's own factor, which counts as `FREEDOM` residuals, and of the
+    residuals of the other cells of its group (a moderated t, Smyth 2004, as in `apart.spread`).
+    The errors of both times and part of its group's own shift are added. So where a neighbour
+    slowed cells unequally, the intervals of those that met it are wide, and only theirs.
     """
     old, new = before.times, after.times
     for name in HOW:
@@ -106,7 +120,7 @@ def compare(before: Source, after: Source, history: Sequence[Sequence[Times]]) -
             old = {}
     shift, noise = common_shift(new, old), spread(history)
     left = residuals(new, old, shift)
-    halves = _halves(new, old, left, noise)
+    halves = _halves(new, old, left, shift, noise)
     rows = []
     for key in (k for k in after.cells if k in before.cells):
         a, b = before.cells[key], after.cells[key]
@@ -137,29 +151,29 @@ def compare(before: Source, after: Source, history: Sequence[Sequence[Times]]) -
         rows=tuple(rows),
         shift=shift,
         spread=noise,
-        usual=tuple(
-            math.exp(common_shift(b, a).run) for runs in history for a, b in pairwise(runs)
-        ),
         ceilings=_ceilings(before.environment, after.environment),
     )
 
 
-def _halves(new: Times, old: Times, left: Mapping[Key, float], noise: Spread) -> dict[Key, float]:
+def _halves(
+    new: Times, old: Times, left: Mapping[Key, float], shift: Shift, noise: Spread
+) -> dict[Key, float]:
     """Half the width of each cell's interval, as ln."""
     groups: dict[Any, list[Key]] = defaultdict(list)
     for key in left:
         groups[new[key].group, old[key].group].append(key)
+    squares = FREEDOM * noise.typical**2 + len(left) * scale(left.values()) ** 2
+    typical = math.sqrt(squares / (FREEDOM + len(left)))
     found = {}
-    for keys in groups.values():
-        # Cells without a group, of one test each, met moments of their own.
-        together = keys if new[keys[0]].group else []
+    for names, keys in groups.items():
+        moved = shift.groups.get(names, 0.0)
         for key in keys:
-            others = [left[other] ** 2 for other in together if other != key]
+            # Cells without a group, of one test each, met moments of their own.
+            others = [left[k] ** 2 for k in keys if k != key and left[k] and names[0]]
             freedom = FREEDOM + len(others)
-            square = (FREEDOM * noise.of(key) ** 2 + sum(others)) / freedom
-            square += new[key].error ** 2 + old[key].error ** 2
-            quantile = float(special.stdtrit(freedom, 1 - ALPHA / 2))
-            found[key] = quantile * math.sqrt(square)
+            square = (FREEDOM * (noise.factor(key) * typical) ** 2 + sum(others)) / freedom
+            square += new[key].error ** 2 + old[key].error ** 2 + (UNEQUAL * moved) ** 2
+            found[key] = float(special.stdtrit(freedom, 1 - ALPHA / 2)) * math.sqrt(square)
     return found
 
 
@@ -190,7 +204,7 @@ def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Tim
 
     Runs, or of pytest-benchmark's files those beside, measured alike on the same machine, the
     latest `MOST_RUNS`. Where no commit is recorded, runs of equal versions of attnbench, torch and
-    Python count as of one code; each is held against the next alone (`apart.spread`).
+    Python count as of one code: what changed unrecorded widens the spread of its own cells.
     """
     first = sources[0]
     own = {(source.name, source.created) for source in sources}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,13 +171,14 @@ def pytest_benchmark(file: Path, text: str) -> Source:
         "platform": f"{machine.get('system')}-{machine.get('release')}",
     }
     commit = found.commit_info
+    known = re.fullmatch("[0-9a-f]{7,}", str(commit.get("id"))) and not commit.get("dirty")
     return Source(
         name=file.name,
         path=file,
         cells=cells,
         created=found.datetime or None,
         environment=environment,
-        code=None if commit.get("dirty") else commit.get("id"),
+        code=commit["id"] if known else None,  # else the word `unversioned`
     )
 
 

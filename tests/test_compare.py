@@ -1,0 +1,242 @@
+"""Runs against runs: what is called changed, what is not, and what other sources become."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.analysis import compare as analysis
+from attnbench.analysis.compare.same import earlier
+from attnbench.analysis.compare.sources import read
+from attnbench.errors import StoreError, UsageError
+from attnbench.schema.case import Case
+from tests.synthetic import CPU, failed, timed, write_run
+
+compare: Any = analysis.compare
+IMPLS = ("naive", "naive-heads", "sdpa", "chunked")
+SIZES = (128, 256, 512, 1024, 2048)
+BASE_US = {"naive": 1.0, "naive-heads": 1.1, "sdpa": 0.6, "chunked": 0.8}
+
+
+def cells(seed=0, slow=1.0, noise=0.01, own=None, groups=None, **metrics):
+    """Records of 4 implementations at 5 lengths, in a mood `slow`, with changes of some `own`."""
+    draw = random.Random(seed)
+    for n in SIZES:
+        for impl in IMPLS:
+            level = BASE_US[impl] * n**1.8 / 100 * slow * math.exp(draw.gauss(0, noise))
+            level *= (own or {}).get((impl, n), 1.0) * (groups or {}).get(n, 1.0)
+            times = [level * math.exp(draw.gauss(0, 0.002)) for _ in range(9)]
+            values = {"group": f"{seed:04}{n}", "l2": "warm"} | metrics
+            yield timed(Case(seq_len=n), impl, times, **values)
+
+
+def run(folder, name, created="2026-11-21T01:00:00+00:00", environment=None, info=None, **of):
+    return write_run(
+        folder, name, cells(**of),
+        {"created": created, "environment": CPU | (environment or {})} | (info or {}),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A folder with ten earlier runs, of which each met another mood."""
+    for n in range(10):
+        run(tmp_path, f"old{n}", f"2026-11-20T{n:02}:00:00+00:00", seed=100 + n, slow=1 + n / 30)
+    run(tmp_path, "before", seed=1)
+    return tmp_path
+
+
+def verdicts(found) -> dict[tuple[str, int], str]:
+    return {(row.impl, row.case.seq_len): row.verdict for row in found.same.rows}
+
+
+def changed(found) -> dict[tuple[str, int], str]:
+    return {cell: v for cell, v in verdicts(found).items() if v != "no change seen"}
+
+
+def test_a_cell_that_became_slower_or_faster_is_named_and_no_other(runs):
+    run(runs, "after", seed=2, slow=1.2, own={("sdpa", 512): 1.3, ("naive", 128): 0.7})
+    (found,) = compare(["before", "after"], runs)
+    assert changed(found) == {("sdpa", 512): "slower", ("naive", 128): "faster"}
+    (row,) = [row for row in found.same.rows if row.verdict == "slower"]
+    assert row.low < 1.3 < row.high
+    assert row.ratio == pytest.approx(1.3, rel=0.05)
+    assert math.exp(found.same.shift.run) == pytest.approx(1.2, rel=0.02)
+
+
+def test_what_all_cells_do_or_those_of_a_group_is_common_and_no_cell_s(runs):
+    run(runs, "after", seed=2, slow=1.5, groups={512: 1.2})
+    (found,) = compare(["before", "after"], runs)
+    assert changed(found) == {}
+    assert max(found.same.shift.groups.values()) == pytest.approx(math.log(1.2), abs=0.03)
+
+
+def test_of_cells_of_identical_code_at_most_one_in_a_hundred_is_called_changed(tmp_path):
+    for n in range(24):
+        run(tmp_path, f"r{n:02}", f"2026-11-20T{n:02}:00:00+00:00", seed=n, noise=0.03)
+    found = [compare([f"r{n:02}", f"r{n + 1:02}"], tmp_path)[0] for n in range(0, 24, 2)]
+    assert sum(len(changed(one)) for one in found) <= 0.01 * sum(len(verdicts(f)) for f in found)
+
+
+def test_a_cell_whose_history_is_noisy_must_change_by_more(runs, tmp_path):
+    for n in range(10):
+        draw = random.Random(n).uniform(0.7, 1.4)
+        run(tmp_path / "noisy", f"o{n}", seed=200 + n, own={("sdpa", 512): draw})
+    run(tmp_path / "noisy", "before", seed=1)
+    for folder in (runs, tmp_path / "noisy"):
+        run(folder, "after", seed=2, own={("sdpa", 512): 1.25})
+    assert changed(compare(["before", "after"], runs)[0]) == {("sdpa", 512): "slower"}
+    assert changed(compare(["before", "after"], tmp_path / "noisy")[0]) == {}
+
+
+def test_a_group_that_was_disturbed_unequally_widens_its_own_intervals_alone(runs):
+    own = {("naive", 512): 1.25, ("chunked", 512): 0.85, ("sdpa", 512): 1.12, ("sdpa", 256): 1.12}
+    run(runs, "after", seed=2, own=own)
+    (found,) = compare(["before", "after"], runs)
+    width = {(row.impl, row.case.seq_len): row.high / row.low for row in found.same.rows}
+    assert width["sdpa", 512] > 1.3 * width["sdpa", 256]
+    assert changed(found).get(("sdpa", 256)) == "slower"
+    assert ("sdpa", 512) not in changed(found)
+
+
+def test_history_is_of_the_same_machine_and_settings_and_never_the_pair_itself(runs):
+    run(runs, "other-machine", environment={"cores": 64})
+    run(runs, "other-settings", info={"settings": {"min_time_s": 5.0}})
+    run(runs, "other-torch", environment={"torch": "2.11.0"})
+    (runs / "damaged").mkdir()
+    (runs / "damaged" / "run.json").write_text("{")
+    run(runs, "after", seed=2)
+    sources = [read(name, runs) for name in ("before", "after")]
+    found = earlier(sources, [runs, runs])
+    assert sorted(map(len, found)) == [1, 10]  # torch's version is other code
+    of_pair = [source.times for source in sources]
+    assert not any(times in of_pair for sequence in found for times in sequence)
+
+
+def test_cells_that_say_nothing_are_not_comparable_and_say_why(runs):
+    records = list(cells(seed=2))
+    lost = Case(seq_len=128)
+    records[0] = failed(lost, "naive", "oom", "no memory")
+    records[1] = timed(lost, "naive-heads", [10.0] * 9, l2="cold", group="g")
+    write_run(runs, "after", records, {"created": "2026-11-21", "environment": CPU})
+    (found,) = compare(["before", "after"], runs)
+    reasons = {row.impl: row.reason for row in found.same.rows if row.reason}
+    assert reasons == {
+        "naive": "no time in after: oom: no memory",
+        "naive-heads": "l2: cold, was warm",
+    }
+    assert all(row.ratio is None for row in found.same.rows if row.verdict == "not comparable")
+
+
+def test_runs_with_another_allocator_are_not_compared_by_their_times(runs):
+    run(runs, "after", environment={"allocator": "keep"})
+    (found,) = compare(["before", "after"], runs)
+    assert set(verdicts(found).values()) == {"not comparable"}
+    assert ("allocator", None, "keep") in found.environment
+
+
+def test_another_torch_on_the_same_machine_is_compared_and_named_first(runs):
+    run(runs, "after", seed=2, own={("sdpa", 512): 1.4}, environment={"torch": "2.11.0"})
+    (found,) = compare(["before", "after"], runs)
+    assert found.environment == (("torch", "2.13.0+cpu", "2.11.0"),)
+    assert changed(found) == {("sdpa", 512): "slower"}
+
+
+def test_across_machines_no_times_are_divided_and_a_change_of_order_is_named(runs):
+    own = {("sdpa", n): 1.8 for n in (512, 1024)}
+    run(runs, "after", seed=2, slow=0.1, own=own, environment={"device_name": "Other"})
+    (found,) = compare(["before", "after"], runs)
+    assert found.same is None
+    pairs = {(r.ahead, r.behind) for r in found.elsewhere.reversals}
+    assert pairs == {("sdpa", "naive"), ("sdpa", "chunked")}  # naive-heads is level
+    assert {r.label.split()[2] for r in found.elsewhere.reversals} == {"n=512", "n=1024"}
+    standing = next(s for s in found.elsewhere.standings if s.impl == "sdpa" and "n=512" in s.label)
+    assert standing.ranks == (1, 3)
+    assert standing.speeds == pytest.approx((1 / 0.6, 1 / 1.08), rel=0.05)
+    slope = next(s for s in found.elsewhere.slopes if s.impl == "naive")
+    assert slope.exponents == pytest.approx((1.8, 1.8), abs=0.05)
+    assert slope.sizes == SIZES
+
+
+TABLE = "# source: a paper, table 2\n# device_name: H100\n"
+
+
+def test_a_published_table_takes_rates_and_times_and_is_never_the_same_machine(runs):
+    file = runs / "paper.csv"
+    file.write_text(TABLE + "impl,seq_len,tflops\nnaive,512,0.5\nsdpa,512,1\n")
+    found = read(str(file), runs)
+    assert found.published == "a paper, table 2"
+    (time, _) = found.times.values()
+    assert time.time_us == pytest.approx(4 * 4 * 512 * 512 * 64 / 0.5e12 * 1e6)
+    (against,) = compare(["before", str(file)], runs)
+    assert [s.speeds[1] for s in against.elsewhere.standings if s.impl == "sdpa"] == [2.0]
+    ms = runs / "ms.csv"
+    ms.write_text(TABLE + "impl,seq_len,mask,time_ms\nnaive,512,causal,2.5\n")
+    ((key, time),) = read(str(ms), runs).times.items()
+    assert (key[1], time.time_us) == ("naive", 2500.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("impl,seq_len,time_us\nnaive,512,1\n", "# source:"),
+        (TABLE + "impl,seq_len,time\nnaive,512,1\n", "one with a unit, time_us, "),
+        (TABLE + "impl,seq_len,time_us,tflops\nnaive,512,1,1\n", "one with a unit"),
+        (TABLE + "name,seq_len,time_us\nnaive,512,1\n", "a column impl"),
+        (TABLE + "impl,seq_len,time_us\nnaive,512,1\nnaive,51x,1\n", "row 2"),
+        (TABLE + "impl,seq_len,time_us\nnaive,512,-1\n", "row 1"),
+        (TABLE + "impl,size,time_us\nnaive,512,1\n", "unknown field 'size'"),
+        (TABLE + "impl,workload,seq_len,tflops\nnaive,layer,512,1\n", "give a time"),
+        ("", "# source:"),
+    ],
+)
+def test_a_table_that_leaves_a_question_open_is_refused_in_one_line(tmp_path, text, words):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(UsageError, match=words):
+        read(str(tmp_path / "t.csv"), tmp_path)
+
+
+def benchmarks(file: Path, seed: int, own: dict[int, float], **machine: Any) -> str:
+    draw = random.Random(seed)
+    rows = [
+        {
+            "fullname": f"test_x.py::test[{n}]", "name": f"test[{n}]",
+            "stats": {
+                "median": 1e-5 * (n + 1) * math.exp(draw.gauss(0, 0.01)) * own.get(n, 1.0),
+                "iqr": 1e-7, "rounds": 100, "mean": 0.1,
+            },
+        }
+        for n in range(12)
+    ]  # fmt: skip
+    cpu = {"brand_raw": "AMD", "count": 2}
+    info = {"cpu": cpu, "node": "here", "python_version": "3.11"} | machine
+    commit = {"id": "unversioned", "dirty": False}
+    data = {"benchmarks": rows, "machine_info": info, "commit_info": commit, "datetime": f"{seed}"}
+    file.write_text(json.dumps(data))
+    return str(file)
+
+
+def test_files_of_pytest_benchmark_are_compared_by_test_with_those_beside_as_history(tmp_path):
+    for n in range(5):
+        benchmarks(tmp_path / f"{n}.json", n, {})
+    (tmp_path / "notes.json").write_text("[]")
+    new = benchmarks(tmp_path / "new.json", 9, {3: 1.3})
+    (found,) = compare([str(tmp_path / "4.json"), new], tmp_path)
+    named = [row.label for row in found.same.rows if row.verdict != "no change seen"]
+    assert named == ["test_x.py::test[3]"]
+    assert found.same.spread.runs == 4
+    with pytest.raises(StoreError, match="not what pytest --benchmark-json writes"):
+        read(str(tmp_path / "notes.json"), tmp_path)
+
+
+def test_what_shares_no_cell_is_an_error(runs, tmp_path):
+    file = benchmarks(tmp_path / "b.json", 1, {})
+    with pytest.raises(UsageError, match="share no cell"):
+        compare(["before", file], runs)
+    with pytest.raises(UsageError, match="two or more"):
+        compare(["before"], runs)

@@ -1,0 +1,100 @@
+"""`attnbench compare` as it is called: outputs, exit codes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from attnbench.cli import main
+from attnbench.gate.decide.stored import NAME as GATE
+from tests.test_compare import TABLE, run
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for n in range(6):
+        run(tmp_path, f"old{n}", f"2026-11-20T{n:02}:00:00+00:00", seed=100 + n)
+    run(tmp_path, "before", seed=1, memory_workspace_bytes=1 << 20, kernel="a; b")
+    own = {("sdpa", 512): 1.4, ("sdpa", 1024): 1.35}
+    run(
+        tmp_path, "after", "2026-11-22", seed=2, own=own, memory_workspace_bytes=2 << 20,
+        kernel="a; c", environment={"torch": "2.11.0"}, info={"commit": "abc1234", "dirty": False},
+    )  # fmt: skip
+    return lambda *words: CliRunner().invoke(main, ["compare", *words, "--output", str(tmp_path)])
+
+
+def test_the_terminal_says_what_changed_what_it_cannot_tell_and_what_to_do_next(invoke):
+    found = invoke("before", "after")
+    assert found.exit_code == 0
+    lines = found.output.splitlines()
+    assert max(map(len, (x for x in lines if not x.startswith("attnbench ")))) <= 80
+    text = " ".join(found.output.split())
+    assert "torch 2.13.0+cpu 2.11.0" in text
+    assert "attnbench profile sdpa --seq-lens 512" in lines
+    assert "attnbench gate --base REF --impls sdpa --seq-lens 512,1024" in lines
+    assert "cannot tell whether the machine or a change common to all" in text
+    assert "workspace grew from 1.0 MiB to" in text
+    assert "kernels: +c, −b" in text  # each once, with its cells
+    assert text.count("kernels:") == 1
+    assert lines[-1] == "2 slower, 18 no change seen"
+    assert text.index("torch 2.13") < text.index("slower")  # the environment comes first
+
+
+def test_it_fails_for_a_slower_cell_only_where_it_is_asked_to(invoke):
+    assert invoke("before", "after", "--fail-slower").exit_code == 1
+    assert invoke("after", "before", "--fail-slower").exit_code == 0  # faster is no failure
+    assert invoke("before", "old1", "--fail-slower").exit_code == 0
+
+
+def test_json_has_every_cell_and_is_what_the_file_holds(invoke, tmp_path):
+    found = json.loads(invoke("before", "after", "old1", "--json").output)
+    assert [c["after"]["name"] for c in found["comparisons"]] == ["after", "old1"]
+    same = found["comparisons"][0]["same"]
+    assert [r["verdict"] for r in same["rows"]].count("slower") == 2
+    assert same["spread"]["runs"] == 6
+    assert found["comparisons"][0]["after"]["code"] == "abc1234"
+    assert invoke("before", "after", "old1", "--name", "kept").exit_code == 0
+    folder = tmp_path / "kept"
+    assert json.loads((folder / "compare.json").read_text()) == found
+    markdown, page = (folder / "compare.md").read_text(), (folder / "compare.html").read_text()
+    for text in (markdown, page):
+        assert "attnbench profile sdpa --seq-lens 512" in text
+        assert "All cells (20)" in text
+    assert "http" not in page
+    again = invoke("before", "after", "--name", "kept")
+    assert again.exit_code == 2
+    assert "exists" in again.output
+    assert json.loads((folder / "compare.json").read_text()) == found
+
+
+def test_texts_of_others_are_escaped_on_the_page(invoke, tmp_path):
+    (tmp_path / "t.csv").write_text(TABLE + "impl,seq_len,time_us\n<b>x|y,512,1\nsdpa,512,1\n")
+    run(tmp_path, "odd", environment={"device_name": "<script>|"})
+    assert invoke("odd", str(tmp_path / "t.csv"), "--name", "page").exit_code == 0
+    assert "<script>" not in (tmp_path / "page" / "compare.html").read_text()
+    assert "<script>" not in (tmp_path / "page" / "compare.md").read_text()
+
+
+def test_bad_input_is_one_line_with_exit_code_2_and_nothing_is_written(invoke, tmp_path):
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / GATE).write_text("{}")
+    run(tmp_path, "old-schema", info={"schema": 1})
+    (tmp_path / "t.csv").write_text("impl,seq_len,time_us\nsdpa,512,1\n")
+    before = sorted(tmp_path.rglob("*"))
+    for words, expected in (
+        ((), "two or more"),
+        (("before",), "two or more"),
+        (("before", "nix"), "no run 'nix'"),
+        (("before", "g"), "attnbench gate --replay"),
+        (("before", "old-schema"), "schema 1"),
+        (("before", str(tmp_path / "t.csv")), "# source:"),
+        (("before", str(tmp_path / "none.csv")), "cannot be read"),
+    ):
+        found = invoke(*words, "--name", "new")
+        assert found.exit_code == 2, words
+        assert expected in " ".join(found.output.split())
+        assert "Traceback" not in found.output
+    assert sorted(tmp_path.rglob("*")) == before
