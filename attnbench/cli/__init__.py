@@ -108,5 +108,8 @@ def main() -> None:
     """
 
 
-for command in (list_, check, sweep, report, verify, claims, compare, gate, profile, export, doctor):
+_ALL = (
+    list_, check, sweep, report, verify, claims, compare, gate, profile, export, doctor,
+)  # fmt: skip
+for command in _ALL:
     main.add_command(command)
