@@ -134,7 +134,10 @@ def _time_axis(ax: Axes) -> None:
 
 def top_ops(profiles: Sequence[Profile]) -> Figure:
     """The ops with the longest self times of each profile, a panel each, on one axis of time."""
-    ops = [profile.ops[:MOST_BARS] for profile in profiles]
+    ops = [
+        [op for op in of.ops[:MOST_BARS] if op.self_us >= texts.LEAST * of.time.median_us]
+        for of in profiles
+    ]
     heights = [0.29 * (len(own) + 1) + 0.45 for own in ops]
     figure = figures.figure_of((9.2, sum(heights) + 0.9), OPS.title, texts.case(profiles[0]))
     panels = figure.subplots(len(profiles), 1, squeeze=False, sharex=True, height_ratios=heights)[
@@ -180,7 +183,8 @@ def memory(profiles: Sequence[Profile]) -> Figure:
                 textcoords="offset points", ha="left" if left else "right", fontsize=7.5, color=INK,
             )  # fmt: skip
         if (predicted := texts.predicted_peak(profile.memory)) is not None:
-            axes.across(ax, predicted, f"predicted {units.size(predicted)}", above=-9)
+            low = predicted < 0.15 * top  # no room for its name below the line
+            axes.across(ax, predicted, f"predicted {units.size(predicted)}", 24 if low else -9)
         ax.set_title(profile.label, loc="left", pad=5, color=INK)
         ax.set(ylim=(0, 1.28 * top), xlim=(0, None), xlabel="time in the call")
         ax.yaxis.set_major_formatter(lambda y, _: axes.round_size(y) if y else "0")
