@@ -224,6 +224,18 @@ def test_two_labels_that_are_alike_or_long_become_a_and_b():
     found = difference(replace(long.a, label="naive at a very long name"), long.b)
     assert texts.header(found)[1:3] == ("A", "B")
     assert texts.pair(found) == "A: naive at a very long name → B: mine"
+    assert texts.verdict(found).startswith("B and A take the same time but for noise")
+    assert "B: memory peaks" in terminal(found)
+
+
+def test_the_head_names_of_machine_and_torch_only_what_is_the_same():
+    assert texts.head(both(1.0)).endswith("· a CPU · torch 2.13.0")
+    assert texts.head(both(1.0, environment={"torch": "2.11.0"})).endswith("float32")
+
+
+def test_where_nothing_changed_that_is_said():
+    assert texts.NONE in texts.summary(both(1.0))
+    assert not any("times as long" in text for text in texts.summary(both(1.0)))
 
 
 def test_a_waterfall_has_few_bars_that_end_at_the_second_time():
@@ -406,3 +418,24 @@ def test_a_bundle_that_exists_is_refused_before_anything_is_profiled(profiled, a
     Path("p.zip").write_text("mine")
     assert_refused(profiled("naive --bundle p.zip"), "p.zip", "--bundle")
     assert not Path("results").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "naive mine --python . --python .",
+        "naive --base HEAD --python . --python .",
+        "naive mine --base HEAD",
+        "naive --python . --python . --python .",
+    ],
+)
+def test_more_than_two_profiles_are_refused(profiled, assert_refused, line):
+    assert_refused(profiled(line), "two profiles are compared")
+
+
+def test_one_implementation_in_two_environments_is_two_profiles(profiled):
+    import sys
+
+    done = profiled(f"naive --python {sys.executable} --python {sys.executable} --name p")
+    assert done.exit_code == 0, done.output
+    assert sorted(p.parent.name for p in Path("results/p").glob("*/profile.json")) == ["a", "b"]

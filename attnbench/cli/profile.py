@@ -202,7 +202,8 @@ def _subjects(
     from attnbench.gate.run.environments import find_environment, interpreter_of
 
     pythons, base = options["pythons"], options["base"]
-    if len(impls) + len(pythons) + (base is not None) > 2 + (len(pythons) == 1):
+    pairs = (len(impls) == 2, len(pythons) == 2, base is not None)
+    if sum(pairs) > 1 or len(pythons) > 2:
         raise UsageError(
             "two profiles are compared: give two implementations, or one with two --python or with"
             " --base"

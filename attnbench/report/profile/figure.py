@@ -92,7 +92,7 @@ def waterfall(found: Difference) -> Figure:
     ]
     _rows(ax, names, words, bold=(0, len(names) - 1))
     high, span = max(edges), max(edges) - min(edges)
-    cut = span < CUT * high  # changes of a few percent are not seen on an axis from 0
+    cut = 0 < span < CUT * high  # changes of a few percent are not seen on an axis from 0
     low = min(edges) - span if cut else min(0.0, *edges)
     room = 0.02 * (high - low)
     ax.set_xlim(low - room * (low < 0), high + room)

@@ -74,11 +74,11 @@ def text(profile: Profile, most: int = 10) -> str:
     return table(HEADER, rows(profile, most), right=HEADER[1:], spare=spare)
 
 
-def head(profile: Profile, label: str = "") -> str:
-    """The cell, the machine, torch; `label` in place of the profile's own."""
+def head(profile: Profile) -> str:
+    """The cell, the machine, torch."""
     facts, threads = profile.environment, profile.cell.case.threads
     parts = (
-        f"{label or profile.label}: {case_label(profile.cell.case)}"
+        f"{profile.label}: {case_label(profile.cell.case)}"
         + f", {threads} threads" * (threads > 1),
         facts.get("device_name"),
         f"torch {facts['torch']}" if facts.get("torch") else None,

@@ -28,7 +28,11 @@ def terminal(found: Difference, to: Console | None = None) -> str:
     """The difference of two profiles, ready to print: the verdict, then the table."""
     header, both = texts.header(found), (found.a, found.b)
     differs = [f"{name}: {a} → {b}" for name, a, b in texts.environment(found)]
-    notes = [f"note, {of.label}: {text}" for of in both for text in one.notes(of)]
+    notes = [
+        f"note, {name}: {text}"
+        for of, name in zip(both, texts.labels(found), strict=True)
+        for text in one.notes(of)
+    ]
     rows = [(texts.brief(row[0], texts.BRIEF), *row[1:]) for row in texts.rows(found)]
     grid = tables.grid(
         header,
@@ -40,7 +44,7 @@ def terminal(found: Difference, to: Console | None = None) -> str:
     )
     verdict, *facts = texts.summary(found)
     return tables.shown(
-        Text(one.head(found.a, texts.pair(found))),
+        Text(texts.head(found)),
         *(Text(text, style="yellow") for text in differs),
         Text(verdict, style="bold"),
         grid,
@@ -68,7 +72,7 @@ def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | Non
     plots = [plot for group in pages.plot_groups(drawn) for plot in group["plots"]]
     values = {
         "title": _title(profiles),
-        "head": one.head(profiles[0], _title(profiles)),
+        "head": texts.head(found) if found else one.head(profiles[0]),
         "environment": texts.environment(found) if found else [],
         "labels": texts.labels(found) if found else (),
         "sentences": texts.summary(found) if found else [],
@@ -109,7 +113,7 @@ def markdown(profiles: Sequence[Profile], found: Difference | None) -> str:
     """The same in short, to paste elsewhere."""
     blocks = [
         f"## attnbench profile: {escape(_title(profiles))}",
-        escape(one.head(profiles[0], _title(profiles))),
+        escape(texts.head(found) if found else one.head(profiles[0])),
     ]
     if found:
         if differs := texts.environment(found):

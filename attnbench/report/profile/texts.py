@@ -16,6 +16,7 @@ LEAST = 0.005  # of the longer time: what changed by less is put together
 BRIEF = 26  # letters of an op in the terminal's table
 COMMON = 0.05  # of the logarithm of a factor that is worth a sentence
 MOST_LABEL = 14  # letters of a label that heads a column
+NONE = "no op changed beyond noise"
 READING = (
     "The rows add up to the last. An op that is called as before, on as many bytes, counts as"
     " changed only beyond noise. Profiles are taken one after the other, and one process can be"
@@ -36,9 +37,21 @@ def labels(found: Difference) -> tuple[str, str]:
 
 
 def pair(found: Difference) -> str:
-    """`naive → chunked`; where these head no columns, `A: naive in … → B: …`."""
-    ours, theirs = ("", "") if labels(found)[0] != "A" else ("A: ", "B: ")
-    return f"{ours}{found.a.label} → {theirs}{found.b.label}"
+    """`naive → chunked`; where labels head no columns, `A: naive in … → B: …`."""
+    named = zip(labels(found), (found.a.label, found.b.label), strict=True)
+    return " → ".join(label if name == label else f"{name}: {label}" for name, label in named)
+
+
+def head(found: Difference) -> str:
+    """What is compared, in which case, and what both have in common of machine and torch."""
+    a, b = found.a.environment, found.b.environment
+    same = {
+        name: a[name]
+        for name in ("device_name", "torch")
+        if a.get(name) and a.get(name) == b.get(name)
+    }
+    facts = [f"torch {x}" if name == "torch" else str(x) for name, x in same.items()]
+    return " · ".join([f"{pair(found)}: {case(found.a)}", *facts])
 
 
 def brief(name: str, longest: int) -> str:
@@ -105,16 +118,10 @@ def _time(time_us: float) -> str:
     return units.time(time_us).replace("-", "−")  # outside of ops it can be below 0
 
 
-def names(found: Difference) -> tuple[str, str]:
-    """What to call A and B in a sentence."""
-    a, b = found.a.label, found.b.label
-    return (a, b) if a != b else ("A", "B")
-
-
 def verdict(found: Difference) -> str:
     """The result in one sentence: `chunked takes 0.28 of naive's time: 44.2 ms, not 159 ms …`."""
     a, b = found.a, found.b
-    ours, theirs = names(found)
+    ours, theirs = labels(found)
     ends, ratio = found.ratio_interval, found.ratio
     times = f"{units.time(b.time.median_us)}, not {units.time(a.time.median_us)}"
     interval = f"{_digits(ends[0])}–{_digits(ends[1])}" if ends else "its interval is unknown"
@@ -137,15 +144,19 @@ def summary(found: Difference) -> list[str]:
     most = ", ".join(f"{brief(of.name, 48)} {change(of.delta_us)} ({of.what})" for of in ops)
     single = found.ops
     count = f"{len(single)} op{'s' * (len(single) != 1)} changed"
-    parts = [verdict(found), f"{count}: {most}" if most else count]
+    parts = [verdict(found), f"{count}: {most}" if most else count if single else NONE]
     if found.common is not None and abs(math.log(found.common or 1.0)) > COMMON:
         parts.append(
             f"ops that are alike in both take {units.digits(found.common, 2)} times as long in"
-            f" {names(found)[1]}: the machine's speed, or a cause common to all"
+            f" {labels(found)[1]}: the machine's speed, or a cause common to all"
         )
     return [
         *parts,
-        *(memory(of) for of in (found.a, found.b) if of.memory.peak_bytes is not None),
+        *(
+            memory(of, name)
+            for of, name in zip((found.a, found.b), labels(found), strict=True)
+            if of.memory.peak_bytes is not None
+        ),
     ]
 
 
@@ -156,13 +167,13 @@ def predicted_peak(of: Memory) -> float | None:
     return of.predicted_bytes + of.outputs_bytes
 
 
-def memory(profile: Profile) -> str:
+def memory(profile: Profile, name: str = "") -> str:
     """`naive: peak 128.0 MiB in aten::softmax, predicted 128.0 MiB`."""
     of = profile.memory
     where = f" in {brief(of.peak_op, 48)}" if of.peak_op else ""
     predicted = predicted_peak(of)
     said = f", predicted {units.size(predicted)}" if predicted is not None else ""
-    return f"{profile.label}: memory peaks at {units.size(of.peak_bytes)}{where}{said}"
+    return f"{name or profile.label}: memory peaks at {units.size(of.peak_bytes)}{where}{said}"
 
 
 def environment(found: Difference) -> list[tuple[str, str, str]]:
