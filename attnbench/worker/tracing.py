@@ -25,13 +25,14 @@ from attnbench.api.loader import load_built_in, load_file
 from attnbench.base.sample import Batch
 from attnbench.base.stats import median, median_interval
 from attnbench.errors import AttnbenchError
-from attnbench.machine.state import remember, take_cores
+from attnbench.machine.state import remember, settle, take_cores
 from attnbench.measure import counters, ops
 from attnbench.measure.clock import Clock, Flush, clock_for
 from attnbench.measure.opcosts import OpCosts, TooManyOpsError, op_costs
 from attnbench.measure.ops import CALL, CallSeen
 from attnbench.measure.sampling import StoppingRule, Target, warm_up
 from attnbench.measure.watch import collector_off
+from attnbench.schema.case import Case
 from attnbench.schema.messages import CellTraced, Trace
 from attnbench.schema.profile import (
     Counter,
@@ -73,6 +74,11 @@ def trace_cell(asked: Trace, at: At = lambda stage: None) -> CellTraced:
     """
     if asked.case.device == "cpu":
         take_cores(asked.case.threads)
+    try:
+        costs = _costs(asked, at)
+    except TooManyOpsError as err:
+        reason = f"{err}: reduce --seq-lens, --layers or --new-tokens"
+        return CellTraced(impl=asked.impl, status="skipped", reason=reason)
     failed: list[Record] = []
     reporter = Reporter(
         at=lambda case, impl, stage: at(stage), record=lambda case, record: failed.append(record)
@@ -81,35 +87,52 @@ def trace_cell(asked: Trace, at: At = lambda stage: None) -> CellTraced:
     trials = prepare(entry, asked.seed, reporter)
     if not trials:
         return CellTraced(impl=asked.impl, status=failed[0].status, reason=failed[0].reason)
-    trial, profile, too_large = trials[asked.impl], None, None
+    trial, profile = trials[asked.impl], None
     with trial.stage("profile"):
-        try:
-            profile = _profile(trial, asked, at)
-        except TooManyOpsError as err:
-            too_large = str(err)
-    if too_large:
-        reason = f"{too_large}: reduce --seq-lens, --layers or --new-tokens"
-        return CellTraced(impl=asked.impl, status="skipped", reason=reason)
+        profile = _profile(trial, asked, costs, at)
     return CellTraced(
         impl=asked.impl, status=trial.status or "ok", reason=trial.reason, profile=profile
     )
 
 
-def _profile(trial: Trial, asked: Trace, at: At) -> Profile:
-    """The passes, each for one question: costs of ops, times, then memory and the trace."""
+def _built(case: Case, impl: str, seed: int) -> Trial:
+    """The cell with its inputs, built but not checked; `bound` is None where that failed."""
+    workload = WORKLOADS.get(case.workload)
+    tensors = workload.tensors(case)
+    workload.fill(case, tensors, Draw(seed=seed))
+    trial = Trial(impl=implementation(impl), case=case, tensors=tensors, checks_alone=True)
+    with trial.stage("build"):
+        trial.build()
+    return trial
+
+
+def _costs(asked: Trace, at: At) -> OpCosts | str:
+    """What its ops cost, by a first call of the cell before it is checked; or why it is unknown.
+
+    Raises:
+        TooManyOpsError: they are too many for a trace, which is found out before a long check.
+    """
+    if implementation(asked.impl).compiles:
+        return ""
+    at("costs")
+    settle()
+    try:
+        trial = _built(asked.case, asked.impl, asked.seed)
+        if trial.bound is None:
+            return trial.reason or ""  # and so will the check
+        with torch.set_grad_enabled(trial.bound.grad):
+            return op_costs(trial.bound.call, OPAQUE_FORMULAS, MOST_OPS)
+    except TooManyOpsError:
+        raise
+    except Exception as err:  # a formula's; one of the call itself comes up again
+        return classify(err, "costs")[1]
+
+
+def _profile(trial: Trial, asked: Trace, costs: OpCosts | str, at: At) -> Profile:
+    """The passes, each for one question: counters, times, then memory and the trace."""
     bound, case = trial.bound, trial.case
     assert bound is not None
-    notes: list[Note] = []
-    at("costs")
-    costs = None
-    if not trial.impl.compiles:
-        try:
-            costs = op_costs(bound.call, OPAQUE_FORMULAS, MOST_OPS)
-        except TooManyOpsError:
-            raise
-        except Exception as err:  # a formula's; one of the call itself comes up again
-            notes.append(Note("no-costs", {"error": classify(err, "costs")[1]}))
-    bound.refresh()  # a graph that a mode has watched is not one to be timed
+    notes = [Note("no-costs", {"error": costs})] if costs and isinstance(costs, str) else []
     clock = clock_for(case.device)
     target = Target(call=bound.call, grad=bound.grad, last_call_s=trial.last_call_s)
     at("warm-up")
@@ -128,7 +151,8 @@ def _profile(trial: Trial, asked: Trace, at: At) -> Profile:
     marks = ops.marks_of(session.profile.kineto_results.experimental_event_tree())
     changes = ops.memory_changes(marks[-1], case.device)
     memory = memory_of(changes, trial.metrics)
-    found = op_rows(seen, costs, changes if case.device == "cpu" else [])
+    known = costs if isinstance(costs, OpCosts) else None
+    found = op_rows(seen, known, changes if case.device == "cpu" else [])
     time_of = unprofiled(batches, target.calls, clock)
     profiled_us = fmean(call.total_us for call in seen) if seen else time_of.median_us
     launches = [us for call in seen for us in call.launches_us]
@@ -181,7 +205,7 @@ def _rounds(
             session = ops.run_session(target.call, device, row)
             seen.append(ops.fastest(ops.calls_of(session, device) or []))
     if device == "cpu":
-        return batches, seen
+        return batches, ops.least_disturbed(seen)
     session = ops.run_session(target.call, device, _ROUNDS, before=flush)
     return batches, ops.calls_of(session, device) or []
 
@@ -312,13 +336,8 @@ def run_alone(profile: Path, files: tuple[str, ...]) -> int:
     remember(case.threads)
     for file in files:
         load_file(file, replace=True)
-    workload = WORKLOADS.get(case.workload)
-    with phase("attnbench-inputs"):
-        tensors = workload.tensors(case)
-        workload.fill(case, tensors, Draw(seed=0))
-    trial = Trial(impl=implementation(cell.impl), case=case, tensors=tensors, checks_alone=True)
-    with trial.stage("build"), phase("attnbench-build"):
-        trial.build()
+    with phase("attnbench-build"):
+        trial = _built(case, cell.impl, 0)
     bound = trial.bound
     if bound is not None:
         with trial.stage("calls"):

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnbench.base import units
-from attnbench.report.tables import table
+from attnbench.report.tables import console, table
 from attnbench.schema.profile import Note, Profile
 from attnbench.theory.traits import case_label
 
 HEADER = ("op", "self time", "share", "calls", "rate", "bandwidth", "of ceiling", "allocates")
-_LONGEST = 28  # letters of an op's name: kernels have hundreds
+_LONGEST = 28  # letters of an op's name on 80 columns: kernels have hundreds
 _LEAST = 0.001  # of the time of a call
 _OTHER = {"instructions": "instructions", "cycles": "cycles", "cache-misses": "cache misses",
           "page-faults": "page faults", "context-switches": "context switches",
@@ -22,8 +22,8 @@ _WHY = {
     "no-perf": "not of this system",
 }
 _NOTES = {
-    "profiler-cost": "calls took {ratio:.3g} times as long under the profiler: self times of short"
-    " ops are too long",
+    "profiler-cost": "calls took {ratio:.3g} times as long under the profiler, which makes short"
+    " ops, and what is between them, longer",
     "compiled": "compiled code runs kernels that are no ops, in one row; FLOPs and bytes are not"
     " known of its ops",
     "no-costs": "FLOPs and bytes of the ops are unknown: {error}",
@@ -38,7 +38,7 @@ _NOTES = {
 }
 
 
-def rows(profile: Profile, most: int) -> list[tuple[str, ...]]:
+def rows(profile: Profile, most: int, longest: int = _LONGEST) -> list[tuple[str, ...]]:
     """A row for each of the ops with the longest self times, then the others, and the sum.
 
     Ops that take less than a thousandth of the time are among the others.
@@ -48,7 +48,7 @@ def rows(profile: Profile, most: int) -> list[tuple[str, ...]]:
     rest = profile.ops[len(own) :]
     found = [
         (
-            brief(op.name), units.time(op.self_us), _share(op.self_us, profile),
+            brief(op.name, longest), units.time(op.self_us), _share(op.self_us, profile),
             f"{op.count:.3g}", units.flop_rate(op.tflops), units.bandwidth(op.gbps),
             f"{100 * op.share:.0f} % {op.ceiling}" if op.share is not None else units.UNKNOWN,
             units.size(op.allocated_bytes) if op.allocated_bytes else units.UNKNOWN,
@@ -71,7 +71,8 @@ def brief(name: str, longest: int = _LONGEST) -> str:
 def text(profile: Profile, most: int = 10) -> str:
     """The table, ready to print."""
     spare = ("allocates", "bandwidth", "calls")
-    return table(HEADER, rows(profile, most), right=HEADER[1:], spare=spare)
+    longest = min(_LONGEST + max(0, console().width - 80), 100)
+    return table(HEADER, rows(profile, most, longest), right=HEADER[1:], spare=spare)
 
 
 def head(profile: Profile) -> str:
