@@ -60,6 +60,7 @@ _ROUNDS, _FEWEST_ROUNDS, _BUDGET_S = 15, 6, 6.0
 # In a row, of batches and of profiled calls each, the fastest of which counts; a long call is made
 # fewer times, in a round of about this length.
 _IN_A_ROW, _ROUND_US = 8, 100_000.0
+_SHORT_US, _MOST_CALLS = 2_000.0, 100
 _PATIENCE_US = 10e6  # a round above this is one of three
 _TRACED_CALLS, _COUNTED = 3, 10
 _COSTLY = 1.05  # the profiler's own share of a call that is worth a note
@@ -202,7 +203,9 @@ def _rounds(
             tried = [clock.batch(target.call, target.calls) for _ in range(row)]
         batches.append(min(tried, key=lambda batch: (batch.disturbed, batch.own_us)))
         if device == "cpu":
-            session = ops.run_session(target.call, device, row)
+            # Short calls often: the first few find other things in the caches.
+            more = min(_MOST_CALLS, int(_SHORT_US / max(target.each_us, 1.0)))
+            session = ops.run_session(target.call, device, max(row, more))
             seen.append(ops.fastest(ops.calls_of(session, device) or []))
     if device == "cpu":
         return batches, ops.least_disturbed(seen)
