@@ -93,8 +93,6 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
         raise UsageError(f"{len(impls)} implementations given; one is profiled, two are compared")
     case, settings, line = _case(impls[0], options)
     with _subjects(impls, options, settings) as subjects:
-        if line:
-            say(line)
         with _new_folder(options["output"], options["name"]) as folder:
             parts: list[Part] = []
             for subject, letter in zip(subjects, "ab", strict=False):
@@ -106,6 +104,8 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
                 own = {Path(name).name: Path(name).read_text() for name in subject.settings.files}
                 made = profile_subject(subject, case, place)
                 parts.append(Part(profile=made, folder=place, files=own))
+            if line:
+                say(line)
             _show(folder, parts, options["top"])
     if bundle is not None:
         write_bundle(bundle, folder, parts)

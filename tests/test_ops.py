@@ -1,0 +1,212 @@
+"""The profiler's events as self times, memory and costs: fabricated events, then torch's own."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.measure import counters, ops
+from attnbench.measure.opcosts import TooManyOpsError, op_costs
+from attnbench.measure.probes import count_flops
+from attnbench.theory.costs import OPAQUE_FORMULAS
+from tests.test_profiling import Event as KinetoEvent
+
+
+def node(name: str, us: float, *children: Any, begin_us: float = 0.0) -> Any:
+    """An event of the tree, `us` long."""
+    return SimpleNamespace(
+        name=name, tag=SimpleNamespace(name="TorchOp"), children=list(children),
+        duration_time_ns=round(1000 * us), start_time_ns=round(1000 * begin_us),
+    )  # fmt: skip
+
+
+def allocation(size: int, address: int, at_us: float, device: str = "cpu") -> Any:
+    """A change of memory in the tree; below 0 a free."""
+    typed = SimpleNamespace(ptr=address, alloc_size=size, device=torch.device(device))
+    return SimpleNamespace(
+        name="[memory]", tag=SimpleNamespace(name="Allocation"), children=[], typed=(None, typed),
+        duration_time_ns=0, start_time_ns=round(1000 * at_us),
+    )  # fmt: skip
+
+
+def test_self_times_and_gaps_of_a_call_add_up_to_all_of_it():
+    matmul = node("aten::matmul", 60, node("aten::expand", 3), node("aten::bmm", 50))
+    clone = node("aten::contiguous", 12, node("aten::clone", 10, node("aten::copy_", 9)))
+    found = ops.cpu_call(node(ops.CALL, 100, matmul, clone))
+    assert found.self_us == {
+        "aten::matmul": 7, "aten::expand": 3, "aten::bmm": 50,
+        "aten::contiguous": 2, "aten::clone": 10,
+    }  # fmt: skip
+    assert found.gaps_us == 28
+    assert sum(found.self_us.values()) + found.gaps_us == found.total_us == 100
+
+
+def test_what_an_op_calls_inside_of_its_kernel_belongs_to_it():
+    scalar = node("aten::to", 4, node("aten::_to_copy", 3, node("aten::copy_", 2)))
+    found = ops.cpu_call(node(ops.CALL, 20, node("aten::mul", 15, scalar)))
+    assert found.self_us == {"aten::mul": 15}
+
+
+def test_scopes_and_the_engine_of_autograd_are_gaps_and_compiled_code_is_a_row():
+    inside = node("autograd::engine::evaluate_function: BmmBackward0", 30,
+                  node("BmmBackward0", 25, node("aten::bmm", 20)))  # fmt: skip
+    compiled = node("Torch-Compiled Region: 0/0", 40, node("aten::mm", 10))
+    found = ops.cpu_call(node(ops.CALL, 100, node("my scope", 35, inside), compiled))
+    assert found.self_us == {"aten::bmm": 20, "aten::mm": 10, ops.COMPILED: 30}
+    assert found.gaps_us == 40
+
+
+def test_what_other_work_took_from_a_call_is_taken_off_all_its_times_alike():
+    call = node(ops.CALL, 100, node("aten::bmm", 80))
+    assert ops.cpu_call(call, 0.99).self_us == {"aten::bmm": 80}
+    halved = ops.cpu_call(call, 0.5)
+    assert (halved.total_us, halved.self_us, halved.gaps_us) == (50, {"aten::bmm": 40}, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "composite"),
+    [("matmul", True), ("contiguous", True), ("softmax", True), ("reshape", True),
+     ("scaled_dot_product_attention", True), ("bmm", False), ("clone", False), ("copy_", False),
+     ("_softmax", False), ("view", False), ("sum", False), ("mul", False)],
+)  # fmt: skip
+def test_composite_ops_are_told_from_those_that_are_handed_to_kernels(name, composite):
+    assert (f"aten::{name}" in ops.composite_ops()) == composite
+
+
+def seen(total_us: float, alone: float = 1.0, **self_us: float) -> ops.CallSeen:
+    return ops.CallSeen(
+        total_us=total_us, counts=ops.Counter(dict.fromkeys(self_us, 1)), self_us=self_us,
+        gaps_us=0.0, alone=alone,
+    )  # fmt: skip
+
+
+def test_calls_are_chosen_by_who_had_the_core_and_by_time_only_among_those():
+    disturbed, slow, quick = seen(5, 0.5), seen(12, 0.99), seen(11, 1.0)
+    assert ops.fastest([disturbed, slow, quick]) is quick
+    assert ops.fastest([disturbed, seen(4, 0.3)]) is disturbed
+    assert ops.least_disturbed([disturbed, slow, quick, seen(9)]) == [slow, quick, seen(9)]
+    assert len(ops.least_disturbed([seen(1, x / 10) for x in range(1, 9)])) == 4
+
+
+def test_self_times_are_means_longest_first_and_an_op_that_now_and_then_runs_counts_as_that():
+    found = ops.self_times([seen(30, a=10, b=20), seen(30, a=14, b=16), seen(40, a=12, b=18, c=3)])
+    assert [(x.name, x.calls, x.self_us) for x in found] == [
+        ("b", 1, 18), ("a", 1, 12), ("c", pytest.approx(1 / 3), 1),
+    ]  # fmt: skip
+    assert (found[1].low_us, found[1].high_us) == (11, 13)
+
+
+def launches(*rows: tuple[str, float, float, float]) -> list[Any]:
+    """Events of one marked call: kernels with the times of their launch, begin and end, in µs."""
+    events = [KinetoEvent(ops.CALL, (0, 1_000_000))]
+    for number, (name, launch, begin, end) in enumerate(rows, start=1):
+        at = round(1000 * launch)
+        events.append(KinetoEvent("cudaLaunchKernel", (at, at + 500), id_=number))
+        span = (round(1000 * begin), round(1000 * end))
+        events.append(KinetoEvent(name, span, gpu=True, id_=number))
+    return events
+
+
+def test_kernels_of_a_call_have_self_times_gaps_and_the_time_from_their_launch():
+    events = [
+        *launches(("gemm", 10, 20, 50), ("softmax", 12, 50, 60), ("gemm", 70, 80, 100)),
+        KinetoEvent("aten::bmm", (9_000, 11_000)),
+        KinetoEvent("aten::copy_", (9_500, 10_500)),  # inside: the outer op is who asked
+        KinetoEvent("aten::matmul", (8_000, 12_500)),  # composite: not who launches
+        KinetoEvent("aten::_softmax", (11_500, 13_000)),
+        KinetoEvent("spin", (1, 2), gpu=True, id_=99),  # launched outside of the call
+    ]
+    (call,) = ops.gpu_calls(events) or []
+    assert call.self_us == {"gemm": 50, "softmax": 10}
+    assert (call.total_us, call.gaps_us, call.gaps) == (80, 20, 1)
+    assert call.counts == {"gemm": 2, "softmax": 1}
+    assert call.launches_us == (10, 38, 10)
+    assert call.launched_by == {"gemm": {"aten::bmm", ""}, "softmax": {"aten::_softmax"}}
+
+
+def test_where_a_kernel_was_lost_there_are_no_calls_rather_than_wrong_ones():
+    whole = launches(("gemm", 10, 20, 50), ("softmax", 12, 50, 60))
+    assert ops.gpu_calls(whole) is not None
+    assert ops.gpu_calls(whole[:-1]) is None
+    assert ops.gpu_calls([KinetoEvent(ops.CALL, (0, 10))]) is None
+
+
+def test_allocations_belong_to_the_op_whose_kernel_made_them_and_frees_of_older_memory_to_nobody():
+    clone = node("aten::clone", 9, node("aten::empty_like", 3, allocation(400, 2, 22)))
+    call = node(
+        ops.CALL, 90,
+        allocation(-64, 7, 21),  # from before the call
+        node("aten::contiguous", 10, clone),
+        node("aten::bmm", 40, allocation(1000, 3, 30), allocation(999, 4, 31, "cuda")),
+        allocation(-400, 2, 80),
+        begin_us=20,
+    )  # fmt: skip
+    assert ops.memory_changes(call, "cpu") == [
+        (2.0, 400, "aten::clone"), (10.0, 1000, "aten::bmm"), (60.0, -400, None),
+    ]  # fmt: skip
+    assert ops.memory_changes(call, "cuda") == [(11.0, 999, "aten::bmm")]
+
+
+def test_flops_of_the_ops_add_up_to_what_torch_counts():
+    q = torch.randn(1, 2, 16, 8, requires_grad=True)
+
+    def call() -> Any:
+        o = torch.nn.functional.scaled_dot_product_attention(q, q, q) @ q.mT
+        return torch.autograd.grad(o.sum(), q)
+
+    found = op_costs(call, OPAQUE_FORMULAS, 1000)
+    assert found.flops.total() == count_flops(call, OPAQUE_FORMULAS)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "op", "bytes_"),
+    [
+        (lambda x: x.transpose(0, 1).contiguous(), "clone", 2 * 800),  # read and written
+        (lambda x: x.mul_(2.0), "mul_", 2 * 800),
+        (lambda x: x.copy_(torch.ones(20)), "copy_", 800 + 80),  # what was there is not read
+        (lambda x: x + torch.ones(1, 20).expand(10, 20), "add", 800 + 80 + 800),
+        (lambda x: x + x, "add", 2 * 800),  # the same tensor is read once
+        (lambda x: torch.sum(x, 0, out=torch.empty(20)), "sum", 800 + 80),
+    ],
+)
+def test_bytes_are_those_that_an_op_must_read_and_write(call, op, bytes_):
+    assert op_costs(lambda: call(torch.ones(10, 20)), {}, 100).bytes[f"aten::{op}"] == bytes_
+
+
+def test_what_only_describes_memory_has_no_bytes():
+    found = op_costs(lambda: torch.ones(10, 20).view(20, 10).expand(3, 20, 10).mT, {}, 100)
+    assert set(found.bytes) == {"aten::ones"}
+
+
+def test_a_call_with_more_ops_than_a_trace_can_take_is_stopped():
+    x = torch.ones(1)
+    assert op_costs(lambda: [x + 1 for _ in range(9)], {}, 9).counts.total() == 9
+    with pytest.raises(TooManyOpsError, match="more than 9 ops"):
+        op_costs(lambda: [x + 1 for _ in range(10)], {}, 9)
+
+
+def test_a_session_marks_each_call_and_leaves_out_the_first():
+    x, times = torch.ones(4), []
+    session = ops.run_session(lambda: x + x, "cpu", 3, before=lambda: times.append(x * 2))
+    found = ops.calls_of(session, "cpu")
+    assert len(times) == len(found) == len(session.alone) == 3
+    assert [call.counts for call in found] == [{"aten::add": 1}] * 3, "what is before is not in it"
+
+
+def test_counters_of_the_system_are_of_one_call_and_unknown_ones_have_a_reason(monkeypatch):
+    import mmap
+
+    def touch() -> None:
+        with mmap.mmap(-1, 64 * mmap.PAGESIZE) as fresh:
+            for page in range(64):
+                fresh[page * mmap.PAGESIZE] = 1
+
+    found = counters.count(touch, 5)
+    assert found.keys() == counters.EVENTS.keys()
+    for value, why in found.values():
+        assert (value is None) != (why is None)
+    faults, why = found["page-faults"]
+    assert why in ("forbidden", "no-perf") if faults is None else faults >= 64
+    monkeypatch.setattr(counters, "_open", lambda kind, number: "forbidden")
+    assert set(counters.count(touch, 1).values()) == {(None, "forbidden")}
