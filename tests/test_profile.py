@@ -1,5 +1,7 @@
 """A profile: its file, its rules, and what the command shows of it."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -28,21 +30,19 @@ MEMORY = Memory(
 )  # fmt: skip
 
 
-def profile(**fields):
+def profile(**given):
     """A small profile: two ops of 90 µs in a call of 100."""
-    return Profile(
-        **{
-            "case": CASE.to_json(), "impl": "naive", "label": "naive", "environment": {},
-            "ceilings": {}, "time": TIME, "profiled_us": 105.0, "calls": 8, "gaps_us": 15.0,
-            "ops": (
-                Op(name="aten::bmm", count=2, self_us=60.0, flops=6e6, bytes=1.2e6),
-                Op(name="aten::_softmax", count=1, self_us=30.0),
-            ),
-            "memory": MEMORY, "counters": {"cycles": Counter(None, "unsupported")},
-            "notes": (Note("profiler-cost", {"ratio": 1.05}),),
-        }
-        | fields
-    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "case": CASE.to_json(), "impl": "naive", "label": "naive", "environment": {},
+        "ceilings": {}, "time": TIME, "profiled_us": 105.0, "calls": 8, "gaps_us": 15.0,
+        "ops": (
+            Op(name="aten::bmm", count=2, self_us=60.0, flops=6e6, bytes=1.2e6),
+            Op(name="aten::_softmax", count=1, self_us=30.0),
+        ),
+        "memory": MEMORY, "counters": {"cycles": Counter(None, "unsupported")},
+        "notes": (Note("profiler-cost", {"ratio": 1.05}),),
+    }  # fmt: skip
+    return Profile(**fields | given)
 
 
 def test_a_profile_comes_back_from_its_file_as_it_was(tmp_path):

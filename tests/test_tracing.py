@@ -5,6 +5,7 @@ import json
 import runpy
 import shlex
 import sys
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from attnbench.execution.profiling import commands, with_share
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RunWriter
 from attnbench.measure import ops
+from attnbench.measure.clock import HostClock
 from attnbench.measure.opcosts import OpCosts
 from attnbench.measure.sampling import Target
 from attnbench.schema.case import Case
@@ -145,7 +147,7 @@ def test_costs_that_cannot_be_counted_are_unknown_and_the_note_says_why(tmp_path
 
 def call(counts, launched_by=None):
     return ops.CallSeen(
-        total_us=10.0, counts=ops.Counter(counts), self_us=dict.fromkeys(counts, 1.0),
+        total_us=10.0, counts=Counter(counts), self_us=dict.fromkeys(counts, 1.0),
         gaps_us=0.0, launched_by=launched_by or {},
     )  # fmt: skip
 
@@ -176,7 +178,7 @@ def test_memory_has_its_peak_and_the_op_that_reached_it():
     found = memory_of(changes, {"memory_outputs_bytes": 600, "memory_workspace_bytes": 500})
     assert [point.live_bytes for point in found.timeline] == [400, 1000, 600]
     assert (found.peak_bytes, found.peak_op, found.traced_bytes) == (1000, "b", 400)
-    trial = SimpleNamespace(impl=SimpleNamespace(compiles=False), case=CASE)
+    trial = Trial(impl=IMPLEMENTATIONS.get("naive"), case=CASE, tensors={})
     (note,) = tracing._notes(trial, profile().time, 100.0, found, 1.0)
     assert (note.code, note.figures) == (
         "memory-differs", {"traced_bytes": 400, "measured_bytes": 500},
@@ -193,17 +195,15 @@ def test_samples_and_the_profiler_take_turns_but_on_a_gpu_nothing_is_timed_after
         did.append("profiler")
         return [SimpleNamespace(alone=1.0, total_us=1.0)] * calls
 
-    class Clock:
-        l2, timer, resolution_us = "warm", "host", 0.1
-
+    class Steady(HostClock):
         def batch(self, call, calls):
             did.append("batch")
             return Batch(time_us=10.0, e2e_us=10.0)
 
-    monkeypatch.setattr(tracing.ops, "run_session", session)
-    monkeypatch.setattr(tracing.ops, "calls_of", lambda found, device: found)
+    monkeypatch.setattr(ops, "run_session", session)
+    monkeypatch.setattr(ops, "calls_of", lambda found, device: found)
     target = Target(call=lambda: None, calls=1, each_us=40_000.0)
-    batches, seen = tracing._rounds(target, Clock(), device, lambda stage: None)
+    batches, seen = tracing._rounds(target, Steady(), device, lambda stage: None)
     turns = [*["batch", "profiler"] * 3] if device == "cpu" else [*["batch"] * 3, "profiler"]
     assert did == turns
     assert len(batches) == len(seen) == 3
@@ -340,7 +340,7 @@ def test_a_cell_of_a_run_is_profiled_with_its_file_and_a_second_name_in_its_case
     assert "largest n of 2" in lines[0]
     assert [line.split()[0] for line in lines[4:6]] == [op.name for op in found.ops[:2]]
     assert lines[6].split()[1] == "more"
-    assert str(tmp_path / "own" / "trace.json.gz") in lines[-1]
+    assert f"trace: {tmp_path / 'own' / 'trace.json.gz'}" in done.stdout
     assert_refused(cli(*arguments), "own", "--name")
     assert_refused(cli(*arguments[:-2], "--masks", "causal"), "no ok record of own")
     assert_refused(cli(*arguments[:-2], "--masks", "causal,full"), "one value")

@@ -92,21 +92,23 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
     if len(impls) > 2:
         raise UsageError(f"{len(impls)} implementations given; one is profiled, two are compared")
     case, settings, line = _case(impls[0], options)
-    with _subjects(impls, options, settings) as subjects:
-        with _new_folder(options["output"], options["name"]) as folder:
-            parts: list[Part] = []
-            for subject, letter in zip(subjects, "ab", strict=False):
-                place = folder
-                if len(subjects) > 1:
-                    (place := folder / letter).mkdir()
-                if sys.stderr.isatty():
-                    click.echo(f"profiling {subject.label} …", err=True)
-                own = {Path(name).name: Path(name).read_text() for name in subject.settings.files}
-                made = profile_subject(subject, case, place)
-                parts.append(Part(profile=made, folder=place, files=own))
-            if line:
-                say(line)
-            _show(folder, parts, options["top"])
+    with (
+        _subjects(impls, options, settings) as subjects,
+        _new_folder(options["output"], options["name"]) as folder,
+    ):
+        parts: list[Part] = []
+        for subject, letter in zip(subjects, "ab", strict=False):
+            place = folder
+            if len(subjects) > 1:
+                (place := folder / letter).mkdir()
+            if sys.stderr.isatty():
+                click.echo(f"profiling {subject.label} …", err=True)
+            own = {Path(name).name: Path(name).read_text() for name in subject.settings.files}
+            made = profile_subject(subject, case, place)
+            parts.append(Part(profile=made, folder=place, files=own))
+        if line:
+            say(line)
+        _show(folder, parts, options["top"])
     if bundle is not None:
         write_bundle(bundle, folder, parts)
         files = ", ".join(dict.fromkeys(name for part in parts for name in part.files))
