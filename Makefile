@@ -5,7 +5,7 @@ BIN := .venv/bin
 OUT ?= results/gpu
 LIMIT ?= 270
 
-.PHONY: bench test lint mutants gate benchmark validate gpu gpu-verify gpu-rehearsal clean
+.PHONY: bench test lint mutants gate history benchmark validate gpu gpu-verify gpu-rehearsal clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
@@ -30,6 +30,13 @@ mutants: .venv/installed
 gate: .venv/installed
 	$(BIN)/attnbench gate $(if $(BASE),--base $(BASE)) $(if $(BUDGET),--budget $(BUDGET)) --advisory
 
+# One more run of the preset quick in the history under HISTORY, which is drawn again (a minute).
+HISTORY ?= results/history
+history: .venv/installed
+	$(BIN)/attnbench sweep --preset quick
+	$(BIN)/attnbench history $(HISTORY) --add latest
+	$(BIN)/attnbench history $(HISTORY)
+
 # Speed is measured here and never asserted in a test.
 benchmark: .venv/installed
 	$(BIN)/pytest tests/benchmarks -o addopts= --benchmark-only --benchmark-columns=min,median,iqr,rounds
@@ -38,8 +45,9 @@ benchmark: .venv/installed
 # are timer (20 minutes), tools (minutes), scaling (minutes), laws (minutes) and gate (hours); and
 # perplexity (ten minutes), which trains small models for the notes' claims about those; positions
 # draws docs/positions.md's tables from a run, approximation (a minute) errors against features and
-# rank. All but tools, scaling, positions and approximation go on where they stopped. Without PART the
-# statistical tests. ARGS goes to the part: make validate PART=scaling ARGS=--help
+# rank; history (a minute) has fabricated histories searched. All but tools, scaling, positions,
+# approximation and history go on where they stopped. Without PART the statistical tests. ARGS goes to
+# the part: make validate PART=scaling ARGS=--help
 validate: .venv/installed
 	$(BIN)/python -m $(if $(PART),tests.validation $(PART) $(ARGS),pytest tests/validation $(ARGS))
 

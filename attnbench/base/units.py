@@ -99,6 +99,11 @@ def flop_rate(tflops: float | None) -> str:
     return _scaled(tflops, _RATES)
 
 
+def time_unit(time_us: float) -> tuple[float, str]:
+    """Return the unit in which `time` writes a duration: in µs, and its name."""
+    return _unit(time_us, _TIMES)
+
+
 def rate_unit(tflops: float) -> tuple[float, str]:
     """Return the unit in which `flop_rate` writes a rate: in TFLOP/s, and its name."""
     return _unit(tflops, _RATES)

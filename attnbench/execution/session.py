@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from attnbench.base.commit import commit_of
 from attnbench.base.files import check_name
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution.process import Settings
@@ -102,6 +103,7 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         info = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "attnbench": __version__,
+            **commit_of(Path.cwd()),
             "options": request.options,
             "settings": asdict(request.settings),
             "environment": catalogue.environment,

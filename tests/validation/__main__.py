@@ -1,4 +1,4 @@
-"""Evidence for the rules of attnbench: `python -m tests.validation timer|tools|scaling|laws|gate`.
+"""Evidence for the rules of attnbench: `python -m tests.validation timer|tools|scaling|gate|…`.
 
 `make validate PART=scaling` runs one part with its defaults. The parts keep what they found in a
 folder under results/; `timer`, `laws`, `gate` and `perplexity` go on where they stopped. That last
@@ -347,6 +347,32 @@ def perplexity(steps: int, rate: float, **options: Any) -> None:
     _show(tables(summary), path / PAGE, facts(summary), noted=True)
     if summary["interrupted"]:
         raise SystemExit(ExitCode.INTERRUPTED)
+
+
+@main.command()
+@click.option(
+    "--seeds", type=click.IntRange(min=1), default=20, show_default=True,
+    help="Histories fabricated in each noise.",
+)  # fmt: skip
+@click.option(
+    "--runs", type=click.Path(path_type=Path),
+    help="A folder of runs of one code, as of attnbench history, to take the noise `busy` from"
+    " [what noise.json has].",
+)  # fmt: skip
+@output_option
+@click.option("--name", default="selftest-history", show_default=True, help="The folder.")
+def history(**options: Any) -> None:
+    """Count which steps `attnbench history` finds in fabricated histories of 200 runs.
+
+    Steps of 10 % in the noise that runs of identical code showed; nothing is timed. Exits 1 if in
+    the calm noise fewer than 95 % of the series have four of five found and at most one false.
+    """
+    from tests.validation.history.session import PAGE, Request, examine, tables
+
+    path, summary = examine(Request(**options), _tell)
+    _show(tables(summary), path / PAGE, noted=True)
+    if not summary["met"]:
+        raise SystemExit(ExitCode.FINDING)
 
 
 def _tell(message: str) -> None:

@@ -1,0 +1,1 @@
+"""Runs over time: what is kept of each, and where their times changed for good."""

@@ -1,0 +1,206 @@
+"""What a history keeps of a run: one line of JSON with its times, and where it was measured.
+
+A line takes some 9 kB for 80 cells, so that years of a CI fit into one file.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from attnbench.analysis import times
+from attnbench.base.files import lock, write_whole
+from attnbench.base.jsontext import decode, encode
+from attnbench.errors import StoreError
+from attnbench.execution.store import INFO, Run, load_run
+from attnbench.theory.traits import case_label
+
+FILE = "history.jsonl"
+MACHINE = ("device", "device_name", "cores")  # another one is another series
+FACTS = (  # of its environment and settings: what a change in time may come from
+    "attnbench", "torch", "cuda", "driver", "python", "platform", "threads", "blas",
+    "cpu_capability", "matmul_precision", "allocator", "thread_env", "affinity", "cpu_quota",
+    "governor", "smt", "thp", "hypervisor", "processes", "min_time_s", "max_time_s", "l2", "timer",
+)  # fmt: skip
+Time = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class CellLine(msgspec.Struct, frozen=True, array_like=True):
+    """A cell of a run: its time with the interval in µs, and the group that it took turns in.
+
+    `group` is a case in it, as its own name is another one in every run.
+    """
+
+    case_id: str
+    impl: str
+    label: str
+    time_us: Time
+    low_us: Time | None = None
+    high_us: Time | None = None
+    group: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What identifies the cell from run to run."""
+        return self.case_id, self.impl
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run in its history; `dirty`: files differed from the commit. Unknown is None."""
+
+    schema: Literal[1] = 1
+    run: str
+    created: str
+    commit: str | None = None
+    dirty: bool | None = None
+    environment: dict[str, Any]
+    cells: tuple[CellLine, ...]
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What tells it from other runs: names alone come again, in a CI every time."""
+        return self.created, self.run
+
+    @property
+    def when(self) -> datetime:
+        """When the run was made; a time without a zone is taken as UTC."""
+        found = datetime.fromisoformat(self.created)
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+    @property
+    def machine(self) -> tuple[Any, ...]:
+        """Times of two machines are never compared."""
+        return tuple(self.environment.get(name) for name in MACHINE)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Of its environment what times may hang on; what is not known is left out."""
+        return {name: self.environment[name] for name in FACTS if name in self.environment}
+
+
+def entry_of(run: Run) -> Entry:
+    """What is kept of a run: the cells that have a time which can be right.
+
+    Raises:
+        StoreError: the run does not say when it was made, or has no such cell.
+    """
+    info = run.info
+    known = info.get("environment") or {}
+    # What was asked for, under what there was: `threads` may be given as None.
+    facts = (info.get("settings") or {}) | known | {"attnbench": info.get("attnbench")}
+    cells, groups = (
+        [],
+        dict(sorted(((r.metrics.get("group"), r.cell.case.case_id) for r in run.records), key=str)),
+    )
+    for record in run.records:
+        time_us = times.time_us(record)
+        if time_us is None or times.suspect(record, known, time_us):
+            continue
+        low_us, high_us = times.interval_us(record) or (None, None)
+        case = record.cell.case
+        cells.append(
+            CellLine(
+                case.case_id, record.cell.impl, case_label(case), _brief(time_us),
+                low_us and _brief(low_us), high_us and _brief(high_us),
+                groups[group] if (group := record.metrics.get("group")) else "",
+            )
+        )  # fmt: skip
+    found = Entry(
+        run=run.run_id, created=str(info.get("created") or ""), commit=info.get("commit"),
+        dirty=info.get("dirty"), cells=tuple(cells),
+        environment={name: facts[name] for name in (*MACHINE, *FACTS) if name in facts},
+    )  # fmt: skip
+    if not cells:
+        raise StoreError(f"{run.path} has no cell with a time, and no place in a history")
+    _check(found, f"{run.path / INFO}")
+    return found
+
+
+def _brief(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _check(entry: Entry, where: str) -> None:
+    try:
+        _ = entry.when
+    except ValueError as err:
+        raise StoreError(
+            f"{where} does not say when the run was made (created: {entry.created!r})"
+        ) from err
+
+
+def read_file(file: Path) -> list[Entry]:
+    """The lines of a history; none where there is no file.
+
+    Raises:
+        StoreError: the file cannot be read, or a line is not one of ours; it is named.
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = decode(line, Entry)
+        except ValueError as err:
+            raise StoreError(
+                f"{file}, line {number} is damaged, or not from this version: {err}"
+            ) from err
+        _check(entry, f"{file}, line {number}")
+        found.append(entry)
+    return found
+
+
+def read(folder: Path) -> list[Entry]:
+    """The runs of a folder, from its `history.jsonl` and its run folders, the oldest first.
+
+    A run that is in both counts once.
+
+    Raises:
+        StoreError: there is no run, or something in the folder is damaged or of another schema.
+    """
+    runs = [entry_of(load_run(file.parent)) for file in sorted(folder.glob(f"*/{INFO}"))]
+    known = {entry.identity: entry for entry in [*read_file(folder / FILE), *runs]}
+    if not known:
+        raise StoreError(
+            f"no run in {folder}, neither as a folder nor in {FILE};"
+            f" add one with: attnbench history {folder} --add RUN"
+        )
+    return sorted(known.values(), key=lambda entry: (entry.when, entry.run))
+
+
+def add(folder: Path, run: Run, commit: str | None = None) -> Entry | None:
+    """Append a run to the history in `folder`, which is made; None where it is in it already.
+
+    `commit` replaces what the run says of it.
+
+    Raises:
+        StoreError: the run is unfinished or has no place in a history, which may be damaged, or
+            cannot be written.
+    """
+    if run.unfinished:
+        raise StoreError(f"{run.path} is unfinished: {run.unfinished}")
+    entry, file = entry_of(run), folder / FILE
+    if commit is not None:
+        entry = msgspec.structs.replace(entry, commit=commit, dirty=None)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as err:
+        raise StoreError(f"cannot write {file} ({err.strerror})") from err
+    try:
+        lock(descriptor, folder)  # of two that add at a time, none may be lost
+        known = read_file(file)
+        if any(old.identity == entry.identity for old in known):
+            return None
+        write_whole(file, "".join(f"{encode(one).decode()}\n" for one in [*known, entry]))
+    finally:
+        os.close(descriptor)
+    return entry

@@ -1,0 +1,185 @@
+"""The runs of each machine taken apart into lines: of the runs, of their groups, of every cell."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from attnbench.analysis.apart import CellTime, Key, taken_apart
+from attnbench.analysis.history.entries import Entry
+from attnbench.analysis.history.steps import Rules, Step, steps
+
+Kind = Literal["run", "group", "cell"]
+Verdict = Literal["regression", "improvement", "suspicious", "no change", "insufficient data"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+Why = Literal["few runs", "environment", "together"]
+NEAR = 2  # runs between a step as found and the change of environment that it goes along with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """What differs in the environment of run `at` from the run before: name, before, after."""
+
+    at: int
+    facts: tuple[tuple[str, Any, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A step at run `at` of the series, its verdict, and why it is no more than suspicious."""
+
+    step: Step
+    at: int
+    verdict: Verdict
+    why: tuple[Why, ...] = ()
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Times over the runs `at` of a series.
+
+    Of a cell: in µs without what is common to its run and group; of a run or a group: that, as a
+    ratio to its median.
+    """
+
+    kind: Kind
+    name: str
+    at: tuple[int, ...]
+    values: tuple[float, ...]
+    found: tuple[Found, ...]
+    enough: bool
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gravest of its steps'."""
+        if not self.enough:
+            return "insufficient data"
+        return min((f.verdict for f in self.found), key=VERDICTS.index, default="no change")
+
+    @property
+    def changed(self) -> tuple[bool, float]:
+        """By what lines are sorted: whether one of its steps is a finding, and the largest."""
+        sure = self.verdict in ("regression", "improvement")
+        return sure, max((abs(f.step.log) for f in self.found), default=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The runs of one machine, the oldest first, and their lines, what changed most first."""
+
+    runs: tuple[Entry, ...]
+    marks: tuple[Mark, ...]
+    lines: tuple[Line, ...]
+
+
+def history(entries: Iterable[Entry], rules: Rules) -> list[Series]:
+    """A series for each machine, the one with most runs first."""
+    machines: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        machines[tuple(map(str, entry.machine))].append(entry)
+    return [_series(runs, rules) for runs in sorted(machines.values(), key=len, reverse=True)]
+
+
+def _series(runs: Sequence[Entry], rules: Rules) -> Series:
+    apart = taken_apart(
+        [{c.key: CellTime(time_us=c.time_us, group=c.group) for c in run.cells} for run in runs]
+    )
+    labels = {cell.key: f"{cell.impl} {cell.label}" for run in runs for cell in run.cells}
+    home = {cell.key: cell.group for run in runs for cell in run.cells}
+    members: dict[str, set[str]] = defaultdict(set)
+    for run in runs:
+        for cell in run.cells:
+            members[cell.group].add(labels[cell.key])
+    cells: dict[Key, dict[int, float]] = defaultdict(dict)
+    groups: dict[str, dict[int, float]] = defaultdict(dict)
+    for number, (run, shift) in enumerate(zip(runs, apart.shifts, strict=True)):
+        moved: dict[str, dict[Key, float]] = defaultdict(dict)
+        for cell in run.cells:
+            log = math.log(cell.time_us / apart.levels_us[cell.key]) - shift.run
+            moved[cell.group][cell.key] = log
+        for group, logs in moved.items():
+            for key, log in logs.items():
+                others = [value for other, value in logs.items() if other != key]
+                own = log - (_centre(others) if group else 0.0)
+                cells[key][number] = math.log(apart.levels_us[key]) + own
+        for (group, _), value in shift.groups.items():
+            groups[group][number] = value
+    whole = {number: shift.run for number, shift in enumerate(apart.shifts)}
+    marks = tuple(_marks(runs))
+    tests = sum(max(0, len(line) - 1) for line in (whole, *groups.values(), *cells.values()))
+
+    def line(kind: Kind, name: str, logs: Mapping[int, float], common: Sequence[Line] = ()) -> Line:
+        at = tuple(logs)
+        found = tuple(
+            _judged(step, at[step.at], kind, rules, tests, marks, common)
+            for step in steps(list(logs.values()), rules, tests)
+        )
+        return Line(
+            kind=kind, name=name, at=at, values=tuple(map(math.exp, logs.values())), found=found,
+            enough=len(at) >= rules.fewest,
+        )  # fmt: skip
+
+    run_line = line("run", "the whole run", whole)
+    group_lines = {
+        group: line("group", _shared(members[group]), logs, [run_line])
+        for group, logs in groups.items()
+    }
+    cell_lines = [
+        line("cell", labels[key], logs, [run_line, *filter(None, [group_lines.get(home[key])])])
+        for key, logs in cells.items()
+    ]
+    shown = [run_line, *(one for one in group_lines.values() if one.found), *cell_lines]
+    shown.sort(key=lambda one: one.changed, reverse=True)
+    return Series(runs=tuple(runs), marks=marks, lines=tuple(shown))
+
+
+def _judged(
+    step: Step,
+    at: int,
+    kind: Kind,
+    rules: Rules,
+    tests: int,
+    marks: Iterable[Mark],
+    common: Iterable[Line],
+) -> Found:
+    """A finding, unless few runs, the environment or what is common may explain it."""
+    mark = next((mark for mark in marks if abs(mark.at - at) <= NEAR), None)
+    why: list[Why] = []
+    if step.p > rules.level / tests or min(step.before, step.after) < rules.confirm:
+        why.append("few runs")
+    if mark is not None:
+        why.append("environment")
+    along = any(abs(found.at - at) <= NEAR for line in common for found in line.found)
+    if kind != "cell" or along:
+        why.append("together")
+    verdict: Verdict = "regression" if step.log > 0 else "improvement"
+    return Found(
+        step=step, at=at, verdict="suspicious" if why else verdict, why=tuple(why), mark=mark
+    )
+
+
+def _centre(values: Sequence[float]) -> float:
+    """The median of the values and of 0; of two middle ones the one nearer to 0."""
+    ordered = sorted([*values, 0.0])
+    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
+
+
+def _marks(runs: Sequence[Entry]) -> Iterable[Mark]:
+    """Where facts that both runs know differ; one that an older version did not record is none."""
+    known: dict[str, Any] = {}
+    for at, run in enumerate(runs):
+        facts = run.facts
+        if found := tuple((n, known[n], v) for n, v in facts.items() if known.get(n, v) != v):
+            yield Mark(at=at, facts=found)
+        known |= facts
+
+
+def _shared(labels: Iterable[str]) -> str:
+    """The words that all labels have."""
+    words = [label.split() for label in labels]
+    counts = Counter(word for own in words for word in dict.fromkeys(own))
+    return " ".join(word for word in words[0] if counts[word] == len(words))
