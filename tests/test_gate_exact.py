@@ -133,9 +133,9 @@ def test_statuses_decide_unless_both_versions_are_right(base, candidate):
 def test_the_reason_says_which_side_lacks_it():
     assert verdict_of(Checked(status="absent"), ok()) == (
         "not comparable",
-        "new: the base has no such implementation",
+        "new: the base does not have it",
     )
-    removed = "removed: the candidate has no such implementation"
+    removed = "removed: the candidate does not have it"
     absent = Checked(status="absent", reason="it has no such implementation")
     assert verdict_of(ok(), absent) == ("not comparable", removed)
     assert verdict_of(side("incorrect"), ok()) == (

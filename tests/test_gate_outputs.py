@@ -102,7 +102,7 @@ def test_all_that_is_not_ok_has_its_reason_and_controls_say_what_they_showed():
             "✗ naive n=128: wrong result: o is off by 0.31 at [0, 1, 5, 7]",
             "✗ sdpa n=1024: workspace grew from 2.0 MiB to 4.0 MiB",
             "note: kernels: +aten::clone",
-            "– naive n=256: new: the base has no such implementation",
+            "– naive n=256: new: the base does not have it",
             "✗ naive n=512: failed in 5 rounds: crashed: killed by signal 11",
         ],
         "blind": [

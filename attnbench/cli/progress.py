@@ -26,10 +26,10 @@ from attnbench.base import units
 from attnbench.cli.options import say, wrapped
 from attnbench.execution.checks import CheckResult
 from attnbench.execution.session import Listener
-from attnbench.gate.decide.data import Round
+from attnbench.gate.decide.data import GateCell, Round
 from attnbench.planning.plan import Plan, jobs_of, work
 from attnbench.schema.case import Case
-from attnbench.schema.record import Cell, Record
+from attnbench.schema.record import Record
 from attnbench.theory.traits import case_label
 
 # What a cell costs whatever its size, as multiply-adds: checks, probes and samples of a small one.
@@ -212,7 +212,7 @@ class GateDisplay(_Display):
             self.say(before + words)
         self._last = words
 
-    def planned(self, cells: tuple[Cell, ...]) -> None:
+    def planned(self, cells: tuple[GateCell, ...]) -> None:
         """Say how many cells are watched."""
         self.say(f"{len(cells)} cell{'s' * (len(cells) != 1)}")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 from msgspec import Struct
 
-from attnbench.schema.record import Cell, Status
+from attnbench.gate.decide.data import Benchmark
+from attnbench.schema.record import Status
+
+CellT = TypeVar("CellT")
 
 
-class VariantConfig(Struct, frozen=True, kw_only=True):
+class VariantConfig(Struct, Generic[CellT], frozen=True, kw_only=True):
     """What the process of a variant is told first: its code, which imports nothing of `other_root`.
 
     `references` is the folder of the float64 results that all rounds share; `cpu` what it is pinned
@@ -17,12 +22,24 @@ class VariantConfig(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     root: str
     other_root: str
-    cells: dict[int, Cell]
+    cells: dict[int, CellT]
     references: str
     device: str
     threads: int | None
     seed: int
     cpu: int | None
+
+
+class BenchmarksConfig(Struct, frozen=True, kw_only=True):
+    """What a process that runs tests is told first: `variant`, whose files are theirs.
+
+    `folder`, where pytest runs with these `arguments`, and its `rootdir` are relative to the root.
+    """
+
+    variant: VariantConfig[Benchmark]
+    folder: str
+    rootdir: str
+    arguments: tuple[str, ...]
 
 
 class Preparing(Struct, frozen=True, tag=True):
@@ -51,6 +68,12 @@ class Refused(Struct, frozen=True, tag=True):
     reason: str
 
 
+class EnterCell(Struct, frozen=True, tag="enter"):
+    """Ask for a test to be run up to what it times, once that before it has ended."""
+
+    cell: int
+
+
 class TakeSample(Struct, frozen=True, tag="sample"):
     """Ask for batches of so many calls, slowed by a share where `slowdown` is given.
 
@@ -67,6 +90,7 @@ class TakeSample(Struct, frozen=True, tag="sample"):
 class VerifyCell(Struct, frozen=True, tag="verify"):
     """Ask whether the result is right once the inputs changed, and how long that call takes.
 
+    Of a test: whether it passes, with what stands in it after what it times.
     Beyond `remembered` times `fastest_us`, the fastest timed call, it is tried more than once.
     """
 
@@ -79,7 +103,11 @@ class ReadCounters(Struct, frozen=True, tag="counters"):
     """Ask for the counters of the process."""
 
 
-RoundRequest = TakeSample | VerifyCell | ReadCounters
+RoundRequest = EnterCell | TakeSample | VerifyCell | ReadCounters
+
+
+class CellEntered(Struct, frozen=True, tag=True):
+    """Answers `EnterCell`: what the test times is warm."""
 
 
 class SampleTaken(Struct, frozen=True, tag=True):
@@ -109,5 +137,12 @@ class CountersRead(Struct, frozen=True, tag=True):
 
 
 RoundAnswer = (
-    Preparing | Prepared | Refused | CellFailed | SampleTaken | CellVerified | CountersRead
+    Preparing
+    | Prepared
+    | Refused
+    | CellFailed
+    | CellEntered
+    | SampleTaken
+    | CellVerified
+    | CountersRead
 )

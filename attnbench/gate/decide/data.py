@@ -64,6 +64,21 @@ class Rules:
         return self.threshold / 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A test that uses pytest's fixture `benchmark`: a cell of `pytest --attnbench-gate`.
+
+    `impl` is its node id, which stands where that of other cells names the implementation.
+    """
+
+    impl: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {"impl": self.impl}
+
+
+GateCell = Cell | Benchmark
 VersionName = Literal["base", "candidate"]
 
 
@@ -272,7 +287,7 @@ class GateRun:
     rules: Rules
     base: Version
     candidate: Version
-    cells: tuple[Cell, ...]
+    cells: tuple[GateCell, ...]
     checks: Mapping[CellNumber, Mapping[VersionName, Checked]]
     rounds: tuple[Round, ...]
     environment: Mapping[str, Any]

@@ -160,9 +160,9 @@ def verdict_of(base: Checked, candidate: Checked) -> tuple[Verdict, str] | None:
         also = " (the base's is wrong, too)" if base.status == "incorrect" else ""
         return "incorrect", f"{_with_reason(words, candidate)}{also}"
     if candidate.status == "absent":
-        why = "removed: the candidate has no such implementation"
+        why = "removed: the candidate does not have it"
     elif base.status == "absent":
-        why = "new: the base has no such implementation"
+        why = "new: the base does not have it"
         if candidate.status != "ok":
             why += f"; {_with_reason(candidate.status, candidate)}"
     else:

@@ -10,8 +10,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import Stage, VersionName
-from attnbench.schema.record import Cell
+from attnbench.gate.decide.data import GateCell, Stage, VersionName
 
 Verdict = Literal[
     "incorrect", "regressed", "inconclusive", "not timed", "not comparable", "improved", "ok"
@@ -44,7 +43,7 @@ class Row:
     against the candidate.
     """
 
-    cell: Cell
+    cell: GateCell
     verdict: Verdict
     reason: str
     changes: tuple[Change, ...] = ()

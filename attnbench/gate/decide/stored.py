@@ -18,7 +18,7 @@ from attnbench.base.files import write_whole
 from attnbench.base.jsontext import decode, encode
 from attnbench.base.registry import nearest
 from attnbench.errors import StoreError, UsageError
-from attnbench.gate.decide.data import GateRun, Round
+from attnbench.gate.decide.data import Benchmark, GateRun, Round
 from attnbench.gate.decide.outcome import Outcome
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
@@ -33,8 +33,8 @@ class _Created(Struct):
 
 
 class _StoredCell(Struct):
-    case: dict[str, Any]
     impl: str
+    case: dict[str, Any] | None = None  # of a test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,10 @@ def run_of(text: bytes, kept_rounds: Sequence[bytes] = ()) -> GateRun:
     stored = decode(text, _StoredRun)
     values = {item.name: getattr(stored, item.name) for item in fields(GateRun)}
     values["cells"] = tuple(
-        Cell(case=Case.from_json(cell.case), impl=cell.impl) for cell in stored.cells
+        Benchmark(impl=cell.impl)
+        if cell.case is None
+        else Cell(case=Case.from_json(cell.case), impl=cell.impl)
+        for cell in stored.cells
     )
     values["rounds"] = tuple(decode(line, Round) for line in kept_rounds) or stored.rounds
     return GateRun(**values)

@@ -25,6 +25,7 @@ from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import (
     Checked,
     ExactMetrics,
+    GateCell,
     GateRun,
     Round,
     RoundFacts,
@@ -35,6 +36,7 @@ from attnbench.gate.decide.data import (
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import beyond_timing, comparable
 from attnbench.gate.run.environments import interpreter_of
+from attnbench.gate.run.processes import RoundProcesses
 from attnbench.gate.run.rounds import Bench, RoundError, measure_round
 from attnbench.gate.run.worktree import temporary_folder
 from attnbench.machine import host
@@ -79,7 +81,7 @@ class GateListener(Protocol):
         """A part of the run begins."""
         return
 
-    def planned(self, cells: tuple[Cell, ...]) -> None:
+    def planned(self, cells: tuple[GateCell, ...]) -> None:
         """These cells are watched."""
         return
 
@@ -92,8 +94,19 @@ class GateListener(Protocol):
         return
 
 
-def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
+Check = Callable[[GateRequest, Mapping[VersionName, Settings]], tuple[GateRun, list[str]]]
+
+
+def run_gate(
+    request: GateRequest,
+    listener: GateListener,
+    check: Check | None = None,
+    processes: Callable[..., RoundProcesses] = RoundProcesses,
+) -> GateRun:
     """Check and time both versions; return the raw data of the run.
+
+    `check` says what the cells are and what became of them, in place of `check_versions`; in rounds
+    they are timed by `processes`.
 
     Raises:
         UsageError: the candidate does not load, nothing is there to compare, or its files
@@ -111,7 +124,7 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
         for version in (request.base, request.candidate):
             own = held.enter_context(interpreter_of(version.environment))
             settings[version.name] = replace(request.settings, **own)
-        run, warnings = check_versions(request, settings)
+        run, warnings = (check or check_versions)(request, settings)
         for message in warnings:
             listener.warned(message)
         listener.planned(run.cells)
@@ -123,6 +136,7 @@ def run_gate(request: GateRequest, listener: GateListener) -> GateRun:
             settings={name: replace(each, device=device) for name, each in settings.items()},
             references=held.enter_context(temporary_folder()), cpus=tuple(cpus) if cpus else None,
             rng=random.Random(request.settings.seed), injected=request.injected, digests=digests,
+            processes=processes,
         )  # fmt: skip
         run = _measure(bench, run, listener, begin + request.rules.budget_s, request)
     spent_s = {

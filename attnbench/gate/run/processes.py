@@ -27,11 +27,9 @@ from attnbench.gate.protocol import (
     Preparing,
     Refused,
     RoundRequest,
-    VariantConfig,
 )
 
 _GRACE_S = 1.0
-_MODULE = "attnbench.gate.server"
 
 T = TypeVar("T")
 
@@ -49,13 +47,16 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
 
     `versions` has for each variant the version whose code it runs, and the other; processes are
     forked in this order, by one server for each interpreter. `config` is made for each with
-    `files`, `root` and `other_root`; `settings` are those of each version.
+    `files`, `root` and `other_root`; `settings` are those of each version. `module` is what the
+    servers run.
     """
+
+    module = "attnbench.gate.server"
 
     def __init__(
         self,
         versions: Sequence[tuple[Variant, Version, Version]],
-        config: Callable[..., VariantConfig],
+        config: Callable[..., Any],
         settings: Mapping[VersionName, Settings],
     ) -> None:
         self._timeout_s = settings["base"].timeout_s
@@ -66,12 +67,12 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
         try:
             for each in settings.values() if CAN_FORK else ():  # they import torch side by side
                 if each.python not in self._servers:
-                    self._servers[each.python] = Server(each, _MODULE)
+                    self._servers[each.python] = Server(each, self.module)
             for variant, version, other in versions:
                 own, line = settings[version.name], Line()
                 self._lines[variant] = line
                 server = self._server_of[variant] = self._servers.get(own.python)
-                self._processes[variant] = started(_MODULE, own, line, server)
+                self._processes[variant] = started(self.module, own, line, server)
                 line.send(config(files=version.files, root=version.root, other_root=other.root))
         except BaseException as err:
             self.end()

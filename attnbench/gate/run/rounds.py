@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from attnbench.execution.process import Settings
 from attnbench.gate import protocol
 from attnbench.gate.decide.data import (
     Failure,
+    GateCell,
     Round,
     RoundFacts,
     Rules,
@@ -30,7 +31,6 @@ from attnbench.gate.decide.data import (
 from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.run.processes import ProcessError, RoundProcesses
 from attnbench.machine import host
-from attnbench.schema.record import Cell
 
 # A cell gets about this much of each process's time in a round, in batches of this length at least.
 VARIANT_US = 60_000.0
@@ -65,12 +65,13 @@ class Bench:
 
     `settings` are those of each version; `references` is the folder of the float64 results;
     `each_us` remembers how long a call takes, and with all that goes with it, so that every round
-    plans the same batches; `digests` what the files of each version held when first loaded.
+    plans the same batches; `digests` what the files of each version held when first loaded;
+    `processes` makes those of a round.
     """
 
     base: Version
     candidate: Version
-    cells: tuple[Cell, ...]
+    cells: tuple[GateCell, ...]
     rules: Rules
     settings: Mapping[VersionName, Settings]
     references: Path
@@ -79,6 +80,7 @@ class Bench:
     injected: Mapping[int, float] = field(default_factory=dict)
     each_us: dict[int, tuple[float, float]] = field(default_factory=dict)
     digests: dict[VersionName, dict[str, str]] = field(default_factory=dict)
+    processes: Callable[..., RoundProcesses] = RoundProcesses
 
     @property
     def device(self) -> str:
@@ -117,7 +119,7 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
     )
     samples, cpu_times, grown = {}, {}, {}
     facts, reason = RoundFacts(), None
-    with RoundProcesses(versions, config, bench.settings) as processes:
+    with bench.processes(versions, config, bench.settings) as processes:
         try:
             failures = _prepare(bench, processes, [variant for variant, *_ in versions])
             if not failures:

@@ -51,6 +51,13 @@ def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float
     return clock.batch(batch, 1).time_us / calls
 
 
+def turn_idly(ns: float) -> None:
+    """Keep the processor busy for so much of its time."""
+    until = cpu_ns() + ns
+    while cpu_ns() < until:
+        pass
+
+
 def slowed_by_sleep(call: Call, calls: int, share: float, clock: Clock) -> Callable[[], float]:
     """On a GPU: what takes a batch of `calls` calls that is slowed by `share`, in µs a call.
 

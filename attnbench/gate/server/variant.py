@@ -7,12 +7,10 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import psutil
 import torch
 
 from attnbench.api import Implementation, implementation
@@ -21,25 +19,17 @@ from attnbench.base.files import digest
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import UsageError
 from attnbench.gate import protocol
-from attnbench.gate.server.slowdown import (
-    Call,
-    cpu_ns,
-    slowed_batch_us,
-    slowed_by_sleep,
-    waits,
-)
+from attnbench.gate.server.sampling import Sampler, warm_up
+from attnbench.gate.server.slowdown import Call
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import adopt, beyond_repair, pin, remember, restore_clocks, settle
-from attnbench.measure.clock import clock_for
 from attnbench.measure.sensor import GpuSensor, must_discard
-from attnbench.measure.watch import collector_off
 from attnbench.schema.record import Cell
 from attnbench.worker.inputs import Draw, Tensors, checksum
 from attnbench.worker.reference import Reference, Size, judge
 from attnbench.worker.trial import IncorrectError, classify, device_is_lost, restore_settings
 from attnbench.worker.workloads import WORKLOADS, Bound
 
-_WARM_CALLS, _WARM_S = 3, 0.02
 _VERIFY_DRAWS = 5
 _HIDING_CYCLES = 2_000_000  # a millisecond, in which the host can issue a call
 
@@ -58,7 +48,7 @@ def main(read: int, write: int) -> None:
     requests, answers = os.fdopen(read, "rb"), os.fdopen(write, "wb")
     if not (line := requests.readline()):
         return  # the round was given up
-    config = decode(line, protocol.VariantConfig)
+    config = decode(line, protocol.VariantConfig[Cell])
     if config.device == "cpu":
         limit_memory()
     remember(config.threads)
@@ -70,11 +60,10 @@ class VariantProcess:
     """Answers requests, one line of JSON each, until its pipe is closed."""
 
     def __init__(
-        self, config: protocol.VariantConfig, requests: BinaryIO, answers: BinaryIO
+        self, config: protocol.VariantConfig[Cell], requests: BinaryIO, answers: BinaryIO
     ) -> None:
         self._config, self._requests, self._answers = config, requests, answers
         self._warm: dict[int, _Warm] = {}
-        self._slowed: dict[tuple[int, int, float], Callable[[], float]] = {}
 
     def serve(self) -> None:
         """Prepare every cell, say so, and take samples."""
@@ -84,7 +73,7 @@ class VariantProcess:
             adopt(folder=True)
             restore_clocks()
             settle()
-            self._clock = clock_for(config.device)
+            self._sampler = Sampler(config.device, config.threads)
             self._sensor = GpuSensor.open() if config.device == "cuda" else None
             failures = self._prepare_all()
             # Some import no earlier than when they build, or are first called.
@@ -142,12 +131,7 @@ class VariantProcess:
             _judge(cell, bound, reference)
             # Three processes share a GPU: what the reference worked in is for the others.
             torch.cuda.empty_cache()
-            begin, calls = time.perf_counter(), 0
-            while calls < _WARM_CALLS and (calls == 0 or time.perf_counter() - begin < _WARM_S):
-                bound.call()
-                if self._config.device == "cuda":
-                    torch.cuda.synchronize()  # nothing of it may run while another is timed
-                calls += 1
+            warm_up(bound.call, self._config.device)
         restore_settings()
         self._warm[number] = _Warm(cell=cell, bound=bound, tensors=tensors)
 
@@ -183,10 +167,11 @@ class VariantProcess:
             return protocol.CountersRead(time.process_time_ns(), must_discard(reading))
         if isinstance(request, protocol.VerifyCell):
             return self._verified(request)
-        with torch.set_grad_enabled(self._warm[request.cell].bound.grad), collector_off():
-            ns, cpu = self._sample(request)
-        held_bytes = psutil.Process().memory_info().rss + torch.cuda.memory_allocated()
-        return protocol.SampleTaken(ns, held_bytes, cpu)
+        if isinstance(request, protocol.EnterCell):
+            return protocol.CellEntered()
+        bound = self._warm[request.cell].bound
+        with torch.set_grad_enabled(bound.grad):
+            return self._sampler.take(request, bound.call)
 
     def _verified(self, request: protocol.VerifyCell) -> protocol.CellVerified:
         """After the timing: overwrite the inputs in place, and see that the result is still right.
@@ -213,7 +198,7 @@ class VariantProcess:
     def _first_us(self, call: Call) -> float:
         """The time of the next call, in µs: a GPU's clocks make one before those that they time."""
         if self._config.device == "cpu":
-            return self._clock.batch(call, 1).time_us
+            return self._sampler.clock.batch(call, 1).time_us
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda._sleep(_HIDING_CYCLES)  # type: ignore[no-untyped-call]
         begin.record()
@@ -229,37 +214,6 @@ class VariantProcess:
         workload.fill(warm.cell.case, warm.tensors, Draw(seed=seed))
         with torch.set_grad_enabled(warm.bound.grad):
             warm.bound.refresh()
-
-    def _sample(self, request: protocol.TakeSample) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Nanoseconds a call of each batch, and their CPU time.
-
-        That is read around the clock, so that what strikes between two readings makes it no
-        shorter; a batch that waited by itself has its time instead.
-        """
-        batch_us = self._batch(request)
-        if request.untimed:
-            self._warm[request.cell].bound.call()
-        taken, used = [], []
-        for _ in range(request.batches):
-            before, begin = waits(), cpu_ns()
-            time_us = batch_us()
-            used_ns, waited = cpu_ns() - begin, waits() > before
-            taken.append(round(1000 * time_us))
-            used.append(taken[-1] if waited else round(used_ns / request.calls))
-        counted = self._config.device == "cpu" and self._config.threads == 1
-        return tuple(taken), tuple(used) if counted else ()
-
-    def _batch(self, request: protocol.TakeSample) -> Callable[[], float]:
-        """What takes a batch and returns its time, in µs a call."""
-        call, calls, share = self._warm[request.cell].bound.call, request.calls, request.slowdown
-        if not share:
-            return lambda: self._clock.batch(call, calls).time_us
-        if self._config.device == "cpu":
-            return lambda: slowed_batch_us(call, calls, share, self._clock)
-        key = request.cell, calls, share
-        if key not in self._slowed:  # made once, since that takes measuring
-            self._slowed[key] = slowed_by_sleep(call, calls, share, self._clock)
-        return self._slowed[key]
 
 
 def _judge(cell: Cell, bound: Bound, reference: Reference, when: str = "") -> None:

@@ -21,7 +21,6 @@ from attnbench.gate.decide.stored import NAME, write_gate
 from attnbench.report import tables
 from attnbench.report.gate import texts
 from attnbench.report.tables import value_text
-from attnbench.theory.traits import case_label
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the variable that names the file
 MOST_BYTES = 900_000  # of a summary: beyond 1 MiB GitHub shows none of it
@@ -49,8 +48,8 @@ def terminal(
     reasons = (
         Text.assemble((cells, _STYLES[cells[0]]), f": {why}") for cells, why in texts.reasons(shown)
     )
-    common = f"all cells: {texts.labels(run.cells)[0]}"
-    facts = (common, *texts.versions(run), *texts.controls(run, outcome), *texts.measured(run))
+    common = [f"all cells: {words}"] if (words := texts.labels(run.cells)[0]) else []
+    facts = (*common, *texts.versions(run), *texts.controls(run, outcome), *texts.measured(run))
     colour = {0: "green", 1: "red"}.get(int(outcome.exit_code), "yellow")
     conclusion = f"{texts.title(outcome)} (exit code {int(outcome.exit_code)})"
     where = [] if folder is None else [
@@ -150,7 +149,12 @@ def junit(run: GateRun, outcome: Outcome) -> str:
         if ends != units.UNKNOWN:
             message = f"{change} ({ends}): {message}"
         case = _add_case(
-            suite, row.cell.impl, case_label(row.cell.case), line.look.element, row.verdict, message
+            suite,
+            row.cell.impl,
+            texts.case_words(row.cell),
+            line.look.element,
+            row.verdict,
+            message,
         )
         values = {name: getattr(row, name) for name in ("ratio", "low", "high", "wins")}
         values["rounds"] = None if row.wins is None else row.rounds

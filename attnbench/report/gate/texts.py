@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from attnbench.base import units
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import GateRun, Rules, Version
+from attnbench.gate.decide.data import GateCell, GateRun, Rules, Version
 from attnbench.gate.decide.outcome import VERDICTS, Change, Outcome, Row, Verdict
 from attnbench.gate.decide.verdict import missing
 from attnbench.schema.record import Cell
@@ -91,9 +91,14 @@ def interval(low: float | None, high: float | None) -> str:
     return f"{change(low).removesuffix(' %')} … {change(high)}"
 
 
-def labels(cells: Sequence[Cell]) -> tuple[str, list[str]]:
+def case_words(cell: GateCell) -> str:
+    """The case of a cell in short; a test has none."""
+    return case_label(cell.case) if isinstance(cell, Cell) else ""
+
+
+def labels(cells: Sequence[GateCell]) -> tuple[str, list[str]]:
     """What the cases of all cells have in common, and what tells each cell: `sdpa n=512`."""
-    words = [case_label(cell.case).split() for cell in cells]
+    words = [case_words(cell).split() for cell in cells]
     common = [w for w in (words[0] if words else []) if all(w in row for row in words)]
     common = [word for word in common if not word.startswith("n=")]
     own = [
@@ -101,7 +106,7 @@ def labels(cells: Sequence[Cell]) -> tuple[str, list[str]]:
         for cell, row in zip(cells, words, strict=True)
     ]
     named = [
-        text if own.count(text) == 1 else f"{text} ({cell.case.case_id})"
+        f"{text} ({cell.case.case_id})" if isinstance(cell, Cell) and own.count(text) > 1 else text
         for cell, text in zip(cells, own, strict=True)
     ]
     return " ".join(common), [flat(text) for text in named]
