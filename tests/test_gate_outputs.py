@@ -16,7 +16,6 @@ from attnbench.gate.decide.stored import write_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.report import figures
 from attnbench.report.gate import figure, outputs, texts
-from attnbench.theory.traits import case_label
 from tests import gate_runs
 from tests.conftest import Cli, Refused
 from tests.test_report import Page, unwritten
@@ -149,7 +148,7 @@ def test_junit_has_a_case_a_cell_and_looks_like_a_pass_exactly_if_the_run_passed
     root = ElementTree.fromstring(outputs.junit(run, outcome).encode())
     cases = {(c.get("classname"), c.get("name")): c for c in root.iter("testcase")}
     for row in outcome.rows:
-        case = cases[row.cell.impl, case_label(row.cell.case)]
+        case = cases[row.cell.impl, texts.case_words(row.cell)]
         found = [e.tag for e in case if e.tag != "properties"]
         assert found == [e for e in [ELEMENTS[row.verdict]] if e]
     assert {("attnbench gate", "positive control"), ("attnbench gate", "A/A control")} < set(cases)

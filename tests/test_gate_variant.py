@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from attnbench.gate import protocol
-from attnbench.gate.server import variant
+from attnbench.gate.server import sampling, variant
 from attnbench.gate.server.variant import VariantProcess
 from attnbench.measure.clock import CudaClock
 from attnbench.schema.case import Case
@@ -55,7 +55,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(variant, "WORKLOADS", {"attention": workload})
     monkeypatch.setattr(variant, "implementation", lambda _: SimpleNamespace(definition=None))
     monkeypatch.setattr(variant, "_judge", noted("check"))
-    monkeypatch.setattr(variant, "_WARM_S", float("inf"))
+    monkeypatch.setattr(sampling, "_WARM_S", float("inf"))
     monkeypatch.setattr(variant, "restore_settings", lambda: None)  # these functions, too
     monkeypatch.setattr(torch.cuda, "empty_cache", noted("empty the cache"))
     monkeypatch.setattr(torch.cuda, "synchronize", noted("wait"))
@@ -108,7 +108,7 @@ def test_the_first_call_with_new_inputs_is_timed_and_its_launch_is_not(monkeypat
         kept.append(True)
 
     process = a_process(tmp_path)
-    process._clock = CudaClock("warm")
+    process._sampler = SimpleNamespace(clock=CudaClock("warm"))  # type: ignore[assignment]
     assert process._first_us(call) == pytest.approx(300.0)
     assert process._first_us(call) == pytest.approx(0.0)
 
@@ -116,7 +116,7 @@ def test_the_first_call_with_new_inputs_is_timed_and_its_launch_is_not(monkeypat
 def test_tensors_that_stay_on_the_gpu_are_memory_that_a_process_holds(log, tmp_path, monkeypatch):
     process = a_process(tmp_path)
     assert process._prepare_all() == {}
-    monkeypatch.setattr(process, "_sample", lambda request: ((1,), ()))
+    process._sampler = sampling.Sampler("cpu", 1)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1 << 50)
     answer = process._served(protocol.TakeSample(0, 1, 1))
     assert isinstance(answer, protocol.SampleTaken)
