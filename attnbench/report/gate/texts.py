@@ -313,6 +313,7 @@ def profiles(run: GateRun, outcome: Outcome) -> list[str]:
     return [
         flat(f"{profile_command(row.cell.case, row.cell.impl)} {shlex.join(own)}".rstrip())
         for row in changed[:MOST_PROFILES]
+        if isinstance(row.cell, Cell)
     ]
 
 
