@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench.base.sample import ALONE
 from attnbench.measure import counters, ops
 from attnbench.measure.opcosts import TooManyOpsError, op_costs
 from attnbench.measure.probes import count_flops
@@ -58,13 +59,6 @@ def test_scopes_and_the_engine_of_autograd_are_gaps_and_compiled_code_is_a_row()
     assert found.gaps_us == 40
 
 
-def test_what_other_work_took_from_a_call_is_taken_off_all_its_times_alike():
-    call = node(ops.CALL, 100, node("aten::bmm", 80))
-    assert ops.cpu_call(call, 0.99).self_us == {"aten::bmm": 80}
-    halved = ops.cpu_call(call, 0.5)
-    assert (halved.total_us, halved.self_us, halved.gaps_us) == (50, {"aten::bmm": 40}, 10)
-
-
 @pytest.mark.parametrize(
     ("name", "composite"),
     [("matmul", True), ("contiguous", True), ("softmax", True), ("reshape", True),
@@ -82,12 +76,21 @@ def seen(total_us: float, alone: float = 1.0, **self_us: float) -> ops.CallSeen:
     )  # fmt: skip
 
 
-def test_calls_are_chosen_by_who_had_the_core_and_by_time_only_among_those():
-    disturbed, slow, quick = seen(5, 0.5), seen(12, 0.99), seen(11, 1.0)
-    assert ops.fastest([disturbed, slow, quick]) is quick
-    assert ops.fastest([disturbed, seen(4, 0.3)]) is disturbed
-    assert ops.least_disturbed([disturbed, slow, quick, seen(9)]) == [slow, quick, seen(9)]
-    assert len(ops.least_disturbed([seen(1, x / 10) for x in range(1, 9)])) == 4
+def test_other_work_that_hits_one_op_now_and_another_then_is_in_none():
+    found = ops.quietest([seen(40, 0.75, a=30, b=10), seen(50, 0.6, a=10, b=40)])
+    assert found.self_us == {"a": 10, "b": 10}
+    assert found.total_us == pytest.approx(30 / ALONE)
+
+
+def test_of_ops_longer_than_the_slices_of_other_work_the_processor_time_counts():
+    found = ops.quietest([seen(200, 0.5, a=160, b=40), seen(220, 0.5, a=170, b=50)])
+    assert found.total_us == pytest.approx(100 / ALONE)
+    assert found.self_us == {"a": pytest.approx(80 / ALONE), "b": pytest.approx(20 / ALONE)}
+
+
+def test_calls_that_nothing_disturbed_keep_their_times():
+    found = ops.quietest([seen(100, 0.99, a=60, b=30), seen(104, 1.0, a=62, b=29)])
+    assert (found.total_us, found.self_us) == (100, {"a": 60, "b": 29})
 
 
 def test_self_times_are_means_longest_first_and_an_op_that_now_and_then_runs_counts_as_that():

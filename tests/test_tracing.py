@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,7 +61,7 @@ def naive(tmp_path_factory):
 def test_times_in_ops_and_outside_of_them_are_the_unprofiled_time(naive):
     _, found = naive
     assert found.self_us + found.outside_us == pytest.approx(found.time.median_us)
-    assert found.self_us + found.gaps_us == pytest.approx(found.profiled_us)
+    assert found.self_us + found.gaps_us <= found.profiled_us * (1 + 1e-9)
     assert all(op.self_us >= 0 for op in found.ops)
     assert [op.self_us for op in found.ops] == sorted((o.self_us for o in found.ops), reverse=True)
 
@@ -191,9 +190,9 @@ def test_samples_and_the_profiler_take_turns_but_on_a_gpu_nothing_is_timed_after
 ):
     did = []
 
-    def session(call, device, calls, before=None):
+    def session(_, device, calls, before=None):
         did.append("profiler")
-        return [SimpleNamespace(alone=1.0, total_us=1.0)] * calls
+        return [call({"aten::bmm": 2})] * calls
 
     class Steady(HostClock):
         def batch(self, call, calls):
@@ -206,7 +205,7 @@ def test_samples_and_the_profiler_take_turns_but_on_a_gpu_nothing_is_timed_after
     batches, seen = tracing._rounds(target, Steady(), device, lambda stage: None)
     turns = [*["batch", "profiler"] * 3] if device == "cpu" else [*["batch"] * 3, "profiler"]
     assert did == turns
-    assert len(batches) == len(seen) == 3
+    assert len(batches) == len(seen) == 3, "calls in a row count as one"
 
 
 CEILINGS = {"matmul_tflops": {"float32": 0.1}, "read_gbps": 8.0, "copy_gbps": 10.0,

@@ -36,8 +36,7 @@ class CallSeen:
     `total_us` is the call's time on the host (CPU), or from the begin of its first kernel to the
     end of its last (CUDA); `gaps_us` is what of it is in no op or kernel, in `gaps` pieces on CUDA,
     where `launches_us` are the times from launches to their kernels, and `launched_by` has the ops
-    that launched each kernel. `alone` is the share of the host's time that the call had its core:
-    what other work took from it is taken off all its times alike, as `Batch.own_us` does.
+    that launched each kernel. `alone` is the share of the host's time that the call had its core.
     """
 
     total_us: float
@@ -116,7 +115,6 @@ def marks_of(tree: list[Any]) -> list[Any]:
 
 def cpu_call(mark: Any, alone: float = 1.0) -> CallSeen:
     """A marked call on CPU, from its node in the profiler's tree of events."""
-    per_us = 1000 / (1 if alone >= ALONE else alone)
     counts: Counter[str] = Counter()
     self_ns: dict[str, int] = defaultdict(int)
     gaps_ns, stack = 0, [mark]
@@ -138,10 +136,10 @@ def cpu_call(mark: Any, alone: float = 1.0) -> CallSeen:
             gaps_ns += own_ns
         stack.extend(inner)
     return CallSeen(
-        total_us=mark.duration_time_ns / per_us,
+        total_us=mark.duration_time_ns / 1000,
         counts=counts,
-        self_us={name: ns / per_us for name, ns in self_ns.items()},
-        gaps_us=gaps_ns / per_us,
+        self_us={name: ns / 1000 for name, ns in self_ns.items()},
+        gaps_us=gaps_ns / 1000,
         alone=alone,
     )
 
@@ -230,22 +228,25 @@ def _outermost(on_host: Iterable[Any]) -> list[tuple[int, int, str]]:
     return found
 
 
-def fastest(calls: list[CallSeen]) -> CallSeen:
-    """Of some calls in a row the one to go by: that which most had its core for itself.
+def quietest(calls: list[CallSeen]) -> CallSeen:
+    """Of some calls in a row one that stands for them: each op's shortest time, and each count.
 
-    Of several that had it alone the fastest, as with the batches of a sample.
+    Other work only ever adds to a time, for a slice of the scheduler's at once: it hits one op now
+    and another then. What is longer than slices is hit in every call: together the ops take no
+    more than the processor time of a call, the least of them.
     """
-    return min(calls, key=lambda call: (-min(call.alone, ALONE), call.total_us))
-
-
-def least_disturbed(calls: list[CallSeen]) -> list[CallSeen]:
-    """Those that had their core for themselves; where they are fewer than three, the better half.
-
-    By the processor time of the thread that calls, never by the time of a call.
-    """
-    alone = [call for call in calls if call.alone >= ALONE]
-    ordered = sorted(calls, key=lambda call: -call.alone)
-    return alone if len(alone) >= 3 else ordered[: max(3, len(calls) // 2)]
+    own_us = min(call.total_us * min(1.0, call.alone / ALONE) for call in calls)
+    names = {name for call in calls for name in call.self_us}
+    least_us = {name: min(call.self_us.get(name, 0.0) for call in calls) for name in names}
+    gaps_us = min(call.gaps_us for call in calls)
+    share = min(1.0, own_us / ((sum(least_us.values()) + gaps_us) or 1.0))
+    return CallSeen(
+        total_us=own_us,
+        counts=max((call.counts for call in calls), key=Counter.total),
+        self_us={name: us * share for name, us in least_us.items()},
+        gaps_us=gaps_us * share,
+        alone=fmean(call.alone for call in calls),
+    )
 
 
 class SelfTime(NamedTuple):
@@ -261,9 +262,8 @@ class SelfTime(NamedTuple):
 def self_times(calls: list[CallSeen]) -> list[SelfTime]:
     """Every op or kernel of some calls, the longest first.
 
-    Means add up: those of all ops and of the gaps are the mean of the calls. The quartiles are
-    those of single calls, not an interval of the median: more calls of one process do not show how
-    it differs from the next, which for that one is all there is.
+    The quartiles are those of single calls, not an interval of the mean: more calls of one process
+    do not show how it differs from the next, which for that one is all there is.
     """
     found = []
     for name in {name for call in calls for name in call.self_us}:

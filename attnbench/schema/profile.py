@@ -23,8 +23,8 @@ FILE, TRACE = "profile.json", "trace.json.gz"
 
 Ceiling = Literal["matmul", "memory"]
 # why a counter is unknown: refused by the kernel's settings, not in this machine (a VM, say), not
-# of this system at all, or not counted on a device
-Unknown = Literal["forbidden", "unsupported", "no-perf", "gpu"]
+# of this system at all
+Unknown = Literal["forbidden", "unsupported", "no-perf"]
 # What to know before reading on; figures in `Note.figures`, sentences where they are shown.
 NoteCode = Literal[
     "profiler-cost",  # profiled calls took `ratio` times the unprofiled ones
@@ -141,8 +141,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     and its commit or environment where these are compared. `environment` are facts of the machine
     as `run.json` has them, `ceilings` what it can do at most (`measure.ceilings`).
 
-    `profiled_us` is the mean time of a call under the profiler, over `calls` calls, each the
-    fastest of a few in a row: all self times and `gaps_us` add up to it on CPU.
+    `profiled_us` is the mean time of a call under the profiler, over `calls` calls. On CPU each of
+    these stands for a few in a row: every op has the least of its times in them, since other work
+    adds to one now and to another then, so that all of them add up to a little less.
     `ops` are sorted by self time, longest first. `gaps_us` is time of a profiled call in which no
     op ran (CPU: Python, autograd's engine), or no kernel (CUDA: `gaps` gaps between kernels); on
     CUDA `launch_us` is the median from a launch on the host to the begin of its kernel.

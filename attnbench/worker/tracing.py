@@ -185,7 +185,7 @@ def _rounds(
 ) -> tuple[list[Batch], list[CallSeen]]:
     """Samples without the profiler and calls under it, in turns: moods of the machine hit both.
 
-    Both are the fastest of a few in a row. On CUDA all samples come first, since the profiler's
+    Both stand for a few in a row. On CUDA all samples come first, since the profiler's
     library slows every launch after it; no calls where it has lost kernels.
     """
     flush = Flush(device) if clock.l2 == "cold" else lambda: None
@@ -205,10 +205,11 @@ def _rounds(
         if device == "cpu":
             # Short calls often: the first few find other things in the caches.
             more = min(_MOST_CALLS, int(_SHORT_US / max(target.each_us, 1.0)))
-            session = ops.run_session(target.call, device, max(row, more))
-            seen.append(ops.fastest(ops.calls_of(session, device) or []))
+            session = ops.run_session(target.call, device, row * max(1, more // row))
+            found = ops.calls_of(session, device) or []
+            seen += [ops.quietest(found[at : at + row]) for at in range(0, len(found), row)]
     if device == "cpu":
-        return batches, ops.least_disturbed(seen)
+        return batches, seen
     session = ops.run_session(target.call, device, _ROUNDS, before=flush)
     return batches, ops.calls_of(session, device) or []
 

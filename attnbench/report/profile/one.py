@@ -30,8 +30,8 @@ _NOTES = {
     "kernels-lost": "the GPU's profiler lost kernels of the calls: no self times; the trace may"
     " have some",
     "few-calls": "the trace has only {calls} of the calls, for its size",
-    "disturbed": "other work took part of the profiled calls, which had their core for {share:.0%}"
-    " of their time; what it took is taken off all ops alike",
+    "disturbed": "beside other work the profiled calls had their core for {share:.0%} of their"
+    " time; each op has the least of its times in a few calls",
     "threads": "{threads} threads: self times are those of the thread that calls",
     "memory-differs": "the traced workspace is {traced}, the measured one {measured}",
     "prediction-differs": "the traced workspace is {traced}, {predicted} were predicted",
