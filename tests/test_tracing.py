@@ -15,7 +15,7 @@ from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
 from attnbench.base.sample import Batch, Sample
 from attnbench.execution.process import Settings
-from attnbench.execution.profiling import commands, with_share
+from attnbench.execution.profiling import NotProfiledError, commands, with_share
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RunWriter
 from attnbench.measure import ops
@@ -26,8 +26,8 @@ from attnbench.schema.case import Case
 from attnbench.schema.messages import Trace
 from attnbench.schema.profile import Op, read_profile, write_profile
 from attnbench.schema.record import Cell, Record
-from attnbench.worker import tracing
-from attnbench.worker.tracing import memory_of, op_rows, run_alone, trace_cell
+from attnbench.worker import calling, tracing
+from attnbench.worker.tracing import memory_of, op_rows, trace_cell
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import Bound
 from tests.test_profile import profile
@@ -238,7 +238,7 @@ def test_the_commands_of_other_profilers_start_this_cell_and_take_its_calls_alon
         assert words[0] == name
         assert range_ in words
         assert words[-5:] == [
-            sys.executable, "-m", "attnbench.worker.tracing", str(tmp_path / "profile.json"),
+            sys.executable, "-m", "attnbench.worker.calling", str(tmp_path / "profile.json"),
             "/my kernels/own.py",
         ]  # fmt: skip
     assert commands(Settings(python="/other/python", lent="/gone"), tmp_path) == {}
@@ -254,9 +254,9 @@ def test_the_process_that_other_profilers_start_calls_the_cell_of_the_profile(
     def started(name):
         file = write_profile(tmp_path, profile(impl=name))
         monkeypatch.setattr(sys, "argv", ["tracing", str(file), "own.py"])
-        monkeypatch.delitem(sys.modules, "attnbench.worker.tracing", raising=False)
+        monkeypatch.delitem(sys.modules, "attnbench.worker.calling", raising=False)
         with pytest.raises(SystemExit) as ended:
-            runpy.run_module("attnbench.worker.tracing", run_name="__main__")
+            runpy.run_module("attnbench.worker.calling", run_name="__main__")
         return ended.value.code, capsys.readouterr()
 
     code, printed = started("naive")
@@ -283,8 +283,8 @@ def test_on_a_gpu_each_phase_is_a_range_and_only_the_calls_are_captured(tmp_path
         log.append("built")
         return Trial(impl=IMPLEMENTATIONS.get("naive"), case=case, tensors={}, bound=bound)
 
-    monkeypatch.setattr(tracing, "_built", built)
-    monkeypatch.setattr(tracing, "remember", lambda threads: None)
+    monkeypatch.setattr(calling, "built", built)
+    monkeypatch.setattr(calling, "remember", lambda threads: None)
     monkeypatch.setattr("attnbench.worker.trial.restore_settings", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", log.append)
@@ -292,11 +292,11 @@ def test_on_a_gpu_each_phase_is_a_range_and_only_the_calls_are_captured(tmp_path
     for name in ("start", "stop"):
         monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: log.append(name))
     write_profile(tmp_path, profile(case=Case(device="cuda").to_json()))
-    assert run_alone(tmp_path / "profile.json", ()) == 0
+    assert calling.run_alone(tmp_path / "profile.json", ()) == 0
     one = [ops.CALL, "call", "wait", "end"]
     assert log == [
         "attnbench-build", "built", "wait", "end",
-        "attnbench-warm-up", "call", "wait", "end", "start", *one * tracing.CALLS_ALONE, "stop",
+        "attnbench-warm-up", "call", "wait", "end", "start", *one * calling.CALLS_ALONE, "stop",
     ]  # fmt: skip
 
 
@@ -319,6 +319,28 @@ def test_what_cannot_be_profiled_is_one_line_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     assert_refused(cli("profile", *arguments), *says)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_stays_though_nobody_reads_on_and_one_that_fails_leaves_nothing(
+    cli, tmp_path, monkeypatch
+):
+    def profiled(subject, case, folder):
+        write_profile(folder, profile())
+        if subject.impl == "sdpa":
+            raise NotProfiledError("sdpa has no profile: incorrect: by far", "incorrect")
+        return profile()
+
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("attnbench.execution.profiling.profile_subject", profiled)
+    monkeypatch.setattr("attnbench.cli.profile._show", closed)
+    output = ["--output", tmp_path / "new", "--name"]
+    done = cli("profile", "naive", "sdpa", *output, "failed")
+    assert (done.exit_code, done.stderr) == (1, "Error: sdpa has no profile: incorrect: by far\n")
+    assert list(tmp_path.iterdir()) == []
+    cli("profile", "naive", *output, "kept")
+    assert read_profile(tmp_path / "new" / "kept") == profile()
 
 
 def test_a_cell_of_a_run_is_profiled_with_its_file_and_a_second_name_in_its_case(

@@ -103,16 +103,17 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
                 (place := folder / letter).mkdir()
             if sys.stderr.isatty():
                 click.echo(f"profiling {subject.label} …", err=True)
-            own = {Path(name).name: Path(name).read_text() for name in subject.settings.files}
             made = profile_subject(subject, case, place)
+            files = map(Path, subject.settings.files)  # which may be a commit's, gone by the end
+            own = {file.name: file.read_text(errors="replace") for file in files}
             parts.append(Part(profile=made, folder=place, files=own))
-        if line:
-            say(line)
-        _show(folder, parts, options["top"])
+    if line:  # the folder is complete by now, and stays even if nobody reads on
+        say(line)
+    _show(folder, parts, options["top"])
     if bundle is not None:
         write_bundle(bundle, folder, parts)
-        files = ", ".join(dict.fromkeys(name for part in parts for name in part.files))
-        what = f"page, traces, environment, repro.sh{f', and your {files}' if files else ''}"
+        names = ", ".join(dict.fromkeys(name for part in parts for name in part.files))
+        what = f"page, traces, environment, repro.sh{f', and your {names}' if names else ''}"
         click.echo(f"bundle: {bundle} ({units.size(bundle.stat().st_size)}: {what})")
 
 

@@ -144,12 +144,12 @@ def with_share(op: Op, dtype: str, ceilings: Mapping[str, Any]) -> Op:
 def commands(settings: Settings, folder: Path) -> dict[str, str]:
     """The command lines that show this cell in NVIDIA's profilers: a timeline, and each kernel.
 
-    Both start `attnbench.worker.tracing`, which makes some calls of the cell in ranges of NVTX.
+    Both start `attnbench.worker.calling`, which makes some calls of the cell in ranges of NVTX.
     Empty for an environment that attnbench is lent to: it is gone by then.
     """
     if settings.lent is not None:
         return {}
-    alone = [settings.python or sys.executable, "-m", "attnbench.worker.tracing"]
+    alone = [settings.python or sys.executable, "-m", "attnbench.worker.calling"]
     alone += [str(folder / FILE), *settings.files]
     tools = {
         "nsys": "nsys profile --trace=cuda,nvtx,cublas,cudnn --capture-range=cudaProfilerApi"

@@ -1,16 +1,10 @@
-"""Where the time and the memory of a cell go: traced in a process that times for no sweep.
-
-`python -m attnbench.worker.tracing PROFILE [FILE…]` makes some calls of the cell of a stored
-profile, for profilers that start a process of their own (nsys, ncu); FILEs are those of the user.
-"""
+"""Where the time and the memory of a cell go: traced in a process that times for no sweep."""
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,15 +15,13 @@ from typing import Any
 import torch
 
 from attnbench.api import implementation
-from attnbench.api.loader import load_built_in, load_file
 from attnbench.base.sample import Batch
 from attnbench.base.stats import median, median_interval
-from attnbench.errors import AttnbenchError
-from attnbench.machine.state import remember, settle, take_cores
+from attnbench.machine.state import settle, take_cores
 from attnbench.measure import counters, ops
 from attnbench.measure.clock import Clock, Flush, clock_for
 from attnbench.measure.opcosts import OpCosts, TooManyOpsError, op_costs
-from attnbench.measure.ops import CALL, CallSeen
+from attnbench.measure.ops import CallSeen
 from attnbench.measure.sampling import StoppingRule, Target, warm_up
 from attnbench.measure.watch import collector_off
 from attnbench.schema.case import Case
@@ -42,7 +34,6 @@ from attnbench.schema.profile import (
     Op,
     Profile,
     Unprofiled,
-    read_profile,
 )
 from attnbench.schema.record import Record
 from attnbench.theory.costs import OPAQUE_FORMULAS
@@ -96,7 +87,7 @@ def trace_cell(asked: Trace, at: At = lambda stage: None) -> CellTraced:
     )
 
 
-def _built(case: Case, impl: str, seed: int) -> Trial:
+def built(case: Case, impl: str, seed: int) -> Trial:
     """The cell with its inputs, built but not checked; `bound` is None where that failed."""
     workload = WORKLOADS.get(case.workload)
     tensors = workload.tensors(case)
@@ -118,7 +109,7 @@ def _costs(asked: Trace, at: At) -> OpCosts | str:
     at("costs")
     settle()
     try:
-        trial = _built(asked.case, asked.impl, asked.seed)
+        trial = built(asked.case, asked.impl, asked.seed)
         if trial.bound is None:
             return trial.reason or ""  # and so will the check
         with torch.set_grad_enabled(trial.bound.grad):
@@ -314,56 +305,3 @@ def _export(profile: Any, file: Path) -> int:
         with open(plain, "rb") as source, gzip.open(file, "wb", compresslevel=6) as target:
             shutil.copyfileobj(source, target)
     return len(profile.kineto_results.events())
-
-
-CALLS_ALONE = 5
-
-
-def run_alone(profile: Path, files: tuple[str, ...]) -> int:
-    """Build the cell of a profile and call it, each phase in an NVTX range; 1 if it fails.
-
-    On CUDA only the calls at the end lie between `cudaProfilerStart` and `cudaProfilerStop`.
-    """
-    cell = read_profile(profile).cell
-    case, gpu = cell.case, cell.case.device == "cuda"
-
-    @contextlib.contextmanager
-    def phase(name: str) -> Iterator[None]:
-        if gpu:
-            torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
-        yield
-        if gpu:
-            torch.cuda.synchronize()
-            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-
-    load_built_in()
-    remember(case.threads)
-    for file in files:
-        load_file(file, replace=True)
-    with phase("attnbench-build"):
-        trial = _built(case, cell.impl, 0)
-    bound = trial.bound
-    if bound is not None:
-        with trial.stage("calls"):
-            with phase("attnbench-warm-up"):
-                bound.call()
-            if gpu:
-                torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
-            for _ in range(CALLS_ALONE):
-                with phase(CALL):
-                    bound.call()
-            if gpu:
-                torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
-    if trial.status is not None:
-        print(f"{trial.status}: {trial.reason}", file=sys.stderr)
-        return 1
-    print(f"{CALLS_ALONE} calls of {cell.impl}")
-    return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(run_alone(Path(sys.argv[1]), tuple(sys.argv[2:])))
-    except AttnbenchError as err:
-        print(f"Error: {err}", file=sys.stderr)
-        sys.exit(int(err.exit_code))
