@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import runpy
 import subprocess
@@ -72,7 +73,7 @@ def root(pytester: pytest.Pytester) -> Path:
 class Counted(benchmarks.TestProcesses):
     """No process: a call takes a microsecond for each line that Python runs in it."""
 
-    died: set[str]  # tests whose process has died once
+    dying: dict[str, int]  # how often the candidate's process dies in a test
 
     def __init__(self, suite: Any, versions: Any, config: Any, settings: Any) -> None:
         self._roots = {variant: Path(version.root) for variant, version, _ in versions}
@@ -86,8 +87,10 @@ class Counted(benchmarks.TestProcesses):
 
     def ask(self, variant: Any, request: Any, kind: Any, within_s: float = math.inf) -> Any:
         match request:
-            case protocol.EnterCell(cell) if self._tests[cell] in self.died:
-                self.died.discard(self._tests[cell])
+            case protocol.EnterCell(cell) if variant == "candidate" and self.dying.get(
+                self._tests[cell], 0
+            ):
+                self.dying[self._tests[cell]] -= 1
                 failure = Failure(variant=variant, code="crashed", reason="killed by signal 11")
                 raise ProcessError(failure, cell)
             case protocol.EnterCell():
@@ -126,7 +129,7 @@ def steps(function: Any) -> int:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
     monkeypatch.setattr(benchmarks, "TestProcesses", Counted)
-    monkeypatch.setattr(Counted, "died", set(), raising=False)
+    monkeypatch.setattr(Counted, "dying", {}, raising=False)
     for counter in ("stolen_ticks", "throttled_us"):
         monkeypatch.setattr(host, counter, lambda *_: None)
     return Counted
@@ -191,7 +194,7 @@ def test_a_new_file_is_not_compared_and_what_dies_once_is_tried_again(
     pytester: pytest.Pytester, root: Path, counted: type[Counted]
 ) -> None:
     write(root, tests__test_more=SPEED.replace("def test_length", "def test_other"))
-    counted.died.add("tests/test_speed.py::test_area")
+    counted.dying["tests/test_speed.py::test_area"] = 1
     result = gated(pytester)
     assert result.ret == 0
     result.assert_outcomes(passed=2, skipped=2, deselected=2)
@@ -200,7 +203,43 @@ def test_a_new_file_is_not_compared_and_what_dies_once_is_tried_again(
     assert {n: (of["base"].status, of["candidate"].status) for n, of in checks.items()} == {
         0: ("absent", "ok"), 1: ("absent", "ok"), 2: ("ok", "ok"), 3: ("ok", "ok"),
     }  # fmt: skip
-    assert checks[2]["base"].reason == "failed once on the base (crashed: killed by signal 11)"
+    assert (
+        checks[2]["candidate"].reason
+        == "failed once on the candidate (crashed: killed by signal 11)"
+    )
+
+
+def test_what_fails_twice_is_incorrect_and_with_x_nothing_is_timed(
+    pytester: pytest.Pytester, root: Path, counted: type[Counted]
+) -> None:
+    counted.dying["tests/test_speed.py::test_area"] = 2
+    result = gated(pytester, "-x")
+    assert result.ret == 1
+    result.assert_outcomes(failed=1, skipped=1, deselected=1)
+    result.stdout.fnmatch_lines(
+        [
+            "incorrect: crashed: killed by signal 11",
+            "*test_length: what is wrong or grown ended the run; leaving out -x times the rest",
+        ]
+    )
+    assert load_gate(only_result(root)).rounds == ()
+
+
+def test_an_interrupted_run_keeps_its_rounds(
+    pytester: pytest.Pytester, root: Path, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, asked = Counted.ask, itertools.count()
+
+    def interrupted(processes: Any, *args: Any) -> Any:
+        if next(asked) == 200:
+            raise KeyboardInterrupt
+        return ask(processes, *args)
+
+    monkeypatch.setattr(Counted, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gated(pytester)
+    assert (only_result(root) / ".gitignore").is_file()
+    assert load_gate(only_result(root)).rounds
 
 
 # What is refused.

@@ -6,7 +6,6 @@ option is given.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -23,8 +22,20 @@ if TYPE_CHECKING:
     from attnbench.gate.run.measuring import GateRequest
 
 # How a verdict reads among the outcomes of tests: what is open must not look like a pass.
-_OUTCOMES = {"ok": "passed", "improved": "passed", "not comparable": "skipped"}
-_OWN_FLAG = re.compile("--(?=(threshold|budget|output)\\b)")
+_OUTCOMES = {
+    "ok": "passed",
+    "improved": "passed",
+    "not comparable": "skipped",
+    "not timed": "skipped",
+}
+# The gate's flags in sentences, and what stands for them here.
+_FLAGS = {
+    "--base": "--attnbench-gate",
+    "--threshold": "--attnbench-threshold",
+    "--budget": "--attnbench-budget",
+    "--output": "--attnbench-output",
+    "--keep-going": "leaving out -x",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,7 +74,10 @@ def _one_line() -> Iterator[None]:
 
 
 def _flags(text: str) -> str:
-    return _OWN_FLAG.sub("--attnbench-", text.replace("--base", "--attnbench-gate"))
+    """The text with the gate's flags as they are here."""
+    for flag, own in _FLAGS.items():
+        text = text.replace(flag, own)
+    return text
 
 
 class _Gate:
@@ -138,7 +152,7 @@ class _Gate:
     def _measured(self, items: list[pytest.Item]) -> tuple[GateRun, Outcome]:
         from attnbench.base.files import make_folder
         from attnbench.errors import UsageError
-        from attnbench.gate.decide.stored import keep_round
+        from attnbench.gate.decide.stored import NAME, ROUNDS, keep_round
         from attnbench.gate.decide.verdict import decide
         from attnbench.gate.run.benchmarks import run_benchmarks
         from attnbench.gate.run.worktree import checked_out
@@ -161,6 +175,8 @@ class _Gate:
                 self.warned(warning)
         finally:
             with suppress(OSError):
+                if (folder / ROUNDS).exists() and not (folder / NAME).exists():
+                    self.warned(f"rounds are kept: attnbench gate --replay {folder}")
                 if any(folder.iterdir()):  # something was measured
                     (folder / ".gitignore").write_text("*\n", encoding="utf-8")
                 else:
