@@ -100,6 +100,13 @@ def test_a_planted_copy_is_the_first_line_however_noisy_the_others_are():
     assert changed(found.b, found.a) == {"aten::clone": "vanished"}
 
 
+def test_an_op_that_appeared_counts_by_its_time_however_it_scatters():
+    wild = op("aten::clone", 500.0, spread=None)
+    grown = scaled(NAIVE, (1.6, 1.0, 1.0))
+    found = difference(profile(*NAIVE), profile(*grown, wild, label="b"))
+    assert [change.name for change in found.ops] == ["aten::clone", "aten::bmm"]
+
+
 def test_what_scatters_is_one_entry_and_no_change():
     found = difference(profile(*NAIVE), profile(*scaled(NAIVE, (1.05, 0.97, 1.03)), label="b"))
     assert [(c.name, c.what) for c in found.changes] == [
