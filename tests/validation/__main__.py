@@ -124,6 +124,19 @@ def tools(**options: Any) -> None:
 
 
 @main.command()
+@click.option(
+    "--processes", type=click.IntRange(min=2), default=10, show_default=True, help="Each."
+)
+@click.option("--seq-lens", type=SIZES, default="512,1024", show_default=True, help="n.")
+@output_option
+def profiles(processes: int, seq_lens: tuple[int, ...], output: Path) -> None:
+    """Compare profiles of the same code, and of code with one planted copy more."""
+    from tests.validation.profiles import write
+
+    write(output / "selftest-profile", processes, tuple(seq_lens), _tell)
+
+
+@main.command()
 @output_option
 def approximation(output: Path) -> None:
     """How errors of Performer, Linformer and Nyströmformer fall with their parameters."""

@@ -15,7 +15,7 @@ from attnbench.analysis.profiles import TOGETHER, Change, Difference
 from attnbench.base import units
 from attnbench.report import axes, figures
 from attnbench.report.figures import INK, QUIET, FigureKind, Plot
-from attnbench.report.profile import texts
+from attnbench.report.profile import one, texts
 from attnbench.schema.profile import Live, Memory, Profile
 
 MOST_BARS = 8  # of single ops
@@ -71,8 +71,8 @@ def waterfall(found: Difference) -> Figure:
     changes = texts.shown(found, MOST_BARS, texts.LEAST)
     ends = [(of.label, of.time.median_us) for of in (found.a, found.b)]
     height = 0.29 * (len(changes) + 2) + 1.1
-    figure = figures.figure_of((9.2, height), f"{WATERFALL.title}: {texts.pair(found)}",
-                               texts.case(found.a))  # fmt: skip
+    title = f"{WATERFALL.title}: {' → '.join(texts.labels(found))}"
+    figure = figures.figure_of((9.2, height), title, texts.case(found.a))
     ax = figure.subplots()
     at_us = found.a.time.median_us
     edges = [at_us]
@@ -84,7 +84,8 @@ def waterfall(found: Difference) -> Figure:
     ax.vlines(edges[0], 0.33, 0.67, color=QUIET, linewidth=0.7, zorder=1.5)
     for y, (_, time_us) in zip((0, len(changes) + 1), ends, strict=True):
         ax.barh(y, time_us, height=0.66, color=TOTAL, zorder=2)
-    names = [ends[0][0], *(texts.brief(change.name, LONGEST) for change in changes), ends[1][0]]
+    labels = [one.brief(label, LONGEST + 10) for label, _ in ends]
+    names = [labels[0], *(texts.brief(change.name, LONGEST) for change in changes), labels[1]]
     words = [
         units.time(ends[0][1]),
         *(_words(change) for change in changes),
@@ -178,7 +179,7 @@ def memory(profiles: Sequence[Profile]) -> Figure:
             ax.plot(peak.t_us, peak.live_bytes, "o", color=GREW, zorder=3)
             left = peak.t_us < max(times) / 2
             ax.annotate(
-                f"{units.size(peak.live_bytes)}\n{texts.brief(peak.op or 'outside of ops', 30)}",
+                f"{units.size(peak.live_bytes)}\n{texts.brief(peak.op or 'in no op', 30)}",
                 (peak.t_us, peak.live_bytes), xytext=(7 if left else -7, 6),
                 textcoords="offset points", ha="left" if left else "right", fontsize=7.5, color=INK,
             )  # fmt: skip

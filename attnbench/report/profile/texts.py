@@ -18,9 +18,10 @@ COMMON = 0.05  # of the logarithm of a factor that is worth a sentence
 MOST_LABEL = 14  # letters of a label that heads a column
 NONE = "no op changed beyond noise"
 READING = (
-    "The rows add up to the last. An op that is called as before, on as many bytes, counts as"
-    " changed only beyond noise. Profiles are taken one after the other, and one process can be"
-    " faster than the next: whether a version is slower, attnbench gate decides."
+    "The rows add up to the last; bytes are those read and written. An op that is called as before,"
+    " on as many bytes, counts as changed only beyond noise. Profiles are taken one after another,"
+    " and one process can be faster than the next: whether a version is slower, attnbench gate"
+    " decides."
 )
 
 
