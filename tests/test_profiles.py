@@ -427,6 +427,16 @@ def test_a_bundle_that_exists_is_refused_before_anything_is_profiled(profiled, a
     assert not Path("results").exists()
 
 
+def test_what_was_profiled_stays_where_nobody_reads_the_output(profiled, monkeypatch):
+    def closed(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(page, "terminal", closed)
+    profiled("naive mine --name p")
+    for name in ("a/profile.json", "b/profile.json", page.PAGE):
+        assert Path("results/p", name).is_file()
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -8,6 +8,7 @@ processes, so that the counts are of fewer independent ones than pairs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import combinations, product
 from pathlib import Path
@@ -71,7 +72,8 @@ def write(folder: Path, count: int, seq_lens: tuple[int, ...], tell: Callable[[s
         planted = [difference(*pair) for pair in product(found["plain"], found["planted"])]
         times = [of.time.median_us for of in found["plain"]]
         alarms = [names for each in same if (names := false_alarms(each))]
-        first = sum(each.ops[0].name == "aten::clone" for each in planted if each.ops)
+        firsts = [each.ops[0].name for each in planted]
+        first = firsts.count("aten::clone")
         copies = [
             op.self_us for of in found["planted"] for op in of.ops if op.name == "aten::clone"
         ]
@@ -82,6 +84,7 @@ def write(folder: Path, count: int, seq_lens: tuple[int, ...], tell: Callable[[s
         ))  # fmt: skip
         for names in alarms:
             tell(f"n={n}: false: {', '.join(names)}")
+        tell(f"n={n}: first lines: {dict(Counter(firsts))}")
     header = ("n", "processes", "time of plain", "time of the copy", "pairs of plain with a change",
               "copy is the first line")  # fmt: skip
     (folder / "profiles.md").write_text(units.table(header, rows) + "\n")
