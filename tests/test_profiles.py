@@ -133,6 +133,12 @@ def test_with_an_unknown_spread_time_alone_is_no_change():
     assert changed(a, b) == {}
 
 
+def test_a_mean_that_few_slow_calls_make_is_no_change():
+    middle = {"low_us": 90.0, "high_us": 110.0, "bytes": 1.0}
+    a, b = (profile(Op(name="aten::bmm", count=1, self_us=us, **middle)) for us in (100.0, 170.0))
+    assert changed(a, b) == changed(b, a) == {}
+
+
 def test_an_op_that_reads_more_or_is_called_more_often_is_named_even_where_its_time_is_the_same():
     a = profile(*NAIVE)
     for other in ({"count": 3.0, "bytes": 4e6}, {"count": 2.0, "bytes": 5e6}):

@@ -206,9 +206,9 @@ class Side:
 
     @classmethod
     def of(cls, ops: Sequence[Op]) -> Side:
-        """Sums; an unknown spread is from 0 to infinity."""
-        low = sum(0.0 if op.low_us is None else op.low_us for op in ops)
-        high = sum(math.inf if op.high_us is None else op.high_us for op in ops)
+        """Sums; an unknown spread is from 0 to infinity, and a mean outside of it widens it."""
+        low = sum(0.0 if op.low_us is None else min(op.low_us, op.self_us) for op in ops)
+        high = sum(math.inf if op.high_us is None else max(op.high_us, op.self_us) for op in ops)
         more = WIDER * (high - low)
         return cls(
             us=sum(op.self_us for op in ops),
