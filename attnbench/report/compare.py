@@ -142,7 +142,13 @@ def _line(row: Row, name: str) -> tuple[str, ...]:
 
 def _profiles(changed: Sequence[Row], after: Source) -> tuple[str, ...]:
     auto = "cuda" if after.environment.get("cuda") else "cpu"
-    return tuple(profile_command(row.case, row.impl, auto) for row in changed if row.case)
+    files = _files(after)
+    return tuple(profile_command(row.case, row.impl, auto) + files for row in changed if row.case)
+
+
+def _files(source: Source) -> str:
+    """The flags of a run's own files of implementations."""
+    return "".join(f" --impl {shlex.quote(file)}" for file in source.settings.get("files") or ())
 
 
 def _common(same: Compared) -> Iterator[str]:
@@ -185,7 +191,8 @@ def _gate(found: Comparison, same: Compared) -> str:
     impls = ",".join(dict.fromkeys(row.impl for row in rows))
     sizes = sorted({row.case.seq_len for row in rows if row.case})
     flags = ["--impls", impls, "--seq-lens", ",".join(map(str, sizes))] if rows else []
-    return shlex.join(["attnbench", "gate", "--base", found.before.code or "REF", *flags])
+    command = shlex.join(["attnbench", "gate", "--base", found.before.code or "REF", *flags])
+    return command + _files(found.after)
 
 
 def _exact(found: Comparison, names: dict[Any, str]) -> Iterator[tuple[str, str]]:

@@ -388,6 +388,29 @@ def history(**options: Any) -> None:
         raise SystemExit(ExitCode.FINDING)
 
 
+@main.command()
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder with runs named by code and number, quick-1, to count as well [none].",
+)
+@output_option
+@click.option("--name", default="selftest-compare", show_default=True, help="The folder.")
+def compare(**options: Any) -> None:
+    """Hold runs of known code against each other as `attnbench compare` does.
+
+    Of identical code few cells may be called changed, and a cell that is 30 % slower must be named:
+    each in turn in the data, and an implementation that really is (`mine-0.3`, against `mine-0`).
+    What is kept of the runs is enough to count again without them. Exits 1 if a goal is missed.
+    """
+    from tests.validation.compare import PAGE, Request, examine, met, tables
+
+    path, summary = examine(Request(**options), _tell)
+    _show(tables(summary), path / PAGE, noted=True)
+    if not met(summary):
+        raise SystemExit(ExitCode.FINDING)
+
+
 def _tell(message: str) -> None:
     say(message, err=True)
 

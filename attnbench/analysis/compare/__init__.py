@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnbench.analysis.apart import spread
 from attnbench.analysis.compare import elsewhere, same
 from attnbench.analysis.compare.sources import Source, read
 from attnbench.errors import UsageError
@@ -48,7 +49,7 @@ def compare(texts: Sequence[str], output: Path) -> list[Comparison]:
         together = None
         if alike:
             history = same.earlier([first, other], [output, output / "history"])
-            together = same.compare(first, other, history)
+            together = same.compare(first, other, spread(history))
         found.append(
             Comparison(
                 before=first,

@@ -19,7 +19,6 @@ from attnbench.analysis.apart import (
     common_shift,
     residuals,
     scale,
-    spread,
 )
 from attnbench.analysis.compare.sources import Source, SourceCell, of_run, read
 from attnbench.base import units
@@ -31,7 +30,9 @@ from attnbench.schema.case import Case
 Verdict = Literal["slower", "faster", "no change seen", "not comparable"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
-ALPHA = 0.01  # of cells of identical code so many may be called changed (results/selftest-compare)
+# Of cells of identical code at most 1 % may be called changed. Half of that is left to residuals
+# whose tails are heavier than those of Student's t (results/selftest-compare has the count).
+ALPHA = 0.005
 # Residuals that what history knows counts for: of all cells here beside those of the pair, and of a
 # cell beside those of its group.
 FREEDOM = 8
@@ -51,7 +52,7 @@ class Row:
     """What became of one cell from the first source to the second.
 
     `ratio` is time after / before once what all cells did together is taken off, [`low`, `high`]
-    where it lies with 99 %; None where the times cannot be compared, for `reason`.
+    where it lies with 99.5 %; None where the times cannot be compared, for `reason`.
     """
 
     key: Key
@@ -104,8 +105,8 @@ def _near(a: Any, b: Any) -> bool:
     return units.size(a) == units.size(b)
 
 
-def compare(before: Source, after: Source, history: Sequence[Sequence[Times]]) -> Compared:
-    """Every cell that both have; `history` are other runs, by code (`earlier`).
+def compare(before: Source, after: Source, noise: Spread) -> Compared:
+    """Every cell that both have; `noise` is what is known of runs of equal code on this machine.
 
     A cell changed where its residual lies beyond a quantile of Student's t times its scale. The
     square of that is a mean of squares: of the typical residual of this pair, drawn towards that
@@ -118,7 +119,7 @@ def compare(before: Source, after: Source, history: Sequence[Sequence[Times]]) -
     for name in HOW:
         if before.environment.get(name) != after.environment.get(name):
             old = {}
-    shift, noise = common_shift(new, old), spread(history)
+    shift = common_shift(new, old)
     left = residuals(new, old, shift)
     halves = _halves(new, old, left, shift, noise)
     rows = []
