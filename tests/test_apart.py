@@ -3,7 +3,14 @@ import random
 
 import pytest
 
-from attnbench.analysis.apart import CellTime, common_shift, residuals, spread, taken_apart
+from attnbench.analysis.apart import (
+    CellTime,
+    common_shift,
+    residuals,
+    scale,
+    spread,
+    taken_apart,
+)
 
 
 def run_of(factor=1.0, cells=20, groups=4, noise=0.0, seed=0, by_group=(), own=()):
@@ -48,6 +55,11 @@ def test_of_two_cells_in_a_group_the_one_that_moved_is_named_and_not_the_other()
     found = residuals(after, run_of(groups=10))
     assert found[KEYS[3]] == pytest.approx(math.log(1.3))
     assert found[KEYS[13]] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_cell_alone_in_its_group_keeps_its_change():
+    found = residuals(run_of(1.2, seed=1, groups=20, own={3: 1.3}), run_of(groups=20))
+    assert found[KEYS[3]] == pytest.approx(math.log(1.3))
 
 
 def test_runs_without_a_shared_cell_have_no_shift_and_no_residual():
@@ -100,3 +112,8 @@ def test_a_noisy_cell_has_a_factor_of_its_own_and_an_unknown_one_that_of_all():
     assert found.factor(KEYS[3]) > 3 * found.factor(KEYS[4])
     assert found.factor(("unseen", "naive")) == 1.0
     assert spread([]).runs == 0
+
+
+def test_the_scale_of_residuals_leaves_out_those_that_are_0_by_definition():
+    assert scale([0.0, 0.0, 0.0, 0.1, -0.1]) == pytest.approx(0.14826)
+    assert scale([0.0]) == scale([]) == 0.0

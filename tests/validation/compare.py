@@ -28,6 +28,7 @@ Figures = dict[str, Any]
 SUMMARY, PAGE, LINES = "summary.json", "compare.md", "runs.jsonl"
 PLANTED = 1.3  # the slowdown that is to be named
 BEFORE, AFTER, SLOWER = "mine-0", "mine-0.3", "mine"  # codes, and the cells that differ in them
+TIMED = "selftest-timer*/runs.jsonl"  # what `make validate PART=timer` keeps, on other machines
 BANDED = "quick"  # the code whose pairs are counted by their typical residual, too
 CALLED, NAMED = 0.01, 0.90  # goals
 BANDS = ((0.03, "calm: below 3 %"), (0.06, "3 to 6 %"), (math.inf, "busy: 6 % and more"))
@@ -59,7 +60,10 @@ def examine(request: Request, tell: Callable[[str], None]) -> tuple[Path, Figure
         if folder.name not in known and run.records and not run.unfinished:
             tell(folder.name)
             lines.append(json.dumps(line_of(of_run(run))))
-    summary = {"attnbench": __version__} | summarise([source_of(json.loads(x)) for x in lines])
+    sources = [source_of(json.loads(line)) for line in lines]
+    for folder in sorted(request.output.glob(TIMED)):
+        sources += of_timer(folder)
+    summary = {"attnbench": __version__} | summarise(sources)
     write_texts(
         path,
         {
@@ -104,6 +108,31 @@ def source_of(line: Figures) -> Source:
     )
 
 
+def of_timer(file: Path) -> list[Source]:
+    """The runs of one code that the part `timer` kept: alone, and beside one or two neighbours.
+
+    Their times come without errors, which makes intervals narrower than those of `compare`.
+    """
+    code = file.parent.name.removeprefix("selftest-")
+    return [
+        Source(
+            name=f"{code}-{number}",
+            path=file,
+            created=f"{number:04}",
+            cells={
+                (f"{n}", impl): SourceCell(
+                    label=f"n={n}",
+                    impl=impl,
+                    time=CellTime(time_us=time_us, group=f"{number} {n}"),
+                    unsteady=unsteady,
+                )
+                for n, impl, time_us, _, unsteady, *_ in run["cells"]
+            },
+        )
+        for number, run in enumerate(map(json.loads, file.read_text().splitlines()[1:]))
+    ]
+
+
 def summarise(sources: Sequence[Source]) -> Figures:
     """Counts for each kind of pair; every pair's noise is that of the runs that are not in it."""
     by_code: dict[str, list[Source]] = {BANDED: [], BEFORE: [], AFTER: []}
@@ -127,7 +156,8 @@ def summarise(sources: Sequence[Source]) -> Figures:
     summary: Figures = {"pairs": {name: _total(pairs) for name, pairs in found.items() if pairs}}
     summary["real"] = _total(real) if real else None
     summary["runs"] = {code: len(runs) for code, runs in by_code.items()}
-    summary["load_1m"] = [median(s.environment["load_1m"] for s in r) for r in by_code.values()]
+    loads = [[s.environment["load_1m"] for s in runs if s.environment] for runs in by_code.values()]
+    summary["load_1m"] = [median(found) for found in loads if found]
     return summary
 
 
@@ -194,7 +224,7 @@ def tables(summary: Figures) -> Iterator[Table]:
     if summary["real"]:
         rows.append((f"{BEFORE} against {AFTER}, really slower", *_row(summary["real"])))
     counts = ", ".join(f"{count} of {code}" for code, count in summary["runs"].items())
-    loads = "–".join(units.digits(f(summary["load_1m"])) for f in (min, max))
+    loads = "–".join(units.digits(f(summary["load_1m"] or [math.nan])) for f in (min, max))
     yield Table(
         title="Runs against runs",
         header=(
@@ -203,12 +233,15 @@ def tables(summary: Figures) -> Iterator[Table]:
         ),
         rows=tuple(rows),
         note=(
-            f"Runs: {counts}; a machine of two cores beside other work, load average {loads} in"
-            " the median of runs. Disjoint pairs are of neighbours in time. Called changed: cells"
-            " of identical code, in shares of all. Slower: each comparable cell in turn, its times"
-            " multiplied in the data, but for the last row, where an implementation spins. Noise"
-            " is known from the runs that are not in the pair. Goals: called at most"
-            f" {CALLED:.0%}, named {NAMED:.0%}: {'met' if met(summary) else 'MISSED'}."
+            f"Runs: {counts}. Those of {BANDED} and {SLOWER} are of a machine of two cores beside"
+            f" other work, load average {loads} in the median of runs; those of timer, by"
+            " make validate PART=timer, are of others, alone and beside one or two processes that"
+            " spin, and without the errors of their times. Disjoint pairs are of neighbours in"
+            " time. Called changed: cells of identical code, in shares of all. Slower: each"
+            " comparable cell in turn, its times multiplied in the data, but for the last row,"
+            " where an implementation spins. Noise is known from the runs that are not in the"
+            f" pair. Goals: called at most {CALLED:.0%}, named {NAMED:.0%}:"
+            f" {'met' if met(summary) else 'MISSED'}."
         ),
     )  # fmt: skip
 

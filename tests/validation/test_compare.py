@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from attnbench.analysis.compare.sources import read
 from tests.synthetic import write_run
 from tests.test_compare import cells, run
 from tests.validation.__main__ import main
-from tests.validation.compare import LINES, line_of, source_of, summarise
+from tests.validation.compare import LINES, line_of, met, source_of, summarise
 
 
 def invoke(tmp_path, *more):
@@ -40,10 +41,9 @@ def renamed(record):
     return replace(record, cell=replace(record.cell, impl=impl))
 
 
-def test_calm_runs_meet_the_goals_and_are_counted_again_from_what_is_kept_alone(tmp_path):
+def test_calm_runs_are_told_apart_and_counted_again_from_what_is_kept_alone(tmp_path):
     write_series(tmp_path / "runs", noise=0.005)
     found = invoke(tmp_path, "--runs", str(tmp_path / "runs"))
-    assert found.exit_code == 0, found.output
     folder = tmp_path / "out" / "selftest-compare"
     summary = (folder / "summary.json").read_text()
     known = json.loads(summary)
@@ -51,16 +51,24 @@ def test_calm_runs_meet_the_goals_and_are_counted_again_from_what_is_kept_alone(
     disjoint = known["pairs"]["quick: disjoint pairs"]
     assert (disjoint["pairs"], disjoint["cells"]) == (4, 80)
     assert known["real"]["planted"] == known["real"]["named"] == 16
-    assert invoke(tmp_path).exit_code == 0
+    assert disjoint["named"] == disjoint["planted"] == 80
+    assert known["pairs"]["quick: all pairs"]["called"] < 0.02 * 28 * 20
+    assert invoke(tmp_path).exit_code == found.exit_code
     assert (folder / "summary.json").read_text() == summary
     assert len((folder / LINES).read_text().splitlines()) == 24
 
 
-def test_a_slowdown_that_is_not_named_misses_the_goal(tmp_path):
-    write_series(tmp_path / "runs", noise=0.2)
-    found = invoke(tmp_path, "--runs", str(tmp_path / "runs"))
-    assert found.exit_code == 1
-    assert "MISSED" in found.output
+@pytest.mark.parametrize(
+    ("called", "named", "real", "goals"),
+    [(8, 720, 9, True), (9, 720, 9, False), (8, 719, 9, False), (8, 720, 8, False)],
+)
+def test_either_goal_can_be_missed(called, named, real, goals):
+    pairs = {"cells": 800, "called": called, "planted": 800, "named": named}
+    summary = {
+        "pairs": {"quick: disjoint pairs": pairs, "quick: all pairs": pairs | {"called": 800}},
+        "real": {"cells": 10, "called": 0, "planted": 10, "named": real},
+    }
+    assert met(summary) == goals
 
 
 def test_a_line_keeps_what_comparing_needs(tmp_path):
@@ -84,3 +92,21 @@ def test_calling_cells_of_identical_code_changed_is_counted():
     summary = summarise([source_of(line) for line in lines])
     assert summary["pairs"]["quick: all pairs"]["called"] == 7
     assert summary["real"] is None
+
+
+def test_runs_of_the_part_timer_are_counted_as_those_of_one_code(tmp_path):
+    from tests.validation.compare import of_timer
+
+    folder = tmp_path / "selftest-timer-calm"
+    folder.mkdir()
+    row = [
+        [128, "sdpa", 250.0, [240, 260], None, 0.9, 0.8],
+        [128, "naive", 340.0, None, "busy", 1, 1],
+    ]
+    lines = [{"runs": 0}, *({"neighbours": n, "cells": row} for n in range(4))]
+    (folder / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = of_timer(folder / "runs.jsonl")
+    assert [source.name for source in found] == [f"timer-calm-{n}" for n in range(4)]
+    assert list(found[0].times) == [("128", "sdpa")]  # the other one's error has no bound
+    total = summarise(found)["pairs"]["timer-calm: all pairs"]
+    assert (total["pairs"], total["cells"], total["comparable"], total["called"]) == (6, 12, 6, 0)
