@@ -13,17 +13,20 @@ from typing import Any
 
 import pytest
 
-import attnbench.report.pages  # noqa: F401 (stays loaded when pytester forgets what a run imports)
-from attnbench.gate import protocol
+from attnbench.gate import plugin, protocol
 from attnbench.gate.decide.data import Failure
 from attnbench.gate.decide.stored import load_gate
-from attnbench.gate.run import benchmarks
+from attnbench.gate.run import benchmarks, watched
 from attnbench.gate.run.processes import ProcessError
 from attnbench.machine import host
+from attnbench.report import pages
+from attnbench.report.gate import figure, outputs
 from tests.conftest import Cli
 from tests.repositories import commit, git, new, write
 
 pytest_plugins = ["pytester"]
+# Pytester forgets the modules that a run imports first; others hold on to them.
+KEPT = plugin, watched, pages, figure, outputs
 
 # As `-p` names it where the entry point is not installed.
 INSTALLED = any(point.name == "attnbench" for point in entry_points(group="pytest11"))

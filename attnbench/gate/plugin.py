@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attnbench.gate.decide.data import GateCell, GateRun, Round
     from attnbench.gate.decide.outcome import Outcome
     from attnbench.gate.run.benchmarks import Suite
-    from attnbench.gate.run.measuring import GateRequest
+    from attnbench.gate.run.watched import Comparison
 
 # How a verdict reads among the outcomes of tests: what is open must not look like a pass.
 _OUTCOMES = {
@@ -86,21 +86,22 @@ class _Gate:
     def __init__(self, config: pytest.Config) -> None:
         from attnbench.base.units import parse_duration, parse_share
         from attnbench.errors import UsageError
-        from attnbench.gate.decide.data import Rules
         from attnbench.gate.run import git
+        from attnbench.gate.run.watched import Watched, comparison
 
         self._config, asked = config, config.getoption
         if asked("numprocesses", None) or asked("tx", None):
             raise UsageError(
                 "tests that are timed run one after another: add -n 0 to --attnbench-gate"
             )
-        self._rules = Rules(
-            threshold=parse_share(asked("attnbench_threshold"), "--threshold"),
-            budget_s=parse_duration(asked("attnbench_budget"), "--budget"),
-        )
-        self._root = git.repository(config.rootpath)
-        ref = asked("attnbench_gate")
-        self._base = git.Base(commit=git.resolve(self._root, ref), ref=ref)
+        promises = {
+            "threshold": parse_share(asked("attnbench_threshold"), "--threshold"),
+            "budget_s": parse_duration(asked("attnbench_budget"), "--budget"),
+        }
+        found = Watched(files=(), sweeps=(), base=asked("attnbench_gate"), promises=promises)
+        found.rules("cpu")  # what cannot be is refused before anything is collected
+        results = config.invocation_params.dir.resolve() / asked("attnbench_output")
+        self._compared = comparison(git.repository(config.rootpath), found, results)
         self._run: GateRun | None = None
         self._outcome: Outcome | None = None
         self._words = ""
@@ -152,6 +153,7 @@ class _Gate:
     def _measured(self, items: list[pytest.Item]) -> tuple[GateRun, Outcome]:
         from attnbench.base.files import make_folder
         from attnbench.errors import UsageError
+        from attnbench.execution.process import Settings
         from attnbench.gate.decide.stored import NAME, ROUNDS, keep_round
         from attnbench.gate.decide.verdict import decide
         from attnbench.gate.run.benchmarks import run_benchmarks
@@ -163,13 +165,16 @@ class _Gate:
                 "no test that was collected uses the fixture benchmark: there is nothing to time"
                 " (--attnbench-gate)"
             )
+        compared, suite = self._selected(items)
         folder = make_folder(Path(self._config.getoption("attnbench_output")), None, "gate-")
         try:
-            with checked_out(self._root, self._base.commit) as tree:
-                request, suite = self._asked(items, tree)
-                run = run_benchmarks(
-                    replace(request, keep=partial(keep_round, folder)), suite, self
-                )
+            assert compared.base is not None, "it is asked for"
+            with checked_out(compared.root, compared.base.commit) as tree:
+                options = {"pytest": suite.arguments}
+                request = compared.request(tree, Settings(device="cpu"), options)
+                going = not self._config.getoption("maxfail")
+                request = replace(request, keep=partial(keep_round, folder), keep_going=going)
+                run = run_benchmarks(request, suite, self)
             outcome = decide(run)
             if warning := outputs.write_all(folder, run, outcome):
                 self.warned(warning)
@@ -184,23 +189,19 @@ class _Gate:
         self._folder = folder
         return run, outcome
 
-    def _asked(self, items: list[pytest.Item], tree: Path) -> tuple[GateRequest, Suite]:
-        """What to measure, with the base checked out in `tree`."""
+    def _selected(self, items: list[pytest.Item]) -> tuple[Comparison, Suite]:
+        """What is compared, with the files of these tests, which are in the suite."""
         from attnbench.errors import UsageError
-        from attnbench.execution.process import Settings
-        from attnbench.gate.decide.data import Benchmark, Version
-        from attnbench.gate.run import git
+        from attnbench.gate.decide.data import Benchmark
         from attnbench.gate.run.benchmarks import Suite
-        from attnbench.gate.run.measuring import GateRequest
 
-        root, invocation = self._root, self._config.invocation_params
-        files = list(dict.fromkeys(item.path.resolve() for item in items))
+        root, invocation = self._compared.root, self._config.invocation_params
+        files = dict.fromkeys(item.path.resolve() for item in items)
         if outside := [file for file in files if not file.is_relative_to(root)]:
             raise UsageError(
                 f"{outside[0]} lies outside the repository {root}, so that no base has it"
                 " (--attnbench-gate)"
             )
-        below = [file.relative_to(root) for file in files]
         there = invocation.dir.resolve()
         suite = Suite(
             tests=tuple(Benchmark(impl=item.nodeid) for item in items),
@@ -208,29 +209,9 @@ class _Gate:
             folder=str(there.relative_to(root)) if there.is_relative_to(root) else ".",
             rootdir=str(self._config.rootpath.resolve().relative_to(root)),
         )
-        results = there / self._config.getoption("attnbench_output")
-        request = GateRequest(
-            base=Version(
-                name="base",
-                root=str(tree),
-                files=tuple(str(tree / file) for file in below if (tree / file).is_file()),
-                ref=self._base.ref,
-                commit=self._base.commit,
-            ),
-            candidate=Version(
-                name="candidate",
-                root=str(root),
-                files=tuple(map(str, files)),
-                commit=git.resolve(root, "HEAD"),
-                dirty=bool(git.changes(root, besides=results)[1]),
-            ),
-            sweeps=(),
-            rules=self._rules,
-            settings=Settings(device="cpu", threads=1),
-            options={"pytest": suite.arguments},
-            keep_going=not self._config.getoption("maxfail"),
-        )
-        return request, suite
+        named = tuple(file.relative_to(root).as_posix() for file in files)
+        watched = replace(self._compared.watched, files=named)
+        return replace(self._compared, watched=watched), suite
 
     # A listener of `attnbench.gate.run.measuring`.
 
