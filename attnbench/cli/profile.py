@@ -123,11 +123,11 @@ def _show(folder: Path, parts: list[Part], top: int) -> None:
     from attnbench.report.profile import one, page
 
     profiles = [part.profile for part in parts]
-    if len(parts) == 2:
-        found = difference(*profiles)
+    found = difference(*profiles) if len(parts) == 2 else None
+    written = page.write_all(folder, profiles, found)  # also if nobody reads on
+    if found is not None:
         click.echo(page.terminal(found), nl=False)
     else:
-        found = None
         say(one.head(profiles[0]))
         click.echo(one.text(profiles[0], top), nl=False)
         for sentence in one.sentences(profiles[0]):
@@ -135,7 +135,7 @@ def _show(folder: Path, parts: list[Part], top: int) -> None:
     for part in parts:
         for line in one.where(part.profile, part.folder):
             click.echo(line)
-    click.echo(f"page: {page.write_all(folder, profiles, found)}")
+    click.echo(f"page: {written}")
 
 
 def _case(impl: str, options: dict[str, Any]) -> tuple[CaseOf, dict[str, Any], str]:
