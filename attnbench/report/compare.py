@@ -44,7 +44,7 @@ _NAMED = 8  # cells of which the same is said
 class Part:
     """One part of what is shown: sentences, a table, commands; `full` has its place on a page.
 
-    `verdicts` says that the table's last column is one.
+    Columns after the first `text_columns` hold numbers.
     """
 
     title: str
@@ -168,7 +168,11 @@ def _common(same: Compared) -> Iterator[str]:
     if same.ceilings:
         rates = ", ".join(f"{name} {change(ratio)}" for name, ratio in same.ceilings.items())
         yield f"rates of the machine itself meanwhile: {rates}"
-    source = f"{same.spread.runs} earlier runs" if same.spread.runs else "a default: no earlier run"
+    source = (
+        f"{same.spread.runs} earlier runs"
+        if same.spread.runs
+        else "a default: fewer than two earlier runs"
+    )
     yield (
         f"beside that the typical cell differs by ± {_percent(same.spread.typical)} from run to run"
         f" of equal code (standard deviation; {source})"

@@ -98,11 +98,11 @@ def environment_changes(a: Source, b: Source) -> list[tuple[str, Any, Any]]:
     if a.published or b.published:
         both = [x for x in both if None not in x]
     # A virtual machine's memory differs by pages from boot to boot.
-    return [x for x in both if x[1] != x[2] and not (x[0] == "memory_bytes" and _near(x[1], x[2]))]
-
-
-def _near(a: Any, b: Any) -> bool:
-    return units.size(a) == units.size(b)
+    return [
+        (name, x, y)
+        for name, x, y in both
+        if x != y and not (name == "memory_bytes" and units.size(x) == units.size(y))
+    ]
 
 
 def compare(before: Source, after: Source, noise: Spread) -> Compared:
@@ -126,34 +126,20 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
     for key in (k for k in after.cells if k in before.cells):
         a, b = before.cells[key], after.cells[key]
         row = Row(
-            key=key,
-            label=b.label,
-            impl=b.impl,
-            case=b.case,
-            verdict="not comparable",
+            key=key, label=b.label, impl=b.impl, case=b.case, verdict="not comparable",
+            reason=_reason_against(before, after, a, b),
             before_us=a.time.time_us if a.time else None,
             after_us=b.time.time_us if b.time else None,
-        )
-        if reason := _reason_against(before, after, a, b):
-            rows.append(replace(row, reason=reason))
-            continue
-        middle, half = left[key], halves[key]
-        changed: Verdict = "slower" if middle > 0 else "faster"
-        rows.append(
-            replace(
-                row,
-                verdict=changed if abs(middle) > half else "no change seen",
-                ratio=math.exp(middle),
-                low=math.exp(middle - half),
-                high=math.exp(middle + half),
-            )
-        )
-    return Compared(
-        rows=tuple(rows),
-        shift=shift,
-        spread=noise,
-        ceilings=_ceilings(before.environment, after.environment),
-    )
+        )  # fmt: skip
+        if not row.reason:
+            middle, half = left[key], halves[key]
+            changed: Verdict = "slower" if middle > 0 else "faster"
+            verdict: Verdict = changed if abs(middle) > half else "no change seen"
+            ratio, low, high = (math.exp(middle + off) for off in (0.0, -half, half))
+            row = replace(row, verdict=verdict, ratio=ratio, low=low, high=high)
+        rows.append(row)
+    rates = _ceilings(before.environment, after.environment)
+    return Compared(rows=tuple(rows), shift=shift, spread=noise, ceilings=rates)
 
 
 def _halves(

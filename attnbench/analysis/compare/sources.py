@@ -102,25 +102,16 @@ def of_run(run: Run) -> Source:
     for record in run.records:
         case = record.cell.case
         cells[record.cell.key] = SourceCell(
-            label=case_label(case),
-            impl=record.cell.impl,
-            case=case,
-            time=known.get(record.cell.key),
+            label=case_label(case), impl=record.cell.impl, case=case, record=record,
+            time=known.get(record.cell.key), unsteady=notes.unsteady(record),
             reason=None if record.status == "ok" else f"{record.status}: {record.reason}",
-            unsteady=notes.unsteady(record),
-            record=record,
-        )
+        )  # fmt: skip
     environment = {"attnbench": info.get("attnbench")} | (info.get("environment") or {})
     return Source(
-        name=run.run_id,
-        path=run.path,
-        cells=cells,
-        created=info.get("created"),
-        environment=environment,
-        settings=info.get("settings") or {},
+        name=run.run_id, path=run.path, cells=cells, created=info.get("created"),
+        environment=environment, settings=info.get("settings") or {}, run=run,
         code=None if info.get("dirty") else info.get("commit"),
-        run=run,
-    )
+    )  # fmt: skip
 
 
 class _Stats(msgspec.Struct):
