@@ -334,7 +334,7 @@ def test_a_profile_stays_though_nobody_reads_on_and_one_that_fails_leaves_nothin
         raise BrokenPipeError
 
     monkeypatch.setattr("attnbench.execution.profiling.profile_subject", profiled)
-    monkeypatch.setattr("attnbench.cli.profile._show", closed)
+    monkeypatch.setattr(sys.modules["attnbench.cli.profile"], "_show", closed)
     output = ["--output", tmp_path / "new", "--name"]
     done = cli("profile", "naive", "sdpa", *output, "failed")
     assert (done.exit_code, done.stderr) == (1, "Error: sdpa has no profile: incorrect: by far\n")
