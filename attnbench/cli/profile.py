@@ -76,7 +76,7 @@ _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
 @output_option
 @click.option("--name", help="The profile's name, a new folder [a time stamp].")
 def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None:
-    """Show where the time and the memory of one cell go.
+    """Show where time and memory of a cell go.
 
     The cell is checked and timed, then traced in the same process, which measures for no sweep:
     the ops or kernels with their self times, FLOPs, bytes and share of the machine's ceiling; what
