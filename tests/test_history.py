@@ -250,8 +250,11 @@ def test_only_times_that_can_be_right_are_kept(tmp_path):
     records = [ok(case, "naive"), failed(case, "sdpa", "oom", "out of memory")]
     found = entries.entry_of(load_run(write_run(tmp_path, "run", records)))
     assert [c.impl for c in found.cells] == ["naive"]
+    # A run of which all failed hides no others, and is not added.
+    failed_only = write_run(tmp_path, "none", records[1:])
+    assert [entry.run for entry in entries.read(tmp_path)] == ["run"]
     with pytest.raises(StoreError, match="no cell with a time"):
-        entries.entry_of(load_run(write_run(tmp_path, "none", records[1:])))
+        entries.add(tmp_path, load_run(failed_only))
 
 
 def test_an_unfinished_run_is_not_added(tmp_path):

@@ -6,7 +6,6 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,29 +37,21 @@ READING = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A finding in words; `texts` are the columns of `HEADER`."""
-
-    verdict: Verdict
-    texts: tuple[str, ...]
-
-
-def rows(series: Series) -> list[Row]:
-    """The findings, what is sure first, the larger change before the smaller."""
+def rows(series: Series) -> list[tuple[Verdict, tuple[str, ...]]]:
+    """The findings, what is sure first, by size, with the columns of `HEADER`."""
     names = short_names(series)
-    found = [(line, step) for line in series.lines for step in line.found]
-    found.sort(key=lambda pair: (pair[1].verdict == "suspicious", -abs(pair[1].step.log)))
+    pairs = [(line, found) for line in series.lines for found in line.found]
+    pairs.sort(key=lambda pair: (pair[1].verdict == "suspicious", -abs(pair[1].step.log)))
     return [
-        Row(
-            verdict=step.verdict,
-            texts=(
-                f"{SIGNS[step.verdict]} {step.verdict}", change(step), names[line.name],
-                place(series, step.at), f"{step.step.before}|{step.step.after}",
-                why(line, step),
+        (
+            found.verdict,
+            (
+                f"{SIGNS[found.verdict]} {found.verdict}", change(found), names[line.name],
+                place(series, found.at), f"{found.step.before}|{found.step.after}",
+                why(line, found),
             ),
         )
-        for line, step in found
+        for line, found in pairs
     ]  # fmt: skip
 
 
@@ -136,19 +127,17 @@ def terminal(found: Sequence[Series]) -> str:
     parts: list[Any] = []
     for series in found:
         lines = rows(series)[:MOST_SHOWN]
-        sure: list[tuple[str | Text, ...]] = [
-            (Text(row.texts[0], style=STYLES[row.verdict]), *row.texts[1:4])
-            for row in lines
-            if row.verdict != "suspicious"
-        ]
         parts.append(Text(heading(series), style="bold"))
+        sure: list[tuple[str | Text, ...]] = [
+            (Text(texts[0], style=STYLES[verdict]), *texts[1:4])
+            for verdict, texts in lines
+            if verdict != "suspicious"
+        ]
         if sure:
             parts.append(tables.grid(HEADER[:4], sure, right=HEADER[1:2], whole=HEADER[::3]))
-        for row in lines:
-            if row.verdict == "suspicious":
-                sign, size, cell, since, _, reason = row.texts
-                words = Text.assemble((sign, STYLES[row.verdict]), f" {size} {cell}, {since}")
-                parts.append(words.append(f": {reason}"))
+        for sign, size, cell, since, _, reason in (texts for _, texts in lines[len(sure) :]):
+            words = Text.assemble((sign, STYLES["suspicious"]), f" {size} {cell}, {since}: ")
+            parts.append(words.append(reason))
         if more := sum(len(line.found) for line in series.lines) - len(lines):
             parts.append(Text(f"… and {more} more on the page"))
         parts += [Text(f"{place(series, m.at)}: {mark_text(m)}", "dim") for m in series.marks]
@@ -163,7 +152,7 @@ def markdown(found: Sequence[Series]) -> str:
         lines = rows(series)
         blocks += [f"## {escape(heading(series))}", f"Cells: {escape(_counted(series))}."]
         if lines:
-            blocks.append(units.table(HEADER, [row.texts for row in lines[:MOST_ROWS]]))
+            blocks.append(units.table(HEADER, [texts for _, texts in lines[:MOST_ROWS]]))
         if len(lines) > MOST_ROWS:
             blocks.append(f"… and {len(lines) - MOST_ROWS} more on the page")
         changes = [f"- {place(series, m.at)}: {escape(mark_text(m))}" for m in series.marks]

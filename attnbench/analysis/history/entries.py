@@ -86,16 +86,14 @@ def entry_of(run: Run) -> Entry:
     """What is kept of a run: the cells that have a time which can be right.
 
     Raises:
-        StoreError: the run does not say when it was made, or has no such cell.
+        StoreError: the run does not say when it was made.
     """
     info = run.info
     known = info.get("environment") or {}
     # What was asked for, under what there was: `threads` may be given as None.
     facts = (info.get("settings") or {}) | known | {"attnbench": info.get("attnbench")}
-    cells, groups = (
-        [],
-        dict(sorted(((r.metrics.get("group"), r.cell.case.case_id) for r in run.records), key=str)),
-    )
+    members = sorted((str(r.metrics.get("group")), r.cell.case.case_id) for r in run.records)
+    groups, cells = dict(members), []
     for record in run.records:
         time_us = times.time_us(record)
         if time_us is None or times.suspect(record, known, time_us):
@@ -106,7 +104,7 @@ def entry_of(run: Run) -> Entry:
             CellLine(
                 case.case_id, record.cell.impl, case_label(case), _brief(time_us),
                 low_us and _brief(low_us), high_us and _brief(high_us),
-                groups[group] if (group := record.metrics.get("group")) else "",
+                groups[record.metrics["group"]] if record.metrics.get("group") else "",
             )
         )  # fmt: skip
     found = Entry(
@@ -114,8 +112,6 @@ def entry_of(run: Run) -> Entry:
         dirty=info.get("dirty"), cells=tuple(cells),
         environment={name: facts[name] for name in (*MACHINE, *FACTS) if name in facts},
     )  # fmt: skip
-    if not cells:
-        raise StoreError(f"{run.path} has no cell with a time, and no place in a history")
     _check(found, f"{run.path / INFO}")
     return found
 
@@ -161,13 +157,14 @@ def read_file(file: Path) -> list[Entry]:
 def read(folder: Path) -> list[Entry]:
     """The runs of a folder, from its `history.jsonl` and its run folders, the oldest first.
 
-    A run that is in both counts once.
+    A run that is in both counts once, one without any time is left out.
 
     Raises:
         StoreError: there is no run, or something in the folder is damaged or of another schema.
     """
     runs = [entry_of(load_run(file.parent)) for file in sorted(folder.glob(f"*/{INFO}"))]
-    known = {entry.identity: entry for entry in [*read_file(folder / FILE), *runs]}
+    entries = [*read_file(folder / FILE), *runs]
+    known = {entry.identity: entry for entry in entries if entry.cells}
     if not known:
         raise StoreError(
             f"no run in {folder}, neither as a folder nor in {FILE};"
@@ -182,12 +179,14 @@ def add(folder: Path, run: Run, commit: str | None = None) -> Entry | None:
     `commit` replaces what the run says of it.
 
     Raises:
-        StoreError: the run is unfinished or has no place in a history, which may be damaged, or
-            cannot be written.
+        StoreError: the run is unfinished or has no time, or the history is damaged or cannot be
+            written.
     """
     if run.unfinished:
         raise StoreError(f"{run.path} is unfinished: {run.unfinished}")
     entry, file = entry_of(run), folder / FILE
+    if not entry.cells:
+        raise StoreError(f"{run.path} has no cell with a time, and no place in a history")
     if commit is not None:
         entry = msgspec.structs.replace(entry, commit=commit, dirty=None)
     try:
