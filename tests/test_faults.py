@@ -223,6 +223,7 @@ def test_resume_measures_what_is_missing_and_repairs_a_half_written_line(
     }
     info = load_run(killed_copy).info
     assert "wall_s" in info["spent"]
+    assert {"commit", "dirty"} <= set(info)
     assert info["environment"]["ceilings"]["1"]["matmul_tflops"]["float32"] > 0
 
 

@@ -22,7 +22,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 RULES = Rules()
 
 
-def made(logs, *, group="", environments=None):
+def made(logs, *, group="", case="case", environments=None):
     """Runs of cells by name; `logs[name][run]` is ln of the time over 1 ms, None where missing."""
     count = len(next(iter(logs.values())))
     return [
@@ -31,7 +31,7 @@ def made(logs, *, group="", environments=None):
             created=(BEGIN + timedelta(days=i)).isoformat(),
             environment=HERE | (environments or {}).get(i, {}),
             cells=tuple(
-                CellLine("case", name, "attention n=512", 1000 * math.exp(row[i]), group=group)
+                CellLine(case, name, "attention n=512", 1000 * math.exp(row[i]), group=group)
                 for name, row in logs.items()
                 if row[i] is not None
             ),
@@ -104,6 +104,16 @@ def test_a_step_of_the_middle_cell_is_not_taken_for_the_groups():
     found = only([msgspec.structs.replace(a, cells=a.cells + b.cells) for a, b in both])
     (step,) = line_of(found, "impl-0").found
     assert math.isclose(step.step.log, -0.1, abs_tol=0.02)
+
+
+def test_of_two_implementations_of_a_case_that_move_alike_none_is_a_finding():
+    logs = {"impl-0": stepped(noise(60, 0), 30, 0.2)}
+    rest = made({f"other-{i}": noise(60, i + 9) for i in range(9)}, group="b", case="other")
+    for by, why in ((0.15, ("together",)), (0.0, ())):
+        logs["impl-1"] = stepped(noise(60, 1), 30, by)
+        both = zip(made(logs), rest, strict=True)
+        runs = [msgspec.structs.replace(a, cells=a.cells + b.cells) for a, b in both]
+        assert [(at, found) for at, _, found in verdicts(runs)] == [(30, why)]
 
 
 def test_a_neighbour_that_slows_a_whole_group_makes_no_cell_of_it_slower():

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from attnbench.analysis.apart import CellTime, Key, taken_apart
 from attnbench.analysis.history.entries import Entry
 from attnbench.analysis.history.steps import Rules, Step, steps
+from attnbench.base.stats import median
 
 Kind = Literal["run", "group", "cell"]
 Verdict = Literal["regression", "improvement", "suspicious", "no change", "insufficient data"]
@@ -103,19 +104,25 @@ def _series(runs: Sequence[Entry], rules: Rules) -> Series:
             moved[cell.group][cell.key] = log
         for group, logs in moved.items():
             for key, log in logs.items():
-                others = [value for other, value in logs.items() if other != key]
-                own = log - (_centre(others) if group else 0.0)
-                cells[key][number] = math.log(apart.levels_us[key]) + own
+                rest = [value for other, value in logs.items() if other != key]
+                shared = _centre(rest) if group else 0.0
+                cells[key][number] = math.log(apart.levels_us[key]) + log - shared
         for (group, _), value in shift.groups.items():
             groups[group][number] = value
     whole = {number: shift.run for number, shift in enumerate(apart.shifts)}
     marks = tuple(_marks(runs))
     tests = sum(max(0, len(line) - 1) for line in (whole, *groups.values(), *cells.values()))
 
-    def line(kind: Kind, name: str, logs: Mapping[int, float], common: Sequence[Line] = ()) -> Line:
+    def line(
+        kind: Kind,
+        name: str,
+        logs: Mapping[int, float],
+        common: Sequence[Line] = (),
+        others: Sequence[Mapping[int, float]] = (),
+    ) -> Line:
         at = tuple(logs)
         found = tuple(
-            _judged(step, at[step.at], kind, rules, tests, marks, common)
+            _judged(step, at, kind, rules, tests, marks, common, others)
             for step in steps(list(logs.values()), rules, tests)
         )
         return Line(
@@ -128,10 +135,11 @@ def _series(runs: Sequence[Entry], rules: Rules) -> Series:
         group: line("group", _shared(members[group]), logs, [run_line])
         for group, logs in groups.items()
     }
-    cell_lines = [
-        line("cell", labels[key], logs, [run_line, *filter(None, [group_lines.get(home[key])])])
-        for key, logs in cells.items()
-    ]
+    cell_lines = []
+    for key, own in cells.items():
+        common = [run_line, *filter(None, [group_lines.get(home[key])])]
+        others = [cells[other] for other in cells if other[0] == key[0] and other != key]
+        cell_lines.append(line("cell", labels[key], own, common, others))
     shown = [run_line, *(one for one in group_lines.values() if one.found), *cell_lines]
     shown.sort(key=lambda one: one.changed, reverse=True)
     return Series(runs=tuple(runs), marks=marks, lines=tuple(shown))
@@ -139,14 +147,16 @@ def _series(runs: Sequence[Entry], rules: Rules) -> Series:
 
 def _judged(
     step: Step,
-    at: int,
+    runs: Sequence[int],
     kind: Kind,
     rules: Rules,
     tests: int,
     marks: Iterable[Mark],
     common: Iterable[Line],
+    others: Iterable[Mapping[int, float]],
 ) -> Found:
     """A finding, unless few runs, the environment or what is common may explain it."""
+    at = runs[step.at]
     mark = next((mark for mark in marks if abs(mark.at - at) <= NEAR), None)
     why: list[Why] = []
     if step.p > rules.level / tests or min(step.before, step.after) < rules.confirm:
@@ -154,12 +164,23 @@ def _judged(
     if mark is not None:
         why.append("environment")
     along = any(abs(found.at - at) <= NEAR for line in common for found in line.found)
-    if kind != "cell" or along:
+    if kind != "cell" or along or _share(step, runs, others) >= 0.5:
         why.append("together")
     verdict: Verdict = "regression" if step.log > 0 else "improvement"
     return Found(
         step=step, at=at, verdict="suspicious" if why else verdict, why=tuple(why), mark=mark
     )
+
+
+def _share(step: Step, runs: Sequence[int], others: Iterable[Mapping[int, float]]) -> float:
+    """How far other implementations of a cell's case moved along, as a share of its step."""
+    sides = runs[step.at - step.before : step.at], runs[step.at : step.at + step.after]
+    moved = [
+        (median(found[1]) - median(found[0])) / step.log
+        for other in others
+        if all(found := [[other[n] for n in side if n in other] for side in sides])
+    ]
+    return median(moved) if moved else 0.0
 
 
 def _centre(values: Sequence[float]) -> float:
