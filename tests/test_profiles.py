@@ -134,7 +134,7 @@ def test_with_an_unknown_spread_time_alone_is_no_change():
 
 
 def test_a_mean_that_few_slow_calls_make_is_no_change():
-    middle = {"low_us": 90.0, "high_us": 110.0, "bytes": 1.0}
+    middle: dict[str, Any] = {"low_us": 90.0, "high_us": 110.0, "bytes": 1.0}
     a, b = (profile(Op(name="aten::bmm", count=1, self_us=us, **middle)) for us in (100.0, 170.0))
     assert changed(a, b) == changed(b, a) == {}
 
