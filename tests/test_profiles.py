@@ -421,10 +421,12 @@ def test_the_command_shows_the_difference_and_names_the_page_and_what_is_bundled
 
 
 def test_one_implementation_has_its_table_and_a_page(profiled):
-    done = profiled("naive --name p")
+    done = profiled("naive --name p --bundle p.zip")
     assert done.exit_code == 0, done.output
     assert "takes" not in done.output
     assert Path("results/p/profile.html").is_file()
+    names = zipfile.ZipFile("p.zip").namelist()
+    assert {"profile.html", "profile.json", "repro.sh"} <= set(names)
 
 
 def test_a_bundle_that_exists_is_refused_before_anything_is_profiled(profiled, assert_refused):
