@@ -118,6 +118,20 @@ def test_history_is_of_the_same_machine_and_settings_and_never_the_pair_itself(r
     assert not any(times in of_pair for sequence in found for times in sequence)
 
 
+def test_runs_that_a_history_keeps_in_a_line_count_once(runs, tmp_path):
+    from attnbench.analysis.history.entries import add
+    from attnbench.execution.store import load_run
+
+    run(tmp_path / "elsewhere", "gone", "2026-11-19T00:00:00+00:00", seed=300)
+    for path in (runs / "old3", tmp_path / "elsewhere" / "gone"):
+        add(runs / "history", load_run(path))
+    run(runs, "after", seed=2)
+    (sequence,) = earlier(
+        [read(name, runs) for name in ("before", "after")], [runs, runs / "history"]
+    )
+    assert len(sequence) == 11
+
+
 def test_cells_that_say_nothing_are_not_comparable_and_say_why(runs):
     records = list(cells(seed=2))
     lost = Case(seq_len=128)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,10 @@ from attnbench.analysis.apart import (
     residuals,
     scale,
 )
-from attnbench.analysis.compare.sources import Source, SourceCell, of_run, read
+from attnbench.analysis.compare.sources import Source, SourceCell, of_entry, of_run, read
+from attnbench.analysis.history.entries import FILE, read_file
 from attnbench.base import units
-from attnbench.errors import AttnbenchError
+from attnbench.errors import AttnbenchError, StoreError
 from attnbench.execution.store import load_info, load_run, runs_in
 from attnbench.machine.limits import ceilings_of
 from attnbench.schema.case import Case
@@ -43,7 +45,7 @@ VOLATILE = ("ceilings", "load_1m")
 HOW = ("allocator", "matmul_precision")  # of a run, beside what each cell was timed by:
 HOW_CELL = ("l2", "timer")
 # Runs of one machine that were measured like this have the same noise.
-_LIKE = ("precision", "min_time_s", "max_time_s", "processes", *HOW_CELL, "allocator")
+_LIKE = ("min_time_s", "max_time_s", "processes", *HOW_CELL, "allocator")
 _CODE = ("attnbench", "torch", "python")
 
 
@@ -189,9 +191,10 @@ def _ceilings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, 
 def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Times]]:
     """The history of the machine of these sources without themselves, by code, in order of time.
 
-    Runs, or of pytest-benchmark's files those beside, measured alike on the same machine, the
-    latest `MOST_RUNS`. Where no commit is recorded, runs of equal versions of attnbench, torch and
-    Python count as of one code: what changed unrecorded widens the spread of its own cells.
+    Runs, also those that `attnbench history` keeps in a line, or of pytest-benchmark's files those
+    beside, measured alike on the same machine, the latest `MOST_RUNS`. Where no commit is recorded,
+    runs of equal versions of attnbench, torch and Python count as of one code: what changed
+    unrecorded widens the spread of its own cells.
     """
     first = sources[0]
     own = {(source.name, source.created) for source in sources}
@@ -199,7 +202,9 @@ def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Tim
         (s for s in _beside(first, folders) if same_machine(s, first)),
         key=lambda source: source.created or "",
     )
-    alike = [s for s in found if (s.name, s.created) not in own and _like(s) == _like(first)]
+    # A run may lie in a folder and stand in a history.
+    once = {(s.name, s.created): s for s in found if _like(s) == _like(first)}
+    alike = [source for name, source in once.items() if name not in own]
     by_code: dict[Any, list[Times]] = defaultdict(list)
     for source in alike[-MOST_RUNS:]:
         code = (source.code, *(source.environment.get(name) for name in _CODE))
@@ -218,6 +223,9 @@ def _beside(first: Source, folders: Sequence[Path]) -> Iterator[Source]:
     else:
         every = dict.fromkeys(p.resolve() for p in (first.path.parent, *folders))
         paths = [run for folder in every for run in runs_in(folder)]
+        for folder in every:
+            with contextlib.suppress(StoreError):
+                yield from map(of_entry, read_file(folder / FILE))
     for path in dict.fromkeys(path.resolve() for path in paths):
         try:
             if path.is_file():

@@ -15,6 +15,7 @@ import msgspec
 
 from attnbench.analysis import notes
 from attnbench.analysis.apart import CellTime, Key, cell_times
+from attnbench.analysis.history.entries import Entry
 from attnbench.base.jsontext import decode
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution.store import Run, find_run, load_run
@@ -111,6 +112,21 @@ def of_run(run: Run) -> Source:
         name=run.run_id, path=run.path, cells=cells, created=info.get("created"),
         environment=environment, settings=info.get("settings") or {}, run=run,
         code=None if info.get("dirty") else info.get("commit"),
+    )  # fmt: skip
+
+
+def of_entry(entry: Entry) -> Source:
+    """What a history keeps of a run."""
+    cells = {
+        c.key: SourceCell(
+            label=c.label, impl=c.impl, time=CellTime(time_us=c.time_us, group=c.group)
+        )
+        for c in entry.cells
+    }
+    return Source(
+        name=entry.run, path=Path(), cells=cells, created=entry.created,
+        environment=entry.environment, settings=entry.environment,
+        code=None if entry.dirty else entry.commit,
     )  # fmt: skip
 
 
