@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,21 @@ def test_cells_that_say_nothing_are_not_comparable_and_say_why(runs):
         "naive-heads": "l2: cold, was warm",
     }
     assert all(row.ratio is None for row in found.same.rows if row.verdict == "not comparable")
+
+
+def test_a_cell_most_of_whose_group_was_disturbed_is_not_comparable_either(runs):
+    records = []
+    for record in cells(seed=2, own={("sdpa", 512): 4.0, ("sdpa", 256): 1.5}):
+        if record.cell.impl != "sdpa" and record.cell.case.seq_len == 512:
+            slowed = (replace(sample, kept_despite="gpu") for sample in record.samples)
+            record = replace(record, samples=tuple(slowed))
+        records.append(record)
+    write_run(runs, "after", records, {"created": "2026-11-21", "environment": CPU})
+    (found,) = compare(["before", "after"], runs)
+    assert changed(found).pop(("sdpa", 256)) == "slower"
+    reasons = {row.impl: row.reason for row in found.same.rows if row.case.seq_len == 512}
+    assert reasons["naive"] == "the error of its time in after has no bound: slowed-gpu"
+    assert reasons["sdpa"] == "most cells measured with it in after have an error without a bound"
 
 
 def test_runs_with_another_allocator_are_not_compared_by_their_times(runs):

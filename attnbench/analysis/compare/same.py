@@ -173,6 +173,8 @@ def _reason_against(before: Source, after: Source, a: SourceCell, b: SourceCell)
             return f"no time in {where.name}: {cell.reason}"
         if cell.unsteady:
             return f"the error of its time in {where.name} has no bound: {cell.unsteady}"
+        if cell.time.group in where.busy:
+            return f"most cells measured with it in {where.name} have an error without a bound"
     how = [(name, before.environment.get(name), after.environment.get(name)) for name in HOW]
     how += [(name, a.metrics.get(name), b.metrics.get(name)) for name in HOW_CELL]
     return next((f"{name}: {y}, was {x}" for name, x, y in how if x != y), "")

@@ -6,8 +6,10 @@ import csv
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +71,20 @@ class Source:
     published: str | None = None
     run: Run | None = None
 
+    @cached_property
+    def busy(self) -> frozenset[str]:
+        """The groups of which most cells are unsteady: the others met the same moments."""
+        of: dict[str, list[bool]] = defaultdict(list)
+        for cell in self.cells.values():
+            if cell.time and cell.time.group:
+                of[cell.time.group].append(cell.unsteady is not None)
+        return frozenset(group for group, found in of.items() if 2 * sum(found) > len(found))
+
     @property
     def times(self) -> dict[Key, CellTime]:
         """The times that have a bound for their error."""
-        return {k: c.time for k, c in self.cells.items() if c.time and not c.unsteady}
+        known = ((key, cell.time) for key, cell in self.cells.items() if not cell.unsteady)
+        return {key: time for key, time in known if time and time.group not in self.busy}
 
 
 def read(text: str, output: Path) -> Source:
