@@ -67,6 +67,11 @@ _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
     help="Ops or kernels in the table.",
 )
 @click.option(
+    "--instructions",
+    is_flag=True,
+    help="Count what a call executes on the host, too, by Callgrind: of small n, a minute more.",
+)
+@click.option(
     "--bundle",
     type=click.Path(path_type=Path),
     metavar="FILE.zip",
@@ -103,7 +108,7 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
                 (place := folder / letter).mkdir()
             if sys.stderr.isatty():
                 click.echo(f"profiling {subject.label} …", err=True)
-            made = profile_subject(subject, case, place)
+            made = profile_subject(subject, case, place, instructions=options["instructions"])
             files = map(Path, subject.settings.files)  # which may be a commit's, gone by the end
             own = {file.name: file.read_text(errors="replace") for file in files}
             parts.append(Part(profile=made, folder=place, files=own))

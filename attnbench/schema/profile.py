@@ -23,8 +23,9 @@ FILE, TRACE = "profile.json", "trace.json.gz"
 
 Ceiling = Literal["matmul", "memory"]
 # why a counter is unknown: refused by the kernel's settings, not in this machine (a VM, say), not
-# of this system at all
-Unknown = Literal["forbidden", "unsupported", "no-perf"]
+# of this system at all; of Callgrind: not installed, or the cell fails or takes too long on the
+# processor that it emulates
+Unknown = Literal["forbidden", "unsupported", "no-perf", "no-valgrind", "not-emulated"]
 # What to know before reading on; figures in `Note.figures`, sentences where they are shown.
 NoteCode = Literal[
     "profiler-cost",  # profiled calls took `ratio` times the unprofiled ones
@@ -147,9 +148,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     `ops` are sorted by self time, longest first. `gaps_us` is time of a profiled call in which no
     op ran (CPU: Python, autograd's engine), or no kernel (CUDA: `gaps` gaps between kernels); on
     CUDA `launch_us` is the median from a launch on the host to the begin of its kernel.
-    `counters` are of one call without a profiler. `trace` is the file beside this one, null where
-    none was kept, with `trace_events` events. `commands` are those of other profilers for this
-    cell, by their names (`nsys`, `ncu`): empty on CPU.
+    `counters` are of one call without a profiler, `instructions` of one on the host, by Callgrind
+    in a process of its own, where they were asked for. `trace` is the file beside this one, null
+    where none was kept, with `trace_events` events. `commands` are those of other profilers for
+    this cell, by their names (`nsys`, `ncu`): empty on CPU.
     """
 
     schema: Literal[1] = 1
@@ -167,6 +169,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     launch_us: float | None = None
     memory: Memory
     counters: dict[str, Counter] = {}
+    instructions: Counter | None = None
     trace: str | None = None
     trace_events: int | None = None
     notes: tuple[Note, ...] = ()

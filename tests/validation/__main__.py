@@ -39,6 +39,9 @@ def _percents(context: Any, option: Any, texts: tuple[str, ...]) -> tuple[float,
     return numbers
 
 
+ENVIRONMENT = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
 @click.group(cls=Commands)
 def main() -> None:
     """Hold attnbench's own measuring against what is known, and against other tools."""
@@ -409,6 +412,54 @@ def compare(**options: Any) -> None:
     _show(tables(summary), path / PAGE, noted=True)
     if not met(summary):
         raise SystemExit(ExitCode.FINDING)
+
+
+@main.command()
+@click.option("--base", type=ENVIRONMENT, required=True, help="The base's interpreter.")
+@click.option("--same", type=ENVIRONMENT, required=True, help="One of another environment.")
+@click.option(
+    "--slow",
+    type=ENVIRONMENT,
+    required=True,
+    help="One of a third, into whose torch the slowdown is planted, for good.",
+)
+@click.option(
+    "--each", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of each kind."
+)
+@output_option
+@click.option(
+    "--name",
+    default="selftest-environments",
+    show_default=True,
+    help="The folder, new or to go on with.",
+)
+def environments(**options: Any) -> None:
+    """Hold the gate against environments that are known: one torch twice, and a slower copy.
+
+    All three have the same version of torch. In the third, each call of
+    scaled_dot_product_attention is made to take 10 % more processor time. The same command goes on
+    where it stopped. A run takes one to five minutes.
+    """
+    from tests.validation.environments import Request, examine
+
+    page, tables = examine(Request(**options), _tell)
+    _show(tables, page, noted=True)
+
+
+@main.command()
+@click.option(
+    "--repeats", type=click.IntRange(min=2), default=10, show_default=True, help="Fresh processes."
+)
+@output_option
+def instructions(repeats: int, output: Path) -> None:
+    """Count instructions by Callgrind in fresh processes: how far repeats differ.
+
+    A repeat takes a minute of processor time. The same command goes on where it stopped.
+    """
+    from tests.validation.instructions import examine
+
+    page, tables = examine(output, repeats, _tell)
+    _show(tables, page)
 
 
 def _tell(message: str) -> None:

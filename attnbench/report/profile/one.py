@@ -20,6 +20,8 @@ _WHY = {
     "forbidden": "not permitted (kernel.perf_event_paranoid)",
     "unsupported": "not in this machine (virtual ones often have none)",
     "no-perf": "not of this system",
+    "no-valgrind": "Valgrind is not installed",
+    "not-emulated": "the cell fails or takes too long under Valgrind",
 }
 _NOTES = {
     "profiler-cost": "calls took {ratio:.3g} times as long under the profiler, which makes short"
@@ -93,6 +95,10 @@ def sentences(profile: Profile) -> Iterator[str]:
     yield _memory(profile)
     if profile.counters:
         yield _counters(profile)
+    if (counted := profile.instructions) is not None:
+        known = counted.value is not None
+        what = units.count(counted.value) if known else f"unknown: {_WHY[counted.reason or '']}"
+        yield f"instructions of a call on the host, by Callgrind: {what}"
     for sentence in notes(profile):
         yield f"note: {sentence}"
 
