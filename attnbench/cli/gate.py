@@ -120,7 +120,7 @@ _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "dev
 @click.option("--advisory", is_flag=True, help="Exit 0 whatever is found; say what it would be.")
 @click.option("--quiet", is_flag=True, help="No progress and no table; the result's path alone.")
 def gate(**options: Any) -> None:
-    """Compare the working tree with another commit, or an environment with another.
+    """Compare the working tree with a commit, or two environments.
 
     Correctness, FLOPs and memory are compared first, then time. The base is checked out in a
     temporary folder (TMPDIR), the candidate is the working tree as it is. Both versions are
