@@ -37,8 +37,8 @@ class Change:
 
     Times are µs of one call of the cell, counts are of one call; 0 where the op is not there.
     `assured_us` is the part of the change that noise does not explain: how far apart the two self
-    times lie with their spread, 0 where these meet. `alike` says that the op is called as often in
-    both, on as many bytes. `bytes` is the change of bytes read and written, None where unknown.
+    times lie with their spread, 0 where these meet. `bytes` is the change of bytes read and
+    written, None where unknown.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Change:
     b_count: float = 0.0
     bytes: float | None = None
     assured_us: float = 0.0
-    alike: bool = False
 
     @property
     def weight_us(self) -> float:
-        """How much it has changed for certain: what an op does is exact, what it takes is not."""
-        return self.assured_us if self.alike else abs(self.delta_us)
+        """What is certain of its change: whether an op is there is exact, what it takes is not."""
+        there = self.what in ("appeared", "vanished")
+        return abs(self.delta_us) if there else self.assured_us
 
     @property
     def delta_us(self) -> float:
@@ -67,11 +67,11 @@ class Difference:
     """Two profiles of one case. `changes` add up to `delta_us`.
 
     First stand the ops that changed beyond noise or do other work (called differently, or on other
-    sizes), by their change, of which only the assured part counts where nothing but time changed;
-    then what is within noise as one entry, and what is in no op. `common` is by which factor the
-    ops that are alike in both take longer in B, None where these are not a good part of both: the
-    machine's speed, or a cause common to all. `environment` has the facts that differ: name, A's
-    and B's value.
+    sizes), by their change, of which only the assured part counts where an op is in both; then what
+    is within noise as one entry, and what is in no op. `common` is by which factor the ops that are
+    alike in both take longer in B, None where these are not a good part of both: the machine's
+    speed, or a cause common to all. `environment` has the facts that differ: name, A's and B's
+    value.
     """
 
     a: Profile
@@ -121,10 +121,11 @@ def difference(a: Profile, b: Profile) -> Difference:
         for name, own, other in pairs
     ]
     changed = [change for change in every if change.what != "noise"]
-    changed.sort(key=lambda change: (-change.weight_us, change.name))
+    changed.sort(key=lambda change: (-change.weight_us, -abs(change.delta_us), change.name))
     within = [change for change in every if change.what == "noise"]
-    sums = [sum(getattr(c, of) for c in every if c.alike) for of in ("a_us", "b_us")]
-    much = sums[0] >= COMMON * a.self_us and sums[1] >= COMMON * b.self_us
+    shared = [(own.us, other.us) for name, own, other in pairs if name in alike]
+    sums = [sum(times) for times in zip(*shared, strict=True)]
+    much = bool(sums) and sums[0] >= COMMON * a.self_us and sums[1] >= COMMON * b.self_us
     facts = dict.fromkeys((*a.environment, *b.environment))
     values = [(name, a.environment.get(name), b.environment.get(name)) for name in facts]
     return Difference(
@@ -135,7 +136,7 @@ def difference(a: Profile, b: Profile) -> Difference:
             *together(f"{len(within)} within noise", "noise", within),
             Change(name="in no op", what="outside", a_us=a.outside_us, b_us=b.outside_us),
         ),
-        common=common(alike.values()).middle if alike and much else None,
+        common=common(alike.values()).middle if much else None,
         environment=tuple(row for row in values if row[1] != row[2] and not PASSING.search(row[0])),
     )
 
@@ -278,5 +279,5 @@ def _change(name: str, a: Side, b: Side, own: Ratio | None, others: Sequence[Rat
     bytes_ = None if a.bytes is None or b.bytes is None else b.bytes - a.bytes
     return Change(
         name=name, what=what, a_us=a.us, b_us=b.us, a_count=a.count, b_count=b.count,
-        bytes=bytes_, assured_us=assured_us, alike=own is not None,
+        bytes=bytes_, assured_us=assured_us,
     )  # fmt: skip
