@@ -399,7 +399,7 @@ def profiled(cli, monkeypatch, tmp_path):
     """The command, with NAIVE as the profile of `naive` and a copy more as that of any other."""
     from attnbench.execution import profiling
 
-    def made(subject, case, folder, at=None):
+    def made(subject, case, folder, **_):
         more = () if subject.impl == "naive" else (op("aten::clone", 400.0),)
         found = profile(*NAIVE, *more, label=subject.label, impl=subject.impl)
         write_profile(folder, found)
