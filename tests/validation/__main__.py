@@ -426,6 +426,13 @@ def compare(**options: Any) -> None:
 @click.option(
     "--each", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of each kind."
 )
+@click.option(
+    "--seq-lens",
+    type=SIZES,
+    default="128..1024",
+    show_default=True,
+    help="n, of which the plant is measured: of 128, 256, 512, 1024.",
+)
 @output_option
 @click.option(
     "--name",

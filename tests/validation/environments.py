@@ -24,7 +24,6 @@ from tests.validation.page import Table, markdown, write_texts
 SUMMARY, PAGE = "summary.json", "environments.md"
 KINDS = ("A/A", "planted")
 PLANTED_IMPL = "sdpa"
-CELLS = "--impls", f"naive,{PLANTED_IMPL}", "--seq-lens", "128..1024"
 LONGEST_S = 300.0  # that a run may take with its environments in place
 Run = dict[str, Any]
 
@@ -79,13 +78,15 @@ print(json.dumps(found))
 class Request:
     """`base`, `same` and `slow` are interpreters of environments with one version of torch.
 
-    `each` is how many runs there shall be of base against `same`, and of base against `slow`.
+    `each` is how many runs there shall be of base against `same`, and of base against `slow`, of
+    naive and sdpa at each of `seq_lens`.
     """
 
     base: Path
     same: Path
     slow: Path
     each: int = 20
+    seq_lens: tuple[int, ...] = (128, 256, 512, 1024)
     output: Path = Path("results")
     name: str = "selftest-environments"
 
@@ -109,7 +110,7 @@ def examine(request: Request, tell: Callable[[str], None]) -> tuple[Path, list[T
         for kind, other in others.items():
             if sum(run["kind"] == kind for run in summary["runs"]) > number:
                 continue
-            run = {"kind": kind} | gate(request.base, other)
+            run = {"kind": kind} | gate(request.base, other, request.seq_lens)
             summary["runs"].append(run)
             write_texts(folder, {SUMMARY: json.dumps(summary) + "\n"})
             named = ", ".join(cell for cell in run["cells"] if against(run, cell)) or "no cell"
@@ -149,13 +150,14 @@ def _said_by(python: Path, code: str) -> str:
     return done.stdout.strip()
 
 
-def gate(base: Path, candidate: Path) -> Run:
+def gate(base: Path, candidate: Path, seq_lens: tuple[int, ...]) -> Run:
     """One run of the command: how it ended, its time, and of each cell the verdict and ratio."""
     begin, load = time.monotonic(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         sides = "--python", str(base), "--python", str(candidate)
+        cells = "--impls", f"naive,{PLANTED_IMPL}", "--seq-lens", ",".join(map(str, seq_lens))
         done = subprocess.run(
-            [sys.executable, "-m", "attnbench", "gate", *sides, *CELLS, "--quiet",
+            [sys.executable, "-m", "attnbench", "gate", *sides, *cells, "--quiet",
              "--output", folder, "--name", "run"], capture_output=True, text=True,
         )  # fmt: skip
         spent_s = round(time.monotonic() - begin, 1)
@@ -163,15 +165,15 @@ def gate(base: Path, candidate: Path) -> Run:
         if not file.exists():
             raise UsageError(f"the gate ended with {done.returncode}: {done.stderr.strip()[-300:]}")
         stored = json.loads(file.read_text())
-    cells = {}
+    decided = {}
     for row in stored["decided"]["rows"]:
         cell = stored["cells"][row["cell"]]
         figures = {name: row[name] and round(row[name], 4) for name in ("ratio", "low", "high")}
         name = f"{cell['impl']} n={cell['case']['seq_len']}"
-        cells[name] = {"verdict": row["verdict"], "rounds": row["rounds"]} | figures
+        decided[name] = {"verdict": row["verdict"], "rounds": row["rounds"]} | figures
     return {
         "exit_code": done.returncode, "spent_s": spent_s, "rounds": len(stored["rounds"]),
-        "load": round(load, 1), "cells": cells,
+        "load": round(load, 1), "cells": decided,
     }  # fmt: skip
 
 
