@@ -1,6 +1,6 @@
 """Instructions of a call, counted by Callgrind: nearly exact where times are not.
 
-Callgrind runs the process on a processor of its own making, some hundred times slower. It has no
+Callgrind runs the process on a processor of its own making, hundreds of times slower. It has no
 AVX-512, so that kernels may take another path than they are timed on. It counts what all threads of
 the host execute in user mode, torch's kernels and Python alike; nothing that a GPU does.
 """
