@@ -27,6 +27,10 @@ def run_of(factor=1.0, cells=20, groups=4, noise=0.0, seed=0, by_group=(), own=(
     }  # fmt: skip
 
 
+def moved(after, before):
+    return residuals(after, before, common_shift(after, before))
+
+
 KEYS = [(f"case{n}", "naive") for n in range(20)]
 
 
@@ -34,51 +38,52 @@ def test_a_slow_machine_is_a_shift_and_leaves_no_residual():
     after = run_of(1.3, seed=1)
     shift = common_shift(after, run_of())
     assert shift.run == pytest.approx(math.log(1.3))
-    assert all(abs(value) < 1e-9 for value in residuals(after, run_of()).values())
+    assert all(abs(value) < 1e-9 for value in moved(after, run_of()).values())
 
 
 def test_one_cell_that_changed_keeps_its_change_and_the_others_keep_none():
-    found = residuals(run_of(1.1, seed=1, own={7: 1.3}), run_of())
+    found = moved(run_of(1.1, seed=1, own={7: 1.3}), run_of())
     assert found[KEYS[7]] == pytest.approx(math.log(1.3))
     assert max(abs(value) for key, value in found.items() if key != KEYS[7]) < 1e-9
 
 
 def test_a_neighbour_who_slowed_one_group_is_taken_off_that_group():
     after = run_of(seed=1, by_group={2: 1.4}, own={6: 1.3})  # cell 6 is of group 2
-    found = residuals(after, run_of())
+    found = moved(after, run_of())
     assert found[KEYS[6]] == pytest.approx(math.log(1.3))
     assert found[KEYS[10]] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_of_two_cells_in_a_group_the_one_that_moved_is_named_and_not_the_other():
     after = run_of(seed=1, cells=20, groups=10, own={3: 1.3})
-    found = residuals(after, run_of(groups=10))
+    found = moved(after, run_of(groups=10))
     assert found[KEYS[3]] == pytest.approx(math.log(1.3))
     assert found[KEYS[13]] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_cell_alone_in_its_group_keeps_its_change():
-    found = residuals(run_of(1.2, seed=1, groups=20, own={3: 1.3}), run_of(groups=20))
+    found = moved(run_of(1.2, seed=1, groups=20, own={3: 1.3}), run_of(groups=20))
     assert found[KEYS[3]] == pytest.approx(math.log(1.3))
 
 
 def test_runs_without_a_shared_cell_have_no_shift_and_no_residual():
     other = {("other", "sdpa"): CellTime(time_us=5.0)}
     assert common_shift(other, run_of()).run == 0.0
-    assert residuals(other, run_of()) == {}
+    assert moved(other, run_of()) == {}
 
 
 def test_a_step_in_one_series_stays_in_its_residuals_and_moods_do_not():
     moods = [1.0, 1.2, 0.9, 1.05, 1.3, 1.0, 0.95, 1.1]
     runs = [run_of(m, seed=n, own={5: 1.1 if n >= 5 else 1.0}) for n, m in enumerate(moods)]
     del runs[3][KEYS[0]]  # a cell need not be in every run
-    apart, middle = taken_apart(runs), math.log(1.05) / 2  # a median of eight
-    assert [s.run for s in apart.shifts] == pytest.approx([math.log(m) - middle for m in moods])
-    steps = [found[KEYS[5]] for found in apart.residuals]
+    (levels, shifts), middle = taken_apart(runs), math.log(1.05) / 2  # a median of eight
+    left = [residuals(run, levels, shift) for run, shift in zip(runs, shifts, strict=True)]
+    assert [s.run for s in shifts] == pytest.approx([math.log(m) - middle for m in moods])
+    steps = [found[KEYS[5]] for found in left]
     assert steps == pytest.approx([0.0] * 5 + [math.log(1.1)] * 3)
-    others = (v for found in apart.residuals for key, v in found.items() if key != KEYS[5])
+    others = (v for found in left for key, v in found.items() if key != KEYS[5])
     assert max(map(abs, others)) < 1e-9
-    assert apart.levels_us[KEYS[1]] == pytest.approx(200 * math.exp(middle))
+    assert levels[KEYS[1]].time_us == pytest.approx(200 * math.exp(middle))
 
 
 def test_the_spread_is_that_of_residuals_whatever_the_machine_s_moods():

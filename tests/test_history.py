@@ -248,13 +248,6 @@ def test_a_run_of_the_same_name_on_another_day_is_another_run(tmp_path):
     assert [e.created[:10] for e in entries.read(folder)] == ["2026-11-20", "2026-11-21"]
 
 
-def test_a_given_commit_replaces_the_recorded_one(tmp_path):
-    run = load_run(stored(tmp_path, commit="abc", dirty=True))
-    added = entries.add(tmp_path, run, commit="def")
-    assert added is not None
-    assert (added.commit, added.dirty) == ("def", None)
-
-
 def test_only_times_that_can_be_right_are_kept(tmp_path):
     case = Case(seq_len=512)
     records = [ok(case, "naive"), failed(case, "sdpa", "oom", "out of memory")]

@@ -18,7 +18,6 @@ from itertools import combinations
 
 from attnbench.analysis import times
 from attnbench.base.stats import median
-from attnbench.execution.store import Run
 from attnbench.schema.record import Record
 
 Key = tuple[str, str]  # case_id and implementation
@@ -29,7 +28,7 @@ _ROUNDS = 4  # after so many turns levels and shifts of a table move no further 
 class CellTime:
     """The time of a cell in one run; `group` names the cells that were interleaved with it.
 
-    `error` is how far its ln may be off within the run, as a standard error (`error_of`).
+    `error` is how far its ln may be off within the run, as a standard error (`_error`).
     """
 
     time_us: float
@@ -40,20 +39,15 @@ class CellTime:
 Times = Mapping[Key, CellTime]
 
 
-def cell_times(run: Run) -> dict[Key, CellTime]:
-    """The cells of a run that have a time, by case and implementation."""
-    return {
-        record.cell.key: CellTime(
-            time_us=time_us,
-            error=error_of(record),
-            group=str(record.metrics.get("group") or ""),
-        )
-        for record in run.records
-        if (time_us := times.time_us(record)) is not None
-    }
+def time_of(record: Record) -> CellTime | None:
+    """The time of a record, if it has one."""
+    if (time_us := times.time_us(record)) is None:
+        return None
+    group = str(record.metrics.get("group") or "")
+    return CellTime(time_us=time_us, error=_error(record), group=group)
 
 
-def error_of(record: Record) -> float:
+def _error(record: Record) -> float:
     """How far ln of a record's time may be off within its run, what slows all cells left aside.
 
     Of a low end: half of how far the third fastest sample lies above it. Where several came out
@@ -100,37 +94,26 @@ def common_shift(after: Times, before: Times) -> Shift:
     for key, value in moved.items():
         if after[key].group:
             groups[after[key].group, before[key].group].append(value - run)
-    return Shift(run=run, groups={names: _centre(found) for names, found in groups.items()})
+    return Shift(run=run, groups={names: centre(found) for names, found in groups.items()})
 
 
-def _centre(values: Sequence[float]) -> float:
+def centre(values: Sequence[float]) -> float:
     """The median of the values and of 0; of two middle ones the one nearer to 0."""
     ordered = sorted([*values, 0.0])
-    middle = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    return min(middle, key=abs)
+    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
 
 
-def residuals(after: Times, before: Times, shift: Shift | None = None) -> dict[Key, float]:
+def residuals(after: Times, before: Times, shift: Shift) -> dict[Key, float]:
     """What is left of the change of each shared cell once what is common is taken off, as ln."""
-    common = shift or common_shift(after, before)
     return {
-        key: math.log(found.time_us / before[key].time_us) - common.of(found, before[key])
+        key: math.log(found.time_us / before[key].time_us) - shift.of(found, before[key])
         for key, found in after.items()
         if key in before
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Apart:
-    """Several runs taken apart: cell by cell a level in µs, run by run a shift and residuals."""
-
-    levels_us: dict[Key, float]
-    shifts: list[Shift]
-    residuals: list[dict[Key, float]]
-
-
-def taken_apart(runs: Sequence[Times]) -> Apart:
-    """Levels, shifts and residuals of runs that share cells, by median polish.
+def taken_apart(runs: Sequence[Times]) -> tuple[dict[Key, CellTime], list[Shift]]:
+    """The level of each cell and the shift of each run against them, by median polish.
 
     A cell's level is the median over the runs that have it of its time without the shift; the
     shifts are then against the levels, and so on (Tukey, Exploratory Data Analysis, 1977, ch. 11).
@@ -150,11 +133,7 @@ def taken_apart(runs: Sequence[Times]) -> Apart:
             )
             levels[key] = CellTime(time_us=math.exp(median(found)))
         shifts = [common_shift(run, levels) for run in runs]
-    return Apart(
-        levels_us={key: level.time_us for key, level in levels.items()},
-        shifts=shifts,
-        residuals=[residuals(run, levels, s) for run, s in zip(runs, shifts, strict=True)],
-    )
+    return levels, shifts
 
 
 # Where a machine has no history: that of a virtual machine of two cores beside other work

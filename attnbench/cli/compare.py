@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from attnbench.cli.options import output_option
-from attnbench.errors import ExitCode
+from attnbench.errors import ExitCode, UsageError
 
 
 @click.command()
@@ -16,7 +16,7 @@ from attnbench.errors import ExitCode
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
 @click.option(
     "--name",
-    help="Write compare.html, compare.md and compare.json into a new folder of this name.",
+    help="Write compare.html and compare.md into a new folder of this name.",
 )
 @output_option
 def compare(
@@ -34,17 +34,23 @@ def compare(
     from attnbench.analysis import compare as analysis
     from attnbench.base.files import make_folder
     from attnbench.base.jsontext import encode
+    from attnbench.gate.decide.stored import folder_of_gate
     from attnbench.report import compare as report
+    from attnbench.report import parts
 
+    for gate in filter(None, (folder_of_gate(source, output) for source in sources)):
+        raise UsageError(
+            f"{gate} is a gate run: it has compared its two versions itself; see it with:"
+            f" attnbench gate --replay {gate}"
+        )
     found = analysis.compare(sources, output)
-    folder = make_folder(output, name) if name else None
-    if folder:
-        page = report.write_all(folder, found)
+    sections = list(map(report.section, found))
+    page = parts.write_all(make_folder(output, name), "compare", sections) if name else None
     if as_json:
         click.echo(encode(report.as_json(found)).decode())
     else:
-        click.echo(report.terminal(found), nl=False)
-        if folder:
+        click.echo(parts.terminal(sections), nl=False)
+        if page:
             click.echo(f"page: {page}")
     slower = any(r.verdict == "slower" for c in found if c.same for r in c.same.rows)
     if fail_slower and slower:

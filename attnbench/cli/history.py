@@ -7,33 +7,16 @@ from pathlib import Path
 import click
 
 from attnbench.cli.options import SHARE, output_option, say
-from attnbench.errors import UsageError
 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--add", "run", metavar="RUN", help="Append this run to the history; draw nothing.")
-@click.option("--commit", help="With --add: the commit that the run is of [as it recorded].")
 @output_option
 @click.option(
     "--least", type=SHARE, default="5%", show_default=True, help="The smallest change to look for."
 )
-@click.option(
-    "--confirm", type=click.IntRange(min=2), default=5, show_default=True,
-    help="Runs on either side without which a step is no more than suspicious.",
-)  # fmt: skip
-@click.option(
-    "--fewest", type=click.IntRange(min=6), default=12, show_default=True,
-    help="Runs of a cell without which nothing is said of it.",
-)  # fmt: skip
-@click.option(
-    "--panels", type=click.IntRange(min=1), default=24, show_default=True,
-    help="Lines drawn of each machine, what changed most first.",
-)  # fmt: skip
-def history(
-    folder: Path, run: str | None, commit: str | None, output: Path, least: float, confirm: int,
-    fewest: int, panels: int,
-) -> None:  # fmt: skip
+def history(folder: Path, run: str | None, output: Path, least: float) -> None:
     """Show where times changed for good, over the runs in a folder.
 
     FOLDER holds run folders, or history.jsonl, a line a run, to which --add appends one: a name in
@@ -49,18 +32,16 @@ def history(
 
     if run is not None:
         found = find_run(run, output)
-        added = entries.add(folder, load_run(found), commit)
+        added = entries.add(folder, load_run(found))
         file, what = folder / entries.FILE, "added to" if added else "is already in"
         click.echo(f"{found.name} {what} {file} ({len(entries.read_file(file))} runs)")
         return
-    if commit is not None:
-        raise UsageError("--commit needs --add, which says of which run")
     from attnbench.analysis.history.series import history as taken_apart
     from attnbench.analysis.history.steps import Rules
-    from attnbench.report.history import terminal, write_page
+    from attnbench.report import history as report
+    from attnbench.report import parts
 
-    rules = Rules(least=least, confirm=confirm, fewest=fewest)
-    machines = taken_apart(entries.read(folder), rules)
-    page = write_page(folder, machines, panels)
-    click.echo(terminal(machines), nl=False)
+    machines = taken_apart(entries.read(folder), Rules(least=least))
+    page = report.write_all(folder, machines)
+    click.echo(parts.terminal(list(map(report.section, machines))), nl=False)
     say(f"page: {page}")

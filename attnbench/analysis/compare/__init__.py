@@ -39,24 +39,18 @@ def compare(texts: Sequence[str], output: Path) -> list[Comparison]:
             " OLD latest"
         )
     first, *others = [read(text, output) for text in texts]
-    found = []
-    for other in others:
-        alike = same.same_machine(first, other)
-        shared = first.cells.keys() & other.cells.keys()
-        apart = None if alike else elsewhere.compare(first, other)
-        if not shared if apart is None else not apart.standings:
-            raise UsageError(f"{first.name} and {other.name} share no cell that has a time")
-        together = None
-        if alike:
-            history = same.earlier([first, other], [output, output / "history"])
-            together = same.compare(first, other, spread(history))
-        found.append(
-            Comparison(
-                before=first,
-                after=other,
-                environment=tuple(same.environment_changes(first, other)),
-                same=together,
-                elsewhere=apart,
-            )
-        )
-    return found
+    return [_compared(first, other, [output, output / "history"]) for other in others]
+
+
+def _compared(first: Source, other: Source, folders: Sequence[Path]) -> Comparison:
+    together = apart = None
+    if same.same_machine(first, other):
+        together = same.compare(first, other, spread(same.earlier([first, other], folders)))
+    else:
+        apart = elsewhere.compare(first, other)
+    if not ((together and together.rows) or (apart and apart.standings)):
+        raise UsageError(f"{first.name} and {other.name} share no cell that has a time")
+    return Comparison(
+        before=first, after=other, same=together, elsewhere=apart,
+        environment=tuple(same.environment_changes(first, other)),
+    )  # fmt: skip

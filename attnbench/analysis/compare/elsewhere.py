@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -34,7 +34,7 @@ class Standing:
     label: str
     impl: str
     ranks: tuple[int, int]
-    speeds: tuple[float | None, float | None]
+    speeds: tuple[float | None, ...]
     shares: tuple[float | None, float | None]
 
 
@@ -75,43 +75,45 @@ def compare(before: Source, after: Source) -> Elsewhere:
     """Cases are shared whatever device they ran on; implementations by name."""
     first, second = _by_case(before), _by_case(after)
     shared = {
-        label: sorted(first[label].keys() & second[label].keys(), key=_us(first[label]))
-        for label in first
-        if label in second and first[label].keys() & second[label].keys()
+        label: [impl for impl in cells if impl in second.get(label, ())]
+        for label, cells in first.items()
     }
     names = {impl for impls in shared.values() for impl in impls}
     baseline = BASELINE if BASELINE in names else min(names, default="")
     standings, reversals = [], []
     for label, impls in shared.items():
-        cells = first[label], second[label]
-        orders = [sorted(impls, key=_us(of)) for of in cells]
-        standings += [
-            Standing(
-                label=label,
-                impl=impl,
-                ranks=(orders[0].index(impl) + 1, orders[1].index(impl) + 1),
-                speeds=(_speed(cells[0], impl, baseline), _speed(cells[1], impl, baseline)),
-                shares=(_share(before, cells[0][impl]), _share(after, cells[1][impl])),
+        old, new = (
+            sorted(impls, key=lambda impl: _time(of[label][impl])) for of in (first, second)
+        )
+        for rank, impl in enumerate(old, start=1):
+            cells = first[label][impl], second[label][impl]
+            bases = first[label].get(baseline), second[label].get(baseline)
+            speeds = (_time(b) / _time(c) if b else None for b, c in zip(bases, cells, strict=True))
+            shares = _share(before, cells[0]), _share(after, cells[1])
+            standings.append(
+                Standing(
+                    label=label, impl=impl, ranks=(rank, new.index(impl) + 1),
+                    speeds=tuple(speeds), shares=shares,
+                )
+            )  # fmt: skip
+        for ahead, behind in combinations(old, 2):
+            ratios = (
+                _ratio(first[label][behind], first[label][ahead]),
+                _ratio(second[label][behind], second[label][ahead]),
             )
-            for impl in impls
-        ]
-        for ahead, behind in combinations(impls, 2):
-            ratios = _ratio(before, cells[0], behind, ahead), _ratio(after, cells[1], behind, ahead)
             if ratios[0] > 1 > ratios[1]:
                 reversals.append(Reversal(label=label, ahead=ahead, behind=behind, ratios=ratios))
     return Elsewhere(
-        baseline=baseline,
-        standings=tuple(standings),
-        reversals=tuple(reversals),
+        baseline=baseline, standings=tuple(standings), reversals=tuple(reversals),
         slopes=tuple(_slopes(first, second)),
-    )
+    )  # fmt: skip
 
 
 Cells = Mapping[str, SourceCell]  # by implementation
 
 
 def _by_case(source: Source) -> dict[str, dict[str, SourceCell]]:
-    """The cells with a time to be trusted by the label of their case,."""
+    """The cells with a time to be trusted, by the label of their case."""
     found: dict[str, dict[str, SourceCell]] = defaultdict(dict)
     for cell in source.cells.values():
         if cell.case and cell.time and not cell.unsteady:
@@ -124,14 +126,6 @@ def _time(cell: SourceCell) -> float:
     return cell.time.time_us
 
 
-def _us(cells: Cells) -> Callable[[str], float]:
-    return lambda impl: _time(cells[impl])
-
-
-def _speed(cells: Cells, impl: str, baseline: str) -> float | None:
-    return _time(cells[baseline]) / _time(cells[impl]) if baseline in cells else None
-
-
 def _share(source: Source, cell: SourceCell) -> float | None:
     """Of the rate of a large matmul in that run."""
     if source.run is None or cell.record is None:
@@ -139,9 +133,8 @@ def _share(source: Source, cell: SourceCell) -> float | None:
     return TableRow(cell.record, source.run).limits["fraction_of_compute_peak"]  # type: ignore[no-any-return]
 
 
-def _ratio(source: Source, cells: Cells, above: str, below: str) -> float:
+def _ratio(a: SourceCell, b: SourceCell) -> float:
     """Time of one / that of the other; 1 where the run does not tell them apart."""
-    a, b = cells[above], cells[below]
     if a.record is None or b.record is None:
         return _time(a) / _time(b)  # as published
     value, interval = pairs.ratio(a.record, b.record)

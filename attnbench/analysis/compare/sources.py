@@ -16,12 +16,11 @@ from typing import Any
 import msgspec
 
 from attnbench.analysis import notes
-from attnbench.analysis.apart import CellTime, Key, cell_times
+from attnbench.analysis.apart import CellTime, Key, time_of
 from attnbench.analysis.history.entries import Entry
 from attnbench.base.jsontext import decode
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution.store import Run, find_run, load_run
-from attnbench.gate.decide.stored import folder_of_gate
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.theory import costs
@@ -92,7 +91,7 @@ def read(text: str, output: Path) -> Source:
 
     Raises:
         StoreError: there is no such thing, it is damaged, or of another schema.
-        UsageError: a table without a source or a unit, or a gate run.
+        UsageError: a table without a source or a unit.
     """
     if (file := Path(text)).suffix in (".csv", ".json") and not os.path.isdir(file):
         try:
@@ -100,29 +99,24 @@ def read(text: str, output: Path) -> Source:
         except (OSError, ValueError) as err:
             raise StoreError(f"{file} cannot be read ({err})") from err
         return (published_table if file.suffix == ".csv" else pytest_benchmark)(file, data)
-    if gate := folder_of_gate(text, output):
-        raise UsageError(
-            f"{gate} is a gate run: it has compared its two versions itself; see it with:"
-            f" attnbench gate --replay {gate}"
-        )
     return of_run(load_run(find_run(text, output)))
 
 
 def of_run(run: Run) -> Source:
     """A stored run as a source."""
-    known, info = cell_times(run), run.info
-    cells = {}
-    for record in run.records:
-        case = record.cell.case
-        cells[record.cell.key] = SourceCell(
-            label=case_label(case), impl=record.cell.impl, case=case, record=record,
-            time=known.get(record.cell.key), unsteady=notes.unsteady(record),
+    info = run.info
+    cells = {
+        record.cell.key: SourceCell(
+            label=case_label(record.cell.case), impl=record.cell.impl, case=record.cell.case,
+            record=record, time=time_of(record), unsteady=notes.unsteady(record),
             reason=None if record.status == "ok" else f"{record.status}: {record.reason}",
-        )  # fmt: skip
-    environment = {"attnbench": info.get("attnbench")} | (info.get("environment") or {})
+        )
+        for record in run.records
+    }  # fmt: skip
     return Source(
-        name=run.run_id, path=run.path, cells=cells, created=info.get("created"),
-        environment=environment, settings=info.get("settings") or {}, run=run,
+        name=run.run_id, path=run.path, cells=cells, created=info.get("created"), run=run,
+        environment={"attnbench": info.get("attnbench")} | (info.get("environment") or {}),
+        settings=info.get("settings") or {},
         code=None if info.get("dirty") else info.get("commit"),
     )  # fmt: skip
 
@@ -180,32 +174,26 @@ def pytest_benchmark(file: Path, text: str) -> Source:
             raise StoreError(f"{file}: {test.fullname} has a median of {stats.median} s")
         time = CellTime(time_us=1e6 * stats.median, error=error / stats.median)
         cells[test.fullname, ""] = SourceCell(label=test.fullname, impl="", time=time)
-    machine = found.machine_info
+    machine, commit = found.machine_info, found.commit_info
     cpu = machine.get("cpu") or {}
     environment = {
         "device_name": cpu.get("brand_raw") or machine.get("processor"),
-        "cores": cpu.get("count"),
-        "node": machine.get("node"),
+        "cores": cpu.get("count"), "node": machine.get("node"),
         "python": machine.get("python_version"),
         "platform": f"{machine.get('system')}-{machine.get('release')}",
-    }
-    commit = found.commit_info
+    }  # fmt: skip
     known = re.fullmatch("[0-9a-f]{7,}", str(commit.get("id"))) and not commit.get("dirty")
     return Source(
-        name=file.name,
-        path=file,
-        cells=cells,
-        created=found.datetime or None,
-        environment=environment,
-        code=commit["id"] if known else None,  # else the word `unversioned`
-    )
+        name=file.name, path=file, cells=cells, created=found.datetime or None,
+        environment=environment, code=commit["id"] if known else None,  # else `unversioned`
+    )  # fmt: skip
 
 
 # Column of a published table: from its number and the case to µs a call (decode: a token).
 _QUANTITIES: dict[str, Callable[[float, Case], float]] = {
-    "time_us": lambda value, case: value,
-    "time_ms": lambda value, case: 1e3 * value,
-    "time_s": lambda value, case: 1e6 * value,
+    "time_us": lambda value, _: value,
+    "time_ms": lambda value, _: 1e3 * value,
+    "time_s": lambda value, _: 1e6 * value,
     "gflops": lambda value, case: _useful(case) / value / 1e3,
     "tflops": lambda value, case: _useful(case) / value / 1e6,
 }
@@ -227,16 +215,14 @@ def published_table(file: Path, text: str) -> Source:
         UsageError: no source, no or several quantities with a unit, or a row that makes no cell.
     """
     lines = text.splitlines()
-    said = [line.lstrip("# ").partition(":") for line in lines if line.startswith("#")]
-    facts: dict[str, Any] = {name.strip(): value.strip() for name, _, value in said}
+    head = [line.lstrip("# ").partition(":") for line in lines if line.startswith("#")]
+    facts: dict[str, Any] = {name.strip(): value.strip() for name, _, value in head}
     rows = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
     columns = rows.fieldnames or []
     if not (source := facts.pop("source", "")):
         raise UsageError(f"{file} does not say where it is from: begin it with '# source: …'")
-    if (
-        len(units := [name for name in columns if name in _QUANTITIES]) != 1
-        or "impl" not in columns
-    ):
+    units = [name for name in columns if name in _QUANTITIES]
+    if len(units) != 1 or "impl" not in columns:
         raise UsageError(
             f"{file} needs a column impl and one with a unit, {', '.join(_QUANTITIES)}; its columns"
             f" are {', '.join(columns) or 'none'}"

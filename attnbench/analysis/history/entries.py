@@ -173,10 +173,8 @@ def read(folder: Path) -> list[Entry]:
     return sorted(known.values(), key=lambda entry: (entry.when, entry.run))
 
 
-def add(folder: Path, run: Run, commit: str | None = None) -> Entry | None:
+def add(folder: Path, run: Run) -> Entry | None:
     """Append a run to the history in `folder`, which is made; None where it is in it already.
-
-    `commit` replaces what the run says of it.
 
     Raises:
         StoreError: the run is unfinished or has no time, or the history is damaged or cannot be
@@ -187,8 +185,6 @@ def add(folder: Path, run: Run, commit: str | None = None) -> Entry | None:
     entry, file = entry_of(run), folder / FILE
     if not entry.cells:
         raise StoreError(f"{run.path} has no cell with a time, and no place in a history")
-    if commit is not None:
-        entry = msgspec.structs.replace(entry, commit=commit, dirty=None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from attnbench.analysis.apart import CellTime, Key, taken_apart
+from attnbench.analysis.apart import CellTime, Key, centre, taken_apart
 from attnbench.analysis.history.entries import Entry
 from attnbench.analysis.history.steps import Rules, Step, steps
 from attnbench.base.stats import median
@@ -86,7 +86,7 @@ def history(entries: Iterable[Entry], rules: Rules) -> list[Series]:
 
 
 def _series(runs: Sequence[Entry], rules: Rules) -> Series:
-    apart = taken_apart(
+    levels, shifts = taken_apart(
         [{c.key: CellTime(time_us=c.time_us, group=c.group) for c in run.cells} for run in runs]
     )
     labels = {cell.key: f"{cell.impl} {cell.label}" for run in runs for cell in run.cells}
@@ -97,19 +97,19 @@ def _series(runs: Sequence[Entry], rules: Rules) -> Series:
             members[cell.group].add(labels[cell.key])
     cells: dict[Key, dict[int, float]] = defaultdict(dict)
     groups: dict[str, dict[int, float]] = defaultdict(dict)
-    for number, (run, shift) in enumerate(zip(runs, apart.shifts, strict=True)):
+    for number, (run, shift) in enumerate(zip(runs, shifts, strict=True)):
         moved: dict[str, dict[Key, float]] = defaultdict(dict)
         for cell in run.cells:
-            log = math.log(cell.time_us / apart.levels_us[cell.key]) - shift.run
+            log = math.log(cell.time_us / levels[cell.key].time_us) - shift.run
             moved[cell.group][cell.key] = log
         for group, logs in moved.items():
             for key, log in logs.items():
                 rest = [value for other, value in logs.items() if other != key]
-                shared = _centre(rest) if group else 0.0
-                cells[key][number] = math.log(apart.levels_us[key]) + log - shared
+                shared = centre(rest) if group else 0.0
+                cells[key][number] = math.log(levels[key].time_us) + log - shared
         for (group, _), value in shift.groups.items():
             groups[group][number] = value
-    whole = {number: shift.run for number, shift in enumerate(apart.shifts)}
+    whole = {number: shift.run for number, shift in enumerate(shifts)}
     marks = tuple(_marks(runs))
     tests = sum(max(0, len(line) - 1) for line in (whole, *groups.values(), *cells.values()))
 
@@ -181,12 +181,6 @@ def _share(step: Step, runs: Sequence[int], others: Iterable[Mapping[int, float]
         if all(found := [[other[n] for n in side if n in other] for side in sides])
     ]
     return median(moved) if moved else 0.0
-
-
-def _centre(values: Sequence[float]) -> float:
-    """The median of the values and of 0; of two middle ones the one nearer to 0."""
-    ordered = sorted([*values, 0.0])
-    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
 
 
 def _marks(runs: Sequence[Entry]) -> Iterable[Mark]:

@@ -40,15 +40,15 @@ def noise_of(entries: Sequence[Entry]) -> Noise:
         {c.key: CellTime(time_us=c.time_us, group=c.group) for c in entry.cells}
         for entry in entries
     ]
-    apart = taken_apart(tables)
+    levels, _ = taken_apart(tables)
     cells = [c for c in entries[-1].cells if all(c.key in table for table in tables)]
     return Noise(
         environment=entries[-1].environment,
         cells=tuple((c.case_id, c.impl, c.label, c.group) for c in cells),
-        levels_us=tuple(round(apart.levels_us[c.key], 3) for c in cells),
+        levels_us=tuple(round(levels[c.key].time_us, 3) for c in cells),
         runs=tuple(entry.created for entry in entries),
         rows=tuple(
-            tuple(round(math.log(table[c.key].time_us / apart.levels_us[c.key]), 4) for c in cells)
+            tuple(round(math.log(table[c.key].time_us / levels[c.key].time_us), 4) for c in cells)
             for table in tables
         ),
     )
