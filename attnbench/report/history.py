@@ -39,16 +39,12 @@ def section(series: Series, scratch: Path | None = None) -> Section:
     names = _names(series)
     found = [(line, one) for line in series.lines for one in line.found]
     found.sort(key=lambda pair: -abs(pair[1].step.log))
-    sure = [
-        (names[line], one.verdict, *_figures(series, one))
-        for line, one in found
-        if one.verdict != "suspicious"
-    ]
-    suspicious = [
-        (names[line], _why(series, one), *_figures(series, one))
-        for line, one in found
-        if one.verdict == "suspicious"
-    ]
+    sure, suspicious = [], []
+    for line, one in found:
+        if one.verdict == "suspicious":
+            suspicious.append((names[line], _why(series, one), *_figures(series, one)))
+        else:
+            sure.append((names[line], one.verdict, *_figures(series, one)))
     changes = [
         f"{number}: {_place(series, mark.at)}: "
         + ", ".join(f"{n} {value_text(n, a)} → {value_text(n, b)}" for n, a, b in mark.facts)
@@ -77,9 +73,8 @@ def section(series: Series, scratch: Path | None = None) -> Section:
 
 
 def _figures(series: Series, found: Found) -> tuple[str, str, str]:
-    step = found.step
-    size = change(math.exp(step.log))
-    return _place(series, found.at), size, f"{step.before}|{step.after}"
+    step, place = found.step, _place(series, found.at)
+    return place, change(math.exp(step.log)), f"{step.before}|{step.after}"
 
 
 def _place(series: Series, at: int) -> str:

@@ -12,15 +12,7 @@ from typing import Any, Literal, get_args
 
 from scipy import special
 
-from attnbench.analysis.apart import (
-    Key,
-    Shift,
-    Spread,
-    Times,
-    common_shift,
-    residuals,
-    scale,
-)
+from attnbench.analysis.apart import Key, Shift, Spread, Times, common_shift, residuals, scale
 from attnbench.analysis.compare.sources import Source, SourceCell, of_entry, of_run, read
 from attnbench.analysis.history.entries import FILE, read_file
 from attnbench.base import units
@@ -200,10 +192,8 @@ def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Tim
     """
     first = sources[0]
     own = {(source.name, source.created) for source in sources}
-    found = sorted(
-        (s for s in _beside(first, folders) if same_machine(s, first)),
-        key=lambda source: source.created or "",
-    )
+    found = [source for source in _beside(first, folders) if same_machine(source, first)]
+    found.sort(key=lambda source: source.created or "")
     # A run may lie in a folder and stand in a history.
     once = {(s.name, s.created): s for s in found if _like(s) == _like(first)}
     alike = [source for name, source in once.items() if name not in own]

@@ -78,7 +78,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Of its environment what times may hang on; what is not known is left out."""
+        """Of its environment what times may depend on; what is not known is left out."""
         return {name: self.environment[name] for name in FACTS if name in self.environment}
 
 
