@@ -12,8 +12,8 @@ from attnbench.execution.process import Settings
 from attnbench.gate.decide.data import Benchmark, Checked, Rules, Version
 from attnbench.gate.decide.exact import verdict_of
 from attnbench.gate.decide.sequential import RoundPlan
-from attnbench.gate.protocol import TakeSample
-from attnbench.gate.run.benchmarks import Suite, TestProcesses, check_tests
+from attnbench.gate.protocol import Suite, TakeSample
+from attnbench.gate.run.benchmarks import TestProcesses, check_tests
 from attnbench.gate.run.measuring import GateRequest
 from attnbench.gate.run.rounds import Bench, measure_round
 from attnbench.gate.server import sampling
@@ -64,12 +64,9 @@ def test_pedantic(benchmark, tmp_path):
         log.append("call")
         return x * scale
 
-    def teardown(x, scale):
-        log.append("teardown")
-
-    result = benchmark.pedantic(call, setup=setup, teardown=teardown, rounds=3, warmup_rounds=1)
-    assert log == ["setup", "call", "teardown"] * (len(log) // 3)
-    assert result == 2 * (len(log) - 2)
+    result = benchmark.pedantic(call, setup=setup, rounds=3, warmup_rounds=1)
+    assert log == ["setup", "call"] * (len(log) // 2)
+    assert result == 2 * (len(log) - 1)
 """
 SHAPES = "def area(n):\n    return sum(range(n))\n"
 # What goes wrong, in the candidate alone where it asks for WORSE.
@@ -119,9 +116,9 @@ def a_version(folder: Path, name, **files: str) -> Version:
     return Version(name=name, root=str(root), files=tuple(tests))
 
 
-def a_suite(*tests: str, arguments: tuple[str, ...] = ()) -> Suite:
-    cells = tuple(Benchmark(impl=test) for test in tests)
-    return Suite(tests=cells, arguments=arguments, folder=".", rootdir=".")
+def a_suite(candidate: Version, *tests: str, arguments: tuple[str, ...] = ()) -> Suite:
+    cells, root = tuple(Benchmark(impl=test) for test in tests), candidate.root
+    return Suite(tests=cells, folder=root, arguments=(*arguments, f"--rootdir={root}"))
 
 
 def test_a_round_is_in_one_test_at_a_time_as_its_author_meant_it(tmp_path, monkeypatch):
@@ -131,7 +128,7 @@ def test_a_round_is_in_one_test_at_a_time_as_its_author_meant_it(tmp_path, monke
     monkeypatch.setenv("PYTHONPATH", candidate.root)
     names = [f"test_right.py::test_{name}" for name in ("plain", "decorated", "pedantic")]
     selected = f"{candidate.root}/test_right.py"  # a path of the working tree: the base has its own
-    suite = a_suite(*names, arguments=(selected, "--size=7", "--benchmark-only"))
+    suite = a_suite(candidate, *names, arguments=(selected, "--size=7", "--benchmark-only"))
     settings = Settings(device="cpu", threads=1, timeout_s=60.0)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -168,7 +165,8 @@ def test_what_becomes_of_tests_before_they_are_timed(tmp_path):
         "wrong_once_it_was_timed", "wrong_in_both", "raises", "skipped",
         "never_times_anything", "times_twice", "recovers", "new",
     )  # fmt: skip
-    suite = a_suite(*(f"test_a.py::test_{name}" for name in names), "test_b.py::test_broken")
+    tests = [*(f"test_a.py::test_{name}" for name in names), "test_b.py::test_broken"]
+    suite = a_suite(candidate, *tests)
     settings = Settings(device="cpu", threads=1, timeout_s=60.0)
     request = GateRequest(base=base, candidate=candidate, sweeps=(), settings=settings)
     run, _ = check_tests(suite, request, {"base": settings, "candidate": settings})
@@ -187,7 +185,7 @@ def test_what_becomes_of_tests_before_they_are_timed(tmp_path):
     starts = {
         "wrong_once_it_was_timed": "call: AssertionError: assert 2 == 1",
         "raises": "call: ZeroDivisionError: ",
-        "skipped": "no such thing here",
+        "skipped": "call: Skipped: no such thing here",
         "never_times_anything": "it has ended without calling the fixture benchmark",
         "times_twice": "call: RuntimeError: the fixture benchmark can be called once in a test",
         "recovers": "failed once on the candidate (error: call: OSError: not now)",

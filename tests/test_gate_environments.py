@@ -17,11 +17,13 @@ import pytest
 import torch
 
 from attnbench.cli import main
-from attnbench.errors import ExitCode, UsageError
+from attnbench.errors import ExitCode, UsageError, WorkerError
+from attnbench.execution import process
 from attnbench.gate.decide.data import Environment
 from attnbench.gate.decide.outcome import Controls, Outcome, Row, Verdict
 from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.decide.verdict import decide
+from attnbench.gate.run import measuring
 from attnbench.gate.run.environments import build_environment, find_environment, interpreter_of
 from attnbench.gate.run.rounds import measure_round
 from attnbench.report.gate import texts
@@ -139,6 +141,50 @@ def test_a_version_is_timed_in_its_environment_which_holds_nothing_of_ours(tmp_p
     assert set((tmp_path / "ran").read_text().split()) == {str(Path(bare.python).parents[1])}
     without = subprocess.run([bare.python, "-c", "import msgspec"], capture_output=True)
     assert without.returncode, "the environment would not have needed what it was lent"
+
+
+# A server that reads what it is asked for until nobody is there any more, and says nothing.
+SILENT = "import json, socket, sys; s = socket.socket(fileno=json.loads(sys.argv[-1])[0])"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "limit_s", "why"),
+    [
+        ("echo 'the last word' >&2; exit 3", 120.0, "the last word"),
+        ("exit 3", 120.0, "exit code 3"),
+        (
+            f"exec {sys.executable} -c '{SILENT}\nwhile s.recv(99): pass'",
+            0.1,
+            "no answer for 0.1 s",
+        ),
+    ],
+)
+def test_an_environment_that_dies_or_hangs_costs_its_round_and_twice_in_a_row_the_run(
+    tmp_path, monkeypatch, trouble, limit_s, why
+):
+    """It does so as often as `left` has letters."""
+    left, python = tmp_path / "left", tmp_path / "python"
+    first = f"[ ! -s {left} ] || {{ truncate -s -1 {left}; {trouble}; }}"
+    python.write_text(f'#!/bin/sh\n{first}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    bench = a_bench(tmp_path)
+    settings = replace(bench.settings["base"], python=str(python))
+    bench.settings = {"base": settings, "candidate": settings}
+    plan = RoundPlan(stage="screen", cells=(0,), slowed=None)
+
+    def server(*args: Any) -> process.Server:
+        patience_s = limit_s if left.stat().st_size else 120.0
+        monkeypatch.setattr(process, "_START_TIMEOUT_S", patience_s)
+        return process.Server(*args)
+
+    monkeypatch.setattr("attnbench.gate.run.processes.Server", server)
+    left.write_text("x")
+    assert set(measuring._measure_twice(bench, plan, 0).samples[0]) == {"base", "candidate", "null"}
+    left.write_text("xx")
+    with pytest.raises(WorkerError) as caught:
+        measuring._measure_twice(bench, plan, 0)
+    assert caught.value.exit_code == ExitCode.ENVIRONMENT
+    assert f"({python}: {why})" in str(caught.value)
 
 
 class _Pip:

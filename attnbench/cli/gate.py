@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -219,6 +218,7 @@ def _compared(
 ) -> Outcome:
     """Two versions, two environments or both, measured interleaved; what was decided."""
     from attnbench.cli.progress import GateDisplay
+    from attnbench.gate.decide.stored import result_folder
     from attnbench.gate.run import git
     from attnbench.gate.run.watched import comparison, of_built_in, surveyed, watched
 
@@ -236,7 +236,8 @@ def _compared(
     with GateDisplay(quiet=options["quiet"]) as display:
         for words in _introduced(asked):
             display.say(words)
-        with _result_folder(options["output"], options["name"]) as folder:
+        told = partial(say, err=True)
+        with result_folder(options["output"], options["name"], told) as folder:
             run = _measured(asked, options, display, folder)
             display.close()
             return _finish(run, folder, options["quiet"])
@@ -317,11 +318,12 @@ def _measured(
 
 def replay(options: dict[str, Any]) -> ExitCode:
     """A stored run, decided again; files are written where a name or folder was given for them."""
-    from attnbench.gate.decide.stored import load_gate
+    from attnbench.gate.decide.stored import load_gate, result_folder
 
     run = load_gate(Path(options["replay"]), options["output"])
     name = options["name"]
-    with nullcontext() if name is None else _result_folder(options["output"], name) as folder:
+    made = result_folder(options["output"], name, partial(say, err=True)) if name else nullcontext()
+    with made as folder:
         return _finish(run, folder, options["quiet"]).exit_code
 
 
@@ -347,32 +349,3 @@ def _finish(run: GateRun, folder: Path | None, quiet: bool) -> Outcome:
     if failure is not None:
         raise failure
     return outcome
-
-
-@contextlib.contextmanager
-def _result_folder(output: Path, name: str | None) -> Iterator[Path]:
-    """A new folder for the result, gone if nothing was written; git is to leave it alone.
-
-    Where the run ends before its result is written, the rounds it has kept are pointed out.
-
-    Raises:
-        StoreError: the name is taken or none, or the folder cannot be made.
-    """
-    from attnbench.base.files import make_folder
-    from attnbench.gate.decide.stored import NAME, ROUNDS
-
-    new = not output.exists()
-    folder = make_folder(output, name, "gate-")
-    try:
-        yield folder
-    finally:
-        if (folder / ROUNDS).exists() and not (folder / NAME).exists():
-            kept = f"the rounds so far are kept; decide from them: attnbench gate --replay {folder}"
-            click.echo(kept, err=True)
-        with contextlib.suppress(OSError):
-            if any(folder.iterdir()):  # something was measured
-                (folder / ".gitignore").write_text("*\n", encoding="utf-8")
-            else:
-                folder.rmdir()
-                if new:
-                    output.rmdir()

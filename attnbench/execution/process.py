@@ -225,6 +225,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
     """
 
     def __init__(self, settings: Settings, module: str = _WORKER) -> None:
+        self._python = settings.python or sys.executable
         with contextlib.ExitStack() as begun:
             self.line = begun.enter_context(contextlib.closing(Line()))
             self._control, theirs = socket.socketpair()
@@ -240,11 +241,20 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
         Raises:
             ConnectionError: the server has ended.
+            TimeoutError: it says nothing.
         """
-        socket.send_fds(self._control, [encode([what, process, within_s])], ends)
-        answer = self._control.recv(1 << 10)
+        try:
+            socket.send_fds(self._control, [encode([what, process, within_s])], ends)
+            answer = self._control.recv(1 << 10)
+        except TimeoutError as err:
+            silent = f"no answer for {_START_TIMEOUT_S:g} s"
+            raise TimeoutError(f"{self._python}: {silent}") from err
+        except ConnectionError:  # it ended before it read this
+            answer = b""
         if not answer:
-            raise ConnectionResetError(f"their server has ended: {self.line.last_words()}")
+            returncode, words = self.ended(), self.line.last_words()
+            how = "its socket was closed" if returncode is None else ending(returncode)
+            raise ConnectionResetError(f"{self._python}: {words or how}")
         return decode(answer, int | None)  # type: ignore[arg-type]
 
     def lives(self) -> bool:
@@ -271,7 +281,7 @@ class Forked:
         """The exit code of one whose pipes are closed; None if it had to be killed."""
         try:
             returncode = self._server.ask("await", self._id, within_s)
-        except ConnectionError:
+        except OSError:
             return -signal.SIGKILL  # with its server
         if returncode is None:
             self.kill()

@@ -6,105 +6,62 @@ option is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from attnbench.gate.decide.data import GateCell, GateRun, Round
+    from rich.console import Console
+
+    from attnbench.gate.decide.data import GateCell, Round
     from attnbench.gate.decide.outcome import Outcome
-    from attnbench.gate.run.benchmarks import Suite
-    from attnbench.gate.run.watched import Comparison
 
 # How a verdict reads among the outcomes of tests: what is open must not look like a pass.
-_OUTCOMES = {
-    "ok": "passed",
-    "improved": "passed",
-    "not comparable": "skipped",
-    "not timed": "skipped",
-}
-# The gate's flags in sentences, and what stands for them here.
-_FLAGS = {
-    "--base": "--attnbench-gate",
-    "--threshold": "--attnbench-threshold",
-    "--budget": "--attnbench-budget",
-    "--output": "--attnbench-output",
-    "--keep-going": "leaving out -x",
-}
+_OUTCOMES = {"ok": "passed", "improved": "passed", "not comparable": "skipped"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The gate's options, by their names there."""
+    """The gate's options: its messages name them as --base, --threshold, --budget, --output."""
     group = parser.getgroup("attnbench", "attnbench gate")
-    for name, default, words in (
+    for name, metavar, default, words in (
         (
-            "gate", None,
+            "gate", "BASE", None,
             "Compare the working tree with this branch, tag or commit: tests that use the fixture"
             " benchmark are timed in both, interleaved.",
         ),
-        ("threshold", "10%", "The slowdown to be found, such as 5% [10%]."),
-        ("budget", "5m", "Wall time, such as 90s or 10m, after which no round begins [5m]."),
-        ("output", "results", "The folder in which each run gets one of its own [results]."),
+        ("threshold", "SHARE", "10%", "The slowdown to be found, such as 5% [10%]."),
+        ("budget", "TIME", "5m", "Wall time, such as 90s, after which no round begins [5m]."),
+        ("output", "DIR", "results", "The folder in which each run gets one of its own [results]."),
     ):  # fmt: skip
-        metavar = {"gate": "BASE", "output": "DIR"}.get(name, name.upper())
         group.addoption(f"--attnbench-{name}", metavar=metavar, default=default, help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Without the option nothing happens."""
-    if config.getoption("attnbench_gate") is not None:
-        with _one_line():
-            config.pluginmanager.register(_Gate(config))
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """What the user can act on is a usage error of pytest; flags are named as they are here."""
-    from attnbench.errors import AttnbenchError
-
-    try:
-        yield
-    except AttnbenchError as err:
-        raise pytest.UsageError(_flags(str(err))) from err
-
-
-def _flags(text: str) -> str:
-    """The text with the gate's flags as they are here."""
-    for flag, own in _FLAGS.items():
-        text = text.replace(flag, own)
-    return text
+    if config.getoption("attnbench_gate") is None:
+        return
+    if config.getoption("numprocesses", None) or config.getoption("tx", None):
+        raise pytest.UsageError(
+            "tests that are timed run one after another: add -n 0 to --attnbench-gate"
+        )
+    config.pluginmanager.register(_Gate(config))
 
 
 class _Gate:
     """A session of pytest that times tests in place of running them, and listens to the rounds."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from attnbench.base.units import parse_duration, parse_share
-        from attnbench.errors import UsageError
-        from attnbench.gate.run import git
-        from attnbench.gate.run.watched import Watched, comparison
-
-        self._config, asked = config, config.getoption
-        if asked("numprocesses", None) or asked("tx", None):
-            raise UsageError(
-                "tests that are timed run one after another: add -n 0 to --attnbench-gate"
-            )
-        promises = {
-            "threshold": parse_share(asked("attnbench_threshold"), "--threshold"),
-            "budget_s": parse_duration(asked("attnbench_budget"), "--budget"),
-        }
-        found = Watched(files=(), sweeps=(), base=asked("attnbench_gate"), promises=promises)
-        found.rules("cpu")  # what cannot be is refused before anything is collected
-        results = config.invocation_params.dir.resolve() / asked("attnbench_output")
-        self._compared = comparison(git.repository(config.rootpath), found, results)
-        self._run: GateRun | None = None
+        self._config = config
         self._outcome: Outcome | None = None
-        self._words = ""
+        self._table: Callable[[Console], str]
+        self._stage = ""
+
+    @property
+    def _writer(self) -> Any:
+        return self._config.get_terminal_writer()  # which there is once all are configured
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -118,12 +75,17 @@ class _Gate:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Time the tests, and report each as pytest reports what it has run."""
+        from attnbench.errors import AttnbenchError
+
         if session.testsfailed or self._config.option.collectonly:
             return None  # pytest says what cannot be collected
-        with _one_line():
-            self._run, self._outcome = self._measured(session.items)
+        try:
+            self._outcome = self._measured(session.items)
+        except AttnbenchError as err:  # what the user can act on: one line
+            base = self._config.getoption("attnbench_gate")
+            raise pytest.UsageError(f"--attnbench-gate {base}: {err}") from err
         for item, row in zip(session.items, self._outcome.rows, strict=True):
-            why = _flags(f"{row.verdict}: {row.reason}")
+            why = f"{row.verdict}: {row.reason}"
             outcome: Any = _OUTCOMES.get(row.verdict, "failed")
             longrepr: Any = {"failed": why, "skipped": (str(item.path), None, why)}.get(outcome)
             report = pytest.TestReport(item.nodeid, item.location, {}, outcome, longrepr, "call")
@@ -138,99 +100,86 @@ class _Gate:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The gate's table, controls and conclusion."""
-        if self._run is None or self._outcome is None:
+        if self._outcome is None:
             return
         from rich.console import Console
 
-        from attnbench.report.gate import outputs
+        width = self._writer.fullwidth if terminalreporter.isatty else 10_000
+        to = Console(width=width, force_terminal=self._writer.hasmarkup, highlight=False)
+        self._writer.sep("=", "attnbench gate")
+        self._writer.write(self._table(to))
 
-        writer = self._config.get_terminal_writer()
-        width = writer.fullwidth if terminalreporter.isatty else 10_000
-        to = Console(width=width, force_terminal=writer.hasmarkup, highlight=False)
-        writer.sep("=", "attnbench gate")
-        writer.write(_flags(outputs.terminal(self._run, self._outcome, self._folder, to)))
-
-    def _measured(self, items: list[pytest.Item]) -> tuple[GateRun, Outcome]:
-        from attnbench.base.files import make_folder
+    def _measured(self, items: list[pytest.Item]) -> Outcome:
+        """What was decided of these tests, with all files of the run written."""
+        from attnbench.base.units import parse_duration, parse_share
         from attnbench.errors import UsageError
         from attnbench.execution.process import Settings
-        from attnbench.gate.decide.stored import NAME, ROUNDS, keep_round
+        from attnbench.gate.decide.data import Benchmark
+        from attnbench.gate.decide.stored import keep_round, result_folder
         from attnbench.gate.decide.verdict import decide
+        from attnbench.gate.protocol import Suite
+        from attnbench.gate.run import git
         from attnbench.gate.run.benchmarks import run_benchmarks
+        from attnbench.gate.run.watched import Watched, comparison
         from attnbench.gate.run.worktree import checked_out
         from attnbench.report.gate import outputs
 
+        asked, called = self._config.getoption, self._config.invocation_params
         if not items:
-            raise UsageError(
-                "no test that was collected uses the fixture benchmark: there is nothing to time"
-                " (--attnbench-gate)"
-            )
-        compared, suite = self._selected(items)
-        folder = make_folder(Path(self._config.getoption("attnbench_output")), None, "gate-")
-        try:
-            assert compared.base is not None, "it is asked for"
-            with checked_out(compared.root, compared.base.commit) as tree:
-                options = {"pytest": suite.arguments}
-                request = compared.request(tree, Settings(device="cpu"), options)
-                going = not self._config.getoption("maxfail")
-                request = replace(request, keep=partial(keep_round, folder), keep_going=going)
-                run = run_benchmarks(request, suite, self)
+            raise UsageError("no test that was collected uses the fixture benchmark")
+        root = git.repository(self._config.rootpath)
+        files = dict.fromkeys(item.path.resolve() for item in items)
+        if outside := [file for file in files if not file.is_relative_to(root)]:
+            raise UsageError(f"{outside[0]} lies outside the repository {root}")
+        watched = Watched(
+            files=tuple(file.relative_to(root).as_posix() for file in files),
+            sweeps=(),
+            base=asked("attnbench_gate"),
+            promises={
+                "threshold": parse_share(asked("attnbench_threshold"), "--attnbench-threshold"),
+                "budget_s": parse_duration(asked("attnbench_budget"), "--attnbench-budget"),
+            },
+        )
+        suite = Suite(
+            tests=tuple(Benchmark(impl=item.nodeid) for item in items),
+            folder=str(called.dir.resolve()),
+            arguments=(*map(str, called.args), f"--rootdir={self._config.rootpath.resolve()}"),
+        )
+        output = called.dir.resolve() / asked("attnbench_output")
+        compared = comparison(root, watched, output)
+        assert compared.base is not None, "it is asked for"
+        settings, options = Settings(device="cpu"), {"pytest": suite.arguments}
+        with (
+            result_folder(output, None, self.warned) as folder,
+            checked_out(root, compared.base.commit) as tree,
+        ):
+            request = compared.request(tree, settings, options)
+            request = replace(request, keep=partial(keep_round, folder), keep_going=True)
+            run = run_benchmarks(request, suite, self)
             outcome = decide(run)
             if warning := outputs.write_all(folder, run, outcome):
                 self.warned(warning)
-        finally:
-            with suppress(OSError):
-                if (folder / ROUNDS).exists() and not (folder / NAME).exists():
-                    self.warned(f"rounds are kept: attnbench gate --replay {folder}")
-                if any(folder.iterdir()):  # something was measured
-                    (folder / ".gitignore").write_text("*\n", encoding="utf-8")
-                else:
-                    folder.rmdir()
-        self._folder = folder
-        return run, outcome
-
-    def _selected(self, items: list[pytest.Item]) -> tuple[Comparison, Suite]:
-        """What is compared, with the files of these tests, which are in the suite."""
-        from attnbench.errors import UsageError
-        from attnbench.gate.decide.data import Benchmark
-        from attnbench.gate.run.benchmarks import Suite
-
-        root, invocation = self._compared.root, self._config.invocation_params
-        files = dict.fromkeys(item.path.resolve() for item in items)
-        if outside := [file for file in files if not file.is_relative_to(root)]:
-            raise UsageError(
-                f"{outside[0]} lies outside the repository {root}, so that no base has it"
-                " (--attnbench-gate)"
-            )
-        there = invocation.dir.resolve()
-        suite = Suite(
-            tests=tuple(Benchmark(impl=item.nodeid) for item in items),
-            arguments=tuple(map(str, invocation.args)),
-            folder=str(there.relative_to(root)) if there.is_relative_to(root) else ".",
-            rootdir=str(self._config.rootpath.resolve().relative_to(root)),
-        )
-        named = tuple(file.relative_to(root).as_posix() for file in files)
-        watched = replace(self._compared.watched, files=named)
-        return replace(self._compared, watched=watched), suite
+            self._table = partial(outputs.terminal, run, outcome, folder)
+        return outcome
 
     # A listener of `attnbench.gate.run.measuring`.
 
     def stage(self, words: str) -> None:
         """Name the part of the run that begins."""
-        if words != self._words:
-            self._words = words
-            self._config.get_terminal_writer().write(f"\n{words} ", flush=True)
+        if words != self._stage:
+            self._stage = words
+            self._writer.write(f"\n{words} ", flush=True)
 
     def planned(self, cells: tuple[GateCell, ...]) -> None:
         """Pytest has said how many tests there are."""
 
     def round_measured(self, found: Round, number: int, words: str) -> None:
         """A dot for each round; one that is discarded is named, since it takes time."""
-        self._config.get_terminal_writer().write(".", flush=True)
+        self._writer.write(".", flush=True)
         if found.discarded is not None:
             self.warned(f"round {number} counts for nothing: {found.discarded}")
         self.stage(words)
 
     def warned(self, message: str) -> None:
         """On a line of its own."""
-        self._config.get_terminal_writer().write(f"\n{_flags(message)}\n", flush=True)
+        self._writer.write(f"\n{message}\n", flush=True)

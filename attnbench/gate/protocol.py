@@ -12,11 +12,22 @@ from attnbench.schema.record import Status
 CellT = TypeVar("CellT")
 
 
+class Suite(Struct, frozen=True, kw_only=True):
+    """The tests of a session of pytest: where it was started, and with which arguments.
+
+    Both name the working tree by its absolute path.
+    """
+
+    tests: tuple[Benchmark, ...]
+    folder: str
+    arguments: tuple[str, ...]
+
+
 class VariantConfig(Struct, Generic[CellT], frozen=True, kw_only=True):
     """What the process of a variant is told first: its code, which imports nothing of `other_root`.
 
     `references` is the folder of the float64 results that all rounds share; `cpu` what it is pinned
-    to.
+    to. Where cells are tests, they are those of `suite`, and `files` those that hold them.
     """
 
     files: tuple[str, ...]
@@ -28,18 +39,7 @@ class VariantConfig(Struct, Generic[CellT], frozen=True, kw_only=True):
     threads: int | None
     seed: int
     cpu: int | None
-
-
-class BenchmarksConfig(Struct, frozen=True, kw_only=True):
-    """What a process that runs tests is told first: `variant`, whose files are theirs.
-
-    `folder`, where pytest runs with these `arguments`, and its `rootdir` are relative to the root.
-    """
-
-    variant: VariantConfig[Benchmark]
-    folder: str
-    rootdir: str
-    arguments: tuple[str, ...]
+    suite: Suite | None = None
 
 
 class Preparing(Struct, frozen=True, tag=True):

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from attnbench.base.files import write_whole
+from attnbench.base.files import make_folder, write_whole
 from attnbench.base.jsontext import decode, encode
 from attnbench.base.registry import nearest
 from attnbench.errors import StoreError, UsageError
@@ -100,6 +100,31 @@ def _lines(value: Any) -> str:
         for name, part in value.items()
     )
     return "{\n" + ",\n".join(parts) + "\n}"
+
+
+@contextlib.contextmanager
+def result_folder(output: Path, name: str | None, say: Callable[[str], None]) -> Iterator[Path]:
+    """A new folder for the result, gone if nothing was written; git is to leave it alone.
+
+    Where the run ends before its result is written, `say` is told of the rounds it has kept.
+
+    Raises:
+        StoreError: the name is taken or none, or the folder cannot be made.
+    """
+    new = not output.exists()
+    folder = make_folder(output, name, "gate-")
+    try:
+        yield folder
+    finally:
+        if (folder / ROUNDS).exists() and not (folder / NAME).exists():
+            say(f"the rounds so far are kept; decide from them: attnbench gate --replay {folder}")
+        with contextlib.suppress(OSError):
+            if any(folder.iterdir()):  # something was measured
+                (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+            else:
+                folder.rmdir()
+                if new:
+                    output.rmdir()
 
 
 def keep_round(folder: Path, run: GateRun, found: Round) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,11 +14,11 @@ from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.gate.decide.data import Benchmark, Checked, GateRun, Variant, Version, VersionName
 from attnbench.gate.protocol import (
-    BenchmarksConfig,
     CellEntered,
     CellVerified,
     EnterCell,
     RoundRequest,
+    Suite,
     TakeSample,
     VariantConfig,
     VerifyCell,
@@ -31,20 +30,6 @@ from attnbench.machine import host
 from attnbench.version import __version__
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    """The tests of a session of pytest, and how it was started.
-
-    `arguments` are those of its command line, `folder` is where it was started and `rootdir` what
-    node ids begin from: both relative to the root of the repository.
-    """
-
-    tests: tuple[Benchmark, ...]
-    arguments: tuple[str, ...]
-    folder: str
-    rootdir: str
 
 
 def run_benchmarks(request: GateRequest, suite: Suite, listener: GateListener) -> GateRun:
@@ -75,14 +60,7 @@ class TestProcesses(RoundProcesses):
     ) -> None:
         self._variants = [variant for variant, *_ in versions]
         self._cell: int | None = None
-
-        def whole(**given: Any) -> BenchmarksConfig:
-            return BenchmarksConfig(
-                variant=config(**given), folder=suite.folder, rootdir=suite.rootdir,
-                arguments=suite.arguments,
-            )  # fmt: skip
-
-        super().__init__(versions, whole, settings)
+        super().__init__(versions, partial(config, suite=suite), settings)
 
     def ask(
         self, variant: Variant, request: RoundRequest, kind: type[T], within_s: float = math.inf
@@ -125,21 +103,14 @@ def check_tests(
                 then = f"{checked[number].status}: {checked[number].reason}"
                 words = f"failed once on the {both[0].name} ({then})"
                 checked[number] = replace(now, reason=words) if now.status == "ok" else now
-    run = GateRun(
-        rules=request.rules,
-        base=request.base,
-        candidate=request.candidate,
-        cells=suite.tests,
-        checks={n: {"base": base[n], "candidate": candidate[n]} for n in every},
-        rounds=(),
-        environment={
-            "device": "cpu", "threads": request.settings.threads, "attnbench": __version__,
-            "python": platform.python_version(), **host.facts(),
-        },
-        options={**request.options, "seed": request.settings.seed},
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )  # fmt: skip
-    return run, []
+    checks: dict[int, dict[VersionName, Checked]] = {
+        number: {"base": base[number], "candidate": candidate[number]} for number in every
+    }
+    environment = {
+        "device": "cpu", "threads": request.settings.threads, "attnbench": __version__,
+        "python": platform.python_version(), **host.facts(),
+    }  # fmt: skip
+    return request.begun(suite.tests, checks, environment, {}), []
 
 
 def _outcomes(

@@ -73,6 +73,21 @@ class GateRequest:
     keep_going: bool = False
     keep: Callable[[GateRun, Round], None] = lambda run, found: None
 
+    def begun(
+        self,
+        cells: tuple[GateCell, ...],
+        checks: Mapping[int, Mapping[VersionName, Checked]],
+        environment: Mapping[str, Any],
+        base_environment: Mapping[str, Any],
+    ) -> GateRun:
+        """The run before its first round."""
+        return GateRun(
+            rules=self.rules, base=self.base, candidate=self.candidate, cells=cells, checks=checks,
+            rounds=(), environment=environment, base_environment=base_environment,
+            options={**self.options, "seed": self.settings.seed},
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
+
 
 class GateListener(Protocol):
     """Who watches a gate run; by itself it is silent."""
@@ -306,21 +321,12 @@ def check_versions(
             do_all(jobs, 2 if catalogue.device == "cpu" else 1)
             again = [ours.doubtful(before), before.doubtful(ours)]
         warnings = [*mine.warnings, *warnings]
-    run = GateRun(
-        rules=request.rules,
-        base=base,
-        candidate=candidate,
-        cells=cells,
-        checks={
-            number: {"base": before.checked(cell.key), "candidate": ours.checked(cell.key)}
-            for number, cell in enumerate(cells)
-        },
-        rounds=(),
-        environment=catalogue.environment,
-        base_environment=base_environment if base.environment != candidate.environment else {},
-        options={**request.options, "seed": request.settings.seed},
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    checks: dict[int, dict[VersionName, Checked]] = {
+        number: {"base": before.checked(cell.key), "candidate": ours.checked(cell.key)}
+        for number, cell in enumerate(cells)
+    }
+    apart = base.environment != candidate.environment
+    run = request.begun(cells, checks, catalogue.environment, base_environment if apart else {})
     return run, warnings
 
 

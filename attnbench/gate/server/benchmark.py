@@ -24,11 +24,11 @@ from attnbench.api.loader import load_side, refuse_other_version
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import UsageError
 from attnbench.gate import protocol
+from attnbench.gate.decide.data import Benchmark
 from attnbench.gate.server.sampling import Sampler, warm_up
 from attnbench.gate.server.slowdown import Call
 from attnbench.gate.server.variant import digests_of_loaded
 from attnbench.machine.state import pin
-from attnbench.worker.trial import classify
 
 
 def main(read: int, write: int) -> None:
@@ -36,18 +36,21 @@ def main(read: int, write: int) -> None:
     requests, answers = os.fdopen(read, "rb"), os.fdopen(write, "wb")
     if not (line := requests.readline()):
         return  # the round was given up
-    config = decode(line, protocol.BenchmarksConfig)
-    variant = config.variant
-    load_side((), variant.root, variant.other_root)
-    folder = Path(variant.root, config.folder)
-    folder.mkdir(parents=True, exist_ok=True)  # the base may not have it
+    config = decode(line, protocol.VariantConfig[Benchmark])
+    suite = config.suite
+    assert suite is not None, "cells are tests"
+    load_side((), config.root, config.other_root)
+    folder, *arguments = (
+        f"{text}/".replace(f"{config.other_root}/", f"{config.root}/")[:-1]
+        for text in (suite.folder, *suite.arguments)
+    )
+    Path(folder).mkdir(parents=True, exist_ok=True)  # the base may not have it
     os.chdir(folder)
-    sys.path[:0] = [str(path) for path in (folder, folder / "src") if path.is_dir()]
-    there, here = f"{variant.other_root}/", f"{variant.root}/"
-    arguments = [f"{argument}/".replace(there, here)[:-1] for argument in config.arguments]
+    sys.path[:0] = [path for path in (folder, f"{folder}/src") if os.path.isdir(path)]
+    scratch = Path(config.references, str(os.getpid()))
     ours = [
-        f"--rootdir={Path(variant.root, config.rootdir)}",
-        f"--override-ini=cache_dir={_scratch(variant, 'cache')}",
+        f"--basetemp={scratch}-tmp",
+        f"--override-ini=cache_dir={scratch}-cache",
         # What was imported before pytest began is not under test.
         "-Wignore::pytest.PytestAssertRewriteWarning",
     ]
@@ -56,17 +59,16 @@ def main(read: int, write: int) -> None:
         sys.exit(int(code))
 
 
-def _scratch(variant: protocol.VariantConfig[Any], name: str) -> Path:
-    return Path(variant.references) / f"{os.getpid()}-{name}"
-
-
 class _Serving:
     """A plugin of pytest that runs a test when it is asked to, and answers for it."""
 
     def __init__(
-        self, config: protocol.BenchmarksConfig, requests: BinaryIO, answers: BinaryIO
+        self,
+        config: protocol.VariantConfig[Benchmark],
+        requests: BinaryIO,
+        answers: BinaryIO,
     ) -> None:
-        self._config, self._requests, self._answers = config.variant, requests, answers
+        self._config, self._requests, self._answers = config, requests, answers
         self._waiting: protocol.RoundRequest | None = None  # read, and for someone else
         self._owing = False  # whether a request has no answer yet
         self._served = False
@@ -78,7 +80,6 @@ class _Serving:
         """Collect these files, as the command line selects from them, and leave no reports."""
         config.args = list(self._config.files)
         config.option.attnbench_gate = config.option.xmlpath = None
-        config.option.basetemp = str(_scratch(self._config, "tmp"))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -89,23 +90,19 @@ class _Serving:
         plugins.register(_Fixtures(self))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember what cannot be collected, and why."""
+        """Remember what cannot be collected, and why: the last line, which pytest marks with E."""
         if report.failed:
-            self._broken[report.nodeid] = _last_line(report.longreprtext)
+            last = report.longreprtext.strip().rpartition("\n")[2]
+            self._broken[report.nodeid] = last.removeprefix("E").strip()[:300]
 
     @pytest.hookimpl(tryfirst=True, wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         """Remember why a test is not ok: in its fixtures, itself, or after it."""
         report = yield
         if self._failed is None and not report.passed:
-            why = call.excinfo.value if call.excinfo else None
-            if report.skipped:
-                self._failed = protocol.CellFailed("skipped", " ".join(str(why).split()))
-            elif isinstance(why, Exception):
-                self._failed = protocol.CellFailed(*classify(why, report.when))
-            else:
-                text = f"{report.when}: {_last_line(report.longreprtext)}"
-                self._failed = protocol.CellFailed("error", text)
+            text = call.excinfo.exconly() if call.excinfo else report.longreprtext
+            reason = " ".join(f"{report.when}: {text}".split())[:300]
+            self._failed = protocol.CellFailed("skipped" if report.skipped else "error", reason)
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -114,13 +111,14 @@ class _Serving:
         config = self._config
         items = {item.nodeid: item for item in session.items}
         tests = {number: cell.impl for number, cell in config.cells.items()}
-        failures = {n: self._missing(test) for n, test in tests.items() if test not in items}
-        try:
-            refuse_other_version(
-                ", ".join(config.files), Path(config.root), Path(config.other_root)
-            )
-        except UsageError as err:
-            self._answer(protocol.Refused(str(err)))
+        failures = {}
+        for number, test in tests.items():
+            if test not in items:
+                failures[number] = protocol.CellFailed("unsupported", "there is no such test")
+                for why in (why for of, why in self._broken.items() if test.startswith(of)):
+                    failures[number] = protocol.CellFailed("error", f"collection: {why}")
+        if foreign := self._of_other_version(", ".join(config.files)):
+            self._answer(protocol.Refused(foreign))
             return True
         if config.cpu is not None:
             pin(config.cpu)
@@ -132,8 +130,6 @@ class _Serving:
                 ended[request.cell] = self._run(items[tests[request.cell]], session)
             elif isinstance(request, protocol.VerifyCell):
                 self._answer(ended[request.cell] or protocol.CellVerified(1.0))
-            else:
-                self._answer(self._counters())
         self._served = True
         return True
 
@@ -143,16 +139,17 @@ class _Serving:
         if self._served:
             os._exit(0)
 
-    def sample(self, call: Call, renew: Callable[[], Call] | None) -> None:
-        """Inside a test: say that it has come this far, and take samples until it may go on."""
+    def sample(self, call: Call, renew: Callable[[], Call] | None = None) -> Any:
+        """Inside a test: say that it has come this far, and take samples until it may go on.
+
+        Returns the result of one more call.
+        """
         warm_up(call, self._config.device)
         self._answer(protocol.CellEntered())
-        while isinstance(request := self._next(), protocol.TakeSample | protocol.ReadCounters):
-            if isinstance(request, protocol.TakeSample):
-                self._answer(self._sampler.take(request, call, renew))
-            else:
-                self._answer(self._counters())
+        while isinstance(request := self._next(), protocol.TakeSample):
+            self._answer(self._sampler.take(request, call, renew))
         self._waiting, self._owing = request, False
+        return call()
 
     def _run(self, item: pytest.Item, session: pytest.Session) -> protocol.CellFailed | None:
         """Run a test to its end, and answer the request that it came to no answer of.
@@ -161,31 +158,31 @@ class _Serving:
         """
         self._failed = None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=session)
-        if self._owing:
-            self._failed = self._failed or protocol.CellFailed(
-                "error", "it has ended without calling the fixture benchmark"
-            )
+        if self._failed is None:
+            why = self._of_other_version(item.nodeid)  # some import no earlier than when they run
+            if self._owing:
+                why = "it has ended without calling the fixture benchmark"
+            self._failed = protocol.CellFailed("error", why) if why else None
+        if self._owing and self._failed:
             self._answer(self._failed)
-        elif self._failed is None:
-            try:  # some import no earlier than when they run
-                root, other = Path(self._config.root), Path(self._config.other_root)
-                refuse_other_version(item.nodeid, root, other)
-            except UsageError as err:
-                self._failed = protocol.CellFailed("error", str(err))
         return self._failed
 
-    def _missing(self, test: str) -> protocol.CellFailed:
-        """Why there is no such test; `unsupported` where nothing is broken."""
-        broken = (why for of, why in self._broken.items() if test.startswith(of))
-        if (why := next(broken, None)) is not None:
-            return protocol.CellFailed("error", f"collection: {why}")
-        return protocol.CellFailed("unsupported", "there is no such test")
+    def _of_other_version(self, what: str) -> str | None:
+        """The reason if code of the other version was imported."""
+        try:
+            refuse_other_version(what, Path(self._config.root), Path(self._config.other_root))
+        except UsageError as err:
+            return str(err)
+        return None
 
     def _next(self) -> protocol.RoundRequest | None:
-        """The next request; None after the last."""
+        """The next request but for counters, which are answered; None after the last."""
         request, self._waiting = self._waiting, None
-        if request is None and (line := self._requests.readline()):
+        while request is None and (line := self._requests.readline()):
             request = decode(line, protocol.RoundRequest)  # type: ignore[arg-type]
+            if isinstance(request, protocol.ReadCounters):
+                self._answer(protocol.CountersRead(time.process_time_ns(), None))
+                request = None
         self._owing = request is not None
         return request
 
@@ -193,9 +190,6 @@ class _Serving:
         self._answers.write(encode(answer) + b"\n")
         self._answers.flush()
         self._owing = False
-
-    def _counters(self) -> protocol.CountersRead:
-        return protocol.CountersRead(time.process_time_ns(), None)
 
 
 class _Fixtures:
@@ -205,28 +199,23 @@ class _Fixtures:
         self._serving = serving
 
     @pytest.fixture
-    def benchmark(self, request: pytest.FixtureRequest) -> _Benchmark:
+    def benchmark(self) -> _Benchmark:
         """What the test times."""
-        return _Benchmark(self._serving, request.node)
+        return _Benchmark(self._serving)
 
 
 class _Benchmark:
-    """The fixture as tests know it from pytest-benchmark with `--benchmark-disable`.
+    """The fixture as tests know it from pytest-benchmark with `--benchmark-disable`."""
 
-    How often anything is called is not for the test to say: rounds and iterations count for
-    nothing.
-    """
+    enabled, disabled, stats = False, True, None
 
-    enabled, disabled = False, True
-    stats = group = None
-
-    def __init__(self, serving: _Serving, node: Any) -> None:
+    def __init__(self, serving: _Serving) -> None:
         self._serving, self._used = serving, False
-        self.name, self.fullname, self.extra_info = node.name, node.nodeid, dict[str, Any]()
+        self.extra_info = dict[str, Any]()
 
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Time `function(*args, **kwargs)`, and return its result."""
-        return self._timed(partial(function, *args, **kwargs))
+        return self.pedantic(function, args, kwargs)
 
     def pedantic(
         self,
@@ -234,48 +223,26 @@ class _Benchmark:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         setup: Callable[[], Any] | None = None,
-        teardown: Callable[..., Any] | None = None,
-        rounds: int = 1,
-        warmup_rounds: int = 0,
-        iterations: int = 1,
+        **ignored: int,
     ) -> Any:
-        """Time `target`; before and after each call `setup` and `teardown`, which are not timed.
+        """Time `target`; before each call `setup`, which is not timed.
 
-        `setup` returns None, or the arguments of the call: (args, kwargs).
+        It returns None, or the arguments of the call: (args, kwargs). How often anything is called
+        is not for the test to say: `rounds`, `warmup_rounds` and `iterations` count for nothing.
         """
-        if setup is None and teardown is None:
-            return self._timed(partial(target, *args, **kwargs or {}))
-        given: Any = None
-
-        def end() -> None:
-            nonlocal given
-            if given is not None and teardown is not None:
-                teardown(*given[0], **given[1])
-            given = None
-
-        def renew() -> Call:
-            nonlocal given
-            end()
-            given = (setup() if setup is not None else None) or (args, kwargs or {})
-            return partial(target, *given[0], **given[1])
-
-        try:
-            return self._timed(lambda: renew()(), renew)
-        finally:
-            end()
-
-    def _timed(self, call: Call, renew: Callable[[], Call] | None = None) -> Any:
+        if unknown := ignored.keys() - {"rounds", "warmup_rounds", "iterations"}:
+            raise TypeError(f"benchmark.pedantic takes no {', '.join(sorted(unknown))} here")
         if self._used:
             raise RuntimeError("the fixture benchmark can be called once in a test")
         self._used = True
-        self._serving.sample(call, renew)
-        return call()
+        if setup is None:
+            return self._serving.sample(partial(target, *args, **kwargs or {}))
 
+        def renew() -> Call:
+            positional, named = setup() or (args, kwargs or {})
+            return partial(target, *positional, **named)
 
-def _last_line(text: str) -> str:
-    """The last line of a report: the error, which pytest marks with an E."""
-    lines = [line.removeprefix("E").strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no reason given"
+        return self._serving.sample(lambda: renew()(), renew)
 
 
 if __name__ == "__main__":
