@@ -144,7 +144,11 @@ def test_a_version_is_timed_in_its_environment_which_holds_nothing_of_ours(tmp_p
 
 
 # A server that reads what it is asked for until nobody is there any more, and says nothing.
-SILENT = "import json, socket, sys; s = socket.socket(fileno=json.loads(sys.argv[-1])[0])"
+SILENT = """
+import json, socket, sys
+control = socket.socket(fileno=json.loads(sys.argv[-1])[0])
+while control.recv(99): pass
+"""
 
 
 @pytest.mark.parametrize(
@@ -152,11 +156,7 @@ SILENT = "import json, socket, sys; s = socket.socket(fileno=json.loads(sys.argv
     [
         ("echo 'the last word' >&2; exit 3", 120.0, "the last word"),
         ("exit 3", 120.0, "exit code 3"),
-        (
-            f"exec {sys.executable} -c '{SILENT}\nwhile s.recv(99): pass'",
-            0.1,
-            "no answer for 0.1 s",
-        ),
+        (f"exec {sys.executable} -c '{SILENT}' $*", 0.1, "no answer for 0.1 s"),
     ],
 )
 def test_an_environment_that_dies_or_hangs_costs_its_round_and_twice_in_a_row_the_run(
@@ -249,6 +249,7 @@ def test_both_environments_run_the_same_code_unless_a_base_is_named(
     monkeypatch.setattr("attnbench.gate.run.watched.surveyed", lambda *_: ("cpu", known))
     monkeypatch.setattr("attnbench.report.gate.figure.draw_all", lambda *_: [])
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[tool.attnbench.gate]\nthreshold = '7%'\n")
     old, new = fake(tmp_path, "old"), fake(tmp_path, "new", torch="2.13.0")
     ran = cli("gate", "--python", str(old), "--python", str(new))
     assert ran.exit_code == 0, ran.stderr
@@ -262,6 +263,7 @@ def test_both_environments_run_the_same_code_unless_a_base_is_named(
     assert [Path(file).name for file in request.base.files] == ["naive.py", "sdpa.py"]
     assert {axes.impls for axes in request.sweeps} == {("naive", "sdpa")}
     assert request.keep_going
+    assert request.rules.threshold == 0.07, "the table of pyproject.toml is read"
     assert f"base: torch 2.11.0+cpu, Python 3.11.7 ({old})" in " ".join(ran.stderr.split())
 
 
@@ -271,6 +273,8 @@ def test_too_few_or_too_many_environments_are_one_line(tmp_path, cli: Cli, asser
     assert_refused(cli("gate", *(one * 3)), "3 environments given")
     few = cli("gate", *(one * 2), "--bisect")
     assert_refused(few, "--bisect needs three environments or more")
+    late = cli("gate", *(one * 2), "--python", str(tmp_path / "gone"), *one, "--bisect")
+    assert_refused(late, "gone cannot be run here (No such file or directory)")
     assert_refused(cli("gate", *one, "--env", "old"), "NAME=requirements.txt is expected")
     assert_refused(cli("gate", *one, "--env", "old=none.txt"), "no file none.txt")
 
@@ -343,7 +347,7 @@ def test_how_environments_differ_is_said_libraries_first_and_lone_packages_are_c
         "base: torch 2.11.0, Python 3.11.7 (old)",
         "candidate: torch 2.13.0, Python 3.11.7 (new)",
         "the environments differ: torch 2.11.0 → 2.13.0; blas MKL 2024 → MKL 2025;"
-        " numpy 2.4.6 → 2.5.0; in the base's alone 1 package",
+        " numpy 2.4.6 → 2.5.0; only in the base: 1 package",
     ]
     alike = replace(run, base=replace(run.base, environment=after))
     assert texts.versions(replace(alike, base_environment=alike.environment))[2:] == [

@@ -269,7 +269,7 @@ def test_outside_of_a_repository_there_is_no_base(pytester: pytest.Pytester) -> 
     pytester.makepyfile("def test_length(benchmark): benchmark(len, ())")
     result = gated(pytester)
     assert result.ret == 4
-    result.stderr.fnmatch_lines(["ERROR: *is in no working tree of git*--attnbench-gate*"])
+    result.stderr.fnmatch_lines(["ERROR: --attnbench-gate HEAD: * is in no working tree of git*"])
 
 
 def test_without_the_option_nothing_is_loaded_and_nothing_changes(

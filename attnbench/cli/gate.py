@@ -166,7 +166,7 @@ def _environments(options: dict[str, Any]) -> list[Callable[[], Environment]]:
     Raises:
         UsageError: they are too few or too many.
     """
-    from attnbench.gate.run.environments import build_environment, find_environment
+    from attnbench.gate.run.environments import build_environment, find_environment, named_file
 
     def tell(words: str) -> None:
         if not options["quiet"]:
@@ -181,11 +181,16 @@ def _environments(options: dict[str, Any]) -> list[Callable[[], Environment]]:
             f"{len(found)} environment{'s' * (len(found) != 1)} given (--python, --env): two are"
             f" compared, the base's first, --bisect takes more; this one is {sys.executable}"
         )
-    return [cache(each) for each in found]
+    made = [cache(each) for each in found]
+    for each in made[: len(options["pythons"])]:  # before anything is measured
+        each()
+    for text in options["requirements"]:  # which are built when their turn comes
+        named_file(text)
+    return made
 
 
 def _bisected(options: dict[str, Any], environments: list[Callable[[], Environment]]) -> ExitCode:
-    """The first environment held against the last, then against what lies between, by halves."""
+    """Compare the first environment with the last, then bisect what lies between."""
 
     def compared(index: int) -> Outcome:
         named = options["name"] and f"{options['name']}-{index + 1}"
@@ -206,8 +211,10 @@ def _bisected(options: dict[str, Any], environments: list[Callable[[], Environme
         elif outcome.exit_code in (ExitCode.OK, ExitCode.FINDING):
             before = middle
         else:
-            say(f"open: worse after {environments[before]().label}, by"
-                f" {environments[since]().label}; raise --budget or rerun")  # fmt: skip
+            after, by = environments[before]().label, environments[since]().label
+            say(
+                f"inconclusive: worse after {after}, by {by} at the latest; raise --budget or rerun"
+            )
             return outcome.exit_code
     say(f"worse since {environments[since]().label}, not yet in {environments[before]().label}")
     return ExitCode.FINDING
@@ -222,14 +229,19 @@ def _compared(
     from attnbench.gate.run import git
     from attnbench.gate.run.watched import comparison, of_built_in, surveyed, watched
 
-    flags = {name: options[name] for name in (*AXIS_FIELDS, *_SETTINGS)}
+    flags = {
+        name: options[name]
+        for name in (*AXIS_FIELDS, *_SETTINGS)
+        if options[name] not in (None, ())
+    }
     # Between environments no repository is needed: the code is the same.
     here = Path.cwd()
     root = here if environments and not git.is_committed(here) else git.repository(here)
     table = read_table(root)
-    if environments and not flags["files"] and "files" not in table:
-        device, known = surveyed(flags["device"] or table.get("device", "auto"), environments[1])
-        root, flags = of_built_in(known, {**table, **flags, "device": device})
+    if environments and not {"files"} & (flags.keys() | table.keys()):
+        flags = {**table, **flags}
+        flags["device"], known = surveyed(flags.get("device", "auto"), environments[1])
+        root, flags = of_built_in(known, flags)
         table = {}
     found = watched(root, here, table, flags)
     asked = comparison(root, found, options["output"].resolve(), environments)
@@ -244,7 +256,7 @@ def _compared(
 
 
 def _introduced(asked: Comparison) -> list[str]:
-    """What is held against what, before anything is measured."""
+    """What is compared with what, before anything is measured."""
     base, candidate = [], []
     if asked.environments:
         base, candidate = ([each.label] for each in asked.environments)

@@ -219,7 +219,7 @@ class GateDisplay(_Display):
     def round_measured(self, found: Round, number: int, words: str) -> None:
         """Count a round; one that is discarded is named, since it takes time."""
         if found.discarded is not None:
-            self.say(f"round {number} counts for nothing: {found.discarded}")
+            self.say(f"round {number} is discarded: {found.discarded}")
         self.stage(words, f"round {number}: ")
 
 

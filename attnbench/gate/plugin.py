@@ -177,7 +177,7 @@ class _Gate:
         """A dot for each round; one that is discarded is named, since it takes time."""
         self._writer.write(".", flush=True)
         if found.discarded is not None:
-            self.warned(f"round {number} counts for nothing: {found.discarded}")
+            self.warned(f"round {number} is discarded: {found.discarded}")
         self.stage(words)
 
     def warned(self, message: str) -> None:

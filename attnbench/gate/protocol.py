@@ -24,7 +24,7 @@ class Suite(Struct, frozen=True, kw_only=True):
 
 
 class VariantConfig(Struct, Generic[CellT], frozen=True, kw_only=True):
-    """What the process of a variant is told first: its code, which imports nothing of `other_root`.
+    """The first message to the process of a variant: its code imports nothing of `other_root`.
 
     `references` is the folder of the float64 results that all rounds share; `cpu` what it is pinned
     to. Where cells are tests, they are those of `suite`, and `files` those that hold them.

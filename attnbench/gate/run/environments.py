@@ -114,21 +114,30 @@ def _own_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
+def named_file(text: str) -> tuple[str, Path]:
+    """Name and file of `NAME=requirements.txt`.
+
+    Raises:
+        UsageError: it is not of that form, or there is no such file.
+    """
+    name, separator, file = text.partition("=")
+    if not (name and separator and os.path.isfile(file)):
+        why = f"no file {file}" if separator else "NAME=requirements.txt is expected"
+        raise UsageError(f"--env {text}: {why}")
+    return name, Path(file).resolve()
+
+
 def build_environment(text: str, say: Callable[[str], None]) -> Environment:
     """The environment of `NAME=requirements.txt`: built by venv and pip once, then kept.
 
     It lies in `attnbench/environments` of the user's cache folder, under a name made of the file's
-    contents and this Python. `say` is told what takes its time.
+    contents and this Python. `say` is called with what takes long.
 
     Raises:
         UsageError: there is no such file, or pip cannot install it; the message names pip's log.
     """
-    name, separator, file = text.partition("=")
+    name, requirements = named_file(text)
     asked = f"--env {text}"
-    if not (name and separator and os.path.isfile(file)):
-        why = f"no file {file}" if separator else "NAME=requirements.txt is expected"
-        raise UsageError(f"{asked}: {why}")
-    requirements = Path(file).resolve()
     made_of = f"{sys.version} {sys.platform} {requirements.parent}".encode()
     key = hashlib.sha256(made_of + requirements.read_bytes()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -138,7 +147,7 @@ def build_environment(text: str, say: Callable[[str], None]) -> Environment:
         with open(f"{folder}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "complete").exists():
-                say(f"{name}: pip installs {file} into {folder}")
+                say(f"{name}: pip installs {requirements.name} into {folder}")
                 _build(folder, requirements, asked)
                 (folder / "complete").touch()
     except OSError as err:

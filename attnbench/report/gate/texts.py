@@ -187,7 +187,7 @@ def environments(run: GateRun) -> list[str]:
     words = differing[:MOST_DIFFERENCES] + [f"{more} more packages"] * (more > 0)
     for names, whose in zip(alone, ("base", "candidate"), strict=True):
         s = "s" * (len(names) != 1)
-        words += [f"in the {whose}'s alone {len(names)} package{s}"] * bool(names)
+        words += [f"only in the {whose}: {len(names)} package{s}"] * bool(names)
     if not words:
         return ["both environments hold the same packages, of the same versions"]
     return [flat(f"the environments differ: {'; '.join(words)}")]
