@@ -181,7 +181,7 @@ def _environments(options: dict[str, Any]) -> list[Callable[[], Environment]]:
             f"{len(found)} environment{'s' * (len(found) != 1)} given (--python, --env): two are"
             f" compared, the base's first, --bisect takes more; this one is {sys.executable}"
         )
-    made = [cache(each) for each in found]
+    made: list[Callable[[], Environment]] = [cache(each) for each in found]
     for each in made[: len(options["pythons"])]:  # before anything is measured
         each()
     for text in options["requirements"]:  # which are built when their turn comes
