@@ -184,11 +184,11 @@ class Child:
         self, module: str, descriptors: Sequence[int], settings: Settings, line: Line
     ) -> None:
         *_, stderr = line.ends
-        python = settings.python or sys.executable
+        self.python = settings.python or sys.executable
         try:
             self.process = subprocess.Popen(
                 # -P: a file called torch.py in the user's folder must not become torch.
-                [python, "-P", "-m", module, encode(descriptors).decode()],
+                [self.python, "-P", "-m", module, encode(descriptors).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
@@ -225,7 +225,6 @@ class Server(contextlib.AbstractContextManager["Server"]):
     """
 
     def __init__(self, settings: Settings, module: str = _WORKER) -> None:
-        self._python = settings.python or sys.executable
         with contextlib.ExitStack() as begun:
             self.line = begun.enter_context(contextlib.closing(Line()))
             self._control, theirs = socket.socketpair()
@@ -248,13 +247,13 @@ class Server(contextlib.AbstractContextManager["Server"]):
             answer = self._control.recv(1 << 10)
         except TimeoutError as err:
             silent = f"no answer for {_START_TIMEOUT_S:g} s"
-            raise TimeoutError(f"{self._python}: {silent}") from err
+            raise TimeoutError(f"{self._child.python}: {silent}") from err
         except ConnectionError:  # it ended before it read this
             answer = b""
         if not answer:
             returncode, words = self.ended(), self.line.last_words()
             how = "its socket was closed" if returncode is None else ending(returncode)
-            raise ConnectionResetError(f"{self._python}: {words or how}")
+            raise ConnectionResetError(f"{self._child.python}: {words or how}")
         return decode(answer, int | None)  # type: ignore[arg-type]
 
     def lives(self) -> bool:
