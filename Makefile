@@ -41,13 +41,10 @@ history: .venv/installed
 benchmark: .venv/installed
 	$(BIN)/pytest tests/benchmarks -o addopts= --benchmark-only --benchmark-columns=min,median,iqr,rounds
 
-# Evidence for our own rules: how often times, verdicts on growth and the gate are wrong. The parts
-# are timer (20 minutes), tools (minutes), scaling (minutes), laws (minutes) and gate (hours); and
-# perplexity (ten minutes), which trains small models for the notes' claims about those; positions
-# draws docs/positions.md's tables from a run, approximation (a minute) errors against features and
-# rank; history (a minute) has fabricated histories searched. All but tools, scaling, positions,
-# approximation and history go on where they stopped. Without PART the statistical tests. ARGS goes to
-# the part: make validate PART=scaling ARGS=--help
+# Evidence for our own rules: how often times, verdicts on growth, the gate and comparisons are wrong.
+# CONTRIBUTING.md says what each part does; minutes each, but for timer (20) and gate and environments
+# (hours). Those that take long go on where they stopped. Without PART the statistical tests. ARGS goes
+# to the part: make validate PART=scaling ARGS=--help
 validate: .venv/installed
 	$(BIN)/python -m $(if $(PART),tests.validation $(PART) $(ARGS),pytest tests/validation $(ARGS))
 
