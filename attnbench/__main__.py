@@ -4,7 +4,7 @@ import importlib.util
 import sys
 
 # As the dependencies in pyproject.toml are imported. Of what is not here the rest can do without:
-# sensors of a GPU (pynvml), and Parquet (pyarrow).
+# sensors of a GPU (pynvml), Parquet (pyarrow), and change points (ruptures).
 NEEDED = (
     "click", "jinja2", "matplotlib", "msgspec", "numpy", "pandas", "psutil", "rich", "scipy",
     "torch",

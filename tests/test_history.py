@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +13,7 @@ import pytest
 from attnbench.analysis.history import entries, series
 from attnbench.analysis.history.entries import CellLine, Entry
 from attnbench.analysis.history.steps import Rules, steps
-from attnbench.errors import StoreError
+from attnbench.errors import StoreError, UsageError
 from attnbench.execution.store import load_run
 from attnbench.schema.case import Case
 from tests.synthetic import failed, ok, write_run
@@ -291,3 +292,9 @@ def test_a_damaged_line_is_named_by_file_and_line(tmp_path, line, what):
     with pytest.raises(StoreError):
         entries.add(tmp_path, load_run(stored(tmp_path, "second")))
     assert file.read_text() == before
+
+
+def test_a_python_without_the_library_of_change_points_is_told_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ruptures", None)
+    with pytest.raises(UsageError, match=r"history needs ruptures .* -m pip install ruptures"):
+        steps([0.0, 0.1] * 10, Rules(), 1)
