@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from attnbench.execution.process import Settings
 from attnbench.gate.decide.data import Benchmark, Checked, Rules, Version
 from attnbench.gate.decide.exact import verdict_of
@@ -17,6 +19,13 @@ from attnbench.gate.run.benchmarks import TestProcesses, check_tests
 from attnbench.gate.run.measuring import GateRequest
 from attnbench.gate.run.rounds import Bench, measure_round
 from attnbench.gate.server import sampling
+
+
+@pytest.fixture(autouse=True)
+def _no_worker(monkeypatch):
+    """pytest-benchmark, which these processes load, believes itself in a worker of pytest-xdist."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
 
 CONFTEST = """
 from pathlib import Path

@@ -153,11 +153,28 @@ def gate(**options: Any) -> None:
 
 def compare(options: dict[str, Any]) -> ExitCode:
     """Two versions or environments; of more environments with --bisect the first that is slower."""
+    if options["pythons"] or options["requirements"]:
+        _refuse_early(options)
     environments = _environments(options)
     if options["bisect"]:
         return _bisected(options, environments)
     both = (environments[0](), environments[1]()) if environments else None
     return _compared(options, both).exit_code
+
+
+def _refuse_early(options: dict[str, Any]) -> None:
+    """What is wrong without asking any environment, which takes seconds.
+
+    Raises:
+        UsageError: a commit, a share or a time that cannot be right.
+    """
+    from attnbench.gate.decide.data import Rules
+    from attnbench.gate.run import git
+
+    if options["base"]:
+        git.resolve(git.repository(Path.cwd()), options["base"])
+    promises = {name: options[name] for name in ("threshold", "growth", "budget_s")}
+    Rules(**{name: value for name, value in promises.items() if value is not None})
 
 
 def _environments(options: dict[str, Any]) -> list[Callable[[], Environment]]:
@@ -182,7 +199,9 @@ def _environments(options: dict[str, Any]) -> list[Callable[[], Environment]]:
             f" compared, the base's first, --bisect takes more; this one is {sys.executable}"
         )
     made: list[Callable[[], Environment]] = [cache(each) for each in found]
-    for each in made[: len(options["pythons"])]:  # before anything is measured
+    for text, each in zip(options["pythons"], made, strict=False):  # before anything is measured
+        if sys.stderr.isatty():
+            tell(f"asking {text} for its torch")
         each()
     for text in options["requirements"]:  # which are built when their turn comes
         named_file(text)

@@ -111,7 +111,8 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
             made = profile_subject(subject, case, place, instructions=options["instructions"])
             files = map(Path, subject.settings.files)  # which may be a commit's, gone by the end
             own = {file.name: file.read_text(errors="replace") for file in files}
-            parts.append(Part(profile=made, folder=place, files=own))
+            asked = ("OLD", "NEW")[-len(options["pythons"]) :] if options["pythons"] else ()
+            parts.append(Part(profile=made, folder=place, files=own, variables=asked))
     if line:  # the folder is complete by now, and stays even if nobody reads on
         say(line)
     _show(folder, parts, options["top"])

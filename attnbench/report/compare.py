@@ -67,14 +67,17 @@ def _same(found: Comparison, same: Compared) -> Iterator[Part]:
     changed = [row for row in same.rows if row.verdict in ("slower", "faster")]
     changed.sort(key=lambda row: -(row.ratio or 0))
     sentences = [f"all cells: {common}"] if common else []
+    title = "Changed" if changed else "No cell is seen to have changed"
     if seen := [row.high / row.ratio - 1 for row in same.rows if row.ratio and row.high]:
+        least = units.brief_percent(median(seen))
         sentences.append(
-            f"in half of the {len(seen)} cells that could be compared, a change of"
-            f" ± {units.brief_percent(median(seen))} would have been one"
+            f"in half of the {len(seen)} cells that could be compared, a change of ± {least} would"
+            " have been one"
         )
+        title += f"; what is below ± {least} these runs cannot show" * (not changed)
     auto, files = "cuda" if found.after.environment.get("cuda") else "cpu", _files(found.after)
     yield Part(
-        title="Changed" if changed else "No cell is seen to have changed",
+        title=title,
         sentences=sentences, header=HEADER, rows=[lines[row.key] for row in changed],
         text_columns=2,
         commands=[profile_command(r.case, r.impl, auto) + files for r in changed if r.case],

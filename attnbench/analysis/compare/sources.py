@@ -95,7 +95,7 @@ def read(text: str, output: Path) -> Source:
     """
     if (file := Path(text)).suffix in (".csv", ".json") and not os.path.isdir(file):
         try:
-            data = file.read_text(encoding="utf-8")
+            data = file.read_text(encoding="utf-8-sig")  # spreadsheets begin with a mark
         except (OSError, ValueError) as err:
             raise StoreError(f"{file} cannot be read ({err})") from err
         return (published_table if file.suffix == ".csv" else pytest_benchmark)(file, data)
@@ -224,8 +224,8 @@ def published_table(file: Path, text: str) -> Source:
     units = [name for name in columns if name in _QUANTITIES]
     if len(units) != 1 or "impl" not in columns:
         raise UsageError(
-            f"{file} needs a column impl and one with a unit, {', '.join(_QUANTITIES)}; its columns"
-            f" are {', '.join(columns) or 'none'}"
+            f"{file} needs a column impl and exactly one with a unit, {', '.join(_QUANTITIES)}; its"
+            f" columns are {', '.join(columns) or 'none'}"
         )
     cells = {}
     for number, row in enumerate(rows, start=1):
@@ -235,6 +235,8 @@ def published_table(file: Path, text: str) -> Source:
             time_us = _QUANTITIES[units[0]](float(row[units[0]]), case)
             if not 0 < time_us < math.inf:
                 raise ValueError(f"{units[0]} is {row[units[0]]}")
+            if (case.case_id, row["impl"]) in cells:
+                raise ValueError(f"{row['impl']} stands in an earlier row with the same case")
         except (ValueError, TypeError, ZeroDivisionError, UsageError) as err:
             raise UsageError(f"{file}, row {number}: {err}") from err
         cells[case.case_id, row["impl"]] = SourceCell(

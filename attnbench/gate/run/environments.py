@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import UsageError
+from attnbench.errors import UsageError, WorkerError
 from attnbench.gate.decide.data import Environment
 from attnbench.gate.run.worktree import temporary_folder
 
@@ -50,23 +50,27 @@ print(json.dumps(facts))
 """
 
 
-def find_environment(text: str, name: str | None = None, flag: str = "--python") -> Environment:
+def find_environment(text: str, name: str | None = None, asked: str = "") -> Environment:
     """The environment of an interpreter, or of a folder that has one as `bin/python`.
+
+    `asked` is the option that named it, where that is not `--python TEXT`.
 
     Raises:
         UsageError: there is none, it does not run here, or lacks what measuring needs.
+        WorkerError: it does not answer.
     """
     python = Path(text).expanduser()
     # Not resolved: a link to an interpreter is what makes a virtual environment.
     python = Path(os.path.abspath(python / "bin" / "python" if python.is_dir() else python))
-    asked = f"{flag} {text}"
+    built, asked = bool(asked), asked or f"--python {text}"
     facts = _probed(python, asked)
     if facts["implementation"] != "CPython" or tuple(facts["minor"]) < LEAST_PYTHON:
         least = ".".join(map(str, LEAST_PYTHON))
         why = f"{facts['implementation']} {facts['python']}, where CPython ≥ {least} is needed"
         raise UsageError(f"{asked}: {why}")
     if not facts["has_torch"]:
-        raise UsageError(f"{asked}: it has no torch; install one: {python} -m pip install torch")
+        remedy = "name one in the file" if built else f"install one: {python} -m pip install torch"
+        raise UsageError(f"{asked}: it has no torch; {remedy}")
     if "torch" not in facts:
         why = " ".join(facts["failure"].split())[:300]
         raise UsageError(f"{asked}: its torch cannot be imported ({why})")
@@ -98,7 +102,8 @@ def _probed(python: Path, asked: str) -> dict[str, Any]:
         *_, last = process.stdout.decode(errors="replace").split("\n{")
         facts: dict[str, Any] = json.loads(last if last.startswith("{") else "{" + last)
     except subprocess.TimeoutExpired as err:
-        raise UsageError(f"{asked}: importing torch took over {_PROBE_TIMEOUT_S:g} s") from err
+        words = f"{asked}: importing torch took over {_PROBE_TIMEOUT_S:g} s; is the machine busy?"
+        raise WorkerError(words) from err
     except OSError as err:  # not there, not to be executed, of another architecture
         raise UsageError(f"{asked}: {python} cannot be run here ({err.strerror})") from err
     except ValueError as err:
@@ -152,7 +157,7 @@ def build_environment(text: str, say: Callable[[str], None]) -> Environment:
                 (folder / "complete").touch()
     except OSError as err:
         raise UsageError(f"{asked}: cannot write {folder} ({err.strerror})") from err
-    return find_environment(str(folder), name, "--env")
+    return find_environment(str(folder), name, asked)
 
 
 def _build(folder: Path, requirements: Path, asked: str) -> None:

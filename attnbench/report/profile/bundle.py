@@ -24,11 +24,15 @@ PACKAGES = ("attnbench", "torch", "triton", "numpy", "flash-attn", "xformers", "
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A profile, the folder it lies in, and the user's own files as they were: name to text."""
+    """A profile, the folder it lies in, and the user's own files as they were: name to text.
+
+    `variables` name the interpreters that `repro.sh` is to be given, where others were profiled.
+    """
 
     profile: Profile
     folder: Path
     files: Mapping[str, str] = field(default_factory=dict)
+    variables: Sequence[str] = ()
 
 
 def check_target(file: Path) -> None:
@@ -82,6 +86,8 @@ def repro(part: Part) -> str:
                                                   "cuda") if known.get(name)]  # fmt: skip
     flags = case_flags(profile.cell.case, auto="auto")
     own = [text for name in part.files for text in ("--impl", name)]
+    again = "".join(f' --python "${{{name}:?an interpreter}}"' for name in part.variables)
+    sweep = shlex.join(["attnbench", "sweep", *own, "--impls", profile.impl, *flags])
     lines = [
         "#!/bin/sh",
         f"# {profile.label}: measured and profiled again. It was on:",
@@ -89,8 +95,8 @@ def repro(part: Part) -> str:
         *(f"#   {line}" for line in _versions(str(known.get("torch")))),
         "set -e",
         'cd "$(dirname "$0")"',
-        shlex.join(["attnbench", "sweep", *own, "--impls", profile.impl, *flags]),
-        shlex.join(["attnbench", "profile", profile.impl, *own, *flags]),
+        *([] if part.variables else [sweep]),  # which runs in attnbench's own environment alone
+        shlex.join(["attnbench", "profile", profile.impl, *own, *flags]) + again,
     ]
     return "\n".join(lines) + "\n"
 

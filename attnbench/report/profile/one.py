@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from attnbench.theory.traits import case_label
 
 HEADER = ("op", "self time", "share", "calls", "rate", "bandwidth", "of ceiling", "allocates")
 _LONGEST = 28  # letters of an op's name on 80 columns: kernels have hundreds
+_SLOWER = 1.1  # a call without the profiler, by as much as noise makes it; else the machine did
 _LEAST = 0.001  # of the time of a call
 _OTHER = {"instructions": "instructions", "cycles": "cycles", "cache-misses": "cache misses",
           "page-faults": "page faults", "context-switches": "context switches",
@@ -119,11 +121,14 @@ def _sums(profile: Profile) -> str:
             f"{units.time(profile.gaps_us)} of them in {profile.gaps} gaps between kernels, which"
             f" begin {units.time(profile.launch_us)} after their launch"
         )
+    share = abs(profile.outside_us) / profile.self_us if profile.self_us else math.nan
+    slower = taken.median_us > _SLOWER * profile.profiled_us and profile.launch_us is None
     return (
         f"time: {units.time(profile.self_us)} in {ops} {sign}"
         f" {units.time(abs(profile.outside_us))} = {units.time(taken.median_us)} a call unprofiled"
-        f" ({interval}), {units.percent(abs(profile.outside_us) / taken.median_us)} {least} than"
-        f" the {ops}; {under}, {gaps}"
+        f" ({interval}), {units.percent(share)} {least} than the {ops}; {under}, {gaps}"
+        + "; calls were slower without the profiler than under it, so that most of what is in no"
+        " op is other work: profile again on a quieter machine" * slower
     )
 
 
