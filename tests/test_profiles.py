@@ -371,6 +371,7 @@ def traced(tmp_path_factory):
 
     case, found = Case(seq_len=32, heads=2), {}
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tracing, "take_cores", lambda threads: None)  # tests share this process
         patched.setattr(tracing, "_BUDGET_S", 0.0)  # as few rounds as it takes
         for function in (plain, planted):
             name, file = function.__name__, tmp_path_factory.mktemp("trace") / "trace.json.gz"
