@@ -20,13 +20,13 @@ from attnbench.gate.decide.outcome import Outcome, counted
 from attnbench.gate.decide.stored import NAME, write_gate
 from attnbench.report import tables
 from attnbench.report.gate import texts
+from attnbench.report.parts import STYLES
 from attnbench.report.tables import value_text
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the variable that names the file
 MOST_BYTES = 900_000  # of a summary: beyond 1 MiB GitHub shows none of it
 SUITE = "attnbench gate"
 XML, MARKDOWN, PAGE, PLOTS = "gate.xml", "gate.md", "gate.html", "plots"
-_STYLES = {"✗": "bold red", "?": "yellow", "–": "dim", "↓": "cyan", "✓": "green"}
 
 
 def terminal(
@@ -38,15 +38,14 @@ def terminal(
     """
     shown = texts.lines(run, outcome)
     rows: list[tuple[str | Text, ...]] = [
-        (*line.columns[:-1], Text(line.columns[-1], style=_STYLES[line.look.sign]))
-        for line in shown
+        (*line.columns[:-1], Text(line.columns[-1], style=STYLES[line.look.sign])) for line in shown
     ]
     head: list[RenderableType] = [
         tables.grid(texts.HEADER, rows, right=texts.HEADER[1:4], whole=texts.HEADER[1:], to=to),
         Text(texts.READING, style="dim"),
     ]
     reasons = (
-        Text.assemble((cells, _STYLES[cells[0]]), f": {why}") for cells, why in texts.reasons(shown)
+        Text.assemble((cells, STYLES[cells[0]]), f": {why}") for cells, why in texts.reasons(shown)
     )
     common = [f"all cells: {words}"] if (words := texts.labels(run.cells)[0]) else []
     facts = (*common, *texts.versions(run), *texts.controls(run, outcome), *texts.measured(run))
