@@ -1,6 +1,5 @@
 """A history: what is kept of a run, which steps are findings, and what may explain them."""
 
-import json
 import math
 import random
 import sys
@@ -16,6 +15,7 @@ from attnbench.analysis.history.steps import Rules, steps
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution.store import load_run
 from attnbench.schema.case import Case
+from tests import synthetic
 from tests.synthetic import failed, ok, write_run
 
 HERE = {"device": "cpu", "device_name": "AMD EPYC", "cores": 2, "torch": "2.13.0"}
@@ -263,9 +263,8 @@ def test_only_times_that_can_be_right_are_kept(tmp_path):
 
 def test_an_unfinished_run_is_not_added(tmp_path):
     path = stored(tmp_path)
-    info = json.loads((path / "run.json").read_text())
-    info["plan"].append({"case": Case(seq_len=64).to_json(), "impl": "naive"})
-    (path / "run.json").write_text(json.dumps(info))
+    more = [{"case": Case(seq_len=64).to_json(), "impl": "naive"}]
+    synthetic.edit(path / "run.json", lambda info: info | {"plan": info["plan"] + more})
     with pytest.raises(StoreError, match="--resume"):
         entries.add(tmp_path / "kept", load_run(path))
     assert not (tmp_path / "kept").exists()

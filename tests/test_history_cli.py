@@ -1,6 +1,5 @@
 """`attnbench history`: what it prints, writes and refuses."""
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ from attnbench.analysis.history import entries
 from attnbench.base.commit import commit_of
 from attnbench.base.jsontext import encode
 from attnbench.cli import main
+from tests import synthetic
 from tests.test_history import made, noise, quiet, stepped, stored
 
 
@@ -89,8 +89,7 @@ def test_what_makes_no_sense_is_one_line_and_exit_code_2(tmp_path, arguments, sa
 
 def test_a_run_of_another_schema_is_named(tmp_path):
     path = stored(tmp_path)
-    info = json.loads((path / "run.json").read_text()) | {"schema": 1}
-    (path / "run.json").write_text(json.dumps(info))
+    synthetic.edit(path / "run.json", lambda info: info | {"schema": 1})
     assert "has schema 1" in " ".join(history(tmp_path, code=2).split())
 
 

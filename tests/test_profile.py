@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from attnbench.base.jsontext import sealed
 from attnbench.errors import StoreError
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.profile import (
@@ -68,15 +69,15 @@ def test_rates_are_of_the_self_time_and_unknown_stays_unknown():
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda row: row | {"schema": 2},
+        lambda row: row | {"schema": 3},
         lambda row: row | {"case": {"seq_len": -1}},
         lambda row: {k: v for k, v in row.items() if k != "ops"},
     ],
 )
 def test_a_profile_of_another_schema_or_damaged_is_refused(tmp_path, edit):
     row = msgspec.to_builtins(profile())
-    (tmp_path / "profile.json").write_bytes(msgspec.json.encode(edit(row)))
-    with pytest.raises(StoreError, match="schema 1"):
+    (tmp_path / "profile.json").write_text(sealed(msgspec.json.encode(edit(row)).decode()))
+    with pytest.raises(StoreError, match="schema 2"):
         read_profile(tmp_path)
 
 

@@ -189,16 +189,16 @@ def test_texts_from_outside_are_escaped(pages):
 
 def test_a_killed_run_still_gets_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "write", unwritten)
-    records = [synthetic.ok(Case(seq_len=n), "naive") for n in (64, 128)]
-    plan = [record.cell.to_json() for record in synthetic.RUNS["quick"]()]
+    all_records = synthetic.RUNS["quick"]()
+    plan, records = [record.cell.to_json() for record in all_records], all_records[:2]
     info = {"spent": None, "options": None, "plan": plan}
     path = synthetic.write_run(tmp_path, "killed", records, info)
     with (path / "records.jsonl").open("a") as file:
         file.write('{"schema": 1, "case')
-    counts = f"2 of {len(plan)} planned cells measured"
+    counts = f"only 2 of {len(plan)} planned cells measured; the last line of records.jsonl was cut"
     for text in (Page(write_report(path)).text, (path / "report.md").read_text()):
         text = text.replace("\\", "")  # of Markdown
-        assert f"{counts}; go on with: attnbench sweep --resume {path}" in text
+        assert f"{counts} off and is left out; go on with: attnbench sweep --resume {path}" in text
         assert "All 2 cells" not in text
 
 

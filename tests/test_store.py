@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.base.jsontext import sealed
 from attnbench.errors import StoreError
 from attnbench.execution.store import RunWriter, find_run, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample
+from tests import synthetic
 
 
 def record(n: int = 64, impl: str = "naive") -> Record:
@@ -56,8 +58,9 @@ def test_a_sample_of_a_clock_that_stepped_back_is_kept_and_does_not_count():
 def test_cells_of_an_older_run_have_the_threads_of_its_environment(tmp_path, device, threads):
     with RunWriter.create(tmp_path, "r", {"environment": {"device": device, "threads": 2}}) as made:
         older = json.loads(record().to_line())
-        del older["case"]["threads"]
-        lines = [json.dumps(older), record(128).to_line()]
+        del older["case"]["threads"], older["checksum"]
+        lines = [json.dumps(older | {"schema": 2}), record(128).to_line()]
+    synthetic.edit(made.path / "run.json", lambda info: info | {"schema": 2})
     (made.path / "records.jsonl").write_text("".join(line + "\n" for line in lines))
     assert [r.cell.case.threads for r in load_run(made.path).records] == [threads, 1]
 
@@ -159,8 +162,10 @@ EDITED = {
 def test_a_record_with_numbers_that_cannot_be_is_refused(part, change):
     row = json.loads(record(64).to_line())
     row[part] = change if change is None else row[part] | change
-    with pytest.raises(StoreError, match="not an attnbench record"):
-        Record.from_line(json.dumps(row))
+    del row["checksum"]
+    for line in (json.dumps(row | {"schema": 2}), sealed(json.dumps(row))):
+        with pytest.raises(StoreError, match="not an attnbench record"):
+            Record.from_line(line)
 
 
 def test_two_sweeps_never_write_to_one_run(writer):

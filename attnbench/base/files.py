@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import hashlib
 import os
 import re
+import stat
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
+from attnbench.base.jsontext import checksum
 from attnbench.errors import StoreError
+
+LARGEST = 2**29  # bytes of a file that is read at once, and of a line
 
 
 def check_name(name: str) -> str:
@@ -48,9 +53,41 @@ def make_folder(output: Path, name: str | None, prefix: str = "", instead: str =
     return path
 
 
+def open_file(file: Path) -> BinaryIO:
+    """Open a file of a user to read, without waiting: a pipe may have no writer.
+
+    Raises:
+        OSError: there is none, it cannot be read, or it is a pipe, a device or a folder.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as err:  # a NUL in its name
+        raise OSError(errno.EINVAL, str(err), str(file)) from err
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(file))
+
+
+def read(file: Path) -> bytes:
+    """All of a user's file.
+
+    Raises:
+        OSError: as `open_file`; or it is larger than anything of ours.
+    """
+    with open_file(file) as source:
+        if os.fstat(source.fileno()).st_size > LARGEST:
+            raise OSError(errno.EFBIG, f"larger than {LARGEST >> 20} MiB", str(file))
+        return source.read()
+
+
 def digest(file: Path) -> str:
-    """The first 16 hexadecimal digits of SHA-256 of the file."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    """The first 16 hexadecimal digits of SHA-256 of the file.
+
+    Raises:
+        OSError: as `read`.
+    """
+    return checksum(read(file))
 
 
 def lock(descriptor: int, path: Path) -> None:
@@ -73,9 +110,10 @@ def write_whole(file: Path, text: str) -> None:
     Raises:
         StoreError: the folder cannot be written.
     """
-    temporary = file.parent / f".{file.name}.{os.getpid()}"
+    temporary = file.parent / f".{file.name:.200}.{os.getpid()}"
     try:
-        with temporary.open("w", encoding="utf-8", errors="replace") as out:
+        temporary.unlink(missing_ok=True)  # of another process, or a link that leads elsewhere
+        with temporary.open("x", encoding="utf-8", errors="replace") as out:
             out.write(text)
             out.flush()
             os.fsync(out.fileno())

@@ -1,4 +1,4 @@
-"""Typed values to JSON and back, whatever text is in them.
+"""Typed values to JSON and back, whatever text is in them; and checksums, to notice a change.
 
 Messages of exceptions, and names of files that are not UTF-8, may hold halves of surrogate pairs,
 which no encoding can write: they become U+FFFD.
@@ -6,7 +6,9 @@ which no encoding can write: they become U+FFFD.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -47,3 +49,49 @@ def decode(text: str | bytes, kind: type[T]) -> T:
         return msgspec.json.decode(text, type=kind)
     except RecursionError as err:
         raise ValueError("nested too deeply") from err
+
+
+_SEAL = re.compile(rb',"checksum":"([0-9a-f]{16})"}\n?\Z')
+
+
+def checksum(data: bytes) -> str:
+    """The first 16 hexadecimal digits of SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def sealed(text: str) -> str:
+    """A JSON object that has fields, with one more at its end: a checksum of all before it."""
+    body = text.rstrip().removesuffix("}").rstrip()
+    return f'{body},"checksum":"{checksum(body.encode())}"}}'
+
+
+def unsealed(data: bytes, *, since: int) -> bytes:
+    """The object without its checksum, which must be that of the rest.
+
+    One whose `schema` is `since` or later must have a checksum; of an older one at least no field
+    may stand twice.
+
+    Raises:
+        ValueError: something was changed since it was written, or it is not JSON.
+    """
+    if (seal := _SEAL.search(data, max(0, len(data) - 64))) is not None:
+        data = data[: seal.start()]
+        if checksum(data) != seal[1].decode():
+            raise ValueError("it was changed since it was written: its checksum does not fit")
+        return data + b"}"
+    if decode(data, _Versioned).schema >= since:
+        raise ValueError("it was changed since it was written: its checksum is missing or damaged")
+    json.loads(data, object_pairs_hook=_once)
+    return data
+
+
+class _Versioned(msgspec.Struct):
+    schema: int = 0
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r} stands twice in one object")
+    return found

@@ -193,7 +193,9 @@ def _print_summary(run: Run) -> None:
     device, how = measured_on(run, frame)
     if how:
         say(f"{device}: {how}")
-    for sentence in filter(None, (suspect_sentence(frame), doubt_sentence(run, frame))):
+    for sentence in filter(
+        None, (run.unfinished, suspect_sentence(frame), doubt_sentence(run, frame))
+    ):
         say(sentence)
     failed = failures(frame).to_dict("records")
     if failed:

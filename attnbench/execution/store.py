@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
+from attnbench.base import files
 from attnbench.base.files import lock, make_folder, write_whole
-from attnbench.base.jsontext import decode, dumps
+from attnbench.base.jsontext import decode, dumps, sealed, unsealed
 from attnbench.base.registry import nearest
 from attnbench.errors import AttnbenchError, StoreError
-from attnbench.schema.record import SCHEMA, Record, merged
+from attnbench.schema.record import READABLE, SCHEMA, Cell, Record, merged
 
 INFO = "run.json"
 RECORDS = "records.jsonl"
@@ -26,13 +30,14 @@ class Run:
     """A run as loaded: its folder, `run.json`, and one record a cell.
 
     `parts` are the records as written, one for each process that measured a cell (the latest
-    wins); `records` has them merged.
+    wins); `records` has them merged. `torn`: a kill left half a line, which was left out.
     """
 
     path: Path
     info: dict[str, Any]
     records: list[Record] = field(default_factory=list)
     parts: list[Record] = field(default_factory=list)
+    torn: bool = False
 
     @property
     def run_id(self) -> str:
@@ -41,15 +46,17 @@ class Run:
 
     @property
     def unfinished(self) -> str:
-        """How many planned cells are measured, and how to go on; empty where all are."""
+        """What of the plan is missing, and how to go on; empty where all of it is measured."""
         decided = sum(record.status in ("unsupported", "skipped") for record in self.records)
         planned = len(self.info.get("plan") or ()) - decided
         processes: int = (self.info.get("settings") or {}).get("processes", 1)
         counts = Counter(part.cell.key for part in self.parts)
         done = sum(r.status != "ok" or counts[r.cell.key] >= processes for r in self.records)
         done -= decided
-        again = f"attnbench sweep --resume {self.path}"
-        return f"{done} of {planned} planned cells measured; go on with: {again}" * (done < planned)
+        facts = [f"only {done} of {planned} planned cells measured"] * (done < planned)
+        facts += [f"the last line of {RECORDS} was cut off and is left out"] * self.torn
+        again = f"go on with: attnbench sweep --resume {self.path}"
+        return "; ".join([*facts, again] if facts else [])
 
 
 class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
@@ -57,9 +64,15 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Never through a link, which may lead out of the folder.
+        how = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(path / RECORDS, how, 0o666)
+        except OSError as err:
+            raise StoreError(f"cannot append to {path / RECORDS} ({err.strerror})") from err
         # Unbuffered: what could not be written must not be tried again when the file is closed.
-        self._file = (path / RECORDS).open("ab", buffering=0)
-        lock(self._file.fileno(), path)
+        self._file = os.fdopen(descriptor, "a+b", buffering=0)
+        lock(descriptor, path)
 
     @classmethod
     def create(cls, output: Path, name: str | None, info: dict[str, Any]) -> Self:
@@ -86,8 +99,9 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         records = path / RECORDS
         try:
             writer = cls(path)  # takes the lock before anything is cut
-            complete = records.read_bytes().rfind(b"\n") + 1
-            os.truncate(records, complete)
+            with files.open_file(records) as lines:
+                complete = sum(len(line) for line in lines if line.endswith(b"\n"))
+            os.truncate(writer._file.fileno(), complete)
             return writer
         except OSError as err:
             raise StoreError(f"cannot append to {records} ({err.strerror})") from err
@@ -123,35 +137,68 @@ def write_info(path: Path, info: dict[str, Any]) -> None:
     Raises:
         StoreError: the folder cannot be written.
     """
-    write_whole(path / INFO, dumps(info, indent=1))
+    write_whole(path / INFO, sealed(dumps(info, indent=1)))
 
 
 def load_run(path: Path) -> Run:
     """Load a run folder; an unfinished last line, as a kill leaves it, is passed over.
 
     Raises:
-        StoreError: no such run, or a file in it that is damaged or not ours.
+        StoreError: no such run, or a file in it that is damaged, changed or not ours.
     """
     info, file = load_info(path), path / RECORDS
-    try:
-        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err})") from err
-    older = unwritten(info)
+    read, planned = _reader(info), _planned(info, path)
     latest: dict[tuple[tuple[str, str], int], Record] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = Record.from_line(line, older)
-        except AttnbenchError as err:
-            raise StoreError(f"{file}, line {number}: {err}") from err
-        key = record.cell.key, record.process
-        latest.pop(key, None)
-        latest[key] = record
+    torn = False
+    try:
+        for number, line in enumerate(_lines(file), start=1):
+            if torn := not line.endswith(b"\n"):
+                break
+            try:
+                record = read(line)
+                if planned and record.cell.key not in planned:
+                    raise StoreError(f"the plan in {INFO} has no such cell")
+            except StoreError as err:
+                raise StoreError(
+                    f"{file}, line {number}: {err}; restore it, or delete the line and measure its"
+                    f" cell anew: attnbench sweep --resume {path}"
+                ) from err
+            key = record.cell.key, record.process
+            latest.pop(key, None)
+            latest[key] = record
+    except OSError as err:
+        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
     cells: dict[tuple[str, str], list[Record]] = {}
     for record in latest.values():
         cells.setdefault(record.cell.key, []).append(record)
     records = [merged(parts) for parts in cells.values()]
-    return Run(path=path, info=info, records=records, parts=list(latest.values()))
+    return Run(path=path, info=info, records=records, parts=list(latest.values()), torn=torn)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """The lines of a file with their ends; none where there is no file."""
+    with contextlib.suppress(FileNotFoundError), files.open_file(file) as source:
+        while line := source.readline(files.LARGEST):
+            if len(line) == files.LARGEST:
+                raise OSError(errno.EFBIG, f"a line of more than {files.LARGEST >> 20} MiB")
+            yield line
+
+
+def _reader(info: dict[str, Any]) -> Callable[[bytes], Record]:
+    """What reads a line of this run: one of the first schemas may have lines without checksum."""
+    since = 0 if info["schema"] >= SCHEMA else SCHEMA
+    return partial(Record.from_line, unwritten=unwritten(info), since=since)
+
+
+def _planned(info: dict[str, Any], path: Path) -> set[tuple[str, str]] | None:
+    """What identifies the cells of the plan; None of a run that has none."""
+    try:
+        cells = [Cell.from_json(row, unwritten(info)) for row in info.get("plan") or ()]
+    except (KeyError, TypeError, AttnbenchError) as err:
+        raise StoreError(
+            f"{path / INFO} has a damaged plan ({type(err).__name__}: {err!s:.200})"
+        ) from err
+    return {cell.key for cell in cells} or None
 
 
 def unwritten(info: dict[str, Any]) -> dict[str, Any]:
@@ -187,16 +234,18 @@ def load_info(path: Path) -> dict[str, Any]:
     """
     file = path / INFO
     try:
-        info = decode(file.read_bytes(), dict[str, Any])
+        info = decode(unsealed(files.read(file), since=SCHEMA), dict[str, Any])
         schema = msgspec.convert(info, _Info).schema
     except FileNotFoundError as err:
         raise StoreError(f"{path} is not a run: no {INFO}") from err
     except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err})") from err
+        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
     except ValueError as err:
-        raise StoreError(f"{file} is damaged, or not from attnbench: {err}") from err
-    if schema != SCHEMA:
-        raise StoreError(f"{file} has schema {schema}; this version reads {SCHEMA}")
+        raise StoreError(
+            f"{file} is damaged, or not from attnbench: {err}; restore it, or measure anew"
+        ) from err
+    if schema not in READABLE:
+        raise StoreError(f"{file} has schema {schema}; this version reads {READABLE}")
     return info
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
 import msgspec
@@ -107,7 +108,7 @@ class Case:
         """True where the mask admits every pair: `full`, or causal with a single query."""
         return self.mask.admits_all(self.seq_len, self.kv_len)
 
-    @property
+    @cached_property
     def case_id(self) -> str:
         """Twelve hex digits over the fields that differ from their default."""
         text = json.dumps(self._differing(), sort_keys=True, separators=(",", ":"))
@@ -115,14 +116,12 @@ class Case:
 
     def _differing(self) -> dict[str, Any]:
         plain = self.to_json()
-        default = {f.name.rstrip("_"): f.default for f in fields(self)}
-        default |= {"mask": FULL.text, "position": NONE.text}
-        default |= {name: plain[source] for name, source in _FOLLOWS.items()}
+        default = _DEFAULTS | {name: plain[source] for name, source in _FOLLOWS.items()}
         return {name: value for name, value in plain.items() if value != default[name]}
 
     def to_json(self) -> dict[str, Any]:
         """Every field as plain JSON; `pass_` is written `pass`, mask and position as text."""
-        row = {f.name.rstrip("_"): getattr(self, f.name) for f in fields(self)}
+        row = {name: getattr(self, own) for name, own in _NAMES.items()}
         return row | {"mask": self.mask.text, "position": self.position.text}
 
     @classmethod
@@ -132,19 +131,23 @@ class Case:
         Raises:
             UsageError: unknown fields, or values that make no case.
         """
-        names = {f.name.rstrip("_"): f.name for f in fields(cls)}
         try:
-            values = {names[name]: value for name, value in row.items()}
+            values = {_NAMES[name]: value for name, value in row.items()}
             for name, parse in (("mask", parse_mask), ("position", parse_position)):
                 if name in values:
                     values[name] = parse(values[name])
             return msgspec.convert(values, cls)
         except KeyError as err:
             raise UsageError(f"not a case: it has an unknown field {err}") from err
-        except (msgspec.ValidationError, AttributeError) as err:
+        except (msgspec.ValidationError, AttributeError, TypeError) as err:
             raise UsageError(f"not a case: {err}") from err
 
 
+_NAMES = {item.name.rstrip("_"): item.name for item in fields(Case)}  # in JSON, and here
+_DEFAULTS: dict[str, Any] = {item.name.rstrip("_"): item.default for item in fields(Case)} | {
+    "mask": FULL.text,
+    "position": NONE.text,
+}
 _FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
 _SIZES = (
     "batch heads kv_heads seq_len kv_len head_dim value_dim width new_tokens query_tokens layers"

@@ -6,6 +6,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from attnbench.base.parameters import Parameter, base_name, read_name
 from attnbench.base.registry import Registry
@@ -133,6 +134,7 @@ MASKS.add(
 )
 
 
+@lru_cache(1024)
 def parse_mask(text: str) -> Mask:
     """Read a mask as on the command line, such as `causal`, `window:256`, `document:64+128`.
 

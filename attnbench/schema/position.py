@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from attnbench.base.parameters import Parameter, base_name, read_name
@@ -78,6 +79,7 @@ def for_core(position: Position) -> Position:
     return position if position.encoding.kind == "bias" else NONE
 
 
+@lru_cache(1024)
 def parse_position(text: str) -> Position:
     """Read `none`, `rope`, `rope:500000`, `rope-yarn:factor=8:length=2048`.
 

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnbench.base.files import write_whole
-from attnbench.base.jsontext import decode, encode
+from attnbench.base.files import read, write_whole
+from attnbench.base.jsontext import decode, encode, sealed, unsealed
 from attnbench.errors import StoreError, UsageError
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
 
-SCHEMA = 1
+SCHEMA = 2  # since it with a checksum
 FILE, TRACE = "profile.json", "trace.json.gz"
 
 Ceiling = Literal["matmul", "memory"]
@@ -154,7 +154,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     this cell, by their names (`nsys`, `ncu`): empty on CPU.
     """
 
-    schema: Literal[1] = 1
+    schema: Literal[1, 2] = 2
     case: dict[str, Any]
     impl: str
     label: str
@@ -205,7 +205,7 @@ def write_profile(folder: Path, profile: Profile) -> Path:
         StoreError: it cannot be written.
     """
     file = folder / FILE
-    write_whole(file, msgspec.json.format(encode(profile), indent=1).decode() + "\n")
+    write_whole(file, sealed(msgspec.json.format(encode(profile), indent=1).decode()) + "\n")
     return file
 
 
@@ -217,7 +217,7 @@ def read_profile(path: Path) -> Profile:
     """
     file = path / FILE if path.is_dir() else path
     try:
-        profile = decode(file.read_bytes(), Profile)
+        profile = decode(unsealed(read(file), since=SCHEMA), Profile)
         _ = profile.cell
     except OSError as err:
         raise StoreError(

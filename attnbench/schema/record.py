@@ -10,13 +10,14 @@ from typing import Any, Literal, Self, get_args
 
 import msgspec
 
-from attnbench.base.jsontext import decode, dumps
+from attnbench.base.jsontext import decode, dumps, sealed, unsealed
 from attnbench.base.sample import DiscardCode
 from attnbench.base.sample import Sample as Sample
 from attnbench.errors import StoreError, UsageError
 from attnbench.schema.case import Case
 
-SCHEMA = 2
+SCHEMA = 3  # since it each line and each file ends with a checksum
+READABLE = (2, 3)
 
 Status = Literal["ok", "unsupported", "incorrect", "oom", "timeout", "crashed", "error", "skipped"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -84,7 +85,7 @@ class Record:
         return tuple([sample for sample in self.samples if sample.discarded is None])
 
     def to_line(self) -> str:
-        """One line of JSON, without the newline. Samples are written as columns."""
+        """One line of JSON with its checksum, without the newline; samples as columns."""
         row = {
             "schema": SCHEMA,
             "case_id": self.cell.case.case_id,
@@ -96,20 +97,31 @@ class Record:
             "metrics": self.metrics,
             "spent_s": self.spent_s,
         }
-        return dumps(row, separators=(",", ":"), allow_nan=False)
+        return sealed(dumps(row, separators=(",", ":"), allow_nan=False))
 
     @classmethod
-    def from_line(cls, line: str | bytes, unwritten: Mapping[str, Any] = {}) -> Self:
+    def from_line(
+        cls, line: str | bytes, unwritten: Mapping[str, Any] = {}, *, since: int = SCHEMA
+    ) -> Self:
         """Inverse of `to_line`; `unwritten` are fields of the case that older runs lack.
 
+        From schema `since` on a line must have its checksum.
+
         Raises:
-            StoreError: the line is not a record of a schema this version reads.
+            StoreError: the line is not a record of a schema this version reads, or was changed.
         """
         try:
-            row = decode(line, _Line)
+            data = line.encode() if isinstance(line, str) else line
+            row = decode(unsealed(data, since=since), _Line)
             _check_metrics(row.metrics)
+            case = Case.from_json(row.case)
+            if row.case_id != case.case_id:
+                raise ValueError(f"its case is {case.case_id}, not {row.case_id!r:.40}")
             return cls(
-                cell=Cell(case=Case.from_json({**unwritten, **row.case}), impl=row.impl),
+                cell=Cell(
+                    case=Case.from_json({**unwritten, **row.case}) if unwritten else case,
+                    impl=row.impl,
+                ),
                 status=row.status,
                 reason=row.reason,
                 samples=_samples(row.samples),
@@ -127,7 +139,8 @@ _SAMPLE = {item.name: item.default for item in fields(Sample)}
 class _Line(msgspec.Struct, kw_only=True):
     """A record as it is stored: a column of values for each field of its samples."""
 
-    schema: Literal[2]
+    schema: Literal[2, 3]
+    case_id: str
     case: dict[str, Any]
     impl: str
     status: Status

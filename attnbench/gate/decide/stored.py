@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from attnbench.base.files import make_folder, write_whole
-from attnbench.base.jsontext import decode, encode
+from attnbench.base.files import make_folder, read, write_whole
+from attnbench.base.jsontext import decode, encode, sealed, unsealed
 from attnbench.base.registry import nearest
 from attnbench.errors import StoreError, UsageError
 from attnbench.gate.decide.data import Benchmark, GateRun, Round
@@ -25,7 +25,7 @@ from attnbench.schema.record import Cell
 from attnbench.version import __version__
 
 NAME, ROUNDS = "gate.json", "rounds.jsonl"
-KIND, SCHEMA = "attnbench gate", 1
+KIND, SCHEMA = "attnbench gate", 2  # since it with checksums
 
 
 class _Created(Struct):
@@ -42,7 +42,7 @@ class _StoredRun(GateRun):
     """The raw data of a run; but for its rounds they are the first line of `rounds.jsonl`."""
 
     kind: Literal["attnbench gate"]
-    schema: Literal[1]
+    schema: Literal[1, 2]
     cells: tuple[_StoredCell, ...]  # type: ignore[assignment]
 
 
@@ -84,7 +84,7 @@ def write_gate(folder: Path, run: GateRun, outcome: Outcome) -> Path:
     decided = vars(outcome) | {"exit_code": int(outcome.exit_code), "rows": rows}
     with contextlib.suppress(OSError):  # writing says why
         folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / NAME, _lines(raw(run) | {"decided": decided}) + "\n")
+    write_whole(folder / NAME, sealed(_lines(raw(run) | {"decided": decided})) + "\n")
     with contextlib.suppress(OSError):  # all of it is in the file now
         (folder / ROUNDS).unlink()
     return folder / NAME
@@ -137,8 +137,8 @@ def keep_round(folder: Path, run: GateRun, found: Round) -> None:
     try:
         with file.open("ab") as out:
             if not out.tell():
-                out.write(encode(raw(run)) + b"\n")
-            out.write(encode(found) + b"\n")
+                out.write(sealed(encode(raw(run)).decode()).encode() + b"\n")
+            out.write(sealed(encode(found).decode()).encode() + b"\n")
             out.flush()
             os.fsync(out.fileno())
     except OSError as err:
@@ -155,10 +155,13 @@ def load_gate(path: Path, output: Path = Path("results")) -> GateRun:
     """
     file = find_gate(str(path), output)
     try:
-        data = file.read_bytes()
+        data = read(file)
         # Of rounds that are kept a line each, the last may be cut off.
-        head, *rounds = data.split(b"\n")[:-1] if file.suffix == ".jsonl" else [data]
-        return run_of(head, rounds)
+        lines = data.split(b"\n")[:-1] if file.suffix == ".jsonl" else [data]
+        head, *rounds = lines or [b""]
+        whole = unsealed(head, since=SCHEMA)
+        since = SCHEMA if whole is head else 0  # a line has no schema of its own
+        return run_of(whole, [unsealed(line, since=since) for line in rounds])
     except OSError as err:
         raise StoreError(f"{file} cannot be read ({err.strerror})") from err
     except (ValueError, UsageError) as err:
@@ -188,7 +191,7 @@ def find_gate(text: str, output: Path) -> Path:
 
 def _created(file: Path) -> str:
     try:
-        return decode(file.read_bytes(), _Created).created
+        return decode(read(file), _Created).created
     except (OSError, ValueError):
         return ""
 

@@ -20,7 +20,7 @@ from attnbench.base.files import write_whole
 from attnbench.base.jsontext import encode
 from attnbench.errors import StoreError, UsageError
 from attnbench.gate.decide.data import GateRun, Rules, Version
-from attnbench.gate.decide.stored import SCHEMA, raw, run_of
+from attnbench.gate.decide.stored import raw, run_of
 from tests.validation.gate.schedule import Kind
 
 INFO, RUNS = "selftest.json", "live.jsonl.gz"
@@ -55,6 +55,7 @@ class Live:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON: a `gate.json`, with what the validation knows of the run beside it."""
         run = self.run
+        stored = raw(replace(run, base=_placeless(run.base), candidate=_placeless(run.candidate)))
         return {
             "selftest": {
                 "share": self.kind.share,
@@ -63,7 +64,7 @@ class Live:
                 "exit_code": self.exit_code,
                 "created": self.created,
             },
-        } | raw(replace(run, base=_placeless(run.base), candidate=_placeless(run.candidate)))
+        } | (stored | {"schema": 1})  # a line has no checksum
 
     @classmethod
     def from_line(cls, line: bytes) -> Self:
@@ -159,7 +160,7 @@ def identity(environment: Mapping[str, Any]) -> dict[str, Any]:
     """What runs must share to be counted together: the machine, and how the gate decides."""
     rules = asdict(Rules()) | {"looks": list(Rules().looks)}
     del rules["threshold"], rules["budget_s"]  # each kind has a threshold of its own
-    return {name: environment.get(name) for name in MACHINE} | {"schema": SCHEMA} | rules
+    return {name: environment.get(name) for name in MACHINE} | {"schema": 1} | rules
 
 
 def _read_info(path: Path) -> dict[str, Any] | None:
