@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalog
     def run(runner: LocalRunner, jobs: Iterable[Job]) -> Iterator[Record]:
         for job in jobs:
             for cell in job.cells():
-                yield synthetic.ok(cell.case, cell.impl)
+                yield replace(synthetic.ok(cell.case, cell.impl), process=job.process)
 
     monkeypatch.setattr(LocalRunner, "start", lambda runner: None)
     monkeypatch.setattr(LocalRunner, "_ask", answer)

@@ -1,9 +1,16 @@
 """`--processes N`: each cell in N fresh processes, one row in the table; and how it is resumed."""
 
+from dataclasses import replace
+
 import pytest
 
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RECORDS, load_run
+from attnbench.execution.supervision import Supervision
+from attnbench.planning.plan import Job
+from attnbench.schema.case import Case
+from attnbench.schema.messages import CellMeasured
 from tests import synthetic
 from tests.conftest import TINY, Cli, exported
 
@@ -14,18 +21,32 @@ def keys(path):
     return [(r.cell.case.seq_len, r.cell.impl, r.process) for r in load_run(path).parts]
 
 
+def test_what_measures_a_cell_again_shares_no_address_layout(monkeypatch):
+    renewed: list[LocalRunner] = []
+
+    def run(supervision, keys):
+        for index, impl in keys:
+            yield (index, impl), CellMeasured(0, synthetic.ok(supervision.cases[index], impl))
+
+    monkeypatch.setattr(Supervision, "run", run)
+    monkeypatch.setattr(LocalRunner, "renew", lambda runner: renewed.append(runner))
+    job = Job(groups=(((Case(seq_len=16), ("naive",)),),))
+    records = LocalRunner(Settings()).run(replace(job, process=i) for i in (0, 0, 1, 2))
+    assert [(record.process, len(renewed)) for record in records] == [
+        (0, 0),
+        (0, 0),
+        (1, 1),
+        (2, 2),
+    ]
+
+
 @pytest.mark.usefixtures("imagined_worker")
 class TestPlanned:
-    def test_each_cell_is_measured_once_in_each_process_and_is_one_row(
-        self, cli: Cli, tmp_path, monkeypatch
-    ):
-        renewed: list[LocalRunner] = []
-        monkeypatch.setattr(LocalRunner, "renew", lambda runner: renewed.append(runner))
+    def test_each_cell_is_measured_once_in_each_process_and_is_one_row(self, cli: Cli, tmp_path):
         result = cli("sweep", *AXES, "--processes", 3, "--output", tmp_path, "--name", "r")
         assert result.exit_code == 0, result.stderr
         assert "4 cells, each 3 times, in 3 processes" in result.stderr
         assert "[12/12]" in result.stderr
-        assert len(renewed) == 3, "between passes, and at the end"
         path = tmp_path / "r"
         expected = [(n, impl, p) for p in range(3) for n in (16, 32) for impl in ("naive", "sdpa")]
         assert sorted(keys(path)) == sorted(expected)
@@ -58,15 +79,12 @@ class TestPlanned:
     def test_what_has_failed_is_not_measured_again_and_has_no_time(
         self, cli: Cli, tmp_path, monkeypatch
     ):
-        passes = iter(range(3))
-
         def run(runner, jobs):
-            number = next(passes)
-            for cell in (cell for job in jobs for cell in job.cells()):
-                if cell.impl == "sdpa" or number == 0:
-                    yield synthetic.ok(cell.case, cell.impl)
-                else:
-                    yield synthetic.failed(cell.case, cell.impl, "incorrect", "it fails")
+            for job, cell in ((one, cell) for one in jobs for cell in one.cells()):
+                found = synthetic.ok(cell.case, cell.impl)
+                if cell.impl == "naive" and job.process:
+                    found = synthetic.failed(cell.case, cell.impl, "incorrect", "it fails")
+                yield replace(found, process=job.process)
 
         monkeypatch.setattr(LocalRunner, "run", run)
         result = cli("sweep", *AXES, "--processes", 3, "--output", tmp_path, "--name", "r")

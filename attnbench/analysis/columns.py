@@ -34,10 +34,10 @@ class TableRow:
         """The fields of the case, as its JSON writes them."""
         return self.record.cell.case.to_json()
 
-    @property
+    @cached_property
     def environment(self) -> dict[str, Any]:
-        """The facts of the machine in run.json."""
-        return self.run.info.get("environment", {})  # type: ignore[no-any-return]
+        """The facts of its machine in run.json."""
+        return self.run.environment_of(self.record)
 
     @property
     def implementation(self) -> dict[str, Any]:

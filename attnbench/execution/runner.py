@@ -95,8 +95,15 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         }
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
-        """Measure the jobs and yield a record for every cell, whatever becomes of it."""
+        """Measure the jobs and yield a record for every cell, whatever becomes of it.
+
+        A job is taken when the records of those before it are out, and their process has ended.
+        """
+        process = 0
         for job in jobs:
+            if job.process != process:
+                self.renew()  # the processes of a cell are to have nothing in common
+                process = job.process
             keys = [(i, impl) for i, (_, impls) in enumerate(job.cases) for impl in impls]
             cases = [case for case, _ in job.cases]
             if cases[0].device in _PROFILED_APART:
@@ -114,7 +121,8 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
                 if key in self._profiled_s:
                     spent_s = spent_s | {"profile": self._profiled_s.pop(key)}
                 known = self._kernels.get(key, {}) if record.status == "ok" else {}
-                yield replace(record, metrics=record.metrics | known, spent_s=spent_s)
+                metrics = record.metrics | known
+                yield replace(record, metrics=metrics, spent_s=spent_s, process=job.process)
             self.close()  # the next job gets a fresh process
 
     def check(self, items: Sequence[messages.CheckItem]) -> Iterator[tuple[int, ItemChecked]]:

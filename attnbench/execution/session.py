@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RunWriter, load_info, load_run, unwritten, write_info
 from attnbench.planning.plan import (
     Axes,
+    Job,
     Plan,
     check_names,
     chosen,
@@ -211,23 +212,24 @@ def _measure(
     info = load_info(writer.path)
     spent: dict[str, float] = {}
     failed: set[tuple[str, str]] = set()
-    for process, cells in enumerate(plan.passes):
-        if process:
-            runner.renew()  # the processes of a cell are to have nothing in common
-        for job in jobs_of(cell for cell in cells if cell.key not in failed):
-            for found in runner.run([job]):
-                record = replace(found, process=process)
-                writer.append(record)
-                listener.recorded(record)
-                if record.status != "ok":
-                    failed.add(record.cell.key)  # it stays failed: no need to wait for it again
-                for stage, seconds in record.spent_s.items():
-                    spent[stage] = spent.get(stage, 0.0) + seconds
-            if "ceilings" not in info["environment"]:  # they can wait for the first times
-                started = time.perf_counter()
-                info["environment"]["ceilings"] = _ceilings(info, runner)
-                spent["ceilings"] = time.perf_counter() - started
-                write_info(writer.path, info)
+
+    def jobs() -> Iterator[Job]:
+        for process, cells in enumerate(plan.passes):
+            for job in jobs_of(cell for cell in cells if cell.key not in failed):
+                yield replace(job, process=process)
+                if "ceilings" not in info["environment"]:  # they can wait for the first times
+                    started = time.perf_counter()
+                    info["environment"]["ceilings"] = _ceilings(info, runner)
+                    spent["ceilings"] = time.perf_counter() - started
+                    write_info(writer.path, info)
+
+    for record in runner.run(jobs()):
+        writer.append(record)
+        listener.recorded(record)
+        if record.status != "ok":
+            failed.add(record.cell.key)  # it stays failed: no need to wait for it again
+        for stage, seconds in record.spent_s.items():
+            spent[stage] = spent.get(stage, 0.0) + seconds
     spent |= {"start-up": runner.start_up_s, "wall_s": time.perf_counter() - begin}
     before = info.get("spent", {})
     total = {name: round(before.get(name, 0.0) + seconds, 3) for name, seconds in spent.items()}

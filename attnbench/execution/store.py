@@ -45,6 +45,18 @@ class Run:
         return str(self.info["run_id"])
 
     @property
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """The facts of each machine that measured, by `Record.environment`."""
+        others: dict[str, dict[str, Any]] = self.info.get("environments") or {}
+        return {"": self.info.get("environment") or {}} | others
+
+    def environment_of(self, record: Record) -> dict[str, Any]:
+        """The facts of the machine of a record; of one merged from several, what all share."""
+        known = self.environments
+        first, *others = [known.get(key, {}) for key in record.environment.split(" ")]
+        return {name: v for name, v in first.items() if all(o.get(name) == v for o in others)}
+
+    @property
     def unfinished(self) -> str:
         """What of the plan is missing, and how to go on; empty where all of it is measured."""
         decided = sum(record.status in ("unsupported", "skipped") for record in self.records)
@@ -220,6 +232,7 @@ class _Info(msgspec.Struct):
     created: str = ""
     options: dict[str, Any] | None = None
     environment: dict[str, Any] = {}
+    environments: dict[str, dict[str, Any]] = {}
     implementations: list[dict[str, Any]] = []
     plan: list[dict[str, Any]] | None = None
     settings: _Settings | None = None

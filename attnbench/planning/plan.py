@@ -65,10 +65,12 @@ class Job:
 
     A group holds what will be compared with each other: every implementation of a case, and the
     cases that differ in nothing but the position encoding, the projection, the cache, or how many
-    tokens a step of decoding takes.
+    tokens a step of decoding takes. Jobs of another `process` (the first, the second in which each
+    cell is measured) share nothing with it.
     """
 
     groups: tuple[tuple[Entry, ...], ...]
+    process: int = 0
 
     @property
     def cases(self) -> tuple[Entry, ...]:

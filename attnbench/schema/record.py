@@ -52,7 +52,8 @@ class Record:
     `metrics` maps column names to what was predicted, counted or measured beside time;
     `spent_s` maps a stage (profile, reference, build, check, probe, warm-up, samples) to its wall
     seconds.
-    `process` numbers the fresh process it comes from, where a cell is measured in several.
+    `process` numbers the fresh process it comes from, where a cell is measured in several;
+    `environment` is the key of the machine's facts in `run.json`, empty for the run's first.
 
     Raises:
         ValueError: a status that contradicts the rest: ok without a sample that counts, anything
@@ -66,6 +67,7 @@ class Record:
     metrics: dict[str, Any] = field(default_factory=dict)
     spent_s: dict[str, float] = field(default_factory=dict)
     process: int = 0
+    environment: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -93,6 +95,7 @@ class Record:
             "status": self.status,
             "reason": self.reason,
             "process": self.process,
+            "environment": self.environment,
             "samples": _columns(self.samples),
             "metrics": self.metrics,
             "spent_s": self.spent_s,
@@ -128,6 +131,7 @@ class Record:
                 metrics=row.metrics,
                 spent_s=row.spent_s,
                 process=row.process,
+                environment=row.environment,
             )
         except (ValueError, UsageError) as err:
             raise StoreError(f"not an attnbench record of schema {SCHEMA} ({err})") from err
@@ -149,6 +153,7 @@ class _Line(msgspec.Struct, kw_only=True):
     metrics: dict[str, Any]
     spent_s: dict[str, float]
     process: int = 0
+    environment: str = ""
 
 
 def _columns(samples: tuple[Sample, ...]) -> dict[str, list[Any]]:
@@ -208,7 +213,7 @@ def merged(records: list[Record]) -> Record:
     It is ok only if all are: an implementation that fails in one process of three fails. Memory
     and counts are the same in every process, or the largest is what a user must reckon with; the
     conditions are averaged; times spent add up. Texts that differ are joined, each with the number
-    of processes that say so.
+    of processes that say so. Environments that differ are joined by spaces.
 
     Raises:
         ValueError: there are none, or they are of different cells.
@@ -219,6 +224,7 @@ def merged(records: list[Record]) -> Record:
     if len(ordered) == 1:
         return ordered[0]
     bad = next((record for record in ordered if record.status != "ok"), None)
+    environment = " ".join(dict.fromkeys(record.environment for record in ordered))
     spent_s: dict[str, float] = {}
     for record in ordered:
         for stage, seconds in record.spent_s.items():
@@ -231,7 +237,13 @@ def merged(records: list[Record]) -> Record:
         name: _merged_metric(name, [record.metrics.get(name) for record in ordered])
         for name in dict.fromkeys(name for record in ordered for name in record.metrics)
     }
-    return replace(ordered[0], samples=tuple(samples), metrics=metrics, spent_s=spent_s)
+    return replace(
+        ordered[0],
+        samples=tuple(samples),
+        metrics=metrics,
+        spent_s=spent_s,
+        environment=environment,
+    )
 
 
 def _merged_metric(name: str, values: list[Any]) -> Any:

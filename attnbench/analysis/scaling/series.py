@@ -51,15 +51,14 @@ class Measured:
 def measured(run: Run) -> list[Measured]:
     """Every record of the run. Those that failed or are suspect have a doubt and no times."""
     with_notes = len(run.records) <= MOST_WITH_NOTES
-    environment = run.info.get("environment") or {}
     kinds: dict[tuple[Any, ...], int] = {}
     found = []
     for record in run.records:
-        case = record.cell.case
+        case, environment = record.cell.case, run.environment_of(record)
         alike = (
             record.cell.impl, case.workload, case.pass_, case.device, case.dtype, case.mask.text,
             case.position.text, case.projection, case.cache, case.new_tokens, case.query_tokens,
-            case.layers, case.scale, case.threads,
+            case.layers, case.scale, case.threads, environment.get("device_name"),
         )  # fmt: skip
         kind = kinds.setdefault(alike, len(kinds))
         times_us, allowed_us, doubt = _times_or_doubt(record, environment)
@@ -220,7 +219,6 @@ def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]
     """
     if not cells:
         return []
-    environment = run.info.get("environment") or {}
     frame = _frame(cells)
     small = defaultdict[tuple[int, ...], list[Measured]](list)
     for cell, is_small in zip(cells, frame["is_overhead"], strict=True):
@@ -230,9 +228,10 @@ def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]
     for axis, rule in _RULES.items():
         for members in _members(frame, axis, rule):
             chosen = [cells[i] for i in members]
-            here = times.described(environment, chosen[0].record.cell.case.device)
+            first = chosen[0].record
+            here = times.described(run.environment_of(first), first.cell.case.device)
             overhead = _overhead(small[_near(chosen[0])], chosen[0])
-            ceilings = limits.ceilings_of(here, chosen[0].record.cell.case.threads)
+            ceilings = limits.ceilings_of(here, first.cell.case.threads)
             series = _series(axis, chosen, overhead, laws, ceilings)
             found.append(SeriesCells(series=series, cells=tuple(chosen), overhead=overhead))
     return found
