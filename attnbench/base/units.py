@@ -253,6 +253,18 @@ def parse_share(text: str, flag: str) -> float:
     return value / 100 if percent else value
 
 
+def parse_shard(text: str, flag: str) -> tuple[int, int]:
+    """Read `3/8` as (3, 8).
+
+    Raises:
+        UsageError: it is no such pair, or beyond its count.
+    """
+    found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text, re.ASCII)
+    if found and (shard := (int(found[1]), int(found[2])))[0] <= shard[1]:
+        return shard
+    raise UsageError(f"{flag} {text!r:.40}: which shard of how many, from 1/8 to 8/8 say")
+
+
 def parse_duration(text: str, flag: str) -> float:
     """Read `90s`, `5m`, `2m30s`, `1h` or plain seconds: the time in seconds.
 

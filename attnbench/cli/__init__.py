@@ -19,6 +19,7 @@ from attnbench.cli.compare import compare
 from attnbench.cli.doctor import doctor
 from attnbench.cli.gate import gate
 from attnbench.cli.history import history
+from attnbench.cli.merge import merge
 from attnbench.cli.options import OneLineError
 from attnbench.cli.profile import profile
 from attnbench.cli.runs import export, list_, report
@@ -110,7 +111,8 @@ def main() -> None:
 
 
 _ALL = (
-    list_, check, sweep, report, verify, claims, compare, gate, profile, history, export, doctor,
+    list_, check, sweep, merge, report, export, verify, claims, compare, gate, profile, history,
+    doctor,
 )  # fmt: skip
 for command in _ALL:
     main.add_command(command)

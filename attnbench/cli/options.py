@@ -19,6 +19,7 @@ from attnbench.base.units import (
     glued,
     parse_duration,
     parse_names,
+    parse_shard,
     parse_share,
     parse_sizes,
     parse_threads,
@@ -116,6 +117,7 @@ NAMES = _Parsed("names", parse_names)
 THREADS = _Parsed("threads", parse_threads)
 SHARE = _Parsed("share", parse_share)
 DURATION = _Parsed("time", parse_duration)
+SHARD = _Parsed("i/n", parse_shard)
 
 
 def given() -> dict[str, str]:

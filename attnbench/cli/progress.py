@@ -27,13 +27,11 @@ from attnbench.cli.options import say, wrapped
 from attnbench.execution.checks import CheckResult
 from attnbench.execution.session import Listener
 from attnbench.gate.decide.data import GateCell, Round
-from attnbench.planning.plan import Plan, jobs_of, work
+from attnbench.planning.plan import Plan, cell_work, jobs_of
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.theory.traits import case_label
 
-# What a cell costs whatever its size, as multiply-adds: checks, probes and samples of a small one.
-_BASE_WORK = 1.5e9
 _BESIDE = 44  # letters of the live line before its description
 
 
@@ -127,7 +125,7 @@ class SweepDisplay(_Display, Listener):
             TimeElapsedColumn(table_column=Column(min_width=7)),
             TimeRemainingColumn(table_column=Column(min_width=7)),
             TextColumn("left"),
-            total=sum(_cell_work(cell.case) for cell in measured),
+            total=sum(cell_work(cell.case) for cell in measured),
         )
 
     def resumable(self, path: Path | None) -> None:
@@ -150,7 +148,7 @@ class SweepDisplay(_Display, Listener):
         if self._progress is None:
             self.say(f"[{self._count}/{self._total}] {line(record)}")
             return
-        self._progress.advance(self._task, _cell_work(record.cell.case))
+        self._progress.advance(self._task, cell_work(record.cell.case))
         if record.status != "ok":
             self.say(line(record))
         else:
@@ -221,10 +219,6 @@ class GateDisplay(_Display):
         if found.discarded is not None:
             self.say(f"round {number} is discarded: {found.discarded}")
         self.stage(words, f"round {number}: ")
-
-
-def _cell_work(case: Case) -> float:
-    return _BASE_WORK + work(case)
 
 
 def line(record: Record) -> str:

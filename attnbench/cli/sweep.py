@@ -11,6 +11,7 @@ from attnbench.base.units import ALL_THREADS
 from attnbench.cli.options import (
     AXIS_FIELDS,
     POSITIVE,
+    SHARD,
     THREADS,
     Command,
     axes_options,
@@ -83,6 +84,11 @@ def _timing(command: Command) -> Command:
 @output_option
 @click.option("--name", help="The run's name, a new folder [a time stamp].")
 @click.option("--resume", metavar="RUN", help="Measure what is missing in an existing run.")
+@click.option(
+    "--shard",
+    type=SHARD,
+    help="Measure one part of the plan, 3/8 say, on this machine; `attnbench merge` joins them.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan; measure and write nothing.")
 @click.option("--quiet", is_flag=True, help="No progress and no table; the run's path alone.")
 def sweep(**options: Any) -> None:
@@ -151,6 +157,7 @@ def _request(options: dict[str, Any]) -> SweepRequest:
         ),
         output=options["output"],
         name=options["name"],
+        shard=options["shard"],
         options={name: _written(v) for name, v in options.items() if v},
     )
 

@@ -15,6 +15,7 @@ import msgspec
 from attnbench.base.commit import commit_of
 from attnbench.base.files import check_name
 from attnbench.errors import StoreError, UsageError
+from attnbench.execution import merging
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RunWriter, load_info, load_run, unwritten, write_info
@@ -30,6 +31,7 @@ from attnbench.planning.plan import (
     make_plan,
     mismatch,
     named,
+    sharded,
 )
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case
@@ -65,13 +67,17 @@ class Listener:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
-    """What `attnbench sweep` was asked for. `options` is what `run.json` keeps for people."""
+    """What `attnbench sweep` was asked for. `options` is what `run.json` keeps for people.
+
+    `shard` is the part of the plan to measure, and of how many, from (1, count) on.
+    """
 
     sweeps: tuple[Axes, ...]
     settings: Settings = field(default_factory=Settings)
     output: Path = Path("results")
     name: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    shard: tuple[int, int] | None = None
 
 
 def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -> Path | None:
@@ -97,7 +103,9 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
                 raise UsageError(
                     f"{flag} needs a GPU (this run is on {catalogue.device}); leave it out"
                 )
-        plan = _plan(request, catalogue, runner)
+        whole = plan = _plan(request, catalogue, runner)
+        if request.shard is not None:
+            plan = sharded(whole, *request.shard)
         if dry_run:
             listener.planned(plan, None)
             return None
@@ -111,6 +119,8 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             "implementations": msgspec.to_builtins(catalogue.implementations),
             "plan": [cell.to_json() for cell in plan.cells],
         }
+        if request.shard is not None:
+            info["shard"] = merging.shard_of(whole, *request.shard)
         with RunWriter.create(request.output, request.name, info) as writer:
             listener.planned(plan, writer.path)
             runner.close()  # it planned: cells get fresh processes

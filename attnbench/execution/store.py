@@ -16,7 +16,7 @@ import msgspec
 
 from attnbench.base import files
 from attnbench.base.files import lock, make_folder, write_whole
-from attnbench.base.jsontext import decode, dumps, sealed, unsealed
+from attnbench.base.jsontext import checksum, decode, dumps, sealed, unsealed
 from attnbench.base.registry import nearest
 from attnbench.errors import AttnbenchError, StoreError
 from attnbench.schema.record import READABLE, SCHEMA, Cell, Record, merged
@@ -118,16 +118,16 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         except OSError as err:
             raise StoreError(f"cannot append to {records} ({err.strerror})") from err
 
-    def append(self, record: Record) -> None:
-        """Write one record so that it survives a kill or a power cut from here on.
+    def append(self, *records: Record) -> None:
+        """Write records so that they survive a kill or a power cut from here on.
 
         Raises:
             StoreError: the disk is full or the folder has gone.
         """
-        line = memoryview(record.to_line().encode() + b"\n")
+        lines = memoryview("".join(f"{record.to_line()}\n" for record in records).encode())
         try:
-            while line:
-                line = line[self._file.write(line) :]
+            while lines:
+                lines = lines[self._file.write(lines) :]
             os.fsync(self._file.fileno())
         except OSError as err:
             raise StoreError(
@@ -211,6 +211,16 @@ def _planned(info: dict[str, Any], path: Path) -> set[tuple[str, str]] | None:
             f"{path / INFO} has a damaged plan ({type(err).__name__}: {err!s:.200})"
         ) from err
     return {cell.key for cell in cells} or None
+
+
+# What changes from moment to moment on the same machine.
+_PASSING = ("ceilings", "load_1m")
+
+
+def environment_key(facts: dict[str, Any]) -> str:
+    """What names the facts of a machine in `environments`: the same for the same facts."""
+    lasting = {name: value for name, value in sorted(facts.items()) if name not in _PASSING}
+    return checksum(dumps(lasting).encode())[:8]
 
 
 def unwritten(info: dict[str, Any]) -> dict[str, Any]:

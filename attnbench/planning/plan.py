@@ -57,6 +57,7 @@ class Axes:
 
 # A case with the implementations to measure in it.
 Entry = tuple[Case, tuple[str, ...]]
+Group = tuple[Entry, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class Job:
     cell is measured) share nothing with it.
     """
 
-    groups: tuple[tuple[Entry, ...], ...]
+    groups: tuple[Group, ...]
     process: int = 0
 
     @property
@@ -132,11 +133,8 @@ def make_plan(
     )
 
 
-def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
-    """Groups of one workload, pass, dtype and number of threads share processes.
-
-    In each the small ones come first.
-    """
+def groups_of(cells: Iterable[Cell]) -> list[Group]:
+    """The cells by what is compared with each other, as `Job` has it."""
     by_case: dict[str, tuple[Case, list[str]]] = {}
     for cell in cells:
         by_case.setdefault(cell.case.case_id, (cell.case, []))[1].append(cell.impl)
@@ -144,16 +142,67 @@ def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
     for case, impls in by_case.values():
         together = replace(case, position=Position(), projection=None, cache=None, query_tokens=1)
         groups.setdefault(together.case_id, []).append((case, tuple(impls)))
-    similar: dict[tuple[str, str, str, int], list[tuple[Entry, ...]]] = {}
-    for group in groups.values():
+    return [tuple(group) for group in groups.values()]
+
+
+def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
+    """Groups of one workload, pass, dtype and number of threads share processes.
+
+    In each the small ones come first.
+    """
+    similar: dict[tuple[str, str, str, int], list[Group]] = {}
+    for group in groups_of(cells):
         case = group[0][0]
         alike = case.workload, case.pass_, case.dtype, case.threads
-        similar.setdefault(alike, []).append(tuple(group))
+        similar.setdefault(alike, []).append(group)
     for own in similar.values():
         own.sort(key=lambda group: work(group[0][0]))
         count = -(-len(own) // GROUPS_PER_JOB)
         for first in range(count):  # dealt out one by one: each process gets small and large ones
             yield Job(groups=tuple(own[first::count]))
+
+
+def sharded(plan: Plan, number: int, count: int) -> Plan:
+    """The part `number`, from 1 on, of `count` that make up the plan.
+
+    They depend on the plan alone. Each group is in one of them, and they are about equally much
+    work; what is decided is in the first.
+
+    Raises:
+        UsageError: the plan has fewer groups than that.
+    """
+    groups = [group for job in plan.jobs for group in job.groups]
+    if number > len(groups):
+        raise UsageError(
+            f"--shard {number}/{count}: nothing is left for it; the plan has {len(groups)} groups"
+            f" of cells that stay together, and so at most {len(groups)} shards"
+        )
+    loads = [0.0] * count
+    own = {record.cell.key for record in plan.decided if number == 1}
+    for group in sorted(groups, key=_group_work, reverse=True):
+        least = loads.index(min(loads))
+        loads[least] += _group_work(group)
+        if least == number - 1:
+            own |= {cell.key for cell in Job(groups=(group,)).cells()}
+    cells, wanted, *passes = (
+        tuple(cell for cell in every if cell.key in own)
+        for every in (plan.cells, (c for job in plan.jobs for c in job.cells()), *plan.passes)
+    )
+    decided = tuple(record for record in plan.decided if record.cell.key in own)
+    return Plan(cells=cells, jobs=tuple(jobs_of(wanted)), decided=decided, passes=tuple(passes))
+
+
+# What a cell costs whatever its size, as multiply-adds: checks, probes and samples of a small one.
+_BASE_WORK = 1.5e9
+
+
+def cell_work(case: Case) -> float:
+    """Rough number of multiply-adds that it takes to check, probe and time a cell."""
+    return _BASE_WORK + work(case)
+
+
+def _group_work(group: Group) -> float:
+    return sum(len(impls) * cell_work(case) for case, impls in group)
 
 
 def work(case: Case) -> float:

@@ -1,0 +1,127 @@
+"""Several runs as one: the shards of a sweep, each measured where there was room."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attnbench.base.files import digest
+from attnbench.base.jsontext import checksum, dumps
+from attnbench.errors import UsageError
+from attnbench.execution.store import RECORDS, Run, RunWriter, environment_key, load_run
+from attnbench.planning.plan import Plan
+from attnbench.schema.record import Cell, Record
+
+
+def shard_of(whole: Plan, number: int, count: int) -> dict[str, Any]:
+    """What `run.json` says of a shard: which it is, of how many, and of what plan."""
+    return {"number": number, "count": count, "plan": _id(cell.key for cell in whole.cells)}
+
+
+def merge(
+    paths: Sequence[Path],
+    output: Path,
+    name: str | None = None,
+    *,
+    partial: bool = False,
+    mixed: bool = False,
+) -> Path:
+    """Write one run of all records of several; return its folder.
+
+    Its `run.json` names the runs that it was made of, its records their machines. With `partial`
+    shards may be missing, with `mixed` versions may differ.
+
+    Raises:
+        StoreError: a run is not there or damaged, or nothing can be written.
+        UsageError: they are not of one experiment, share a cell, or a shard is missing.
+    """
+    runs = [load_run(path) for path in paths]
+    _check(runs, partial=partial, mixed=mixed)
+    environments: dict[str, dict[str, Any]] = {}
+    sources, records = [], list[Record]()
+    for run in runs:
+        keys = {key: environment_key(facts) for key, facts in run.environments.items()}
+        environments |= {keys[key]: facts for key, facts in run.environments.items()}
+        records += [replace(part, environment=keys[part.environment]) for part in run.parts]
+        sources.append(
+            {key: run.info.get(key) for key in ("run_id", "created", "attnbench", "commit")}
+            | {"shard": run.info.get("shard"), "merged": run.info.get("merged")}
+            | {"environments": list(keys.values()), "records": digest(run.path / RECORDS)}
+        )
+    own = ("run_id", "schema", "shard")
+    first = {key: value for key, value in runs[0].info.items() if key not in own}
+    main = environment_key(first["environment"])
+    info = first | {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "options": {k: v for k, v in (first.get("options") or {}).items() if k not in _OWN},
+        "environment": environments.pop(main),
+        "environments": environments,
+        "implementations": _unique(runs, "implementations", lambda row: row["name"]),
+        "plan": _unique(runs, "plan", lambda row: Cell.from_json(row).key),
+        "spent": dict(sum((Counter(run.info.get("spent")) for run in runs), Counter())),
+        "merged": sources,
+    }
+    records = [replace(r, environment="") if r.environment == main else r for r in records]
+    with RunWriter.create(output, name, info) as writer:
+        writer.append(*records)
+        return writer.path
+
+
+_OWN = ("name", "output", "shard")  # options of one run alone
+
+
+def _unique(runs: list[Run], field: str, key: Callable[[Any], Any]) -> list[Any]:
+    """The rows that `run.json` of all runs has in a field, each once."""
+    return list({key(row): row for run in runs for row in run.info.get(field) or ()}.values())
+
+
+def _id(keys: Iterable[tuple[str, str]]) -> str:
+    """What names a plan, in whatever order its cells stand."""
+    return checksum(dumps(sorted(keys)).encode())
+
+
+def _check(runs: list[Run], *, partial: bool, mixed: bool) -> None:
+    """Raise UsageError unless the runs are of one experiment, and each cell is in one of them."""
+    if len(runs) < 2:
+        raise UsageError("merge takes two runs or more: attnbench merge RUN RUN …")
+    owners: dict[Any, Run] = {}
+    for run in runs:
+        if not run.info.get("plan"):
+            raise UsageError(f"{run.path} has no plan; only what a sweep measured can be merged")
+        facts, others = _facts(run, mixed=mixed), _facts(runs[0], mixed=mixed)
+        if differ := [f"{k} {others[k]} and {v}" for k, v in facts.items() if others[k] != v]:
+            hint = "" if mixed else "; --mixed merges versions that differ"
+            raise UsageError(
+                f"{runs[0].path} and {run.path} are not of one experiment:"
+                f" {', '.join(differ)}{hint}"
+            )
+        for row in run.info["plan"]:
+            cell = Cell.from_json(row)
+            if other := owners.setdefault(cell.key, run) is not run and owners[cell.key]:
+                raise UsageError(
+                    f"{cell.impl} on case {cell.case.case_id} is in both {other.path} and"
+                    f" {run.path}; leave one of them out"
+                )
+    if (shard := runs[0].info.get("shard")) and not partial and _id(owners) != shard["plan"]:
+        have = {run.info["shard"]["number"] for run in runs}
+        lacking = [f"{i}/{shard['count']}" for i in range(1, shard["count"] + 1) if i not in have]
+        raise UsageError(
+            f"not all of the plan is there: shard {', '.join(lacking)} is missing; measure it with"
+            " --shard, or merge what there is with --partial"
+        )
+
+
+def _facts(run: Run, *, mixed: bool) -> dict[str, Any]:
+    """What must be the same in all runs: how they measured, and with what."""
+    settings = {k: v for k, v in run.info["settings"].items() if k != "files"}
+    shard, here = run.info.get("shard") or {}, run.environments[""]
+    facts = settings | {"shards": shard.get("count"), "the plan": shard.get("plan")}
+    facts["the files of --impl"] = sorted((run.info.get("files") or {}).values())
+    if not mixed:
+        facts |= {name: here.get(name) for name in ("torch", "cuda", "matmul_precision")}
+        facts["attnbench"] = run.info.get("attnbench")
+    return facts
