@@ -79,5 +79,8 @@ def test_a_registry_refuses_duplicates_and_suggests_the_nearest():
         registry.add("apple", 2)
     with pytest.raises(UnknownNameError, match=r"did you mean 'apple'\?; known: apple"):
         registry.get("appel")
-    with pytest.raises(UsageError, match="one word"):
-        registry.add("two words", 3)
+    for name in ("", "two words", "--help", "-x", ".x", "a,b", "a:b", "a\x1bb", "a\n", "x" * 101):
+        with pytest.raises(UsageError, match="one word") as refused:
+            registry.add(name, 3)
+        assert len(str(refused.value)) < 300
+    registry.add("x" * 100, 4)

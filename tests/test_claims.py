@@ -70,7 +70,9 @@ def slower(factor: Callable[[Case], float], **where: Any) -> Any:
 
     def change(record: Record) -> Record:
         by = factor(record.cell.case) if as_in(record, where) else 1.0
-        samples = (replace(s, time_us=s.time_us * by, blocks_us=()) for s in record.samples)
+        samples = (
+            msgspec.structs.replace(s, time_us=s.time_us * by, blocks_us=()) for s in record.samples
+        )
         return replace(record, samples=tuple(samples))
 
     return change

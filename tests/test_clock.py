@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from msgspec import structs
 
 from attnbench.analysis.times import launch_bound
 from attnbench.base.sample import Batch, Sample
@@ -142,9 +143,11 @@ def kernels(gpu, count, host_us, device_us):
 
 
 def bound(batch):
-    sample = Sample(round=0, position=0, calls=1, **vars(batch))
+    sample = Sample(round=0, position=0, calls=1, **structs.asdict(batch))
     cell = Cell(case=Case(device="cuda"), impl="mine")
-    return launch_bound(Record(cell=cell, status="ok", samples=(sample,), metrics=vars(batch)))
+    return launch_bound(
+        Record(cell=cell, status="ok", samples=(sample,), metrics=structs.asdict(batch))
+    )
 
 
 @pytest.mark.parametrize("tick_us", [0.0, 1.024])
@@ -260,7 +263,9 @@ def test_cold_calls_in_which_the_host_was_interrupted_are_left_out(gpu, stalled,
     calm = CudaClock("cold").batch(in_some((), stall, half), 50)
     batch = CudaClock("cold").batch(in_some(stalled, stall, half), 50)
     assert (calm.left_out, batch.left_out) == (0, len(stalled))
-    assert vars(batch) == pytest.approx(vars(calm) | {"left_out": batch.left_out})
+    assert structs.asdict(batch) == pytest.approx(
+        structs.asdict(calm) | {"left_out": batch.left_out}
+    )
     assert (batch.time_us, batch.enqueue_us) == pytest.approx((10.0, 20.0))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from attnbench.analysis import compare as analysis
 from attnbench.analysis.compare.same import earlier
@@ -152,7 +153,7 @@ def test_a_cell_most_of_whose_group_was_disturbed_is_not_comparable_either(runs)
     records = []
     for record in cells(seed=2, own={("sdpa", 512): 4.0, ("sdpa", 256): 1.5}):
         if record.cell.impl != "sdpa" and record.cell.case.seq_len == 512:
-            slowed = (replace(sample, kept_despite="gpu") for sample in record.samples)
+            slowed = (structs.replace(sample, kept_despite="gpu") for sample in record.samples)
             record = replace(record, samples=tuple(slowed))
         records.append(record)
     write_run(runs, "after", records, {"created": "2026-11-21", "environment": CPU})

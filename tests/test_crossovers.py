@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from attnbench.analysis.crossovers import Crossover, crossings, crossovers
 from attnbench.analysis.scaling.results import Uncertain
@@ -157,7 +158,7 @@ def test_a_size_of_too_few_samples_says_nothing():
 def test_a_time_that_is_no_number_above_0_is_left_out_and_named(bad):
     run = run_of({"naive": square, "mine": passing(700.0)}, noise=0.001)
     records = list(run.records)
-    records[4] = replace(records[4], samples=(replace(records[4].samples[0], time_us=bad),))
+    records[4] = replace(records[4], samples=(structs.replace(records[4].samples[0], time_us=bad),))
     found = only(replace(run, records=records))
     assert found.left_out == (512,)
     assert 512 not in found.sizes
@@ -214,7 +215,7 @@ def test_several_processes_are_compared_process_by_process():
     drift = (1.0, 1.5, 0.7, 2.0)  # a process that is slow is so for both
     records = [
         replace(r, samples=tuple(
-            replace(s, time_us=s.time_us * drift[s.round % 4], process=s.round % 4)
+            structs.replace(s, time_us=s.time_us * drift[s.round % 4], process=s.round % 4)
             for s in r.samples
         ))
         for r in run.records

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 from pathlib import Path
@@ -11,11 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attnbench.base.jsontext import sealed, unsealed
+from attnbench.cli.sweep import _print_summary
 from attnbench.errors import StoreError
-from attnbench.execution.store import INFO, RECORDS, Run, RunWriter, load_run
+from attnbench.execution.store import INFO, RECORDS, Run, RunWriter, load_run, write_info
+from attnbench.gate.decide.stored import write_gate
+from attnbench.gate.decide.verdict import decide
 from attnbench.report.pages import write_report
 from attnbench.schema.case import Case
-from tests import synthetic
+from tests import gate_runs, synthetic
 from tests.conftest import Cli, Refused
 from tests.test_report import unwritten
 
@@ -139,8 +144,6 @@ def test_a_run_cut_after_its_first_line_never_reads_as_complete(
 def test_the_summary_of_a_sweep_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from attnbench.cli.sweep import _print_summary
-
     path = small(tmp_path)
     lines = (path / RECORDS).read_bytes().splitlines(keepends=True)
     (path / RECORDS).write_bytes(lines[0])
@@ -164,3 +167,112 @@ def test_records_are_never_appended_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot append"):
         RunWriter.reopen(path)
     assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name", ["report.html", "report.md", "plots", "plots/page.svg", "run.json"]
+)
+def test_a_report_is_never_written_through_a_link(tmp_path: Path, name: str) -> None:
+    path, outside = small(tmp_path), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("mine")
+    (path / name).parent.mkdir(exist_ok=True)
+    target = outside if name == "plots" else outside / "kept"
+    if name == INFO:
+        shutil.move(path / name, target)
+    before = {file: file.read_bytes() for file in outside.iterdir()}
+    (path / name).symlink_to(target)
+    write_report(path)
+    write_info(path, load_run(path).info)
+    assert {file: file.read_bytes() for file in outside.iterdir()} == before
+    assert not (path / name).is_symlink()
+    assert (path / "report.html").read_text().startswith("<!")
+
+
+HOSTILE = "".join(
+    map(chr, [*range(32), *range(0x7F, 0xA0), 0x202E, 0x2028, 0x2066, 0x200F, 0xFEFF])
+)
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+def test_no_text_of_a_run_steers_a_terminal_or_hides_in_a_table(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, escaped: bool
+) -> None:
+    monkeypatch.setattr("attnbench.report.figures.write", unwritten)
+    text = f"said \x1b[31mred\r{HOSTILE} and \\u001b, 3 µs"
+    good, bad = Case(seq_len=64), Case(seq_len=128)
+    records = [
+        synthetic.timed(good, "naive", (10.0, 11.0), flops_note=text),
+        synthetic.failed(bad, "naive", "error", text),
+    ]
+    path = synthetic.write_run(tmp_path, "r", records)
+    if escaped:
+        lines = [json.dumps(json.loads(line)) for line in (path / RECORDS).open()]
+        lines = [sealed(line.rpartition(', "checksum"')[0] + "}") for line in lines]
+        (path / RECORDS).write_text("".join(line + "\n" for line in lines))
+    synthetic.edit(path / INFO, lambda info: info | {"options": {"--impls": text}})
+    page = write_report(path).read_text()
+    shown = [cli("export", path, "--format", kind).stdout for kind in ("csv", "json")]
+    shown += [page, (path / "report.md").read_text(), cli("compare", path, path).stdout]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        _print_summary(load_run(path))
+    for found in (*shown, out.getvalue()):
+        assert "[31mred" in found or found == shown[4]
+        assert set(found) & set(HOSTILE) <= {"\n", "\t"}
+    assert str(load_run(path).records[1].reason).endswith("\\u001b, 3 µs")  # what is harmless stays
+
+
+def test_what_a_process_said_last_steers_no_terminal(
+    cli: Cli, assert_refused: Refused, tmp_path: Path
+) -> None:
+    source = (
+        "import os, sys; sys.stderr.write('\\x1b[31m\\u202eends'); sys.stderr.flush(); os._exit(7)"
+    )
+    (tmp_path / "ends.py").write_text(source)
+    result = cli("list", "--impl", tmp_path / "ends.py")
+    assert_refused(result, "\ufffd[31m\ufffdends", exit_code=4)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "says"), [("ok", ""), ("regressed", "states other verdicts than its raw data")]
+)
+def test_verdicts_in_a_gate_file_are_held_against_its_raw_data(
+    cli: Cli, tmp_path: Path, verdicts: str, says: str
+) -> None:
+    run = gate_runs.a_run(cells=gate_runs.CELLS[:1])
+    file = write_gate(tmp_path / "g", run, decide(run))
+    synthetic.edit(file, lambda row: row | {"decided": {"rows": [{"verdict": verdicts}]}})
+    for command in (("gate", "--replay"), ("report",)):
+        result = cli(*command, file.parent)
+        assert result.exit_code == 0
+        assert ("Warning:" in result.stderr) == bool(says)
+        assert says in result.stderr
+
+
+@pytest.mark.usefixtures("imagined_worker")
+@pytest.mark.parametrize("change", ["edited", "gone", "unknown", "older"])
+def test_a_file_that_a_run_names_is_imported_only_as_it_was(
+    cli: Cli, assert_refused: Refused, tmp_path: Path, change: str
+) -> None:
+    (file := tmp_path / "mine.py").write_text("# mine")
+    asked = ("--impl", file, "--impls", "naive", "--seq-lens", "64,128", "--name", "r")
+    assert cli("sweep", *asked, "--output", tmp_path).exit_code == 0
+    path = tmp_path / "r"
+    line, _ = (path / RECORDS).read_text().splitlines()
+    (path / RECORDS).write_text(line + "\n")
+    if change == "edited":
+        file.write_text("# changed")
+    elif change == "gone":
+        file.unlink()
+    else:
+        synthetic.edit(path / INFO, lambda info: {k: v for k, v in info.items() if k != "files"})
+    if change == "older":
+        synthetic.edit(path / INFO, lambda info: info | {"schema": 2})
+        result = cli("sweep", "--resume", path)
+        assert result.exit_code == 0
+        assert "whether its --impl changed is not known" in " ".join(result.output.split())
+        return
+    for command in (("sweep", "--resume", path), ("profile", "naive", "--from", path)):
+        assert_refused(
+            cli(*command), f"{file} (--impl) has changed; restore it, or start a new run"
+        )

@@ -19,7 +19,7 @@ import pytest
 
 from attnbench.errors import StoreError
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import RECORDS, RunWriter, load_run
+from attnbench.execution.store import INFO, RECORDS, RunWriter, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from tests import synthetic
@@ -295,7 +295,7 @@ def test_a_sweep_in_which_no_cell_was_measured_does_not_exit_with_0(
 
 
 @pytest.mark.usefixtures("imagined_worker")
-@pytest.mark.parametrize("written", [0, 3])  # run.json and two records
+@pytest.mark.parametrize("written", [0, 3, 5, 6])  # two records, or all
 def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
     cli: Cli,
     assert_refused: Refused,
@@ -317,8 +317,11 @@ def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
     if not written:
         assert list(tmp_path.iterdir()) == []
         return
-    assert f"--resume {tmp_path / 'r'}" in result.stderr
-    assert [row["seq_len"] for row in exported(tmp_path / "r")][:2] == [8, 16]
+    assert written > 3 or f"--resume {tmp_path / 'r'}" in result.stderr
+    stored = [row["seq_len"] for row in exported(tmp_path / "r")]
+    assert stored[:2] == [8, 16]
+    assert written == 3 or stored == [8, 16, 32, 64]
+    assert {file.name for file in (tmp_path / "r").iterdir()} == {INFO, RECORDS}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -329,6 +332,14 @@ def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path: Path)
     with pytest.raises(StoreError, match="No space left"):
         writer.append(synthetic.ok(Case(seq_len=8), "naive"))
     writer.close()
+
+
+def test_records_of_a_run_that_was_removed_are_not_taken_for_stored(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, "r", {}) as writer:
+        writer.append(synthetic.ok(Case(seq_len=8), "naive"))
+        shutil.rmtree(writer.path)
+        with pytest.raises(StoreError, match="was removed while it was written to"):
+            writer.append(synthetic.ok(Case(seq_len=16), "naive"))
 
 
 def test_a_file_that_ends_the_worker_is_one_line_with_its_last_words(

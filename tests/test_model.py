@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from scipy.optimize import nnls
 
 from attnbench.analysis.scaling import model, model_terms
@@ -292,7 +293,7 @@ def test_cells_that_differ_in_anything_else_are_models_of_their_own() -> None:
 def test_a_time_that_is_none_leaves_its_cell_out() -> None:
     good = run(cores(), core_us).records
     middle = [r.cell.case.seq_len == 512 and r.cell.case.heads == 2 for r in good]
-    bad = [replace(r, samples=(replace(r.samples[0], time_us=math.nan),)) for r in good]
+    bad = [replace(r, samples=(structs.replace(r.samples[0], time_us=math.nan),)) for r in good]
     some = [b if is_bad else r for r, b, is_bad in zip(good, bad, middle, strict=True)]
     rest = [r for r, is_bad in zip(good, middle, strict=True) if not is_bad]
     assert only(run_of(some)) == only(run_of(rest))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
@@ -332,7 +333,7 @@ def test_without_formula_and_law_growth_is_shown_and_nothing_judged() -> None:
 
 def no_times() -> list[Record]:
     records = [cell(Case(seq_len=n), "naive") for n in SIZES]
-    samples = tuple(replace(sample, time_us=math.nan) for sample in records[0].samples)
+    samples = tuple(structs.replace(sample, time_us=math.nan) for sample in records[0].samples)
     return [replace(record, samples=samples) for record in records]
 
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from attnbench.base.jsontext import sealed
 from attnbench.errors import StoreError
@@ -46,7 +47,7 @@ def test_a_record_cannot_contradict_itself(fields):
 
 
 def test_a_sample_of_a_clock_that_stepped_back_is_kept_and_does_not_count():
-    back = replace(
+    back = structs.replace(
         record().samples[0], time_us=-1.0, discarded="it stepped back", discard_code="clock"
     )
     found = replace(record(), samples=(back, *record().samples))

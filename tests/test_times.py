@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from attnbench.analysis import notes, pairs, times
 from attnbench.base.stats import (
@@ -35,7 +36,7 @@ def record(values, *, process=0, discarded=None, **metrics) -> Record:
 def slowed(code) -> Record:
     """A cell of which three of nine samples count for want of better ones."""
     quiet = record([100.0] * 9)
-    kept = [replace(s, kept_despite=code if s.round < 3 else None) for s in quiet.samples]
+    kept = [structs.replace(s, kept_despite=code if s.round < 3 else None) for s in quiet.samples]
     return replace(quiet, samples=tuple(kept))
 
 
@@ -289,7 +290,7 @@ def test_too_few_samples_and_independent_ones_of_one_speed_show_nothing(values):
 QUIET, DRIFTLESS = [100.0] * 9, noise(random.Random(12), 60)
 DRIFTING = [v * (1 + 0.2 * i / 60) for i, v in enumerate(noise(random.Random(11), 60))]
 TWO = [v * (1.5 if i in (3, 7, 8, 15, 22, 31, 40, 44) else 1) for i, v in enumerate(DRIFTLESS)]
-INTERRUPTED = [replace(s, left_out=i % 2) for i, s in enumerate(record(QUIET).samples)]
+INTERRUPTED = [structs.replace(s, left_out=i % 2) for i, s in enumerate(record(QUIET).samples)]
 HOT = "of the samples do not count (a GPU that slowed itself)"
 TROUBLES = [
     (record(DRIFTING), "drifts: the last third took", None),

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,6 +103,19 @@ def lock(descriptor: int, path: Path) -> None:
         raise StoreError(f"another sweep is writing to {path}; wait until it has ended") from err
     except OSError:
         return  # a file system without such locks
+
+
+def emptied(folder: Path) -> Path:
+    """Make a folder anew; a link in its place is removed, and never followed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -1,7 +1,8 @@
 """Typed values to JSON and back, whatever text is in them; and checksums, to notice a change.
 
 Messages of exceptions, and names of files that are not UTF-8, may hold halves of surrogate pairs,
-which no encoding can write: they become U+FFFD.
+which no encoding can write, and characters that steer a terminal or turn the order of what is
+read: they become U+FFFD.
 """
 
 from __future__ import annotations
@@ -39,14 +40,31 @@ def dumps(value: Any, **options: Any) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+_MARKS = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"  # C1, lines, direction
+_STEERING = re.compile(f"[\0-\x08\x0b-\x1f\ud800-\udfff{_MARKS}]")
+# The same within JSON, where it may be escaped; an escaped backslash escapes nothing.
+_ESCAPED = re.compile(
+    r"(\\\\)|\\[bfr]|\\u(?i:00[0189][0-9a-f]|007f|061c|20(?:0[ef]|2[89a-e]|6[6-9])|feff)"
+    f"|[{_MARKS}]"
+)
+
+
+def plain(text: str) -> str:
+    """The text with U+FFFD for what would steer a terminal, or turn the order of what is read."""
+    return _STEERING.sub("\ufffd", text)
+
+
 def decode(text: str | bytes, kind: type[T]) -> T:
-    """Parse JSON as a value of `kind`, strictly.
+    """Parse JSON as a value of `kind`, strictly; its texts are as `plain` makes them.
 
     Raises:
         ValueError: it is not JSON, is nested too deeply, or a field is wrong, whose path it names.
     """
+    whole = text if isinstance(text, str) else text.decode()
+    if not whole.isascii() or "\\" in whole or "\x7f" in whole:
+        whole = _ESCAPED.sub(lambda found: found[1] or "\ufffd", whole)
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(whole, type=kind)
     except RecursionError as err:
         raise ValueError("nested too deeply") from err
 

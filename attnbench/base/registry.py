@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -42,11 +43,12 @@ class Registry(Generic[T]):
         """Register `item` under `name`.
 
         Raises:
-            UsageError: the name is empty, not printable as one word, or already taken.
+            UsageError: the name is not one word of at most 100 letters, or already taken.
         """
-        if not name or not all(c.isalnum() or c in "-_." for c in name):
+        if not re.fullmatch(r"\w[\w.-]{0,99}", name):
             raise UsageError(
-                f"{self.kind} name {name!r} must be one word of letters, digits, '-', '_' and '.'"
+                f"{self.kind} name {name!r:.120} must be one word of up to 100 letters, digits,"
+                " '_', and after the first '-' or '.'"
             )
         if name in self._items and name not in self._replaceable:
             raise UsageError(f"{self.kind} '{name}' is already registered; choose another name")

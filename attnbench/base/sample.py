@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -30,8 +29,7 @@ FULL_SPEED = 1.1
 ALONE = 0.98
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Calls timed by one reading of the clock; all times are microseconds per call, as means.
 
     `time_us` is host time on CPU and stream time on CUDA; `e2e_us` is host time from a call to its
@@ -65,8 +63,7 @@ class Batch:
         return self.cpu_us if self.disturbed and self.cpu_us is not None else self.time_us
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample(Batch):
+class Sample(Batch, frozen=True, kw_only=True, array_like=True, gc=False):
     """Batches of `calls` calls, in interleaving round `round`, at `position` within it.
 
     On CPU it is up to twenty batches, whose times are `blocks_us`. The fastest of those that other

@@ -364,6 +364,8 @@ def _finish(run: GateRun, folder: Path | None, quiet: bool) -> Outcome:
     from attnbench.report.gate import outputs
 
     outcome = decide(run)
+    if words := outcome.contradicts(run):
+        say(f"Warning: {words}", err=True)
     failure = None
     if folder is not None:
         try:

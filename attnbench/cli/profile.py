@@ -194,7 +194,7 @@ def _stored(
         what = f"no ok record of {impl} that fits the flags" if own else f"no record of {impl}"
         raise UsageError(f"{run.path} (--from) has {what}; implementations in it: {names}")
     case = max(fitting, key=lambda case: case.seq_len)
-    files = fields["files"] or tuple((run.info.get("settings") or {}).get("files") or ())
+    files = fields["files"] or run.files
     line = f"from {run.path}: {' '.join(case_flags(case))}"
     if len(fitting) > 1:
         line += f" (the largest n of {len(fitting)} that fit; flags choose among them)"

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from attnbench.base.jsontext import decode, encode
+from attnbench.base.jsontext import decode, encode, plain
 from attnbench.errors import AttnbenchError, UsageError
 from attnbench.machine.host import AllocatorPolicy, allocator_variables
 from attnbench.schema.messages import Event, Heartbeat, WorkerConfig
@@ -166,7 +166,7 @@ class Line:
     def last_words(self) -> str:
         """The last line on standard error, such as the exception that ended the process."""
         self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").split("\n")
+        lines = plain(self._stderr.read().decode(errors="replace")).split("\n")
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
     def close(self) -> None:

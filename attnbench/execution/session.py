@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from attnbench.base.commit import commit_of
-from attnbench.base.files import check_name
+from attnbench.base.files import check_name, digest
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution import merging
 from attnbench.execution.process import Settings
@@ -115,6 +115,7 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             **commit_of(Path.cwd()),
             "options": request.options,
             "settings": asdict(request.settings),
+            "files": {file: digest(Path(file)) for file in request.settings.files},
             "environment": catalogue.environment,
             "implementations": msgspec.to_builtins(catalogue.implementations),
             "plan": [cell.to_json() for cell in plan.cells],
@@ -136,16 +137,14 @@ def resume(
     Or, of what it has, the cells of `again` in one more process each.
 
     Raises:
-        StoreError: the folder is not a run, or its plan is damaged.
+        StoreError: the folder is not a run, its plan is damaged, or a file of the user's changed.
         UsageError: this machine or installation is not the one that began the run.
     """
     begin = time.perf_counter()
     run = load_run(path)
     try:
         cells = [Cell.from_json(row, unwritten(run.info)) for row in run.info["plan"]]
-        settings = Settings(
-            **(run.info["settings"] | {"files": tuple(run.info["settings"]["files"])})
-        )
+        settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
         environment = dict(run.info["environment"])
     except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
         raise StoreError(
@@ -162,6 +161,8 @@ def resume(
         processes = 1 + max(counts[cell.key] for cell in again)
         done = {(c.key, i) for c in again for i in range(processes) if i != counts[c.key]}
     plan = Plan(cells=(), jobs=())
+    if run.files and "files" not in run.info:
+        listener.warned(f"{path} is of an older version: whether its --impl changed is not known")
     with LocalRunner(settings, listener.working) as runner:
         if missing:
             catalogue = _catalogue(runner, listener)

@@ -57,6 +57,22 @@ class Run:
         return {name: v for name, v in first.items() if all(o.get(name) == v for o in others)}
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """The user's files that it was measured with: to go on they are imported as they were.
+
+        Raises:
+            StoreError: one is gone or was changed since, or the run does not say what was in it.
+        """
+        known = self.info.get("files", {})
+        found = tuple((self.info.get("settings") or {}).get("files") or ())
+        for file in found if self.info["schema"] >= SCHEMA else ():
+            with contextlib.suppress(OSError):
+                if known.get(file) == files.digest(Path(file)):
+                    continue
+            raise StoreError(f"{file} (--impl) has changed; restore it, or start a new run")
+        return found
+
+    @property
     def unfinished(self) -> str:
         """What of the plan is missing, and how to go on; empty where all of it is measured."""
         decided = sum(record.status in ("unsupported", "skipped") for record in self.records)
@@ -129,6 +145,8 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
             while lines:
                 lines = lines[self._file.write(lines) :]
             os.fsync(self._file.fileno())
+            if not os.fstat(self._file.fileno()).st_nlink:
+                raise StoreError(f"{self.path / RECORDS} was removed while it was written to")
         except OSError as err:
             raise StoreError(
                 f"cannot append to {self.path / RECORDS} ({err.strerror}); the records so far"
@@ -232,6 +250,7 @@ def unwritten(info: dict[str, Any]) -> dict[str, Any]:
 
 class _Settings(msgspec.Struct):
     processes: int = 1
+    files: list[str] = []
 
 
 class _Info(msgspec.Struct):
@@ -246,6 +265,7 @@ class _Info(msgspec.Struct):
     implementations: list[dict[str, Any]] = []
     plan: list[dict[str, Any]] | None = None
     settings: _Settings | None = None
+    files: dict[str, str] = {}
     spent: dict[str, float] | None = None
 
 

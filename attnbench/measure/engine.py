@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from attnbench.base.sample import Batch, Discard, DiscardCode, Sample
 from attnbench.measure.clock import Clock
@@ -176,7 +177,7 @@ class Measurement:
         fastest = batches[place_of]
         timed: dict[str, Any] = {
             name: value / units if value and name.endswith("_us") else value
-            for name, value in vars(fastest).items()
+            for name, value in structs.asdict(fastest).items()
         }
         if fastest.time_us <= 0:
             why = STEPPED_BACK

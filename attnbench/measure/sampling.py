@@ -8,8 +8,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from attnbench.base.sample import Discard, DiscardCode, Sample
 from attnbench.base.stats import fastest_of_windows, median, median_interval

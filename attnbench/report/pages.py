@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import shutil
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.highlights import SLICE, hardest_case, summary_columns, summary_rows
 from attnbench.analysis.scaling.results import Scaling
+from attnbench.base.files import emptied, write_whole
 from attnbench.base.units import escape, table
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
@@ -38,15 +38,14 @@ def write_report(run_path: Path) -> Path:
     Raises:
         StoreError: the folder is not a run, is damaged or cannot be written.
     """
-    content, folder = Content.of(load_run(run_path)), run_path / PLOTS
+    content = Content.of(load_run(run_path))
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder = emptied(run_path / PLOTS)
         plots = draw_charts(content, folder)
         grown = draw_growth(content.scaling, folder)
         texts = {MARKDOWN: render_markdown(content), PAGE: render_html(content, plots, grown)}
         for name, text in texts.items():
-            (run_path / name).write_text(text, encoding="utf-8", errors="replace")
+            write_whole(run_path / name, text)
     except OSError as err:
         raise StoreError(f"cannot write a report into {run_path} ({err.strerror})") from err
     return run_path / PAGE

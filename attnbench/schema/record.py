@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from statistics import fmean
 from typing import Any, Literal, Self, get_args
 
@@ -74,7 +75,10 @@ class Record:
             raise ValueError(f"unknown status {self.status!r}")
         if self.status == "ok" and not self.kept:
             raise ValueError(f"status ok, and none of {len(self.samples)} samples counts")
-        if any(min(s.time_us, s.e2e_us, *s.blocks_us) <= 0 for s in self.kept):
+        if any(
+            s.time_us <= 0 or s.e2e_us <= 0 or (s.blocks_us and min(s.blocks_us) <= 0)
+            for s in self.kept
+        ):
             raise ValueError("a sample that counts has no time above 0")
         if self.status != "ok" and self.samples:
             raise ValueError(f"status {self.status} with {len(self.samples)} samples")
@@ -137,7 +141,7 @@ class Record:
             raise StoreError(f"not an attnbench record of schema {SCHEMA} ({err})") from err
 
 
-_SAMPLE = {item.name: item.default for item in fields(Sample)}
+_SAMPLE = {item.name: item.default for item in msgspec.structs.fields(Sample)}
 
 
 class _Line(msgspec.Struct, kw_only=True):
@@ -162,7 +166,7 @@ def _columns(samples: tuple[Sample, ...]) -> dict[str, list[Any]]:
     return {
         name: values
         for name, values in columns.items()
-        if _SAMPLE[name] is MISSING or any(value != _SAMPLE[name] for value in values)
+        if _SAMPLE[name] is msgspec.NODEFAULT or any(value != _SAMPLE[name] for value in values)
     }
 
 
@@ -174,9 +178,9 @@ def _samples(columns: dict[str, list[Any]]) -> tuple[Sample, ...]:
             and next((c for text, c in _OLD_REASONS.items() if reason.startswith(text)), "other")
             for reason in columns["discarded"]
         ]
-    rows = zip(*columns.values(), strict=True)
-    found = [dict(zip(columns, row, strict=True)) for row in rows]
-    return msgspec.convert(found, tuple[Sample, ...])
+    count = len(columns.get("round", ()))
+    whole = [columns.get(name) or repeat(default, count) for name, default in _SAMPLE.items()]
+    return msgspec.convert(list(zip(*whole, strict=True)), tuple[Sample, ...])
 
 
 _OLD_REASONS: dict[str, DiscardCode] = {
@@ -232,7 +236,11 @@ def merged(records: list[Record]) -> Record:
     if bad is not None:
         reason = f"in process {bad.process + 1} of {len(ordered)}: {bad.reason}"
         return replace(bad, reason=reason, spent_s=spent_s, process=0)
-    samples = [replace(s, process=record.process) for record in ordered for s in record.samples]
+    samples = [
+        msgspec.structs.replace(s, process=record.process)
+        for record in ordered
+        for s in record.samples
+    ]
     metrics = {
         name: _merged_metric(name, [record.metrics.get(name) for record in ordered])
         for name in dict.fromkeys(name for record in ordered for name in record.metrics)

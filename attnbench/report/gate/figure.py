@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.base import units
+from attnbench.base.files import emptied
 from attnbench.gate.decide.data import GateRun, Round, Variant
 from attnbench.gate.decide.outcome import Outcome
 from attnbench.report import figures
@@ -127,7 +128,7 @@ def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Plot]:
     if not any(strip.dots for strip in strips):
         return []
     ends, common, drawn = limits(run, [*strips, *under]), texts.labels(run.cells)[0], []
-    folder.mkdir(parents=True, exist_ok=True)
+    emptied(folder)
     with mpl.rc_context(figures.RC):
         for page in figures.pages(strips, lambda _: (), MOST_ROWS, MOST_PAGES):
             rows, name = [*page.items, *under], common + page.place

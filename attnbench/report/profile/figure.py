@@ -13,6 +13,7 @@ from matplotlib.ticker import MultipleLocator
 
 from attnbench.analysis.profiles import TOGETHER, Change, Difference
 from attnbench.base import units
+from attnbench.base.files import emptied
 from attnbench.report import axes, figures
 from attnbench.report.figures import INK, QUIET, FigureKind, Plot
 from attnbench.report.profile import one, texts
@@ -48,7 +49,7 @@ MEMORY = FigureKind(
 
 def draw_all(profiles: Sequence[Profile], found: Difference | None, folder: Path) -> list[Plot]:
     """Draw what one profile, or two and their difference, have, into `folder`, which is made."""
-    folder.mkdir(parents=True, exist_ok=True)
+    emptied(folder)
     subject, plots = texts.case(profiles[0]), []
     with mpl.rc_context(figures.RC):
         if found is not None:
