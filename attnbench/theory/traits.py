@@ -133,6 +133,17 @@ def _layer_work(case: Case) -> float:
     return case.layers * (_pairs_work(case) + float(case.batch * case.seq_len * per_token))
 
 
+def _decode_work(case: Case) -> float:
+    """Of all steps: scores and values of the queries that a step has, its projections."""
+    kind, _ = cache_of(case)
+    queries, tokens = (
+        case.seq_len if every else case.query_tokens for every in (kind.all_queries, kind.all_keys)
+    )
+    per_token = 4 * case.model_width * case.heads * case.head_dim
+    step = _pairs_work(case) * queries / case.seq_len + float(case.batch * tokens * per_token)
+    return case.layers * (case.new_tokens or 1) * step
+
+
 TRAITS: Registry[Traits] = Registry("workload", "--workload")
 TRAITS.add("attention", Traits(doc="q, k, v given: O(n^2 d)", work=_pairs_work, axes=("kv_lens",)))
 TRAITS.add(
@@ -150,7 +161,7 @@ TRAITS.add(
     "decode",
     Traits(
         doc="tokens one at a time after a context of n: O(n) a step with a cache",
-        work=lambda case: case.layers * _pairs_work(case) * (case.new_tokens or 1) / 4,
+        work=_decode_work,
         unit="token",
         passes=("forward",),
         axes=("widths", "caches", "new_tokens", "query_tokens", "layers"),

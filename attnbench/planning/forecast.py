@@ -1,0 +1,117 @@
+"""How long cells will take: by what others took on the same machine, or by their sizes alone."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from attnbench.base import units
+from attnbench.planning.plan import GROUPS_PER_JOB, Job, work
+from attnbench.schema.record import Cell, Record
+
+# Where nothing else is known: multiply-adds a second, in a call that is timed and in all that is
+# done before; seconds of any sweep, process and cell; calls that a time is made of.
+_RATE, _CHECKED = 1.2e10, 7e8
+_SWEEP_S, _PROCESS_S, _CELL_S = 3.0, 0.3, 0.05
+_CALLS = 20
+# How far off a forecast is, as the standard deviation of its logarithm: from run to run, by other
+# sizes of the implementation, by others of its workload, by nothing (`make validate PART=forecast`).
+_RUN, _SIZES, _OTHERS, _NOTHING = 0.2, 0.3, 0.6, 0.75
+
+
+class Span(NamedTuple):
+    """Seconds, and between which they will be with a probability of about 95 %."""
+
+    seconds: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        found, low, high = map(units.seconds, self)
+        return f"about {found} ({low} to {high})"
+
+
+@dataclass
+class Forecast:
+    """Seconds of cells, the better the more records it has learned of.
+
+    A cell takes what it took; else what its sizes suggest, times how much longer than that the
+    nearest like it took: of its implementation, its workload, or any.
+    `timing` are the least and the most seconds of samples that were asked for.
+    """
+
+    timing: tuple[float, float]
+    learned: int = 0  # cells
+    _known: dict[object, tuple[float, float]] = field(default_factory=dict)
+
+    def learn(self, record: Record, timing: tuple[float, float] | None = None) -> None:
+        """Take in what a cell took; `timing` is that of its run, where it is another."""
+        took_s = sum(record.spent_s.values())
+        if record.status == "ok" and took_s:
+            self.learned += 1
+            by_sizes_s = _by_sizes(record.cell, timing or self.timing)
+            for key, _ in _alike(record.cell):
+                before_s, before_by_sizes_s = self._known.get(key, (0.0, 0.0))
+                self._known[key] = before_s + took_s, before_by_sizes_s + by_sizes_s
+
+    def of(self, cell: Cell) -> tuple[float, float]:
+        """Seconds of a cell, and how far off they may be: the logarithm's standard deviation."""
+        for key, off in _alike(cell):
+            if key in self._known:
+                took_s, by_sizes_s = self._known[key]
+                return took_s / by_sizes_s * _by_sizes(cell, self.timing), off
+        return _by_sizes(cell, self.timing), _NOTHING
+
+    def total(self, cells: Iterable[Cell]) -> Span:
+        """Of all these, start-up included. Errors of cells do not cancel: they are much alike."""
+        every = [self.of(cell) for cell in cells]
+        cells_s = sum(seconds for seconds, _ in every)
+        off = sum(seconds * off for seconds, off in every) / cells_s if cells_s else 0.0
+        total_s = _SWEEP_S + _PROCESS_S * len(every) / GROUPS_PER_JOB + cells_s
+        factor = math.exp(2 * math.hypot(off, _RUN))
+        return Span(total_s, total_s / factor, total_s * factor)
+
+
+def balanced(jobs: Iterable[Job], forecast: Forecast) -> Iterator[Job]:
+    """Each group as a job of its own, so that wherever the sequence ends all axes had their share.
+
+    Each workload, pass, dtype and number of threads gets the same time, and of its sizes the
+    smallest comes first, then the middle one, the quarters, and so on.
+    """
+    alike: dict[tuple[object, ...], list[Job]] = {}
+    for job in jobs:
+        for group in job.groups:
+            case = group[0][0]
+            key = case.workload, case.pass_, case.dtype, case.threads
+            alike.setdefault(key, []).append(replace(job, groups=(group,)))
+    queue = [(0.0, number, _halved(own)) for number, own in enumerate(alike.values())]
+    while queue:
+        spent_s, number, (job, *rest) = heapq.heappop(queue)
+        yield job
+        spent_s += sum(forecast.of(cell)[0] for cell in job.cells())
+        if rest:
+            heapq.heappush(queue, (spent_s, number, rest))
+
+
+def _halved(jobs: list[Job]) -> list[Job]:
+    """By their work in the order 0, 1/2, 1/4, 3/4, …: van der Corput's, in base 2."""
+    ordered = sorted(jobs, key=lambda job: work(job.groups[0][0][0]))
+    bits = len(jobs).bit_length()
+    return [ordered[i] for i in sorted(range(len(jobs)), key=lambda i: f"{i:0{bits}b}"[::-1])]
+
+
+def _alike(cell: Cell) -> list[tuple[object, float]]:
+    """What the seconds of a cell can be known by, the nearest first, and how far off that is."""
+    case = cell.case
+    kind = case.workload, case.pass_, case.device
+    of_impl = cell.impl, *kind
+    return [(cell.key, 0.0), (of_impl, _SIZES), (kind, _OTHERS), (case.device, _NOTHING)]
+
+
+def _by_sizes(cell: Cell, timing: tuple[float, float]) -> float:
+    """Seconds of a cell by its sizes alone: what any cell costs, checks and probes, samples."""
+    call_s, (least_s, most_s) = work(cell.case) / _RATE, timing
+    return _CELL_S + work(cell.case) / _CHECKED + max(least_s, min(_CALLS * call_s, most_s))
