@@ -27,9 +27,10 @@ from attnbench.cli.options import say, wrapped
 from attnbench.execution.checks import CheckResult
 from attnbench.execution.session import Listener
 from attnbench.gate.decide.data import GateCell, Round
+from attnbench.planning.forecast import Forecast
 from attnbench.planning.plan import Plan, cell_work, jobs_of
 from attnbench.schema.case import Case
-from attnbench.schema.record import Record
+from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import case_label
 
 _BESIDE = 44  # letters of the live line before its description
@@ -104,13 +105,13 @@ class SweepDisplay(_Display, Listener):
         importlib.import_module("attnbench.analysis.highlights")
         importlib.import_module("attnbench.report.tables")
 
-    def planned(self, plan: Plan, path: Path | None) -> None:
+    def planned(self, plan: Plan, path: Path | None, forecast: Forecast | None = None) -> None:
         """Say what will be done; for a dry run, list it."""
         self.resumable(path)
         measured = [cell for cells in plan.passes for cell in cells]
         self._total = len(measured)
         if path is None:
-            _print_plan(plan)
+            _print_plan(plan, forecast)
             return
         count = len({cell.key for cell in measured})
         again = f", each {len(plan.passes)} times," if len(measured) > count else ""
@@ -237,12 +238,17 @@ def _time(record: Record) -> str:
     return units.time(reported_us)
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
+    assert forecast is not None, "it belongs to a dry run"
     for number, job in enumerate(plan.jobs, start=1):
         say(f"process {number}")
         for case, impls in job.cases:
-            say(f"  {case.case_id}  {case_label(case)}: {', '.join(impls)}", hang=16)
+            own_s = sum(forecast.of(Cell(case=case, impl=impl))[0] for impl in impls)
+            cost = units.seconds(own_s)
+            say(f"  {case.case_id}  {case_label(case)} ({cost}): {', '.join(impls)}", hang=16)
     for record in plan.decided:
         say(f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}")
     count = sum(len(list(job.cells())) for job in plan.jobs)
     say(f"{count} cell{'s' * (count != 1)} to measure, {len(plan.decided)} unsupported or skipped")
+    known = f"{forecast.learned} cells measured here before" if forecast.learned else "sizes alone"
+    say(f"{forecast.total(c for cells in plan.passes for c in cells)}, by {known}")

@@ -10,6 +10,7 @@ import click
 from attnbench.base.units import ALL_THREADS
 from attnbench.cli.options import (
     AXIS_FIELDS,
+    DURATION,
     POSITIVE,
     SHARD,
     THREADS,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from attnbench.execution.store import Run
 
 _SHOWN = 60  # rows of the table at the end
-_WITH_RESUME = ("resume", "output", "dry_run", "quiet")
+_WITH_RESUME = ("resume", "output", "dry_run", "quiet", "max_total_time")
 # Option, its type and default, help. One row an option.
 _TIMING: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--precision", {"type": POSITIVE, "default": 0.02, "show_default": True},
@@ -89,7 +90,17 @@ def _timing(command: Command) -> Command:
     type=SHARD,
     help="Measure one part of the plan, 3/8 say, on this machine; `attnbench merge` joins them.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the plan; measure and write nothing.")
+@click.option(
+    "--max-total-time",
+    type=DURATION,
+    help="20m say: begin nothing that would end later. What is measured until then is balanced over"
+    " all axes; --resume goes on.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the plan, and what memory and time it will take; measure and write nothing.",
+)
 @click.option("--quiet", is_flag=True, help="No progress and no table; the run's path alone.")
 def sweep(**options: Any) -> None:
     """Measure implementations over lengths, heads, batch and more.
@@ -113,7 +124,8 @@ def sweep(**options: Any) -> None:
             path: Path | None = find_run(options["resume"], options["output"])
             assert path is not None
             display.resumable(path)
-            session.resume(path, display, dry_run=dry_run)
+            limit_s = options["max_total_time"]
+            session.resume(path, display, max_total_time_s=limit_s, dry_run=dry_run)
         else:
             path = session.sweep(_request(options), display, dry_run=dry_run)
     if dry_run or path is None:
@@ -158,6 +170,7 @@ def _request(options: dict[str, Any]) -> SweepRequest:
         output=options["output"],
         name=options["name"],
         shard=options["shard"],
+        max_total_time_s=options["max_total_time"],
         options={name: _written(v) for name, v in options.items() if v},
     )
 

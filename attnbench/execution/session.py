@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,15 @@ from attnbench.errors import StoreError, UsageError
 from attnbench.execution import merging
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import RunWriter, load_info, load_run, unwritten, write_info
+from attnbench.execution.store import (
+    RunWriter,
+    load_info,
+    load_run,
+    runs_in,
+    unwritten,
+    write_info,
+)
+from attnbench.planning.forecast import Forecast, fitting
 from attnbench.planning.plan import (
     Axes,
     Job,
@@ -52,8 +61,11 @@ class Listener:
     def starting(self) -> None:
         """Workers import torch: for two seconds there is nothing else to do."""
 
-    def planned(self, plan: Plan, path: Path | None) -> None:
-        """The plan is made; `path` is where records go, None for a dry run."""
+    def planned(self, plan: Plan, path: Path | None, forecast: Forecast | None = None) -> None:
+        """The plan is made; `path` is where records go, None for a dry run.
+
+        `forecast` knows how long cells will take: in a dry run, or where time is limited.
+        """
 
     def working(self, case: Case | None, impl: str | None, stage: str) -> None:
         """What the worker is at; called a few times a second."""
@@ -69,7 +81,8 @@ class Listener:
 class SweepRequest:
     """What `attnbench sweep` was asked for. `options` is what `run.json` keeps for people.
 
-    `shard` is the part of the plan to measure, and of how many, from (1, count) on.
+    `shard` is the part of the plan to measure, and of how many, from (1, count) on. After
+    `max_total_time_s` no group of cells begins any more, nor one that would end later.
     """
 
     sweeps: tuple[Axes, ...]
@@ -78,6 +91,7 @@ class SweepRequest:
     name: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     shard: tuple[int, int] | None = None
+    max_total_time_s: float | None = None
 
 
 def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -> Path | None:
@@ -106,8 +120,11 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         whole = plan = _plan(request, catalogue, runner)
         if request.shard is not None:
             plan = sharded(whole, *request.shard)
+        forecast = None
+        if dry_run or request.max_total_time_s:
+            forecast = _forecast(request.settings, catalogue.environment, request.output)
         if dry_run:
-            listener.planned(plan, None)
+            listener.planned(plan, None, forecast)
             return None
         info = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -123,18 +140,24 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         if request.shard is not None:
             info["shard"] = merging.shard_of(whole, *request.shard)
         with RunWriter.create(request.output, request.name, info) as writer:
-            listener.planned(plan, writer.path)
+            listener.planned(plan, writer.path, forecast)
             runner.close()  # it planned: cells get fresh processes
-            _measure(plan, runner, writer, listener, begin)
+            _measure(plan, runner, writer, listener, begin, forecast, request.max_total_time_s)
             return writer.path
 
 
 def resume(
-    path: Path, listener: Listener, *, again: Sequence[Cell] = (), dry_run: bool = False
+    path: Path,
+    listener: Listener,
+    *,
+    again: Sequence[Cell] = (),
+    max_total_time_s: float | None = None,
+    dry_run: bool = False,
 ) -> Path:
     """Measure what a run planned and has no record of, as the run was set up.
 
-    Or, of what it has, the cells of `again` in one more process each.
+    Or, of what it has, the cells of `again` in one more process each. `max_total_time_s` is as in
+    `SweepRequest`.
 
     Raises:
         StoreError: the folder is not a run, its plan is damaged, or a file of the user's changed.
@@ -178,11 +201,14 @@ def resume(
                 )
             named((cell.impl for cell in missing), catalogue)  # raises where one is gone
             plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
-        listener.planned(plan, None if dry_run else path)
+        forecast = None
+        if dry_run or max_total_time_s:
+            forecast = _forecast(settings, environment, path.parent)
+        listener.planned(plan, None if dry_run else path, forecast)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
                 runner.close()
-                _measure(plan, runner, writer, listener, begin)
+                _measure(plan, runner, writer, listener, begin, forecast, max_total_time_s)
     return path
 
 
@@ -214,8 +240,31 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> P
     return plan
 
 
+_LEARNED_FROM = 5  # of the runs of a machine the latest
+
+
+def _forecast(settings: Settings, environment: dict[str, Any], output: Path) -> Forecast:
+    """What is known of how long cells take here, from earlier runs in the same folder."""
+    forecast = Forecast((settings.min_time_s, settings.max_time_s))
+    name = environment.get("device_name")
+    earlier = [p for p in runs_in(output) if load_info(p)["environment"].get("device_name") == name]
+    for path in earlier[-_LEARNED_FROM:]:
+        with contextlib.suppress(StoreError):  # damaged: it is not what was asked about
+            run = load_run(path)
+            timing = tuple(run.info["settings"][name] for name in ("min_time_s", "max_time_s"))
+            for part in run.parts:
+                forecast.learn(part, timing)
+    return forecast
+
+
 def _measure(
-    plan: Plan, runner: LocalRunner, writer: RunWriter, listener: Listener, begin: float
+    plan: Plan,
+    runner: LocalRunner,
+    writer: RunWriter,
+    listener: Listener,
+    begin: float,
+    forecast: Forecast | None,
+    limit_s: float | None,
 ) -> None:
     for record in plan.decided:
         writer.append(record)
@@ -226,7 +275,10 @@ def _measure(
 
     def jobs() -> Iterator[Job]:
         for process, cells in enumerate(plan.passes):
-            for job in jobs_of(cell for cell in cells if cell.key not in failed):
+            own = jobs_of(cell for cell in cells if cell.key not in failed)
+            if forecast is not None and limit_s is not None:
+                own = fitting(own, forecast, lambda: begin + limit_s - time.perf_counter())
+            for job in own:
                 yield replace(job, process=process)
                 if "ceilings" not in info["environment"]:  # they can wait for the first times
                     started = time.perf_counter()
@@ -237,6 +289,8 @@ def _measure(
     for record in runner.run(jobs()):
         writer.append(record)
         listener.recorded(record)
+        if forecast is not None:
+            forecast.learn(record)
         if record.status != "ok":
             failed.add(record.cell.key)  # it stays failed: no need to wait for it again
         for stage, seconds in record.spent_s.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,13 +17,13 @@ from attnbench.schema.record import Cell, Record
 _RATE, _CHECKED = 1.2e10, 7e8
 _SWEEP_S, _PROCESS_S, _CELL_S = 3.0, 0.3, 0.05
 _CALLS = 20
-# How far off a forecast is, as the standard deviation of its logarithm: from run to run, by other
-# sizes of the implementation, by others of its workload, by nothing (`make validate PART=forecast`).
+# How far off a forecast is, as the standard deviation of its logarithm (`make validate
+# PART=forecast`): from run to run, by other sizes of the implementation, by others, by nothing.
 _RUN, _SIZES, _OTHERS, _NOTHING = 0.2, 0.3, 0.6, 0.75
 
 
 class Span(NamedTuple):
-    """Seconds, and between which they will be with a probability of about 95 %."""
+    """Seconds, and between which they will probably be, the machine being as busy as it was."""
 
     seconds: float
     low: float
@@ -73,6 +73,23 @@ class Forecast:
         total_s = _SWEEP_S + _PROCESS_S * len(every) / GROUPS_PER_JOB + cells_s
         factor = math.exp(2 * math.hypot(off, _RUN))
         return Span(total_s, total_s / factor, total_s * factor)
+
+
+def fitting(jobs: Iterable[Job], forecast: Forecast, left_s: Callable[[], float]) -> Iterator[Job]:
+    """The `balanced` jobs of which each would end within `left_s()` from when it is asked for.
+
+    What seems too long is considered again when the forecast has learned of others.
+    """
+    waiting, went_on = list(balanced(jobs, forecast)), True
+    while waiting and went_on:
+        too_long, went_on = [], False
+        for job in waiting:
+            if sum(forecast.of(cell)[0] for cell in job.cells()) > left_s():
+                too_long.append(job)
+            else:
+                went_on = True
+                yield job
+        waiting = too_long
 
 
 def balanced(jobs: Iterable[Job], forecast: Forecast) -> Iterator[Job]:

@@ -469,6 +469,15 @@ def instructions(repeats: int, output: Path) -> None:
     _show(tables, page)
 
 
+@main.command()
+@output_option
+def forecast(output: Path) -> None:
+    """Hold forecasts of wall times against those of the runs in a folder."""
+    from tests.validation.forecast import tables
+
+    _show(tables(output), output)
+
+
 def _tell(message: str) -> None:
     say(message, err=True)
 
