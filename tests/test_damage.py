@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attnbench.base.jsontext import sealed, unsealed
+from attnbench.base.jsontext import sealed
 from attnbench.cli.sweep import _print_summary
 from attnbench.errors import StoreError
 from attnbench.execution.store import INFO, RECORDS, Run, RunWriter, load_run, write_info
@@ -97,11 +97,6 @@ def test_a_field_without_its_checksum_is_refused_from_schema_3_on_alone(tmp_path
     (path / RECORDS).write_text(older + "\n")
     with pytest.raises(StoreError, match="checksum does not fit"):
         load_run(path)
-
-
-def test_a_field_that_stands_twice_in_an_older_file_is_refused() -> None:
-    with pytest.raises(ValueError, match="'time_us' stands twice"):
-        unsealed(b'{"schema":2,"samples":{"time_us":[1],"time_us":[2]}}', since=3)
 
 
 @pytest.mark.parametrize("schema", [2, 3])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from attnbench.cli.options import SHARE, output_option, say
+from attnbench.cli.options import PATH, SHARE, output_option, say
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.option("--add", "run", metavar="RUN", help="Append this run to the history; draw nothing.")
 @output_option
 @click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from attnbench.base.jsontext import plain
 from attnbench.base.units import (
     GLUE,
     glued,
@@ -55,7 +57,7 @@ def wrapped(text: str, *, err: bool = False, hang: int = 2) -> str:
 
 def say(text: str, *, err: bool = False, fg: str | None = None, hang: int = 2) -> None:
     """Print a line for people; what is to be copied, such as a command, is printed by click."""
-    click.secho(wrapped(text, err=err, hang=hang), err=err, fg=fg)
+    click.secho(wrapped(plain(text), err=err, hang=hang), err=err, fg=fg)
 
 
 class OneLineError(click.ClickException):
@@ -87,6 +89,18 @@ class _Parsed(ParamType):
         return tuple(found) if isinstance(found, list) else found
 
 
+class _Path(click.Path):
+    """A path; one that no file can have, with a NUL or too long, is wrong and no defect of ours."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            os.lstat(value)
+        except (OSError, ValueError) as err:
+            if getattr(err, "errno", None) in (None, errno.ENAMETOOLONG):
+                self.fail(f"{str(value)!r:.60}: {getattr(err, 'strerror', err)}.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class _Positive(ParamType):
     """A number above 0; `nan` and `inf` parse as floats, but bound nothing and are no JSON."""
 
@@ -110,6 +124,7 @@ def _parse_device(text: str, flag: str) -> str:
     return text
 
 
+PATH = _Path(path_type=Path)
 POSITIVE = _Positive()
 DEVICE = _Parsed("[auto|cpu|cuda]", _parse_device)
 SIZES = _Parsed("sizes", parse_sizes)
@@ -164,7 +179,7 @@ seed_option: Option = click.option(
 )
 output_option: Option = click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=True),
+    type=PATH,
     default=Path("results"),
     show_default=True,
     metavar="DIR",

@@ -15,6 +15,7 @@ import click
 from attnbench.base import units
 from attnbench.cli.options import (
     AXIS_FIELDS,
+    PATH,
     THREADS,
     axes_options,
     device_option,
@@ -73,7 +74,7 @@ _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
 )
 @click.option(
     "--bundle",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.zip",
     help="Also zip all of it for a bug report, with a script that repeats it and your --impl.",
 )

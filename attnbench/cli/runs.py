@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from attnbench.cli.options import device_option, impl_files, run_argument, say, wrapped
+from attnbench.cli.options import PATH, device_option, impl_files, run_argument, say, wrapped
 from attnbench.errors import StoreError, UsageError
 
 
@@ -86,7 +86,7 @@ def report(run: str, output: Path) -> None:
     show_default=True,
     help="parquet needs --to.",
 )
-@click.option("--to", type=click.Path(path_type=Path), help="A file [standard output].")
+@click.option("--to", type=PATH, help="A file [standard output].")
 def export(run: str, output: Path, kind: str, to: Path | None) -> None:
     """Write the table of a run, one row for each cell.
 

@@ -14,6 +14,7 @@ from attnbench.base import units
 from attnbench.cli.options import (
     DURATION,
     NAMES,
+    PATH,
     device_option,
     given,
     impl_files,
@@ -184,7 +185,7 @@ def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
 @run_argument
 @click.option(
     "--file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="TOML",
     help="A file of claims [those of the lecture notes].",
 )

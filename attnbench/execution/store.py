@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -224,10 +224,8 @@ def _planned(info: dict[str, Any], path: Path) -> set[tuple[str, str]] | None:
     """What identifies the cells of the plan; None of a run that has none."""
     try:
         cells = [Cell.from_json(row, unwritten(info)) for row in info.get("plan") or ()]
-    except (KeyError, TypeError, AttnbenchError) as err:
-        raise StoreError(
-            f"{path / INFO} has a damaged plan ({type(err).__name__}: {err!s:.200})"
-        ) from err
+    except AttnbenchError as err:
+        raise StoreError(f"{path / INFO} has a damaged plan ({err!s:.200})") from err
     return {cell.key for cell in cells} or None
 
 
@@ -253,6 +251,35 @@ class _Settings(msgspec.Struct):
     files: list[str] = []
 
 
+class _Planned(msgspec.Struct):
+    impl: str
+    case: dict[str, Any]
+
+
+class _Implementation(msgspec.Struct):
+    name: str
+    family: str | None = None
+    time: str | None = None
+    memory: str | None = None
+    flops_law: str | None = None
+
+
+_Rates = dict[str, float | dict[str, float | None] | None]
+
+
+class _Environment(msgspec.Struct):
+    device: Literal["cpu", "cuda"] = "cpu"
+    device_name: str | None = None
+    cores: int | None = None
+    threads: int | None = None
+    memory_bytes: int | None = None
+    caches: dict[str, int | None] | None = None
+    torch: str | None = None
+    python: str | None = None
+    matmul_precision: str | None = None
+    ceilings: dict[str, float | _Rates | None] | None = None
+
+
 class _Info(msgspec.Struct):
     """What every `run.json` must hold, and the types of what others may; the rest is free."""
 
@@ -260,10 +287,12 @@ class _Info(msgspec.Struct):
     run_id: str
     created: str = ""
     options: dict[str, Any] | None = None
-    environment: dict[str, Any] = {}
-    environments: dict[str, dict[str, Any]] = {}
-    implementations: list[dict[str, Any]] = []
-    plan: list[dict[str, Any]] | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    environment: _Environment | None = None
+    environments: dict[str, _Environment] = {}
+    implementations: list[_Implementation] = []
+    plan: list[_Planned] | None = None
     settings: _Settings | None = None
     files: dict[str, str] = {}
     spent: dict[str, float] | None = None

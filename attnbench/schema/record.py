@@ -154,7 +154,7 @@ class _Line(msgspec.Struct, kw_only=True):
     status: Status
     reason: str | None
     samples: dict[str, list[Any]]
-    metrics: dict[str, Any]
+    metrics: dict[str, str | int | float | None]
     spent_s: dict[str, float]
     process: int = 0
     environment: str = ""
@@ -193,16 +193,23 @@ _OLD_REASONS: dict[str, DiscardCode] = {
 
 
 _LARGEST = 2.0**63  # what a table of whole numbers can hold
+_TEXTS = frozenset(
+    "group kernel l2 timer governor throttle parameters power_state sdpa_backend pinned_cpu".split()
+)
 
 
 def _check_metrics(metrics: dict[str, Any]) -> None:
-    """No number is absurd: such a line was edited.
+    """Texts are where texts belong, and no number is absurd: such a line was edited.
 
     Raises:
         ValueError: names the metric and the value.
     """
     for name, value in metrics.items():
-        if not isinstance(value, (int, float)):
+        if value is None:
+            continue
+        if isinstance(value, str) != (name in _TEXTS or name.endswith(("_note", "_source"))):
+            raise ValueError(f"{value!r:.40} is of the wrong type - at `$.metrics.{name}`")
+        if isinstance(value, str):
             continue
         counted = name.startswith(("flops_", "memory_", "bytes_")) and not name.endswith("_miss")
         # An error can be as large as wrong numbers are.

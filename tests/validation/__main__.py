@@ -8,6 +8,7 @@ one is evidence for the notes' claims about trained models, which no sweep can d
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -476,6 +477,42 @@ def forecast(output: Path) -> None:
     from tests.validation.forecast import tables
 
     _show(tables(output), output)
+
+
+@main.command()
+@click.option(
+    "--inputs", type=click.IntRange(min=1), default=100_000, show_default=True, help="In all."
+)
+@seed_option
+def fuzz(inputs: int, seed: int) -> None:
+    """Damage files of runs, gates, profiles and claims, lists and command lines: what crashes?
+
+    Nothing is started or measured. Exits 1 if an input ends in a traceback, takes 20 s, or reads as
+    other numbers than were stored. About 25 minutes.
+    """
+    from tests.validation.fuzz import fuzz
+
+    with tempfile.TemporaryDirectory(prefix="attnbench-fuzz-") as folder:
+        found = fuzz(Path(folder) / "fuzz", inputs, seed, _tell)
+    for finding in found.findings:
+        say(f"{finding.kind}, number {finding.number}: {finding.what} ({finding.where})")
+    total = sum(ends.total() for ends in found.ends.values())
+    say(f"{total} inputs, {len(found.findings)} findings, the slowest took {found.slowest_s:.2f} s")
+    if found.findings:
+        raise SystemExit(ExitCode.FINDING)
+
+
+@main.command()
+def store() -> None:
+    """Time how fast 10,000 records and 10⁶ samples load, and a record is stored.
+
+    Exits 1 if that takes more than 2 s, 1 s and 2 ms.
+    """
+    from tests.validation.store import measured
+
+    with tempfile.TemporaryDirectory(prefix="attnbench-store-", dir=".") as folder:
+        if not measured(Path(folder), _tell):
+            raise SystemExit(ExitCode.FINDING)
 
 
 def _tell(message: str) -> None:

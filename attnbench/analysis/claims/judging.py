@@ -25,6 +25,7 @@ from attnbench.analysis.claims.statement import (
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.scaling.model_terms import TERMS
 from attnbench.analysis.scaling.results import Axis
+from attnbench.base import files
 from attnbench.base.registry import Registry, unknown
 from attnbench.errors import ExitCode, UsageError
 from attnbench.execution.store import Run
@@ -104,7 +105,7 @@ def read(file: Path = NOTES) -> Registry[Claim]:
         UsageError: a file that cannot be read, is not TOML, or says what makes no sense.
     """
     try:
-        rows = tomllib.loads(file.read_text(encoding="utf-8")).get("claim")
+        rows = tomllib.loads(files.read(file).decode()).get("claim")
     except OSError as err:
         raise UsageError(f"cannot read {file} (--file): {err.strerror or err}") from err
     except (ValueError, RecursionError) as err:  # of the encoding, or of the syntax

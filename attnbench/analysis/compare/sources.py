@@ -18,6 +18,7 @@ import msgspec
 from attnbench.analysis import notes
 from attnbench.analysis.apart import CellTime, Key, time_of
 from attnbench.analysis.history.entries import Entry
+from attnbench.base import files
 from attnbench.base.jsontext import decode
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution.store import Run, find_run, load_run
@@ -95,7 +96,7 @@ def read(text: str, output: Path) -> Source:
     """
     if (file := Path(text)).suffix in (".csv", ".json") and not os.path.isdir(file):
         try:
-            data = file.read_text(encoding="utf-8-sig")  # spreadsheets begin with a mark
+            data = files.read(file).decode("utf-8-sig")  # spreadsheets begin with a mark
         except (OSError, ValueError) as err:
             raise StoreError(f"{file} cannot be read ({err})") from err
         return (published_table if file.suffix == ".csv" else pytest_benchmark)(file, data)
@@ -230,6 +231,8 @@ def published_table(file: Path, text: str) -> Source:
     cells = {}
     for number, row in enumerate(rows, start=1):
         try:
+            if None in row:
+                raise ValueError("it has more values than there are columns")
             given = {k: _value(v) for k, v in row.items() if k not in ("impl", *units) and v}
             case = Case.from_json({"device": facts.get("device", "cpu")} | given)
             time_us = _QUANTITIES[units[0]](float(row[units[0]]), case)

@@ -14,6 +14,7 @@ import msgspec
 
 from attnbench.analysis import times
 from attnbench.base.files import lock, write_whole
+from attnbench.base.files import read as read_bytes
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import StoreError
 from attnbench.execution.store import INFO, Run, load_run
@@ -136,7 +137,7 @@ def read_file(file: Path) -> list[Entry]:
         StoreError: the file cannot be read, or a line is not one of ours; it is named.
     """
     try:
-        lines = file.read_bytes().splitlines()
+        lines = read_bytes(file).splitlines()
     except FileNotFoundError:
         return []
     except OSError as err:

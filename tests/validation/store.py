@@ -1,0 +1,55 @@
+"""How long a run takes to load, and a record to be stored: large runs are fabricated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from attnbench.base.stats import median
+from attnbench.execution.store import RunWriter, load_run
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
+from tests import synthetic
+
+
+def record(n: int, samples: int) -> Record:
+    """A cell of its own for each n."""
+    like = synthetic.ok(Case(seq_len=64), "naive")
+    cell = replace(like.cell, case=Case(seq_len=n))
+    return replace(like, cell=cell, samples=synthetic.samples(100.0, str(n), samples))
+
+
+def measured(folder: Path, tell: Callable[[str], None]) -> bool:
+    """Whether all goals are reached; `folder` is new, and may be deleted."""
+    met = True
+
+    def goal(what: str, took_s: float, most_s: float) -> None:
+        nonlocal met
+        met &= took_s <= most_s
+        tell(f"{what}: {took_s:.4g} s, at most {most_s:g} s")
+
+    for cells, samples, most_s in ((10_000, 15, 2.0), (1_000, 1_000, 1.0)):
+        made = (record(64 + i, samples) for i in range(cells))
+        path = synthetic.write_run(folder, f"{cells}", made)
+        goal(f"load {cells} records of {samples} samples", fastest(load_run, path), most_s)
+    took, stored = [], [record(64 + i, 15) for i in range(300)]
+    with RunWriter.create(folder, "appended", {}) as writer:
+        for each in stored:
+            begin = time.perf_counter()
+            writer.append(each)
+            took.append(time.perf_counter() - begin)
+    goal("append and sync a record, the median of 300", median(took), 0.002)
+    return met
+
+
+def fastest(call: Callable[[Path], Any], path: Path, times: int = 3) -> float:
+    """The least of a few wall times, in s: other work only adds."""
+    took = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        call(path)
+        took.append(time.perf_counter() - begin)
+    return min(took)
