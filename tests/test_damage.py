@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -229,7 +230,8 @@ def test_what_a_process_said_last_steers_no_terminal(
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "says"), [("ok", ""), ("regressed", "states other verdicts than its raw data")]
+    ("verdicts", "says"),
+    [("ok", ""), ("regressed", "states other verdicts than its raw data: edited")],
 )
 def test_verdicts_in_a_gate_file_are_held_against_its_raw_data(
     cli: Cli, tmp_path: Path, verdicts: str, says: str
@@ -271,3 +273,53 @@ def test_a_file_that_a_run_names_is_imported_only_as_it_was(
         assert_refused(
             cli(*command), f"{file} (--impl) has changed; restore it, or start a new run"
         )
+
+
+def traps(folder: Path) -> list[Path]:
+    """What may stand in place of a file."""
+    os.mkfifo(folder / "fifo")
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "folder").mkdir()
+    (folder / "deep").write_text("[" * 100_000)
+    (folder / "deeper").write_text('{"schema":3,"run_id":' + '{"a":' * 100_000)
+    (folder / "digits").write_text('{"schema":' + "9" * 30 + "}")
+    (folder / "binary").write_bytes(bytes(range(256)))
+    names = ("fifo", "zero", "folder", "deep", "deeper", "digits", "binary")
+    return [folder / name for name in names]
+
+
+def test_what_is_no_file_of_ours_is_one_line(
+    cli: Cli, assert_refused: Refused, tmp_path: Path
+) -> None:
+    path = small(tmp_path)
+    for trap in traps(tmp_path):
+        (run := tmp_path / f"run-{trap.name}").mkdir()
+        for name in (INFO, "gate.json"):
+            (run / name).symlink_to(trap)
+        shutil.copytree(path, lines := tmp_path / f"lines-{trap.name}")
+        (lines / RECORDS).unlink()
+        (lines / RECORDS).symlink_to(trap)
+        wrong = [("export", run), ("gate", "--replay", run), ("sweep", "--resume", run)]
+        wrong += [("verify", run), ("compare", path, run), ("claims", path, "--file", trap)]
+        wrong.append(("history", tmp_path))
+        if trap.name not in ("deep", "deeper", "digits"):  # whose line is cut off
+            wrong.append(("report", lines))
+        for command in wrong:
+            assert_refused(cli(*command))
+    assert cli("export", "latest", "--output", tmp_path).exit_code == 0
+    assert_refused(cli("export", "small", "--output", tmp_path), "no run 'small'", "runs: ")
+
+
+@pytest.mark.parametrize("text", ["x" * 300, "/".join("x" * 300), "a\0b"])
+def test_a_path_that_no_file_can_have_is_one_line(
+    cli: Cli, assert_refused: Refused, text: str
+) -> None:
+    for command in (
+        ("sweep", "--output"),
+        ("report", "--output"),
+        ("history",),
+        ("claims", "--file"),
+    ):
+        assert_refused(cli(*command, text * 40 if "/" in text else text), "Invalid value")
+    for command in (("export",), ("compare", "a"), ("gate", "--replay"), ("sweep", "--resume")):
+        assert_refused(cli(*command, text))

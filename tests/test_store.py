@@ -155,6 +155,9 @@ EDITED = {
     "samples that are none": ("samples", None),
     "bytes below zero": ("metrics", {"memory_workspace_bytes": -1}),
     "FLOPs that are NaN": ("metrics", {"flops_counted": float("nan")}),
+    "FLOPs that are a text": ("metrics", {"flops_counted": "3"}),
+    "a kernel that is a number": ("metrics", {"kernel": 3}),
+    "a metric that is a table": ("metrics", {"error_max": {"a": 1}}),
     "FLOPs beyond all": ("metrics", {"flops_counted": 10**400}),
 }
 

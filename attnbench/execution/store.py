@@ -270,12 +270,8 @@ _Rates = dict[str, float | dict[str, float | None] | None]
 class _Environment(msgspec.Struct):
     device: Literal["cpu", "cuda"] = "cpu"
     device_name: str | None = None
-    cores: int | None = None
     threads: int | None = None
-    memory_bytes: int | None = None
-    caches: dict[str, int | None] | None = None
     torch: str | None = None
-    python: str | None = None
     matmul_precision: str | None = None
     ceilings: dict[str, float | _Rates | None] | None = None
 
@@ -289,7 +285,7 @@ class _Info(msgspec.Struct):
     options: dict[str, Any] | None = None
     commit: str | None = None
     dirty: bool | None = None
-    environment: _Environment | None = None
+    environment: _Environment = msgspec.field(default_factory=_Environment)
     environments: dict[str, _Environment] = {}
     implementations: list[_Implementation] = []
     plan: list[_Planned] | None = None

@@ -94,7 +94,4 @@ class Outcome:
         stated = [row.get("verdict") for row in run.decided.rows] if run.decided else []
         if not stated or stated == [row.verdict for row in self.rows]:
             return ""
-        return (
-            "its file states other verdicts than its raw data give: it was edited, or decided by"
-            " another version"
-        )
+        return "its file states other verdicts than its raw data: edited, or of another version"
