@@ -194,7 +194,8 @@ _OLD_REASONS: dict[str, DiscardCode] = {
 
 _LARGEST = 2.0**63  # what a table of whole numbers can hold
 _TEXTS = frozenset(
-    "group kernel l2 timer governor throttle parameters power_state sdpa_backend pinned_cpu".split()
+    "group kernel l2 timer governor throttle parameters power_state sdpa_backend pinned_cpu"
+    " meddles".split()
 )
 
 
