@@ -11,7 +11,8 @@ from attnbench.execution.process import GARBLED, GarbledError, Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.supervision import Death, Supervision
 from attnbench.schema.case import Case
-from attnbench.schema.messages import NOBODY, Done, Facts, Heartbeat, ItemChecked
+from attnbench.schema.messages import NOBODY, CellMeasured, Done, Facts, Heartbeat, ItemChecked
+from tests import synthetic
 
 CASES = [Case(seq_len=8), Case(seq_len=16)]
 KEYS = [(0, "a"), (0, "b"), (1, "a")]
@@ -24,16 +25,17 @@ def checked(index: int, impl: str) -> ItemChecked:
 class ScriptedWorker:
     """Plays a list of steps: a sign to leave, a result to report, an end."""
 
-    def __init__(self, folder: Path, script: list[Any]) -> None:
+    def __init__(self, folder: Path, script: list[Any], words: str = "") -> None:
         with (folder / f"heartbeat-{id(self)}").open("w+b") as file:
             self.heartbeat = Heartbeat(file.fileno())
+        self.line = SimpleNamespace(last_words=lambda count: words)
         self._script = iter(script)
         self.request: list[Any] = []
 
     def send(self, request: Any) -> None:
         self.request = request
 
-    def event(self, timeout_s: float) -> ItemChecked | Facts | Done | None:
+    def event(self, timeout_s: float) -> ItemChecked | CellMeasured | Facts | Done | None:
         for step in self._script:
             if step == "done":
                 return Done()
@@ -43,7 +45,7 @@ class ScriptedWorker:
                 raise TimeoutError
             if step == "garbage":
                 raise GarbledError
-            if isinstance(step, Facts):
+            if isinstance(step, Facts | CellMeasured):
                 return step
             if step[0] == "at":
                 self.heartbeat.write(*step[1:])
@@ -74,9 +76,14 @@ def play(tmp_path):
                 live.append(remaining.pop(0))
             return live[0]
 
+        def close() -> None:
+            for each in live:
+                each.heartbeat.close()
+            live.clear()
+
         runner: Any = SimpleNamespace(
             worker=worker,
-            close=live.clear,
+            close=close,
             watch=lambda case, impl, stage: None,
             settings=SimpleNamespace(timeout_s=timeout_s),
         )
@@ -129,6 +136,63 @@ def test_one_that_ended_too_many_workers_is_not_tried_any_further(play):
     assert asked[1] == [(0, "b")]
 
 
+# Who was at it when something happened need not have done it.
+
+OTHERS = ("at", 0, 1, "check", "b"), ("at", 0, 0, "samples", "a")  # b's code ran before a's
+
+
+@pytest.mark.parametrize("event", ["dies", "silent"])
+def test_who_is_blamed_beside_others_is_tried_once_more_in_a_process_of_its_own(play, event):
+    rest = [(0, "b"), (1, "a"), "done"]
+    results, asked = play([*OTHERS, event], [(0, "a"), "done"], rest, timeout_s=-1.0)
+    assert asked == [KEYS, [(0, "a")], KEYS[1:]], "others are not measured where it was"
+    assert {result.status for result in results.values()} == {"ok"}
+
+
+def test_who_fails_alone_as_well_is_to_blame_and_is_not_tried_a_third_time(play):
+    again = [("at", 0, 0, "check", "a"), "dies"]
+    results, asked = play([*OTHERS, "dies"], again, [(0, "b"), (1, "a"), "done"])
+    assert asked == [KEYS, [(0, "a")], KEYS[1:]]
+    assert "check: " in results[0, "a"].reason
+    assert results[0, "b"] == checked(0, "b")
+
+
+def test_the_first_of_a_process_is_not_tried_again(play):
+    """A hang would cost its time twice."""
+    first, rest = [("at", 0, 0, "check", "a"), "silent"], [(0, "b"), (1, "a"), "done"]
+    results, asked = play(first, rest, timeout_s=-1.0)
+    assert asked == [KEYS, KEYS[1:]]
+    assert results[0, "a"].status == "timeout"
+
+
+def test_a_death_in_a_reference_after_others_costs_no_cell_of_the_case(play):
+    first = [*OTHERS, (0, "a"), (0, "b"), ("at", 1, NOBODY, "reference"), "dies"]
+    results, asked = play(first, [(0, "a"), "done"])
+    assert asked[1] == [(1, "a")]
+    assert {result.status for result in results.values()} == {"ok"}
+
+
+def test_who_lacks_memory_beside_others_is_tried_once_more_in_a_process_of_its_own(play):
+    lacks = CellMeasured(0, synthetic.failed(CASES[0], "a", "oom", "out of memory"))
+    results, asked = play([*OTHERS, lacks, (0, "b"), (1, "a"), "done"], [(0, "a"), "done"])
+    assert asked == [KEYS, [(0, "a")]]
+    assert {result.status for result in results.values()} == {"ok"}
+    results, asked = play([*OTHERS, lacks, (0, "b"), (1, "a"), "done"], [lacks, "done"])
+    assert results[0, "a"] == lacks, "alone there is nobody else to blame"
+
+
+def test_of_who_was_tried_again_it_is_known_what_had_happened(tmp_path):
+    scripts = [[*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"]]
+    workers = iter([ScriptedWorker(tmp_path, script, "bus error") for script in scripts])
+    runner: Any = SimpleNamespace(worker=lambda: next(workers), close=lambda: None)
+    supervision = Supervision(runner, CASES, lambda keys: keys)  # type: ignore[arg-type,return-value]
+    assert len(list(supervision.run(KEYS))) == 3
+    [(key, text)] = supervision.retried.items()
+    assert key == (0, "a")
+    assert text.startswith("crashed: samples: ")
+    assert text.endswith("(SIGSEGV): bus error")
+
+
 # Events that cannot be read.
 
 
@@ -143,9 +207,9 @@ def test_garbage_costs_the_cell_that_writes_it_even_alone(play):
 def test_garbage_written_in_the_turn_of_another_costs_that_one_nothing(play):
     """Cells take turns quickly: when a line is read, its writer's turn may be over."""
     first = [("at", 0, 0, "samples"), "garbage"]  # written by (0, b)
-    alone = [(0, "a"), "done", ("at", 0, 0, "samples"), "garbage"]
-    results, asked = play(first, alone, [("at", 0, 0, "samples"), "garbage"], [(0, "a"), "done"])
-    assert asked[2:] == [[(0, "b")], [(1, "a")]]
+    again = [("at", 0, 0, "samples"), "garbage"]
+    results, asked = play(first, [(0, "a"), "done"], again, again, [(0, "a"), "done"])
+    assert asked[1:] == [[(0, "a")], KEYS[1:], [(0, "b")], [(1, "a")]]
     assert results[0, "a"] == checked(0, "a")
     assert results[0, "b"].status == "error"
 

@@ -129,7 +129,7 @@ def test_an_idle_worker_ends_when_its_runner_closes_the_pipe():
 KERNEL = """
 import os, pathlib, subprocess, time, torch
 from attnbench.api import attention
-sleeper = subprocess.Popen(["sleep", "1000"])
+sleeper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
 threads = len(os.listdir("/proc/self/task"))
 pathlib.Path(__file__).with_suffix(f".{os.getpid()}").write_text(f"{sleeper.pid} {threads}")
 attention("mine")(lambda q, k, v, *, causal, scale: os._exit(7))

@@ -114,6 +114,8 @@ def _asides(record: Record) -> Iterator[str]:
     if waits := metrics.get("device_waits"):
         text = f"the host waits for the device {'once' if waits == 1 else f'{waits} times'} a call"
         yield f"{text}, and then the device for the host; --timer graph cannot take such a call"
+    if before := metrics.get("retried_note"):
+        yield f"measured in a process of its own: beside others it was {before}"
     yield from filter(None, (metrics.get("sensor_note"), metrics.get("energy_note")))
 
 

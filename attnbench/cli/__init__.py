@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from attnbench.base.signals import ENDING, end, handled
 from attnbench.cli.check import check
 from attnbench.cli.compare import compare
 from attnbench.cli.doctor import doctor
@@ -46,7 +47,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; whatever it raises becomes one line and an exit code."""
         try:
-            with _one_line():
+            with _one_line(), handled(ENDING, end):
                 result = super().invoke(ctx)
                 if sys.stdout is not None:  # it may be closed
                     sys.stdout.flush()  # what cannot be written is noticed here, not at exit

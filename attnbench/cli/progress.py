@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import textwrap
 import time
@@ -23,6 +24,7 @@ from rich.progress import (
 from rich.table import Column
 
 from attnbench.base import units
+from attnbench.base.signals import EndedError
 from attnbench.cli.options import say, wrapped
 from attnbench.execution.checks import CheckResult
 from attnbench.execution.session import Listener
@@ -86,10 +88,11 @@ class _Display:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close()
-        if kind is KeyboardInterrupt and self.on_interrupt:
-            say("", err=True)
-            say(self.on_interrupt, err=True)
+        with contextlib.suppress(OSError):  # of a terminal that was closed
+            self.close()
+            if kind in (KeyboardInterrupt, EndedError) and self.on_interrupt:
+                say("", err=True)
+                say(self.on_interrupt, err=True)
 
 
 class SweepDisplay(_Display, Listener):

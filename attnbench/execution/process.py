@@ -12,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
+import psutil
 from msgspec import Meta
 
 from attnbench.base.jsontext import decode, encode, plain
@@ -84,6 +86,7 @@ class Settings:
 
 GARBLED = "it writes to a file descriptor that it does not own: its worker's results are unreadable"
 _LONGEST_LINE = 1 << 26  # bytes, far more than any record takes
+_MOST_PRINTED, _KEPT = 1 << 26, 1 << 16  # bytes of standard error: more is cut to its end
 _GRACE_S = 5.0  # for a process that ends to do so
 
 T = TypeVar("T")
@@ -96,9 +99,9 @@ class GarbledError(Exception):
 class Line:
     """A conversation with one process: requests down one pipe, answers up another.
 
-    Each is a line of JSON; empty lines are passed over. What the process writes to standard error
-    is kept. `ends` are the descriptors of its side: where it reads, where it writes, its standard
-    error. They are handed over once it has them.
+    Each is a line of JSON; empty lines are passed over. The end of what the process writes to
+    standard error is kept. `ends` are the descriptors of its side: where it reads, where it writes,
+    its standard error. They are handed over once it has them.
     """
 
     def __init__(self) -> None:
@@ -112,16 +115,26 @@ class Line:
             begun.callback(os.close, self._read)
             self._theirs.append(their_write)
             self.ends = their_read, their_write, self._stderr.fileno()
+            os.set_blocking(self._read, False)
             self._held = begun.pop_all()
         self._kept = bytearray()
+        self._printed = 0  # bytes, before the last request
+        self._ended: int | None = None
 
     def hand_over(self) -> None:
         """Close the other side's pipe ends here: a process that was started has its own."""
         while self._theirs:
             os.close(self._theirs.pop())
 
+    def watch(self, process: int) -> None:
+        """Take the end of this process for that of its answers: a child may hold the pipe open."""
+        with contextlib.suppress(AttributeError, OSError):  # not here: then the pipe alone says so
+            self._ended = os.pidfd_open(process)
+            self._held.callback(os.close, self._ended)
+
     def send(self, message: Any) -> None:
         """Write one line; a process that is gone is noticed when its answers end."""
+        self._printed = os.fstat(self._stderr.fileno()).st_size
         rest = memoryview(encode(message) + b"\n")
         with contextlib.suppress(BrokenPipeError):
             while rest:
@@ -134,6 +147,7 @@ class Line:
             TimeoutError: nothing came in time.
             GarbledError: a line is not such an answer.
         """
+        self._cut_printed()
         deadline = time.monotonic() + timeout_s
         while not (line := self._next(deadline)).strip():
             if not line:
@@ -151,11 +165,14 @@ class Line:
             if searched > _LONGEST_LINE:
                 raise GarbledError
             poll = select.poll()
-            poll.register(self._read, select.POLLIN)
+            for descriptor in filter(None, (self._read, self._ended)):
+                poll.register(descriptor, select.POLLIN)
             left_ms = 1000 * (deadline - time.monotonic())
             if not poll.poll(None if math.isinf(left_ms) else max(0.0, left_ms)):
                 raise TimeoutError
-            more = os.read(self._read, 1 << 20)
+            more = b""
+            with contextlib.suppress(BlockingIOError):  # it has ended, and said all before
+                more = os.read(self._read, 1 << 20)
             if not more:
                 return b""
             self._kept += more
@@ -163,11 +180,24 @@ class Line:
         del self._kept[: end + 1]
         return line
 
-    def last_words(self) -> str:
-        """The last line on standard error, such as the exception that ended the process."""
-        self._stderr.seek(0)
-        lines = plain(self._stderr.read().decode(errors="replace")).split("\n")
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    def last_words(self, count: int = 1) -> str:
+        """The last lines on standard error since the last request, such as an exception."""
+        text = plain(self._end_of_printed().decode(errors="replace"))
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
+        return " | ".join(line[: 300 // count] for line in lines[-count:])
+
+    def _end_of_printed(self) -> bytes:
+        file = self._stderr.fileno()
+        return os.pread(file, _KEPT, max(self._printed, os.fstat(file).st_size - _KEPT))
+
+    def _cut_printed(self) -> None:
+        """Of very much that was printed keep the end: the process writes on behind that."""
+        file = self._stderr.fileno()
+        if os.fstat(file).st_size > _MOST_PRINTED:
+            end, self._printed = self._end_of_printed(), 0
+            os.ftruncate(file, 0)
+            os.lseek(file, 0, os.SEEK_SET)
+            os.write(file, end)
 
     def close(self) -> None:
         """Close everything, once: a process that waits for requests ends by itself."""
@@ -185,6 +215,8 @@ class Child:
     ) -> None:
         *_, stderr = line.ends
         self.python = settings.python or sys.executable
+        environment = environment_of(settings) | {_MARK: uuid.uuid4().hex}
+        self._mark = environment[_MARK]
         try:
             self.process = subprocess.Popen(
                 # -P: a file called torch.py in the user's folder must not become torch.
@@ -193,27 +225,34 @@ class Child:
                 stdout=stderr,
                 stderr=stderr,
                 pass_fds=descriptors,
-                env=environment_of(settings),
+                env=environment,
                 start_new_session=True,  # an interrupt is for this process to handle
             )
         finally:
             line.hand_over()
+        self.pid = self.process.pid
 
     def ended(self, within_s: float = _GRACE_S) -> int | None:
         """The exit code of one whose pipes are closed; None if it had to be killed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(within_s)
+            if (returncode := self.process.wait(within_s)) < 0:
+                self.kill()  # what it had started it could not end
+            return returncode
         self.kill()
         return None
 
     def kill(self) -> None:
-        """End the process now, and whatever it started."""
+        """End the process now, and whatever it started: that has its mark in its environment."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(_MARK) == self._mark:
+                    process.kill()
 
 
-_WORKER = "attnbench.worker"
+_WORKER, _MARK = "attnbench.worker", "ATTNBENCH_PROCESS"
 CAN_FORK = sys.platform == "linux"  # elsewhere forking after importing a BLAS is not safe
 _START_TIMEOUT_S = 120.0
 
@@ -274,12 +313,12 @@ class Forked:
 
     def __init__(self, server: Server, ends: Sequence[int]) -> None:
         self._server = server
-        self._id = server.ask("fork", 0, 0, *ends) or 0
+        self.pid = server.ask("fork", 0, 0, *ends) or 0
 
     def ended(self, within_s: float = _GRACE_S) -> int | None:
         """The exit code of one whose pipes are closed; None if it had to be killed."""
         try:
-            returncode = self._server.ask("await", self._id, within_s)
+            returncode = self._server.ask("await", self.pid, within_s)
         except OSError:
             return -signal.SIGKILL  # with its server
         if returncode is None:
@@ -289,7 +328,7 @@ class Forked:
     def kill(self) -> None:
         """End the process now, and whatever it started."""
         with contextlib.suppress(OSError):
-            self._server.ask("kill", self._id)
+            self._server.ask("kill", self.pid)
 
 
 def started(
@@ -300,12 +339,16 @@ def started(
     It also gets the descriptors that are `shared`.
     """
     descriptors = [*line.ends, *shared]
-    if server is None:
-        return Child(module, descriptors, settings, line)
+    process: Child | Forked
     try:
-        return Forked(server, descriptors)
+        if server is None:
+            process = Child(module, descriptors, settings, line)
+        else:
+            process = Forked(server, descriptors)
     finally:
         line.hand_over()
+    line.watch(process.pid)
+    return process
 
 
 _FROM_SETTINGS = ("threads", "files", "replace", "root", "other_root")
@@ -359,6 +402,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
         paths = [*environment.get("PYTHONPATH", "").split(os.pathsep), str(root)]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     environment |= allocator_variables(environment, settings.allocator)
+    environment.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler has no last words
     if settings.threads is not None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[name] = str(settings.threads)

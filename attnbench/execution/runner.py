@@ -121,6 +121,8 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
                 if key in self._profiled_s:
                     spent_s = spent_s | {"profile": self._profiled_s.pop(key)}
                 known = self._kernels.get(key, {}) if record.status == "ok" else {}
+                if before := supervised.retried.get((index, impl)):
+                    known = known | {"retried_note": before}
                 metrics = record.metrics | known
                 yield replace(record, metrics=metrics, spent_s=spent_s, process=job.process)
             self.close()  # the next job gets a fresh process

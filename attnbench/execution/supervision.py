@@ -15,6 +15,7 @@ from attnbench.execution.process import GARBLED, GarbledError, Worker, ending
 from attnbench.schema.case import Case
 from attnbench.schema.messages import (
     NOBODY,
+    CellMeasured,
     Check,
     Done,
     Heartbeat,
@@ -47,42 +48,58 @@ class Supervision:
     """Cells (keys) to be worked off by workers, request after request until none is left.
 
     `request(keys)` makes the request for what is left. A worker that dies or hangs costs the cell
-    it was at; if it was at none, a fresh one tries the rest once more. One whose events cannot be
-    read, or that closed its pipe, is ended, too, and the cell that it was at is tried again alone:
-    to blame if that fails as well. An implementation that ended `deaths_each` workers is not tried
-    any further.
+    it was at, or in a reference all of the case. Where other implementations ran in the process
+    before, one of them may be to blame, whose thread crashed late, who closed what is not its own
+    or holds the memory: who was at it is tried once more, without them in a fresh process, and to
+    blame if that fails as well. So it is where events cannot be read or the pipe was closed. If it
+    was at none, a fresh one tries the rest once more. An implementation that ended `deaths_each`
+    workers is not tried any further. `retried` says of who was tried once more what had happened
+    before.
     """
 
     runner: LocalRunner
     cases: list[Case]
     request: Callable[[list[Key]], Measure | Profile | Trace | Check]
     deaths_each: int | None = None
+    retried: dict[Key, str] = field(default_factory=dict)
     _may_retry: bool = True
     _deaths: Counter[str] = field(default_factory=Counter)
 
     def run(self, keys: list[Key]) -> Iterator[tuple[Key, Result | Death]]:
         """Yield a result or a Death for every key, each once."""
         open_keys = dict.fromkeys(keys)
-        alone: list[Key] = []  # to be tried by themselves
+        apart: list[list[Key]] = []  # each to be tried in a process of its own
         while open_keys:
-            alone = [key for key in alone if key in open_keys]
-            asked = alone[:1] or list(open_keys)
+            apart = [left for keys in apart if (left := [key for key in keys if key in open_keys])]
+            asked = apart[0] if apart else list(open_keys)
             worker = self.runner.worker()
-            attempt = _Attempt(worker.heartbeat, asked)
+            attempt, crowded = _Attempt(worker.heartbeat, asked), list[list[Key]]()
             worker.send(self.request(asked))
             while isinstance(event := self._next(worker, attempt), Result):
                 key = attempt.key(event.key)
-                if key is not None and key in open_keys:
-                    del open_keys[key]
-                    self._may_retry = True  # it got somewhere
-                    yield key, event
-            left = [key for key in asked if key in open_keys]
+                if key is None or key not in open_keys:
+                    continue
+                self._may_retry = True  # it got somewhere
+                lacking = isinstance(event, CellMeasured) and event.record.status == "oom"
+                if lacking and len(asked) > 1 and attempt.others_ran():
+                    crowded.append([key])  # others may not give back what they took
+                    continue
+                del open_keys[key]
+                yield key, event
+            left = [key for key in asked if key in open_keys and [key] not in crowded]
+            apart += crowded
             at = [key for key in attempt.at(attempt.sign()) if key in left]
             blamed = at or left
             if event is not None:
+                if words := worker.line.last_words(3):
+                    event = event._replace(reason=f"{event.reason}: {words}")
+                suspects = [[key] for key in blamed]
+                if event.surely:
+                    suspects = [at] if at and attempt.others_ran() else []
                 self.runner.close()
-                if not event.surely and len(asked) > 1:
-                    alone = at or left
+                if suspects and len(asked) > len(suspects[0]):
+                    apart = suspects + apart
+                    self.retried |= dict.fromkeys(at, f"{event.status}: {event.reason}")
                     continue
                 if left and not at and self._may_retry:
                     self._may_retry, blamed = False, []
@@ -92,6 +109,8 @@ class Supervision:
                 del open_keys[key]
                 # A worker that ends well and forgets a cell is a defect of ours.
                 yield key, event or Death("error", "the worker finished without a result")
+            if apart:
+                self.runner.close()  # who was suspected may do harm later
             self._deaths.update({impl for _, impl in blamed})
             for key in list(open_keys):
                 if self.deaths_each is not None and self._deaths[key[1]] >= self.deaths_each:
@@ -156,6 +175,10 @@ class _Attempt:
         if sign.impl != NOBODY:
             impls = impls[sign.impl : sign.impl + 1] if sign.impl >= 0 else []
         return [(index, impl) for impl in impls]
+
+    def others_ran(self) -> bool:
+        """Whether code of others than the one that the worker is at has run in its process."""
+        return self.sign().begun > (self.sign().impl != NOBODY)
 
     def sign(self) -> Sign:
         """What the worker is at; what it was at when its pipe closed, if it has."""

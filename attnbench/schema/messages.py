@@ -248,16 +248,20 @@ Result = CellMeasured | CellProfiled | CellTraced | ItemChecked
 Event = Ready | Failed | Testing | Catalogue | Reasons | Facts | Result | Done
 
 
-_LAYOUT = struct.Struct("<qqq32s")
+_LAYOUT = struct.Struct("<qqqq32s")
 NOBODY = -1
 
 
 class Sign(NamedTuple):
-    """What was last written: a step counter, the case and implementation indices, the stage."""
+    """What was last written: a step counter, the case and implementation indices, the stage.
+
+    `begun` is of how many implementations code has run in this process.
+    """
 
     step: int
     case: int
     impl: int
+    begun: int
     stage: str
 
 
@@ -266,19 +270,30 @@ class Heartbeat:
 
     def __init__(self, descriptor: int) -> None:
         if not os.fstat(descriptor).st_size:
-            os.write(descriptor, _LAYOUT.pack(0, NOBODY, NOBODY, b"start-up"))
+            os.write(descriptor, _LAYOUT.pack(0, NOBODY, NOBODY, 0, b"start-up"))
         self._map = mmap.mmap(descriptor, _LAYOUT.size)
         self._step = 0
+        self._begun: set[str] = set()
 
-    def write(self, case: int, impl: int, stage: str) -> None:
-        """Note: now at this case (index in the group), this implementation, this stage."""
+    def write(self, case: int, impl: int, stage: str, name: str | None = None) -> None:
+        """Note: now at this case (index in the group), this implementation, this stage.
+
+        `name` is of the implementation whose code is about to run.
+        """
         self._step += 1
-        self._map[:] = _LAYOUT.pack(self._step, case, impl, stage.encode()[:32])
+        self._begun |= {name} if name else set()
+        sign = self._step, case, impl, len(self._begun), stage.encode()[:32]
+        self._map[:] = _LAYOUT.pack(*sign)
+
+    def beat(self) -> None:
+        """Note: still at the same, and alive."""
+        self._step += 1
+        self._map[:8] = self._step.to_bytes(8, "little")
 
     def read(self) -> Sign:
         """What the worker noted last."""
-        step, case, impl, stage = _LAYOUT.unpack(self._map[:])
-        return Sign(step, case, impl, stage.rstrip(b"\0").decode(errors="replace"))
+        step, case, impl, begun, stage = _LAYOUT.unpack(self._map[:])
+        return Sign(step, case, impl, begun, stage.rstrip(b"\0").decode(errors="replace"))
 
     def close(self) -> None:
         """Unmap the file."""

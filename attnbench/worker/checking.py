@@ -158,6 +158,7 @@ def check_item(
     workload = WORKLOADS.get(case.workload)
     try:
         if "property" in options:
+            at("check")
             return _check_property(options["property"], case, name, seed)
         draw = Draw(seed=seed, needles="query_amplitude" not in options, **options)
         tensors = workload.tensors(case, strided=draw.strided)

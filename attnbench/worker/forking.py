@@ -1,8 +1,9 @@
 """Forks processes that begin with everything imported, and with nothing computed yet.
 
 The one that forks holds no thread pool and no CUDA context, and loads nobody's files: what it
-shares with its processes is code. Each has its memory to itself, its group for what it starts, and
-ends when this one does. They share the address layout of this one.
+shares with its processes is code. Each has its memory to itself, and ends when this one does, and
+with it all that it started: whose parent dies becomes a child of this one, which ends it. They
+share the address layout of this one.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import sys
 import time
 from collections.abc import Callable
 
+import psutil
+
 _POLL_S = 0.005
-_PR_SET_PDEATHSIG = 1  # of Linux, prctl(2): nowhere else is anything forked
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux: nowhere else is anything forked
+_GENERATIONS = 1000  # of processes that start others faster than they can be ended
 
 
 def become(main: Callable[..., None]) -> None:
@@ -33,6 +37,9 @@ def become(main: Callable[..., None]) -> None:
     gc.freeze()  # what was imported stays: a collection would copy it into each process
     gc.enable()
     read, write, stderr, *more = descriptors if len(descriptors) > 1 else next_fork(*descriptors)
+    if sys.platform == "linux":
+        # The kernel is to kill it when its parent ends, were it in the middle of a call.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for descriptor in (read, write):
         os.set_inheritable(descriptor, False)
     for stream in (1, 2):  # whatever implementations print
@@ -46,10 +53,12 @@ def next_fork(control: int) -> list[int]:
 
     A request is [what, process, seconds]: `fork`, with the descriptors that the new process is to
     have, and which are returned in it; `await` the end of a process for that long; `kill` it with
-    its group. The answers: its id; its exit code, negative for a signal, or null; null. When the
-    socket is closed, whatever lives is killed, and this process ends.
+    all that it started. The answers: its id; its exit code, negative for a signal, or null; null.
+    When the socket is closed, as it is when the runner dies, whatever lives is killed, and this
+    process ends.
     """
     alive: set[int] = set()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=control) as line:
         while True:
             text, descriptors, *_ = socket.recv_fds(line, 1 << 10, 8, socket.MSG_CMSG_CLOEXEC)
@@ -61,8 +70,6 @@ def next_fork(control: int) -> list[int]:
                 answer = os.fork()
                 if not answer:
                     os.setpgid(0, 0)
-                    # The kernel is to kill it when this one ends, were it in the middle of a call.
-                    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                     return descriptors
                 with contextlib.suppress(OSError):  # it has done so itself
                     os.setpgid(answer, answer)
@@ -73,10 +80,9 @@ def next_fork(control: int) -> list[int]:
                 answer = _returncode(process, time.monotonic() + within_s)
             elif process in alive:
                 alive.remove(process)
-                _kill(process)
+                _kill_others(alive)
             line.send(json.dumps(answer).encode())
-    for process in alive:
-        _kill(process)
+    _kill_others(set())
     os._exit(0)
 
 
@@ -90,9 +96,15 @@ def _returncode(process: int, deadline: float) -> int | None:
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def _kill(process: int) -> None:
-    """End a process and whatever it started."""
-    for kill in (os.kill, os.killpg):
-        with contextlib.suppress(ProcessLookupError):  # it may have left its group
-            kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
+def _kill_others(alive: set[int]) -> None:
+    """End each child but those that are `alive`; what it started becomes a child when it ends."""
+    for _ in range(_GENERATIONS):
+        others = {child.pid for child in psutil.Process().children()} - alive
+        for child in others:
+            try:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            except OSError:  # it is another user's by now: nobody here can end it
+                alive = alive | {child}
+        if not others:
+            return

@@ -36,6 +36,7 @@ FLOOR_EPS = 4.0
 ROUNDINGS = 3
 RMS_FLOOR_EPS = 1.0  # a mean needs no room for the unluckiest element
 
+on_block: Callable[[], Any] = int  # called for each block, as a sign of life; this one does nothing
 # Computes in the dtype of its tensors; with `terms=True` the terms of the errors' floor, too.
 Core = Callable[..., "PlainResult"]
 # A block of scores in the reference holds about this many float64 elements: 16 MiB on CPU,
@@ -378,6 +379,7 @@ def _blocks(
     wide = len(range(len(q))[some]) * q.shape[1] * case.kv_len
     count = max(1, elements // wide)
     for first in range(0, case.seq_len, count):
+        on_block()
         rows = slice(first, min(case.seq_len, first + count))
         if pattern is not None:
             admitted = (pattern if pattern.ndim == 2 else pattern[some])[..., rows, :]

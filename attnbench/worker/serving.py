@@ -55,6 +55,7 @@ from attnbench.schema.messages import (
     WorkerConfig,
 )  # fmt: skip
 from attnbench.schema.record import Cell, Record
+from attnbench.worker import reference
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import Entry, Reporter, check_item
 from attnbench.worker.diagnosis import diagnose
@@ -64,13 +65,14 @@ from attnbench.worker.tracing import trace_cell
 from attnbench.worker.trial import classify, device_is_lost
 
 Emit = Callable[[Event], None]
-_LOST = 70
+_LOST, _FORKED = 70, 71
 
 
 def main(read: int, write: int, beat: int) -> None:
     """Serve requests until there are no more; `beat` is the descriptor of the heartbeat's file."""
     heartbeat = Heartbeat(beat)
     os.close(beat)  # it is mapped
+    reference.on_block = heartbeat.beat
     emit = _event_writer(write)
     pipe = os.fdopen(read, "rb")
     if not (line := pipe.readline()):
@@ -147,7 +149,7 @@ def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
         case Profile(cases, seed):
             for index, (case, impls) in enumerate(cases):
                 for number, impl in enumerate(impls):
-                    at = partial(heartbeat.write, index, number)
+                    at = partial(heartbeat.write, index, number, name=impl)
                     status, metrics = profile_cell(case, impl, seed, at)
                     emit(CellProfiled(index, impl, metrics))
                     _end_if_lost(status)
@@ -157,7 +159,7 @@ def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
             _end_if_lost(traced.status)
         case Check(items, seed):
             for index, item in enumerate(items):
-                at = partial(heartbeat.write, index, 0)
+                at = partial(heartbeat.write, index, 0, name=item.impl)
                 found = check_item(item.case, item.impl, item.draw, seed, at)
                 emit(ItemChecked(index, item.impl, **found))
                 _end_if_lost(found["status"])
@@ -175,7 +177,7 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
 
     def at(case: int, impl: str | None, stage: str) -> None:
         number = NOBODY if impl is None else entries[case].impls.index(impl)
-        heartbeat.write(case, number, stage)
+        heartbeat.write(case, number, stage, impl if stage == "build" else None)
 
     def record(case: int, found: Record, clock: Clock | None = None) -> None:
         emit(CellMeasured(case, found))
@@ -205,9 +207,11 @@ def _end_if_lost(status: str, clock: Clock | None = None) -> None:
 
 
 def _event_writer(descriptor: int) -> Emit:
-    stream = os.fdopen(descriptor, "wb", buffering=0)
+    stream, process = os.fdopen(descriptor, "wb", buffering=0), os.getpid()
 
     def emit(event: Event) -> None:
+        if os.getpid() != process:
+            os._exit(_FORKED)  # an implementation forked, and returned in the child as well
         # The first newline ends what someone else may have written.
         rest = memoryview(b"\n" + encode(event) + b"\n")
         while rest:

@@ -10,25 +10,21 @@ import re
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
+from attnbench.base.signals import ENDING, end, handled
 from attnbench.errors import UsageError
 from attnbench.gate.run.git import complaint, run_git
 
 # Hosts may share the folder, but not each other's locks.
 _PREFIX = f"attnbench-gate-{re.sub(r'[^0-9A-Za-z]+', '-', platform.node())}-"
-_YOUNG_S = 60.0  # so long a folder may be without the lock of its maker
+_YOUNG_S = 5.0  # so long a folder may be without the lock of its maker
 # A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
 _LFS = "filter.lfs"
 _NO_LFS = ("-c", f"{_LFS}.smudge=", "-c", f"{_LFS}.process=", "-c", f"{_LFS}.required=false")
-# What CI sends to a job that is cancelled; what a terminal sends when it closes.
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
-_DEAF = (signal.SIGINT, *_ENDING)
+_DEAF = (signal.SIGINT, *ENDING)
 
 
 @contextlib.contextmanager
@@ -53,7 +49,7 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
     for folder in temporary.glob(f"{_PREFIX}*"):
         if _left_behind(folder):
             shutil.rmtree(folder, ignore_errors=True)
-    with _signals(_ENDING, _end), temporary_folder() as folder:
+    with handled(ENDING, end), temporary_folder() as folder:
         tree = folder / "tree"
         tree.mkdir()
         read = ("read-tree", "--reset", "-u", "--no-recurse-submodules", commit)
@@ -81,7 +77,7 @@ def temporary_folder() -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # as long as this process lives
         yield folder
     finally:
-        with _signals(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
+        with handled(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
             shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
@@ -99,23 +95,3 @@ def _left_behind(folder: Path) -> bool:
     except OSError as err:
         return isinstance(err, FileNotFoundError)
     return True
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-@contextlib.contextmanager
-def _signals(numbers: tuple[signal.Signals, ...], handler: Any) -> Iterator[None]:
-    """Handle signals in another way for a while. Only the main thread may; others leave them."""
-    numbers = numbers if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.getsignal(number) for number in numbers}
-    # None was not set from Python and cannot be put back; what nohup ignores stays ignored.
-    ours = {number: old for number, old in before.items() if old not in (None, signal.SIG_IGN)}
-    try:
-        for number in ours:
-            signal.signal(number, handler)
-        yield
-    finally:
-        for number, old in ours.items():
-            signal.signal(number, old)
