@@ -106,9 +106,9 @@ def broken_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     info = load_run(folder / "results" / "r").info
     assert info["environment"]["ceilings"]["1"]["matmul_tflops"]["float32"] > 0
     pids = (folder / "broken.pids").read_text().split()
-    # One that plans; in the first pass one more for each death, two where others ran before: who is
-    # blamed is tried alone; the ceilings; the second pass.
-    assert len(pids) == len(set(pids)) == 1 + (1 + 2 + 2 + 1) + 1 + 1
+    # One that plans; in the first pass one more for each death, two where others ran before, as
+    # who is blamed is tried alone, and so is who lacks memory; the ceilings; the second pass.
+    assert len(pids) == len(set(pids)) == 1 + (1 + 2 + 2 + 1 + 1) + 1 + 1
     rows = exported(folder / "results" / "r")
     return {(row["impl"], row["seq_len"]): row for row in rows}
 
