@@ -265,6 +265,27 @@ def parse_shard(text: str, flag: str) -> tuple[int, int]:
     raise UsageError(f"{flag} {text!r:.40}: which shard of how many, from 1/8 to 8/8 say")
 
 
+_MEMORY = {"%": 0.01} | {
+    f"{prefix}{i}B": step**power
+    for i, step in (("", 1e3), ("I", 1024.0))
+    for power, prefix in enumerate("KMGT", 1)
+}
+
+
+def parse_memory(text: str, flag: str) -> float:
+    """Read `8GB` or `8GiB` as bytes, `80%` as the share 0.8, and `none` as 0.
+
+    Raises:
+        UsageError: something else, nothing at all, or more than 100 %.
+    """
+    unit = text.strip().lstrip("0123456789. ")
+    number = _number(text.strip().removesuffix(unit).strip() or "0")
+    value = (number or 0.0) * _MEMORY.get(unit.upper(), 0.0)
+    if unit != "none" and not 0 < value <= (1 if unit == "%" else 1e18):
+        raise UsageError(f"{flag} takes 8GB, 500MiB, 80% or none, not {text[:40]!r}")
+    return value
+
+
 def parse_duration(text: str, flag: str) -> float:
     """Read `90s`, `5m`, `2m30s`, `1h` or plain seconds: the time in seconds.
 

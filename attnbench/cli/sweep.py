@@ -43,6 +43,10 @@ _TIMING: tuple[tuple[str, dict[str, Any], str], ...] = (
      "Fresh processes to measure each cell in; the interval is then over them."),
     ("--timeout", {"type": POSITIVE, "default": 300.0, "show_default": True},
      "Seconds without a heartbeat after which a cell is given up."),
+    ("--memory-limit", {"metavar": "SIZE", "default": "90%", "show_default": True},
+     "What a worker may allocate: 8GB, a share of what is free when it starts, or none."),
+    ("--no-prune", {"is_flag": True},
+     "Try cells that are larger than one of the same implementation that ran out of memory."),
     ("--l2", {"type": click.Choice(["cold", "warm"])},
      "The last cache before each call [cold on a GPU, warm on a CPU]."),
     ("--timer", {"type": click.Choice(["events", "graph"])},
@@ -152,7 +156,7 @@ def _request(options: dict[str, Any]) -> SweepRequest:
     plain = Preset(doc="", sweeps=(Axes(),), min_time_s=0.1, max_time_s=1.0)
     preset = PRESETS.get(options["preset"]) if options["preset"] else plain
     least, most = options["min_time"], options["max_time"]
-    taken = ("seed", "precision", "processes", "l2", "timer", "energy")
+    taken = ("seed", "precision", "processes", "l2", "timer", "energy", "memory_limit")
     return SweepRequest(
         sweeps=overridden(
             preset.sweeps, {name: options[name] for name in (*AXIS_FIELDS, "threads")}
@@ -164,6 +168,7 @@ def _request(options: dict[str, Any]) -> SweepRequest:
             min_time_s=least or min(preset.min_time_s, most or preset.min_time_s),
             max_time_s=most or max(preset.max_time_s, least or preset.max_time_s),
             timeout_s=options["timeout"],
+            prune=not options["no_prune"],
             allocator=options["allocator"] or preset.allocator,
             **{name: options[name] for name in taken},
         ),

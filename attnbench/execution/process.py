@@ -23,6 +23,7 @@ import psutil
 from msgspec import Meta
 
 from attnbench.base.jsontext import decode, encode, plain
+from attnbench.base.units import parse_memory
 from attnbench.errors import AttnbenchError, UsageError
 from attnbench.machine.host import AllocatorPolicy, allocator_variables
 from attnbench.schema.messages import Event, Heartbeat, WorkerConfig
@@ -60,6 +61,8 @@ class Settings:
     l2: L2 | None = None  # None: cold on a GPU alone
     timer: Timer | None = None  # on a GPU
     energy: bool = False
+    memory_limit: str = "90%"  # see `machine.facts.limit_memory`
+    prune: bool = True  # leave out what is larger than what ran out of memory
     allocator: AllocatorPolicy = "settled"  # how glibc hands memory out, on a CPU
     replace: bool = False
     root: str | None = None
@@ -78,6 +81,7 @@ class Settings:
                 names = ", ".join(filter(None, [p for p in parts if type(p) is str] or listed))
                 why = f"one of {names}" if names else str(err).lower()
                 raise UsageError(f"{flag} {value!r}: {why}") from err
+        parse_memory(self.memory_limit, "--memory-limit")
         if self.min_time_s > self.max_time_s:
             raise UsageError(
                 f"--min-time {self.min_time_s:g} is above --max-time {self.max_time_s:g}"
@@ -351,7 +355,7 @@ def started(
     return process
 
 
-_FROM_SETTINGS = ("threads", "files", "replace", "root", "other_root")
+_FROM_SETTINGS = ("threads", "files", "replace", "root", "other_root", "memory_limit")
 
 
 class Worker(contextlib.AbstractContextManager["Worker"]):

@@ -19,6 +19,7 @@ from attnbench.schema import messages
 from attnbench.schema.case import Case
 from attnbench.schema.messages import CellMeasured, CellProfiled, Check, ItemChecked, Measure
 from attnbench.schema.record import Cell, Record
+from attnbench.theory.pruning import Pruning
 
 Watch = Callable[[Case | None, str | None, str], None]  # with what a worker is at: its stage last
 E = TypeVar("E")
@@ -38,7 +39,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
 
     `watch(case, impl, stage)` is called with what the worker is at, a few times a second.
     `start_up_s` are the wall seconds spent so far on starting workers; `own` are the names that
-    each of the user's files registered.
+    each of the user's files registered; `pruning` knows which cells ran out of memory here.
     """
 
     def __init__(self, settings: Settings, watch: Watch = lambda case, impl, stage: None) -> None:
@@ -47,6 +48,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         self.warnings: list[str] = []
         self.own: tuple[tuple[str, ...], ...] = ()
         self.watch = watch
+        self.pruning = Pruning(enabled=settings.prune)
         self._device = settings.device
         self._idle: Worker | None = None
         self._kernels: dict[tuple[str, str], dict[str, Any]] = {}  # as profiled, by the cell's key
@@ -117,6 +119,8 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
                     record = result.record
                 else:
                     continue
+                if record.status == "oom":
+                    self.pruning.oom.append(record.cell)
                 key, spent_s = record.cell.key, record.spent_s
                 if key in self._profiled_s:
                     spent_s = spent_s | {"profile": self._profiled_s.pop(key)}
@@ -191,7 +195,9 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             entries = [(cases[index], tuple(impls)) for index, impls in asked.items()]
             return messages.Profile(tuple(entries), self.settings.seed)
 
-        unknown = [(i, impl) for i, impl in keys if (cases[i].case_id, impl) not in self._kernels]
+        cells = [(key, Cell(case=cases[key[0]], impl=key[1])) for key in keys]
+        seen, implied = self._kernels, self.pruning.implied
+        unknown = [key for key, cell in cells if cell.key not in seen and not implied(cell)]
         begin, start_up_s = time.perf_counter(), self.start_up_s
         for (index, impl), result in Supervision(self, cases, request).run(unknown):
             if isinstance(result, Death):
@@ -214,9 +220,11 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
                 names = tuple(impl for impl in impls if (number, impl) in wanted)
                 left += [(case, names)] if names else []
             groups += [tuple(left)] if left else []
-        fields = set(Measure.__struct_fields__) - {"groups"}
+        fields = set(Measure.__struct_fields__) - {"groups", "oom"}
         settings = {name: getattr(self.settings, name) for name in fields}
-        return Measure(groups=tuple(groups), **settings)
+        impls_left = {impl for _, impl in remaining}
+        oom = tuple(cell for cell in self.pruning.oom if cell.impl in impls_left)
+        return Measure(groups=tuple(groups), oom=oom, **settings)
 
     def _ask(self, request: messages.Request, kind: type[E]) -> E:
         worker = self.worker()

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 
+from attnbench.base.units import parse_memory
 from attnbench.machine import host
 
 _OF_THE_HOST = ("cpu_quota", "load_1m", "governor", "smt", "thp", "hypervisor", "thread_env")
@@ -105,27 +106,44 @@ def reason_against_device(device: str) -> str | None:
     return f"no CUDA device here ({built}); use --device cpu"
 
 
+_gpu_limit_bytes: list[int] = []  # what this process may take of the GPU's memory, if limited
+
+
 def free_bytes(device: str) -> int | None:
-    """Memory of the device that could be allocated now, or None where unknown."""
+    """Memory of the device that this process could allocate now, or None where unknown.
+
+    The least of what is free, what the control groups leave, and what its own limit does.
+    """
     if device == "cuda":
         free, _ = torch.cuda.mem_get_info()
-        reserved = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return int(free) + reserved
-    try:
-        return int(psutil.virtual_memory().available)
-    except (OSError, ValueError, KeyError):
-        return None
+        found = [int(free) + torch.cuda.memory_reserved(), *_gpu_limit_bytes]
+        return max(0, min(found) - torch.cuda.memory_allocated())
+    found = [] if (left := host.memory_left()) is None else [left]
+    with contextlib.suppress(AttributeError, OSError, ValueError, KeyError):
+        found.append(int(psutil.virtual_memory().available))
+        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        used = int(psutil.Process().memory_info().data)
+        found += [limit - used] if limit != resource.RLIM_INFINITY else []
+    return max(0, min(found)) if found else None
 
 
-def limit_memory() -> None:
-    """Let allocations beyond nine tenths of the free memory fail, so that they cost one cell.
+def limit_memory(limit: str = "90%", device: str = "cpu") -> None:
+    """Let allocations of this process beyond a limit fail, so that they cost one cell.
 
-    Without a limit Linux promises memory it does not have, and kills a process later.
+    From now on it may take so much, or that share of what is free. Without a limit Linux promises
+    memory it does not have, and kills a process later. Of a GPU the caching allocator is limited;
+    CUDA reserves more addresses than the host has memory.
     """
-    available = free_bytes("cpu")
-    if available is None:
+    wanted, free = parse_memory(limit, "--memory-limit"), free_bytes(device)
+    if not wanted or free is None:
         return
     # No such limit on this system: the runner still survives the worker's death.
     with contextlib.suppress(AttributeError, OSError, ValueError):
-        limit = psutil.Process().memory_info().data + int(0.9 * available)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+        most = int(wanted * free if wanted <= 1 else wanted)
+        if device == "cuda":
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, most / total))
+            _gpu_limit_bytes[:] = [most]
+        else:
+            most += psutil.Process().memory_info().data
+            resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))

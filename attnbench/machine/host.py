@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import platform
 import re
@@ -121,6 +122,26 @@ def cpu_quota(root: Path = ROOT) -> float | None:
     return min(quotas, default=None)
 
 
+# Of a control group, in versions 2 and 1: the limit, what is in use, and how much of that is files
+# that were read once, which the kernel drops before it kills.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def memory_left(root: Path = ROOT) -> int | None:
+    """Bytes that the control groups still grant, the least of them; None without any."""
+    left = []
+    for group, names in itertools.product(_groups(root, "memory"), _MEMORY_FILES):
+        limit, used = (_number(_read(group / name)) for name in names[:2])
+        if limit is not None and used is not None:
+            lines = (_read(group / "memory.stat") or "").splitlines()
+            stat = dict(line.partition(" ")[::2] for line in lines)
+            left.append(max(0, int(limit - used + (_number(stat.get(names[2])) or 0))))
+    return min(left, default=None)
+
+
 def throttled_us(root: Path = ROOT) -> int | None:
     """Microseconds for which the control groups have held their processes back so far: the most."""
     units_per_us = {"throttled_usec": 1, "throttled_time": 1000}
@@ -189,17 +210,17 @@ def _tick_rows(root: Path) -> list[list[int]] | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _groups(root: Path) -> tuple[Path, ...]:
-    """The folders of this process's control groups that rule CPU time, and all above them.
+def _groups(root: Path, controller: str = "cpu") -> tuple[Path, ...]:
+    """The folders of this process's control groups that rule CPU time or memory, and all above.
 
     In a container the path may be that of the host, which is not there: what is above it is.
     """
     found: list[Path] = []
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        for name in ("cpu", controllers) if controllers else ("", "unified"):
+        for name in (controller, controllers) if controllers else ("", "unified"):
             mount = root / "sys/fs/cgroup" / name
             here = mount / path.strip("/")
             found += [here, *(above for above in here.parents if above.is_relative_to(mount))]

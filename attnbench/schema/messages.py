@@ -12,7 +12,7 @@ import msgspec
 from attnbench.base.parameters import Parameter
 from attnbench.schema.case import Case, Device
 from attnbench.schema.profile import Profile as CellProfile
-from attnbench.schema.record import Record, Status
+from attnbench.schema.record import Cell, Record, Status
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -20,10 +20,11 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told first: the files it loads, and in how many threads it computes."""
+    """What a worker is told first: the files it loads, its threads, its limit of memory."""
 
     device: str
     threads: int | None = None
+    memory_limit: str = "90%"
     files: tuple[str, ...] = ()
     replace: bool = False
     root: str | None = None
@@ -104,7 +105,10 @@ class Diagnose(_Message, frozen=True):
 
 
 class Measure(_Message, frozen=True, kw_only=True):
-    """Ask for a record of every cell of these groups: cases with their implementations."""
+    """Ask for a record of every cell of these groups: cases with their implementations.
+
+    To `prune` is to skip what is larger than a cell that ran out of memory, such as those of `oom`.
+    """
 
     groups: tuple[tuple[tuple[Case, tuple[str, ...]], ...], ...]
     seed: int
@@ -114,6 +118,8 @@ class Measure(_Message, frozen=True, kw_only=True):
     l2: str | None = None
     timer: str | None = None
     energy: bool = False
+    prune: bool = True
+    oom: tuple[Cell, ...] = ()
 
 
 class Profile(_Message, frozen=True):

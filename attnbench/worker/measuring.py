@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from attnbench.api import implementation
 from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median
 from attnbench.machine import host
-from attnbench.machine.facts import free_bytes
 from attnbench.machine.state import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.energy import measure_energy
@@ -28,7 +27,7 @@ from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.inputs import Draw
-from attnbench.worker.trial import Trial, classify
+from attnbench.worker.trial import Trial, classify_own
 from attnbench.worker.workloads import WORKLOADS
 
 
@@ -90,7 +89,7 @@ def measure_group(entries: list[Entry], instruments: Instruments, reporter: Repo
     crowded: list[tuple[int, str]] = []
 
     def record(case: int, found: Record) -> None:
-        if found.status == "oom" and not instruments.clock.broken:
+        if found.status in ("oom", "skipped") and not instruments.clock.broken:
             crowded.append((case, found.cell.impl))
         else:
             reporter.record(case, found)
@@ -164,42 +163,23 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
             name: Trial(impl=implementation(name), case=case, tensors=tensors)
             for name in entry.impls
         }
-
-        def each(stage: str, step: Callable[[Trial], None]) -> None:
-            for name in list(trials):
-                reporter.at(entry.index, name, stage)
-                with trials[name].stage(stage):
-                    step(trials[name])
-                if trials[name].status is not None:
-                    reporter.record(entry.index, trials.pop(name).record())
-
-        each("check", _refuse_if_too_large)
         draws = Draw(seed=2 * seed + 1, needles=True), Draw(seed=2 * seed + 2)
         check_twice(entry, trials, draws, reporter)
         measure_distances(entry, trials, draws[1].seed, reporter)
         workload.fill(case, tensors, Draw(seed=seed))
-        each("probe", Trial.probe)
+        for name in list(trials):
+            reporter.at(entry.index, name, "probe")
+            with trials[name].stage("probe"):
+                trials[name].probe()
+            if trials[name].status is not None:
+                reporter.record(entry.index, trials.pop(name).record())
     except Exception as err:  # inputs or reference: no implementation is to blame
-        status, reason = classify(err, "inputs and reference")
+        status, reason = classify_own(err, "inputs and reference")
         for name in trials or entry.impls:
             record = Record(cell=Cell(case=case, impl=name), status=status, reason=reason)
             reporter.record(entry.index, record)
         return {}
     return trials
-
-
-def _refuse_if_too_large(trial: Trial) -> None:
-    """Save the time of a reference for what is known from its sizes not to fit.
-
-    An estimate has to be beyond the memory by a factor of two.
-    """
-    costs, free = trial.costs(), free_bytes(trial.case.device)
-    needed = costs["memory_predicted_bytes"]
-    sure = 2 if costs.get("memory_predicted_source") == "estimate" else 1
-    if needed is not None and free is not None and needed > sure * free:
-        trial.metrics |= costs
-        trial.status = "oom"
-        trial.reason = f"predicted workspace of {needed} bytes, {free} are free; not tried"
 
 
 def core_speed(target: Target, fastest_us: float) -> dict[str, float]:

@@ -19,7 +19,8 @@ import torch
 from attnbench.api.loader import load_built_in, load_entry_points, load_file, load_side
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import AttnbenchError, ExitCode, WorkerError
-from attnbench.machine.facts import limit_memory
+from attnbench.machine import host
+from attnbench.machine.facts import free_bytes, limit_memory
 from attnbench.machine.state import (
     adopt,
     beyond_repair,
@@ -55,17 +56,20 @@ from attnbench.schema.messages import (
     WorkerConfig,
 )  # fmt: skip
 from attnbench.schema.record import Cell, Record
+from attnbench.theory.pruning import Pruning
 from attnbench.worker import reference
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import Entry, Reporter, check_item
 from attnbench.worker.diagnosis import diagnose
+from attnbench.worker.fitting import fitting
 from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.profiling import profile_cell
 from attnbench.worker.tracing import trace_cell
-from attnbench.worker.trial import classify, device_is_lost
+from attnbench.worker.trial import classify_own, device_is_lost
 
 Emit = Callable[[Event], None]
 _LOST, _FORKED = 70, 71
+_LEFT = 0.7  # of the memory that was free before the first group
 
 
 def main(read: int, write: int, beat: int) -> None:
@@ -79,8 +83,8 @@ def main(read: int, write: int, beat: int) -> None:
         return  # nobody wants it any more
     config = decode(line, WorkerConfig)
     requests = _request_queue(pipe)
-    if config.device == "cpu" or not torch.cuda.is_available():
-        limit_memory()
+    gpu = config.device != "cpu" and torch.cuda.is_available()
+    limit_memory(config.memory_limit, "cuda" if gpu else "cpu")
     remember(config.threads)
     try:
         warnings, names = _load(config)
@@ -179,7 +183,11 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
         number = NOBODY if impl is None else entries[case].impls.index(impl)
         heartbeat.write(case, number, stage, impl if stage == "build" else None)
 
+    pruning = Pruning(request.oom, enabled=request.prune)
+
     def record(case: int, found: Record, clock: Clock | None = None) -> None:
+        if found.status == "oom":
+            pruning.oom.append(found.cell)
         emit(CellMeasured(case, found))
         _end_if_lost(found.status, clock)
 
@@ -187,16 +195,24 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
         instruments = Instruments.of(request, entries[0].case.device)
         stream = instruments.stream()
     except Exception as err:  # no memory for the flush, no graphs in this torch: no cell's fault
-        status, reason = classify(err, "set-up")
+        status, reason = classify_own(err, "set-up")
         for entry in entries:
             for impl in entry.impls:
                 cell = Cell(case=entry.case, impl=impl)
                 record(entry.index, Record(cell=cell, status=status, reason=reason))
         return
+    reporter = Reporter(at=at, record=partial(record, clock=instruments.clock))
+    device, first = entries[0].case.device, None
     with stream:
         for group in groups:
-            reporter = Reporter(at=at, record=partial(record, clock=instruments.clock))
-            measure_group(group, instruments, reporter)
+            host.return_freed_memory()
+            free = free_bytes(device) or 0
+            first = first or free
+            if free < _LEFT * first:  # someone keeps what it took: a fresh process has it again
+                heartbeat.write(NOBODY, NOBODY, "idle")
+                os._exit(_LOST)
+            if fit := fitting(group, reporter, pruning):
+                measure_group(fit, instruments, reporter)
 
 
 def _end_if_lost(status: str, clock: Clock | None = None) -> None:

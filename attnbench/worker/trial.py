@@ -14,6 +14,7 @@ import torch
 
 from attnbench.api import Estimate, Implementation, building_mask
 from attnbench.base.parameters import shown
+from attnbench.base.units import size
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure.clock import CaptureError
 from attnbench.measure.probes import (
@@ -443,8 +444,16 @@ def classify(err: Exception, stage: str) -> tuple[Status, str]:
     if isinstance(err, UnsettledError):
         return "error", f"{stage}: {text}"
     if _out_of_memory(err):
-        return "oom", f"{stage}: {text or 'out of memory'}"
+        asked = re.search(r"tried to allocate (\d+) bytes", text)
+        said = f"asked for {size(int(asked[1]))}" if asked else text or "out of memory"
+        return "oom", f"{stage}: {said}"
     return "error", f"{stage}: {type(err).__name__}: {text}"
+
+
+def classify_own(err: Exception, stage: str) -> tuple[Status, str]:
+    """As `classify`, of what the harness does: where that lacks memory, no implementation did."""
+    status, reason = classify(err, stage)
+    return "skipped" if status == "oom" else status, reason
 
 
 def _out_of_memory(err: BaseException) -> bool:
