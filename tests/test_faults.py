@@ -83,7 +83,7 @@ FATES = {
     "segfaults": ("crashed", "SIGSEGV"),
     "raises": ("error", "ZeroDivisionError: division by zero"),
     "half": ("error", "one half: \ufffd"),
-    "allocates": ("oom", "tried to allocate"),
+    "allocates": ("oom", "check: asked for 4.0 PiB"),
     "prints": ("ok", ""),
     "sprays": ("error", "its worker's results are unreadable"),
     "slows-clock": ("incorrect", "time.perf_counter_ns"),

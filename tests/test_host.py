@@ -190,6 +190,44 @@ def test_a_container_that_names_the_hosts_group_finds_its_own_at_the_root(tmp_pa
     assert host.cpu_quota(tmp_path) == cpus
 
 
+V1 = "limit_in_bytes", "usage_in_bytes", "total_inactive_file", "4:memory:/box/job\n1:cpu:/x\n"
+V2 = "max", "current", "inactive_file", "0::/box/job\n"
+NO_LIMIT = {"max": "max", "limit_in_bytes": str(2**63 - 4096)}
+
+
+@pytest.mark.parametrize(("version", "mount"), [(V1, "memory/"), (V2, ""), (V2, "unified/")])
+@pytest.mark.parametrize(("outer", "inner", "left"), [
+    ("1000", "600", 600 - 450 + 50), ("500", "900", 500 - 480 + 70), ("400", "none", 0),
+    ("none", "none", None),
+])  # fmt: skip
+def test_memory_that_the_groups_leave_is_the_least_less_what_is_dropped_first(
+    tmp_path, version, mount, outer, inner, left
+):
+    """Of the process's own group and all above it; a use beyond the limit leaves nothing."""
+    limit, used, dropped, groups = version
+    put(tmp_path, "proc/self/cgroup", groups)
+    box = f"sys/fs/cgroup/{mount}box"
+    for folder, most, now, files in ((box, outer, 480, 70), (f"{box}/job", inner, 450, 50)):
+        put(
+            tmp_path,
+            f"{folder}/memory.{limit}",
+            (NO_LIMIT | {"none": NO_LIMIT[limit]}).get(most, most),
+        )
+        put(tmp_path, f"{folder}/memory.{used}", f"{now}\n")
+        put(tmp_path, f"{folder}/memory.stat", f"anon 7\n{dropped} {files}\ngarbled\n")
+    found = host.memory_left(tmp_path)
+    assert found == left or (left is None and (found is None or found > 2**60))
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbled_files_of_memory_limit_nothing(tmp_path, garbage):
+    put(tmp_path, "proc/self/cgroup", "0::/\n")
+    for name in ("max", "current", "stat"):
+        put(tmp_path, f"sys/fs/cgroup/memory.{name}", "")
+        (tmp_path / f"sys/fs/cgroup/memory.{name}").write_bytes(garbage)
+    assert host.memory_left(tmp_path) is None
+
+
 @pytest.mark.parametrize(("outer", "inner"), [(150_000, 300_000), (300_000, 150_000)])
 def test_of_nested_quotas_the_tightest_counts(tmp_path, outer, inner):
     put(tmp_path, "proc/self/cgroup", "0::/box/job\n")

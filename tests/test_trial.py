@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, Estimate, Implementation, attention, attention_builder
+from attnbench.api import IMPLEMENTATIONS, Implementation, attention, attention_builder
 from attnbench.measure.clock import CaptureError, clock_for
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import StoppingRule, UnmeasurableError
@@ -320,23 +320,3 @@ def test_an_input_that_is_not_used_has_gradient_zero(measured):
         ),
     )["detached"]
     assert (detached.status, (detached.reason or "")[:2]) == ("incorrect", "dv")
-
-
-@pytest.mark.parametrize(
-    ("declared", "tried"), [(150, False), (Estimate(150), True), (Estimate(250), False)]
-)
-def test_what_cannot_fit_by_its_own_prediction_is_not_tried(measured, monkeypatch, declared, tried):
-    monkeypatch.setattr("attnbench.worker.measuring.free_bytes", lambda device: 100)
-    calls: list[Case] = []
-
-    def build(case):
-        calls.append(case)
-        return right(case)
-
-    record = measured(CASE, {"workspace": lambda case: declared}, vast=build)["vast"]
-    assert bool(calls) == tried
-    assert (record.status == "ok") == tried
-    assert tried or f"predicted workspace of {int(declared)} bytes" in (record.reason or "")
-    assert record.metrics["memory_predicted_bytes"] == declared
-    source = "formula" if type(declared) is int else "estimate"
-    assert record.metrics["memory_predicted_source"] == source

@@ -14,6 +14,7 @@ from attnbench.theory.pruning import Pruning
 from attnbench.worker.checking import Entry, Reporter
 from attnbench.worker.reference import block_elements
 from attnbench.worker.trial import Trial
+from attnbench.worker.workloads import WORKLOADS
 
 
 def fitting(entries: list[Entry], reporter: Reporter, pruning: Pruning) -> list[Entry]:
@@ -55,9 +56,10 @@ def needed_bytes(case: Case, costs: dict[str, Any]) -> int:
     (all of that in float64, what floors of errors scale with, a block of scores and its softmax) or
     the call (copies of inputs, true results, a cache, the workspace, or half of an estimated one).
     """
-    scores = case.batch * case.heads * case.seq_len * case.kv_len
+    core = WORKLOADS.get(case.workload).core_case(case)
+    scores = core.batch * core.heads * core.seq_len * core.kv_len
     numbers = costs["bytes_min"] // case.element_bytes
-    reference = 12 * numbers + 16 * min(scores, block_elements(case, case.device))
+    reference = 12 * numbers + 16 * min(scores, block_elements(core, case.device))
     workspace = costs["memory_predicted_bytes"] or 0
     workspace //= 2 if costs.get("memory_predicted_source") == "estimate" else 1
     call = 2 * numbers + (costs.get("cache_bytes") or 0) + workspace

@@ -202,6 +202,7 @@ class Gpu:
             "memory_reserved": lambda device=None: gpu.device.reserved,
             "memory_allocated": lambda device=None: gpu.device.live,
             "mem_get_info": mem_get_info,
+            "set_per_process_memory_fraction": lambda fraction, device=None: None,
             "empty_cache": lambda: gpu.device.empty_cache(),
             "get_device_properties": properties,
             "get_device_name": of_the_device(profile.name),
