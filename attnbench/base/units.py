@@ -265,11 +265,8 @@ def parse_shard(text: str, flag: str) -> tuple[int, int]:
     raise UsageError(f"{flag} {text!r:.40}: which shard of how many, from 1/8 to 8/8 say")
 
 
-_MEMORY = {"%": 0.01} | {
-    f"{prefix}{i}B": step**power
-    for i, step in (("", 1e3), ("I", 1024.0))
-    for power, prefix in enumerate("KMGT", 1)
-}
+_MEMORY = {"%": 0.01, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_MEMORY |= {f"{name}IB": 1024.0**power for power, name in enumerate("KMGT", 1)}
 
 
 def parse_memory(text: str, flag: str) -> float:

@@ -27,7 +27,7 @@ from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.inputs import Draw
-from attnbench.worker.trial import Trial, classify_own
+from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
 
@@ -174,7 +174,7 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
             if trials[name].status is not None:
                 reporter.record(entry.index, trials.pop(name).record())
     except Exception as err:  # inputs or reference: no implementation is to blame
-        status, reason = classify_own(err, "inputs and reference")
+        status, reason = classify(err, "inputs and reference")
         for name in trials or entry.impls:
             record = Record(cell=Cell(case=case, impl=name), status=status, reason=reason)
             reporter.record(entry.index, record)

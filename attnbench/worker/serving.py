@@ -65,7 +65,7 @@ from attnbench.worker.fitting import fitting
 from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.profiling import profile_cell
 from attnbench.worker.tracing import trace_cell
-from attnbench.worker.trial import classify_own, device_is_lost
+from attnbench.worker.trial import classify, device_is_lost
 
 Emit = Callable[[Event], None]
 _LOST, _FORKED = 70, 71
@@ -195,20 +195,19 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
         instruments = Instruments.of(request, entries[0].case.device)
         stream = instruments.stream()
     except Exception as err:  # no memory for the flush, no graphs in this torch: no cell's fault
-        status, reason = classify_own(err, "set-up")
+        status, reason = classify(err, "set-up")
         for entry in entries:
             for impl in entry.impls:
                 cell = Cell(case=entry.case, impl=impl)
                 record(entry.index, Record(cell=cell, status=status, reason=reason))
         return
     reporter = Reporter(at=at, record=partial(record, clock=instruments.clock))
-    device, first = entries[0].case.device, None
+    device = entries[0].case.device
     with stream:
+        least = _LEFT * (free_bytes(device) or 0)
         for group in groups:
             host.return_freed_memory()
-            free = free_bytes(device) or 0
-            first = first or free
-            if free < _LEFT * first:  # someone keeps what it took: a fresh process has it again
+            if (free_bytes(device) or 0) < least:  # someone keeps it: a fresh process has it again
                 heartbeat.write(NOBODY, NOBODY, "idle")
                 os._exit(_LOST)
             if fit := fitting(group, reporter, pruning):
