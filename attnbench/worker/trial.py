@@ -33,7 +33,6 @@ from attnbench.worker.inputs import Tensors
 from attnbench.worker.reference import CheckResult, Reference, Size, judge
 from attnbench.worker.workloads import WORKLOADS, Bound
 
-
 OURS = ("set-up", "inputs and reference")  # stages in which no implementation lacks the memory
 
 
