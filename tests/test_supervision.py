@@ -181,6 +181,19 @@ def test_who_lacks_memory_beside_others_is_tried_once_more_in_a_process_of_its_o
     assert results[0, "a"] == lacks, "alone there is nobody else to blame"
 
 
+def test_what_that_implies_is_asked_for_again_once_it_is_known(play):
+    """The first may fit where it is alone, and then nothing is implied."""
+    lacks = CellMeasured(0, synthetic.failed(CASES[0], "a", "oom", "out of memory"))
+    implied = CellMeasured(1, synthetic.failed(CASES[1], "a", "skipped", "n=8 ran out of memory"))
+    first, alone = [*OTHERS, lacks, (0, "b"), implied, "done"], [(0, "a"), "done"]
+    results, asked = play(first, alone, [(0, "a"), "done"])
+    assert asked == [KEYS, [(0, "a")], [(1, "a")]]
+    assert {result.status for result in results.values()} == {"ok"}
+    again = CellMeasured(0, implied.record)
+    results, _ = play(first, [lacks, "done"], [again, "done"])
+    assert (results[0, "a"], results[1, "a"]) == (lacks, again)
+
+
 def test_of_who_was_tried_again_it_is_known_what_had_happened(tmp_path):
     scripts = [[*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"]]
     workers = iter([ScriptedWorker(tmp_path, script, "bus error") for script in scripts])

@@ -74,19 +74,24 @@ class Supervision:
             asked = apart[0] if apart else list(open_keys)
             worker = self.runner.worker()
             attempt, crowded = _Attempt(worker.heartbeat, asked), list[list[Key]]()
+            implied = set[Key]()
             worker.send(self.request(asked))
             while isinstance(event := self._next(worker, attempt), Result):
                 key = attempt.key(event.key)
                 if key is None or key not in open_keys:
                     continue
                 self._may_retry = True  # it got somewhere
-                lacking = isinstance(event, CellMeasured) and event.record.status == "oom"
-                if lacking and len(asked) > 1 and attempt.others_ran():
+                status = event.record.status if isinstance(event, CellMeasured) else None
+                if status == "oom" and len(asked) > 1 and attempt.others_ran():
                     crowded.append([key])  # others may not give back what they took
+                    continue
+                if status == "skipped" and any(key[1] == name for [(_, name)] in crowded):
+                    implied.add(key)  # by what may fit: to be asked for again, once that is known
                     continue
                 del open_keys[key]
                 yield key, event
-            left = [key for key in asked if key in open_keys and [key] not in crowded]
+            later = implied.union(*crowded)
+            left = [key for key in asked if key in open_keys and key not in later]
             apart += crowded
             at = [key for key in attempt.at(attempt.sign()) if key in left]
             blamed = at or left
@@ -201,7 +206,8 @@ class _Attempt:
         if returncode is None:
             return Death("crashed", f"{stage}: it closes the pipe of its worker", surely=False)
         if returncode == -signal.SIGKILL and self._oom_kills != _oom_kills():
-            return Death("oom", f"{stage}: killed by the system for want of memory")
+            status: Status = "skipped" if self.sign().impl == NOBODY else "oom"  # inputs, reference
+            return Death(status, f"{stage}: killed by the system for want of memory")
         reason = f"{stage}: the process ended, {ending(returncode)}"
         return Death("crashed", reason, surely=returncode != 1)
 
