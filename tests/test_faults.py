@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -292,6 +293,47 @@ def test_a_sweep_in_which_no_cell_was_measured_does_not_exit_with_0(
     result = cli("sweep", "--impls", "naive", "--output", tmp_path, "--name", "r")
     assert result.exit_code == code
     assert f"{status}: naive (1 cell): it has to be" in result.stdout
+
+
+@pytest.mark.usefixtures("imagined_worker")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
+    cli: Cli, tmp_path: Path, processes: int
+) -> None:
+    run, args = tmp_path / "r", ("--impls", "naive", "--seq-lens", "8,16,32", "--quiet")
+    cli("sweep", *args, "--processes", processes, "--output", tmp_path, "--name", "r")
+    fates: dict[int, Any] = {8: "crashed", 16: "oom"}
+    for part in load_run(run).parts:
+        if (status := fates.get(part.cell.case.seq_len)) and part.process == processes - 1:
+            failed = synthetic.failed(part.cell.case, "naive", status, "killed")
+            with RunWriter.reopen(run) as writer:
+                writer.append(dataclasses.replace(failed, process=part.process))
+
+    def statuses() -> dict[int, str]:
+        return {r.cell.case.seq_len: r.status for r in load_run(run).records}
+
+    cli("sweep", "--resume", run)
+    assert statuses() == {8: "crashed", 16: "oom", 32: "ok"}, "a failure is final"
+    before = (run / RECORDS).read_bytes()
+    assert cli("sweep", "--resume", run, "--retry", "crashed,timeout").exit_code == 0
+    assert statuses() == {8: "ok", 16: "oom", 32: "ok"}
+    after = (run / RECORDS).read_bytes()
+    assert after.startswith(before)
+    assert after.count(b"\n") == before.count(b"\n") + 1, "others were measured anew"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--resume", "r", "--retry", "crushed"), "--retry 'crushed': a list of unsupported, inc"),
+        (("--resume", "r", "--retry", "ok"), "--retry 'ok': a list of"),
+        (("--retry", "crashed"), "add --resume RUN"),
+    ],
+)
+def test_a_retry_that_makes_no_sense_is_refused(
+    cli: Cli, assert_refused: Refused, args: tuple[str, ...], says: str
+) -> None:
+    assert_refused(cli("sweep", *args), says)
 
 
 # The disk is full.

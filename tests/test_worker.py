@@ -18,9 +18,18 @@ from attnbench.measure.clock import CaptureError, HostClock
 from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import Watch
 from attnbench.schema.case import Case
-from attnbench.schema.messages import AskReasons, Describe, Done, Measure, Ready
-from attnbench.worker import serving
+from attnbench.schema.messages import (
+    NOBODY,
+    AskReasons,
+    Describe,
+    Done,
+    Heartbeat,
+    Measure,
+    Ready,
+)  # fmt: skip
+from attnbench.worker import checking, reference, serving
 from attnbench.worker.measuring import Instruments
+from attnbench.worker.workloads import WORKLOADS
 
 FAILURES: dict[str, tuple[Exception, str, str]] = {
     "no memory for the flush": (MemoryError(), "skipped", "set-up: out of memory"),
@@ -116,6 +125,30 @@ def test_a_worker_shows_life_for_each_case_that_it_is_asked_about():
     stages = [call.args[-1] for call in heartbeat.write.mock_calls]
     assert stages == ["supports of a"] * 3 + ["supports of b"] * 3
     assert set(emitted[0].reasons) == {"a", "b"}
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_worker_shows_life_for_each_block_of_a_reference(tmp_path, monkeypatch):
+    """One of a long sequence takes longer than anybody is waited for."""
+    with (tmp_path / "heartbeat").open("w+b") as file:
+        heartbeat = Heartbeat(file.fileno())
+    monkeypatch.setattr(reference, "on_block", heartbeat.beat)
+    monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", {"cpu": 64})
+    heartbeat.write(3, NOBODY, "reference")
+    before = heartbeat.read()
+    case = Case(seq_len=16)
+    reference.plain_attention(case, WORKLOADS.get("attention").tensors(case))
+    after = heartbeat.read()
+    assert after.step >= before.step + 16
+    assert after[1:] == before[1:]
+
+
+def test_a_property_is_announced_like_any_check(monkeypatch):
+    """Else a death in it would cost the check before."""
+    signs: list[str] = []
+    monkeypatch.setattr(checking, "_check_property", lambda *_: signs.append("checked"))
+    checking.check_item(Case(seq_len=8), "naive", {"property": "causal"}, 0, signs.append)
+    assert signs == ["check", "checked"]
 
 
 def test_an_idle_worker_ends_when_its_runner_closes_the_pipe():

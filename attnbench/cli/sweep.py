@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from attnbench.execution.store import Run
 
 _SHOWN = 60  # rows of the table at the end
-_WITH_RESUME = ("resume", "output", "dry_run", "quiet", "max_total_time")
+_WITH_RESUME = ("resume", "retry", "output", "dry_run", "quiet", "max_total_time")
 # Option, its type and default, help. One row an option.
 _TIMING: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--precision", {"type": POSITIVE, "default": 0.02, "show_default": True},
@@ -90,6 +90,12 @@ def _timing(command: Command) -> Command:
 @click.option("--name", help="The run's name, a new folder [a time stamp].")
 @click.option("--resume", metavar="RUN", help="Measure what is missing in an existing run.")
 @click.option(
+    "--retry",
+    metavar="STATUSES",
+    default="",
+    help="With --resume: measure anew what is crashed,timeout say.",
+)
+@click.option(
     "--shard",
     type=SHARD,
     help="Measure one part of the plan, 3/8 say, on this machine; `attnbench merge` joins them.",
@@ -116,8 +122,14 @@ def sweep(**options: Any) -> None:
     from attnbench.cli.progress import SweepDisplay
     from attnbench.execution import session
     from attnbench.execution.store import find_run, load_run
+    from attnbench.schema.record import FAILURES
 
     quiet, dry_run = options.pop("quiet"), options.pop("dry_run")
+    retry = [status.strip() for status in options["retry"].split(",") if status.strip()]
+    for status in (status for status in retry if status not in FAILURES):
+        raise UsageError(f"--retry {status!r}: a list of {', '.join(FAILURES)}")
+    if retry and options["resume"] is None:
+        raise UsageError("--retry is for a run that there is: add --resume RUN")
     with SweepDisplay(quiet=quiet) as display:
         if options["resume"] is not None:
             flags = [flag for name, flag in given().items() if name not in _WITH_RESUME]
@@ -129,7 +141,7 @@ def sweep(**options: Any) -> None:
             assert path is not None
             display.resumable(path)
             limit_s = options["max_total_time"]
-            session.resume(path, display, max_total_time_s=limit_s, dry_run=dry_run)
+            session.resume(path, display, retry=retry, max_total_time_s=limit_s, dry_run=dry_run)
         else:
             path = session.sweep(_request(options), display, dry_run=dry_run)
     if dry_run or path is None:

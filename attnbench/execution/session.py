@@ -151,13 +151,14 @@ def resume(
     listener: Listener,
     *,
     again: Sequence[Cell] = (),
+    retry: Sequence[str] = (),
     max_total_time_s: float | None = None,
     dry_run: bool = False,
 ) -> Path:
     """Measure what a run planned and has no record of, as the run was set up.
 
-    Or, of what it has, the cells of `again` in one more process each. `max_total_time_s` is as in
-    `SweepRequest`.
+    Or, of what it has, the cells of `again` in one more process each. What has a status of `retry`
+    counts as missing. `max_total_time_s` is as in `SweepRequest`.
 
     Raises:
         StoreError: the folder is not a run, its plan is damaged, or a file of the user's changed.
@@ -173,9 +174,10 @@ def resume(
         raise StoreError(
             f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
         ) from err
-    done = {(record.cell.key, record.process) for record in run.parts}
+    parts = [record for record in run.parts if record.status not in retry]
+    done = {(record.cell.key, record.process) for record in parts}
     # One that failed in any process has failed for good.
-    over = {record.cell.key for record in run.parts if record.status != "ok"}
+    over = {record.cell.key for record in parts if record.status != "ok"}
     asked = [cell for cell in cells if cell.key not in over]
     processes = settings.processes
     missing = [c for c in asked if any((c.key, i) not in done for i in range(processes))]

@@ -22,6 +22,7 @@ READABLE = (2, 3)
 
 Status = Literal["ok", "unsupported", "incorrect", "oom", "timeout", "crashed", "error", "skipped"]
 STATUSES: tuple[Status, ...] = get_args(Status)
+FAILURES = STATUSES[1:]  # all but ok
 
 
 @dataclass(frozen=True, kw_only=True)
