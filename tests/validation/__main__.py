@@ -487,8 +487,8 @@ def forecast(output: Path) -> None:
 def fuzz(inputs: int, seed: int) -> None:
     """Damage files of runs, gates, profiles and claims, lists and command lines: what crashes?
 
-    Nothing is started or measured. Exits 1 if an input ends in a traceback, takes 20 s, or reads as
-    other numbers than were stored. About 25 minutes.
+    Nothing is started or measured. Exits 1 if an input ends in a traceback, hangs for 2 minutes, or
+    reads as other numbers than were stored. About 10 minutes.
     """
     from tests.validation.fuzz import fuzz
 
