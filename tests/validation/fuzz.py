@@ -23,6 +23,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -148,9 +149,9 @@ def odd_values(rng: random.Random, value: Any) -> Any:
         elif change == 1 and isinstance(holder[key], int | float):
             holder[key] = rng.choice((-1, 1.5, 10, 1e-9)) * holder[key]
         elif change == 2 and isinstance(holder, dict):
-            holder[str(rng.choice(ODD))] = rng.choice(ODD)
+            holder[str(rng.choice(ODD))] = deepcopy(rng.choice(ODD))
         else:
-            holder[key] = rng.choice(ODD)
+            holder[key] = deepcopy(rng.choice(ODD))
         whole.setdefault("", {})
     return whole[""]
 
