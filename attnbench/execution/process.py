@@ -247,8 +247,7 @@ class Child:
 
     def kill(self) -> None:
         """End the process now, and whatever it started: that has its mark in its environment."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
