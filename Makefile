@@ -5,7 +5,7 @@ BIN := .venv/bin
 OUT ?= results/gpu
 LIMIT ?= 270
 
-.PHONY: bench test lint mutants gate history benchmark validate gpu gpu-verify gpu-rehearsal clean
+.PHONY: bench test lint mutants gate history benchmark validate chaos gpu gpu-verify gpu-rehearsal clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
@@ -47,6 +47,12 @@ benchmark: .venv/installed
 # to the part: make validate PART=scaling ARGS=--help
 validate: .venv/installed
 	$(BIN)/python -m $(if $(PART),tests.validation $(PART) $(ARGS),pytest tests/validation $(ARGS))
+
+# A sweep over hostile implementations whose runner and workers are killed 20 times; then one on a
+# Ray cluster of two nodes of which 5 are killed. A quarter of an hour.
+chaos: .venv/installed
+	$(BIN)/python -m tests.validation chaos --kills 20
+	$(BIN)/python -m tests.validation chaos --on ray --kills 5
 
 # One GPU, no network: the python3 that is there with its torch; nothing is installed. The parts are
 # apart: each leaves what it has found in OUT as it finds it and is ended after LIMIT seconds, so that

@@ -515,6 +515,25 @@ def store() -> None:
             raise SystemExit(ExitCode.FINDING)
 
 
+@main.command()
+@click.option("--on", "kinds", type=NAMES, default="local", show_default=True, help="local, ray")
+@click.option("--cells", type=int, default=200, show_default=True, help="At least so many.")
+@click.option("--kills", type=click.IntRange(min=1), default=20, show_default=True, help="kill -9.")
+@seed_option
+@output_option
+def chaos(**options: Any) -> None:
+    """Sweep over hostile implementations, and kill runner and workers meanwhile.
+
+    Exits 1 where anything was lost, doubled, changed, mislabelled or left behind.
+    """
+    from tests.validation.chaos import examine
+
+    page, table, well = examine(**options, tell=_tell)
+    _show([table], page)
+    if not well:
+        raise SystemExit(ExitCode.FINDING)
+
+
 def _tell(message: str) -> None:
     say(message, err=True)
 
