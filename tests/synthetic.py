@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.base.jsontext import sealed
-from attnbench.execution.store import write_info
+from attnbench.execution.store import RunWriter
 from attnbench.schema.case import Case, Mask, Pass, Position, parse_mask, parse_position
 from attnbench.schema.record import SCHEMA, Cell, Record, Sample
 
@@ -77,14 +77,11 @@ CACHES = ("rerun", "none", "concat", "static")
 def write_run(
     folder: Path, name: str, records: Iterable[Record], info: dict[str, Any] | None = None
 ) -> Path:
-    """Write run.json and records.jsonl as the store does, and return the run's folder."""
-    path = folder / name
-    path.mkdir(parents=True)
+    """Write a run as the store does, and return its folder."""
     kept = list(records)
-    write_info(path, run_info(name, kept) | (info or {}))
-    lines = "".join(record.to_line() + "\n" for record in kept)
-    (path / "records.jsonl").write_text(lines)
-    return path
+    with RunWriter.create(folder, name, run_info(name, kept) | (info or {})) as writer:
+        writer.append(*kept)
+        return writer.path
 
 
 def edit(file: Path, change: Callable[[Any], Any]) -> None:

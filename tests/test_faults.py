@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import os
 import shutil
 import signal
@@ -18,9 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
+from attnbench.base.jsontext import checksum
 from attnbench.errors import StoreError
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import INFO, RECORDS, RunWriter, load_run
+from attnbench.execution.store import INFO, PLAN, RECORDS, RunWriter, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from tests import synthetic
@@ -234,15 +234,18 @@ def test_resume_measures_what_is_missing_and_repairs_a_half_written_line(
     ("old", "new", "says"),
     [
         ('"torch": "', '"torch": "0.', ("torch was 0.", "start a new run")),
-        ('"impl": "naive"', '"impl": "mine"', ("unknown implementation 'mine'",)),
+        ('"naive"', '"mine"', ("unknown implementation 'mine'",)),
     ],
 )
 def test_resume_elsewhere_is_refused_and_names_the_difference(
     cli: Cli, assert_refused: Refused, killed_copy: Path, old: str, new: str, says: tuple[str, ...]
 ) -> None:
-    info = killed_copy / "run.json"
-    head, _, tail = json.dumps(json.loads(info.read_text())).rpartition(old)
-    synthetic.edit(info, lambda _: json.loads(head + new + tail))
+    plan, info = killed_copy / PLAN, killed_copy / INFO
+    file = plan if old in plan.read_text() else info
+    head, _, tail = file.read_text().rpartition(old)
+    file.write_text(head + new + tail)
+    planned = checksum(plan.read_bytes())
+    synthetic.edit(info, lambda facts: facts | {"planned": planned})
     before = (killed_copy / RECORDS).read_bytes()
     assert_refused(cli("sweep", "--resume", killed_copy), *says)
     assert (killed_copy / RECORDS).read_bytes() == before
@@ -340,7 +343,7 @@ def test_a_retry_that_makes_no_sense_is_refused(
 
 
 @pytest.mark.usefixtures("imagined_worker")
-@pytest.mark.parametrize("written", [0, 3, 5, 6])  # two records, or all
+@pytest.mark.parametrize("written", [0, 1, 4, 6, 7])  # nothing, two records, or all
 def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
     cli: Cli,
     assert_refused: Refused,
@@ -359,14 +362,14 @@ def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
     args = ("--impls", "naive", "--seq-lens", "8..64", "--quiet")
     result = cli("sweep", *args, "--output", tmp_path, "--name", "r")
     assert_refused(result, "No space left")
-    if not written:
+    if written < 2:
         assert list(tmp_path.iterdir()) == []
         return
-    assert written > 3 or f"--resume {tmp_path / 'r'}" in result.stderr
+    assert written > 4 or f"--resume {tmp_path / 'r'}" in result.stderr
     stored = [row["seq_len"] for row in exported(tmp_path / "r")]
     assert stored[:2] == [8, 16]
-    assert written == 3 or stored == [8, 16, 32, 64]
-    assert {file.name for file in (tmp_path / "r").iterdir()} == {INFO, RECORDS}
+    assert written == 4 or stored == [8, 16, 32, 64]
+    assert {file.name for file in (tmp_path / "r").iterdir()} == {INFO, PLAN, RECORDS}
 
 
 @pytest.mark.usefixtures("imagined_worker")

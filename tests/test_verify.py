@@ -13,7 +13,7 @@ import pytest
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.errors import ExitCode
 from attnbench.execution.session import PRESET_ON
-from attnbench.execution.store import Run, load_info, load_run
+from attnbench.execution.store import Run, load_run
 from attnbench.planning.plan import expand
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.finding import Finding, Verdict, exit_code
@@ -104,13 +104,13 @@ def test_a_sweep_of_verify_is_measured_as_its_preset_says(cli: Cli) -> None:
         result = cli("verify", "--sweep", *impls, "--name", name, "--quiet")
         decided = (ExitCode.OK, ExitCode.FINDING, ExitCode.INCONCLUSIVE)
         assert result.exit_code in decided, result.stderr
-    info, preset = load_info(Path("results/asked")), PRESETS.get(PRESET_ON["cpu"])
+    info, preset = load_run(Path("results/asked")).info, PRESETS.get(PRESET_ON["cpu"])
     assert {row["case"]["threads"] for row in info["plan"]} == {1}
     assert info["settings"]["allocator"] == "keep"
     assert info["settings"]["max_time_s"] == preset.max_time_s
     workloads = {row["case"]["workload"] for row in info["plan"]}
     assert workloads == {"attention", "layer", "decode", "recurrent"}
-    plan = load_info(Path("results/one"))["plan"]  # in place of the preset's cores alone
+    plan = load_run(Path("results/one")).info["plan"]  # in place of the preset's cores alone
     assert {(row["impl"], row["case"]["workload"]) for row in plan} == {
         ("naive-heads", "attention")
     }

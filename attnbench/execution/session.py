@@ -284,7 +284,7 @@ def _measure(
                 yield replace(job, process=process)
                 if "ceilings" not in info["environment"]:  # they can wait for the first times
                     started = time.perf_counter()
-                    info["environment"]["ceilings"] = _ceilings(info, runner)
+                    info["environment"]["ceilings"] = _ceilings(plan, runner)
                     spent["ceilings"] = time.perf_counter() - started
                     write_info(writer.path, info)
 
@@ -303,10 +303,9 @@ def _measure(
     write_info(writer.path, info | {"spent": total})
 
 
-def _ceilings(info: dict[str, Any], runner: LocalRunner) -> dict[str, Any]:
+def _ceilings(plan: Plan, runner: LocalRunner) -> dict[str, Any]:
     """By number of threads, what the device can do at most in the dtypes of the plan."""
-    older = unwritten(info)
-    cases = [Cell.from_json(row, older).case for row in info["plan"]]
+    cases = [cell.case for cells in plan.passes for cell in cells]
     dtypes = sorted({case.dtype for case in cases})
     counts = sorted({case.threads for case in cases})
     found = {str(threads): runner.ceilings(dtypes, threads) for threads in counts}

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from attnbench.errors import AttnbenchError, StoreError
 from attnbench.schema.record import READABLE, SCHEMA, Cell, Record, merged
 
 INFO = "run.json"
+PLAN = "plan.json"
 RECORDS = "records.jsonl"
 
 
@@ -106,13 +107,20 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     def create(cls, output: Path, name: str | None, info: dict[str, Any]) -> Self:
         """Make the folder `output`/`name` (a time stamp unless given) and write `run.json`.
 
+        The plan, which may be long, has a file of its own, since `run.json` is written again.
+
         Raises:
             StoreError: the name is taken or not a plain folder name, or nothing can be written.
         """
         path = make_folder(output, name, instead=f", or continue it with --resume {name}")
+        plan = _shortened(info.get("plan") or ())
+        of_plan = {"planned": checksum(plan.encode())} if "plan" in info else {}
         try:
-            write_info(path, {"schema": SCHEMA, "run_id": path.name} | info)
+            if of_plan:
+                write_whole(path / PLAN, plan)
+            write_info(path, {"schema": SCHEMA, "run_id": path.name} | info | of_plan)
         except StoreError:
+            (path / PLAN).unlink(missing_ok=True)
             path.rmdir()  # no run was made, and its name is free
             raise
         return cls(path)
@@ -164,10 +172,37 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
 def write_info(path: Path, info: dict[str, Any]) -> None:
     """Write `run.json` in one step: a kill leaves the old one or the new one, never half.
 
+    The plan is left out where it has a file of its own.
+
     Raises:
         StoreError: the folder cannot be written.
     """
-    write_whole(path / INFO, sealed(dumps(info, indent=1)))
+    kept = {name: v for name, v in info.items() if name != "plan" or "planned" not in info}
+    write_whole(path / INFO, sealed(dumps(kept, indent=1)))
+
+
+def _shortened(plan: Iterable[dict[str, Any]]) -> str:
+    """A plan as text: each case once, with its implementations."""
+    cases: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for row in plan:
+        key = dumps(row["case"], sort_keys=True)
+        cases.setdefault(key, (row["case"], []))[1].append(row["impl"])
+    rows = ",\n".join(dumps({"case": case, "impls": impls}) for case, impls in cases.values())
+    return f"[{rows}]\n"
+
+
+def _load_plan(path: Path, planned: str) -> list[dict[str, Any]]:
+    """Inverse of `_shortened`; `planned` is the checksum of its file."""
+    try:
+        text = files.read(path / PLAN)
+        if checksum(text) != planned:
+            raise StoreError(f"{path / PLAN} was changed since it was written; restore it")
+        rows = decode(text, list[_Cases])
+    except OSError as err:
+        raise StoreError(f"{path / PLAN} cannot be read ({err.strerror}); restore it") from err
+    except ValueError as err:
+        raise StoreError(f"{path / PLAN} is damaged: {err}; restore it") from err
+    return [{"case": row.case, "impl": impl} for row in rows for impl in row.impls]
 
 
 def load_run(path: Path) -> Run:
@@ -177,6 +212,8 @@ def load_run(path: Path) -> Run:
         StoreError: no such run, or a file in it that is damaged, changed or not ours.
     """
     info, file = load_info(path), path / RECORDS
+    if "planned" in info:
+        info["plan"] = _load_plan(path, info["planned"])
     read, planned = _reader(info), _planned(info, path)
     latest: dict[tuple[tuple[str, str], int], Record] = {}
     torn = False
@@ -187,7 +224,7 @@ def load_run(path: Path) -> Run:
             try:
                 record = read(line)
                 if planned and record.cell.key not in planned:
-                    raise StoreError(f"the plan in {INFO} has no such cell")
+                    raise StoreError("the plan of the run has no such cell")
             except StoreError as err:
                 raise StoreError(
                     f"{file}, line {number}: {err}; restore it, or delete the line and measure its"
@@ -256,6 +293,11 @@ class _Planned(msgspec.Struct):
     case: dict[str, Any]
 
 
+class _Cases(msgspec.Struct):
+    case: dict[str, Any]
+    impls: list[str]
+
+
 class _Implementation(msgspec.Struct):
     name: str
     family: str | None = None
@@ -288,7 +330,8 @@ class _Info(msgspec.Struct):
     environment: _Environment = msgspec.field(default_factory=_Environment)
     environments: dict[str, _Environment] = {}
     implementations: list[_Implementation] = []
-    plan: list[_Planned] | None = None
+    plan: list[_Planned] | None = None  # of an older run
+    planned: str = ""
     settings: _Settings | None = None
     files: dict[str, str] = {}
     spent: dict[str, float] | None = None

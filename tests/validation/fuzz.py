@@ -41,7 +41,7 @@ from attnbench.base import units
 from attnbench.base.jsontext import plain, sealed
 from attnbench.cli import main
 from attnbench.errors import AttnbenchError, WorkerError
-from attnbench.execution.store import INFO, RECORDS, Run, load_run
+from attnbench.execution.store import INFO, PLAN, RECORDS, Run, load_run
 from attnbench.gate.decide.stored import load_gate, write_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.report import figures
@@ -198,15 +198,16 @@ class Fuzzer:
         self.whole = {
             file: file.read_bytes()
             for file in (
-                self.path / INFO, self.path / RECORDS, self.gate, self.profile,
+                self.path / INFO, self.path / PLAN, self.path / RECORDS, self.gate, self.profile,
                 self.history / entries.FILE, *(folder / name for name in self.texts),
             )
         }  # fmt: skip
         info, lines, history = self.path / INFO, self.path / RECORDS, self.history / entries.FILE
-        # Of each kind how many of 120 inputs; what is changed how; and how it is judged.
+        # Of each kind how many of 124 inputs; what is changed how; and how it is judged.
         self.kinds: dict[str, tuple[int, Callable[[random.Random], str]]] = {
             "records, bytes": (30, partial(self._bytes, lines, self._same_run)),
             "run.json, bytes": (18, partial(self._bytes, info, self._same_run)),
+            "plan.json, bytes": (4, partial(self._bytes, self.path / PLAN, self._same_run)),
             "gate.json, bytes": (14, partial(self._bytes, self.gate, self._same_gate)),
             "profile.json, bytes": (12, partial(self._bytes, self.profile, self._same_profile)),
             "records, values": (4, partial(self._values, lines, self._used)),
