@@ -20,8 +20,8 @@ from tests.conftest import COMMAND, TINY, environment, exported
 
 FILE = hostile.__file__
 SWEPT = (
-    "closes-descriptors", "aborts", "dies-with-a-child", "prints", "raises", "leaks",
-    "leaves-a-daemon", "returns-twice", "segfaults-later",
+    "segfaults-later", "closes-descriptors", "aborts", "dies-with-a-child", "prints", "raises",
+    "leaves-a-daemon", "returns-twice", "leaks",
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="no forking here")
