@@ -239,6 +239,10 @@ def hungry(q, k, v, *, causal, scale):
     torch.empty(q.shape[2] << 24, dtype=torch.uint8)
     return sdpa(q, k, v, is_causal=causal, scale=scale)
 
+@attention("declares", workspace=lambda case: 700 << 20 if case.seq_len == 40 else 0)
+def declares(q, k, v, *, causal, scale):
+    return sdpa(q, k, v, is_causal=causal, scale=scale)
+
 @attention("keeps")
 def keeps(q, k, v, *, causal, scale):
     if q.shape[2] == 16 and not kept:
@@ -275,6 +279,6 @@ def test_larger_cells_than_one_that_ran_out_are_skipped_unless_they_are_to_be_tr
 
 
 def test_what_someone_keeps_is_not_missing_in_the_groups_after_it(tmp_path):
-    """Of 1 GiB 600 MiB are kept, and hungry asks for 640: a fresh process has them."""
-    rows = swept(tmp_path, "kept", "--impls", "keeps,hungry", "--seq-lens", "16,40")
+    """Of 1 GiB 600 MiB are kept, hungry asks for 640, and 700 are predicted to be needed."""
+    rows = swept(tmp_path, "kept", "--impls", "keeps,hungry,declares", "--seq-lens", "16,40")
     assert {row.status for row in rows.values()} == {"ok"}

@@ -194,6 +194,20 @@ def test_what_that_implies_is_asked_for_again_once_it_is_known(play):
     assert (results[0, "a"], results[1, "a"]) == (lacks, again)
 
 
+@pytest.mark.parametrize(("impl", "status"), [(0, "oom"), (NOBODY, "skipped")])
+def test_who_is_killed_for_want_of_memory_is_oom_and_in_the_reference_skipped(
+    play, monkeypatch, impl, status
+):
+    kills = iter(["oom_kill 1", "oom_kill 2", "oom_kill 2", "oom_kill 2"])
+    monkeypatch.setattr("attnbench.execution.supervision._oom_kills", lambda: next(kills))
+    monkeypatch.setattr(ScriptedWorker, "ended", lambda self: -9)
+    rest = [(0, "a"), "done"] if impl == NOBODY else [(0, "b"), (1, "a"), "done"]
+    results, _ = play([("at", 0, impl, "x"), "dies"], rest)
+    assert (results[0, "a"].status, results[0, "a"].reason) == (
+        status, "x: killed by the system for want of memory",
+    )  # fmt: skip
+
+
 def test_of_who_was_tried_again_it_is_known_what_had_happened(tmp_path):
     scripts = [[*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"]]
     workers = iter([ScriptedWorker(tmp_path, script, "bus error") for script in scripts])
