@@ -29,6 +29,7 @@ FATES: dict[str, set[str]] = {}
 FOREVER_S = 100_000  # by their command lines `sleep 100000` what was left behind is found
 _once: set[str] = set()
 _kept: list[Any] = []
+_leaked: list[Any] = []
 
 
 def harm(*fates: str) -> Callable[[Harm], Harm]:
@@ -178,7 +179,7 @@ def asks_for_too_much(o):
 def leaks(o):
     """Address space alone: no other process is to suffer."""
     while True:
-        _kept.append(torch.empty(1 << 28))
+        _leaked.append(torch.empty(1 << 28))
 
 
 # Output.
