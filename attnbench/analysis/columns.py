@@ -313,6 +313,7 @@ _of_record(
 )  # fmt: skip
 environment("matmul_precision", "text", "", "highest: no TF32")
 environment("torch", "text", "", "version of torch")
+environment("node", "text", "", "node of the Ray cluster that measured the cell")
 column("created", "text", "", "when the run began", lambda row: row.run.info.get("created"))
 limit(
     "arithmetic_intensity", "float", "FLOP/B",

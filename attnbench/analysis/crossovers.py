@@ -18,7 +18,6 @@ from attnbench.analysis.times import are_times
 from attnbench.base import units
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
-from attnbench.schema.record import Record
 
 NEAR = 4.0  # sizes further apart than this factor say little of what lies between them
 _STEPS = 4  # parts of a gap in which its band is followed
@@ -133,16 +132,17 @@ def crossovers(run: Run) -> tuple[Crossover, ...]:
     """
     found = (
         _between(by, impl, names, ways)
-        for by, impl, ways in _slices(run.records)
+        for by, impl, ways in _slices(run)
         for names in combinations(sorted(ways, key=lambda name: (name != BASELINE, name)), 2)
     )
     return tuple(crossover for crossover in found if crossover)
 
 
-def _slices(records: Sequence[Record]) -> Iterator[tuple[By, str | None, _Ways]]:
+def _slices(run: Run) -> Iterator[tuple[By, str | None, _Ways]]:
     """What may be compared: for each slice, the name of each way and its cells by n."""
     slices: dict[tuple[Any, ...], _Ways] = {}
-    for record in records:
+    for record in run.records:
+        device_name = run.environment_of(record).get("device_name")
         case, impl = record.cell.case, record.cell.impl
         row = case.to_json()
         n, keys = row.pop("seq_len"), row.pop("kv_len")
@@ -151,7 +151,7 @@ def _slices(records: Sequence[Record]) -> Iterator[tuple[By, str | None, _Ways]]
         timed = case, cell_times(record) if observed and are_times(observed) else None
         for by, shared in (("impl", None), ("cache", impl), ("projection", impl)):
             if (way := (row | {"impl": impl})[by]) is not None:
-                key = (by, shared, *(row | {by: None}).values())
+                key = (by, shared, device_name, *(row | {by: None}).values())
                 slices.setdefault(key, {}).setdefault(way, {})[n] = timed
     for (by, shared, *_), ways in sorted(slices.items(), key=lambda item: _BYS.index(item[0][0])):
         yield by, shared, ways

@@ -28,7 +28,7 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     """
     # Of an unfinished run "all passed" would mislead.
     some = run.unfinished and (frame["status"] == "ok").all()
-    sentences = [run.unfinished, "" if some else failed_sentence(frame)]
+    sentences = [run.unfinished, models_sentence(frame), "" if some else failed_sentence(frame)]
     for _, rows in slices(frame, SLICE):
         hardest = " ".join(filter(None, (fastest_sentence(rows), workspace_sentence(rows))))
         sentences += [hardest, cache_sentence(run, rows)]
@@ -38,7 +38,7 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
 
 def measured_on(run: Run, frame: pd.DataFrame) -> tuple[str | None, str]:
     """The device, and how its times were taken; of a CPU only what is not the default."""
-    known = run.info.get("environment") or {}
+    known = run.shared(run.environments)
     on_gpu, allocator = known.get("device") == "cuda", known.get("allocator")
     timers = [_TIMERS[name] for name in sorted(frame["timer"].dropna().unique()) if name in _TIMERS]
     caches = sorted(frame["l2"].dropna().unique())
@@ -53,7 +53,16 @@ def measured_on(run: Run, frame: pd.DataFrame) -> tuple[str | None, str]:
         f"SM clock {'–'.join(span)} MHz" if len(mhz) else "",
         f"allocator {allocator}" if allocator not in (None, "settled") else "",
     ]
-    return known.get("device_name"), ", ".join(filter(None, facts))
+    models = " and ".join(sorted(frame["device_name"].dropna().unique()))
+    return models or known.get("device_name"), ", ".join(filter(None, facts))
+
+
+def models_sentence(frame: pd.DataFrame) -> str:
+    """Of a run on several models of device that their rows are not compared."""
+    counts = frame["device_name"].value_counts()
+    models = ", ".join(f"{name} ({n} cell{'s' * (n != 1)})" for name, n in counts.items())
+    apart = f"Measured on {len(counts)} device models: {models}; rows of different ones are not"
+    return f"{apart} compared." if len(counts) > 1 else ""
 
 
 _TIMERS = {"events": "by CUDA events", "graph": "in a CUDA graph"}
@@ -166,7 +175,9 @@ def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
     peers = longest[(longest[same] == last[same]).all(axis=1)].sort_values("time_us_median")
     best, worst = peers.iloc[0], peers.iloc[-1]
     cells = {record.cell.key: record for record in run.records}
-    value, low, high = time_ratio(*(cells[row["case_id"], row["impl"]] for row in (worst, best)))
+    value, low, high = time_ratio(
+        run, *(cells[row["case_id"], row["impl"]] for row in (worst, best))
+    )
     level, known = tie(low, high)
     compared = f"{'level' if level else 'not told apart'}, {known}"
     if decided(low, high):

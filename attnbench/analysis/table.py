@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -56,9 +57,14 @@ def _plain(value: Any, kind: ColumnKind) -> int | float | str | None:
 # Comparisons within one run.
 
 
-def time_ratio(above: Record | None, below: Record | None) -> Ratio:
-    """Time of `above` / that of `below`, as `pairs.ratio`; None where not known."""
+def time_ratio(run: Run, above: Record | None, below: Record | None) -> Ratio:
+    """Time of `above` / that of `below`, as `pairs.ratio`; None where not known.
+
+    Nor is it across models of device, on which a run may have been measured.
+    """
     if above is None or below is None or not (above.samples and below.samples):
+        return None, None, None
+    if not run.same_model(above, below):
         return None, None, None
     if above is below:
         return 1.0, None, None  # by definition; an interval would suggest otherwise
@@ -70,18 +76,21 @@ def compared(run: Run) -> pd.DataFrame:
     """The records table, sorted by case and best first, with six more columns.
 
     `speed`, `speed_low`, `speed_high`: how many times as fast as `naive` on the same case;
-    `behind`, `behind_low`, `behind_high`: how many times the time of the case's first row, that of
-    the least time which can be right. Both as `pairs.ratio` has them, with its intervals. Cells
-    without a time come last in their case.
+    `behind`, `behind_low`, `behind_high`: how many times the time of the case's first row on that
+    model of device, that of the least time which can be right. Both as `pairs.ratio` has them, with
+    its intervals. Cells without a time come last in their case.
     """
     frame = load(run)
     cells = {record.cell.key: record for record in run.records}
     usable = frame[frame["suspect"].isna()].sort_values("time_us_median", kind="stable")
-    first = dict(usable.groupby("case_id")["impl"].first())
+    own = ["case_id", "device_name"]
+    first = dict(usable.fillna({"device_name": ""}).groupby(own)["impl"].first())
+    places = zip(frame["case_id"], frame["device_name"].fillna(""), strict=True)
     baselines = [cells.get((case_id, BASELINE)) for case_id, _ in cells]
-    leaders = [cells.get((case_id, first.get(case_id, ""))) for case_id, _ in cells]
-    frame = _with_ratios(frame, "speed", list(map(time_ratio, baselines, cells.values())))
-    frame = _with_ratios(frame, "behind", list(map(time_ratio, cells.values(), leaders)))
+    leaders = [cells.get((place[0], first.get(place, ""))) for place in places]
+    of = partial(time_ratio, run)
+    frame = _with_ratios(frame, "speed", list(map(of, baselines, cells.values())))
+    frame = _with_ratios(frame, "behind", list(map(of, cells.values(), leaders)))
     return in_order(frame.sort_values("time_us_median", kind="stable", na_position="last"))
 
 
@@ -99,7 +108,7 @@ def rope_cost(run: Run) -> pd.DataFrame:
             return None
         return cells.get((replace(case, position=Position()).case_id, record.cell.impl))
 
-    ratios = [time_ratio(record, without_encoding(record)) for record in run.records]
+    ratios = [time_ratio(run, record, without_encoding(record)) for record in run.records]
     frame = _with_ratios(load(run), "cost", ratios)
     return in_order(frame[frame["cost"].notna()])
 

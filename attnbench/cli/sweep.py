@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from attnbench.execution.store import Run
 
 _SHOWN = 60  # rows of the table at the end
-_WITH_RESUME = ("resume", "retry", "output", "dry_run", "quiet", "max_total_time")
+_WITH_RESUME = (
+    "resume", "retry", "output", "dry_run", "quiet", "max_total_time", "on", "ray_address", "mixed",
+)  # fmt: skip
 # Option, its type and default, help. One row an option.
 _TIMING: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--precision", {"type": POSITIVE, "default": 0.02, "show_default": True},
@@ -107,6 +110,21 @@ def _timing(command: Command) -> Command:
     " all axes; --resume goes on.",
 )
 @click.option(
+    "--mixed",
+    is_flag=True,
+    help="With --resume: here, too, though machine or versions are others; the table names them.",
+)
+@click.option(
+    "--on",
+    type=click.Choice(["local", "ray"]),
+    help="Measure on this machine, or on every GPU (else CPU) of a Ray cluster [local].",
+)
+@click.option(
+    "--ray-address",
+    metavar="ADDRESS",
+    help="The cluster: auto, HOST:PORT, ray://HOST:PORT, or local to start one here [auto].",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help="Print the plan, and what memory and time it will take; measure and write nothing.",
@@ -130,6 +148,12 @@ def sweep(**options: Any) -> None:
         raise UsageError(f"--retry {status!r}: a list of {', '.join(FAILURES)}")
     if retry and options["resume"] is None:
         raise UsageError("--retry is for a run that there is: add --resume RUN")
+    address, mixed = options["ray_address"], options.pop("mixed")
+    if address and options["on"] != "ray":
+        raise UsageError(f"--ray-address {address} needs --on ray")
+    if mixed and options["resume"] is None:
+        raise UsageError("--mixed goes with --resume RUN")
+    ray = (address or "auto") if options["on"] == "ray" else None
     with SweepDisplay(quiet=quiet) as display:
         if options["resume"] is not None:
             flags = [flag for name, flag in given().items() if name not in _WITH_RESUME]
@@ -141,9 +165,13 @@ def sweep(**options: Any) -> None:
             assert path is not None
             display.resumable(path)
             limit_s = options["max_total_time"]
-            session.resume(path, display, retry=retry, max_total_time_s=limit_s, dry_run=dry_run)
+            session.resume(
+                path, display, retry=retry, max_total_time_s=limit_s, dry_run=dry_run, ray=ray,
+                mixed=mixed,
+            )  # fmt: skip
         else:
-            path = session.sweep(_request(options), display, dry_run=dry_run)
+            request = replace(_request(options), ray=ray)
+            path = session.sweep(request, display, dry_run=dry_run)
     if dry_run or path is None:
         return
     run = load_run(path)
@@ -202,7 +230,13 @@ def _written(value: Any) -> Any:
 def _print_summary(run: Run) -> None:
     """The rows best first, what failed, where the time went, and the next command."""
     from attnbench.analysis.doubts import doubt_sentence, suspect_sentence
-    from attnbench.analysis.highlights import SUMMARY, measured_on, summary_columns, summary_rows
+    from attnbench.analysis.highlights import (
+        SUMMARY,
+        measured_on,
+        models_sentence,
+        summary_columns,
+        summary_rows,
+    )
     from attnbench.analysis.table import compared, failures, spent
     from attnbench.base.units import seconds
     from attnbench.report.tables import table
@@ -231,7 +265,13 @@ def _print_summary(run: Run) -> None:
     if how:
         say(f"{device}: {how}")
     for sentence in filter(
-        None, (run.unfinished, suspect_sentence(frame), doubt_sentence(run, frame))
+        None,
+        (
+            run.unfinished,
+            models_sentence(frame),
+            suspect_sentence(frame),
+            doubt_sentence(run, frame),
+        ),
     ):
         say(sentence)
     failed = failures(frame).to_dict("records")

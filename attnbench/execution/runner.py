@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,8 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.process import CAN_FORK, GarbledError, Server, Settings, Worker, ending
+from attnbench.execution.store import environment_key
 from attnbench.execution.supervision import Death, Key, Supervision
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
@@ -20,7 +24,9 @@ from attnbench.schema.case import Case
 from attnbench.schema.messages import CellMeasured, CellProfiled, Check, ItemChecked, Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.pruning import Pruning
+from attnbench.version import __version__
 
+Limits = tuple[Sequence[str], Sequence[int]]  # dtypes and numbers of threads
 Watch = Callable[[Case | None, str | None, str], None]  # with what a worker is at: its stage last
 E = TypeVar("E")
 
@@ -38,13 +44,17 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
     """Runs groups in worker processes on this machine: the interface is `run(groups)`.
 
     `watch(case, impl, stage)` is called with what the worker is at, a few times a second.
-    `start_up_s` are the wall seconds spent so far on starting workers; `own` are the names that
-    each of the user's files registered; `pruning` knows which cells ran out of memory here.
+    `start_up_s` and `ceilings_s` are the wall seconds spent so far on starting workers and on
+    ceilings, for which `limits` asks; `own` are the names that each of the user's files registered;
+    `pruning` knows which cells ran out of memory here; `environments` has the facts of the machine
+    by their key, once the catalogue is known.
     """
 
     def __init__(self, settings: Settings, watch: Watch = lambda case, impl, stage: None) -> None:
         self.settings = settings
-        self.start_up_s = 0.0
+        self.start_up_s = self.ceilings_s = 0.0
+        self.limits: Limits | None = None
+        self.environments: dict[str, dict[str, Any]] = {}
         self.warnings: list[str] = []
         self.own: tuple[tuple[str, ...], ...] = ()
         self.watch = watch
@@ -54,6 +64,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         self._kernels: dict[tuple[str, str], dict[str, Any]] = {}  # as profiled, by the cell's key
         self._profiled_s: dict[tuple[str, str], float] = {}  # of cells that have no record yet
         self._server: Server | None = None
+        self._process = 0
 
     def start(self) -> None:
         """Begin to import what workers need, in the background, unless that is done.
@@ -82,7 +93,9 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         self._device = catalogue.device
         if reason := catalogue.devices.get(self._device):
             raise UsageError(reason)
-        return catalogue
+        facts = catalogue.environment | {"attnbench": __version__}
+        self.environments = {environment_key(facts): facts}
+        return msgspec.structs.replace(catalogue, environment=facts)
 
     def reasons(self, cells: Iterable[Cell]) -> dict[tuple[str, str], str | None]:
         """Why an implementation cannot take its case, by the cells' keys."""
@@ -100,12 +113,12 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         """Measure the jobs and yield a record for every cell, whatever becomes of it.
 
         A job is taken when the records of those before it are out, and their process has ended.
+        After the first the ceilings are measured, if there are `limits`.
         """
-        process = 0
         for job in jobs:
-            if job.process != process:
+            if job.process != self._process:
                 self.renew()  # the processes of a cell are to have nothing in common
-                process = job.process
+                self._process = job.process
             keys = [(i, impl) for i, (_, impls) in enumerate(job.cases) for impl in impls]
             cases = [case for case, _ in job.cases]
             if cases[0].device in _PROFILED_APART:
@@ -128,8 +141,14 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
                 if before := supervised.retried.get((index, impl)):
                     known = known | {"retried_note": before}
                 metrics = record.metrics | known
-                yield replace(record, metrics=metrics, spent_s=spent_s, process=job.process)
+                yield replace(
+                    record, metrics=metrics, spent_s=spent_s, process=job.process,
+                    environment=next(iter(self.environments), ""),
+                )  # fmt: skip
             self.close()  # the next job gets a fresh process
+            for here, facts in self.environments.items():
+                if self.limits and "ceilings" not in facts:  # they could wait for the first times
+                    self.environments[here] = facts | {"ceilings": self._ceilings(*self.limits)}
 
     def check(self, items: Sequence[messages.CheckItem]) -> Iterator[tuple[int, ItemChecked]]:
         """Check items of the battery; yield each index with its result."""
@@ -161,6 +180,21 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         """What the device can do at most, as measured now; see `ceilings.measure_ceilings`."""
         asked = messages.MeasureCeilings(self._device, tuple(dtypes), threads)
         return self._ask(asked, messages.Facts).facts
+
+    def _ceilings(self, dtypes: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
+        """The ceilings by number of threads."""
+        begin = time.perf_counter()
+        found = {str(threads): self.ceilings(dtypes, threads) for threads in counts}
+        self.ceilings_s += time.perf_counter() - begin
+        self.close()
+        return found
+
+    def keep_to(self, cpus: Sequence[int]) -> None:
+        """Let the workers from now on run on these CPUs alone, as this thread then does."""
+        self.close()
+        os.sched_setaffinity(0, cpus)
+        if self._server is not None:
+            self._server.keep_to(cpus)
 
     def diagnose(self, began: Callable[[str], None] = lambda test: None) -> dict[str, Any]:
         """Facts of the machine and the self-tests of measuring on it; see `worker.diagnosis`.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import (
     RunWriter,
+    environment_key,
     load_info,
     load_run,
     runs_in,
@@ -48,11 +49,15 @@ from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.version import __version__
 
-# A resumed run must be the same experiment: these facts of the environment have to agree.
-FINGERPRINT = (
-    "device", "device_name", "cores", "threads", "torch", "cuda", "matmul_precision",
-    "allocator", "affinity", "cpu_quota",
+if TYPE_CHECKING:
+    from attnbench.execution.cluster import RayRunner
+
+Facts = dict[str, Any]
+# A resumed run must be the same experiment: these facts have to agree with an environment of it.
+_ALIKE = (
+    "device", "device_name", "torch", "cuda", "python", "attnbench", "matmul_precision", "allocator"
 )  # fmt: skip
+FINGERPRINT = (*_ALIKE, "cores", "threads", "affinity", "cpu_quota")
 
 
 class Listener:
@@ -82,7 +87,8 @@ class SweepRequest:
     """What `attnbench sweep` was asked for. `options` is what `run.json` keeps for people.
 
     `shard` is the part of the plan to measure, and of how many, from (1, count) on. After
-    `max_total_time_s` no group of cells begins any more, nor one that would end later.
+    `max_total_time_s` no group of cells begins any more, nor one that would end later. `ray` is the
+    address of a cluster to measure on, in place of this machine.
     """
 
     sweeps: tuple[Axes, ...]
@@ -92,6 +98,7 @@ class SweepRequest:
     options: dict[str, Any] = field(default_factory=dict)
     shard: tuple[int, int] | None = None
     max_total_time_s: float | None = None
+    ray: str | None = None
 
 
 def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -> Path | None:
@@ -104,7 +111,7 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
     begin = time.perf_counter()
     if request.name is not None:
         check_name(request.name)
-    with LocalRunner(request.settings, listener.working) as runner:
+    with _executor(request.settings, listener, request.ray) as runner:
         runner.start()
         listener.starting()
         catalogue = _catalogue(runner, listener)
@@ -142,8 +149,18 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         with RunWriter.create(request.output, request.name, info) as writer:
             listener.planned(plan, writer.path, forecast)
             runner.close()  # it planned: cells get fresh processes
-            _measure(plan, runner, writer, listener, begin, forecast, request.max_total_time_s)
+            machines = _Machines(writer.path)
+            limit_s = request.max_total_time_s
+            _measure(plan, runner, writer, listener, begin, machines, forecast, limit_s)
             return writer.path
+
+
+def _executor(settings: Settings, listener: Listener, ray: str | None) -> LocalRunner | RayRunner:
+    if ray is None:
+        return LocalRunner(settings, listener.working)
+    from attnbench.execution.cluster import RayRunner
+
+    return RayRunner(settings, ray, listener)
 
 
 def resume(
@@ -154,11 +171,14 @@ def resume(
     retry: Sequence[str] = (),
     max_total_time_s: float | None = None,
     dry_run: bool = False,
+    ray: str | None = None,
+    mixed: bool = False,
 ) -> Path:
     """Measure what a run planned and has no record of, as the run was set up.
 
     Or, of what it has, the cells of `again` in one more process each. What has a status of `retry`
-    counts as missing. `max_total_time_s` is as in `SweepRequest`.
+    counts as missing. `max_total_time_s` and `ray` are as in `SweepRequest`; with `mixed` any
+    machine will do, and its records name it.
 
     Raises:
         StoreError: the folder is not a run, its plan is damaged, or a file of the user's changed.
@@ -169,7 +189,7 @@ def resume(
     try:
         cells = [Cell.from_json(row, unwritten(run.info)) for row in run.info["plan"]]
         settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
-        environment = dict(run.info["environment"])
+        machines = _Machines(path, mixed=mixed, names=FINGERPRINT if ray is None else _ALIKE)
     except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
         raise StoreError(
             f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
@@ -188,40 +208,87 @@ def resume(
     plan = Plan(cells=(), jobs=())
     if run.files and "files" not in run.info:
         listener.warned(f"{path} is of an older version: whether its --impl changed is not known")
-    with LocalRunner(settings, listener.working) as runner:
+    with _executor(settings, listener, ray) as runner:
         if missing:
             catalogue = _catalogue(runner, listener)
-            now = catalogue.environment
-            if lines := [
-                f"{name} was {environment.get(name)}, is {now.get(name)}"
-                for name in FINGERPRINT
-                if environment.get(name) != now.get(name)
-            ]:
-                raise UsageError(
-                    f"this is not where the run began: {'; '.join(lines)} (--resume);"
-                    " start a new run"
-                )
+            if ray is None:
+                machines.admit(catalogue.environment)
             named((cell.impl for cell in missing), catalogue)  # raises where one is gone
             plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
         forecast = None
         if dry_run or max_total_time_s:
-            forecast = _forecast(settings, environment, path.parent)
+            forecast = _forecast(settings, machines.environments[""], path.parent)
         listener.planned(plan, None if dry_run else path, forecast)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
                 runner.close()
-                _measure(plan, runner, writer, listener, begin, forecast, max_total_time_s)
+                limit_s = max_total_time_s
+                _measure(plan, runner, writer, listener, begin, machines, forecast, limit_s)
     return path
 
 
-def _catalogue(runner: LocalRunner, listener: Listener) -> Catalogue:
+class _Machines:
+    """The environments of a run, as `run.json` has them: whose records may stand beside theirs."""
+
+    def __init__(
+        self, path: Path, *, mixed: bool = True, names: Sequence[str] = FINGERPRINT
+    ) -> None:
+        self.path, self.info, self._mixed, self._names = path, load_info(path), mixed, names
+        first = {"attnbench": self.info.get("attnbench")} | self.info["environment"]
+        self.environments: dict[str, Facts] = {"": first} | self.info.get("environments", {})
+        self._stored: dict[str, tuple[Facts, str]] = {}
+
+    def admit(self, facts: Facts) -> Facts:
+        """The facts of a machine, with the ceilings that the run knows of it.
+
+        Raises:
+            UsageError: it is like none of the run's.
+        """
+        every = [_differences(known, facts, self._names) for known in self.environments.values()]
+        if (lines := min(every, key=len)) and not self._mixed:
+            raise UsageError(
+                f"this is not where the run began: {'; '.join(lines)} (--resume); start a new run,"
+                " or measure the rest here with --mixed: the table then names both"
+            )
+        known = self.environments.get(self._key(facts), {})
+        return facts | {name: known[name] for name in ("ceilings",) if name in known}
+
+    def _key(self, facts: Facts) -> str:
+        names = (*FINGERPRINT, "node", "device_index")
+        alike = (k for k, v in self.environments.items() if not _differences(v, facts, names))
+        return next(alike, environment_key(facts))
+
+    def key(self, own: str, facts: Facts) -> str:
+        """Under what `run.json` has the facts that an executor has as `own`, from now on."""
+        if own not in self._stored or self._stored[own][0] is not facts:
+            key = self._stored[own][1] if own in self._stored else self._key(facts)
+            known = self.environments.get(key, {})
+            if known.keys() != (new := facts | known).keys():
+                self.environments[key] = new
+                others = {k: v for k, v in self.environments.items() if k}
+                self.info |= {"environment": self.environments[""]}
+                self.info |= {"environments": others} if others else {}
+                write_info(self.path, self.info)
+            self._stored[own] = facts, key
+        return self._stored[own][1]
+
+
+def _differences(known: Facts, facts: Facts, names: Sequence[str]) -> list[str]:
+    return [
+        f"{name} was {known.get(name)}, is {facts.get(name)}"
+        for name in names
+        if known.get(name) != facts.get(name)
+    ]
+
+
+def _catalogue(runner: LocalRunner | RayRunner, listener: Listener) -> Catalogue:
     catalogue = runner.catalogue()
     for warning in runner.warnings:
         listener.warned(warning)
     return catalogue
 
 
-def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner) -> Plan:
+def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner | RayRunner) -> Plan:
     cells: list[Cell] = []
     mismatches: dict[str, str | None] = {}
     for axes in request.sweeps:
@@ -261,19 +328,26 @@ def _forecast(settings: Settings, environment: dict[str, Any], output: Path) -> 
 
 def _measure(
     plan: Plan,
-    runner: LocalRunner,
+    runner: LocalRunner | RayRunner,
     writer: RunWriter,
     listener: Listener,
     begin: float,
+    machines: _Machines,
     forecast: Forecast | None,
     limit_s: float | None,
 ) -> None:
     for record in plan.decided:
         writer.append(record)
         listener.recorded(record)
-    info = load_info(writer.path)
+    info = machines.info
+    cases = [cell.case for cells in plan.passes for cell in cells]
+    runner.limits = sorted({case.dtype for case in cases}), sorted({case.threads for case in cases})
     spent: dict[str, float] = {}
     failed: set[tuple[str, str]] = set()
+    if isinstance(runner, LocalRunner):
+        runner.environments = {k: machines.admit(v) for k, v in runner.environments.items()}
+    else:
+        runner.admit = machines.admit
 
     def jobs() -> Iterator[Job]:
         for process, cells in enumerate(plan.passes):
@@ -282,13 +356,11 @@ def _measure(
                 own = fitting(own, forecast, lambda: begin + limit_s - time.perf_counter())
             for job in own:
                 yield replace(job, process=process)
-                if "ceilings" not in info["environment"]:  # they can wait for the first times
-                    started = time.perf_counter()
-                    info["environment"]["ceilings"] = _ceilings(plan, runner)
-                    spent["ceilings"] = time.perf_counter() - started
-                    write_info(writer.path, info)
 
-    for record in runner.run(jobs()):
+    for measured in runner.run(jobs()):
+        own = measured.environment
+        key = machines.key(own, runner.environments[own]) if own else ""
+        record = replace(measured, environment=key)
         writer.append(record)
         listener.recorded(record)
         if forecast is not None:
@@ -297,20 +369,14 @@ def _measure(
             failed.add(record.cell.key)  # it stays failed: no need to wait for it again
         for stage, seconds in record.spent_s.items():
             spent[stage] = spent.get(stage, 0.0) + seconds
+    for own, facts in runner.environments.items():
+        machines.key(own, facts)
+    if runner.ceilings_s:
+        spent["ceilings"] = runner.ceilings_s
     spent |= {"start-up": runner.start_up_s, "wall_s": time.perf_counter() - begin}
     before = info.get("spent", {})
     total = {name: round(before.get(name, 0.0) + seconds, 3) for name, seconds in spent.items()}
     write_info(writer.path, info | {"spent": total})
-
-
-def _ceilings(plan: Plan, runner: LocalRunner) -> dict[str, Any]:
-    """By number of threads, what the device can do at most in the dtypes of the plan."""
-    cases = [cell.case for cells in plan.passes for cell in cells]
-    dtypes = sorted({case.dtype for case in cases})
-    counts = sorted({case.threads for case in cases})
-    found = {str(threads): runner.ceilings(dtypes, threads) for threads in counts}
-    runner.close()
-    return found
 
 
 PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}

@@ -53,9 +53,19 @@ class Run:
 
     def environment_of(self, record: Record) -> dict[str, Any]:
         """The facts of the machine of a record; of one merged from several, what all share."""
+        return self.shared(record.environment.split(" "))
+
+    def shared(self, keys: Iterable[str]) -> dict[str, Any]:
+        """The facts that several environments share."""
         known = self.environments
-        first, *others = [known.get(key, {}) for key in record.environment.split(" ")]
+        first, *others = [known.get(key, {}) for key in keys]
         return {name: v for name, v in first.items() if all(o.get(name) == v for o in others)}
+
+    def same_model(self, *records: Record) -> bool:
+        """Whether the records were measured on one model of device: else no ratio is taken."""
+        if len({record.environment for record in records}) == 1:
+            return True
+        return len({self.environment_of(record).get("device_name") for record in records}) == 1
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -47,8 +47,19 @@ class Content:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The machine, as run.json describes it."""
-        return dict(self.run.info.get("environment") or {})
+        """The machine, as run.json describes it; of several what they share."""
+        return self.run.shared(self.run.environments)
+
+    def limits(self) -> list[tuple[str, ...]]:
+        """The ceilings of each machine: the columns are `LIMIT`."""
+        known = self.run.environments.values()
+        return [
+            (f"{limit} ({facts.get('node') or facts.get('device_name')})", *rest)
+            if len(known) > 1
+            else (limit, *rest)
+            for facts in known
+            for limit, *rest in limit_rows(facts)
+        ]
 
     def sentences(self) -> list[str]:
         """The run in short."""

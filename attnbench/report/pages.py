@@ -12,14 +12,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.columns import COLUMNS
-from attnbench.analysis.highlights import SLICE, hardest_case, summary_columns, summary_rows
+from attnbench.analysis.highlights import (
+    SLICE,
+    hardest_case,
+    measured_on,
+    summary_columns,
+    summary_rows,
+)
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.base.files import emptied, write_whole
 from attnbench.base.units import escape, table
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
 from attnbench.report import exponents, figures, growth, lines, models, roofline, tradeoff
-from attnbench.report.content import FAILURE, LIMIT, Content, limit_rows
+from attnbench.report.content import FAILURE, LIMIT, Content
 from attnbench.report.figures import Plot
 from attnbench.report.tables import value_text
 
@@ -81,7 +87,7 @@ def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
     parts, left_out = content.parts()
     values = {
         "run_id": content.run.run_id,
-        "device_name": content.environment.get("device_name") or "an unknown device",
+        "device_name": measured_on(content.run, content.cells)[0] or "an unknown device",
         "facts": content.facts(),
         "sentences": content.sentences(),
         "plots": plot_groups(plots),
@@ -89,7 +95,7 @@ def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
         "tables": parts,
         "headers": {"limits": LIMIT, "failures": FAILURE, "crossovers": ("pair", "crossing")},
         "left_out": left_out,
-        "limits": limit_rows(content.environment),
+        "limits": content.limits(),
         "failures": content.failures(),
         "suspects": content.suspects(),
         "spent": content.spent(),
@@ -169,7 +175,7 @@ def render_markdown(content: Content) -> str:
         *_hardest(content),
         *_growth_blocks(content),
     ]
-    if limits := limit_rows(content.environment):
+    if limits := content.limits():
         blocks += ["### Limits measured in this run", table(LIMIT, limits)]
     if failures := content.failures():
         shown = table(FAILURE, failures[:MOST_FAILURES], len(FAILURE))

@@ -250,7 +250,7 @@ class Cells:
         found = {}
         for key in [key for key in above if key in below]:
             pair = _only(above[key], ratio.first), _only(below[key], ratio.second)
-            if pair[0] is not pair[1]:
+            if pair[0] is not pair[1] and self.run.same_model(*pair):
                 found[id(pair[0])] = pair
         if not found:
             sides = f"{text(ratio.first)} and {text(ratio.second)}"

@@ -1,0 +1,397 @@
+"""Jobs on the devices of a Ray cluster; the cells of a node that is lost run on another."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from attnbench.errors import AttnbenchError, UsageError, WorkerError
+from attnbench.execution.process import Settings
+from attnbench.execution.runner import Limits, LocalRunner
+from attnbench.execution.store import environment_key
+from attnbench.machine.host import affinity
+from attnbench.planning.plan import Job, jobs_of
+from attnbench.schema.messages import Catalogue
+from attnbench.schema.record import Cell, Record
+from attnbench.theory.traits import case_label
+
+if TYPE_CHECKING:
+    from attnbench.execution.session import Listener
+
+Key = tuple[str, str]  # of a cell
+Known = tuple[dict[str, dict[str, Any]], float, float]
+
+_LARGEST_FOLDER = 20 << 20  # bytes of what is sent along with a user's file
+_PATIENCE_S = 300.0  # for an answer of the node that plans
+_SHOW_S = 1.0
+_LOSSES = 3  # of the slot that measures a group, on nodes that live
+
+
+class _Slot:
+    """What runs on a node, as an actor: a `LocalRunner` on one GPU, or on so many CPUs (`size`)."""
+
+    def __init__(self, settings: Settings, node: str, size: int) -> None:
+        if os.environ.get("OMP_NUM_THREADS") == str(size):
+            del os.environ["OMP_NUM_THREADS"]  # Ray's; cases say how many threads they take
+        with contextlib.suppress(OSError):  # Ray's processes yield to all others
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        files = tuple(str(Path(file).resolve()) for file in settings.files)  # as they were sent
+        self.runner = LocalRunner(replace(settings, files=files))
+        self.runner.start()
+        self.node, self.size = node, size
+        self.records: Iterator[Record] = iter(())
+
+    def catalogue(self) -> tuple[Catalogue, tuple[tuple[str, ...], ...], list[str]]:
+        found = self.runner.catalogue()
+        facts = found.environment | {"node": self.node, "nice": os.getpriority(os.PRIO_PROCESS, 0)}
+        if found.device == "cuda":
+            facts["device_index"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.runner.environments = {environment_key(facts): facts}
+        found = msgspec.structs.replace(found, environment=facts)
+        return found, self.runner.own, self.runner.warnings
+
+    def reasons(self, cells: list[Cell]) -> dict[Key, str | None]:
+        return self.runner.reasons(cells)
+
+    def open(self, place: int) -> Record | Known:
+        """Keep to CPUs that are of this place alone, where there are enough."""
+        if not self.runner.environments:
+            self.catalogue()  # of the whole node
+        self.runner.close()  # it planned: cells get fresh processes
+        cpus = (affinity() or [])[place * self.size :][: self.size]
+        if self.runner.settings.device == "cpu" and len(cpus) == self.size:
+            self.runner.keep_to(cpus)
+        return self.step()
+
+    def begin(self, job: Job, limits: Limits | None) -> Record | Known:
+        self.runner.limits = limits
+        self.records = self.runner.run([job])
+        return self.step()
+
+    def step(self) -> Record | Known:
+        """The next record; after the last the facts by their key, and where the time went."""
+        record, runner = next(self.records, None), self.runner
+        return record or (runner.environments, runner.start_up_s, runner.ceilings_s)
+
+
+@dataclass(eq=False)
+class _Work:
+    """The cells of a group that have no record yet, and how often a node that lives lost them."""
+
+    cells: dict[Key, Cell]
+    process: int
+    losses: int = 0
+
+
+@dataclass(eq=False)
+class _Place:
+    """A slot as the driver knows it: where it is, and what it is at."""
+
+    node: dict[str, Any]
+    number: int
+    actor: Any = None
+    work: _Work | None = None
+    before: _Work | None = None  # at what the slot was lost that was here before
+    environment: str = ""  # its key, once the slot is open
+    spent_s: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def name(self) -> str:
+        """Of the node: its own, or that of its host."""
+        own, address, host = (self.node[f"Node{x}"] for x in _NAMES)
+        return str(own if own != address else host)
+
+
+_NAMES = ("Name", "ManagerAddress", "ManagerHostname")
+
+
+class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
+    """Runs groups on every device of a Ray cluster, one at a time on each; else a `LocalRunner`.
+
+    attnbench and the user's files are sent along; torch must be there. `admit(facts)` returns the
+    facts of a machine with the ceilings known of it, or raises a UsageError: it is not to measure.
+    """
+
+    def __init__(self, settings: Settings, address: str, listener: Listener) -> None:
+        self.settings, self._address, self._listener = settings, address, listener
+        self.own: tuple[tuple[str, ...], ...] = ()
+        self.warnings: list[str] = []
+        self.start_up_s = self.ceilings_s = self._shown = 0.0
+        self.limits: Limits | None = None
+        self.environments: dict[str, dict[str, Any]] = {}
+        self.admit: Callable[[dict[str, Any]], dict[str, Any]] = dict
+        self._planner: _Place | None = None
+        self._places: list[_Place] = []
+        self._pending: list[_Work] = []
+        self._limited: set[str] = set()  # environments whose ceilings are known, or measured now
+        self._homes: dict[str, str] = {}  # environments of cases that are measured several times
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as begun:
+            folder = begun.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-"))
+            files, self._unsent = _staged(self.settings.files, Path(folder))
+            self._ray = _connected(self._address, folder)
+            begun.callback(self._ray.shutdown)
+            device = self.settings.device
+            if device == "auto":
+                device = "cuda" if self._ray.cluster_resources().get("GPU", 0) >= 1 else "cpu"
+            self._there = replace(self.settings, device=device, files=files)
+            self._held = begun.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def start(self) -> None:
+        """Begin to plan, on a node that has the device."""
+        if self._planner is None:
+            self._planner = self._open(*self._devices(1)[0], 1)
+
+    def close(self) -> None:
+        """Nothing: what planned may be the first slot."""
+
+    def catalogue(self) -> Catalogue:
+        """As `LocalRunner.catalogue`, of the first node."""
+        found: Catalogue
+        found, self.own, warnings = self._ask("catalogue")
+        self.warnings = [*self._unsent, *warnings]
+        return found
+
+    def reasons(self, cells: Iterable[Cell]) -> dict[Key, str | None]:
+        """As `LocalRunner.reasons`, on the first node."""
+        found: dict[Key, str | None] = self._ask("reasons", list(cells))
+        return found
+
+    def _ask(self, question: str, *args: Any) -> Any:
+        self.start()
+        assert self._planner is not None, "it was just started"
+        try:
+            asked = getattr(self._planner.actor, question).remote(*args)
+            return self._ray.get(asked, timeout=_PATIENCE_S)
+        except self._ray.exceptions.RayError as err:
+            why = getattr(err, "cause", None) or err
+            kind = UsageError if isinstance(why, UsageError) else WorkerError
+            raise kind(f"node {self._planner.name}: {_line(why)}") from err
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
+        """As `LocalRunner.run`, on all devices at once, in jobs of one group.
+
+        The cells without a record of a slot that is lost go to another: nothing comes twice.
+
+        Raises:
+            UsageError: no device has so many CPUs, or none is admitted.
+            WorkerError: all of them are lost.
+        """
+        ray, size = self._ray, max(self.limits[1], default=1) if self.limits else 1
+        groups = (replace(job, groups=(group,)) for job in jobs for group in job.groups)
+        stream = (_Work({c.key: c for c in job.cells()}, job.process) for job in groups)
+        first, *more = self._devices(size)
+        if self._planner is not None and size > 1:
+            ray.kill(self._planner.actor)
+            self._planner = None
+        self._places = [self._planner or self._open(*first, size)]
+        self._places += [self._open(*device, size) for device in more]
+        asked = {place.actor.open.remote(place.number): place for place in self._places}
+        idle: list[_Place] = []
+        lost: Exception | None = None
+        while True:
+            for place in list(idle):
+                if work := self._work_for(place, stream):
+                    idle.remove(place)
+                    place.work, (job,) = work, jobs_of(work.cells.values())
+                    own = None if place.environment in self._limited else self.limits
+                    self._limited.add(place.environment)
+                    job = replace(job, process=work.process)
+                    asked[place.actor.begin.remote(job, own)] = place
+            if not asked:
+                break
+            for ref in ray.wait(list(asked), timeout=_SHOW_S)[0]:
+                place = asked.pop(ref)
+                try:
+                    answer = ray.get(ref)
+                    if not isinstance(answer, Record):
+                        self._learn(place, answer)
+                        idle.append(place)
+                        continue
+                except (ray.exceptions.RayError, UsageError) as err:
+                    lost = getattr(err, "cause", None) or err
+                    yield from self._lost(place, lost)
+                    if place.environment and not isinstance(lost, AttnbenchError):
+                        again = self._open(place.node, place.number, size)
+                        again.before = place.work
+                        self._places.append(again)
+                        asked[again.actor.open.remote(again.number)] = again
+                    continue
+                asked[place.actor.step.remote()] = place
+                assert place.work is not None, "it has a record"
+                del place.work.cells[answer.cell.key]
+                if self.settings.processes > 1:
+                    self._homes[answer.cell.case.case_id] = place.environment
+                yield answer
+            self._show()
+        if lost is not None and (self._pending or next(stream, None)):
+            kind = UsageError if isinstance(lost, UsageError) else WorkerError
+            raise kind(f"no device of the Ray cluster is left: {_line(lost)}")
+
+    def _devices(self, size: int) -> list[tuple[dict[str, Any], int]]:
+        """Each node with the number of a GPU, or of a slot of so many CPUs."""
+        what, each = ("GPU", 1) if self._there.device == "cuda" else ("CPU", size)
+        nodes = sorted(self._ray.nodes(), key=lambda node: str(node["NodeName"]))
+        nodes = [node for node in nodes if node["Alive"]]
+        found = [(n, i) for n in nodes for i in range(int(n["Resources"].get(what, 0) // each))]
+        if not found:
+            raise UsageError(f"no node of the Ray cluster has {each} {what}{'s' * (each > 1)}")
+        return found
+
+    def _open(self, node: dict[str, Any], number: int, size: int) -> _Place:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        place = _Place(node, number)
+        actor = self._ray.remote(_Slot).options(
+            num_cpus=size,
+            num_gpus=int(self._there.device == "cuda"),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        )
+        place.actor = actor.remote(self._there, place.name, size)
+        return place
+
+    def _work_for(self, place: _Place, stream: Iterator[_Work]) -> _Work | None:
+        """What to give to an idle slot; a case that was measured stays on its device, if alive."""
+        others = {other.environment for other in self._places} - {place.environment}
+        for work in itertools.chain(list(self._pending), stream):
+            if work in self._pending:
+                self._pending.remove(work)
+            if self._homes.get(next(iter(work.cells))[0]) not in others:
+                return work
+            self._pending.append(work)
+        return None
+
+    def _learn(self, place: _Place, known: Known) -> None:
+        """A slot is open, or done with its job. Raises a UsageError if it is not admitted."""
+        ((key, facts),), *spent_s = known[0].items(), *known[1:]
+        if place.before is not None:  # the node lives: that is not what was lost
+            place.before.losses += 1
+        if key not in self.environments:
+            self.environments[key] = self.admit(facts)
+        elif "ceilings" in facts and "ceilings" not in self.environments[key]:
+            self.environments[key] = facts
+        if "ceilings" in self.environments[key]:
+            self._limited.add(key)
+        self.start_up_s += spent_s[0] - place.spent_s[0]
+        self.ceilings_s += spent_s[1] - place.spent_s[1]
+        place.environment, place.spent_s = key, (spent_s[0], spent_s[1])
+        place.work = place.before = None
+
+    def _lost(self, place: _Place, err: Exception) -> Iterator[Record]:
+        """Put back what a slot was at; what keeps ending slots of nodes that live has crashed."""
+        self._places.remove(place)
+        self._ray.kill(place.actor)
+        self._limited.discard(place.environment)
+        work, why = place.work or _Work({}, 0), f"node {place.name}: {_line(err)}"
+        if work.losses < _LOSSES:
+            self._pending[:0] = [work] if work.cells else []
+            again = f"; {len(work.cells)} cells will run on another" * bool(work.cells)
+            if place.environment or isinstance(err, AttnbenchError):  # else it is that of before
+                self._listener.warned(why + again)
+            return
+        reason = f"it was lost {_LOSSES} times, with its process: {why}"
+        for cell in work.cells.values():
+            made = Record(cell=cell, status="crashed", reason=reason, process=work.process)
+            yield replace(made, environment=place.environment)
+
+    def _show(self) -> None:
+        """Tell how many slots are busy, and what one of them is at."""
+        busy = [place for place in self._places if place.work and place.work.cells]
+        if busy and time.monotonic() - self._shown >= _SHOW_S:
+            self._shown = time.monotonic()
+            at = busy[int(self._shown) % len(busy)]
+            assert at.work is not None, "it is busy"
+            case = next(iter(at.work.cells.values())).case
+            slots = f"{len(busy)} of {len(self._places)} slots busy"
+            self._listener.working(None, None, f"{slots}, node {at.name}: {case_label(case)}")
+
+
+def _line(err: Exception) -> str:
+    """What an error says in a line; of Ray's, which go on for pages, the kind."""
+    ours = not type(err).__module__.startswith("ray.")
+    return (ours and " ".join(str(err).split())[:300]) or f"lost ({type(err).__name__})"
+
+
+def _connected(address: str, folder: str) -> Any:
+    """The module `ray`, connected to a cluster that has sent the folder to its nodes.
+
+    Raises:
+        UsageError: Ray is not installed, or there is no such cluster.
+    """
+    try:
+        import ray
+    except ImportError as err:
+        raise UsageError("--on ray needs Ray: pip install 'attnbench[ray]'") from err
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+    given = {"include_dashboard": False} if address == "local" else {}
+    sent = {"working_dir": folder}
+    host, _, port = (os.environ.get("RAY_ADDRESS") or address).rpartition(":")
+    try:
+        if port.isdecimal() and "/" not in host:  # Ray tries for two minutes, and then aborts
+            socket.create_connection((host, int(port)), timeout=5).close()
+        ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=sent, **given)
+    except Exception as err:  # of many kinds, for an address that is not there, old or unreadable
+        ray.shutdown()
+        raise UsageError(
+            f"no Ray cluster at --ray-address {address} ({_line(err)}); start one with: ray start"
+            " --head, or take the cores of this machine with: --ray-address local"
+        ) from err
+    # It would print twenty lines of log for a node that is lost.
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None
+    return ray
+
+
+def _staged(files: Sequence[str], folder: Path) -> tuple[tuple[str, ...], list[str]]:
+    """Copy to `folder` what nodes need: attnbench, and each user's file with the folder it is in.
+
+    Return the files there, and warnings. Raises a UsageError where one cannot be read.
+    """
+    package, staged, warnings = Path(__file__).resolve().parents[1], [], []
+    spec = importlib.util.find_spec("attnbench_impls")
+    built_in = Path(spec.origin).parent if spec and spec.origin else package.parent / "impls"
+    for source, name in ((package, "attnbench"), (built_in, "attnbench_impls")):
+        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for number, file in enumerate(map(Path, files)):
+        target, sizes = folder / "files" / str(number), [0]
+
+        def left_out(at: str, names: list[str], sizes: list[int] = sizes) -> set[str]:
+            out = {name for name in names if name[0] == "." or name == "__pycache__"}
+            kept = [Path(at, name) for name in set(names) - out]
+            out |= {path.name for path in kept if not (path.is_file() or path.is_dir())}
+            sizes += [path.stat().st_size for path in kept if path.is_file()]
+            if sum(sizes) > _LARGEST_FOLDER:
+                raise OverflowError
+            return out
+
+        try:
+            try:
+                shutil.copytree(file.parent, target, ignore=left_out)
+            except OverflowError:
+                shutil.rmtree(target, ignore_errors=True)
+                target.mkdir(parents=True)
+                warnings.append(
+                    f"the folder of {file} holds more than {_LARGEST_FOLDER >> 20} MiB: the file"
+                    " alone is sent to the nodes, and can import nothing from beside it there"
+                )
+            shutil.copyfile(file, target / file.name)
+        except OSError as err:  # also copytree's, of a file beside it
+            raise UsageError(f"{file} (--impl) cannot be sent: {_line(err)}") from err
+        staged.append(f"files/{number}/{file.name}")
+    return tuple(staged), warnings

@@ -1,0 +1,91 @@
+"""Runs that were measured on several machines: what is refused, recorded, compared and said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnbench.analysis.table import compared
+from attnbench.execution.store import RECORDS, Run, load_info, load_run, write_info
+from tests.conftest import Cli, Refused, exported
+
+pytestmark = pytest.mark.usefixtures("imagined_worker")
+
+
+@pytest.fixture
+def elsewhere(cli: Cli, tmp_path: Path) -> Path:
+    """Three of four cells, measured on another machine: both of one case, `naive` of the other."""
+    args = ("--impls", "naive,sdpa", "--seq-lens", "64,128", "--output", tmp_path, "--name", "r")
+    assert cli("sweep", *args).exit_code == 0
+    path = tmp_path / "r"
+    lines = {r.cell.key: r.to_line() + "\n" for r in load_run(path).records}
+    (last,) = [k for k in lines if k[1] == "sdpa" and k[0] == list(lines)[-1][0]]
+    (path / RECORDS).write_text("".join(line for key, line in lines.items() if key != last))
+    return path
+
+
+def changed(path: Path, **facts: object) -> None:
+    info = load_info(path)
+    write_info(path, info | {"environment": info["environment"] | facts})
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"device_name": "another CPU"}, {"torch": "2.0"}, {"attnbench": "0.0"}, {"python": "3.1"},
+     {"cores": 77}],
+)  # fmt: skip
+def test_another_machine_or_version_is_refused_and_the_way_out_named(
+    cli: Cli, assert_refused: Refused, elsewhere: Path, facts: dict[str, object]
+) -> None:
+    changed(elsewhere, **facts)
+    before = (elsewhere / RECORDS).read_bytes()
+    ((name, value),) = facts.items()
+    assert_refused(cli("sweep", "--resume", elsewhere), f"{name} was {value}, is ", "--mixed")
+    assert (elsewhere / RECORDS).read_bytes() == before
+
+
+@pytest.fixture
+def mixed(cli: Cli, elsewhere: Path) -> Run:
+    changed(elsewhere, device_name="another CPU")
+    result = cli("sweep", "--resume", elsewhere, "--mixed")
+    assert result.exit_code == 0, result.stderr
+    return load_run(elsewhere)
+
+
+def test_with_mixed_the_records_name_the_machine_they_are_from(mixed: Run) -> None:
+    (key,) = set(mixed.environments) - {""}
+    assert [record.environment for record in mixed.records] == ["", "", "", key]
+    assert "ceilings" in mixed.environments[key]
+    names = {row["device_name"] for row in exported(mixed.path)}
+    assert names == {"another CPU", mixed.environments[key]["device_name"]}
+
+
+def test_resumed_again_a_machine_keeps_its_key(cli: Cli, mixed: Run) -> None:
+    lines = (mixed.path / RECORDS).read_text().splitlines(keepends=True)
+    (mixed.path / RECORDS).write_text("".join(lines[:-1]))
+    assert cli("sweep", "--resume", mixed.path).exit_code == 0  # it is one of the run's by now
+    assert load_run(mixed.path).environments.keys() == mixed.environments.keys()
+    assert load_run(mixed.path).records[-1].environment == mixed.records[-1].environment
+
+
+def test_no_ratio_is_taken_across_device_models(mixed: Run) -> None:
+    frame = compared(mixed)
+    split = frame.groupby("case_id")["device_name"].transform("nunique") > 1
+    assert frame[~split]["speed"].notna().all()
+    other = split & (frame["impl"] == "sdpa")
+    assert frame[other][["speed", "speed_low"]].isna().all(axis=None)
+    assert (frame[split]["behind"] == 1).all()  # each leads on its own device
+
+
+def test_table_and_report_say_that_there_are_two_models(cli: Cli, mixed: Run) -> None:
+    here = mixed.environments[mixed.records[-1].environment]["device_name"]
+    sentence = (
+        f"Measured on 2 device models: another CPU (3 cells), {here} (1 cell); rows of different"
+        " ones are not compared."
+    )
+    assert sentence in cli("sweep", "--resume", mixed.path).stdout
+    assert cli("report", mixed.path).exit_code == 0
+    page = (mixed.path / "report.html").read_text()
+    assert sentence in page
+    assert f"another CPU and {here}" in page or f"{here} and another CPU" in page

@@ -1,0 +1,360 @@
+"""Sweeps on a real Ray cluster of two nodes on this machine, one of which is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+import attnbench.execution.cluster as cluster_module
+from attnbench.errors import UsageError
+from attnbench.execution.cluster import RayRunner, _Place, _staged, _Work
+from attnbench.execution.process import Settings
+from attnbench.execution.session import Listener
+from attnbench.execution.store import RECORDS, load_info, load_run, write_info
+from attnbench.planning.plan import Job
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell, Record
+from attnbench.theory.traits import case_label
+from tests import synthetic
+from tests.conftest import (
+    COMMAND,
+    TINY,
+    Cli,
+    Refused,
+    environment,
+    exported,
+    run_attnbench,
+    run_script,
+)
+
+LENGTHS = "16,24,48,56,64"
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+
+# It multiplies with what lies beside it. From n = 48 on it waits: on node a until b does, on b for
+# a file that nobody ever writes.
+HOLDER = """
+import os, pathlib, time
+import attnbench
+from attnbench.api import attention
+from beside import weights
+
+@attention("holder", time="n^2 d")
+def holder(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
+    here, there = os.environ["TEST_NODE"], pathlib.Path(os.environ["TEST_FLAGS"])
+    if q_BHLD.shape[2] >= 48:
+        if here == "b" and not (there / "b").exists():
+            (there / "b.new").write_text(f"{os.getpid()} {__file__} {attnbench.__file__}")
+            (there / "b.new").rename(there / "b")
+        while not (there / ("never" if here == "b" else "b")).exists():
+            time.sleep(0.02)
+    return weights(q_BHLD, k_BGSD, scale) @ v_BGSV
+"""
+BESIDE = """
+def weights(q_BHLD, k_BGSD, scale):
+    return (q_BHLD @ k_BGSD.transpose(-1, -2) * scale).softmax(-1)
+"""
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("flags")
+
+
+@pytest.fixture(scope="module")
+def cluster(flags: Path) -> Iterator[Any]:
+    """A cluster with one CPU, on node a."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    own = NODE | {"node_name": "a", "env_vars": {"TEST_NODE": "a", "TEST_FLAGS": str(flags)}}
+    made = Cluster(initialize_head=True, head_node_args=own)
+    yield made
+    made.shutdown()
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert process is None or process.poll() is None, process and process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def survived(
+    cluster: Any, flags: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
+    """A sweep during which node b was killed, at a cell: its folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("sweeps")
+    (folder / "own").mkdir()
+    (folder / "own" / "beside.py").write_text(BESIDE)
+    (folder / "own" / "holder.py").write_text(HOLDER)
+    variables = {"TEST_NODE": "b", "TEST_FLAGS": str(flags)}
+    lost = cluster.add_node(**NODE, node_name="b", env_vars=variables)
+    cells = ["--impl", "own/holder.py", "--impls", "holder,naive", "--seq-lens", LENGTHS]
+    command = [*COMMAND, "sweep", *cells, *TINY, *on(cluster), "--name", "one"]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as sweep:  # fmt: skip
+        wait_for((flags / "b").exists, sweep)
+        cluster.remove_node(lost, allow_graceful=False)
+        _, err = sweep.communicate(timeout=180)
+    assert sweep.returncode == 0, err
+    return folder / "results" / "one", err
+
+
+def on(cluster: Any) -> list[str]:
+    return ["--on", "ray", "--ray-address", cluster.address]
+
+
+def keys(path: Path) -> list[tuple[str, str]]:
+    lines = [json.loads(line) for line in (path / RECORDS).read_text().splitlines()]
+    return sorted((line["case_id"], line["impl"]) for line in lines)
+
+
+def test_every_cell_has_one_record_though_a_node_is_lost(survived: tuple[Path, str]) -> None:
+    path, err = survived
+    assert "node b: " in err
+    assert "will run on another" in err
+    run = load_run(path)
+    planned = [Cell.from_json(row).key for row in run.info["plan"]]
+    assert keys(path) == sorted(planned)
+    assert (len(planned), run.unfinished) == (10, "")
+    assert {record.status for record in run.records} == {"ok"}
+
+
+def test_the_cells_of_a_case_are_on_one_node_which_the_table_names(
+    survived: tuple[Path, str],
+) -> None:
+    path, _ = survived
+    rows = exported(path)
+    nodes = {n: {row["node"] for row in rows if row["seq_len"] == n} for n in (16, 24, 48, 56, 64)}
+    assert {len(found) for found in nodes.values()} == {1}
+    assert nodes[48] == nodes[56] == nodes[64] == {"a"}  # what b was at, too
+    of = {facts["node"]: facts for facts in load_run(path).environments.values()}
+    assert of["a"]["ceilings"]["1"]["matmul_tflops"]["float32"] > 0
+    assert {row["node"] for row in rows} <= of.keys() <= {"a", "b"}
+
+
+def test_code_is_sent_along_and_nothing_is_left_on_a_lost_node(
+    survived: tuple[Path, str], flags: Path
+) -> None:
+    pid, *sources = (flags / "b").read_text().split()
+    assert ["runtime_resources" in source for source in sources] == [True, True]
+    wait_for(lambda: not psutil.pid_exists(int(pid)))
+
+
+def test_what_is_missing_is_measured_on_another_model_if_that_is_asked_for(
+    survived: tuple[Path, str], cluster: Any, tmp_path: Path
+) -> None:
+    whole, _ = survived
+    path = shutil.copytree(whole, tmp_path / "two")
+    lines = (path / RECORDS).read_text().splitlines(keepends=True)
+    (path / RECORDS).write_text("".join(lines[:-3]))
+    info = load_info(path)
+    for facts in (info["environment"], *info.get("environments", {}).values()):
+        facts["device_name"] = "another CPU"
+    write_info(path, info)
+    ended = run_attnbench("sweep", "--resume", path, *on(cluster), "--mixed", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert keys(path) == keys(whole)
+    assert "Measured on 2 device models: another CPU (7 cells), " in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [("127.0.0.1:1", "ray start --head"), ("nonsense", "nonsense"), ("x y:3", "x y:3")],
+)
+def test_where_no_cluster_is_there_one_line_says_how_to_start_one(
+    address: str, says: str, tmp_path: Path
+) -> None:
+    ended = run_attnbench("sweep", "--on", "ray", "--ray-address", address, cwd=tmp_path)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert says in line
+    assert "--ray-address local" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_ray_one_line_says_how_to_install_it() -> None:
+    ended = run_script(
+        "import sys; sys.modules['ray'] = None\n"
+        "from attnbench.cli import main; main(['sweep', '--on', 'ray'])"
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "Error: --on ray needs Ray: pip install 'attnbench[ray]'\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [(["--ray-address", "auto"], "needs --on ray"), (["--mixed"], "goes with --resume")],
+)
+def test_options_that_say_nothing_alone_are_refused(
+    cli: Cli, assert_refused: Refused, args: list[str], says: str
+) -> None:
+    assert_refused(cli("sweep", *args), args[0], says)
+
+
+class Actor:
+    """A slot of a cluster that is not there: a method's `remote` returns what is then got."""
+
+    def __init__(self, settings: Settings, node: str, size: int, behaviour: Any) -> None:
+        self.environments = {node: {"device_name": node}}
+        self.behaviour, self.cells, self.asked = behaviour, list[Cell](), list[Any]()
+        for name in ("open", "begin", "step"):
+            setattr(self, name, SimpleNamespace(remote=partial(partial, getattr(self, f"_{name}"))))
+
+    def _open(self, place: int) -> Any:
+        return self.environments, 0.5, 0.0
+
+    def _begin(self, job: Job, limits: Any) -> Any:
+        self.cells, self.process = job.cells(), job.process
+        self.asked.append(limits)
+        return self._step()
+
+    def _step(self) -> Any:
+        if not self.cells:
+            return self.environments, 0.5, 0.0
+        cell = self.cells.pop(0)
+        (node,) = self.environments
+        self.behaviour(node, cell)
+        record = synthetic.ok(cell.case, cell.impl)
+        return replace(record, environment=node, process=self.process)
+
+
+class Ray:
+    """What `RayRunner` uses of the module ray, on nodes a and b with one CPU each."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, behaviour: Any) -> None:
+        self.behaviour, self.actors = behaviour, list[Any]()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [NAMES | {"NodeID": "0" * 56, "NodeName": name} for name in "ab"]
+
+    def remote(self, _: Any) -> Any:
+        def made(settings: Settings, node: str, size: int) -> Any:
+            self.actors.append(Actor(settings, node, size, self.behaviour))
+            return self.actors[-1]
+
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=made))
+
+    def wait(self, refs: list[Any], timeout: float) -> Any:
+        return refs[:1], refs[1:]
+
+    def get(self, ref: Any) -> Any:
+        return ref()
+
+    def kill(self, actor: Any) -> None:
+        self.actors.remove(actor)
+
+
+NAMES = {
+    "NodeManagerAddress": "",
+    "NodeManagerHostname": "",
+    "Alive": True,
+    "Resources": {"CPU": 1},
+}
+GROUPS = [((Case(seq_len=n), ("naive", "sdpa")),) for n in (16, 32, 64, 128)]
+
+
+def run_on_fake(behaviour: Any, **given: Any) -> tuple[list[Record], Ray, list[str]]:
+    warnings: list[str] = []
+    listener = Listener()
+    listener.warned = warnings.append  # type: ignore[method-assign,assignment]
+    runner = RayRunner(Settings(processes=2), "auto", listener)
+    runner._there, runner._ray = Settings(device="cpu"), Ray(behaviour)
+    vars(runner).update(given)
+    jobs = [Job(groups=tuple(GROUPS), process=process) for process in (0, 1)]
+    return list(runner.run(jobs)), runner._ray, warnings
+
+
+def test_a_case_stays_on_its_device_in_all_of_its_processes() -> None:
+    records, _, _ = run_on_fake(lambda node, cell: None)
+    assert len({(*r.cell.key, r.process) for r in records}) == len(records) == 16
+    assert {r.environment for r in records} == {"a", "b"}
+    cases = {r.cell.case.case_id for r in records}
+    assert len({(r.cell.case.case_id, r.environment) for r in records}) == len(cases) == 4
+
+
+def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end() -> None:
+    died: list[str] = []
+
+    def behaviour(node: str, cell: Cell) -> None:
+        if cell.impl == "sdpa" and cell.case.seq_len == 32:
+            died.append(node)
+            raise ray.exceptions.ActorDiedError
+
+    records, _, warnings = run_on_fake(behaviour)
+    assert len({(*r.cell.key, r.process) for r in records}) == len(records) == 16
+    bad = [r for r in records if r.status != "ok"]
+    assert [(r.cell.impl, r.cell.case.seq_len, r.status) for r in bad] == [
+        ("sdpa", 32, "crashed")
+    ] * 2
+    assert {r.process for r in bad} == {0, 1}
+    assert "lost 3 times" in str(bad[0].reason)
+    assert len(died) == 8
+    assert len(warnings) == 6
+
+
+def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_no_other() -> None:
+    def admit(facts: dict[str, Any], refused: str) -> dict[str, Any]:
+        if facts["device_name"] in refused:
+            raise UsageError(f"device_name is {facts['device_name']}")
+        return facts
+
+    records, _, warnings = run_on_fake(lambda *_: None, admit=partial(admit, refused="b"))
+    assert ({r.environment for r in records}, len(records)) == ({"a"}, 16)
+    assert warnings == ["node b: device_name is b"]
+    with pytest.raises(UsageError, match="device_name is"):
+        run_on_fake(lambda *_: None, admit=partial(admit, refused="ab"))
+
+
+def test_ceilings_are_measured_once_on_each_machine_that_has_none() -> None:
+    known: dict[str, Any] = {"a": {"ceilings": {}}}
+    _, found, _ = run_on_fake(lambda *_: None, limits=(["float32"], [1]), environments=known)
+    asked = {next(iter(a.environments)): [x for x in a.asked if x] for a in found.actors}
+    assert asked == {"a": [], "b": [(["float32"], [1])]}
+
+
+def test_how_many_slots_are_busy_and_one_of_their_cases_are_told() -> None:
+    told: list[str] = []
+    listener = Listener()
+    listener.working = lambda case, impl, stage: told.append(stage)  # type: ignore[method-assign]
+    runner = RayRunner(Settings(), "auto", listener)
+    cell = Cell(case=Case(seq_len=64), impl="naive")
+    node = {"NodeName": "10.0.0.1", "NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "a"}
+    works = [_Work({cell.key: cell}, 0), _Work({cell.key: cell}, 0), None]
+    runner._places = [_Place(node, i, None, work) for i, work in enumerate(works)]
+    runner._show()
+    assert told == [f"2 of 3 slots busy, node a: {case_label(cell.case)}"]
+
+
+def test_a_folder_that_is_too_large_is_not_sent_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own" / ".git").mkdir(parents=True)
+    for name in ("mine.py", "data.bin", ".git/pack"):
+        (tmp_path / "own" / name).write_text("x" * 3000)
+    (tmp_path / "own" / "pipe").symlink_to("/dev/zero")
+    for most, sent, warned in ((8000, {"mine.py", "data.bin"}, 0), (4000, {"mine.py"}, 1)):
+        monkeypatch.setattr(cluster_module, "_LARGEST_FOLDER", most)
+        folder = tmp_path / str(most)
+        files, warnings = _staged([str(tmp_path / "own" / "mine.py")], folder)
+        assert {path.name for path in (folder / files[0]).parent.iterdir()} == sent
+        assert len(warnings) == warned
