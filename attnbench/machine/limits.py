@@ -93,7 +93,8 @@ def ceilings_of(environment: Mapping[str, Any], threads: int = 1) -> Ceilings:
     Older runs have those of one number of threads.
     """
     found = environment.get("ceilings") or {}
-    found = found.get(str(threads)) or found
+    of_threads = found.get(str(threads))
+    found = of_threads if isinstance(of_threads, dict) else found
     return Ceilings(
         **{item.name: found[item.name] for item in fields(Ceilings) if item.name in found}
     )

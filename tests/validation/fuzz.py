@@ -94,6 +94,10 @@ WORDS = (
 )  # fmt: skip
 
 
+class Hang(Exception):  # noqa: N818
+    """No OSError, which a command may take for that of a file."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """An input that ended otherwise than it may."""
@@ -322,7 +326,7 @@ class Fuzzer:
             flag = option.opts[0] if isinstance(option, click.Option) else ""
             kinds = getattr(option.type, "choices", ())
             word = str(rng.choice((*WORDS, *kinds, *kinds)))
-            if rng.random() < 0.2:
+            if rng.random() < 0.2 and option.name != "to":  # into a pipe it waits for a reader
                 word = str(rng.choice((self.path, self.folder / "claims.toml", *self.traps)))
             arguments += [flag] * bool(flag) + [word] * (not getattr(option, "is_flag", False))
         return self._invoke(arguments)
@@ -348,7 +352,7 @@ def nothing_starts(folder: Path) -> Iterator[None]:
         raise WorkerError("nothing is started here")
 
     def hang(*_: Any) -> Any:
-        raise TimeoutError(f"more than {LONGEST_S} s")
+        raise Hang(f"more than {LONGEST_S} s")
 
     before, here = signal.signal(signal.SIGALRM, hang), Path.cwd()
     os.chdir(folder)
