@@ -246,9 +246,16 @@ def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
     for number, job in enumerate(plan.jobs, start=1):
         say(f"process {number}")
         for case, impls in job.cases:
-            own_s = sum(forecast.of(Cell(case=case, impl=impl))[0] for impl in impls)
-            cost = units.seconds(own_s)
-            say(f"  {case.case_id}  {case_label(case)} ({cost}): {', '.join(impls)}", hang=16)
+            cells = [Cell(case=case, impl=impl) for impl in impls]
+            fit = [cell for cell in cells if not forecast.too_large(cell)]
+            took = units.seconds(sum(forecast.of(cell)[0] for cell in fit))
+            most = units.size(max([forecast.needs.get(cell.key) or 0 for cell in fit], default=0))
+            names = ", ".join(cell.impl for cell in fit)
+            say(f"  {case.case_id}  {case_label(case)} ({took}, {most}): {names}", hang=16)
+            for cell in cells:
+                if forecast.too_large(cell):
+                    needs, free = units.size(forecast.needs[cell.key]), units.size(forecast.free)
+                    say(f"{' ' * 16}skipped: {cell.impl}: needs {needs}, {free} free", hang=16)
     for record in plan.decided:
         say(f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}")
     count = sum(len(list(job.cells())) for job in plan.jobs)

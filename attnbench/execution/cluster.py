@@ -65,6 +65,9 @@ class _Slot:
     def reasons(self, cells: list[Cell]) -> dict[Key, str | None]:
         return self.runner.reasons(cells)
 
+    def needs(self, cells: list[Cell]) -> tuple[dict[Key, int | None], int | None]:
+        return self.runner.needs(cells)
+
     def open(self, place: int) -> Record | Known:
         """Keep to CPUs that are of this place alone, where there are enough."""
         if not self.runner.environments:
@@ -172,6 +175,11 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
     def reasons(self, cells: Iterable[Cell]) -> dict[Key, str | None]:
         """As `LocalRunner.reasons`, on the first node."""
         found: dict[Key, str | None] = self._ask("reasons", list(cells))
+        return found
+
+    def needs(self, cells: Iterable[Cell]) -> tuple[dict[Key, int | None], int | None]:
+        """As `LocalRunner.needs`, on the first node."""
+        found: tuple[dict[Key, int | None], int | None] = self._ask("needs", list(cells))
         return found
 
     def _ask(self, question: str, *args: Any) -> Any:

@@ -31,6 +31,7 @@ Watch = Callable[[Case | None, str | None, str], None]  # with what a worker is 
 E = TypeVar("E")
 
 _START_TIMEOUT_S = 120.0
+_STARTS = 3  # of a worker that ends before it is ready
 # Where a profiler slows whatever its process launches later (`measure.probes.profile_call`).
 _PROFILED_APART = ("cuda",)
 _DEATHS_EACH = 3  # crashes after which a check says no more of an implementation
@@ -99,15 +100,17 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
 
     def reasons(self, cells: Iterable[Cell]) -> dict[tuple[str, str], str | None]:
         """Why an implementation cannot take its case, by the cells' keys."""
-        cells = list(cells)
-        cases = {cell.case.case_id: cell.case for cell in cells}
-        asked = messages.AskReasons(tuple(cases.values()), tuple({cell.impl for cell in cells}))
-        found = self._ask(asked, messages.Reasons).reasons
-        return {
-            (case_id, name): reason
-            for name, reasons in found.items()
-            for case_id, reason in zip(cases, reasons, strict=True)
-        }
+        cases, names = _crossed(cells)
+        found = self._ask(messages.AskReasons(tuple(cases.values()), names), messages.Reasons)
+        return _by_cell(cases, found.reasons)
+
+    def needs(self, cells: Iterable[Cell]) -> tuple[dict[tuple[str, str], int | None], int | None]:
+        """Bytes that each cell needs at least, by its key, None if unknown; and bytes free now."""
+        cases, names = _crossed(cells)
+        if not cases:
+            return {}, None
+        found = self._ask(messages.AskNeeds(tuple(cases.values()), names), messages.Needs)
+        return _by_cell(cases, found.needs), found.free
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
         """Measure the jobs and yield a record for every cell, whatever becomes of it.
@@ -261,6 +264,13 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         return Measure(groups=tuple(groups), oom=oom, **settings)
 
     def _ask(self, request: messages.Request, kind: type[E]) -> E:
+        try:
+            return self._asked(request, kind)
+        except EndedEarlyError:  # somebody may have killed it
+            self.renew()
+            return self._asked(request, kind)
+
+    def _asked(self, request: messages.Request, kind: type[E]) -> E:
         worker = self.worker()
         worker.send(request)
         return self._answer(worker, self._wait(worker), kind)
@@ -296,28 +306,56 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
 
     def worker(self) -> Worker:
         """The worker that is kept, or a fresh one."""
-        if self._idle is None:
-            begin = time.perf_counter()
+        begin, tries = time.perf_counter(), itertools.count(1)
+        while self._idle is None:
             try:
-                self.start()
-                self._idle = Worker(self.settings, self._device, self._server)
-            except ConnectionError as err:
-                assert self._server is not None, "there is nobody else to connect to"
-                raise _ended_early(self._server) from err
-            except OSError as err:
-                raise WorkerError(f"a worker cannot be started ({err})") from err
-            ready = self._wait(self._idle)
-            if not isinstance(ready, messages.Ready):
-                raise WorkerError(_UNREADABLE)
-            self.warnings, self.own = list(ready.warnings), ready.own
-            self.start_up_s += time.perf_counter() - begin
+                self._idle = self._started()
+                self.start_up_s += time.perf_counter() - begin
+            except EndedEarlyError:  # somebody may have killed it, or its server
+                self.renew()
+                if next(tries) == _STARTS:
+                    raise
         return self._idle
 
+    def _started(self) -> Worker:
+        try:
+            self.start()
+            worker = Worker(self.settings, self._device, self._server)
+        except ConnectionError as err:
+            assert self._server is not None, "there is nobody else to connect to"
+            raise _ended_early(self._server) from err
+        except OSError as err:
+            raise WorkerError(f"a worker cannot be started ({err})") from err
+        ready = self._wait(worker)
+        if not isinstance(ready, messages.Ready):
+            raise WorkerError(_UNREADABLE)
+        self.warnings, self.own = list(ready.warnings), ready.own
+        return worker
 
-def _ended_early(process: Worker | Server) -> WorkerError:
+
+def _crossed(cells: Iterable[Cell]) -> tuple[dict[str, Case], tuple[str, ...]]:
+    cells = list(cells)
+    cases = {cell.case.case_id: cell.case for cell in cells}
+    return cases, tuple({cell.impl for cell in cells})
+
+
+def _by_cell(cases: dict[str, Case], found: dict[str, tuple[E, ...]]) -> dict[tuple[str, str], E]:
+    """By the keys of cells what is known of each implementation, case by case."""
+    return {
+        (case_id, name): one
+        for name, every in found.items()
+        for case_id, one in zip(cases, every, strict=True)
+    }
+
+
+class EndedEarlyError(WorkerError):
+    """A worker ended before it measured anything."""
+
+
+def _ended_early(process: Worker | Server) -> EndedEarlyError:
     code, words = process.ended(), process.line.last_words()
     how = "it closed the pipe to us" if code is None else ending(code)
-    return WorkerError(
+    return EndedEarlyError(
         f"a worker ended before it measured anything ({how})"
         + (f": {words}" if words else f"; it was started with {sys.executable}")
     )

@@ -130,6 +130,7 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         forecast = None
         if dry_run or request.max_total_time_s:
             forecast = _forecast(request.settings, catalogue.environment, request.output)
+            forecast.needs, forecast.free = runner.needs(plan.passes[0])
         if dry_run:
             listener.planned(plan, None, forecast)
             return None
@@ -218,6 +219,8 @@ def resume(
         forecast = None
         if dry_run or max_total_time_s:
             forecast = _forecast(settings, machines.environments[""], path.parent)
+            asked = [cell for job in plan.jobs for cell in job.cells()]
+            forecast.needs, forecast.free = runner.needs(asked)
         listener.planned(plan, None if dry_run else path, forecast)
         if not dry_run:
             with RunWriter.reopen(path) as writer:

@@ -209,7 +209,9 @@ class _Attempt:
             status: Status = "skipped" if self.sign().impl == NOBODY else "oom"  # inputs, reference
             return Death(status, f"{stage}: killed by the system for want of memory")
         reason = f"{stage}: the process ended, {ending(returncode)}"
-        return Death("crashed", reason, surely=returncode != 1)
+        # Who kills is as a rule somebody else; a cell that it was at is then tried once more.
+        killed = returncode == -signal.SIGKILL and self.at(self.sign())
+        return Death("crashed", reason, surely=returncode != 1 and not killed)
 
 
 def _oom_kills() -> str | None:

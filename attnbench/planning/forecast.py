@@ -40,10 +40,13 @@ class Forecast:
 
     A cell takes what it took; else what its sizes suggest, times how much longer than that the
     nearest like it took: of its implementation, its workload, or any.
-    `timing` are the least and the most seconds of samples that were asked for.
+    `timing` are the least and the most seconds of samples that were asked for. `needs` are the
+    bytes that cells need at least, by their keys, of which `free` are free; None if unknown.
     """
 
     timing: tuple[float, float]
+    needs: dict[tuple[str, str], int | None] = field(default_factory=dict)
+    free: int | None = None
     learned: int = 0  # cells
     _known: dict[object, tuple[float, float]] = field(default_factory=dict)
 
@@ -65,9 +68,13 @@ class Forecast:
                 return took_s / by_sizes_s * _by_sizes(cell, self.timing), off
         return _by_sizes(cell, self.timing), _NOTHING
 
+    def too_large(self, cell: Cell) -> bool:
+        """Whether the cell needs more memory than is free, so that it will be skipped."""
+        return self.free is not None and (self.needs.get(cell.key) or 0) > self.free
+
     def total(self, cells: Iterable[Cell]) -> Span:
-        """Of all these, start-up included. Errors of cells do not cancel: they are much alike."""
-        every = [self.of(cell) for cell in cells]
+        """Of all these that fit, start-up included. Errors do not cancel: cells are much alike."""
+        every = [self.of(cell) for cell in cells if not self.too_large(cell)]
         cells_s = sum(seconds for seconds, _ in every)
         off = sum(seconds * off for seconds, off in every) / cells_s if cells_s else 0.0
         total_s = _SWEEP_S + _PROCESS_S * len(every) / GROUPS_PER_JOB + cells_s

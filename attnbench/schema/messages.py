@@ -90,6 +90,13 @@ class AskReasons(_Message, frozen=True):
     names: tuple[str, ...]
 
 
+class AskNeeds(_Message, frozen=True):
+    """Ask how much memory each implementation needs in each case, before it is measured."""
+
+    cases: tuple[Case, ...]
+    names: tuple[str, ...]
+
+
 class MeasureCeilings(_Message, frozen=True):
     """Ask what the device can do at most, and a CPU with so many threads."""
 
@@ -157,7 +164,8 @@ class Check(_Message, frozen=True):
     seed: int
 
 
-Request = Describe | AskReasons | MeasureCeilings | Diagnose | Measure | Profile | Trace | Check
+Asked = Describe | AskReasons | AskNeeds | MeasureCeilings | Diagnose
+Request = Asked | Measure | Profile | Trace | Check
 
 
 class Ready(_Message, frozen=True):
@@ -178,6 +186,13 @@ class Reasons(_Message, frozen=True):
     """Answers `AskReasons`: for each implementation, case by case, why not, or None."""
 
     reasons: dict[str, tuple[str | None, ...]]
+
+
+class Needs(_Message, frozen=True):
+    """Answers `AskNeeds`: for each implementation, case by case, bytes; and how many are free."""
+
+    needs: dict[str, tuple[int | None, ...]]
+    free: int | None
 
 
 class Facts(_Message, frozen=True):
@@ -251,7 +266,7 @@ class Done(_Message, frozen=True):
 
 
 Result = CellMeasured | CellProfiled | CellTraced | ItemChecked
-Event = Ready | Failed | Testing | Catalogue | Reasons | Facts | Result | Done
+Event = Ready | Failed | Testing | Catalogue | Reasons | Needs | Facts | Result | Done
 
 
 _LAYOUT = struct.Struct("<qqqq32s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,19 @@ def fitting(entries: list[Entry], reporter: Reporter, pruning: Pruning) -> list[
                 reporter.record(entry.index, trial.record())
         kept += [replace(entry, impls=tuple(names))] if names else []
     return kept
+
+
+def needs_of(cases: Sequence[Case], names: Sequence[str]) -> dict[str, tuple[int | None, ...]]:
+    """For each implementation, case by case, `needed_bytes`; None where its costs raise."""
+    return {name: tuple(_needs(case, name) for case in cases) for name in names}
+
+
+def _needs(case: Case, name: str) -> int | None:
+    try:
+        costs = Trial(impl=implementation(name), case=case, tensors={}).costs()
+    except Exception:  # an author's formula; the cell will say why
+        return None
+    return needed_bytes(case, costs)
 
 
 def _lack(trial: Trial) -> str | None:

@@ -33,6 +33,7 @@ from attnbench.measure.ceilings import measure_ceilings
 from attnbench.measure.clock import Clock
 from attnbench.schema.messages import (
     NOBODY,
+    AskNeeds,
     AskReasons,
     CellMeasured,
     CellProfiled,
@@ -47,6 +48,7 @@ from attnbench.schema.messages import (
     ItemChecked,
     Measure,
     MeasureCeilings,
+    Needs,
     Profile,
     Ready,
     Reasons,
@@ -61,7 +63,7 @@ from attnbench.worker import reference
 from attnbench.worker.catalogue import describe, reasons_against
 from attnbench.worker.checking import Entry, Reporter, check_item
 from attnbench.worker.diagnosis import diagnose
-from attnbench.worker.fitting import fitting
+from attnbench.worker.fitting import fitting, needs_of
 from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.profiling import profile_cell
 from attnbench.worker.tracing import trace_cell
@@ -143,6 +145,8 @@ def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
             restore_clocks()  # `supports` is anyone's code, too
             settle()
             emit(Reasons(reasons))
+        case AskNeeds(cases, names):
+            emit(Needs(needs_of(cases, names), free_bytes(cases[0].device)))
         case MeasureCeilings(device, dtypes, threads):
             settle(threads if device == "cpu" else None)
             emit(Facts(measure_ceilings(device, list(dtypes))))
