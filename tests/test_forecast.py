@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,8 @@ class TestLimited:
         where = ("--output", tmp_path)
         first = cli("sweep", *self.AXES, *where, "--dry-run").stdout
         assert "8 cells to measure" in first
+        assert re.search(r"n=64 B=1 H=2 D=8 float32 \(0\.\d+ s, 64\.0 MiB\): naive, sdpa", first)
+        assert re.search(r"n=128 .*float32\n\s+skipped: naive: needs 128\.0 MiB, 100\.0", first)
         assert "by sizes alone" in first.replace("\n", " ")
         assert not list(tmp_path.iterdir())
         assert cli("sweep", *self.AXES, *where, "--name", "r").exit_code == 0
@@ -142,7 +145,7 @@ class TestLimited:
         parts = [replace(p, spent_s={"check": 60.0}) for p in load_run(tmp_path / "r").parts]
         records.write_text("".join(part.to_line() + "\n" for part in parts))
         second = cli("sweep", *self.AXES, *where, "--dry-run").stdout.replace("\n", " ")
-        assert "about 8 min 3 s (5 min 24 s to 12 min 1 s), by 8 cells measured here" in second
+        assert "about 6 min 3 s (4 min 3 s to 9 min 2 s), by 8 cells measured here" in second
 
     def test_a_limit_that_is_no_time_is_refused(
         self, cli: Cli, tmp_path: Path, assert_refused: object

@@ -250,8 +250,8 @@ def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
             fit = [cell for cell in cells if not forecast.too_large(cell)]
             took = units.seconds(sum(forecast.of(cell)[0] for cell in fit))
             most = units.size(max([forecast.needs.get(cell.key) or 0 for cell in fit], default=0))
-            names = ", ".join(cell.impl for cell in fit)
-            say(f"  {case.case_id}  {case_label(case)} ({took}, {most}): {names}", hang=16)
+            names = f" ({took}, {most}): {', '.join(cell.impl for cell in fit)}" if fit else ""
+            say(f"  {case.case_id}  {case_label(case)}{names}", hang=16)
             for cell in cells:
                 if forecast.too_large(cell):
                     needs, free = units.size(forecast.needs[cell.key]), units.size(forecast.free)
