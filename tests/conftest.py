@@ -87,9 +87,8 @@ def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalog
                 return messages.Facts({"matmul_tflops": dict.fromkeys(dtypes, 0.1)})
             case messages.AskReasons(cases, names):
                 return messages.Reasons({name: (None,) * len(cases) for name in names})
-            case messages.AskNeeds(cases, names):  # a MiB for each token, of 100 MiB
-                needs = tuple([case.seq_len << 20 for case in cases])
-                return messages.Needs(dict.fromkeys(names, needs), 100 << 20)
+            case messages.AskNeeds(cases, names):
+                return messages.Needs({name: (1 << 20,) * len(cases) for name in names}, 1 << 30)
         raise AssertionError(request)
 
     def run(runner: LocalRunner, jobs: Iterable[Job]) -> Iterator[Record]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RECORDS, load_run
 from attnbench.planning.forecast import Forecast, balanced, fitting
 from attnbench.planning.plan import Job, jobs_of, work
@@ -130,12 +131,16 @@ class TestLimited:
         assert result.exit_code == 0
         assert not load_run(tmp_path / "r").unfinished
 
-    def test_a_dry_run_says_how_long_it_will_take_and_by_what(
-        self, cli: Cli, tmp_path: Path
+    def test_a_dry_run_says_what_it_will_take_and_by_what_it_knows(
+        self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        def needs(runner: LocalRunner, cells: list[Cell]) -> object:
+            return {c.key: c.case.seq_len << 20 for c in cells}, 100 << 20
+
+        monkeypatch.setattr(LocalRunner, "needs", needs)
         where = ("--output", tmp_path)
         first = cli("sweep", *self.AXES, *where, "--dry-run").stdout
-        assert "8 cells to measure" in first
+        assert "6 cells to measure, 2 unsupported or skipped" in first
         assert re.search(r"n=64 B=1 H=2 D=8 float32 \(0\.\d+ s, 64\.0 MiB\): naive, sdpa", first)
         assert re.search(r"n=128 .*float32\n\s+skipped: naive: needs 128\.0 MiB, 100\.0", first)
         assert "by sizes alone" in first.replace("\n", " ")

@@ -258,7 +258,9 @@ def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
                     say(f"{' ' * 16}skipped: {cell.impl}: needs {needs}, {free} free", hang=16)
     for record in plan.decided:
         say(f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}")
-    count = sum(len(list(job.cells())) for job in plan.jobs)
-    say(f"{count} cell{'s' * (count != 1)} to measure, {len(plan.decided)} unsupported or skipped")
+    every = [cell for job in plan.jobs for cell in job.cells()]
+    count = sum(not forecast.too_large(cell) for cell in every)
+    others = len(plan.decided) + len(every) - count
+    say(f"{count} cell{'s' * (count != 1)} to measure, {others} unsupported or skipped")
     known = f"{forecast.learned} cells measured here before" if forecast.learned else "sizes alone"
     say(f"{forecast.total(c for cells in plan.passes for c in cells)}, by {known}")
