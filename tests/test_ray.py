@@ -212,28 +212,21 @@ def test_options_that_say_nothing_alone_are_refused(
 class Actor:
     """A slot of a cluster that is not there: a method's `remote` returns what is then got."""
 
-    def __init__(self, settings: Settings, node: str, size: int, behaviour: Any) -> None:
-        self.environments = {node: {"device_name": node}}
-        self.behaviour, self.cells, self.asked = behaviour, list[Cell](), list[Any]()
-        for name in ("open", "begin", "step"):
-            setattr(self, name, SimpleNamespace(remote=partial(partial, getattr(self, f"_{name}"))))
+    def __init__(self, node: str, behaviour: Any) -> None:
+        self.node, self.behaviour, self.asked = node, behaviour, list[Any]()
+        self.open = SimpleNamespace(remote=self._open)
+        self.begin = SimpleNamespace(remote=self._begin)
 
     def _open(self, place: int) -> Any:
-        return self.environments, 0.5, 0.0
+        yield lambda: ({self.node: {"device_name": self.node}}, 0.5, 0.0)
 
     def _begin(self, job: Job, limits: Any) -> Any:
-        self.cells, self.process = job.cells(), job.process
         self.asked.append(limits)
-        return self._step()
-
-    def _step(self) -> Any:
-        if not self.cells:
-            return self.environments, 0.5, 0.0
-        cell = self.cells.pop(0)
-        (node,) = self.environments
-        self.behaviour(node, cell)
-        record = synthetic.ok(cell.case, cell.impl)
-        return replace(record, environment=node, process=self.process)
+        for cell in job.cells():
+            record = synthetic.ok(cell.case, cell.impl)
+            own = replace(record, environment=self.node, process=job.process)
+            yield lambda own=own, cell=cell: self.behaviour(self.node, cell) or own
+        yield from self._open(0)
 
 
 class Ray:
@@ -249,7 +242,7 @@ class Ray:
 
     def remote(self, _: Any) -> Any:
         def made(settings: Settings, node: str, size: int) -> Any:
-            self.actors.append(Actor(settings, node, size, self.behaviour))
+            self.actors.append(Actor(node, self.behaviour))
             return self.actors[-1]
 
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=made))
@@ -328,7 +321,7 @@ def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_n
 def test_ceilings_are_measured_once_on_each_machine_that_has_none() -> None:
     known: dict[str, Any] = {"a": {"ceilings": {}}}
     _, found, _ = run_on_fake(lambda *_: None, limits=(["float32"], [1]), environments=known)
-    asked = {next(iter(a.environments)): [x for x in a.asked if x] for a in found.actors}
+    asked = {a.node: [x for x in a.asked if x] for a in found.actors}
     assert asked == {"a": [], "b": [(["float32"], [1])]}
 
 

@@ -59,6 +59,12 @@ _TIMING: tuple[tuple[str, dict[str, Any], str], ...] = (
      " process, or the process keeps them [settled]."),
     ("--energy", {"is_flag": True},
      "On a GPU: joules per call, from a loop of at least 2 s for each cell."),
+    ("--on", {"type": click.Choice(["local", "ray"])},
+     "Measure on this machine, or on every GPU (else CPU) of a Ray cluster [local]."),
+    ("--ray-address", {"metavar": "ADDRESS"},
+     "The cluster: auto, HOST:PORT, or local to start one here [auto]."),
+    ("--mixed", {"is_flag": True},
+     "With --resume: here, too, though machine or versions are others; the table names them."),
 )  # fmt: skip
 
 
@@ -108,21 +114,6 @@ def _timing(command: Command) -> Command:
     type=DURATION,
     help="20m say: begin nothing that would end later. What is measured until then is balanced over"
     " all axes; --resume goes on.",
-)
-@click.option(
-    "--mixed",
-    is_flag=True,
-    help="With --resume: here, too, though machine or versions are others; the table names them.",
-)
-@click.option(
-    "--on",
-    type=click.Choice(["local", "ray"]),
-    help="Measure on this machine, or on every GPU (else CPU) of a Ray cluster [local].",
-)
-@click.option(
-    "--ray-address",
-    metavar="ADDRESS",
-    help="The cluster: auto, HOST:PORT, ray://HOST:PORT, or local to start one here [auto].",
 )
 @click.option(
     "--dry-run",

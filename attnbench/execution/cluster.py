@@ -51,7 +51,6 @@ class _Slot:
         self.runner = LocalRunner(replace(settings, files=files))
         self.runner.start()
         self.node, self.size = node, size
-        self.records: Iterator[Record] = iter(())
 
     def catalogue(self) -> tuple[Catalogue, tuple[tuple[str, ...], ...], list[str]]:
         found = self.runner.catalogue()
@@ -62,13 +61,10 @@ class _Slot:
         found = msgspec.structs.replace(found, environment=facts)
         return found, self.runner.own, self.runner.warnings
 
-    def reasons(self, cells: list[Cell]) -> dict[Key, str | None]:
-        return self.runner.reasons(cells)
+    def ask(self, question: str, cells: list[Cell]) -> Any:
+        return getattr(self.runner, question)(cells)
 
-    def needs(self, cells: list[Cell]) -> tuple[dict[Key, int | None], int | None]:
-        return self.runner.needs(cells)
-
-    def open(self, place: int) -> Record | Known:
+    def open(self, place: int) -> Iterator[Known]:
         """Keep to CPUs that are of this place alone, where there are enough."""
         if not self.runner.environments:
             self.catalogue()  # of the whole node
@@ -76,17 +72,17 @@ class _Slot:
         cpus = (affinity() or [])[place * self.size :][: self.size]
         if self.runner.settings.device == "cpu" and len(cpus) == self.size:
             self.runner.keep_to(cpus)
-        return self.step()
+        yield self.known()
 
-    def begin(self, job: Job, limits: Limits | None) -> Record | Known:
+    def begin(self, job: Job, limits: Limits | None) -> Iterator[Record | Known]:
+        """The records of a job as they come, and what is then known."""
         self.runner.limits = limits
-        self.records = self.runner.run([job])
-        return self.step()
+        yield from self.runner.run([job])
+        yield self.known()
 
-    def step(self) -> Record | Known:
-        """The next record; after the last the facts by their key, and where the time went."""
-        record, runner = next(self.records, None), self.runner
-        return record or (runner.environments, runner.start_up_s, runner.ceilings_s)
+    def known(self) -> Known:
+        """The facts by their key, and the seconds spent on start-up and ceilings so far."""
+        return self.runner.environments, self.runner.start_up_s, self.runner.ceilings_s
 
 
 @dataclass(eq=False)
@@ -113,11 +109,8 @@ class _Place:
     @property
     def name(self) -> str:
         """Of the node: its own, or that of its host."""
-        own, address, host = (self.node[f"Node{x}"] for x in _NAMES)
-        return str(own if own != address else host)
-
-
-_NAMES = ("Name", "ManagerAddress", "ManagerHostname")
+        own, host = self.node["NodeName"], self.node["NodeManagerHostname"]
+        return str(host if own == self.node["NodeManagerAddress"] else own)
 
 
 class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
@@ -174,12 +167,12 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
 
     def reasons(self, cells: Iterable[Cell]) -> dict[Key, str | None]:
         """As `LocalRunner.reasons`, on the first node."""
-        found: dict[Key, str | None] = self._ask("reasons", list(cells))
+        found: dict[Key, str | None] = self._ask("ask", "reasons", list(cells))
         return found
 
     def needs(self, cells: Iterable[Cell]) -> tuple[dict[Key, int | None], int | None]:
         """As `LocalRunner.needs`, on the first node."""
-        found: tuple[dict[Key, int | None], int | None] = self._ask("needs", list(cells))
+        found: tuple[dict[Key, int | None], int | None] = self._ask("ask", "needs", list(cells))
         return found
 
     def _ask(self, question: str, *args: Any) -> Any:
@@ -225,15 +218,17 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
                     asked[place.actor.begin.remote(job, own)] = place
             if not asked:
                 break
-            for ref in ray.wait(list(asked), timeout=_SHOW_S)[0]:
-                place = asked.pop(ref)
+            for answers in ray.wait(list(asked), timeout=_SHOW_S)[0]:
+                place = asked[answers]
                 try:
-                    answer = ray.get(ref)
+                    answer = ray.get(next(answers))
                     if not isinstance(answer, Record):
+                        del asked[answers]
                         self._learn(place, answer)
                         idle.append(place)
                         continue
                 except (ray.exceptions.RayError, UsageError) as err:
+                    asked.pop(answers, None)
                     lost = getattr(err, "cause", None) or err
                     yield from self._lost(place, lost)
                     if place.environment and not isinstance(lost, AttnbenchError):
@@ -242,7 +237,6 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
                         self._places.append(again)
                         asked[again.actor.open.remote(again.number)] = again
                     continue
-                asked[place.actor.step.remote()] = place
                 assert place.work is not None, "it has a record"
                 del place.work.cells[answer.cell.key]
                 if self.settings.processes > 1:

@@ -534,6 +534,22 @@ def chaos(**options: Any) -> None:
         raise SystemExit(ExitCode.FINDING)
 
 
+@main.command()
+@click.option("--cells", type=click.IntRange(min=20), default=2000, show_default=True, help="Many.")
+def ray(cells: int) -> None:
+    """Sweep over cells that do nothing on four slots of a Ray cluster: what is spent beside them.
+
+    Then once more, with one of two nodes killed halfway. Exits 1 where more than 5 % is spent, or
+    a cell lacks its record or has two.
+    """
+    from tests.validation.cluster import examine
+
+    with tempfile.TemporaryDirectory(prefix="attnbench-ray-", dir=".") as folder:
+        found = [examine(cells, kill, Path(folder), _tell) for kill in (False, True)]
+        if not all(found):
+            raise SystemExit(ExitCode.FINDING)
+
+
 def _tell(message: str) -> None:
     say(message, err=True)
 
