@@ -175,6 +175,14 @@ def test_what_is_missing_is_measured_on_another_model_if_that_is_asked_for(
     assert "Measured on 2 device models: another CPU (7 cells), " in ended.stdout
 
 
+def test_more_threads_than_a_node_has_cpus_are_refused_before_anything_is_written(
+    cluster: Any, tmp_path: Path
+) -> None:
+    ended = run_attnbench("sweep", *on(cluster), "--threads", "2", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (2, "Error: no node of the Ray cluster has 2 CPUs\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("address", "says"),
     [("127.0.0.1:1", "ray start --head"), ("nonsense", "nonsense"), ("x y:3", "x y:3")],

@@ -165,8 +165,9 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
         self.warnings = [*self._unsent, *warnings]
         return found
 
-    def reasons(self, cells: Iterable[Cell]) -> dict[Key, str | None]:
-        """As `LocalRunner.reasons`, on the first node."""
+    def reasons(self, cells: Sequence[Cell]) -> dict[Key, str | None]:
+        """As `LocalRunner.reasons`, on the first node; some node must have as many CPUs."""
+        self._devices(max([cell.case.threads for cell in cells]))
         found: dict[Key, str | None] = self._ask("ask", "reasons", list(cells))
         return found
 
