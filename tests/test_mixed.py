@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.analysis.compare.same import same_machine
+from attnbench.analysis.compare.sources import of_run
 from attnbench.analysis.table import compared
 from attnbench.execution.store import RECORDS, Run, load_info, load_run, write_info
 from tests.conftest import Cli, Refused, exported
@@ -76,6 +78,16 @@ def test_no_ratio_is_taken_across_device_models(mixed: Run) -> None:
     other = split & (frame["impl"] == "sdpa")
     assert frame[other][["speed", "speed_low"]].isna().all(axis=None)
     assert (frame[split]["behind"] == 1).all()  # each leads on its own device
+
+
+def test_a_run_on_several_models_is_not_compared_with_one_on_one_of_them(
+    cli: Cli, mixed: Run, tmp_path: Path
+) -> None:
+    args = ("--impls", "naive,sdpa", "--seq-lens", "64,128", "--output", tmp_path, "--name", "one")
+    assert cli("sweep", *args).exit_code == 0
+    source = of_run(mixed)
+    assert "device_name" not in source.environment
+    assert not same_machine(source, of_run(load_run(tmp_path / "one")))
 
 
 def test_table_and_report_say_that_there_are_two_models(cli: Cli, mixed: Run) -> None:

@@ -116,7 +116,7 @@ def of_run(run: Run) -> Source:
     }  # fmt: skip
     return Source(
         name=run.run_id, path=run.path, cells=cells, created=info.get("created"), run=run,
-        environment={"attnbench": info.get("attnbench")} | (info.get("environment") or {}),
+        environment={"attnbench": info.get("attnbench")} | run.shared(run.environments),
         settings=info.get("settings") or {},
         code=None if info.get("dirty") else info.get("commit"),
     )  # fmt: skip

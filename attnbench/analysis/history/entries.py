@@ -90,14 +90,14 @@ def entry_of(run: Run) -> Entry:
         StoreError: the run does not say when it was made.
     """
     info = run.info
-    known = info.get("environment") or {}
+    known = run.shared(run.environments)
     # What was asked for, under what there was: `threads` may be given as None.
     facts = (info.get("settings") or {}) | known | {"attnbench": info.get("attnbench")}
     members = sorted((str(r.metrics.get("group")), r.cell.case.case_id) for r in run.records)
     groups, cells = dict(members), []
     for record in run.records:
         time_us = times.time_us(record)
-        if time_us is None or times.suspect(record, known, time_us):
+        if time_us is None or times.suspect(record, run.environment_of(record), time_us):
             continue
         low_us, high_us = times.interval_us(record) or (None, None)
         case = record.cell.case
