@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -39,12 +40,13 @@ class Chaos:
     cells: int
     kills: int
     seed: int
-    options: tuple[str, ...] = ()  # of `attnbench sweep`
+    options: tuple[str, ...] = ()  # of `attnbench sweep`, also to go on
+    may_end: tuple[int, ...] = ()  # the exit codes after which it is gone on with, too
     found: dict[str, Any] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
+        self.random = random.Random(self.seed)
         self._mark = uuid4().hex
         self._temporary = self.folder / "tmp"
         self._temporary.mkdir(parents=True)
@@ -59,22 +61,22 @@ class Chaos:
             runner, started = self._start(), started + 1
             while runner.poll() is None and killed.total() < self.kills:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    runner.wait(self._random.uniform(*_AFTER_S))
+                    runner.wait(self.random.uniform(*_AFTER_S))
                     break
                 before = self._kept(before)
                 killed[kill(runner)] += 1
                 records = len(before.splitlines())
                 tell(f"{killed.total()} kills, {records} records: {dict(killed)}")
             code = runner.wait()
-            self._all_gone(f"start {started}, which ended with {code}")
+            self.all_gone(f"start {started}, which ended with {code}", self._mark)
             before = self._kept(before)
             if code in (0, 1):  # measured all, and found what is incorrect
                 break
-            if code != -signal.SIGKILL:
+            if code not in (-signal.SIGKILL, *self.may_end):
                 last = (self.folder / "log").read_text(errors="replace").splitlines()[-1:]
                 self.wrong.append(f"start {started} ended with {code}: {last}")
-                if started > 3 * self.kills:
-                    break
+            if started > 3 * self.kills + 3:
+                break
         if killed.total() < self.kills:
             self.wrong.append(f"complete after {killed.total()} of {self.kills} kills")
         self._kept(before)
@@ -90,7 +92,7 @@ class Chaos:
         sweep = [str(Path(sys.executable).parent / "attnbench"), "sweep"]
         names = [*INNOCENT, *hostile.FATES]
         if (self._run / "run.json").exists():
-            sweep += ["--resume", str(self._run)]
+            sweep += ["--resume", str(self._run), *self.options]
         else:
             sizes = [str(16 * i) for i in range(1, 1 - (-self.cells // len(names)))]
             sweep += [
@@ -104,21 +106,18 @@ class Chaos:
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(sweep, stdout=log, stderr=log, env=environment)
 
-    def processes(self) -> dict[int, str]:
-        """The command lines of all that the sweep started, however deep, by their id."""
-        return dict(_marked(self._mark))
-
     def pick(self, runner: subprocess.Popen[bytes]) -> str:
         """Kill the runner, or one of the processes that measure."""
-        workers = [p for p, line in self.processes().items() if "attnbench.worker" in line]
-        target = self._random.choice([runner.pid] * (len(workers) or 1) + workers)
+        workers = [p for p, line in _marked(self._mark) if "attnbench.worker" in line]
+        target = self.random.choice([runner.pid] * (len(workers) or 1) + workers)
         with contextlib.suppress(ProcessLookupError):
             os.kill(target, signal.SIGKILL)
         return "runner" if target == runner.pid else "worker"
 
-    def _all_gone(self, when: str) -> None:
+    def all_gone(self, when: str, mark: str) -> None:
+        """End what lives on longer than it may, and note it."""
         deadline = time.monotonic() + _GONE_S
-        while (left := self.processes()) and time.monotonic() < deadline:
+        while (left := dict(_marked(mark))) and time.monotonic() < deadline:
             time.sleep(0.1)
         for process, line in left.items():
             self.wrong.append(f"{when}: {line!r} lives on")
@@ -158,6 +157,7 @@ class Chaos:
 
 
 def _marked(mark: str) -> Iterator[tuple[int, str]]:
+    """Ids and command lines of all processes that have the mark in their environment."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark.encode() in (folder / "environ").read_bytes():
@@ -219,4 +219,44 @@ def _local(folder: Path, cells: int, kills: int, seed: int, tell: Tell) -> dict[
     return chaos.found | {"wrong": chaos.wrong}
 
 
-KINDS: dict[str, Callable[[Path, int, int, int, Tell], dict[str, Any]]] = {"local": _local}
+def _ray(folder: Path, cells: int, kills: int, seed: int, tell: Tell) -> dict[str, Any]:
+    """On two nodes; one that is killed is replaced by another."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    names = map("node{}".format, itertools.count())
+    own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 80 << 20}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **own})
+    marks: dict[Any, str] = {}
+
+    def add() -> None:
+        mark = uuid4().hex
+        marks[made.add_node(num_cpus=1, node_name=next(names), env_vars={_MARK: mark}, **own)] = (
+            mark
+        )
+
+    def kill(_: object) -> str:
+        node = chaos.random.choice(list(marks))
+        made.remove_node(node, allow_graceful=False)
+        chaos.all_gone("a killed node", marks.pop(node))
+        add()
+        return "node"
+
+    where = ("--on", "ray", "--ray-address", made.address)
+    # Where both nodes have been lost, the sweep ends with 4.
+    chaos = Chaos(folder=folder, cells=cells, kills=kills, seed=seed, options=where, may_end=(4,))
+    try:
+        add()
+        add()
+        chaos.go(kill, tell)
+    finally:
+        made.shutdown()
+    for mark in marks.values():
+        chaos.all_gone("the cluster", mark)
+    return chaos.found | {"wrong": chaos.wrong}
+
+
+KINDS: dict[str, Callable[[Path, int, int, int, Tell], dict[str, Any]]] = {
+    "local": _local,
+    "ray": _ray,
+}
