@@ -270,7 +270,7 @@ def handles_signals(o):
 
 @harm("ok", "error")
 def deletes_its_folder(o):
-    folder = tempfile.mkdtemp()
+    folder = tempfile.mkdtemp(prefix="hostile-")
     os.chdir(folder)
     os.rmdir(folder)
 

@@ -216,6 +216,8 @@ def resume(
                 machines.admit(catalogue.environment)
             named((cell.impl for cell in missing), catalogue)  # raises where one is gone
             plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
+            if isinstance(runner, LocalRunner):  # the nodes of a cluster differ in memory
+                runner.pruning.oom += [part.cell for part in parts if part.status == "oom"]
         forecast = None
         if dry_run or max_total_time_s:
             forecast = _forecast(settings, machines.environments[""], path.parent)

@@ -81,8 +81,9 @@ class Chaos:
             self.wrong.append(f"complete after {killed.total()} of {self.kills} kills")
         self._kept(before)
         self._judge()
-        if left := [*self._temporary.rglob("*"), *(set(os.listdir("/dev/shm")) - shared)]:
-            self.wrong.append(f"left behind: {', '.join(map(str, left[:5]))}")
+        kept = [p for p in self._temporary.rglob("*") if not p.name.startswith("hostile-")]
+        if left := [*kept, *(set(os.listdir("/dev/shm")) - shared)]:
+            self.wrong.append(f"left behind: {', '.join(map(_described, left[:5]))}")
         self.found |= {
             "kills": dict(killed), "starts": started, "exit_code": code,
             "took_s": round(time.monotonic() - begin, 1), "seed": self.seed,
@@ -140,6 +141,8 @@ class Chaos:
         if run.unfinished or len(lines) != planned or max(lines.values()) > 1:
             self.wrong.append(f"{len(lines)} of {planned} cells, {lines.most_common(1)}")
         fates = hostile.FATES | {name: {"ok"} for name in INNOCENT}
+        # What ran out of memory implies that larger ones would.
+        fates |= {name: own | {"skipped"} for name, own in fates.items() if "oom" in own}
         for record in run.records:
             # Who was killed twice by us is not to blame, and recorded as what it was.
             killed = record.status == "crashed" and "SIGKILL" in str(record.reason)
@@ -154,6 +157,15 @@ class Chaos:
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         return map(json.loads, (self._run / RECORDS).read_text().splitlines())
+
+
+def _described(path: object) -> str:
+    """A file with its first bytes, or a folder with its files."""
+    with contextlib.suppress(OSError):
+        if (file := Path(str(path))).is_dir():
+            return f"{file}/ {os.listdir(file)[:5]}"
+        return f"{file} {file.read_bytes()[:80]!r}"
+    return str(path)
 
 
 def _marked(mark: str) -> Iterator[tuple[int, str]]:
