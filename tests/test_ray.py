@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -80,9 +81,10 @@ def cluster(flags: Path) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     own = NODE | {"node_name": "a", "env_vars": {"TEST_NODE": "a", "TEST_FLAGS": str(flags)}}
-    made = Cluster(initialize_head=True, head_node_args=own)
-    yield made
-    made.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # sockets in it have short names
+        made = Cluster(initialize_head=True, head_node_args=own | {"temp_dir": folder})
+        yield made
+        made.shutdown()
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:

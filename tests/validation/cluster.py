@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,7 +80,9 @@ def examine(cells: int, kill: bool, folder: Path, tell: Callable[[str], None]) -
     file = folder / "empty.py"
     file.write_text(EMPTY.format(EACH))
     node = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args=node | {"node_name": "a"})
+    short = tempfile.mkdtemp(prefix="ray-")  # sockets in it have short names
+    head = node | {"node_name": "a", "temp_dir": short}
+    made = Cluster(initialize_head=True, head_node_args=head)
     second = made.add_node(**node, node_name="b")
     ray.cloudpickle.register_pickle_by_value(own)
     before, cluster._Slot = cluster._Slot, own.TimedSlot  # type: ignore[misc]
@@ -101,6 +105,7 @@ def examine(cells: int, kill: bool, folder: Path, tell: Callable[[str], None]) -
     finally:
         cluster.RayRunner.__exit__, cluster._Slot = leave, before  # type: ignore
         made.shutdown()
+        shutil.rmtree(short, ignore_errors=True)
     assert path is not None, "no dry run was asked for"
     run = load_run(path)
     lines = len((path / "records.jsonl").read_text().splitlines())
