@@ -262,5 +262,7 @@ def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
     count = sum(not forecast.too_large(cell) for cell in every)
     others = len(plan.decided) + len(every) - count
     say(f"{count} cell{'s' * (count != 1)} to measure, {others} unsupported or skipped")
+    if not count:
+        return
     known = f"{forecast.learned} cells measured here before" if forecast.learned else "sizes alone"
     say(f"{forecast.total(c for cells in plan.passes for c in cells)}, by {known}")

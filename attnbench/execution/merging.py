@@ -110,8 +110,8 @@ def _check(runs: list[Run], *, partial: bool, mixed: bool) -> None:
         have = {run.info["shard"]["number"] for run in runs}
         lacking = [f"{i}/{shard['count']}" for i in range(1, shard["count"] + 1) if i not in have]
         raise UsageError(
-            f"not all of the plan is there: shard {', '.join(lacking)} is missing; measure it with"
-            " --shard, or merge what there is with --partial"
+            f"of the plan is missing: {', '.join(lacking)}; measure that with --shard, or merge"
+            " what there is with --partial"
         )
 
 
