@@ -245,10 +245,10 @@ class Ray:
     exceptions = ray.exceptions
 
     def __init__(self, behaviour: Any) -> None:
-        self.behaviour, self.actors = behaviour, list[Any]()
+        self.behaviour, self.actors, self.names = behaviour, list[Any](), "ab"
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [NAMES | {"NodeID": "0" * 56, "NodeName": name} for name in "ab"]
+        return [NAMES | {"NodeID": name * 56, "NodeName": name} for name in self.names]
 
     def remote(self, _: Any) -> Any:
         def made(settings: Settings, node: str, size: int) -> Any:
@@ -313,6 +313,19 @@ def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end() -> N
     assert "lost 3 times" in str(bad[0].reason)
     assert len(died) == 8
     assert len(warnings) == 6
+
+
+def test_a_node_that_joins_later_takes_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_LOOK_S", 0.0)
+
+    def wait(fake: Ray, refs: list[Any], timeout: float) -> Any:
+        fake.names = "abc"
+        return refs[:1], refs[1:]
+
+    monkeypatch.setattr(Ray, "wait", wait)
+    records, _, _ = run_on_fake(lambda *_: None)
+    assert len({(*r.cell.key, r.process) for r in records}) == len(records) == 16
+    assert {r.environment for r in records} == {"a", "b", "c"}
 
 
 def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_no_other() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import math
 import os
 import shutil
 import socket
@@ -35,7 +36,7 @@ Known = tuple[dict[str, dict[str, Any]], float, float]
 
 _LARGEST_FOLDER = 20 << 20  # bytes of what is sent along with a user's file
 _PATIENCE_S = 300.0  # for an answer of the node that plans
-_SHOW_S = 1.0
+_SHOW_S, _LOOK_S = 1.0, 5.0  # between what is shown, and looks at which nodes there are
 _LOSSES = 3  # of the slot that measures a group, on nodes that live
 
 
@@ -125,6 +126,8 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
         self.own: tuple[tuple[str, ...], ...] = ()
         self.warnings: list[str] = []
         self.start_up_s = self.ceilings_s = self._shown = 0.0
+        self._looked = -math.inf
+        self._opened: set[tuple[str, int]] = set()  # devices that have, or had, a slot
         self.limits: Limits | None = None
         self.environments: dict[str, dict[str, Any]] = {}
         self.admit: Callable[[dict[str, Any]], dict[str, Any]] = dict
@@ -199,16 +202,16 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
         ray, size = self._ray, max(self.limits[1], default=1) if self.limits else 1
         groups = (replace(job, groups=(group,)) for job in jobs for group in job.groups)
         stream = (_Work({c.key: c for c in job.cells()}, job.process) for job in groups)
-        first, *more = self._devices(size)
+        self._devices(size)  # raises where there are none
         if self._planner is not None and size > 1:
             ray.kill(self._planner.actor)
             self._planner = None
-        self._places = [self._planner or self._open(*first, size)]
-        self._places += [self._open(*device, size) for device in more]
-        asked = {place.actor.open.remote(place.number): place for place in self._places}
-        idle: list[_Place] = []
+        self._places, asked, idle = [], dict[Any, _Place](), list[_Place]()
         lost: Exception | None = None
         while True:
+            for place in self._joined(size):
+                self._places.append(place)
+                asked[place.actor.open.remote(place.number)] = place
             for place in list(idle):
                 if work := self._work_for(place, stream):
                     idle.remove(place)
@@ -257,6 +260,18 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
         if not found:
             raise UsageError(f"no node of the Ray cluster has {each} {what}{'s' * (each > 1)}")
         return found
+
+    def _joined(self, size: int) -> Iterator[_Place]:
+        """Slots on devices that had none yet: at first on all, and later where nodes join."""
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        with contextlib.suppress(UsageError):  # none is left, for now
+            for node, number in self._devices(size):
+                if (device := (node["NodeID"], number)) not in self._opened:
+                    self._opened.add(device)
+                    planner, self._planner = self._planner, None
+                    yield planner or self._open(node, number, size)
 
     def _open(self, node: dict[str, Any], number: int, size: int) -> _Place:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
