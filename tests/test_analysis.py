@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 import pytest
 
+from attnbench.analysis import doubts
 from attnbench.analysis.axes import fixed, label, label_axes, varying
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.doubts import doubt_sentence
@@ -277,6 +278,17 @@ def test_a_cell_recorded_twice_is_one_row_and_one_of_another_device_has_no_devic
     frame = load(synthetic.write_run(tmp_path, "again", records))
     assert frame["status"].tolist() == ["ok", "ok"]
     assert frame["device_name"].notna().tolist() == [True, False]
+
+
+def test_a_command_that_is_proposed_repeats_no_default() -> None:
+    from attnbench.cli.sweep import sweep
+
+    plain = (str, int, float)
+    defaults = {p.name: p.default for p in sweep.params if isinstance(p.default, plain)}
+    defaults["output"] = "results"  # a path
+    assert {name: value for name, value in defaults.items() if value} == doubts._DEFAULTS | {
+        "processes": 1  # proposed in any case
+    }
 
 
 def test_the_line_of_doubt_says_what_disturbed_a_run_what_that_did_and_what_to_run():

@@ -14,7 +14,7 @@ from attnbench.theory.traits import TRAITS
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """A column that belongs to the case.
+    """A column that belongs to the case, or to the device that measured it.
 
     `follows` is the axis it equals unless given. `plain` is the value that is sorted first, and
     `silent` one that labels leave out: where nothing else names a row, it is `unsaid`.
@@ -40,6 +40,7 @@ AXES: dict[str, Axis] = {
     for axis in (
         Axis(column="workload"),
         Axis(column="device"),
+        Axis(column="device_name"),  # of a cluster's nodes, or a merged run's
         Axis(column="dtype"),
         Axis(column="pass", plain="forward"),
         Axis(column="mask", plain="full"),
@@ -86,10 +87,10 @@ _OF_HEADS = {"head_dim", "value_dim", "heads", "kv_heads"}  # left out where the
 
 
 def fixed(frame: pd.DataFrame) -> str:
-    """What all rows have in common: `attention, cpu, float32, forward, full, D=64`."""
+    """What all rows have in common beside the device: `attention, cpu, float32, full, D=64`."""
     if frame.empty:
         return ""
-    left_out = set(varying(frame))
+    left_out = {"device_name", *varying(frame)}
     if not any(TRAITS.get(str(name)).heads for name in frame["workload"].unique()):
         left_out |= _OF_HEADS
     first = frame.iloc[0]
@@ -98,11 +99,11 @@ def fixed(frame: pd.DataFrame) -> str:
 
 
 def label(row: pd.Series[Any] | Mapping[Any, Any], names: list[str]) -> str:
-    """Write the named axes of one row: `H=4 B=1 n=128 rope`; a follower where it differs."""
+    """Write the named axes that a row has: `H=4 B=1 n=128 rope`; a follower where it differs."""
     texts = [
         AXES[name].text(row[name])
         for name in names
-        if AXES[name].follows is None or row[name] != row[str(AXES[name].follows)]
+        if name in row and (AXES[name].follows is None or row[name] != row[str(AXES[name].follows)])
     ]
     return " ".join(text for text in texts if text)
 
