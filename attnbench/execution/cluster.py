@@ -11,16 +11,17 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
+import psutil
 
 from attnbench.errors import AttnbenchError, UsageError, WorkerError
 from attnbench.execution.process import Settings
-from attnbench.execution.runner import Limits, LocalRunner
+from attnbench.execution.runner import Executor, Limits, LocalRunner
 from attnbench.execution.store import environment_key
 from attnbench.machine.host import affinity
 from attnbench.planning.plan import Job, jobs_of
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from attnbench.execution.session import Listener
 
 Key = tuple[str, str]  # of a cell
-Known = tuple[dict[str, dict[str, Any]], float, float]
+Facts = dict[str, Any]
+Known = tuple[dict[str, Facts], float, float]
 
 _LARGEST_FOLDER = 20 << 20  # bytes of what is sent along with a user's file
 _PATIENCE_S = 300.0  # for an answer of the node that plans
@@ -69,10 +71,11 @@ class _Slot:
         """Keep to CPUs that are of this place alone, where there are enough."""
         if not self.runner.environments:
             self.catalogue()  # of the whole node
-        self.runner.close()  # it planned: cells get fresh processes
+        self.runner.close()
         cpus = (affinity() or [])[place * self.size :][: self.size]
         if self.runner.settings.device == "cpu" and len(cpus) == self.size:
-            self.runner.keep_to(cpus)
+            for process in psutil.Process(), *psutil.Process().children():  # what forks workers
+                process.cpu_affinity(cpus)
         yield self.known()
 
     def begin(self, job: Job, limits: Limits | None) -> Iterator[Record | Known]:
@@ -82,8 +85,10 @@ class _Slot:
         yield self.known()
 
     def known(self) -> Known:
-        """The facts by their key, and the seconds spent on start-up and ceilings so far."""
-        return self.runner.environments, self.runner.start_up_s, self.runner.ceilings_s
+        """The facts by their key, and the seconds spent on start-up and ceilings since asked."""
+        spent_s = self.runner.start_up_s, self.runner.ceilings_s
+        self.runner.start_up_s = self.runner.ceilings_s = 0.0
+        return self.runner.environments, *spent_s
 
 
 @dataclass(eq=False)
@@ -99,13 +104,12 @@ class _Work:
 class _Place:
     """A slot as the driver knows it: where it is, and what it is at."""
 
-    node: dict[str, Any]
+    node: Facts
     number: int
     actor: Any = None
     work: _Work | None = None
     before: _Work | None = None  # at what the slot was lost that was here before
     environment: str = ""  # its key, once the slot is open
-    spent_s: tuple[float, float] = (0.0, 0.0)
 
     @property
     def name(self) -> str:
@@ -114,23 +118,18 @@ class _Place:
         return str(host if own == self.node["NodeManagerAddress"] else own)
 
 
-class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
-    """Runs groups on every device of a Ray cluster, one at a time on each; else a `LocalRunner`.
+class RayRunner(Executor):
+    """Runs groups on every device of a Ray cluster, one at a time on each.
 
-    attnbench and the user's files are sent along; torch must be there. `admit(facts)` returns the
-    facts of a machine with the ceilings known of it, or raises a UsageError: it is not to measure.
+    attnbench and the user's files are sent along; torch must be there. The nodes differ in memory:
+    each knows for itself what ran out of it.
     """
 
     def __init__(self, settings: Settings, address: str, listener: Listener) -> None:
-        self.settings, self._address, self._listener = settings, address, listener
-        self.own: tuple[tuple[str, ...], ...] = ()
-        self.warnings: list[str] = []
-        self.start_up_s = self.ceilings_s = self._shown = 0.0
-        self._looked = -math.inf
+        super().__init__(settings)
+        self._address, self._listener = address, listener
+        self._shown, self._looked = 0.0, -math.inf
         self._opened: set[tuple[str, int]] = set()  # devices that have, or had, a slot
-        self.limits: Limits | None = None
-        self.environments: dict[str, dict[str, Any]] = {}
-        self.admit: Callable[[dict[str, Any]], dict[str, Any]] = dict
         self._planner: _Place | None = None
         self._places: list[_Place] = []
         self._pending: list[_Work] = []
@@ -158,24 +157,22 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
         if self._planner is None:
             self._planner = self._open(*self._devices(1)[0], 1)
 
-    def close(self) -> None:
-        """Nothing: what planned may be the first slot."""
-
     def catalogue(self) -> Catalogue:
-        """As `LocalRunner.catalogue`, of the first node."""
+        """As `Executor.catalogue`, of the first node."""
         found: Catalogue
         found, self.own, warnings = self._ask("catalogue")
         self.warnings = [*self._unsent, *warnings]
         return found
 
-    def reasons(self, cells: Sequence[Cell]) -> dict[Key, str | None]:
-        """As `LocalRunner.reasons`, on the first node; some node must have as many CPUs."""
-        self._devices(max([cell.case.threads for cell in cells]))
-        found: dict[Key, str | None] = self._ask("ask", "reasons", list(cells))
+    def reasons(self, cells: Iterable[Cell]) -> dict[Key, str | None]:
+        """As `Executor.reasons`, on the first node; some node must have as many CPUs."""
+        asked = list(cells)
+        self._devices(max(cell.case.threads for cell in asked))
+        found: dict[Key, str | None] = self._ask("ask", "reasons", asked)
         return found
 
     def needs(self, cells: Iterable[Cell]) -> tuple[dict[Key, int | None], int | None]:
-        """As `LocalRunner.needs`, on the first node."""
+        """As `Executor.needs`, on the first node."""
         found: tuple[dict[Key, int | None], int | None] = self._ask("ask", "needs", list(cells))
         return found
 
@@ -191,7 +188,7 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
             raise kind(f"node {self._planner.name}: {_line(why)}") from err
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
-        """As `LocalRunner.run`, on all devices at once, in jobs of one group.
+        """As `Executor.run`, on all devices at once, in jobs of one group.
 
         The cells without a record of a slot that is lost go to another: nothing comes twice.
 
@@ -273,7 +270,7 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
                     planner, self._planner = self._planner, None
                     yield planner or self._open(node, number, size)
 
-    def _open(self, node: dict[str, Any], number: int, size: int) -> _Place:
+    def _open(self, node: Facts, number: int, size: int) -> _Place:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         place = _Place(node, number)
@@ -298,7 +295,8 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
 
     def _learn(self, place: _Place, known: Known) -> None:
         """A slot is open, or done with its job. Raises a UsageError if it is not admitted."""
-        ((key, facts),), *spent_s = known[0].items(), *known[1:]
+        environments, start_up_s, ceilings_s = known
+        ((key, facts),) = environments.items()
         if place.before is not None:  # the node lives: that is not what was lost
             place.before.losses += 1
         if key not in self.environments:
@@ -307,10 +305,9 @@ class RayRunner(contextlib.AbstractContextManager["RayRunner"]):
             self.environments[key] = facts
         if "ceilings" in self.environments[key]:
             self._limited.add(key)
-        self.start_up_s += spent_s[0] - place.spent_s[0]
-        self.ceilings_s += spent_s[1] - place.spent_s[1]
-        place.environment, place.spent_s = key, (spent_s[0], spent_s[1])
-        place.work = place.before = None
+        self.start_up_s += start_up_s
+        self.ceilings_s += ceilings_s
+        place.environment, place.work, place.before = key, None, None
 
     def _lost(self, place: _Place, err: Exception) -> Iterator[Record]:
         """Put back what a slot was at; what keeps ending slots of nodes that live has crashed."""

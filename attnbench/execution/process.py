@@ -298,10 +298,6 @@ class Server(contextlib.AbstractContextManager["Server"]):
             raise ConnectionResetError(f"{self._child.python}: {words or how}")
         return decode(answer, int | None)  # type: ignore[arg-type]
 
-    def keep_to(self, cpus: Sequence[int]) -> None:
-        """Let what it forks from now on run on these CPUs alone."""
-        os.sched_setaffinity(self._child.process.pid, cpus)
-
     def lives(self) -> bool:
         """False once it has ended, and its workers with it."""
         return self._child.process.poll() is None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import abc
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -41,25 +40,63 @@ _UNREADABLE = (
 )
 
 
-class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
-    """Runs groups in worker processes on this machine: the interface is `run(groups)`.
+class Executor(abc.ABC):
+    """Where cells are measured: `run(jobs)` yields their records. Use as a context manager.
+
+    With the catalogue come `warnings` and `own`, the names that each of the user's files
+    registered. `environments` has the facts of the machines that measure by their key; `admit`
+    returns those of one with the ceilings known of it, or raises a UsageError: it is not to
+    measure. For other ceilings `limits` asks. `pruning` knows what ran out of memory before.
+    `start_up_s` and `ceilings_s` are the wall seconds spent so far on starting workers and on
+    ceilings, since `began`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.began, self.start_up_s, self.ceilings_s = time.perf_counter(), 0.0, 0.0
+        self.limits: Limits | None = None
+        self.environments: dict[str, dict[str, Any]] = {}
+        self.admit: Callable[[dict[str, Any]], dict[str, Any]] = dict
+        self.warnings: list[str] = []
+        self.own: tuple[tuple[str, ...], ...] = ()
+        self.pruning = Pruning(enabled=settings.prune)
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abc.abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Begin in the background with what takes seconds, unless that is done."""
+
+    @abc.abstractmethod
+    def catalogue(self) -> messages.Catalogue:
+        """Names, capabilities and the machine."""
+
+    @abc.abstractmethod
+    def reasons(self, cells: Iterable[Cell]) -> dict[tuple[str, str], str | None]:
+        """Why an implementation cannot take its case, by the cells' keys."""
+
+    @abc.abstractmethod
+    def needs(self, cells: Iterable[Cell]) -> tuple[dict[tuple[str, str], int | None], int | None]:
+        """Bytes that each cell needs at least, by its key, None if unknown; and bytes free now."""
+
+    @abc.abstractmethod
+    def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
+        """Measure the jobs and yield a record for every cell, whatever becomes of it."""
+
+
+class LocalRunner(Executor):
+    """Runs groups in worker processes on this machine.
 
     `watch(case, impl, stage)` is called with what the worker is at, a few times a second.
-    `start_up_s` and `ceilings_s` are the wall seconds spent so far on starting workers and on
-    ceilings, for which `limits` asks; `own` are the names that each of the user's files registered;
-    `pruning` knows which cells ran out of memory here; `environments` has the facts of the machine
-    by their key, once the catalogue is known.
     """
 
     def __init__(self, settings: Settings, watch: Watch = lambda case, impl, stage: None) -> None:
-        self.settings = settings
-        self.start_up_s = self.ceilings_s = 0.0
-        self.limits: Limits | None = None
-        self.environments: dict[str, dict[str, Any]] = {}
-        self.warnings: list[str] = []
-        self.own: tuple[tuple[str, ...], ...] = ()
+        super().__init__(settings)
         self.watch = watch
-        self.pruning = Pruning(enabled=settings.prune)
         self._device = settings.device
         self._idle: Worker | None = None
         self._kernels: dict[tuple[str, str], dict[str, Any]] = {}  # as profiled, by the cell's key
@@ -68,10 +105,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         self._process = 0
 
     def start(self) -> None:
-        """Begin to import what workers need, in the background, unless that is done.
-
-        Workers are then forked: each is a fresh process all the same.
-        """
+        """Begin to import what workers need: they are forked, each a fresh process all the same."""
         if self._server is not None and not self._server.lives():
             self.renew()
         if self._server is None and CAN_FORK:
@@ -85,7 +119,7 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
             self._server = None
 
     def catalogue(self) -> messages.Catalogue:
-        """Names, capabilities and the machine; fixes the device where it was `auto`.
+        """As `Executor.catalogue`; fixes the device where it was `auto`.
 
         Raises:
             UsageError: the device is not there, or a user's file does not load.
@@ -95,17 +129,17 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         if reason := catalogue.devices.get(self._device):
             raise UsageError(reason)
         facts = catalogue.environment | {"attnbench": __version__}
-        self.environments = {environment_key(facts): facts}
+        self.environments = {environment_key(facts): self.admit(facts)}
         return msgspec.structs.replace(catalogue, environment=facts)
 
     def reasons(self, cells: Iterable[Cell]) -> dict[tuple[str, str], str | None]:
-        """Why an implementation cannot take its case, by the cells' keys."""
+        """As `Executor.reasons`."""
         cases, names = _crossed(cells)
         found = self._ask(messages.AskReasons(tuple(cases.values()), names), messages.Reasons)
         return _by_cell(cases, found.reasons)
 
     def needs(self, cells: Iterable[Cell]) -> tuple[dict[tuple[str, str], int | None], int | None]:
-        """Bytes that each cell needs at least, by its key, None if unknown; and bytes free now."""
+        """As `Executor.needs`."""
         cases, names = _crossed(cells)
         if not cases:
             return {}, None
@@ -113,11 +147,11 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         return _by_cell(cases, found.needs), found.free
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
-        """Measure the jobs and yield a record for every cell, whatever becomes of it.
+        """As `Executor.run`: a job is taken when the process of those before it has ended.
 
-        A job is taken when the records of those before it are out, and their process has ended.
         After the first the ceilings are measured, if there are `limits`.
         """
+        self.close()  # it planned: cells get fresh processes
         for job in jobs:
             if job.process != self._process:
                 self.renew()  # the processes of a cell are to have nothing in common
@@ -191,13 +225,6 @@ class LocalRunner(contextlib.AbstractContextManager["LocalRunner"]):
         self.ceilings_s += time.perf_counter() - begin
         self.close()
         return found
-
-    def keep_to(self, cpus: Sequence[int]) -> None:
-        """Let the workers from now on run on these CPUs alone, as this thread then does."""
-        self.close()
-        os.sched_setaffinity(0, cpus)
-        if self._server is not None:
-            self._server.keep_to(cpus)
 
     def diagnose(self, began: Callable[[str], None] = lambda test: None) -> dict[str, Any]:
         """Facts of the machine and the self-tests of measuring on it; see `worker.diagnosis`.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from attnbench.base.files import check_name, digest
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution import merging
 from attnbench.execution.process import Settings
-from attnbench.execution.runner import LocalRunner
+from attnbench.execution.runner import Executor, LocalRunner
 from attnbench.execution.store import (
     RunWriter,
     environment_key,
@@ -48,9 +48,6 @@ from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.version import __version__
-
-if TYPE_CHECKING:
-    from attnbench.execution.cluster import RayRunner
 
 Facts = dict[str, Any]
 # A resumed run must be the same experiment: these facts have to agree with an environment of it.
@@ -108,12 +105,9 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         UsageError: nothing in the request makes sense; nothing was written.
         StoreError: the run's folder cannot be made or written.
     """
-    begin = time.perf_counter()
     if request.name is not None:
         check_name(request.name)
     with _executor(request.settings, listener, request.ray) as runner:
-        runner.start()
-        listener.starting()
         catalogue = _catalogue(runner, listener)
         check_names(request.sweeps, catalogue)
         for flag, given in (
@@ -129,8 +123,7 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             plan = sharded(whole, *request.shard)
         forecast = None
         if dry_run or request.max_total_time_s:
-            forecast = _forecast(request.settings, catalogue.environment, request.output)
-            forecast.needs, forecast.free = runner.needs(plan.passes[0])
+            forecast = _forecast(plan, runner, catalogue.environment, request.output)
         if dry_run:
             listener.planned(plan, None, forecast)
             return None
@@ -149,14 +142,12 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             info["shard"] = merging.shard_of(whole, *request.shard)
         with RunWriter.create(request.output, request.name, info) as writer:
             listener.planned(plan, writer.path, forecast)
-            runner.close()  # it planned: cells get fresh processes
-            machines = _Machines(writer.path)
-            limit_s = request.max_total_time_s
-            _measure(plan, runner, writer, listener, begin, machines, forecast, limit_s)
+            machines, limit_s = _Machines(writer.path), request.max_total_time_s
+            _measure(plan, runner, writer, listener, machines, forecast, limit_s)
             return writer.path
 
 
-def _executor(settings: Settings, listener: Listener, ray: str | None) -> LocalRunner | RayRunner:
+def _executor(settings: Settings, listener: Listener, ray: str | None) -> Executor:
     if ray is None:
         return LocalRunner(settings, listener.working)
     from attnbench.execution.cluster import RayRunner
@@ -185,7 +176,6 @@ def resume(
         StoreError: the folder is not a run, its plan is damaged, or a file of the user's changed.
         UsageError: this machine or installation is not the one that began the run.
     """
-    begin = time.perf_counter()
     run = load_run(path)
     try:
         cells = [Cell.from_json(row, unwritten(run.info)) for row in run.info["plan"]]
@@ -210,25 +200,20 @@ def resume(
     if run.files and "files" not in run.info:
         listener.warned(f"{path} is of an older version: whether its --impl changed is not known")
     with _executor(settings, listener, ray) as runner:
+        runner.admit = machines.admit
         if missing:
             catalogue = _catalogue(runner, listener)
-            if ray is None:
-                machines.admit(catalogue.environment)
             named((cell.impl for cell in missing), catalogue)  # raises where one is gone
             plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
-            if isinstance(runner, LocalRunner):  # the nodes of a cluster differ in memory
-                runner.pruning.oom += [part.cell for part in parts if part.status == "oom"]
+            runner.pruning.oom += [part.cell for part in parts if part.status == "oom"]
         forecast = None
         if dry_run or max_total_time_s:
-            forecast = _forecast(settings, machines.environments[""], path.parent)
-            asked = [cell for job in plan.jobs for cell in job.cells()]
-            forecast.needs, forecast.free = runner.needs(asked)
+            forecast = _forecast(plan, runner, machines.environments[""], path.parent)
         listener.planned(plan, None if dry_run else path, forecast)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
-                runner.close()
                 limit_s = max_total_time_s
-                _measure(plan, runner, writer, listener, begin, machines, forecast, limit_s)
+                _measure(plan, runner, writer, listener, machines, forecast, limit_s)
     return path
 
 
@@ -241,7 +226,7 @@ class _Machines:
         self.path, self.info, self._mixed, self._names = path, load_info(path), mixed, names
         first = {"attnbench": self.info.get("attnbench")} | self.info["environment"]
         self.environments: dict[str, Facts] = {"": first} | self.info.get("environments", {})
-        self._stored: dict[str, tuple[Facts, str]] = {}
+        self._keys: dict[str, str] = {}  # by those of an executor
 
     def admit(self, facts: Facts) -> Facts:
         """The facts of a machine, with the ceilings that the run knows of it.
@@ -256,7 +241,7 @@ class _Machines:
                 " or measure the rest here with --mixed: the table then names both"
             )
         known = self.environments.get(self._key(facts), {})
-        return facts | {name: known[name] for name in ("ceilings",) if name in known}
+        return facts | ({"ceilings": known["ceilings"]} if "ceilings" in known else {})
 
     def _key(self, facts: Facts) -> str:
         names = (*FINGERPRINT, "node", "device_index")
@@ -265,17 +250,16 @@ class _Machines:
 
     def key(self, own: str, facts: Facts) -> str:
         """Under what `run.json` has the facts that an executor has as `own`, from now on."""
-        if own not in self._stored or self._stored[own][0] is not facts:
-            key = self._stored[own][1] if own in self._stored else self._key(facts)
-            known = self.environments.get(key, {})
-            if known.keys() != (new := facts | known).keys():
-                self.environments[key] = new
-                others = {k: v for k, v in self.environments.items() if k}
-                self.info |= {"environment": self.environments[""]}
-                self.info |= {"environments": others} if others else {}
-                write_info(self.path, self.info)
-            self._stored[own] = facts, key
-        return self._stored[own][1]
+        if own not in self._keys:
+            self._keys[own] = self._key(facts)
+        known = self.environments.get(key := self._keys[own], {})
+        if not facts.keys() <= known.keys():
+            self.environments[key] = facts | known
+            others = {k: v for k, v in self.environments.items() if k}
+            self.info |= {"environment": self.environments[""]}
+            self.info |= {"environments": others} if others else {}
+            write_info(self.path, self.info)
+        return key
 
 
 def _differences(known: Facts, facts: Facts, names: Sequence[str]) -> list[str]:
@@ -286,14 +270,16 @@ def _differences(known: Facts, facts: Facts, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _catalogue(runner: LocalRunner | RayRunner, listener: Listener) -> Catalogue:
+def _catalogue(runner: Executor, listener: Listener) -> Catalogue:
+    runner.start()
+    listener.starting()
     catalogue = runner.catalogue()
     for warning in runner.warnings:
         listener.warned(warning)
     return catalogue
 
 
-def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner | RayRunner) -> Plan:
+def _plan(request: SweepRequest, catalogue: Catalogue, runner: Executor) -> Plan:
     cells: list[Cell] = []
     mismatches: dict[str, str | None] = {}
     for axes in request.sweeps:
@@ -317,9 +303,10 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: LocalRunner | Ray
 _LEARNED_FROM = 5  # of the runs of a machine the latest
 
 
-def _forecast(settings: Settings, environment: dict[str, Any], output: Path) -> Forecast:
+def _forecast(plan: Plan, runner: Executor, environment: Facts, output: Path) -> Forecast:
     """What is known of how long cells take here, from earlier runs in the same folder."""
-    forecast = Forecast((settings.min_time_s, settings.max_time_s))
+    forecast = Forecast((runner.settings.min_time_s, runner.settings.max_time_s))
+    forecast.needs, forecast.free = runner.needs([c for job in plan.jobs for c in job.cells()])
     name = environment.get("device_name")
     earlier = [p for p in runs_in(output) if load_info(p)["environment"].get("device_name") == name]
     for path in earlier[-_LEARNED_FROM:]:
@@ -333,10 +320,9 @@ def _forecast(settings: Settings, environment: dict[str, Any], output: Path) -> 
 
 def _measure(
     plan: Plan,
-    runner: LocalRunner | RayRunner,
+    runner: Executor,
     writer: RunWriter,
     listener: Listener,
-    begin: float,
     machines: _Machines,
     forecast: Forecast | None,
     limit_s: float | None,
@@ -344,21 +330,16 @@ def _measure(
     for record in plan.decided:
         writer.append(record)
         listener.recorded(record)
-    info = machines.info
     cases = [cell.case for cells in plan.passes for cell in cells]
     runner.limits = sorted({case.dtype for case in cases}), sorted({case.threads for case in cases})
-    spent: dict[str, float] = {}
+    spent: Any = Counter(machines.info.get("spent"))
     failed: set[tuple[str, str]] = set()
-    if isinstance(runner, LocalRunner):
-        runner.environments = {k: machines.admit(v) for k, v in runner.environments.items()}
-    else:
-        runner.admit = machines.admit
 
     def jobs() -> Iterator[Job]:
         for process, cells in enumerate(plan.passes):
             own = jobs_of(cell for cell in cells if cell.key not in failed)
             if forecast is not None and limit_s is not None:
-                own = fitting(own, forecast, lambda: begin + limit_s - time.perf_counter())
+                own = fitting(own, forecast, lambda: runner.began + limit_s - time.perf_counter())
             for job in own:
                 yield replace(job, process=process)
 
@@ -372,16 +353,13 @@ def _measure(
             forecast.learn(record)
         if record.status != "ok":
             failed.add(record.cell.key)  # it stays failed: no need to wait for it again
-        for stage, seconds in record.spent_s.items():
-            spent[stage] = spent.get(stage, 0.0) + seconds
+        spent.update(record.spent_s)
     for own, facts in runner.environments.items():
         machines.key(own, facts)
-    if runner.ceilings_s:
-        spent["ceilings"] = runner.ceilings_s
-    spent |= {"start-up": runner.start_up_s, "wall_s": time.perf_counter() - begin}
-    before = info.get("spent", {})
-    total = {name: round(before.get(name, 0.0) + seconds, 3) for name, seconds in spent.items()}
-    write_info(writer.path, info | {"spent": total})
+    spent.update({"ceilings": runner.ceilings_s} if runner.ceilings_s else {})
+    spent.update({"start-up": runner.start_up_s, "wall_s": time.perf_counter() - runner.began})
+    total = {name: round(seconds, 3) for name, seconds in spent.items()}
+    write_info(writer.path, machines.info | {"spent": total})
 
 
 PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}

@@ -34,7 +34,7 @@ for i in range({}):
 
 
 class TimedSlot(cluster._Slot):
-    """A slot that gives as seconds those spent on jobs, and those since the first began."""
+    """A slot that gives as seconds those spent on a job, and those since the one before ended."""
 
     began = inside_s = 0.0
 
@@ -43,9 +43,16 @@ class TimedSlot(cluster._Slot):
         self.began = self.began or begin
         for found in super().begin(job, limits):
             self.inside_s += time.perf_counter() - begin  # to hand a record over is not within
-            since_s = time.perf_counter() - self.began
-            yield found if isinstance(found, Record) else (found[0], self.inside_s, since_s)
+            if isinstance(found, Record):
+                yield found
+            else:
+                since_s, spent_s = time.perf_counter() - self.began, self.inside_s
+                self.began, self.inside_s = time.perf_counter(), 0.0
+                yield found[0], spent_s, since_s
             begin = time.perf_counter()
+
+    def known(self) -> cluster.Known:
+        return self.runner.environments, 0.0, 0.0
 
 
 @dataclass
