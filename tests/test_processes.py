@@ -6,7 +6,7 @@ import pytest
 
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import RECORDS, load_run
+from attnbench.execution.store import RECORDS, load_info, load_run, write_info
 from attnbench.execution.supervision import Supervision
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
@@ -105,3 +105,14 @@ class TestPlanned:
         result = cli("sweep", *AXES, *flags, "--device", "cpu", "--output", tmp_path / "new")
         assert_refused(result, flags[0], "needs a GPU")
         assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_resumed_run_keeps_the_seconds_of_what_it_had(cli: Cli, tmp_path):
+    cli("sweep", *AXES, "--output", tmp_path, "--name", "r")
+    spent = dict.fromkeys(("samples", "wall_s"), 5.0)
+    write_info(tmp_path / "r", load_info(tmp_path / "r") | {"spent": spent})
+    assert cli("sweep", "--resume", tmp_path / "r").exit_code == 0  # nothing is missing
+    after = load_info(tmp_path / "r")["spent"]
+    assert after["samples"] == 5.0
+    assert after["wall_s"] >= 5.0
