@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attnbench.base.units import parse_shard
 from attnbench.errors import UsageError
 from attnbench.execution.store import INFO, RECORDS, environment_key, load_run
-from attnbench.planning.plan import Axes, Plan, cell_work, expand, make_plan, sharded
+from attnbench.planning.plan import Axes, Plan, cell_s, expand, make_plan, sharded
 from attnbench.schema.record import Cell, Record
 from tests import synthetic
 from tests.conftest import TINY, Cli, Refused
@@ -55,8 +55,8 @@ def test_the_union_of_all_shards_is_the_plan_and_none_overlap(plan: Plan, count:
     if len(groups) < count:
         with pytest.raises(UsageError, match=f"at most {len(groups)} shards"):
             sharded(plan, len(groups) + 1, count)
-    loads = [sum(cell_work(c.case) for c in shard.passes[0]) for shard in shards]
-    heaviest = max((sum(len(i) * cell_work(c) for c, i in group) for group in groups), default=0)
+    loads = [sum(cell_s(c.case) for c in shard.passes[0]) for shard in shards]
+    heaviest = max((sum(len(i) * cell_s(c) for c, i in group) for group in groups), default=0)
     assert max(loads, default=0) - min(loads, default=0) <= heaviest
 
 

@@ -30,7 +30,7 @@ from attnbench.execution.checks import CheckResult
 from attnbench.execution.session import Listener
 from attnbench.gate.decide.data import GateCell, Round
 from attnbench.planning.forecast import Forecast
-from attnbench.planning.plan import Plan, cell_work, jobs_of
+from attnbench.planning.plan import Plan, cell_s, jobs_of
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import case_label
@@ -129,7 +129,7 @@ class SweepDisplay(_Display, Listener):
             TimeElapsedColumn(table_column=Column(min_width=7)),
             TimeRemainingColumn(table_column=Column(min_width=7)),
             TextColumn("left"),
-            total=sum(cell_work(cell.case) for cell in measured),
+            total=sum(cell_s(cell.case) for cell in measured),
         )
 
     def resumable(self, path: Path | None) -> None:
@@ -152,7 +152,7 @@ class SweepDisplay(_Display, Listener):
         if self._progress is None:
             self.say(f"[{self._count}/{self._total}] {line(record)}")
             return
-        self._progress.advance(self._task, cell_work(record.cell.case))
+        self._progress.advance(self._task, cell_s(record.cell.case))
         if record.status != "ok":
             self.say(line(record))
         else:

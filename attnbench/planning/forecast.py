@@ -9,14 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from attnbench.base import units
-from attnbench.planning.plan import GROUPS_PER_JOB, Job, work
+from attnbench.planning.plan import GROUPS_PER_JOB, Job, cell_s, work
 from attnbench.schema.record import Cell, Record
 
-# Where nothing else is known: multiply-adds a second, in a call that is timed and in all that is
-# done before; seconds of any sweep, process and cell; calls that a time is made of.
-_RATE, _CHECKED = 1.2e10, 7e8
-_SWEEP_S, _PROCESS_S, _CELL_S = 3.0, 0.3, 0.05
-_CALLS = 20
+_SWEEP_S, _PROCESS_S = 3.0, 0.3  # that any sweep and any process take
 # How far off a forecast is, as the standard deviation of its logarithm (`make validate
 # PART=forecast`): from run to run, by other sizes of the implementation, by others, by nothing.
 _RUN, _SIZES, _OTHERS, _NOTHING = 0.2, 0.3, 0.6, 0.75
@@ -55,18 +51,19 @@ class Forecast:
         took_s = sum(record.spent_s.values())
         if record.status == "ok" and took_s:
             self.learned += 1
-            by_sizes_s = _by_sizes(record.cell, timing or self.timing)
+            by_sizes_s = cell_s(record.cell.case, timing or self.timing)
             for key, _ in _alike(record.cell):
                 before_s, before_by_sizes_s = self._known.get(key, (0.0, 0.0))
                 self._known[key] = before_s + took_s, before_by_sizes_s + by_sizes_s
 
     def of(self, cell: Cell) -> tuple[float, float]:
         """Seconds of a cell, and how far off they may be: the logarithm's standard deviation."""
+        by_sizes_s = cell_s(cell.case, self.timing)
         for key, off in _alike(cell):
             if key in self._known:
-                took_s, by_sizes_s = self._known[key]
-                return took_s / by_sizes_s * _by_sizes(cell, self.timing), off
-        return _by_sizes(cell, self.timing), _NOTHING
+                took_s, by_their_sizes_s = self._known[key]
+                return took_s / by_their_sizes_s * by_sizes_s, off
+        return by_sizes_s, _NOTHING
 
     def too_large(self, cell: Cell) -> bool:
         """Whether the cell needs more memory than is free, so that it will be skipped."""
@@ -133,9 +130,3 @@ def _alike(cell: Cell) -> list[tuple[object, float]]:
     kind = case.workload, case.pass_, case.device
     of_impl = cell.impl, *kind
     return [(cell.key, 0.0), (of_impl, _SIZES), (kind, _OTHERS), (case.device, _NOTHING)]
-
-
-def _by_sizes(cell: Cell, timing: tuple[float, float]) -> float:
-    """Seconds of a cell by its sizes alone: what any cell costs, checks and probes, samples."""
-    call_s, (least_s, most_s) = work(cell.case) / _RATE, timing
-    return _CELL_S + work(cell.case) / _CHECKED + max(least_s, min(_CALLS * call_s, most_s))

@@ -177,36 +177,37 @@ def sharded(plan: Plan, number: int, count: int) -> Plan:
             f"--shard {number}/{count}: nothing is left for it; the plan has {len(groups)} groups"
             f" of cells that stay together, and so at most {len(groups)} shards"
         )
-    loads = [0.0] * count
-    own = {record.cell.key for record in plan.decided if number == 1}
-    for group in sorted(groups, key=_group_work, reverse=True):
+    loads, decided = [0.0] * count, plan.decided if number == 1 else ()
+    own = {record.cell.key for record in decided}
+    costs_s = {group: sum(len(impls) * cell_s(case) for case, impls in group) for group in groups}
+    for group in sorted(groups, key=costs_s.__getitem__, reverse=True):
         least = loads.index(min(loads))
-        loads[least] += _group_work(group)
+        loads[least] += costs_s[group]
         if least == number - 1:
             own |= {cell.key for cell in Job(groups=(group,)).cells()}
-    cells, wanted, *passes = (
-        tuple(cell for cell in every if cell.key in own)
-        for every in (plan.cells, (c for job in plan.jobs for c in job.cells()), *plan.passes)
+    cells, *passes = (
+        tuple(cell for cell in every if cell.key in own) for every in (plan.cells, *plan.passes)
     )
-    decided = tuple(record for record in plan.decided if record.cell.key in own)
-    return Plan(cells=cells, jobs=tuple(jobs_of(wanted)), decided=decided, passes=tuple(passes))
+    return Plan(cells=cells, jobs=tuple(jobs_of(passes[0])), decided=decided, passes=tuple(passes))
 
 
-# What a cell costs whatever its size, as multiply-adds: checks, probes and samples of a small one.
-_BASE_WORK = 1.5e9
+# Where nothing else is known: multiply-adds a second, in a call that is timed and in all that is
+# done before; seconds of any cell; calls that a time is made of.
+_RATE, _CHECKED, _CELL_S, _CALLS = 1.2e10, 7e8, 0.05, 20
 
 
-def cell_work(case: Case) -> float:
-    """Rough number of multiply-adds that it takes to check, probe and time a cell."""
-    return _BASE_WORK + work(case)
+def cell_s(case: Case, timing: tuple[float, float] = (0.1, 1.0)) -> float:
+    """Seconds of a cell by its sizes alone: what any cell costs, checks and probes, samples.
 
-
-def _group_work(group: Group) -> float:
-    return sum(len(impls) * cell_work(case) for case, impls in group)
+    `timing` are the least and the most seconds of samples.
+    """
+    least_s, most_s = timing
+    sampled_s = max(least_s, min(_CALLS * work(case) / _RATE, most_s))
+    return _CELL_S + work(case) / _CHECKED + sampled_s
 
 
 def work(case: Case) -> float:
-    """Rough number of multiply-adds of a case: for ordering and for the time still to go.
+    """Rough number of multiply-adds of a case: for ordering, and for the seconds it takes.
 
     A backward pass has five products where the forward one has two (Dao, arXiv 2205.14135).
     """
