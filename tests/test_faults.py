@@ -330,7 +330,7 @@ def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
     [
         (("--resume", "r", "--retry", "crushed"), "--retry 'crushed': a list of unsupported, inc"),
         (("--resume", "r", "--retry", "ok"), "--retry 'ok': a list of"),
-        (("--retry", "crashed"), "add --resume RUN"),
+        (("--retry", "crashed"), "goes with --resume RUN"),
     ],
 )
 def test_a_retry_that_makes_no_sense_is_refused(

@@ -211,7 +211,7 @@ def test_without_ray_one_line_says_how_to_install_it() -> None:
 
 @pytest.mark.parametrize(
     ("args", "says"),
-    [(["--ray-address", "auto"], "needs --on ray"), (["--mixed"], "goes with --resume")],
+    [(["--ray-address", "auto"], "goes with --on ray"), (["--mixed"], "goes with --resume")],
 )
 def test_options_that_say_nothing_alone_are_refused(
     cli: Cli, assert_refused: Refused, args: list[str], says: str

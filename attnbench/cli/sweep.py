@@ -16,6 +16,7 @@ from attnbench.cli.options import (
     SHARD,
     THREADS,
     Command,
+    Option,
     axes_options,
     device_option,
     given,
@@ -37,19 +38,14 @@ _WITH_RESUME = (
     "resume", "retry", "output", "dry_run", "quiet", "max_total_time", "on", "ray_address", "mixed",
 )  # fmt: skip
 # Option, its type and default, help. One row an option.
-_TIMING: tuple[tuple[str, dict[str, Any], str], ...] = (
+_Rows = tuple[tuple[str, dict[str, Any], str], ...]
+_TIMING: _Rows = (
     ("--precision", {"type": POSITIVE, "default": 0.02, "show_default": True},
      "Stop a cell when the 95 % interval of its median is within ± this share."),
     ("--min-time", {"type": POSITIVE}, "Seconds of samples for each cell, at least [0.1]."),
     ("--max-time", {"type": POSITIVE}, "Seconds of samples at most [1]."),
     ("--processes", {"type": click.IntRange(min=1, max=100), "default": 1, "show_default": True},
      "Fresh processes to measure each cell in; the interval is then over them."),
-    ("--timeout", {"type": POSITIVE, "default": 300.0, "show_default": True},
-     "Seconds without a heartbeat after which a cell is given up."),
-    ("--memory-limit", {"metavar": "SIZE", "default": "90%", "show_default": True},
-     "What a worker may allocate: 8GB, a share of what is free when it starts, or none."),
-    ("--no-prune", {"is_flag": True},
-     "Try cells that are larger than one of the same implementation that ran out of memory."),
     ("--l2", {"type": click.Choice(["cold", "warm"])},
      "The last cache before each call [cold on a GPU, warm on a CPU]."),
     ("--timer", {"type": click.Choice(["events", "graph"])},
@@ -59,19 +55,48 @@ _TIMING: tuple[tuple[str, dict[str, Any], str], ...] = (
      " process, or the process keeps them [settled]."),
     ("--energy", {"is_flag": True},
      "On a GPU: joules per call, from a loop of at least 2 s for each cell."),
-    ("--on", {"type": click.Choice(["local", "ray"])},
-     "Measure on this machine, or on every GPU (else CPU) of a Ray cluster [local]."),
-    ("--ray-address", {"metavar": "ADDRESS"},
-     "The cluster: auto, HOST:PORT, or local to start one here [auto]."),
-    ("--mixed", {"is_flag": True},
-     "With --resume: here, too, though machine or versions are others; the table names them."),
 )  # fmt: skip
+_RUNNING: _Rows = (
+    ("--timeout", {"type": POSITIVE, "default": 300.0, "show_default": True},
+     "Give a cell up after so many seconds without a heartbeat of its worker."),
+    ("--memory-limit", {"metavar": "SIZE", "default": "90%", "show_default": True},
+     "The most that a worker may allocate: 8GB, a share of what is free when it starts, or none."),
+    ("--no-prune", {"is_flag": True},
+     "Try cells, too, that are larger than one of the same implementation that ran out of memory;"
+     " without it they are skipped."),
+    ("--max-total-time", {"type": DURATION},
+     "End the sweep within 20m, 8h or so: no cell begins that would take longer, and those measured"
+     " cover all axes evenly; --resume measures the rest."),
+    ("--shard", {"type": SHARD},
+     "Measure one part of many, such as 3/8, in a Slurm array or a CI matrix; `attnbench merge`"
+     " joins the parts."),
+    ("--on", {"type": click.Choice(["local", "ray"])},
+     "Measure on this machine, or on all GPUs of a Ray cluster, its CPUs if it has none [local]."),
+    ("--ray-address", {"metavar": "ADDRESS"},
+     "With --on ray: auto for the cluster that runs, HOST:PORT, or local to start one here [auto]."
+     ),
+)  # fmt: skip
+_RUN: _Rows = (
+    ("--name", {}, "The run's name, a new folder [a time stamp]."),
+    ("--resume", {"metavar": "RUN"}, "Measure what an existing run planned and has not measured."),
+    ("--retry", {"metavar": "STATUSES", "default": ""},
+     "With --resume: measure cells of these statuses again, such as crashed,timeout."),
+    ("--mixed", {"is_flag": True},
+     "With --resume: go on although the machine or versions differ; the table names both."),
+    ("--dry-run", {"is_flag": True},
+     "Print the plan, with the memory and the time it will take; measure and write nothing."),
+    ("--quiet", {"is_flag": True}, "No progress and no table; the run's path alone."),
+)  # fmt: skip
+_GOES_WITH = {"ray_address": "--on ray", "retry": "--resume RUN", "mixed": "--resume RUN"}
 
 
-def _timing(command: Command) -> Command:
-    for flag, fields, text in reversed(_TIMING):
-        command = click.option(flag, help=text, **fields)(command)
-    return command
+def _options(rows: _Rows) -> Option:
+    def add(command: Command) -> Command:
+        for flag, fields, text in reversed(rows):
+            command = click.option(flag, help=text, **fields)(command)
+        return command
+
+    return add
 
 
 @click.command()
@@ -93,34 +118,11 @@ def _timing(command: Command) -> Command:
     help="CPU threads: 1,2 or all, as many as torch takes by itself; one thread is pinned to a"
     " CPU of its own [1].",
 )
-@_timing
+@_options(_TIMING)
 @seed_option
+@_options(_RUNNING)
 @output_option
-@click.option("--name", help="The run's name, a new folder [a time stamp].")
-@click.option("--resume", metavar="RUN", help="Measure what is missing in an existing run.")
-@click.option(
-    "--retry",
-    metavar="STATUSES",
-    default="",
-    help="With --resume: measure anew what is crashed,timeout say.",
-)
-@click.option(
-    "--shard",
-    type=SHARD,
-    help="Measure one part of the plan, 3/8 say, on this machine; `attnbench merge` joins them.",
-)
-@click.option(
-    "--max-total-time",
-    type=DURATION,
-    help="20m say: begin nothing that would end later. What is measured until then is balanced over"
-    " all axes; --resume goes on.",
-)
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Print the plan, and what memory and time it will take; measure and write nothing.",
-)
-@click.option("--quiet", is_flag=True, help="No progress and no table; the run's path alone.")
+@_options(_RUN)
 def sweep(**options: Any) -> None:
     """Measure implementations over lengths, heads, batch and more.
 
@@ -137,14 +139,11 @@ def sweep(**options: Any) -> None:
     retry = [status.strip() for status in options["retry"].split(",") if status.strip()]
     for status in (status for status in retry if status not in FAILURES):
         raise UsageError(f"--retry {status!r}: a list of {', '.join(FAILURES)}")
-    if retry and options["resume"] is None:
-        raise UsageError("--retry is for a run that there is: add --resume RUN")
-    address, mixed = options["ray_address"], options.pop("mixed")
-    if address and options["on"] != "ray":
-        raise UsageError(f"--ray-address {address} needs --on ray")
-    if mixed and options["resume"] is None:
-        raise UsageError("--mixed goes with --resume RUN")
-    ray = (address or "auto") if options["on"] == "ray" else None
+    there = {"--on ray": options["on"] == "ray", "--resume RUN": options["resume"] is not None}
+    for name, other in _GOES_WITH.items():
+        if options[name] and not there[other]:
+            raise UsageError(f"--{name.replace('_', '-')} goes with {other}")
+    ray = (options["ray_address"] or "auto") if options["on"] == "ray" else None
     with SweepDisplay(quiet=quiet) as display:
         if options["resume"] is not None:
             flags = [flag for name, flag in given().items() if name not in _WITH_RESUME]
@@ -155,10 +154,9 @@ def sweep(**options: Any) -> None:
             path: Path | None = find_run(options["resume"], options["output"])
             assert path is not None
             display.resumable(path)
-            limit_s = options["max_total_time"]
             session.resume(
-                path, display, retry=retry, max_total_time_s=limit_s, dry_run=dry_run, ray=ray,
-                mixed=mixed,
+                path, display, retry=retry, max_total_time_s=options["max_total_time"],
+                dry_run=dry_run, ray=ray, mixed=options["mixed"],
             )  # fmt: skip
         else:
             request = replace(_request(options), ray=ray)
