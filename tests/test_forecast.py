@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import RECORDS, load_run
+from attnbench.execution.store import RECORDS, RunWriter, load_run
 from attnbench.planning.forecast import Forecast, balanced, fitting
 from attnbench.planning.plan import Job, jobs_of, work
 from attnbench.schema.case import Case
+from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell
 from tests import synthetic
 from tests.conftest import TINY, Cli
@@ -151,6 +152,16 @@ class TestLimited:
         records.write_text("".join(part.to_line() + "\n" for part in parts))
         second = cli("sweep", *self.AXES, *where, "--dry-run").stdout.replace("\n", " ")
         assert "about 6 min 3 s (4 min 3 s to 9 min 2 s), by 8 cells measured here" in second
+
+    def test_runs_that_no_sweep_has_made_teach_nothing_and_do_no_harm(
+        self, cli: Cli, tmp_path: Path, recorded_catalogue: Catalogue
+    ) -> None:
+        synthetic.write_run(tmp_path, "a", [synthetic.ok(Case(seq_len=16), "naive")])
+        RunWriter.create(tmp_path, "b", {}).close()
+        here = {"environment": recorded_catalogue.environment}
+        RunWriter.create(tmp_path, "c", here).close()
+        result = cli("sweep", *self.AXES, "--output", tmp_path, "--dry-run")
+        assert result.exit_code == 0, result.stderr
 
     def test_a_limit_that_is_no_time_is_refused(
         self, cli: Cli, tmp_path: Path, assert_refused: object

@@ -133,6 +133,7 @@ class TestMerged:
         [
             (lambda info: info | {"attnbench": "9"}, "attnbench 0.1.0 and 9; --mixed"),
             (lambda info: info | {"settings": info["settings"] | {"seed": 7}}, "seed 0 and 7"),
+            (lambda info: info["settings"].pop("prune") and info, "prune True and None"),
             (lambda info: info | {"shard": info["shard"] | {"plan": "x"}}, "the plan"),
             (lambda info: info | {"files": {"a.py": "0f"}}, "the files of --impl"),
         ],

@@ -21,7 +21,7 @@ import ray
 
 import attnbench.execution.cluster as cluster_module
 from attnbench.errors import UsageError
-from attnbench.execution.cluster import RayRunner, _Place, _staged, _Work
+from attnbench.execution.cluster import RayRunner, _connected, _Place, _staged, _Work
 from attnbench.execution.process import Settings
 from attnbench.execution.session import Listener
 from attnbench.execution.store import RECORDS, load_info, load_run, write_info
@@ -198,6 +198,23 @@ def test_where_no_cluster_is_there_one_line_says_how_to_start_one(
     assert says in line
     assert "--ray-address local" in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_that_is_given_stands_before_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def create_connection(address: tuple[str, int], timeout: float) -> None:
+        asked.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(cluster_module.socket, "create_connection", create_connection)
+    monkeypatch.setenv("RAY_ADDRESS", "there:2")
+    for address in ("here:1", "auto"):
+        with pytest.raises(UsageError, match="no Ray cluster"):
+            _connected(address, "")
+    assert asked == [("here", 1), ("there", 2)]
 
 
 def test_without_ray_one_line_says_how_to_install_it() -> None:

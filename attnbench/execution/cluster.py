@@ -74,8 +74,9 @@ class _Slot:
         self.runner.close()
         cpus = (affinity() or [])[place * self.size :][: self.size]
         if self.runner.settings.device == "cpu" and len(cpus) == self.size:
-            for process in psutil.Process(), *psutil.Process().children():  # what forks workers
-                process.cpu_affinity(cpus)
+            with contextlib.suppress(psutil.Error):  # a server that begins later inherits it
+                for process in psutil.Process(), *psutil.Process().children():
+                    process.cpu_affinity(cpus)
         yield self.known()
 
     def begin(self, job: Job, limits: Limits | None) -> Iterator[Record | Known]:
@@ -133,7 +134,7 @@ class RayRunner(Executor):
         self._planner: _Place | None = None
         self._places: list[_Place] = []
         self._pending: list[_Work] = []
-        self._limited: set[str] = set()  # environments whose ceilings are known, or measured now
+        self._limited: set[str] = set()  # environments whose ceilings are being measured
         self._homes: dict[str, str] = {}  # environments of cases that are measured several times
 
     def __enter__(self) -> Self:
@@ -213,10 +214,10 @@ class RayRunner(Executor):
                 if work := self._work_for(place, stream):
                     idle.remove(place)
                     place.work, (job,) = work, jobs_of(work.cells.values())
-                    own = None if place.environment in self._limited else self.limits
-                    self._limited.add(place.environment)
-                    job = replace(job, process=work.process)
-                    asked[place.actor.begin.remote(job, own)] = place
+                    job, here = replace(job, process=work.process), place.environment
+                    known = here in self._limited or "ceilings" in self.environments[here]
+                    self._limited.add(here)
+                    asked[place.actor.begin.remote(job, None if known else self.limits)] = place
             if not asked:
                 break
             for answers in ray.wait(list(asked), timeout=_SHOW_S)[0]:
@@ -303,8 +304,6 @@ class RayRunner(Executor):
             self.environments[key] = self.admit(facts)
         elif "ceilings" in facts and "ceilings" not in self.environments[key]:
             self.environments[key] = facts
-        if "ceilings" in self.environments[key]:
-            self._limited.add(key)
         self.start_up_s += start_up_s
         self.ceilings_s += ceilings_s
         place.environment, place.work, place.before = key, None, None
@@ -357,7 +356,9 @@ def _connected(address: str, folder: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
     given = {"include_dashboard": False} if address == "local" else {}
     sent = {"working_dir": folder}
-    host, _, port = (os.environ.get("RAY_ADDRESS") or address).rpartition(":")
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or address
+    host, _, port = address.rpartition(":")
     try:
         if port.isdecimal() and "/" not in host:  # Ray tries for two minutes, and then aborts
             socket.create_connection((host, int(port)), timeout=5).close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from attnbench.base.jsontext import checksum, dumps
 from attnbench.errors import UsageError
 from attnbench.execution.store import RECORDS, Run, RunWriter, environment_key, load_run
 from attnbench.planning.plan import Plan
-from attnbench.schema.record import Cell, Record
+from attnbench.schema.record import Record
 
 
 def shard_of(whole: Plan, number: int, count: int) -> dict[str, Any]:
@@ -55,13 +55,14 @@ def merge(
     own = ("run_id", "schema", "shard")
     first = {key: value for key, value in runs[0].info.items() if key not in own}
     main = environment_key(first["environment"])
+    known = (row for run in runs for row in run.info.get("implementations") or ())
     info = first | {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "options": {k: v for k, v in (first.get("options") or {}).items() if k not in _OWN},
         "environment": environments.pop(main),
         "environments": environments,
-        "implementations": _unique(runs, "implementations", lambda row: row["name"]),
-        "plan": _unique(runs, "plan", lambda row: Cell.from_json(row).key),
+        "implementations": [*{row["name"]: row for row in known}.values()],
+        "plan": [cell.to_json() for run in runs for cell in run.cells],
         "spent": dict(sum((Counter(run.info.get("spent")) for run in runs), Counter())),
         "merged": sources,
     }
@@ -72,11 +73,6 @@ def merge(
 
 
 _OWN = ("name", "output", "shard")  # options of one run alone
-
-
-def _unique(runs: list[Run], field: str, key: Callable[[Any], Any]) -> list[Any]:
-    """The rows that `run.json` of all runs has in a field, each once."""
-    return list({key(row): row for run in runs for row in run.info.get(field) or ()}.values())
 
 
 def _id(keys: Iterable[tuple[str, str]]) -> str:
@@ -90,17 +86,20 @@ def _check(runs: list[Run], *, partial: bool, mixed: bool) -> None:
         raise UsageError("merge takes two runs or more: attnbench merge RUN RUN …")
     owners: dict[Any, Run] = {}
     for run in runs:
-        if not run.info.get("plan"):
+        if not run.cells:
             raise UsageError(f"{run.path} has no plan; only what a sweep measured can be merged")
         facts, others = _facts(run, mixed=mixed), _facts(runs[0], mixed=mixed)
-        if differ := [f"{k} {others[k]} and {v}" for k, v in facts.items() if others[k] != v]:
+        if differ := [
+            f"{name} {others.get(name)} and {facts.get(name)}"
+            for name in others | facts
+            if others.get(name) != facts.get(name)
+        ]:
             hint = "" if mixed else "; --mixed merges versions that differ"
             raise UsageError(
                 f"{runs[0].path} and {run.path} are not of one experiment:"
                 f" {', '.join(differ)}{hint}"
             )
-        for row in run.info["plan"]:
-            cell = Cell.from_json(row)
+        for cell in run.cells:
             if other := owners.setdefault(cell.key, run) is not run and owners[cell.key]:
                 raise UsageError(
                     f"{cell.impl} on case {cell.case.case_id} is in both {other.path} and"
@@ -117,7 +116,7 @@ def _check(runs: list[Run], *, partial: bool, mixed: bool) -> None:
 
 def _facts(run: Run, *, mixed: bool) -> dict[str, Any]:
     """What must be the same in all runs: how they measured, and with what."""
-    settings = {k: v for k, v in run.info["settings"].items() if k != "files"}
+    settings = {k: v for k, v in (run.info.get("settings") or {}).items() if k != "files"}
     shard, here = run.info.get("shard") or {}, run.environments[""]
     facts = settings | {"shards": shard.get("count"), "the plan": shard.get("plan")}
     facts["the files of --impl"] = sorted((run.info.get("files") or {}).values())

@@ -25,7 +25,6 @@ from attnbench.execution.store import (
     load_info,
     load_run,
     runs_in,
-    unwritten,
     write_info,
 )
 from attnbench.planning.forecast import Forecast, fitting
@@ -178,7 +177,8 @@ def resume(
     """
     run = load_run(path)
     try:
-        cells = [Cell.from_json(row, unwritten(run.info)) for row in run.info["plan"]]
+        if not run.cells:
+            raise KeyError("plan")
         settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
         machines = _Machines(path, mixed=mixed, names=FINGERPRINT if ray is None else _ALIKE)
     except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
@@ -189,7 +189,7 @@ def resume(
     done = {(record.cell.key, record.process) for record in parts}
     # One that failed in any process has failed for good.
     over = {record.cell.key for record in parts if record.status != "ok"}
-    asked = [cell for cell in cells if cell.key not in over]
+    asked = [cell for cell in run.cells if cell.key not in over]
     processes = settings.processes
     missing = [c for c in asked if any((c.key, i) not in done for i in range(processes))]
     if again:
@@ -307,12 +307,14 @@ def _forecast(plan: Plan, runner: Executor, environment: Facts, output: Path) ->
     """What is known of how long cells take here, from earlier runs in the same folder."""
     forecast = Forecast((runner.settings.min_time_s, runner.settings.max_time_s))
     forecast.needs, forecast.free = runner.needs([c for job in plan.jobs for c in job.cells()])
+    earlier = [(load_info(path).get("environment") or {}, path) for path in runs_in(output)]
     name = environment.get("device_name")
-    earlier = [p for p in runs_in(output) if load_info(p)["environment"].get("device_name") == name]
-    for path in earlier[-_LEARNED_FROM:]:
+    alike = [path for known, path in earlier if known.get("device_name") == name]
+    for path in alike[-_LEARNED_FROM:]:
         with contextlib.suppress(StoreError):  # damaged: it is not what was asked about
             run = load_run(path)
-            timing = tuple(run.info["settings"][name] for name in ("min_time_s", "max_time_s"))
+            known = run.info.get("settings") or {}
+            timing = known.get("min_time_s", 0.1), known.get("max_time_s", 1.0)
             for part in run.parts:
                 forecast.learn(part, timing)
     return forecast

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,11 +31,13 @@ class Run:
     """A run as loaded: its folder, `run.json`, and one record a cell.
 
     `parts` are the records as written, one for each process that measured a cell (the latest
-    wins); `records` has them merged. `torn`: a kill left half a line, which was left out.
+    wins); `records` has them merged. `cells` are those of the plan. `torn`: a kill left half a
+    line, which was left out.
     """
 
     path: Path
     info: dict[str, Any]
+    cells: list[Cell] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     parts: list[Record] = field(default_factory=list)
     torn: bool = False
@@ -86,12 +88,11 @@ class Run:
     @property
     def unfinished(self) -> str:
         """What of the plan is missing, and how to go on; empty where all of it is measured."""
-        decided = sum(record.status in ("unsupported", "skipped") for record in self.records)
-        planned = len(self.info.get("plan") or ()) - decided
         processes: int = (self.info.get("settings") or {}).get("processes", 1)
         counts = Counter(part.cell.key for part in self.parts)
-        done = sum(r.status != "ok" or counts[r.cell.key] >= processes for r in self.records)
-        done -= decided
+        tried = [r for r in self.records if r.status not in ("unsupported", "skipped")]
+        planned = len(self.cells) - len(self.records) + len(tried)
+        done = sum(r.status != "ok" or counts[r.cell.key] >= processes for r in tried)
         facts = [f"only {done} of {planned} planned cells measured"] * (done < planned)
         facts += [f"the last line of {RECORDS} was cut off and is left out"] * self.torn
         again = f"go on with: attnbench sweep --resume {self.path}"
@@ -224,7 +225,14 @@ def load_run(path: Path) -> Run:
     info, file = load_info(path), path / RECORDS
     if "planned" in info:
         info["plan"] = _load_plan(path, info["planned"])
-    read, planned = _reader(info), _planned(info, path)
+    try:
+        own = [Cell.from_json(row, unwritten(info)) for row in info.get("plan") or ()]
+    except AttnbenchError as err:
+        raise StoreError(f"{path / INFO} has a damaged plan ({err!s:.200})") from err
+    planned = {cell.key for cell in own}
+    # One of the first schemas may have lines without checksum.
+    since = 0 if info["schema"] >= SCHEMA else SCHEMA
+    read = partial(Record.from_line, unwritten=unwritten(info), since=since)
     latest: dict[tuple[tuple[str, str], int], Record] = {}
     torn = False
     try:
@@ -248,8 +256,8 @@ def load_run(path: Path) -> Run:
     cells: dict[tuple[str, str], list[Record]] = {}
     for record in latest.values():
         cells.setdefault(record.cell.key, []).append(record)
-    records = [merged(parts) for parts in cells.values()]
-    return Run(path=path, info=info, records=records, parts=list(latest.values()), torn=torn)
+    records, parts = [merged(parts) for parts in cells.values()], list(latest.values())
+    return Run(path=path, info=info, cells=own, records=records, parts=parts, torn=torn)
 
 
 def _lines(file: Path) -> Iterator[bytes]:
@@ -259,21 +267,6 @@ def _lines(file: Path) -> Iterator[bytes]:
             if len(line) == files.LARGEST:
                 raise OSError(errno.EFBIG, f"a line of more than {files.LARGEST >> 20} MiB")
             yield line
-
-
-def _reader(info: dict[str, Any]) -> Callable[[bytes], Record]:
-    """What reads a line of this run: one of the first schemas may have lines without checksum."""
-    since = 0 if info["schema"] >= SCHEMA else SCHEMA
-    return partial(Record.from_line, unwritten=unwritten(info), since=since)
-
-
-def _planned(info: dict[str, Any], path: Path) -> set[tuple[str, str]] | None:
-    """What identifies the cells of the plan; None of a run that has none."""
-    try:
-        cells = [Cell.from_json(row, unwritten(info)) for row in info.get("plan") or ()]
-    except AttnbenchError as err:
-        raise StoreError(f"{path / INFO} has a damaged plan ({err!s:.200})") from err
-    return {cell.key for cell in cells} or None
 
 
 # What changes from moment to moment on the same machine.
@@ -296,6 +289,8 @@ def unwritten(info: dict[str, Any]) -> dict[str, Any]:
 class _Settings(msgspec.Struct):
     processes: int = 1
     files: list[str] = []
+    min_time_s: float = 0.1
+    max_time_s: float = 1.0
 
 
 class _Planned(msgspec.Struct):
