@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from attnbench.analysis.compare.same import same_machine
 from attnbench.analysis.compare.sources import of_run
 from attnbench.analysis.table import compared
+from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RECORDS, Run, load_info, load_run, write_info
+from attnbench.schema.record import Cell, Record
 from tests.conftest import Cli, Refused, exported
 
 pytestmark = pytest.mark.usefixtures("imagined_worker")
@@ -61,6 +64,26 @@ def test_with_mixed_the_records_name_the_machine_they_are_from(mixed: Run) -> No
     assert "ceilings" in mixed.environments[key]
     names = {row["device_name"] for row in exported(mixed.path)}
     assert names == {"another CPU", mixed.environments[key]["device_name"]}
+
+
+@pytest.mark.parametrize("known", ["another CPU", None])
+def test_what_ran_out_of_memory_elsewhere_implies_nothing_here(
+    cli: Cli, elsewhere: Path, known: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = load_run(elsewhere).records
+    lost = replace(first, status="oom", reason="it", samples=())
+    (elsewhere / RECORDS).write_text("".join(r.to_line() + "\n" for r in (lost, *others)))
+    if known:
+        changed(elsewhere, device_name=known)
+    implied: list[Cell] = []
+
+    def run(runner: LocalRunner, jobs: object) -> list[Record]:
+        implied.extend(runner.pruning.oom)
+        return []
+
+    monkeypatch.setattr(LocalRunner, "run", run)
+    cli("sweep", "--resume", elsewhere, "--mixed")
+    assert implied == ([] if known else [first.cell])
 
 
 def test_resumed_again_a_machine_keeps_its_key(cli: Cli, mixed: Run) -> None:

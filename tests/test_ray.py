@@ -209,7 +209,7 @@ def test_an_address_that_is_given_stands_before_that_of_the_environment(
         asked.append(address)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(cluster_module.socket, "create_connection", create_connection)
+    monkeypatch.setattr("socket.create_connection", create_connection)
     monkeypatch.setenv("RAY_ADDRESS", "there:2")
     for address in ("here:1", "auto"):
         with pytest.raises(UsageError, match="no Ray cluster"):

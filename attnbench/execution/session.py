@@ -205,15 +205,16 @@ def resume(
             catalogue = _catalogue(runner, listener)
             named((cell.impl for cell in missing), catalogue)  # raises where one is gone
             plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
-            runner.pruning.oom += [part.cell for part in parts if part.status == "oom"]
+            here = machines.like(catalogue.environment)  # others may have more memory
+            out = (part for part in parts if part.status == "oom" and part.environment == here)
+            runner.pruning.oom += [part.cell for part in out]
         forecast = None
         if dry_run or max_total_time_s:
             forecast = _forecast(plan, runner, machines.environments[""], path.parent)
         listener.planned(plan, None if dry_run else path, forecast)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
-                limit_s = max_total_time_s
-                _measure(plan, runner, writer, listener, machines, forecast, limit_s)
+                _measure(plan, runner, writer, listener, machines, forecast, max_total_time_s)
     return path
 
 
@@ -240,10 +241,11 @@ class _Machines:
                 f"this is not where the run began: {'; '.join(lines)} (--resume); start a new run,"
                 " or measure the rest here with --mixed: the table then names both"
             )
-        known = self.environments.get(self._key(facts), {})
+        known = self.environments.get(self.like(facts), {})
         return facts | ({"ceilings": known["ceilings"]} if "ceilings" in known else {})
 
-    def _key(self, facts: Facts) -> str:
+    def like(self, facts: Facts) -> str:
+        """Under what `run.json` has a machine like this one, or would have it."""
         names = (*FINGERPRINT, "node", "device_index")
         alike = (k for k, v in self.environments.items() if not _differences(v, facts, names))
         return next(alike, environment_key(facts))
@@ -251,7 +253,7 @@ class _Machines:
     def key(self, own: str, facts: Facts) -> str:
         """Under what `run.json` has the facts that an executor has as `own`, from now on."""
         if own not in self._keys:
-            self._keys[own] = self._key(facts)
+            self._keys[own] = self.like(facts)
         known = self.environments.get(key := self._keys[own], {})
         if not facts.keys() <= known.keys():
             self.environments[key] = facts | known
