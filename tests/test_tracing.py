@@ -13,6 +13,7 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
+from attnbench.base.files import digest
 from attnbench.base.sample import Batch, Sample
 from attnbench.execution.process import Settings
 from attnbench.execution.profiling import NotProfiledError, commands, with_share
@@ -372,7 +373,8 @@ def test_a_cell_of_a_run_is_profiled_with_its_file_and_a_second_name_in_its_case
 @pytest.fixture
 def run_of_two():
     def make(folder):
-        info = {"settings": {"files": [str(folder / "own.py")]}}
+        own = folder / "own.py"
+        info = {"settings": {"files": [str(own)]}, "files": {str(own): digest(own)}}
         sample = Sample(time_us=5.0, e2e_us=5.0, round=0, position=0, calls=1)
         with RunWriter.create(folder, "run", info) as writer:
             for n in (32, 16):
