@@ -16,13 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
 import psutil
 
 from attnbench.errors import AttnbenchError, UsageError, WorkerError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import Executor, Limits, LocalRunner
-from attnbench.execution.store import environment_key
 from attnbench.machine.host import affinity
 from attnbench.planning.plan import Job, jobs_of
 from attnbench.schema.messages import Catalogue
@@ -51,26 +49,21 @@ class _Slot:
         with contextlib.suppress(OSError):  # Ray's processes yield to all others
             os.setpriority(os.PRIO_PROCESS, 0, 0)
         files = tuple(str(Path(file).resolve()) for file in settings.files)  # as they were sent
-        self.runner = LocalRunner(replace(settings, files=files))
+        place: Facts = {"node": node, "nice": os.getpriority(os.PRIO_PROCESS, 0)}
+        if settings.device == "cuda":
+            place["device_index"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.runner, self.size = LocalRunner(replace(settings, files=files), place=place), size
         self.runner.start()
-        self.node, self.size = node, size
 
-    def catalogue(self) -> tuple[Catalogue, tuple[tuple[str, ...], ...], list[str]]:
-        found = self.runner.catalogue()
-        facts = found.environment | {"node": self.node, "nice": os.getpriority(os.PRIO_PROCESS, 0)}
-        if found.device == "cuda":
-            facts["device_index"] = os.environ.get("CUDA_VISIBLE_DEVICES")
-        self.runner.environments = {environment_key(facts): facts}
-        found = msgspec.structs.replace(found, environment=facts)
-        return found, self.runner.own, self.runner.warnings
-
-    def ask(self, question: str, cells: list[Cell]) -> Any:
-        return getattr(self.runner, question)(cells)
+    def ask(self, question: str, *args: Any) -> tuple[Any, tuple[tuple[str, ...], ...], list[str]]:
+        """What the runner answers, and then knows of the user's files."""
+        answer = getattr(self.runner, question)(*args)
+        return answer, self.runner.own, self.runner.warnings
 
     def open(self, place: int) -> Iterator[Known]:
         """Keep to CPUs that are of this place alone, where there are enough."""
         if not self.runner.environments:
-            self.catalogue()  # of the whole node
+            self.runner.catalogue()  # of the whole node
         self.runner.close()
         cpus = (affinity() or [])[place * self.size :][: self.size]
         if self.runner.settings.device == "cpu" and len(cpus) == self.size:
@@ -160,29 +153,29 @@ class RayRunner(Executor):
 
     def catalogue(self) -> Catalogue:
         """As `Executor.catalogue`, of the first node."""
-        found: Catalogue
-        found, self.own, warnings = self._ask("catalogue")
-        self.warnings = [*self._unsent, *warnings]
+        found: Catalogue = self._ask("catalogue")
         return found
 
     def reasons(self, cells: Iterable[Cell]) -> dict[Key, str | None]:
         """As `Executor.reasons`, on the first node; some node must have as many CPUs."""
         asked = list(cells)
         self._devices(max(cell.case.threads for cell in asked))
-        found: dict[Key, str | None] = self._ask("ask", "reasons", asked)
+        found: dict[Key, str | None] = self._ask("reasons", asked)
         return found
 
     def needs(self, cells: Iterable[Cell]) -> tuple[dict[Key, int | None], int | None]:
         """As `Executor.needs`, on the first node."""
-        found: tuple[dict[Key, int | None], int | None] = self._ask("ask", "needs", list(cells))
+        found: tuple[dict[Key, int | None], int | None] = self._ask("needs", list(cells))
         return found
 
     def _ask(self, question: str, *args: Any) -> Any:
         self.start()
         assert self._planner is not None, "it was just started"
         try:
-            asked = getattr(self._planner.actor, question).remote(*args)
-            return self._ray.get(asked, timeout=_PATIENCE_S)
+            asked = self._planner.actor.ask.remote(question, *args)
+            answer, self.own, warnings = self._ray.get(asked, timeout=_PATIENCE_S)
+            self.warnings = [*self._unsent, *warnings]
+            return answer
         except self._ray.exceptions.RayError as err:
             why = getattr(err, "cause", None) or err
             kind = UsageError if isinstance(why, UsageError) else WorkerError

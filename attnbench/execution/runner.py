@@ -6,7 +6,7 @@ import abc
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -91,12 +91,18 @@ class Executor(abc.ABC):
 class LocalRunner(Executor):
     """Runs groups in worker processes on this machine.
 
-    `watch(case, impl, stage)` is called with what the worker is at, a few times a second.
+    `watch(case, impl, stage)` is called with what the worker is at, a few times a second. `place`
+    are facts that name the machine among others.
     """
 
-    def __init__(self, settings: Settings, watch: Watch = lambda case, impl, stage: None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        watch: Watch = lambda case, impl, stage: None,
+        place: Mapping[str, Any] = {},
+    ) -> None:
         super().__init__(settings)
-        self.watch = watch
+        self.watch, self._place = watch, place
         self._device = settings.device
         self._idle: Worker | None = None
         self._kernels: dict[tuple[str, str], dict[str, Any]] = {}  # as profiled, by the cell's key
@@ -128,7 +134,7 @@ class LocalRunner(Executor):
         self._device = catalogue.device
         if reason := catalogue.devices.get(self._device):
             raise UsageError(reason)
-        facts = catalogue.environment | {"attnbench": __version__}
+        facts = catalogue.environment | {"attnbench": __version__, **self._place}
         self.environments = {environment_key(facts): self.admit(facts)}
         return msgspec.structs.replace(catalogue, environment=facts)
 
@@ -185,7 +191,12 @@ class LocalRunner(Executor):
             self.close()  # the next job gets a fresh process
             for here, facts in self.environments.items():
                 if self.limits and "ceilings" not in facts:  # they could wait for the first times
-                    self.environments[here] = facts | {"ceilings": self._ceilings(*self.limits)}
+                    dtypes, counts = self.limits
+                    begin = time.perf_counter()
+                    found = {str(threads): self.ceilings(dtypes, threads) for threads in counts}
+                    self.environments[here] = facts | {"ceilings": found}
+                    self.ceilings_s += time.perf_counter() - begin
+                    self.close()
 
     def check(self, items: Sequence[messages.CheckItem]) -> Iterator[tuple[int, ItemChecked]]:
         """Check items of the battery; yield each index with its result."""
@@ -217,14 +228,6 @@ class LocalRunner(Executor):
         """What the device can do at most, as measured now; see `ceilings.measure_ceilings`."""
         asked = messages.MeasureCeilings(self._device, tuple(dtypes), threads)
         return self._ask(asked, messages.Facts).facts
-
-    def _ceilings(self, dtypes: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
-        """The ceilings by number of threads."""
-        begin = time.perf_counter()
-        found = {str(threads): self.ceilings(dtypes, threads) for threads in counts}
-        self.ceilings_s += time.perf_counter() - begin
-        self.close()
-        return found
 
     def diagnose(self, began: Callable[[str], None] = lambda test: None) -> dict[str, Any]:
         """Facts of the machine and the self-tests of measuring on it; see `worker.diagnosis`.
@@ -290,17 +293,16 @@ class LocalRunner(Executor):
         oom = tuple(cell for cell in self.pruning.oom if cell.impl in impls_left)
         return Measure(groups=tuple(groups), oom=oom, **settings)
 
-    def _ask(self, request: messages.Request, kind: type[E]) -> E:
+    def _ask(self, request: messages.Request, kind: type[E], *, again: bool = True) -> E:
         try:
-            return self._asked(request, kind)
+            worker = self.worker()
+            worker.send(request)
+            return self._answer(worker, self._wait(worker), kind)
         except EndedEarlyError:  # somebody may have killed it
-            self.renew()
-            return self._asked(request, kind)
-
-    def _asked(self, request: messages.Request, kind: type[E]) -> E:
-        worker = self.worker()
-        worker.send(request)
-        return self._answer(worker, self._wait(worker), kind)
+            if not again:
+                raise
+        self.renew()
+        return self._ask(request, kind, again=False)
 
     def _answer(self, worker: Worker, event: messages.Event, kind: type[E]) -> E:
         """The event as of this kind, after which the worker is done."""
