@@ -115,8 +115,12 @@ class TestMerged:
         names = shards(cli, tmp_path, 2)
         file = tmp_path / names[1] / RECORDS
         file.write_text(file.read_text().splitlines(keepends=True)[0])
+        synthetic.edit(
+            file.with_name(INFO), lambda info: info["environment"].pop("ceilings") and info
+        )
         result = cli("merge", *names, "--output", tmp_path, "--name", "all")
         assert "planned cells measured" in result.stdout.replace("\n", " ")
+        assert "ceilings" in load_run(tmp_path / "all").info["environment"]
         assert cli("sweep", "--resume", tmp_path / "all").exit_code == 0
         assert not load_run(tmp_path / "all").unfinished
 

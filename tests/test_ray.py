@@ -293,13 +293,19 @@ NAMES = {
 GROUPS = [((Case(seq_len=n), ("naive", "sdpa")),) for n in (16, 32, 64, 128)]
 
 
-def run_on_fake(behaviour: Any, **given: Any) -> tuple[list[Record], Ray, list[str]]:
+def run_on_fake(
+    behaviour: Any, planned_on: str = "", **given: Any
+) -> tuple[list[Record], Ray, list[str]]:
     warnings: list[str] = []
     listener = Listener()
     listener.warned = warnings.append  # type: ignore[method-assign,assignment]
     runner = RayRunner(Settings(processes=2), "auto", listener)
     runner._there, runner._ray = Settings(device="cpu"), Ray(behaviour)
     vars(runner).update(given)
+    if planned_on:
+        runner._ray.names = planned_on
+        runner.start()
+        runner._ray.names = "ab"
     jobs = [Job(groups=tuple(GROUPS), process=process) for process in (0, 1)]
     return list(runner.run(jobs)), runner._ray, warnings
 
@@ -343,6 +349,13 @@ def test_a_node_that_joins_later_takes_its_part(monkeypatch: pytest.MonkeyPatch)
     records, _, _ = run_on_fake(lambda *_: None)
     assert len({(*r.cell.key, r.process) for r in records}) == len(records) == 16
     assert {r.environment for r in records} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_what_planned_is_the_slot_of_its_own_device_whatever_joins_meanwhile(first: str) -> None:
+    records, found, _ = run_on_fake(lambda *_: None, planned_on=first)
+    assert sorted(actor.node for actor in found.actors) == ["a", "b"]
+    assert {r.environment for r in records} == {"a", "b"}
 
 
 def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_no_other() -> None:

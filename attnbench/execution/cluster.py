@@ -194,13 +194,15 @@ class RayRunner(Executor):
         groups = (replace(job, groups=(group,)) for job in jobs for group in job.groups)
         stream = (_Work({c.key: c for c in job.cells()}, job.process) for job in groups)
         self._devices(size)  # raises where there are none
-        if self._planner is not None and size > 1:
-            ray.kill(self._planner.actor)
-            self._planner = None
+        planner, self._planner = self._planner, None
+        if planner is not None and size > 1:
+            ray.kill(planner.actor)
+            planner = None
+            self._opened.clear()
         self._places, asked, idle = [], dict[Any, _Place](), list[_Place]()
         lost: Exception | None = None
         while True:
-            for place in self._joined(size):
+            for place in filter(None, (planner, *self._joined(size))):
                 self._places.append(place)
                 asked[place.actor.open.remote(place.number)] = place
             for place in list(idle):
@@ -213,6 +215,7 @@ class RayRunner(Executor):
                     asked[place.actor.begin.remote(job, None if known else self.limits)] = place
             if not asked:
                 break
+            planner = None
             for answers in ray.wait(list(asked), timeout=_SHOW_S)[0]:
                 place = asked[answers]
                 try:
@@ -259,15 +262,14 @@ class RayRunner(Executor):
         self._looked = time.monotonic()
         with contextlib.suppress(UsageError):  # none is left, for now
             for node, number in self._devices(size):
-                if (device := (node["NodeID"], number)) not in self._opened:
-                    self._opened.add(device)
-                    planner, self._planner = self._planner, None
-                    yield planner or self._open(node, number, size)
+                if (node["NodeID"], number) not in self._opened:
+                    yield self._open(node, number, size)
 
     def _open(self, node: Facts, number: int, size: int) -> _Place:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         place = _Place(node, number)
+        self._opened.add((node["NodeID"], number))
         actor = self._ray.remote(_Slot).options(
             num_cpus=size,
             num_gpus=int(self._there.device == "cuda"),

@@ -45,7 +45,8 @@ def merge(
     sources, records = [], list[Record]()
     for run in runs:
         keys = {key: environment_key(facts) for key, facts in run.environments.items()}
-        environments |= {keys[key]: facts for key, facts in run.environments.items()}
+        for key, facts in run.environments.items():  # an unfinished one may lack ceilings
+            environments[keys[key]] = environments.get(keys[key], {}) | facts
         records += [replace(part, environment=keys[part.environment]) for part in run.parts]
         sources.append(
             {key: run.info.get(key) for key in ("run_id", "created", "attnbench", "commit")}
@@ -54,7 +55,7 @@ def merge(
         )
     own = ("run_id", "schema", "shard")
     first = {key: value for key, value in runs[0].info.items() if key not in own}
-    main = environment_key(first["environment"])
+    main = environment_key(runs[0].environments[""])
     known = (row for run in runs for row in run.info.get("implementations") or ())
     info = first | {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
