@@ -218,17 +218,6 @@ def test_no_text_of_a_run_steers_a_terminal_or_hides_in_a_table(
     assert str(load_run(path).records[1].reason).endswith("\\u001b, 3 µs")  # what is harmless stays
 
 
-def test_what_a_process_said_last_steers_no_terminal(
-    cli: Cli, assert_refused: Refused, tmp_path: Path
-) -> None:
-    source = (
-        "import os, sys; sys.stderr.write('\\x1b[31m\\u202eends'); sys.stderr.flush(); os._exit(7)"
-    )
-    (tmp_path / "ends.py").write_text(source)
-    result = cli("list", "--impl", tmp_path / "ends.py")
-    assert_refused(result, "\ufffd[31m\ufffdends", exit_code=4)
-
-
 @pytest.mark.parametrize(
     ("verdicts", "says"),
     [("ok", ""), ("regressed", "states other verdicts than its raw data: edited")],

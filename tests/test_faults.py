@@ -397,13 +397,14 @@ def test_records_of_a_run_that_was_removed_are_not_taken_for_stored(tmp_path: Pa
             writer.append(synthetic.ok(Case(seq_len=16), "naive"))
 
 
-def test_a_file_that_ends_the_worker_is_one_line_with_its_last_words(
+def test_a_file_that_ends_the_worker_is_one_line_with_its_last_words_which_steer_no_terminal(
     cli: Cli, assert_refused: Refused, tmp_path: Path
 ) -> None:
-    source = "import os, sys; print('out of ideas', file=sys.stderr, flush=True); os._exit(7)"
+    words = "'\\x1b[31m\\u202eout of ideas'"
+    source = f"import os, sys; print({words}, file=sys.stderr, flush=True); os._exit(7)"
     (tmp_path / "ends.py").write_text(source)
     result = cli("list", "--impl", tmp_path / "ends.py")
-    assert_refused(result, "exit code 7", "out of ideas", exit_code=4)
+    assert_refused(result, "exit code 7", "\ufffd[31m\ufffdout of ideas", exit_code=4)
 
 
 @pytest.mark.usefixtures("imagined_worker")

@@ -261,21 +261,20 @@ def swept(folder: Any, name: str, *args: object) -> dict[tuple[str, int], Record
 
 
 def test_larger_cells_than_one_that_ran_out_are_skipped_unless_they_are_to_be_tried(tmp_path):
-    sizes = ("--impls", "hungry,naive", "--seq-lens", "16..256")
+    sizes = ("--impls", "hungry,naive", "--seq-lens", "32..128")
     rows = swept(tmp_path, "pruned", *sizes, "--processes", "1")
-    assert [rows["hungry", n].status for n in (16, 32)] == ["ok"] * 2
+    assert rows["hungry", 32].status == "ok"
     assert (rows["hungry", 64].status, rows["hungry", 64].reason) == (
         "oom", "check: asked for 1.0 GiB",
     )  # fmt: skip
-    for n in (128, 256):
-        assert rows["hungry", n].status == "skipped"
-        assert rows["hungry", n].reason == "n=64 ran out of memory (--no-prune tries it)"
-    assert {rows["naive", n].status for n in (16, 32, 64, 128, 256)} == {"ok"}
+    assert rows["hungry", 128].status == "skipped"
+    assert rows["hungry", 128].reason == "n=64 ran out of memory (--no-prune tries it)"
+    assert {rows["naive", n].status for n in (32, 64, 128)} == {"ok"}
     kept = json.loads((tmp_path / "results/pruned/run.json").read_text())["settings"]
     assert (kept["memory_limit"], kept["prune"]) == ("1GiB", True)
-    rows = swept(tmp_path, "all", *sizes, "--no-prune")
-    assert [rows["hungry", n].status for n in (64, 128, 256)] == ["oom"] * 3
-    assert rows["hungry", 256].reason == "check: asked for 4.0 GiB"
+    rows = swept(tmp_path, "all", *sizes, "--impls", "hungry", "--no-prune")
+    assert [rows["hungry", n].status for n in (64, 128)] == ["oom"] * 2
+    assert rows["hungry", 128].reason == "check: asked for 2.0 GiB"
 
 
 def test_what_someone_keeps_is_not_missing_in_the_groups_after_it(tmp_path):
