@@ -161,10 +161,6 @@ def _batches_us(record: Record) -> list[list[float]]:
     return [list(sample.blocks_us or (sample.time_us,)) for sample in record.kept]
 
 
-def _calls(record: Record) -> int | None:
-    return sum(sample.calls * (len(sample.blocks_us) or 1) for sample in record.kept) or None
-
-
 column("run_id", "text", "", "name of the run", lambda row: row.run.run_id)
 _of_record("case_id", "text", "", "hash of the case", lambda r: r.cell.case.case_id)
 case("workload", "text", "", "attention, layer, decode or recurrent")
@@ -306,7 +302,10 @@ metric(
 )  # fmt: skip
 metric("memory_predicted_miss", "float", "", "workspace / predicted − 1; 0 where both are 0")
 metric("sdpa_backend", "text", "", "backend that scaled_dot_product_attention took")
-_of_record("calls", "int", "", "timed calls over all samples", _calls)
+_of_record(
+    "calls", "int", "", "timed calls over all samples",
+    lambda r: sum(sample.calls * (len(sample.blocks_us) or 1) for sample in r.kept) or None,
+)  # fmt: skip
 _of_record(
     "spent_s", "float", "s", "wall time of the cell, all stages",
     lambda r: sum(r.spent_s.values()) or None,

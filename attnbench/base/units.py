@@ -239,6 +239,17 @@ def parse_names(text: str, flag: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def parse_positive(text: str, flag: str) -> float:
+    """Read a finite number above 0.
+
+    Raises:
+        UsageError: something else.
+    """
+    if not (value := _number(text.strip())):
+        raise UsageError(f"{flag} takes a number above 0, not {text[:40]!r}")
+    return value
+
+
 def parse_share(text: str, flag: str) -> float:
     """Read `10%`, `10 %` or `0.1` as 0.1.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import shutil
 import sys
@@ -21,6 +20,7 @@ from attnbench.base.units import (
     glued,
     parse_duration,
     parse_names,
+    parse_positive,
     parse_shard,
     parse_share,
     parse_sizes,
@@ -101,21 +101,6 @@ class _Path(click.Path):
         return super().convert(value, param, ctx)
 
 
-class _Positive(ParamType):
-    """A number above 0; `nan` and `inf` parse as floats, but bound nothing and are no JSON."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not 0 < number < math.inf:
-            self.fail(f"{value!r} is not a number above 0.", param, ctx)
-        return number
-
-
 def _parse_device(text: str, flag: str) -> str:
     known = ("auto", "cpu", "cuda")
     if text not in known:
@@ -125,7 +110,7 @@ def _parse_device(text: str, flag: str) -> str:
 
 
 PATH = _Path(path_type=Path)
-POSITIVE = _Positive()
+POSITIVE = _Parsed("number", parse_positive)
 DEVICE = _Parsed("[auto|cpu|cuda]", _parse_device)
 SIZES = _Parsed("sizes", parse_sizes)
 NAMES = _Parsed("names", parse_names)

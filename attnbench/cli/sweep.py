@@ -253,15 +253,8 @@ def _print_summary(run: Run) -> None:
     device, how = measured_on(run, frame)
     if how:
         say(f"{device}: {how}")
-    for sentence in filter(
-        None,
-        (
-            run.unfinished,
-            models_sentence(frame),
-            suspect_sentence(frame),
-            doubt_sentence(run, frame),
-        ),
-    ):
+    doubts = suspect_sentence(frame), doubt_sentence(run, frame)
+    for sentence in filter(None, (run.unfinished, models_sentence(frame), *doubts)):
         say(sentence)
     failed = failures(frame).to_dict("records")
     if failed:

@@ -70,10 +70,6 @@ def _put_methods(wanted: dict[str, Any]) -> None:
             setattr(torch.Tensor, name, value)
 
 
-def _flushes() -> bool:
-    return sys.float_info.min / 2 == 0.0
-
-
 def _modes(name: str, length: Callable[[], int], pop: Callable[[], Any]) -> _Setting:
     """How many modes are entered; those that nobody left are taken off."""
 
@@ -162,7 +158,9 @@ _WATCHED: list[_Setting] = [
     # There is no way back from outside.
     _Setting("inference mode", torch.is_inference_mode_enabled, lambda wanted: None),
     _Setting("autograd's anomaly mode", torch.is_anomaly_enabled, autograd.set_detect_anomaly),
-    _Setting("the flushing of denormals", _flushes, torch.set_flush_denormal),
+    _Setting(
+        "the flushing of denormals", lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal
+    ),
     _attributes("functions of torch", torch, *_OF_TORCH),
     _attributes("functions of torch.nn.functional", functional, *_OF_F),
     _Setting("methods of torch.Tensor", lambda: dict(vars(torch.Tensor)), _put_methods),

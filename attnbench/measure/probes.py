@@ -71,7 +71,9 @@ def profile_call(call: Callable[[], Any], device: str) -> Profiled:
     with collector_off(), profile(use_kineto=True, profile_memory=True) as session:
         result = call()
     tree = tree_of(session)
-    own = _ops_with_a_cpu_kernel()
+    # Of more than a composition of others an overload is registered for CPU itself.
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
+    own = {name.partition(".")[0] for name in registered}  # aten::mul.Tensor; events say aten::mul
     kernels = [name for root in tree for name in _cpu_kernels(root, own)]
     return Profiled(
         result=result,
@@ -249,12 +251,6 @@ def is_op(event: Any) -> bool:
     """Of the events that torch records as ops, those of the dispatcher: `aten::bmm`."""
     named = event.tag.name == "TorchOp" and "::" in event.name
     return named and not event.name.startswith("autograd::")
-
-
-def _ops_with_a_cpu_kernel() -> set[str]:
-    """Ops that are more than a composition of others: an overload is registered for CPU itself."""
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
-    return {name.partition(".")[0] for name in registered}  # aten::mul.Tensor; events say aten::mul
 
 
 def _cpu_kernels(event: Any, own: set[str]) -> list[str]:

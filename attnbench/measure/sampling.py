@@ -220,7 +220,9 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
             raise UnmeasurableError(f"faster than the clock can see: {calls} calls take no time")
         target.warm_s = now - begin
         share = WARM_SHARE if target.compile_s == 0 else 1.0
-        if _agree(windows) or (target.warm_s >= share * rule.max_time_s and windows):
+        times = [each_us for each_us, _ in windows]
+        agree = len(times) == _WINDOWS and max(times) <= (1 + _AGREE) * min(times)
+        if agree or (target.warm_s >= share * rule.max_time_s and windows):
             break
         if not long_enough:
             # As many calls as make the next window long enough, by what was just seen. Where the
@@ -231,8 +233,3 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
     # The fastest window: in a slow one others were at work, and batches would come out too short.
     target.each_us, target.wall_us = min(windows)
     target.calls = max(1, math.ceil(least_us / target.each_us))
-
-
-def _agree(windows: deque[tuple[float, float]]) -> bool:
-    times = [each_us for each_us, _ in windows]
-    return len(times) == _WINDOWS and max(times) <= (1 + _AGREE) * min(times)

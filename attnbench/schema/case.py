@@ -68,7 +68,7 @@ class Case:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name, source in _FOLLOWS.items():
+        for name, source in FOLLOWS.items():
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, getattr(self, source))
         for kind, value, choices, flag in (
@@ -116,7 +116,7 @@ class Case:
 
     def _differing(self) -> dict[str, Any]:
         plain = self.to_json()
-        default = _DEFAULTS | {name: plain[source] for name, source in _FOLLOWS.items()}
+        default = _DEFAULTS | {name: plain[source] for name, source in FOLLOWS.items()}
         return {name: value for name, value in plain.items() if value != default[name]}
 
     def to_json(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ _DEFAULTS: dict[str, Any] = {item.name.rstrip("_"): item.default for item in fie
     "mask": FULL.text,
     "position": NONE.text,
 }
-_FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
+FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
 _SIZES = (
     "batch heads kv_heads seq_len kv_len head_dim value_dim width new_tokens query_tokens layers"
     " threads"

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from attnbench.schema.case import FOLLOWS
 from attnbench.schema.record import Cell
 
-# The sizes that memory grows with, as people write them, and those that they follow.
+# The sizes that memory grows with, as people write them.
 _AXES = {
     "batch": "B", "heads": "H", "kv_heads": "G", "seq_len": "n", "kv_len": "S", "head_dim": "D",
     "value_dim": "V", "width": "E", "layers": "layers", "new_tokens": "new tokens",
 }  # fmt: skip
-_FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
 
 
 class Pruning:
@@ -32,7 +32,7 @@ class Pruning:
             less = {n: getattr(case, n) for n, size in own.items() if getattr(case, n) != size}
             smaller = all((size or 0) < (own[name] or 0) for name, size in less.items())
             if less and smaller and replace(case, **own) == cell.case:
-                told = [n for n in less if _FOLLOWS.get(n) not in less]
+                told = [n for n in less if FOLLOWS.get(n) not in less]
                 sizes = ", ".join(f"{_AXES[name]}={less[name]}" for name in told)
                 return f"{sizes} ran out of memory (--no-prune tries it)"
         return None

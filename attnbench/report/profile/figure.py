@@ -17,7 +17,7 @@ from attnbench.base.files import emptied
 from attnbench.report import axes, figures
 from attnbench.report.figures import INK, QUIET, FigureKind, Plot
 from attnbench.report.profile import one, texts
-from attnbench.schema.profile import Live, Memory, Profile
+from attnbench.schema.profile import Live, Profile
 
 MOST_BARS = 8  # of single ops
 LONGEST = 38  # letters of the name of an op
@@ -78,7 +78,9 @@ def waterfall(found: Difference) -> Figure:
     at_us = found.a.time.median_us
     edges = [at_us]
     for y, change in enumerate(changes, start=1):
-        ax.barh(y, change.delta_us, left=at_us, height=0.66, color=_colour(change), zorder=2)
+        signed = GREW if change.delta_us > 0 else SHRANK
+        colour = REST if change.what in (*TOGETHER, "other work") else signed
+        ax.barh(y, change.delta_us, left=at_us, height=0.66, color=colour, zorder=2)
         at_us += change.delta_us
         edges.append(at_us)
         ax.vlines(at_us, y + 0.33, y + 0.67, color=QUIET, linewidth=0.7, zorder=1.5)
@@ -106,12 +108,6 @@ def waterfall(found: Difference) -> Figure:
 def _words(of: Change) -> str:
     differs = of.what not in TOGETHER and of.a_count != of.b_count
     return texts.change(of.delta_us) + f"   {texts.calls(of)} calls" * differs
-
-
-def _colour(change: Change) -> str:
-    if change.what in (*TOGETHER, "other work"):
-        return REST
-    return GREW if change.delta_us > 0 else SHRANK
 
 
 def _rows(ax: Axes, names: Sequence[str], words: Sequence[str], bold: Sequence[int] = ()) -> None:
@@ -169,7 +165,8 @@ def memory(profiles: Sequence[Profile]) -> Figure:
     """Live bytes over one call, a panel for each profile, on one axis of bytes."""
     subject = texts.case(profiles[0])
     figure, found = figures.panels(len(profiles), 2.9, MEMORY.title, subject)
-    top = max(max(_peaks(profile.memory)) for profile in profiles)
+    each = [(p.memory.peak_bytes, texts.predicted_peak(p.memory)) for p in profiles]
+    top = float(max(1, *(value for peaks in each for value in peaks if value is not None)))
     for ax, profile in zip(found, profiles, strict=True):
         points = thinned(profile.memory.timeline)
         times, live = [0.0, *(p.t_us for p in points)], [0, *(p.live_bytes for p in points)]
@@ -193,11 +190,6 @@ def memory(profiles: Sequence[Profile]) -> Figure:
         ax.yaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(top / 5))))
         _time_axis(ax)
     return figure
-
-
-def _peaks(memory: Memory) -> tuple[float, ...]:
-    known = (memory.peak_bytes, texts.predicted_peak(memory), 1)
-    return tuple(float(value) for value in known if value is not None)
 
 
 def thinned(points: Sequence[Live], most: int = MOST_POINTS) -> list[Live]:
