@@ -21,9 +21,11 @@ from attnbench.cli.options import (
     NAMES,
     POSITIVE,
     SHARE,
+    Rows,
     axes_options,
     given,
     impl_files,
+    options_of,
     output_option,
     say,
     seed_option,
@@ -41,83 +43,44 @@ if TYPE_CHECKING:
 _WITH_REPLAY = ("replay", "output", "name", "advisory", "quiet")
 # What the table of pyproject.toml may hold beside the axes.
 _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "device")
+_GATE: Rows = (
+    ("--base", {"metavar": "REF"},
+     "A branch, tag or commit to compare with [where HEAD left the default branch]."),
+    ("--python pythons", {"multiple": True, "metavar": "PATH"},
+     "Compare two environments: the interpreter (or folder) of the base's, then of the"
+     " candidate's. Each needs torch ≥ 2.4 and Python ≥ 3.11. Repeatable."),
+    ("--env requirements", {"multiple": True, "metavar": "NAME=FILE"},
+     "As --python, of an environment that pip builds from requirements, and keeps. Repeatable."),
+    ("--bisect", {"is_flag": True},
+     "Of more than two environments, oldest first: which is the first that is slower?"),
+    impl_files("A file of the repository whose implementations are watched."),
+    axes_options(seq_lens="128..1024"),
+    ("--threshold", {"metavar": "SHARE", "type": SHARE},
+     "The slowdown to be found; less than a third of it is never called one [10% on a CPU, 5% on"
+     " a GPU]."),
+    ("--budget budget_s", {"metavar": "TIME", "type": DURATION},
+     "Wall time, such as 90s or 5m, after which no round begins; what is open then is"
+     " inconclusive [5m]."),
+    ("--growth", {"metavar": "SHARE", "type": SHARE},
+     "How far counted FLOPs and memory may grow [1%]."),
+    threads_option("1, the steadiest; on a GPU torch's default"),
+    ("--device", {"type": DEVICE, "metavar": DEVICE.name},
+     "Where to run; auto takes a GPU where there is one [auto]."),
+    ("--timeout", {"type": POSITIVE, "default": 120.0, "show_default": True},
+     "Seconds without a heartbeat after which a process is given up."),
+    ("--replay", {"metavar": "FILE"},
+     "Decide again from the raw data of a gate.json, a folder, a name or `latest`."),
+    seed_option,
+    output_option,
+    ("--name", {}, "The result's name, a new folder [gate- and a time stamp]."),
+    ("--keep-going", {"is_flag": True}, "Time all cells though one is wrong or has grown."),
+    ("--advisory", {"is_flag": True}, "Exit 0 whatever is found; say what it would be."),
+    ("--quiet", {"is_flag": True}, "No progress and no table; the result's path alone."),
+)  # fmt: skip
 
 
 @click.command()
-@click.option(
-    "--base",
-    metavar="REF",
-    help="A branch, tag or commit to compare with [where HEAD left the default branch].",
-)
-@click.option(
-    "--python",
-    "pythons",
-    multiple=True,
-    metavar="PATH",
-    help="Compare two environments: the interpreter (or folder) of the base's, then of the"
-    " candidate's. Each needs torch ≥ 2.4 and Python ≥ 3.11. Repeatable.",
-)
-@click.option(
-    "--env",
-    "requirements",
-    multiple=True,
-    metavar="NAME=FILE",
-    help="As --python, of an environment that pip builds from requirements, and keeps. Repeatable.",
-)
-@click.option(
-    "--bisect",
-    is_flag=True,
-    help="Of more than two environments, oldest first: which is the first that is slower?",
-)
-@impl_files("A file of the repository whose implementations are watched.")
-@axes_options(seq_lens="128..1024")
-@click.option(
-    "--threshold",
-    metavar="SHARE",
-    type=SHARE,
-    help="The slowdown to be found; less than a third of it is never called one [10% on a CPU,"
-    " 5% on a GPU].",
-)
-@click.option(
-    "--budget",
-    "budget_s",
-    metavar="TIME",
-    type=DURATION,
-    help="Wall time, such as 90s or 5m, after which no round begins; what is open then is"
-    " inconclusive [5m].",
-)
-@click.option(
-    "--growth", metavar="SHARE", type=SHARE, help="How far counted FLOPs and memory may grow [1%]."
-)
-@threads_option("1, the steadiest; on a GPU torch's default")
-@click.option(
-    "--device",
-    type=DEVICE,
-    metavar=DEVICE.name,
-    help="Where to run; auto takes a GPU where there is one [auto].",
-)
-@click.option(
-    "--timeout",
-    type=POSITIVE,
-    default=120.0,
-    show_default=True,
-    help="Seconds without a heartbeat after which a process is given up.",
-)
-@click.option(
-    "--replay",
-    metavar="FILE",
-    help="Decide again from the raw data of a gate.json, a folder, a name or `latest`.",
-)
-@seed_option
-@output_option
-@click.option("--name", help="The result's name, a new folder [gate- and a time stamp].")
-@click.option(
-    "--keep-going",
-    is_flag=True,
-    help="Time all cells though one is wrong or has grown.",
-)
-@click.option("--advisory", is_flag=True, help="Exit 0 whatever is found; say what it would be.")
-@click.option("--quiet", is_flag=True, help="No progress and no table; the result's path alone.")
+@options_of(_GATE)
 def gate(**options: Any) -> None:
     """Compare the working tree with a commit, or two environments.
 

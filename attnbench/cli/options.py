@@ -130,6 +130,22 @@ def given() -> dict[str, str]:
     }
 
 
+# Options in the order of the help: names, type and default, help; or one that is shared.
+Rows = tuple[tuple[str, dict[str, Any], str] | Option, ...]
+
+
+def options_of(rows: Rows) -> Option:
+    """Add these options to a command."""
+
+    def add(command: Command) -> Command:
+        for row in reversed(rows):
+            one = row if callable(row) else click.option(*row[0].split(), help=row[2], **row[1])
+            command = one(command)
+        return command
+
+    return add
+
+
 def impl_files(
     text: str = "A Python file with implementations of yours: all of them, or those in --impls.",
 ) -> Option:
@@ -228,13 +244,10 @@ def axes_options(seq_lens: str = "512", without: tuple[str, ...] = ()) -> Option
 
     The flags of `without` are left out.
     """
-
-    def add(command: Command) -> Command:
-        for flag, kind, text in reversed([row for row in AXES if row[0] not in without]):
-            shown = text.replace("[512]", f"[{seq_lens}]")
-            command = click.option(flag, type=kind, help=shown)(command)
-        return click.option(
-            "--workload", metavar="NAME", help="attention, layer, decode or recurrent [attention]"
-        )(command)
-
-    return add
+    rows: Rows = tuple(
+        (flag, {"type": kind}, text.replace("[512]", f"[{seq_lens}]"))
+        for flag, kind, text in AXES
+        if flag not in without
+    )
+    workloads = "attention, layer, decode or recurrent [attention]"
+    return options_of((("--workload", {"metavar": "NAME"}, workloads), *rows))

@@ -17,10 +17,12 @@ from attnbench.cli.options import (
     AXIS_FIELDS,
     PATH,
     THREADS,
+    Rows,
     axes_options,
     device_option,
     given,
     impl_files,
+    options_of,
     output_option,
     say,
     seed_option,
@@ -33,6 +35,22 @@ if TYPE_CHECKING:
 
 
 _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
+_PROFILE: Rows = (
+    ("--threads", {"type": THREADS}, "CPU threads, or all [1]."),
+    ("--from run", {"metavar": "RUN"},
+     "Take the case from a record of this run: of those that fit the other flags the one with"
+     " the largest n."),
+    ("--python pythons", {"multiple": True, "metavar": "PATH"},
+     "Profile in the environment of this interpreter, or folder; two are compared. Repeatable."),
+    ("--base", {"metavar": "REF"},
+     "Compare with a commit: the files of --impl as they are there, then as they are now."),
+    ("--top", {"type": click.IntRange(1, 1000), "default": 10, "show_default": True},
+     "Ops or kernels in the table."),
+    ("--instructions", {"is_flag": True},
+     "Count what a call executes on the host, too, by Callgrind: of small n, a minute more."),
+    ("--bundle", {"type": PATH, "metavar": "FILE.zip"},
+     "Also zip all of it for a bug report, with a script that repeats it and your --impl."),
+)  # fmt: skip
 
 
 @click.command()
@@ -40,44 +58,7 @@ _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
 @axes_options(without=("--impls",))
 @impl_files("A Python file with implementations of yours.")
 @device_option
-@click.option("--threads", type=THREADS, help="CPU threads, or all [1].")
-@click.option(
-    "--from",
-    "run",
-    metavar="RUN",
-    help="Take the case from a record of this run: of those that fit the other flags the one with"
-    " the largest n.",
-)
-@click.option(
-    "--python",
-    "pythons",
-    multiple=True,
-    metavar="PATH",
-    help="Profile in the environment of this interpreter, or folder; two are compared. Repeatable.",
-)
-@click.option(
-    "--base",
-    metavar="REF",
-    help="Compare with a commit: the files of --impl as they are there, then as they are now.",
-)
-@click.option(
-    "--top",
-    type=click.IntRange(1, 1000),
-    default=10,
-    show_default=True,
-    help="Ops or kernels in the table.",
-)
-@click.option(
-    "--instructions",
-    is_flag=True,
-    help="Count what a call executes on the host, too, by Callgrind: of small n, a minute more.",
-)
-@click.option(
-    "--bundle",
-    type=PATH,
-    metavar="FILE.zip",
-    help="Also zip all of it for a bug report, with a script that repeats it and your --impl.",
-)
+@options_of(_PROFILE)
 @seed_option
 @output_option
 @click.option("--name", help="The profile's name, a new folder [a time stamp].")

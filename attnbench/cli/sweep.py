@@ -15,12 +15,12 @@ from attnbench.cli.options import (
     POSITIVE,
     SHARD,
     THREADS,
-    Command,
-    Option,
+    Rows,
     axes_options,
     device_option,
     given,
     impl_files,
+    options_of,
     output_option,
     say,
     seed_option,
@@ -37,9 +37,19 @@ _SHOWN = 60  # rows of the table at the end
 _WITH_RESUME = (
     "resume", "retry", "output", "dry_run", "quiet", "max_total_time", "on", "ray_address", "mixed",
 )  # fmt: skip
-# Option, its type and default, help. One row an option.
-_Rows = tuple[tuple[str, dict[str, Any], str], ...]
-_TIMING: _Rows = (
+_SWEEP: Rows = (
+    ("--preset", {"metavar": "NAME"},
+     "A ready sweep: quick, families, positions, gpu, verify or verify-gpu; other options"
+     " override it. Those for a GPU run without one only by --device cpu."),
+    axes_options(),
+    impl_files(
+        "A Python file with implementations of yours: all of them, or those in --impls; beside them"
+        " all that are installed, unless --impls names some."
+    ),
+    device_option,
+    ("--threads", {"type": THREADS},
+     "CPU threads: 1,2 or all, as many as torch takes by itself; one thread is pinned to a CPU of"
+     " its own [1]."),
     ("--precision", {"type": POSITIVE, "default": 0.02, "show_default": True},
      "Stop a cell when the 95 % interval of its median is within ± this share."),
     ("--min-time", {"type": POSITIVE}, "Seconds of samples for each cell, at least [0.1]."),
@@ -55,8 +65,7 @@ _TIMING: _Rows = (
      " process, or the process keeps them [settled]."),
     ("--energy", {"is_flag": True},
      "On a GPU: joules per call, from a loop of at least 2 s for each cell."),
-)  # fmt: skip
-_RUNNING: _Rows = (
+    seed_option,
     ("--timeout", {"type": POSITIVE, "default": 300.0, "show_default": True},
      "Give a cell up after so many seconds without a heartbeat of its worker."),
     ("--memory-limit", {"metavar": "SIZE", "default": "90%", "show_default": True},
@@ -75,8 +84,7 @@ _RUNNING: _Rows = (
     ("--ray-address", {"metavar": "ADDRESS"},
      "With --on ray: auto for the cluster that runs, HOST:PORT, or local to start one here [auto]."
      ),
-)  # fmt: skip
-_RUN: _Rows = (
+    output_option,
     ("--name", {}, "The run's name, a new folder [a time stamp]."),
     ("--resume", {"metavar": "RUN"}, "Measure what an existing run planned and has not measured."),
     ("--retry", {"metavar": "STATUSES", "default": ""},
@@ -90,39 +98,8 @@ _RUN: _Rows = (
 _GOES_WITH = {"ray_address": "--on ray", "retry": "--resume RUN", "mixed": "--resume RUN"}
 
 
-def _options(rows: _Rows) -> Option:
-    def add(command: Command) -> Command:
-        for flag, fields, text in reversed(rows):
-            command = click.option(flag, help=text, **fields)(command)
-        return command
-
-    return add
-
-
 @click.command()
-@click.option(
-    "--preset",
-    metavar="NAME",
-    help="A ready sweep: quick, families, positions, gpu, verify or verify-gpu; other options"
-    " override it. Those for a GPU run without one only by --device cpu.",
-)
-@axes_options()
-@impl_files(
-    "A Python file with implementations of yours: all of them, or those in --impls; beside them all"
-    " that are installed, unless --impls names some."
-)
-@device_option
-@click.option(
-    "--threads",
-    type=THREADS,
-    help="CPU threads: 1,2 or all, as many as torch takes by itself; one thread is pinned to a"
-    " CPU of its own [1].",
-)
-@_options(_TIMING)
-@seed_option
-@_options(_RUNNING)
-@output_option
-@_options(_RUN)
+@options_of(_SWEEP)
 def sweep(**options: Any) -> None:
     """Measure implementations over lengths, heads, batch and more.
 

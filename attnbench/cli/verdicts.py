@@ -15,9 +15,11 @@ from attnbench.cli.options import (
     DURATION,
     NAMES,
     PATH,
+    Rows,
     device_option,
     given,
     impl_files,
+    options_of,
     output_option,
     run_argument,
     say,
@@ -35,6 +37,16 @@ if TYPE_CHECKING:
 _COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
 AT_ONCE = 8  # cells measured again before the verdicts are asked for again
 _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
+_VERIFY: Rows = (
+    ("--name", {}, "With --sweep: the run's name [a time stamp]."),
+    ("--until-decided", {"is_flag": True},
+     "Measure again what keeps a verdict open, for --budget."),
+    ("--budget budget_s", {"type": DURATION, "default": "10m", "show_default": True},
+     "With --until-decided: how long it may take, the sweep included."),
+    ("--json as_json", {"is_flag": True}, "Every finding with its figures as JSON."),
+    ("--verbose -v", {"is_flag": True}, "Every finding, also FLOPs and workspace that hold."),
+    ("--quiet", {"is_flag": True}, "No progress of what is measured."),
+)  # fmt: skip
 
 
 @click.command()
@@ -48,23 +60,7 @@ _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
 @threads_option("1: what repeats best", before="With --sweep: ")
 @seed_option
 @output_option
-@click.option("--name", help="With --sweep: the run's name [a time stamp].")
-@click.option(
-    "--until-decided", is_flag=True, help="Measure again what keeps a verdict open, for --budget."
-)
-@click.option(
-    "--budget",
-    "budget_s",
-    type=DURATION,
-    default="10m",
-    show_default=True,
-    help="With --until-decided: how long it may take, the sweep included.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Every finding with its figures as JSON.")
-@click.option(
-    "--verbose", "-v", is_flag=True, help="Every finding, also FLOPs and workspace that hold."
-)
-@click.option("--quiet", is_flag=True, help="No progress of what is measured.")
+@options_of(_VERIFY)
 def verify(**options: Any) -> None:
     """Ask whether cost grows as the laws declare.
 
