@@ -105,7 +105,7 @@ class TestMerged:
     ) -> None:
         names = shards(cli, tmp_path, 3)
         result = cli("merge", *names[::2], "--output", tmp_path, "--name", "all")
-        assert_refused(result, "of the plan is missing: 2/3;", "--partial")
+        assert_refused(result, "are missing: 2/3;", "--partial")
         assert not (tmp_path / "all").exists()
         assert cli("merge", *names[::2], "--output", tmp_path, "--partial").exit_code == 0
 

@@ -37,7 +37,7 @@ Known = tuple[dict[str, Facts], float, float]
 _LARGEST_FOLDER = 20 << 20  # bytes of what is sent along with a user's file
 _PATIENCE_S = 300.0  # for an answer of the node that plans
 _SHOW_S, _LOOK_S = 1.0, 5.0  # between what is shown, and looks at which nodes there are
-_LOSSES = 3  # of the slot that measures a group, on nodes that live
+_LOSSES = 3  # slots that a group may end, on nodes that go on
 
 
 class _Slot:
@@ -87,7 +87,7 @@ class _Slot:
 
 @dataclass(eq=False)
 class _Work:
-    """The cells of a group that have no record yet, and how often a node that lives lost them."""
+    """Cells of a group that have no record yet; `losses` counts the slots that ended at them."""
 
     cells: dict[Key, Cell]
     process: int
@@ -102,7 +102,7 @@ class _Place:
     number: int
     actor: Any = None
     work: _Work | None = None
-    before: _Work | None = None  # at what the slot was lost that was here before
+    before: _Work | None = None  # what the slot was at that it replaces
     environment: str = ""  # its key, once the slot is open
 
     @property
@@ -122,7 +122,7 @@ class RayRunner(Executor):
     def __init__(self, settings: Settings, address: str, listener: Listener) -> None:
         super().__init__(settings)
         self._address, self._listener = address, listener
-        self._shown, self._looked = 0.0, -math.inf
+        self._looked = -math.inf
         self._opened: set[tuple[str, int]] = set()  # devices that have, or had, a slot
         self._planner: _Place | None = None
         self._places: list[_Place] = []
@@ -293,7 +293,7 @@ class RayRunner(Executor):
         """A slot is open, or done with its job. Raises a UsageError if it is not admitted."""
         environments, start_up_s, ceilings_s = known
         ((key, facts),) = environments.items()
-        if place.before is not None:  # the node lives: that is not what was lost
+        if place.before is not None:  # the node lives: the slot alone was lost
             place.before.losses += 1
         if key not in self.environments:
             self.environments[key] = self.admit(facts)
@@ -304,15 +304,15 @@ class RayRunner(Executor):
         place.environment, place.work, place.before = key, None, None
 
     def _lost(self, place: _Place, err: Exception) -> Iterator[Record]:
-        """Put back what a slot was at; what keeps ending slots of nodes that live has crashed."""
+        """Put back what a slot was at, unless it ended too many: then its cells have crashed."""
         self._places.remove(place)
         self._ray.kill(place.actor)
         self._limited.discard(place.environment)
         work, why = place.work or _Work({}, 0), f"node {place.name}: {_line(err)}"
         if work.losses < _LOSSES:
             self._pending[:0] = [work] if work.cells else []
-            again = f"; {len(work.cells)} cells will run on another" * bool(work.cells)
-            if place.environment or isinstance(err, AttnbenchError):  # else it is that of before
+            again = f"; {len(work.cells)} cells will run on another device" * bool(work.cells)
+            if place.environment or isinstance(err, AttnbenchError):  # else it never opened
                 self._listener.warned(why + again)
             return
         reason = f"it was lost {_LOSSES} times, with its process: {why}"
@@ -323,9 +323,8 @@ class RayRunner(Executor):
     def _show(self) -> None:
         """Tell how many slots are busy, and what one of them is at."""
         busy = [place for place in self._places if place.work and place.work.cells]
-        if busy and time.monotonic() - self._shown >= _SHOW_S:
-            self._shown = time.monotonic()
-            at = busy[int(self._shown) % len(busy)]
+        if busy:
+            at = busy[int(time.monotonic()) % len(busy)]
             assert at.work is not None, "it is busy"
             case = next(iter(at.work.cells.values())).case
             slots = f"{len(busy)} of {len(self._places)} slots busy"

@@ -110,8 +110,8 @@ def _check(runs: list[Run], *, partial: bool, mixed: bool) -> None:
         have = {run.info["shard"]["number"] for run in runs}
         lacking = [f"{i}/{shard['count']}" for i in range(1, shard["count"] + 1) if i not in have]
         raise UsageError(
-            f"of the plan is missing: {', '.join(lacking)}; measure that with --shard, or merge"
-            " what there is with --partial"
+            f"shards of the plan are missing: {', '.join(lacking)}; measure them with --shard, or"
+            " merge what there is with --partial"
         )
 
 

@@ -65,8 +65,6 @@ class Run:
 
     def same_model(self, *records: Record) -> bool:
         """Whether the records were measured on one model of device: else no ratio is taken."""
-        if len({record.environment for record in records}) == 1:
-            return True
         return len({self.environment_of(record).get("device_name") for record in records}) == 1
 
     @property
@@ -125,11 +123,10 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         """
         path = make_folder(output, name, instead=f", or continue it with --resume {name}")
         plan = _shortened(info.get("plan") or ())
-        of_plan = {"planned": checksum(plan.encode())} if "plan" in info else {}
+        own = {"schema": SCHEMA, "run_id": path.name}
         try:
-            if of_plan:
-                write_whole(path / PLAN, plan)
-            write_info(path, {"schema": SCHEMA, "run_id": path.name} | info | of_plan)
+            write_whole(path / PLAN, plan)
+            write_info(path, own | info | {"planned": checksum(plan.encode())})
         except StoreError:
             (path / PLAN).unlink(missing_ok=True)
             path.rmdir()  # no run was made, and its name is free
