@@ -328,8 +328,8 @@ def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--resume", "r", "--retry", "crushed"), "--retry 'crushed': a list of unsupported, inc"),
-        (("--resume", "r", "--retry", "ok"), "--retry 'ok': a list of"),
+        (("--resume", "r", "--retry", "crushed"), "--retry takes any of unsupported, inc"),
+        (("--resume", "r", "--retry", "ok"), "error, skipped, not 'ok'"),
         (("--retry", "crashed"), "goes with --resume RUN"),
     ],
 )

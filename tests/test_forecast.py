@@ -166,9 +166,10 @@ class TestLimited:
     def test_a_limit_that_is_no_time_is_refused(
         self, cli: Cli, tmp_path: Path, assert_refused: object
     ) -> None:
-        result = cli("sweep", *self.AXES, "--output", tmp_path, "--max-total-time", "soon")
-        assert result.exit_code == 2
-        assert "--max-total-time takes a time such as 90s" in result.stderr
+        for text in ("soon", "0"):
+            result = cli("sweep", *self.AXES, "--output", tmp_path, "--max-total-time", text)
+            assert result.exit_code == 2
+            assert "--max-total-time takes a time such as 90s" in result.stderr
 
 
 def test_every_record_teaches_while_time_is_limited(

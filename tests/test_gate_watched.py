@@ -191,7 +191,12 @@ def test_a_time_and_a_share_are_read_in_seconds_and_as_a_fraction() -> None:
     for text in ("10%", "10 %", "0.1", "1e-1", " 10% "):
         assert parse_share(text, "--threshold") == pytest.approx(0.1)
     for read, name, says, texts in (
-        (parse_duration, "--budget", "90s, 5m or 2m30s", ["", "-5", "1.2.3s", "inf", "30s2m", "٣"]),
+        (
+            parse_duration,
+            "--budget",
+            "90s, 5m or 2m30s",
+            ["", "0", "0m", "-5", "1.2.3s", "inf", "30s2m", "٣"],
+        ),
         (parse_share, "--threshold", "10% or 0.1", ["", "%", "-1", "nan", "ten", "1_0", "٣%"]),
     ):
         for text in texts:

@@ -62,7 +62,7 @@ def test_the_union_of_all_shards_is_the_plan_and_none_overlap(plan: Plan, count:
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "1/0", "a/b", "1/3/5", "-1/2", "1/9999999"])
 def test_what_is_no_shard_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="which shard of how many"):
+    with pytest.raises(UsageError, match="takes a part and of how many"):
         parse_shard(text, "--shard")
     assert parse_shard("3/8", "--shard") == (3, 8)
 

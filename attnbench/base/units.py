@@ -273,7 +273,7 @@ def parse_shard(text: str, flag: str) -> tuple[int, int]:
     found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text, re.ASCII)
     if found and (shard := (int(found[1]), int(found[2])))[0] <= shard[1]:
         return shard
-    raise UsageError(f"{flag} {text!r:.40}: which shard of how many, from 1/8 to 8/8 say")
+    raise UsageError(f"{flag} takes a part and of how many, from 1/8 to 8/8, not {text[:40]!r}")
 
 
 _MEMORY = {"%": 0.01, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -298,12 +298,12 @@ def parse_duration(text: str, flag: str) -> float:
     """Read `90s`, `5m`, `2m30s`, `1h` or plain seconds: the time in seconds.
 
     Raises:
-        UsageError: something else.
+        UsageError: something else, or no time at all.
     """
     found = _DURATION.fullmatch(text.strip())
     written = {unit: part for unit, part in found.groupdict().items() if part} if found else {}
     numbers = [_number(part) for part in written.values()]
-    if not numbers or None in numbers:
+    if None in numbers or not any(numbers):
         raise UsageError(f"{flag} takes a time such as 90s, 5m or 2m30s, not {text[:40]!r}")
     return sum(_SECONDS[unit] * float(part) for unit, part in written.items())
 

@@ -115,7 +115,7 @@ def sweep(**options: Any) -> None:
     quiet, dry_run = options.pop("quiet"), options.pop("dry_run")
     retry = [status.strip() for status in options["retry"].split(",") if status.strip()]
     for status in (status for status in retry if status not in FAILURES):
-        raise UsageError(f"--retry {status!r}: a list of {', '.join(FAILURES)}")
+        raise UsageError(f"--retry takes any of {', '.join(FAILURES)}, not {status!r:.40}")
     there = {"--on ray": options["on"] == "ray", "--resume RUN": options["resume"] is not None}
     for name, other in _GOES_WITH.items():
         if options[name] and not there[other]:
