@@ -64,7 +64,6 @@ class _Slot:
         """Keep to CPUs that are of this place alone, where there are enough."""
         if not self.runner.environments:
             self.runner.catalogue()  # of the whole node
-        self.runner.close()
         cpus = (affinity() or [])[place * self.size :][: self.size]
         if self.runner.settings.device == "cpu" and len(cpus) == self.size:
             with contextlib.suppress(psutil.Error):  # a server that begins later inherits it
