@@ -7,14 +7,15 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RECORDS, RunWriter, load_run
-from attnbench.planning.forecast import Forecast, balanced, fitting
+from attnbench.planning.forecast import Forecast, balanced
 from attnbench.planning.plan import Job, jobs_of, work
-from attnbench.schema.case import Case
+from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell
 from tests import synthetic
@@ -78,19 +79,26 @@ def test_a_backward_pass_and_a_step_without_cache_are_more_work() -> None:
 
 def test_wherever_a_balanced_sweep_ends_each_kind_had_its_share_of_time_and_sizes() -> None:
     sizes = [64 * 2**i for i in range(8)]
-    kinds = [{}, {"pass_": "both"}, {"dtype": "bfloat16"}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"pass_": "both"},
+        {"dtype": "bfloat16"},
+        {"mask": parse_mask("causal")},
+    ]
     cells = [cell(n, **kind) for kind in kinds for n in sizes]
     forecast = Forecast(TIMING)
-    order = [job.cells()[0] for job in balanced(jobs(*cells), forecast)]
+    order = [job.cells()[0] for job in balanced(jobs(*cells), forecast, lambda: math.inf)]
     assert Counter(c.key for c in order) == Counter(c.key for c in cells)
     assert [c.case.seq_len for c in order if c.case.dtype == "bfloat16"][:3] == [64, 1024, 256]
     for end in range(1, len(order)):
-        spent: Counter[tuple[str, str]] = Counter()
+        spent: Counter[tuple[str, ...]] = Counter()
         for c in order[:end]:
-            spent[c.case.pass_, c.case.dtype] += math.ceil(forecast.of(c)[0] * 1e6)  # type: ignore[assignment]
+            spent[c.case.pass_, c.case.dtype, c.case.mask.text] += math.ceil(
+                forecast.of(c)[0] * 1e6
+            )  # type: ignore[assignment]
         largest_us = max(forecast.of(c)[0] for c in cells) * 1e6 + 1
         assert (
-            max(spent.values()) - min([*spent.values(), *([0] * (3 - len(spent)))])
+            max(spent.values()) - min([*spent.values(), *([0] * (4 - len(spent)))])
             < 1.01 * largest_us
         )
 
@@ -99,15 +107,16 @@ def test_what_would_not_end_in_time_is_left_and_taken_up_again_once_it_proves_sh
     forecast, cells = Forecast(TIMING), [cell(n) for n in (64, 512, 16384)]
     left_s = 0.8 * forecast.of(cells[-1])[0]
     handed_out = []
-    for job in fitting(jobs(*cells), forecast, lambda: left_s):
+    for job in balanced(jobs(*cells), forecast, lambda: left_s):
         (one,) = job.cells()
         handed_out.append(one.case.seq_len)
-        share = 1 if one.case.seq_len == 64 else 50
+        share = 1 if one.case.seq_len == 64 else 50  # the second of which seems too long at first
         forecast.learn(took(one, forecast.of(one)[0] / share))  # type: ignore[arg-type]
-    assert [job.cells()[0].case.seq_len for job in balanced(jobs(*cells), forecast)][1] == 16384
+    whenever = balanced(jobs(*cells), forecast, lambda: math.inf)
+    assert [job.cells()[0].case.seq_len for job in whenever] == [64, 16384, 512]
     assert handed_out == [64, 512, 16384]
     left_s = 0.01
-    assert not list(fitting(jobs(*cells), Forecast(TIMING), lambda: left_s))
+    assert not list(balanced(jobs(*cells), Forecast(TIMING), lambda: left_s))
 
 
 @pytest.mark.usefixtures("imagined_worker")
@@ -119,8 +128,8 @@ class TestLimited:
     ) -> None:
         ends = [9.0, 9.0]
         monkeypatch.setattr(
-            "attnbench.execution.session.fitting",
-            lambda jobs, forecast, _: fitting(jobs, forecast, lambda: ends.pop() if ends else 0.0),
+            "attnbench.execution.session.balanced",
+            lambda jobs, forecast, _: balanced(jobs, forecast, lambda: ends.pop() if ends else 0.0),
         )
         where = ("--output", tmp_path, "--name", "r")
         result = cli("sweep", *self.AXES, *where, "--max-total-time", "1h")
@@ -162,6 +171,15 @@ class TestLimited:
         RunWriter.create(tmp_path, "c", here).close()
         result = cli("sweep", *self.AXES, "--output", tmp_path, "--dry-run")
         assert result.exit_code == 0, result.stderr
+
+    def test_a_dry_run_shows_what_a_limit_will_leave_out(self, cli: Cli, tmp_path: Path) -> None:
+        where = ("--output", tmp_path, "--dry-run", "--max-total-time")
+        found = cli("sweep", *self.AXES, *where, "3.25s").stdout
+        assert "naive" in found
+        assert re.search(
+            r"\n[1-7] cells? to measure, 0 unsupported or skipped\n[1-7] more, for", found
+        )
+        assert "more, for" not in cli("sweep", *self.AXES, *where, "1h").stdout
 
     def test_a_limit_that_is_no_time_is_refused(
         self, cli: Cli, tmp_path: Path, assert_refused: object

@@ -95,7 +95,7 @@ class TestMerged:
         assert len(merged.parts) == len(whole.parts) == 16
         assert not merged.unfinished
         assert [source["run_id"] for source in merged.info["merged"]] == names
-        assert [source["shard"]["number"] for source in merged.info["merged"]] == [1, 2, 3]
+        assert [source["shard"]["numbers"] for source in merged.info["merged"]] == [[1], [2], [3]]
         assert "shard" not in merged.info
         assert cli("sweep", "--resume", merged.path).exit_code == 0, "nothing is left to measure"
         assert cli("export", merged.path).stdout.count("\n") == 17
@@ -107,7 +107,14 @@ class TestMerged:
         result = cli("merge", *names[::2], "--output", tmp_path, "--name", "all")
         assert_refused(result, "are missing: 2/3;", "--partial")
         assert not (tmp_path / "all").exists()
-        assert cli("merge", *names[::2], "--output", tmp_path, "--partial").exit_code == 0
+        where = ("--output", tmp_path, "--partial", "--name")
+        result = cli("merge", *names[::2], *where, "two")
+        assert "shards of its plan are missing: 2/3" in result.stdout.replace("\n", " ")
+        assert "2/3" in load_run(tmp_path / "two").unfinished
+        assert cli("merge", "two", names[1], *where, "all").exit_code == 0
+        merged = load_run(tmp_path / "all")
+        assert (len(merged.records), merged.unfinished) == (16, "")
+        assert "shard" not in merged.info
 
     def test_an_unfinished_shard_is_said_and_can_be_gone_on_with(
         self, cli: Cli, tmp_path: Path

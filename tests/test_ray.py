@@ -338,6 +338,26 @@ def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end() -> N
     assert len(warnings) == 6
 
 
+def test_a_slot_that_another_job_has_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, taken, waits = Actor._open, list[Any](), iter(range(1000))
+
+    def open_(actor: Actor, place: int) -> Any:
+        answers = opened(actor, place)
+        taken.extend([answers] if actor.node == "b" else [])
+        return answers
+
+    def wait(fake: Ray, refs: list[Any], timeout: float) -> Any:
+        assert next(waits, None) is not None, "it waits for ever"
+        ready = [ref for ref in refs if ref not in taken]
+        return ready[:1], refs
+
+    monkeypatch.setattr(Actor, "_open", open_)
+    monkeypatch.setattr(Ray, "wait", wait)
+    records, fake, _ = run_on_fake(lambda *_: None)
+    assert ({r.environment for r in records}, len(records)) == ({"a"}, 16)
+    assert [actor.node for actor in fake.actors] == ["a"], "the other is asked for no more"
+
+
 def test_a_node_that_joins_later_takes_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "_LOOK_S", 0.0)
 

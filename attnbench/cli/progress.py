@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import textwrap
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from attnbench.cli.options import say, wrapped
 from attnbench.execution.checks import CheckResult
 from attnbench.execution.session import Listener
 from attnbench.gate.decide.data import GateCell, Round
-from attnbench.planning.forecast import Forecast
+from attnbench.planning.forecast import Forecast, within
 from attnbench.planning.plan import Plan, cell_s, jobs_of
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
@@ -115,6 +116,9 @@ class SweepDisplay(_Display, Listener):
         self._total = len(measured)
         if path is None:
             _print_plan(plan, forecast)
+            return
+        if not measured and not plan.decided:
+            self.say(f"nothing is missing in {path}")
             return
         count = len({cell.key for cell in measured})
         again = f", each {len(plan.passes)} times," if len(measured) > count else ""
@@ -243,12 +247,14 @@ def _time(record: Record) -> str:
 
 def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
     assert forecast is not None, "it belongs to a dry run"
+    if forecast.limit_s is not None:
+        plan = within(plan, forecast, forecast.limit_s)
     for number, job in enumerate(plan.jobs, start=1):
         say(f"process {number}")
         for case, impls in job.cases:
             cells = [Cell(case=case, impl=impl) for impl in impls]
             fit = [cell for cell in cells if not forecast.too_large(cell)]
-            took = units.seconds(sum(forecast.of(cell)[0] for cell in fit))
+            took = units.seconds(forecast.seconds(fit))
             most = units.size(max([forecast.needs.get(cell.key) or 0 for cell in fit], default=0))
             names = f" ({took}, {most}): {', '.join(cell.impl for cell in fit)}" if fit else ""
             say(f"  {case.case_id}  {case_label(case)}{names}", hang=16)
@@ -262,7 +268,10 @@ def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
     count = sum(not forecast.too_large(cell) for cell in every)
     others = len(plan.decided) + len(every) - count
     say(f"{count} cell{'s' * (count != 1)} to measure, {others} unsupported or skipped")
-    if not count:
-        return
-    known = f"{forecast.learned} cells measured here before" if forecast.learned else "sizes alone"
-    say(f"{forecast.total(c for cells in plan.passes for c in cells)}, by {known}")
+    keys, planned = {cell.key for cell in every}, list(itertools.chain.from_iterable(plan.passes))
+    if left_out := len({cell.key for cell in planned} - keys):
+        say(f"{left_out} more, for which --max-total-time will probably not suffice")
+    if count:
+        total = forecast.total(cell for cell in planned if cell.key in keys)
+        known = f"{forecast.learned} cells measured here before"
+        say(f"{total}, by {known if forecast.learned else 'sizes alone'}")

@@ -212,7 +212,8 @@ class RayRunner(Executor):
                     known = here in self._limited or "ceilings" in self.environments[here]
                     self._limited.add(here)
                     asked[place.actor.begin.remote(job, None if known else self.limits)] = place
-            if not asked:
+            working = any(place.work for place in self._places)
+            if not asked or (idle and not working):  # slots of others' jobs are not waited for
                 break
             planner = None
             for answers in ray.wait(list(asked), timeout=_SHOW_S)[0]:
@@ -240,6 +241,8 @@ class RayRunner(Executor):
                     self._homes[answer.cell.case.case_id] = place.environment
                 yield answer
             self._show()
+        for place in asked.values():
+            ray.kill(place.actor)
         if lost is not None and (self._pending or next(stream, None)):
             kind = UsageError if isinstance(lost, UsageError) else WorkerError
             raise kind(f"no device of the Ray cluster is left: {_line(lost)}")
@@ -322,7 +325,9 @@ class RayRunner(Executor):
     def _show(self) -> None:
         """Tell how many slots are busy, and what one of them is at."""
         busy = [place for place in self._places if place.work and place.work.cells]
-        if busy:
+        if not busy:
+            self._listener.working(None, None, "waiting for a slot")
+        else:
             at = busy[int(time.monotonic()) % len(busy)]
             assert at.work is not None, "it is busy"
             case = next(iter(at.work.cells.values())).case

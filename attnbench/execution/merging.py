@@ -12,14 +12,21 @@ from typing import Any
 from attnbench.base.files import digest
 from attnbench.base.jsontext import checksum, dumps
 from attnbench.errors import UsageError
-from attnbench.execution.store import RECORDS, Run, RunWriter, environment_key, load_run
+from attnbench.execution.store import (
+    RECORDS,
+    Run,
+    RunWriter,
+    environment_key,
+    load_run,
+    missing_shards,
+)
 from attnbench.planning.plan import Plan
 from attnbench.schema.record import Record
 
 
 def shard_of(whole: Plan, number: int, count: int) -> dict[str, Any]:
     """What `run.json` says of a shard: which it is, of how many, and of what plan."""
-    return {"number": number, "count": count, "plan": _id(cell.key for cell in whole.cells)}
+    return {"numbers": [number], "count": count, "plan": _id(cell.key for cell in whole.cells)}
 
 
 def merge(
@@ -40,7 +47,8 @@ def merge(
         UsageError: they are not of one experiment, share a cell, or a shard is missing.
     """
     runs = [load_run(path) for path in paths]
-    _check(runs, partial=partial, mixed=mixed)
+    _check(runs, mixed=mixed)
+    shard = _joined(runs, partial=partial)
     environments: dict[str, dict[str, Any]] = {}
     sources, records = [], list[Record]()
     for run in runs:
@@ -66,6 +74,7 @@ def merge(
         "plan": [cell.to_json() for run in runs for cell in run.cells],
         "spent": dict(sum((Counter(run.info.get("spent")) for run in runs), Counter())),
         "merged": sources,
+        **({"shard": shard} if shard else {}),
     }
     records = [replace(r, environment="") if r.environment == main else r for r in records]
     with RunWriter.create(output, name, info) as writer:
@@ -81,7 +90,22 @@ def _id(keys: Iterable[tuple[str, str]]) -> str:
     return checksum(dumps(sorted(keys)).encode())
 
 
-def _check(runs: list[Run], *, partial: bool, mixed: bool) -> None:
+def _joined(runs: list[Run], *, partial: bool) -> dict[str, Any] | None:
+    """What shard the merged run is; None where it has all of its plan, or is of none."""
+    shard: dict[str, Any] | None = runs[0].info.get("shard")
+    if not shard or _id(cell.key for run in runs for cell in run.cells) == shard["plan"]:
+        return None
+    numbers = sorted(number for run in runs for number in run.info["shard"]["numbers"])
+    joined = shard | {"numbers": numbers}
+    if not partial:
+        raise UsageError(
+            f"shards of the plan are missing: {', '.join(missing_shards(joined))}; measure them"
+            " with --shard, or merge what there is with --partial"
+        )
+    return joined
+
+
+def _check(runs: list[Run], *, mixed: bool) -> None:
     """Raise UsageError unless the runs are of one experiment, and each cell is in one of them."""
     if len(runs) < 2:
         raise UsageError("merge takes two runs or more: attnbench merge RUN RUN …")
@@ -106,13 +130,6 @@ def _check(runs: list[Run], *, partial: bool, mixed: bool) -> None:
                     f"{cell.impl} on case {cell.case.case_id} is in both {other.path} and"
                     f" {run.path}; leave one of them out"
                 )
-    if (shard := runs[0].info.get("shard")) and not partial and _id(owners) != shard["plan"]:
-        have = {run.info["shard"]["number"] for run in runs}
-        lacking = [f"{i}/{shard['count']}" for i in range(1, shard["count"] + 1) if i not in have]
-        raise UsageError(
-            f"shards of the plan are missing: {', '.join(lacking)}; measure them with --shard, or"
-            " merge what there is with --partial"
-        )
 
 
 def _facts(run: Run, *, mixed: bool) -> dict[str, Any]:

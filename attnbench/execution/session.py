@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from attnbench.execution.store import (
     runs_in,
     write_info,
 )
-from attnbench.planning.forecast import Forecast, fitting
+from attnbench.planning.forecast import Forecast, balanced
 from attnbench.planning.plan import (
     Axes,
     Job,
@@ -123,6 +124,7 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         forecast = None
         if dry_run or request.max_total_time_s:
             forecast = _forecast(plan, runner, catalogue.environment, request.output)
+            forecast.limit_s = request.max_total_time_s
         if dry_run:
             listener.planned(plan, None, forecast)
             return None
@@ -141,8 +143,7 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             info["shard"] = merging.shard_of(whole, *request.shard)
         with RunWriter.create(request.output, request.name, info) as writer:
             listener.planned(plan, writer.path, forecast)
-            machines, limit_s = _Machines(writer.path), request.max_total_time_s
-            _measure(plan, runner, writer, listener, machines, forecast, limit_s)
+            _measure(plan, runner, writer, listener, _Machines(writer.path), forecast)
             return writer.path
 
 
@@ -211,10 +212,11 @@ def resume(
         forecast = None
         if dry_run or max_total_time_s:
             forecast = _forecast(plan, runner, machines.environments[""], path.parent)
+            forecast.limit_s = max_total_time_s
         listener.planned(plan, None if dry_run else path, forecast)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
-                _measure(plan, runner, writer, listener, machines, forecast, max_total_time_s)
+                _measure(plan, runner, writer, listener, machines, forecast)
     return path
 
 
@@ -322,6 +324,10 @@ def _forecast(plan: Plan, runner: Executor, environment: Facts, output: Path) ->
     return forecast
 
 
+def _left_s(end: float) -> float:
+    return end - time.perf_counter()
+
+
 def _measure(
     plan: Plan,
     runner: Executor,
@@ -329,7 +335,6 @@ def _measure(
     listener: Listener,
     machines: _Machines,
     forecast: Forecast | None,
-    limit_s: float | None,
 ) -> None:
     for record in plan.decided:
         writer.append(record)
@@ -342,8 +347,8 @@ def _measure(
     def jobs() -> Iterator[Job]:
         for process, cells in enumerate(plan.passes):
             own = jobs_of(cell for cell in cells if cell.key not in failed)
-            if forecast is not None and limit_s is not None:
-                own = fitting(own, forecast, lambda: runner.began + limit_s - time.perf_counter())
+            if forecast is not None and forecast.limit_s is not None:
+                own = balanced(own, forecast, partial(_left_s, runner.began + forecast.limit_s))
             for job in own:
                 yield replace(job, process=process)
 

@@ -93,8 +93,17 @@ class Run:
         done = sum(r.status != "ok" or counts[r.cell.key] >= processes for r in tried)
         facts = [f"only {done} of {planned} planned cells measured"] * (done < planned)
         facts += [f"the last line of {RECORDS} was cut off and is left out"] * self.torn
-        again = f"go on with: attnbench sweep --resume {self.path}"
-        return "; ".join([*facts, again] if facts else [])
+        facts += [f"go on with: attnbench sweep --resume {self.path}"] * bool(facts)
+        if "merged" in self.info and (shard := self.info.get("shard")):
+            facts.append(f"shards of its plan are missing: {', '.join(missing_shards(shard))}")
+            facts.append(f"merge them with it: attnbench merge {self.path} RUN")
+        return "; ".join(facts)
+
+
+def missing_shards(shard: dict[str, Any]) -> list[str]:
+    """The shards that a merged run lacks, as `--shard` takes them."""
+    count, have = shard["count"], shard["numbers"]
+    return [f"{i}/{count}" for i in range(1, count + 1) if i not in have]
 
 
 class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
@@ -320,6 +329,12 @@ class _Environment(msgspec.Struct):
     ceilings: dict[str, float | _Rates | None] | None = None
 
 
+class _Shard(msgspec.Struct):
+    numbers: list[int]
+    count: int
+    plan: str
+
+
 class _Info(msgspec.Struct):
     """What every `run.json` must hold, and the types of what others may; the rest is free."""
 
@@ -336,6 +351,7 @@ class _Info(msgspec.Struct):
     planned: str = ""
     settings: _Settings | None = None
     files: dict[str, str] = {}
+    shard: _Shard | None = None
     spent: dict[str, float] | None = None
 
 

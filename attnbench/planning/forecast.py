@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from attnbench.base import units
-from attnbench.planning.plan import GROUPS_PER_JOB, Job, cell_s, work
+from attnbench.planning.plan import GROUPS_PER_JOB, Job, Plan, cell_s, work
 from attnbench.schema.record import Cell, Record
 
 _SWEEP_S, _PROCESS_S = 3.0, 0.3  # that any sweep and any process take
@@ -38,11 +38,13 @@ class Forecast:
     nearest like it took: of its implementation, its workload, or any.
     `timing` are the least and the most seconds of samples that were asked for. `needs` are the
     bytes that cells need at least, by their keys, of which `free` are free; None if unknown.
+    `limit_s` is what all may take, if that is limited.
     """
 
     timing: tuple[float, float]
     needs: dict[tuple[str, str], int | None] = field(default_factory=dict)
     free: int | None = None
+    limit_s: float | None = None
     learned: int = 0  # cells
     _known: dict[object, tuple[float, float]] = field(default_factory=dict)
 
@@ -69,6 +71,10 @@ class Forecast:
         """Whether the cell needs more memory than is free, so that it will be skipped."""
         return self.free is not None and (self.needs.get(cell.key) or 0) > self.free
 
+    def seconds(self, cells: Iterable[Cell]) -> float:
+        """Of all these that fit, without start-up."""
+        return sum(self.of(cell)[0] for cell in cells if not self.too_large(cell))
+
     def total(self, cells: Iterable[Cell]) -> Span:
         """Of all these that fit, start-up included. Errors do not cancel: cells are much alike."""
         every = [self.of(cell) for cell in cells if not self.too_large(cell)]
@@ -79,42 +85,44 @@ class Forecast:
         return Span(total_s, total_s / factor, total_s * factor)
 
 
-def fitting(jobs: Iterable[Job], forecast: Forecast, left_s: Callable[[], float]) -> Iterator[Job]:
-    """The `balanced` jobs of which each would end within `left_s()` from when it is asked for.
+def balanced(jobs: Iterable[Job], forecast: Forecast, left_s: Callable[[], float]) -> Iterator[Job]:
+    """Groups as jobs of their own that each will end within `left_s()`, when it is asked for.
 
-    What seems too long is considered again when the forecast has learned of others.
-    """
-    waiting, went_on = list(balanced(jobs, forecast)), True
-    while waiting and went_on:
-        too_long, went_on = [], False
-        for job in waiting:
-            if sum(forecast.of(cell)[0] for cell in job.cells()) > left_s():
-                too_long.append(job)
-            else:
-                went_on = True
-                yield job
-        waiting = too_long
-
-
-def balanced(jobs: Iterable[Job], forecast: Forecast) -> Iterator[Job]:
-    """Each group as a job of its own, so that wherever the sequence ends all axes had their share.
-
-    Each workload, pass, dtype and number of threads gets the same time, and of its sizes the
-    smallest comes first, then the middle one, the quarters, and so on.
+    Wherever the sequence ends all axes had their share: cases that differ in more than their sizes
+    get the same time, by a forecast that learns meanwhile, and of their sizes the smallest comes
+    first, then the middle one, the quarters, and so on.
     """
     alike: dict[tuple[object, ...], list[Job]] = {}
     for job in jobs:
         for group in job.groups:
             case = group[0][0]
-            key = case.workload, case.pass_, case.dtype, case.threads
+            key = case.workload, case.pass_, case.dtype, case.threads, case.mask.text
             alike.setdefault(key, []).append(replace(job, groups=(group,)))
     queue = [(0.0, number, _halved(own)) for number, own in enumerate(alike.values())]
+    too_long = []
+
     while queue:
-        spent_s, number, (job, *rest) = heapq.heappop(queue)
-        yield job
-        spent_s += sum(forecast.of(cell)[0] for cell in job.cells())
-        if rest:
-            heapq.heappush(queue, (spent_s, number, rest))
+        spent_s, number, own = heapq.heappop(queue)
+        left = left_s()
+        soon = next((job for job in own if forecast.seconds(job.cells()) <= left), None)
+        if soon is None:
+            too_long.append((spent_s, number, own))
+            continue
+        own.remove(soon)
+        yield soon
+        # Once more is known, what seemed too long may not be.
+        queue += [(spent_s + forecast.seconds(soon.cells()), number, own)] * bool(own) + too_long
+        too_long.clear()
+        heapq.heapify(queue)
+
+
+def within(plan: Plan, forecast: Forecast, limit_s: float) -> Plan:
+    """The plan with the jobs alone that a sweep of `limit_s` seconds will probably measure."""
+    left_s, kept = [limit_s - _SWEEP_S], []
+    for job in balanced(plan.jobs, forecast, lambda: left_s[0]):
+        left_s[0] -= forecast.seconds(job.cells())
+        kept.append(job)
+    return replace(plan, jobs=tuple(kept))
 
 
 def _halved(jobs: list[Job]) -> list[Job]:
