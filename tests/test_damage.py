@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -160,9 +161,23 @@ def test_records_are_never_appended_through_a_link(tmp_path: Path) -> None:
     shutil.move(path / RECORDS, target)
     (path / RECORDS).symlink_to(target)
     before = target.read_bytes()
-    with pytest.raises(StoreError, match="cannot append"):
+    with pytest.raises(StoreError, match="is a symbolic link, through which nothing is written"):
         RunWriter.reopen(path)
     assert target.read_bytes() == before
+
+
+def test_what_keeps_a_report_from_being_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small(tmp_path)
+    (path / "plots").mkdir()
+
+    def rmdir(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    with pytest.raises(StoreError, match=r"cannot write a report into .*\(Permission denied\)"):
+        write_report(path)
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,8 @@ def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
     [
         (("--resume", "r", "--retry", "crushed"), "--retry takes any of unsupported, inc"),
         (("--resume", "r", "--retry", "ok"), "error, skipped, not 'ok'"),
+        (("--resume", "r", "--retry", ""), "--retry takes any of unsupported, inc"),
+        (("--resume", "r", "--retry", " , "), "error, skipped, not ''"),
         (("--retry", "crashed"), "goes with --resume RUN"),
     ],
 )

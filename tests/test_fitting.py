@@ -38,7 +38,7 @@ SMALL = Case(heads=2, seq_len=24, head_dim=8)
         ("1.5 GiB", 1.5 * GIB),
         ("80%", 0.8),
         ("100 %", 1),
-        ("5mib", 5 << 20),
+        ("64mib", 64 << 20),
         ("none", 0),
     ],
 )
@@ -57,6 +57,8 @@ def test_a_limit_that_makes_no_sense_is_refused_with_the_flag(text):
 def test_a_sweep_refuses_such_a_limit_in_one_line(cli, assert_refused, tmp_path):
     result = cli("sweep", "--memory-limit", "lots", "--output", tmp_path)
     assert_refused(result, "--memory-limit", "'lots'")
+    result = cli("sweep", "--memory-limit", "10KB", "--output", tmp_path)
+    assert_refused(result, "--memory-limit 10KB: a worker needs 64 MiB at least")
     assert not list(tmp_path.iterdir())
 
 
@@ -77,7 +79,7 @@ def test_free_is_the_least_of_the_machines_the_groups_and_the_own_limit(
     assert facts.free_bytes("cpu") == 0
 
 
-@pytest.mark.parametrize(("text", "most"), [("90%", 900), ("300B", None), ("1KB", 1000)])
+@pytest.mark.parametrize(("text", "most"), [("90%", 900), ("300B", None), ("64MiB", 64 << 20)])
 def test_the_limit_counts_from_what_the_process_has(monkeypatch, text, most):
     monkeypatch.setattr(facts, "free_bytes", lambda device: 1000)
     used = SimpleNamespace(memory_info=lambda: SimpleNamespace(data=50))

@@ -189,6 +189,11 @@ def test_of_much_output_the_end_is_kept() -> None:
     os.write(stderr, b"fifth\n")
     assert line.last_words() == "fifth"
     assert line.last_words(3) == "third | fourth | fifth"
+    begun = os.fstat(stderr).st_size
+    assert line.last_words(3, begun) == "", "another had said it"
+    os.write(stderr, b"sixth\n")
+    assert line.last_words(3, begun) == "sixth"
+    assert line.last_words(3, 1 << 40) == "fourth | fifth | sixth", "cut since"
     line.send("a request")
     assert line.last_words(3) == "", "what was said before it does not belong to it"
     line.hand_over()

@@ -51,8 +51,11 @@ def test_requests_are_answered_in_order_however_long_they_are(echo: tuple[Child,
 
 def test_a_death_ends_the_answers_and_leaves_its_last_words(echo: tuple[Child, Line]) -> None:
     child, line = echo
+    line.watch(child.pid)
+    assert not line.ends_within(0)
     line.send("die")
     assert line.receive(str, 60) is None
+    assert line.ends_within(60) == hasattr(os, "pidfd_open")
     assert (child.ended(), line.last_words()) == (1, "out of ideas")
     line.send("anybody?")  # noticed by the next receive alone
     assert line.receive(str, 60) is None

@@ -25,12 +25,18 @@ def checked(index: int, impl: str) -> ItemChecked:
 class ScriptedWorker:
     """Plays a list of steps: a sign to leave, a result to report, an end."""
 
-    def __init__(self, folder: Path, script: list[Any], words: str = "") -> None:
+    def __init__(
+        self, folder: Path, script: list[Any], words: str = "", late: bool = False
+    ) -> None:
         with (folder / f"heartbeat-{id(self)}").open("w+b") as file:
             self.heartbeat = Heartbeat(file.fileno())
-        self.line = SimpleNamespace(last_words=lambda count: words)
         self._script = iter(script)
+        self.line = SimpleNamespace(last_words=lambda *_: words, ends_within=self.ends_within)
+        self._late = late
         self.request: list[Any] = []
+
+    def ends_within(self, _: float) -> bool:
+        return self._late
 
     def send(self, request: Any) -> None:
         self.request = request
@@ -217,7 +223,42 @@ def test_of_who_was_tried_again_it_is_known_what_had_happened(tmp_path):
     [(key, text)] = supervision.retried.items()
     assert key == (0, "a")
     assert text.startswith("crashed: samples: ")
-    assert text.endswith("(SIGSEGV): bus error")
+    assert text.endswith("(SIGSEGV): bus error; to blame is one of: b")
+
+
+def test_who_dies_soon_after_it_was_measured_alone_is_to_blame(tmp_path):
+    """What its thread does later would end whoever is measured then."""
+    scripts = [[*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"]]
+    workers = [ScriptedWorker(tmp_path, script, "", script is scripts[1]) for script in scripts]
+    fresh, asked = iter(workers), []
+    runner: Any = SimpleNamespace(worker=lambda: next(fresh), close=lambda: None)
+    supervision = Supervision(runner, CASES, lambda keys: asked.append(keys) or keys)  # type: ignore[arg-type,return-value,func-returns-value]
+    results: dict[Any, Any] = dict(supervision.run(KEYS))
+    death = results[0, "a"]
+    assert (death.status, asked) == ("crashed", [KEYS, [(0, "a")], KEYS[1:]])
+    assert death.reason.endswith("killed by signal 11 (SIGSEGV), within 3 s after it was measured")
+    assert "to blame" not in supervision.retried[0, "a"], "nobody else is"
+    assert results[0, "b"].status == results[1, "a"].status == "ok"
+
+
+def test_only_who_is_tried_again_is_waited_for(play, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ScriptedWorker, "ends_within", lambda *_: asked.append(1), raising=False)
+    play([(0, "a"), (0, "b"), (1, "a"), "done"])
+    assert not asked
+    play([*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"])
+    assert len(asked) == 1
+
+
+def test_of_many_who_may_be_to_blame_five_are_named(tmp_path):
+    keys = [(0, name) for name in "abcdefgh"]
+    begun = [("at", 0, i, "build", name) for i, (_, name) in enumerate(keys[:7])]
+    scripts = [[*begun, "dies"], [(0, "g"), "done"], [*keys[:6], keys[7], "done"]]
+    workers = iter([ScriptedWorker(tmp_path, script) for script in scripts])
+    runner: Any = SimpleNamespace(worker=lambda: next(workers), close=lambda: None)
+    supervision = Supervision(runner, CASES, lambda keys: keys)  # type: ignore[arg-type,return-value]
+    assert len(list(supervision.run(keys))) == 8
+    assert supervision.retried[0, "g"].endswith("; to blame is one of: a, b, c, d, e, …")
 
 
 # Events that cannot be read.

@@ -143,6 +143,26 @@ def test_a_worker_shows_life_for_each_block_of_a_reference(tmp_path, monkeypatch
     assert after[1:] == before[1:]
 
 
+def test_it_is_known_where_standard_error_was_when_a_cell_began(tmp_path):
+    with (tmp_path / "heartbeat").open("w+b") as file:
+        heartbeat = Heartbeat(file.fileno())
+    with (tmp_path / "printed").open("w+b", buffering=0) as printed:
+        kept = os.dup(2)
+        os.dup2(printed.fileno(), 2)
+        try:
+            for impl, stage in ((0, "build"), (0, "check"), (1, "build"), (0, "samples")):
+                heartbeat.write(0, impl, stage)
+                os.write(2, b"said\n")
+                expected = {"build": 10 * impl, "check": 0, "samples": 15}[stage]
+                assert heartbeat.read().printed == expected
+            os.close(2)
+            heartbeat.write(0, 1, "samples")  # there is none any more
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+    assert heartbeat.read().printed == 15
+
+
 def test_a_property_is_announced_like_any_check(monkeypatch):
     """Else a death in it would cost the check before."""
     signs: list[str] = []

@@ -109,11 +109,12 @@ def emptied(folder: Path) -> Path:
     """Make a folder anew; a link in its place is removed, and never followed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be removed or made.
     """
     if folder.is_symlink():
         folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
     folder.mkdir(parents=True)
     return folder
 

@@ -278,19 +278,22 @@ def parse_shard(text: str, flag: str) -> tuple[int, int]:
 
 _MEMORY = {"%": 0.01, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _MEMORY |= {f"{name}IB": 1024.0**power for power, name in enumerate("KMGT", 1)}
+_LEAST_BYTES = 1 << 26
 
 
 def parse_memory(text: str, flag: str) -> float:
     """Read `8GB` or `8GiB` as bytes, `80%` as the share 0.8, and `none` as 0.
 
     Raises:
-        UsageError: something else, nothing at all, or more than 100 %.
+        UsageError: something else, nothing at all, more than 100 %, or too few bytes for a worker.
     """
     unit = text.strip().lstrip("0123456789. ")
     number = _number(text.strip().removesuffix(unit).strip() or "0")
     value = (number or 0.0) * _MEMORY.get(unit.upper(), 0.0)
     if unit != "none" and not 0 < value <= (1 if unit == "%" else 1e18):
         raise UsageError(f"{flag} takes 8GB, 500MiB, 80% or none, not {text[:40]!r}")
+    if unit not in ("%", "none") and value < _LEAST_BYTES:
+        raise UsageError(f"{flag} {text.strip()}: a worker needs {_LEAST_BYTES >> 20} MiB at least")
     return value
 
 

@@ -87,7 +87,7 @@ _SWEEP: Rows = (
     output_option,
     ("--name", {}, "The run's name, a new folder [a time stamp]."),
     ("--resume", {"metavar": "RUN"}, "Measure what an existing run planned and has not measured."),
-    ("--retry", {"metavar": "STATUSES", "default": ""},
+    ("--retry", {"metavar": "STATUSES"},
      "With --resume: measure cells of these statuses again, such as crashed,timeout."),
     ("--mixed", {"is_flag": True},
      "With --resume: go on although the machine or versions differ; the table names both."),
@@ -113,7 +113,8 @@ def sweep(**options: Any) -> None:
     from attnbench.schema.record import FAILURES
 
     quiet, dry_run = options.pop("quiet"), options.pop("dry_run")
-    retry = [status.strip() for status in options["retry"].split(",") if status.strip()]
+    text = options["retry"]
+    retry = [] if text is None else [status.strip() for status in text.split(",")]
     for status in (status for status in retry if status not in FAILURES):
         raise UsageError(f"--retry takes any of {', '.join(FAILURES)}, not {status!r:.40}")
     there = {"--on ray": options["on"] == "ray", "--resume RUN": options["resume"] is not None}

@@ -184,15 +184,21 @@ class Line:
         del self._kept[: end + 1]
         return line
 
-    def last_words(self, count: int = 1) -> str:
-        """The last lines on standard error since the last request, such as an exception."""
-        text = plain(self._end_of_printed().decode(errors="replace"))
+    def ends_within(self, within_s: float) -> bool:
+        """Whether the process ends in that time; False where that cannot be watched."""
+        watched = [] if self._ended is None else [self._ended]
+        return bool(select.select(watched, [], [], within_s if watched else 0)[0])
+
+    def last_words(self, count: int = 1, since: int = 0) -> str:
+        """The last lines on standard error since the last request and byte `since` of it."""
+        text = plain(self._end_of_printed(since).decode(errors="replace"))
         lines = [line.strip() for line in text.split("\n") if line.strip()]
         return " | ".join(line[: 300 // count] for line in lines[-count:])
 
-    def _end_of_printed(self) -> bytes:
-        file = self._stderr.fileno()
-        return os.pread(file, _KEPT, max(self._printed, os.fstat(file).st_size - _KEPT))
+    def _end_of_printed(self, since: int = 0) -> bytes:
+        size = os.fstat(file := self._stderr.fileno()).st_size
+        since = since if since <= size else 0  # much was printed, and cut
+        return os.pread(file, _KEPT, max(self._printed, since, size - _KEPT))
 
     def _cut_printed(self) -> None:
         """Of very much that was printed keep the end: the process writes on behind that."""

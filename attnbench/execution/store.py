@@ -116,7 +116,9 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         try:
             descriptor = os.open(path / RECORDS, how, 0o666)
         except OSError as err:
-            raise StoreError(f"cannot append to {path / RECORDS} ({err.strerror})") from err
+            linked = "is a symbolic link, through which nothing is written"
+            why = linked if err.errno == errno.ELOOP else f"cannot be appended to ({err.strerror})"
+            raise StoreError(f"{path / RECORDS} {why}") from err
         # Unbuffered: what could not be written must not be tried again when the file is closed.
         self._file = os.fdopen(descriptor, "a+b", buffering=0)
         lock(descriptor, path)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Key = tuple[int, str]  # index of a case or item in the caller's list, implementation
 
 _POLL_S = 0.5
+_LINGER_S = 3.0  # for what a cell started, such as a thread, to do its harm
 
 
 class Death(NamedTuple):
@@ -52,9 +53,10 @@ class Supervision:
     before, one of them may be to blame, whose thread crashed late, who closed what is not its own
     or holds the memory: who was at it is tried once more, without them in a fresh process, and to
     blame if that fails as well. So it is where events cannot be read or the pipe was closed. If it
-    was at none, a fresh one tries the rest once more. An implementation that ended `deaths_each`
-    workers is not tried any further. `retried` says of who was tried once more what had happened
-    before.
+    was at none, a fresh one tries the rest once more. Alone, a result counts if the process lives
+    on for `_LINGER_S`. An implementation that ended `deaths_each` workers is not tried any further.
+    `retried` says of who was tried once more what had happened before, and who else may have done
+    it.
     """
 
     runner: LocalRunner
@@ -64,6 +66,7 @@ class Supervision:
     retried: dict[Key, str] = field(default_factory=dict)
     _may_retry: bool = True
     _deaths: Counter[str] = field(default_factory=Counter)
+    _before: dict[Key, list[str]] = field(default_factory=dict)  # whom else that may be due to
 
     def run(self, keys: list[Key]) -> Iterator[tuple[Key, Result | Death]]:
         """Yield a result or a Death for every key, each once."""
@@ -88,19 +91,24 @@ class Supervision:
                 if status == "skipped" and any(key[1] == name for [(_, name)] in crowded):
                     implied.add(key)  # by what may fit: to be asked for again, once that is known
                     continue
+                if key in self.retried and len(asked) == 1:
+                    event = self._outlived(worker, key, event)
                 del open_keys[key]
                 yield key, event
+                if isinstance(event, Death):
+                    break
             later = implied.union(*crowded)
             left = [key for key in asked if key in open_keys and key not in later]
             apart += crowded
             at = [key for key in attempt.at(attempt.sign()) if key in left]
             blamed = at or left
             if event is not None:
-                if words := worker.line.last_words(3):
+                if words := worker.line.last_words(3, attempt.sign().printed):
                     event = event._replace(reason=f"{event.reason}: {words}")
                 suspects = [[key] for key in blamed]
                 if event.surely:
                     suspects = [at] if at and attempt.others_ran() else []
+                self._before |= {key: attempt.others(key[1]) for key in at}
                 self.runner.close()
                 if suspects and len(asked) > len(suspects[0]):
                     apart = suspects + apart
@@ -121,6 +129,17 @@ class Supervision:
                 if self.deaths_each is not None and self._deaths[key[1]] >= self.deaths_each:
                     del open_keys[key]
                     yield key, Death("skipped", f"not tried: it ended {self.deaths_each} workers")
+
+    def _outlived(self, worker: Worker, key: Key, result: Result) -> Result | Death:
+        """The result of one tried again alone, if its process lives on for a while."""
+        if worker.line.ends_within(_LINGER_S):
+            self._deaths[key[1]] += 1
+            how = f"{ending(worker.ended() or 0)}, within {_LINGER_S:g} s after it was measured"
+            return Death("crashed", f"the process ended, {how}")
+        if names := self._before.pop(key, []):
+            named = ", ".join(names[:5] + ["…"] * (len(names) > 5))
+            self.retried[key] += f"; to blame is one of: {named}"
+        return result
 
     def _next(self, worker: Worker, attempt: _Attempt) -> Result | Death | None:
         """The next result, None when the worker is done, or a Death if it ends before."""
@@ -160,6 +179,7 @@ class _Attempt:
         self._heartbeat, self._closed = heartbeat, False
         self._last, self.since = heartbeat.read(), time.monotonic()  # when it last moved
         self._oom_kills = _oom_kills()
+        self._names = list(dict.fromkeys(impl for _, impl in asked))
 
     def key(self, local: Key) -> Key | None:
         """The caller's key; None where the request had no such cell."""
@@ -184,6 +204,10 @@ class _Attempt:
     def others_ran(self) -> bool:
         """Whether code of others than the one that the worker is at has run in its process."""
         return self.sign().begun > (self.sign().impl != NOBODY)
+
+    def others(self, impl: str) -> list[str]:
+        """Who ran in the process besides: they begin in the order in which they are asked for."""
+        return [name for name in self._names[: self.sign().begun] if name != impl]
 
     def sign(self) -> Sign:
         """What the worker is at; what it was at when its pipe closed, if it has."""

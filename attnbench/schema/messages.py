@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -269,20 +270,22 @@ Result = CellMeasured | CellProfiled | CellTraced | ItemChecked
 Event = Ready | Failed | Testing | Catalogue | Reasons | Needs | Facts | Result | Done
 
 
-_LAYOUT = struct.Struct("<qqqq32s")
+_LAYOUT = struct.Struct("<qqqqq32s")
 NOBODY = -1
 
 
 class Sign(NamedTuple):
     """What was last written: a step counter, the case and implementation indices, the stage.
 
-    `begun` is of how many implementations code has run in this process.
+    `begun` is of how many implementations code has run in this process, `printed` how many bytes of
+    standard error there were when it came to this cell.
     """
 
     step: int
     case: int
     impl: int
     begun: int
+    printed: int
     stage: str
 
 
@@ -291,10 +294,11 @@ class Heartbeat:
 
     def __init__(self, descriptor: int) -> None:
         if not os.fstat(descriptor).st_size:
-            os.write(descriptor, _LAYOUT.pack(0, NOBODY, NOBODY, 0, b"start-up"))
+            os.write(descriptor, _LAYOUT.pack(0, NOBODY, NOBODY, 0, 0, b"start-up"))
         self._map = mmap.mmap(descriptor, _LAYOUT.size)
         self._step = 0
         self._begun: set[str] = set()
+        self._at, self._printed = (NOBODY, NOBODY), 0  # bytes
 
     def write(self, case: int, impl: int, stage: str, name: str | None = None) -> None:
         """Note: now at this case (index in the group), this implementation, this stage.
@@ -303,7 +307,11 @@ class Heartbeat:
         """
         self._step += 1
         self._begun |= {name} if name else set()
-        sign = self._step, case, impl, len(self._begun), stage.encode()[:32]
+        if self._at != (case, impl):
+            self._at = case, impl
+            with contextlib.suppress(OSError):  # someone closed it
+                self._printed = os.fstat(2).st_size
+        sign = self._step, case, impl, len(self._begun), self._printed, stage.encode()[:32]
         self._map[:] = _LAYOUT.pack(*sign)
 
     def beat(self) -> None:
@@ -313,8 +321,8 @@ class Heartbeat:
 
     def read(self) -> Sign:
         """What the worker noted last."""
-        step, case, impl, begun, stage = _LAYOUT.unpack(self._map[:])
-        return Sign(step, case, impl, begun, stage.rstrip(b"\0").decode(errors="replace"))
+        *numbers, stage = _LAYOUT.unpack(self._map[:])
+        return Sign._make([*numbers, stage.rstrip(b"\0").decode(errors="replace")])
 
     def close(self) -> None:
         """Unmap the file."""
