@@ -301,8 +301,15 @@ def test_a_sweep_in_which_no_cell_was_measured_does_not_exit_with_0(
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
-    cli: Cli, tmp_path: Path, processes: int
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
+    measured, suspects = LocalRunner.run, list[str]()
+
+    def measured_(runner: LocalRunner, jobs: Any) -> Any:
+        suspects.extend(runner.suspects.values())
+        return measured(runner, jobs)
+
+    monkeypatch.setattr(LocalRunner, "run", measured_)
     run, args = tmp_path / "r", ("--impls", "naive", "--seq-lens", "8,16,32", "--quiet")
     cli("sweep", *args, "--processes", processes, "--output", tmp_path, "--name", "r")
     fates: dict[int, Any] = {8: "crashed", 16: "oom"}
@@ -320,6 +327,7 @@ def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
     before = (run / RECORDS).read_bytes()
     assert cli("sweep", "--resume", run, "--retry", "crashed,timeout").exit_code == 0
     assert statuses() == {8: "ok", 16: "oom", 32: "ok"}
+    assert suspects == ["crashed: killed"]
     after = (run / RECORDS).read_bytes()
     assert after.startswith(before)
     assert after.count(b"\n") == before.count(b"\n") + 1, "others were measured anew"

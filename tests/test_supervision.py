@@ -250,6 +250,24 @@ def test_only_who_is_tried_again_is_waited_for(play, monkeypatch):
     assert len(asked) == 1
 
 
+def test_who_failed_in_an_earlier_run_is_tried_apart_from_the_others(tmp_path, monkeypatch):
+    watched = []
+    monkeypatch.setattr(ScriptedWorker, "ends_within", lambda *_: watched.append(1), raising=False)
+    scripts = [[(0, "b"), "done"], [(0, "a"), (1, "a"), "done"]]
+    workers = iter([ScriptedWorker(tmp_path, script) for script in scripts])
+    runner: Any = SimpleNamespace(worker=lambda: next(workers), close=lambda: None)
+    asked: list[Any] = []
+
+    def request(keys: Any) -> Any:
+        asked.append(keys)
+        return keys
+
+    supervision = Supervision(runner, CASES, request, retried={(0, "b"): "crashed: x"})
+    assert len(list(supervision.run(KEYS))) == 3
+    assert asked == [[(0, "b")], [(0, "a"), (1, "a")]]
+    assert watched == [1]
+
+
 def test_of_many_who_may_be_to_blame_five_are_named(tmp_path):
     keys = [(0, name) for name in "abcdefgh"]
     begun = [("at", 0, i, "build", name) for i, (_, name) in enumerate(keys[:7])]

@@ -46,7 +46,8 @@ class Executor(abc.ABC):
     With the catalogue come `warnings` and `own`, the names that each of the user's files
     registered. `environments` has the facts of the machines that measure by their key; `admit`
     returns those of one with the ceilings known of it, or raises a UsageError: it is not to
-    measure. For other ceilings `limits` asks. `pruning` knows what ran out of memory before.
+    measure. For other ceilings `limits` asks. `pruning` knows what ran out of memory before,
+    `suspects` what became of cells, by their keys, that are tried once more.
     `start_up_s` and `ceilings_s` are the wall seconds spent so far on starting workers and on
     ceilings, since `began`.
     """
@@ -60,6 +61,7 @@ class Executor(abc.ABC):
         self.warnings: list[str] = []
         self.own: tuple[tuple[str, ...], ...] = ()
         self.pruning = Pruning(enabled=settings.prune)
+        self.suspects: dict[tuple[str, str], str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +168,11 @@ class LocalRunner(Executor):
             cases = [case for case, _ in job.cases]
             if cases[0].device in _PROFILED_APART:
                 self._profile(cases, keys)
-            supervised = Supervision(self, cases, partial(self._measure_request, job))
+            before = {k: self.suspects.get((cases[k[0]].case_id, k[1])) for k in keys}
+            supervised = Supervision(
+                self, cases, partial(self._measure_request, job),
+                retried={key: what for key, what in before.items() if what},
+            )  # fmt: skip
             for (index, impl), result in supervised.run(keys):
                 if isinstance(result, Death):
                     cell = Cell(case=cases[index], impl=impl)
@@ -181,8 +187,8 @@ class LocalRunner(Executor):
                 if key in self._profiled_s:
                     spent_s = spent_s | {"profile": self._profiled_s.pop(key)}
                 known = self._kernels.get(key, {}) if record.status == "ok" else {}
-                if before := supervised.retried.get((index, impl)):
-                    known = known | {"retried_note": before}
+                if note := supervised.retried.get((index, impl)):
+                    known = known | {"retried_note": note}
                 metrics = record.metrics | known
                 yield replace(
                     record, metrics=metrics, spent_s=spent_s, process=job.process,

@@ -187,6 +187,7 @@ def resume(
             f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
         ) from err
     parts = [record for record in run.parts if record.status not in retry]
+    suspects = {r.cell.key: f"{r.status}: {r.reason}" for r in run.parts if r.status in retry}
     done = {(record.cell.key, record.process) for record in parts}
     # One that failed in any process has failed for good.
     over = {record.cell.key for record in parts if record.status != "ok"}
@@ -201,7 +202,7 @@ def resume(
     if run.files and "files" not in run.info:
         listener.warned(f"{path} is of an older version: whether its --impl changed is not known")
     with _executor(settings, listener, ray) as runner:
-        runner.admit = machines.admit
+        runner.admit, runner.suspects = machines.admit, suspects
         if missing:
             catalogue = _catalogue(runner, listener)
             named((cell.impl for cell in missing), catalogue)  # raises where one is gone

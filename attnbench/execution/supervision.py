@@ -71,7 +71,8 @@ class Supervision:
     def run(self, keys: list[Key]) -> Iterator[tuple[Key, Result | Death]]:
         """Yield a result or a Death for every key, each once."""
         open_keys = dict.fromkeys(keys)
-        apart: list[list[Key]] = []  # each to be tried in a process of its own
+        # Each to be tried in a process of its own.
+        apart = [[key] for key in keys if key in self.retried]
         while open_keys:
             apart = [left for keys in apart if (left := [key for key in keys if key in open_keys])]
             asked = apart[0] if apart else list(open_keys)
