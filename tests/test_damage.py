@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -327,3 +328,16 @@ def test_a_path_that_no_file_can_have_is_one_line(
         assert_refused(cli(*command, text * 40 if "/" in text else text), "Invalid value")
     for command in (("export",), ("compare", "a"), ("gate", "--replay"), ("sweep", "--resume")):
         assert_refused(cli(*command, text))
+
+
+def test_a_count_that_no_table_can_hold_is_refused(tmp_path: Path) -> None:
+    path = small(tmp_path, cells=1)
+
+    def changed(row: dict[str, Any]) -> dict[str, Any]:
+        row["samples"]["calls"][0] = 2**63
+        return row
+
+    synthetic.edit(path / RECORDS, changed)
+    (path / RECORDS).write_text((path / RECORDS).read_text() + "\n")
+    with pytest.raises(StoreError, match=r"line 1: .*Expected `int` <="):
+        load_run(path)

@@ -29,6 +29,9 @@ FULL_SPEED = 1.1
 ALONE = 0.98
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]  # sums of them fit into a table
+
+
 class Batch(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Calls timed by one reading of the clock; all times are microseconds per call, as means.
 
@@ -47,7 +50,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
     enqueue_us: float | None = None
     hidden_us: float | None = None
     cpu_us: Time | None = None
-    left_out: int = 0
+    left_out: Count = 0
 
     @property
     def disturbed(self) -> bool:
@@ -77,10 +80,10 @@ class Sample(Batch, frozen=True, kw_only=True, array_like=True, gc=False):
     counts for want of better ones says in `kept_despite` what it would have been discarded for.
     """
 
-    round: int
-    position: int
-    calls: int
-    process: int = 0
+    round: Count
+    position: Count
+    calls: Count
+    process: Count = 0
     discarded: str | None = None
     blocks_us: tuple[Time, ...] = ()
     discard_code: DiscardCode | None = None
