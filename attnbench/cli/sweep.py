@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,8 +136,7 @@ def sweep(**options: Any) -> None:
                 dry_run=dry_run, ray=ray, mixed=options["mixed"],
             )  # fmt: skip
         else:
-            request = replace(_request(options), ray=ray)
-            path = session.sweep(request, display, dry_run=dry_run)
+            path = session.sweep(_request(options, ray), display, dry_run=dry_run)
     if dry_run or path is None:
         return
     run = load_run(path)
@@ -153,7 +151,7 @@ def sweep(**options: Any) -> None:
         raise SystemExit(ExitCode.USAGE)
 
 
-def _request(options: dict[str, Any]) -> SweepRequest:
+def _request(options: dict[str, Any], ray: str | None) -> SweepRequest:
     """What was asked for: the preset, and above it whatever stands on the command line."""
     from attnbench.execution.process import Settings
     from attnbench.execution.session import SweepRequest
@@ -182,6 +180,7 @@ def _request(options: dict[str, Any]) -> SweepRequest:
         output=options["output"],
         name=options["name"],
         shard=options["shard"],
+        ray=ray,
         max_total_time_s=options["max_total_time"],
         options={name: _written(v) for name, v in options.items() if v},
     )

@@ -168,11 +168,10 @@ class LocalRunner(Executor):
             cases = [case for case, _ in job.cases]
             if cases[0].device in _PROFILED_APART:
                 self._profile(cases, keys)
-            before = {k: self.suspects.get((cases[k[0]].case_id, k[1])) for k in keys}
-            supervised = Supervision(
-                self, cases, partial(self._measure_request, job),
-                retried={key: what for key, what in before.items() if what},
-            )  # fmt: skip
+            named = {(i, impl): (cases[i].case_id, impl) for i, impl in keys}
+            before = {key: self.suspects[c] for key, c in named.items() if c in self.suspects}
+            request = partial(self._measure_request, job)
+            supervised = Supervision(self, cases, request, retried=before)
             for (index, impl), result in supervised.run(keys):
                 if isinstance(result, Death):
                     cell = Cell(case=cases[index], impl=impl)

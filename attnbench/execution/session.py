@@ -123,8 +123,8 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             plan = sharded(whole, *request.shard)
         forecast = None
         if dry_run or request.max_total_time_s:
-            forecast = _forecast(plan, runner, catalogue.environment, request.output)
-            forecast.limit_s = request.max_total_time_s
+            limit_s, here = request.max_total_time_s, catalogue.environment
+            forecast = _forecast(plan, runner, here, request.output, limit_s)
         if dry_run:
             listener.planned(plan, None, forecast)
             return None
@@ -143,7 +143,8 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             info["shard"] = merging.shard_of(whole, *request.shard)
         with RunWriter.create(request.output, request.name, info) as writer:
             listener.planned(plan, writer.path, forecast)
-            _measure(plan, runner, writer, listener, _Machines(writer.path), forecast)
+            machines = _Machines(writer.path, load_info(writer.path))
+            _measure(plan, runner, writer, listener, machines, forecast)
             return writer.path
 
 
@@ -181,7 +182,8 @@ def resume(
         if not run.cells:
             raise KeyError("plan")
         settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
-        machines = _Machines(path, mixed=mixed, names=FINGERPRINT if ray is None else _ALIKE)
+        names = FINGERPRINT if ray is None else _ALIKE
+        machines = _Machines(path, run.info, mixed=mixed, names=names)
     except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
         raise StoreError(
             f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
@@ -212,8 +214,8 @@ def resume(
             runner.pruning.oom += [part.cell for part in out]
         forecast = None
         if dry_run or max_total_time_s:
-            forecast = _forecast(plan, runner, machines.environments[""], path.parent)
-            forecast.limit_s = max_total_time_s
+            first = machines.environments[""]
+            forecast = _forecast(plan, runner, first, path.parent, max_total_time_s)
         listener.planned(plan, None if dry_run else path, forecast)
         if not dry_run:
             with RunWriter.reopen(path) as writer:
@@ -225,9 +227,9 @@ class _Machines:
     """The environments of a run, as `run.json` has them: whose records may stand beside theirs."""
 
     def __init__(
-        self, path: Path, *, mixed: bool = True, names: Sequence[str] = FINGERPRINT
+        self, path: Path, info: Facts, *, mixed: bool = True, names: Sequence[str] = FINGERPRINT
     ) -> None:
-        self.path, self.info, self._mixed, self._names = path, load_info(path), mixed, names
+        self.path, self.info, self._mixed, self._names = path, info, mixed, names
         first = {"attnbench": self.info.get("attnbench")} | self.info["environment"]
         self.environments: dict[str, Facts] = {"": first} | self.info.get("environments", {})
         self._keys: dict[str, str] = {}  # by those of an executor
@@ -308,9 +310,12 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: Executor) -> Plan
 _LEARNED_FROM = 5  # of the runs of a machine the latest
 
 
-def _forecast(plan: Plan, runner: Executor, environment: Facts, output: Path) -> Forecast:
+def _forecast(
+    plan: Plan, runner: Executor, environment: Facts, output: Path, limit_s: float | None
+) -> Forecast:
     """What is known of how long cells take here, from earlier runs in the same folder."""
-    forecast = Forecast((runner.settings.min_time_s, runner.settings.max_time_s))
+    timing = runner.settings.min_time_s, runner.settings.max_time_s
+    forecast = Forecast(timing, limit_s=limit_s)
     forecast.needs, forecast.free = runner.needs([c for job in plan.jobs for c in job.cells()])
     earlier = [(load_info(path).get("environment") or {}, path) for path in runs_in(output)]
     name = environment.get("device_name")
@@ -319,9 +324,9 @@ def _forecast(plan: Plan, runner: Executor, environment: Facts, output: Path) ->
         with contextlib.suppress(StoreError):  # damaged: it is not what was asked about
             run = load_run(path)
             known = run.info.get("settings") or {}
-            timing = known.get("min_time_s", 0.1), known.get("max_time_s", 1.0)
+            own = known.get("min_time_s", 0.1), known.get("max_time_s", 1.0)
             for part in run.parts:
-                forecast.learn(part, timing)
+                forecast.learn(part, own)
     return forecast
 
 

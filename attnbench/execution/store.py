@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -47,7 +47,7 @@ class Run:
         """The run's name, as recorded when it was made."""
         return str(self.info["run_id"])
 
-    @property
+    @cached_property
     def environments(self) -> dict[str, dict[str, Any]]:
         """The facts of each machine that measured, by `Record.environment`."""
         others: dict[str, dict[str, Any]] = self.info.get("environments") or {}
@@ -231,16 +231,17 @@ def load_run(path: Path) -> Run:
         StoreError: no such run, or a file in it that is damaged, changed or not ours.
     """
     info, file = load_info(path), path / RECORDS
+    older = unwritten(info)
     if "planned" in info:
         info["plan"] = _load_plan(path, info["planned"])
     try:
-        own = [Cell.from_json(row, unwritten(info)) for row in info.get("plan") or ()]
+        own = [Cell.from_json(row, older) for row in info.get("plan") or ()]
     except AttnbenchError as err:
         raise StoreError(f"{path / INFO} has a damaged plan ({err!s:.200})") from err
     planned = {cell.key for cell in own}
     # One of the first schemas may have lines without checksum.
     since = 0 if info["schema"] >= SCHEMA else SCHEMA
-    read = partial(Record.from_line, unwritten=unwritten(info), since=since)
+    read = partial(Record.from_line, unwritten=older, since=since)
     latest: dict[tuple[tuple[str, str], int], Record] = {}
     torn = False
     try:
