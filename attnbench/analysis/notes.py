@@ -25,9 +25,6 @@ LEFT_OUT = 0.01  # of the calls; some interruption meets every process
 ENOUGH = 20
 SURE = 3.5
 DRIFT = 0.03
-GAP = 0.05
-SPLIT = 0.85
-SMALLER_GROUP = 0.1
 DEPENDS = 0.4
 
 
@@ -76,7 +73,8 @@ def _asides(record: Record) -> Iterator[str]:
             " their processor time counts"
         )
     if (full := metrics.get("full_speed_share", 1.0)) < FULL_SPEED_SHARE:
-        yield f"the core ran at its full speed {full:.0%} of the time"
+        speeds = f": a loop took {found}" if (found := metrics.get("core_speeds")) else ""
+        yield f"the core ran at its full speed {full:.0%} of the time{speeds}"
     if (stolen := metrics.get("stolen_share") or 0.0) > STEAL_SHARE:
         yield f"the hypervisor gave {stolen:.1%} of its processors' time to others"
     if (withheld := metrics.get("throttled_share") or 0.0) > STEAL_SHARE:
@@ -97,9 +95,6 @@ def _asides(record: Record) -> Iterator[str]:
     if worst := max(changes, key=abs, default=None):
         text = f"drifts: the last third took {abs(worst):.1%}"
         yield f"{text} {'more' if worst > 0 else 'less'} time"
-    if found := next(filter(None, map(two_speeds, of_processes)), None):
-        fast, slow = units.time(found[0]), units.time(found[1])
-        yield f"two speeds: {fast}, and {slow} in {found[2]:.0%} of samples"
     r = None if times.over_processes(record) else dependence(times.observations_us(record))
     if r is not None:
         yield (
@@ -148,28 +143,6 @@ def drift(times_us: Sequence[float]) -> float | None:
         return None
     change = median(times_us[-third:]) / median(times_us[:third]) - 1
     return change if abs(change) >= DRIFT else None
-
-
-def two_speeds(times_us: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return (fast, slow, share of slow ones) where the times fall into two groups, or None.
-
-    The cut that explains most variance (Otsu, "A threshold selection method from gray-level
-    histograms", 1979) explains 85 % of it: a uniform distribution reaches 75 %, a normal one
-    64 %. Either group holds a tenth of the samples, and the medians differ by 5 %.
-    """
-    count = len(times_us)
-    if count < ENOUGH:
-        return None
-    ordered = np.sort(np.array(times_us, dtype=np.float64))
-    middle, edge = ordered.mean(), math.ceil(SMALLER_GROUP * count)
-    cuts, sums = np.arange(edge, count - edge + 1), np.cumsum(ordered)
-    below, above = sums[cuts - 1] / cuts, (sums[-1] - sums[cuts - 1]) / (count - cuts)
-    between = cuts * (below - middle) ** 2 + (count - cuts) * (above - middle) ** 2
-    total, cut = ((ordered - middle) ** 2).sum(), int(cuts[between.argmax()])
-    fast, slow = float(np.median(ordered[:cut])), float(np.median(ordered[cut:]))
-    if total == 0 or between.max() < SPLIT * total or slow < (1 + GAP) * fast:
-        return None
-    return fast, slow, (count - cut) / count
 
 
 def dependence(observations: Sequence[float]) -> float | None:

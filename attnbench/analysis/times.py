@@ -13,6 +13,7 @@ from attnbench.base.stats import (
     median,
     median_interval,
     processes_interval,
+    robust_least,
 )
 from attnbench.machine import limits
 from attnbench.schema.record import Record, Sample
@@ -106,14 +107,23 @@ def low_end(record: Record, samples: list[Sample]) -> tuple[float, float, float]
     """The least time of one process in µs, and the ends of where it may lie within that process."""
     alone = [sample for sample in samples if not sample.disturbed]
     pool = alone if len(alone) >= FEWEST else samples
-    fastest = min(pool, key=lambda sample: sample.own_us)
-    slowdown = (fastest.probe_us or 0.0) / record.metrics["probe_us"]
-    low = fastest.own_us / (slowdown if slowdown > FULL_SPEED else 1.0)
-    width = min(record.metrics.get("window") or 1, max(1, len(pool) // FEWEST))
-    high = stats.upper_quartile(fastest_of_windows([sample.own_us for sample in pool], width))
-    if pool is samples:  # the truth lies between processor and wall time
-        high = max(high, min(sample.time_us for sample in samples))
-    return fastest.own_us, low, high
+    ordered = sorted(pool, key=lambda sample: sample.own_us)
+    # Of one that was left alone two clocks agree; of others a clock that stood still may be behind.
+    agree = pool is alone and all(sample.cpu_us is not None for sample in pool)
+    least_us = (min if agree else robust_least)(sample.own_us for sample in pool)
+    full_us, most = record.metrics["probe_us"], record.metrics.get("speed_slope", 1.0)
+    nearest = [us for sample in ordered[:FEWEST] if (us := sample.probe_us)]
+    speed = median(nearest) / full_us if nearest else 1.0
+    low = least_us / speed**most if speed > FULL_SPEED else least_us
+    # How high it may come out at the speed that the core had then.
+    alike = [
+        s.own_us for s in pool if (s.probe_us or 0.0) <= FULL_SPEED * max(speed, 1.0) * full_us
+    ]
+    width = min(record.metrics.get("window") or 1, max(1, len(alike) // FEWEST))
+    high = stats.upper_quartile(fastest_of_windows(alike, width))
+    if pool is not alone:  # the truth lies between processor and wall time
+        high = max(high, robust_least(sample.time_us for sample in samples))
+    return least_us, low, max(high, least_us)
 
 
 def within_run_us(record: Record) -> Interval | None:
@@ -129,7 +139,7 @@ def within_run_us(record: Record) -> Interval | None:
     if interval is None or not any(sample.disturbed for sample in record.kept):
         return interval
     # A call that spins on a clock took at least its processor time, and at most any wall time.
-    return interval[0], max(interval[1], min(sample.time_us for sample in record.kept))
+    return interval[0], max(interval[1], robust_least(s.time_us for s in record.kept))
 
 
 def over_processes(record: Record) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from attnbench.base.stats import robust_least
 from attnbench.machine.facts import free_bytes, last_cache_bytes
 from attnbench.measure.clock import Clock, clock_for
 
@@ -152,7 +153,7 @@ def _launch_us(clock: Clock, device: str) -> float | None:
 def _least_us(
     clock: Clock, calls: Mapping[Name, Callable[[], Any]], budget_us: float, batch_us: float
 ) -> dict[Name, float]:
-    """The least time of each call in µs, over interleaved rounds; infinite if none was seen.
+    """The low end of each call's times in µs, over interleaved rounds; infinite if none was seen.
 
     Each batch lasts about `batch_us`, at least one call. The rounds end when the budget is spent
     and the least times agree, or some budgets later.
@@ -172,4 +173,4 @@ def _least_us(
         needed_us = budget_us if agree else MOST_BUDGETS * budget_us
         if done >= LEAST_ROUNDS and spent_us >= needed_us:
             break
-    return {name: min(found, default=math.inf) for name, found in times.items()}
+    return {name: robust_least(found or [math.inf]) for name, found in times.items()}

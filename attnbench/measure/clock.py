@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
-from attnbench.base.sample import Batch
+from attnbench.base.sample import ALONE, Batch
 from attnbench.base.stats import median
 from attnbench.machine.facts import last_cache_bytes
 
@@ -24,6 +24,8 @@ L2 = Literal["cold", "warm"]
 Timer = Literal["host", "events", "graph"]
 Call = Callable[[], Any]
 
+# What reading both clocks may take at most, between the one and the other.
+READING_NS = 20_000
 # Event times are documented as good to about 0.5 µs; before Hopper they are multiples of 1.024 µs.
 _EVENT_RESOLUTION_US = 1.024
 # A kernel spins for so many times what issuing was seen to take, at most so long. Where issuing is
@@ -93,24 +95,28 @@ class HostClock(Clock):
         """Host time per call, twice: on CPU the result is there when the call returns.
 
         Processor time says what the call took from its core if one thread computes, and does not
-        give the core away by itself.
+        give the core away by itself. A batch in which it is longer than the time has no time: a
+        clock stood still, stepped back or jumped.
         """
-        waits = _waits()
+        waits, readings = _waits(), 1
         if self._flush is None:
             cpu_begin, begin = cpu_ns(), now_ns()
             for _ in repeat(None, calls):
                 call()
             elapsed_ns, worked_ns = now_ns() - begin, cpu_ns() - cpu_begin
         else:
-            elapsed_ns = worked_ns = 0
+            elapsed_ns, worked_ns, readings = 0, 0, calls
             for _ in repeat(None, calls):
                 self._flush()
                 cpu_begin, begin = cpu_ns(), now_ns()
                 call()
                 elapsed_ns += now_ns() - begin
                 worked_ns += cpu_ns() - cpu_begin
-        elapsed_us, worked_us = elapsed_ns / 1000 / calls, worked_ns / 1000 / calls
         knows = torch.get_num_threads() == 1 and waits is not None and _waits() == waits
+        # One thread works no longer than the clock on the wall says: either of the two is wrong.
+        if knows and worked_ns * ALONE > elapsed_ns + READING_NS * readings:
+            elapsed_ns = min(elapsed_ns, 0)
+        elapsed_us, worked_us = elapsed_ns / 1000 / calls, worked_ns / 1000 / calls
         return Batch(
             time_us=elapsed_us,
             e2e_us=elapsed_us,

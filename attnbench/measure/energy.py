@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
+from attnbench.base.stats import median
 from attnbench.measure.sensor import GpuSensor
 
 # The loop lasts until both MIN_S and MIN_TICKS of the counter are reached, but at most MAX_S.
@@ -51,9 +53,11 @@ def measure_energy(
         synchronize()
 
     make(1)  # warm-up
-    begin_s = now()
-    make(1)
-    call_s = max(now() - begin_s, 1e-6)
+    marks = [now()]
+    for _ in range(3):
+        make(1)
+        marks.append(now())
+    call_s = max(median(after - before for before, after in pairwise(marks)), 1e-6)
     if call_s * MIN_TICKS > MAX_S:  # the counter is read once a call at best
         return Energy(None, idle_w, f"a call of {call_s:.3g} s is too long for {MAX_S:g} s")
     begin_s, batch = now(), max(1, int(_BATCH_S / call_s))

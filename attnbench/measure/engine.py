@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from msgspec import structs
 
-from attnbench.base.sample import Batch, Discard, DiscardCode, Sample
+from attnbench.base.sample import FULL_SPEED, Batch, Discard, DiscardCode, Sample
+from attnbench.base.stats import robust_least
 from attnbench.measure.clock import Clock
 from attnbench.measure.sampling import (
     FEWEST,
@@ -152,18 +154,18 @@ class Measurement:
             target.call()
         allocated = self._driver_allocations()
         batches: list[Batch] = []
-        disturbed, probes = [], self._probe()
+        disturbed, probes = [], [self._probe()]
         for _ in range(target.batches):
             switches = self.watch.interruptions()
             batches.append(self.clock.batch(target.call, target.calls))
             disturbed.append(self.watch.interruptions() - switches)
-            probes += self._probe()
-        target.probes_us += probes
-        target.spent_s += time.perf_counter() - begin
+            probes.append(self._probe())
+        target.probes_us += [us for us in probes if us]
+        target.spent_s += max(0.0, time.perf_counter() - begin)
         target.cpu_s += time.process_time() - cpu
         target.interrupted += sum(disturbed)
-        if probes:
-            target.slowed_by.append(probes[-1] / self.watch.calm_probe())
+        if probes[-1] and (calm_us := self.watch.calm_probe()):
+            target.slowed_by.append(probes[-1] / calm_us)
         # Processor time tells what others took from each batch: none has to be taken again.
         known = any(batch.cpu_us is not None for batch in batches)
         why = None if known else self._lost(target, disturbed)
@@ -171,15 +173,18 @@ class Measurement:
             why, target.allocates = ALLOCATED, True
         if compile_activity() != compiled:
             why = COMPILED
-        # Those left alone come first, by their time; then the others, by processor time.
-        ranks = [(batch.cpu_us is None or batch.disturbed, batch.own_us) for batch in batches]
-        place_of, units = ranks.index(min(ranks)), target.units
-        fastest = batches[place_of]
+        best, units = fastest(batches), target.units
+        around = [us for us in probes[batches.index(best) :][:2] if us]
+        for batch, ends in zip(batches, pairwise(probes), strict=True):
+            low_us, high_us = sorted(us or 0.0 for us in ends)
+            one_speed = 0 < high_us <= FULL_SPEED * low_us
+            if one_speed and batch.time_us > 0 and not batch.disturbed:
+                target.at_speeds.append(((low_us + high_us) / 2, batch.time_us))
         timed: dict[str, Any] = {
             name: value / units if value and name.endswith("_us") else value
-            for name, value in structs.asdict(fastest).items()
+            for name, value in structs.asdict(best).items()
         }
-        if fastest.time_us <= 0:
+        if best.time_us <= 0:
             why = STEPPED_BACK
         target.samples.append(
             Sample(
@@ -189,8 +194,10 @@ class Measurement:
                 **timed,
                 discarded=why and why.reason,
                 discard_code=why and why.code,
-                blocks_us=tuple(b.time_us / units for b in batches) if len(batches) > 1 else (),
-                probe_us=sum(probes[place_of : place_of + 2]) / 2 if probes else None,
+                blocks_us=tuple(b.time_us / units for b in batches if b.time_us > 0)
+                if len(batches) > 1
+                else (),
+                probe_us=sum(around) / len(around) if around else None,
             )
         )
         if why == STEPPED_BACK:
@@ -198,8 +205,8 @@ class Measurement:
             if (backward := codes.count(why.code)) >= MOST_IN_VAIN and 2 * backward > len(codes):
                 raise UnmeasurableError(f"{why.reason} in {backward} of {len(codes)} samples")
 
-    def _probe(self) -> list[float]:
-        return [self.watch.probe()] if self.clock.timer == "host" else []
+    def _probe(self) -> float | None:
+        return self.watch.probe() if self.clock.timer == "host" else None
 
     def _driver_allocations(self) -> int:
         # What a graph works in was allocated when it was captured.
@@ -241,3 +248,16 @@ class Measurement:
         self.clock.release(target.call)
         target.call = lambda: None  # what the callable holds on to is free for the others
         self.finished(name)
+
+
+def fastest(batches: list[Batch]) -> Batch:
+    """The batch that stands for its sample: the fastest of those that were left alone.
+
+    Where other work took part of each, the least processor time that does not stand alone: a clock
+    that stood still for part of a batch looks just so. One without a time comes last.
+    """
+    timed = [batch for batch in batches if batch.time_us > 0] or batches
+    alone = [batch for batch in timed if batch.cpu_us is not None and not batch.disturbed]
+    if alone or all(batch.cpu_us is None for batch in timed):
+        return min(alone or timed, key=lambda batch: batch.time_us)
+    return robust_least(timed, key=lambda batch: batch.own_us)

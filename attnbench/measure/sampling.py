@@ -33,7 +33,8 @@ class Target:
     `sample_us` on CPU; `window` is the number of samples of which the fastest counts. `spent_s` and
     `cpu_s` are the wall and the processor time of all samples; `interrupted` counts switches to
     other work in them, `readings` are the GPU's state beside them, `probes_us` the core's speed,
-    and `slowed_by` how much longer the probe takes right after a call than when the core is calm.
+    `slowed_by` how much longer the probe takes right after a call than when the core is calm, and
+    `at_speeds` the probe's time and the batch's, where it was the same before and after.
     `allocates`: a sample of it had to ask the driver for memory, which others have taken since.
     """
 
@@ -52,6 +53,7 @@ class Target:
     readings: list[Any] = field(default_factory=list)
     probes_us: list[float] = field(default_factory=list)
     slowed_by: list[float] = field(default_factory=list)
+    at_speeds: list[tuple[float, float]] = field(default_factory=list)
     allocates: bool = False
     warm_s: float = 0.0
     compile_s: float = 0.0
@@ -203,11 +205,11 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
     if clock.timer == "host" and target.last_call_s * 1e6 >= long_us:
         target.each_us = target.wall_us = target.last_call_s * 1e6
         return
-    begin, calls, activity = time.perf_counter(), 1, compile_activity()
+    calls, activity = 1, compile_activity()
     windows: deque[tuple[float, float]] = deque(maxlen=_WINDOWS)
     while True:
         started = time.perf_counter()
-        each_us = clock.batch(target.call, calls).time_us
+        each_us = clock.batch(target.call, calls).own_us
         now, seen = time.perf_counter(), compile_activity()
         if seen != activity:
             target.compile_s += now - started
@@ -218,7 +220,7 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
             windows.append((each_us, max(each_us, (now - started) * 1e6 / calls)))
         elif calls >= MOST_CALLS:
             raise UnmeasurableError(f"faster than the clock can see: {calls} calls take no time")
-        target.warm_s = now - begin
+        target.warm_s += max(0.0, now - started)
         share = WARM_SHARE if target.compile_s == 0 else 1.0
         times = [each_us for each_us, _ in windows]
         agree = len(times) == _WINDOWS and max(times) <= (1 + _AGREE) * min(times)
@@ -230,6 +232,6 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
             # times would take the rest of the day.
             wanted = math.ceil(least_us / each_us) if each_us > 0 else 0
             calls = min(MOST_CALLS, max(2 * calls, wanted))
-    # The fastest window: in a slow one others were at work, and batches would come out too short.
-    target.each_us, target.wall_us = min(windows)
+    # A fast window: in a slow one others were at work, and batches would come out too short.
+    target.each_us, target.wall_us = sorted(windows)[len(windows) > 2]
     target.calls = max(1, math.ceil(least_us / target.each_us))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attnbench.base.stats import median, median_interval
+from attnbench.base.stats import median, median_interval, robust_least
 from attnbench.measure.clock import Clock
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import WARM_SHARE, StoppingRule, Target, achieved
@@ -106,7 +106,7 @@ def matmul_rate(clock: Clock, a: torch.Tensor, batches: int = 6) -> Numbers:
     A clock that reads 0 gives an infinite rate, as None.
     """
     width = a.shape[0]
-    best_us = min(clock.batch(lambda: a @ a, 1).time_us for _ in range(batches))
+    best_us = robust_least(clock.batch(lambda: a @ a, 1).time_us for _ in range(batches))
     return {"width": width, "tflops": 2 * width**3 / best_us / 1e6 if best_us > 0 else None}
 
 

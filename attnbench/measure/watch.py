@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 
 import torch
 
 from attnbench.base.sample import Discard
 from attnbench.machine import host
-from attnbench.measure.clock import cpu_ns, now_ns
+from attnbench.measure.clock import READING_NS, cpu_ns, now_ns
 from attnbench.measure.sensor import GpuReading, GpuSensor, must_discard
+from attnbench.measure.speed import Reading
 
 # What one involuntary switch of a process costs it: about a slice of Linux's scheduler.
 SLICE_US = 4000.0
@@ -31,18 +31,20 @@ _PROBE = 30, 3000
 CALM_NS = 1_000_000
 
 
-def probe_us() -> float:
+def probe_us() -> float | None:
     """Processor time of a fixed loop: how fast the core is just now, which no counter tells.
 
     A processor that lowers its clock, or whose other hyperthread works for someone else, slows it
-    as it slows what is measured.
+    as it slows what is measured. None where the clocks contradict each other: no time was used, or
+    more than has passed.
     """
     for turns in _PROBE:
-        begin = cpu_ns()
+        first, begin = now_ns(), cpu_ns()
         for _ in repeat(None, turns):
             pass
         taken = cpu_ns() - begin
-    return taken / 1000
+        passed = now_ns() - first
+    return taken / 1000 if 0 < taken <= passed + READING_NS else None
 
 
 def interruptions() -> int:
@@ -66,19 +68,19 @@ class Watch:
     sensor: GpuSensor | None = None
     interruptions: Callable[[], int] = interruptions
     driver_allocations: Callable[[], int] = driver_allocations
-    probe_us: Callable[[], float] = probe_us
+    probe_us: Callable[[], float | None] = probe_us
     calm_ns: int = CALM_NS
-    fastest_probe_us: float = math.inf
+    readings: list[Reading] = field(default_factory=list)
     stolen_ticks: Callable[[], float | None] = host.stolen_ticks
     throttled_us: Callable[[], float | None] = host.throttled_us
 
-    def probe(self) -> float:
-        """How long the fixed loop takes just now, in µs; the fastest is kept."""
-        taken_us = self.probe_us()
-        self.fastest_probe_us = min(self.fastest_probe_us, taken_us)
+    def probe(self) -> float | None:
+        """How long the fixed loop takes just now, in µs, which is kept; None where unknown."""
+        if (taken_us := self.probe_us()) is not None:
+            self.readings.append(Reading(now_ns(), taken_us))
         return taken_us
 
-    def calm_probe(self) -> float:
+    def calm_probe(self) -> float | None:
         """The loop once more, when the clock has recovered from the call before, in µs."""
         until = now_ns() + self.calm_ns
         while now_ns() < until:
@@ -139,7 +141,9 @@ class CounterMarks:
 
 
 def _share(before: float | None, now: float | None, scale: float) -> float | None:
-    return None if before is None or now is None else round(max(0.0, now - before) * scale, 6)
+    if before is None or now is None:
+        return None
+    return round(min(1.0, max(0.0, now - before) * scale), 6)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import msgspec
 from attnbench.base.jsontext import decode, dumps, sealed, unsealed
 from attnbench.base.sample import DiscardCode
 from attnbench.base.sample import Sample as Sample
+from attnbench.base.stats import robust_least
 from attnbench.errors import StoreError, UsageError
 from attnbench.schema.case import Case
 
@@ -196,7 +197,7 @@ _OLD_REASONS: dict[str, DiscardCode] = {
 _LARGEST = 2.0**63  # what a table of whole numbers can hold
 _TEXTS = frozenset(
     "group kernel l2 timer governor throttle parameters power_state sdpa_backend pinned_cpu"
-    " meddles".split()
+    " meddles core_speeds".split()
 )
 
 
@@ -284,4 +285,4 @@ _CONDITIONS = (
 )
 _MERGES: dict[str, Callable[[list[Any]], Any]] = dict.fromkeys(_CONDITIONS.split(), fmean)
 _MERGES["kept_disturbed"] = sum
-_MERGES |= dict.fromkeys(("cpu_quota", "probe_us"), min)
+_MERGES |= {"cpu_quota": min, "probe_us": robust_least}

@@ -9,6 +9,7 @@ import torch
 from attnbench.api import implementation
 from attnbench.api.loader import load_built_in, load_file
 from attnbench.base import units
+from attnbench.base.stats import robust_least
 from attnbench.errors import AttnbenchError
 from attnbench.machine.state import remember, take_cores
 from attnbench.measure.clock import clock_for
@@ -29,7 +30,7 @@ def line(record: Record) -> str:
     text = f"{record.status}: {record.reason}"
     if record.status == "ok":
         ratio = record.metrics["error_ratio"]
-        time = units.time(min(sample.own_us for sample in record.kept))
+        time = units.time(robust_least(sample.own_us for sample in record.kept))
         on = ", 1 thread" if record.cell.case.device == "cpu" else ""
         text = f"right (error {ratio:.2g} of what is allowed), {time}{on}"
     return f"  {record.cell.impl:<16} {text}"

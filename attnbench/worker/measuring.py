@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from attnbench.measure.energy import measure_energy
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import StoppingRule, Target
 from attnbench.measure.sensor import GpuSensor, power_state
+from attnbench.measure.speed import Reading, most_slope, speeds
 from attnbench.measure.watch import CounterMarks, Watch
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
@@ -128,7 +129,8 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         reporter.at(indices[key], trials[key].impl.name, stage)
 
     def emit(key: str) -> None:
-        record = timed_record(trials.pop(key), targets[key], instruments, marks)
+        together = targets.values()
+        record = timed_record(trials.pop(key), targets[key], together, instruments, marks)
         reporter.record(indices[key], record)
 
     def finished(key: str) -> None:
@@ -182,22 +184,35 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
     return trials
 
 
-def core_speed(target: Target, fastest_us: float) -> dict[str, float]:
+def core_speed(
+    target: Target, readings: Sequence[Reading], together: Iterable[Target]
+) -> dict[str, float | str]:
     """How long the loop takes around these calls on a core at full speed, in µs; how often it did.
 
-    `fastest_us` is the loop's best in this process, after whatever call. Wide vector units lower
-    the clock for a while (AVX-512 here by a factor of 1.29): what a call does to the loop by itself
-    is no slow core.
+    The speeds are those that the process's `readings` show. Wide vector units lower the clock for a
+    while (AVX-512 by a factor of 1.29 on one host): what a call does to the loop by itself is no
+    slow core. And how steeply the calls that were timed `together` follow the core's speed at most.
     """
-    full_us = fastest_us * max(1.0, median(target.slowed_by))
+    found = speeds(readings)
+    full_us = found[0].loop_us * max(1.0, median(target.slowed_by or [1.0]))
     at_full = sum(us <= FULL_SPEED * full_us for us in target.probes_us)
-    return {"probe_us": full_us, "full_speed_share": round(at_full / len(target.probes_us), 4)}
+    listed = (f"{s.loop_us:.1f} µs ({s.share:.0%}, {s.stay_ms:.2g} ms at a time)" for s in found)
+    return {
+        "probe_us": full_us,
+        "full_speed_share": round(at_full / len(target.probes_us), 4),
+        "core_speeds": ", ".join(listed),
+        "speed_slope": round(most_slope(other.at_speeds for other in together), 4),
+    }
 
 
 def timed_record(
-    trial: Trial, target: Target, instruments: Instruments, marks: CounterMarks
+    trial: Trial,
+    target: Target,
+    together: Iterable[Target],
+    instruments: Instruments,
+    marks: CounterMarks,
 ) -> Record:
-    """The record of a cell whose timing has ended, well or not."""
+    """The record of a cell whose timing has ended, well or not; of those timed `together`."""
     trial.spent_s |= {"warm-up": target.warm_s, "samples": target.spent_s}
     if target.error is not None:
         trial.fail("samples", target.error)
@@ -211,7 +226,7 @@ def timed_record(
         "window": target.window,
     }
     if target.probes_us:
-        trial.metrics |= core_speed(target, instruments.watch.fastest_probe_us)
+        trial.metrics |= core_speed(target, instruments.watch.readings, together)
     if target.spent_s:
         interrupted = target.interrupted / target.spent_s
         trial.metrics["interruptions_per_s"] = round(interrupted, 1)

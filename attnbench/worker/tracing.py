@@ -20,6 +20,7 @@ from attnbench.base.stats import median, median_interval
 from attnbench.machine.state import settle, take_cores
 from attnbench.measure import counters, ops
 from attnbench.measure.clock import Clock, Flush, clock_for
+from attnbench.measure.engine import fastest
 from attnbench.measure.opcosts import OpCosts, TooManyOpsError, op_costs
 from attnbench.measure.ops import CallSeen
 from attnbench.measure.sampling import StoppingRule, Target, warm_up
@@ -192,7 +193,7 @@ def _rounds(
         target.call()
         with collector_off():
             tried = [clock.batch(target.call, target.calls) for _ in range(row)]
-        batches.append(min(tried, key=lambda batch: (batch.disturbed, batch.own_us)))
+        batches.append(fastest(tried))
         if device == "cpu":
             # Short calls often: the first few find other things in the caches.
             more = min(_MOST_CALLS, int(_SHORT_US / max(target.each_us, 1.0)))

@@ -14,7 +14,7 @@ from attnbench.analysis import notes, times
 from attnbench.analysis.scaling.results import NOTHING_KNOWN, Axis, Series
 from attnbench.base.parameters import base_name
 from attnbench.base.sample import FULL_SPEED
-from attnbench.base.stats import median
+from attnbench.base.stats import median, robust_least
 from attnbench.errors import UsageError
 from attnbench.execution.store import Run
 from attnbench.machine import limits
@@ -100,8 +100,8 @@ def _replicates_and_ends(record: Record) -> tuple[tuple[float, ...], times.Inter
         least, low, _ = times.low_end(record, samples)
         near = [s.probe_us or 0.0 for s in samples if s.own_us <= FULL_SPEED * least]
         leasts.append(least)
-        lows.append(least if min(near) <= full_speed_us else low)
-        highs.append(min(sample.time_us for sample in samples))
+        lows.append(least if robust_least(near) <= full_speed_us else low)
+        highs.append(robust_least(sample.time_us for sample in samples))
     low, high = sorted((max(lows), min(highs)))
     return (min(max(median(leasts), low), high),), (low, high)
 
