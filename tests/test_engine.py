@@ -73,7 +73,7 @@ class Machine:
             probe_us=lambda: next(self.probes_us),
             stolen_ticks=lambda: self.ticks,
             throttled_us=lambda: self.withheld_us,
-            calm_ns=0,
+            calm_turns=0,
         )
         Measurement(targets, self, rule, watch, **options).run(seed=1)  # type: ignore[arg-type]
 

@@ -70,7 +70,7 @@ class Spin:
     def __call__(self) -> None:
         """Spin once."""
         begin = reached = self._now()
-        while reached - begin < self._duration_ns:
+        while 0 <= reached - begin < self._duration_ns:  # a clock that steps back ends it
             reached = self._now()
         self.lasted_us = (reached - begin) / 1000
 

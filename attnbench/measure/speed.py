@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from attnbench.base.stats import median, robust_least
 
-BIN = math.log(1.03)  # the width of the histogram's bins
+BIN = math.log(1.05)  # the width of the histogram's bins
 # Slopes of calls differ: between 0.3 (bound by memory) and 0.9 (by dispatch) on three hosts.
 SPREAD = 0.2
 FEWEST = 20  # batches for a slope

@@ -27,8 +27,9 @@ LOST_SHARE = 0.25
 
 # Turns of an empty loop: a few for what a call before it threw out of the caches, then some 30 µs.
 _PROBE = 30, 3000
-# A core whose wide vector units have worked has its clock back after some 0.7 ms.
-CALM_NS = 1_000_000
+# A core whose wide vector units have worked has its clock back after some 0.7 ms. Turns of the same
+# loop, a millisecond or more: waiting for a clock that steps back may take for ever.
+CALM_TURNS = 100_000
 
 
 def probe_us() -> float | None:
@@ -69,7 +70,7 @@ class Watch:
     interruptions: Callable[[], int] = interruptions
     driver_allocations: Callable[[], int] = driver_allocations
     probe_us: Callable[[], float | None] = probe_us
-    calm_ns: int = CALM_NS
+    calm_turns: int = CALM_TURNS
     readings: list[Reading] = field(default_factory=list)
     stolen_ticks: Callable[[], float | None] = host.stolen_ticks
     throttled_us: Callable[[], float | None] = host.throttled_us
@@ -82,8 +83,7 @@ class Watch:
 
     def calm_probe(self) -> float | None:
         """The loop once more, when the clock has recovered from the call before, in µs."""
-        until = now_ns() + self.calm_ns
-        while now_ns() < until:
+        for _ in repeat(None, self.calm_turns):
             pass
         return self.probe()
 

@@ -81,6 +81,29 @@ def timer(**options: Any) -> None:
 
 
 @main.command()
+@click.option("--runs", type=int, default=100, show_default=True, help="Alone, and beside two.")
+@click.option("--faulty", type=int, default=50, show_default=True, help="With spoilt clocks.")
+@seed_option
+@output_option
+@click.option("--name", default="selftest-sweeps", show_default=True, help="The folder.")
+def sweeps(runs: int, faulty: int, seed: int, output: Path, name: str) -> None:
+    """Start sweeps of four small cells alone, beside two busy processes, and with spoilt clocks.
+
+    Each ends with 0, and the times of the last lie in the intervals of the first as often as those
+    of the first themselves. Exits 1 where one sweep did not. The same command goes on where it
+    stopped.
+    """
+    from tests.validation.sweeps import PAGE, examine, table
+
+    summary, interrupted = examine(output / name, runs, faulty, seed, _tell)
+    _show([table(summary)], output / name / PAGE, noted=True)
+    if interrupted:
+        raise SystemExit(ExitCode.INTERRUPTED)
+    if any(row["exits_of_0"] < row["sweeps"] for row in summary["conditions"]):
+        raise SystemExit(ExitCode.FINDING)
+
+
+@main.command()
 @click.option("--impls", type=NAMES, help="Implementations by name [naive,sdpa].")
 @click.option("--seq-lens", type=SIZES, help="n [128,256,512,1024].")
 @click.option("--heads", type=SIZES, help="H [4].")

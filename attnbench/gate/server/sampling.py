@@ -69,7 +69,7 @@ class Sampler:
         """As `_batch_ns`; fewer calls than asked for where what renews them takes long."""
         plain = structs.replace(request, slowdown=None)
         until, each = now_ns() + _RENEWED_NS, [self._batch_ns(plain, renew(), 1)]
-        while len(each) < request.calls and now_ns() < until:
+        while len(each) < request.calls and until - _RENEWED_NS <= now_ns() < until:
             each.append(self._batch_ns(plain, renew(), 1))
         calls = len(each)
         if request.slowdown:  # once, as in any batch

@@ -45,7 +45,7 @@ def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float
         read_ns, begin = clocks[alone], begins[alone]
         end = read_ns()
         until = end + int((end - begin) * share)
-        while read_ns() < until:
+        while end <= read_ns() < until:  # one that steps back ends it
             pass
 
     return clock.batch(batch, 1).time_us / calls
@@ -53,8 +53,8 @@ def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float
 
 def turn_idly(ns: float) -> None:
     """Keep the processor busy for so much of its time."""
-    until = cpu_ns() + ns
-    while cpu_ns() < until:
+    begin = cpu_ns()
+    while begin <= cpu_ns() < begin + ns:  # one that steps back ends it
         pass
 
 
