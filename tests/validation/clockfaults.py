@@ -53,7 +53,7 @@ if fault := os.environ.get("ATTNBENCH_CLOCK_FAULT"):
             setattr(bounded, "time", times)  # noqa: B010
 
 
-@attention("of-clock-faults")
+@attention("of-clock-faults", dtypes=("float64",))
 def none(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
-    """Never measured: a file of a user's registers something."""
+    """Never measured (the sweeps are in float32): a file of a user's registers something."""
     return q_BHLD

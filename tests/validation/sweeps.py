@@ -72,6 +72,7 @@ def swept(condition: str, seed: int) -> Figures:
         "cells": [
             (f"{r.cell.impl} {r.cell.case.seq_len}", times.time_us(r), times.interval_us(r))
             for r in records
+            if r.status == "ok"
         ],
         "speeds": records[0].metrics.get("core_speeds"),
     }
