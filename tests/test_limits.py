@@ -164,13 +164,11 @@ def test_a_known_device_is_held_against_its_datasheet(
 ):
     """And another one against what was measured in the run."""
     found = limits.suspect(
-        device_name=device,
-        dtype=dtype,
-        matmul_precision="highest",
-        time_us=time_us,
-        flops=flops,
-        bytes_min=bytes_min,
-        measured=limits.ceilings_of({"ceilings": measured}),
+        {"device_name": device, "matmul_precision": "highest", "ceilings": measured},
+        dtype,
+        1,
+        time_us,
+        {"flops_executed": flops, "bytes_min": bytes_min},
     )
     assert found is None if why is None else why in str(found)
 

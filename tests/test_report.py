@@ -120,11 +120,11 @@ def test_a_full_run_has_every_chart(pages):
 def test_a_page_shows_the_limits_where_they_were_measured(pages):
     page, markdown = (pages["quick"].with_name(n).read_text() for n in ("report.html", "report.md"))
     assert "measured limits 200 GFLOP/s, 31.0 GB/s." in page  # in the alternative text
-    assert '<h2 id="limits">Limits measured in this run</h2>' in page
+    assert '<h2 id="limits">Limits of the machine</h2>' in page
     assert "<td>read</td><td>31.0 GB/s</td><td>–</td>" in page
     assert "| matmul, float32 | 200 GFLOP/s | – |" in markdown
     for name in ("report.html", "report.md"):
-        assert "Limits measured" not in pages["one"].with_name(name).read_text()
+        assert "Limits of the machine" not in pages["one"].with_name(name).read_text()
 
 
 ON_A_GPU = {"device": "cuda", "device_name": "H200", "driver": "570.00", "allocator": None}

@@ -13,6 +13,7 @@ NAN, INF = float("nan"), float("inf")
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "device": ({"device": "tpu"}, "--device 'tpu': one of auto, cpu, cuda"),
     "l2": ({"l2": "tepid"}, "--l2 'tepid': one of cold, warm"),
+    "ceilings": ({"ceilings": "stale"}, "--ceilings 'stale': one of fresh, cached, none"),
     "timer": ({"timer": "sundial"}, "--timer 'sundial': one of events, graph"),
     "no process": ({"processes": 0}, "--processes 0: expected"),
     "no threads": ({"threads": 0}, "--threads 0: expected"),

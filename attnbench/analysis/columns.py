@@ -71,7 +71,7 @@ class TableRow:
         # Of one call: all the tokens of a decode.
         starts_us = ceilings.starts_us(metrics.get("kernel_count"), l2=metrics.get("l2"))
         least_us = {
-            "compute": _quotient(times.flops(self.record), peak, per=1e-6),
+            "compute": _quotient(limits.flops(metrics), peak, per=1e-6),
             "memory": _quotient(traffic, ceilings.read_gbps, per=1e-3),
             "launch": None if starts_us is None else starts_us / (case.new_tokens or 1),
         }
@@ -88,6 +88,7 @@ class TableRow:
             "copy_gbps_measured": ceilings.copy_gbps,
             "memory_gbps_datasheet": 1e3 * known[1].memory_tbps if known else None,
             "launch_us_measured": ceilings.launch_us,
+            "ceilings_measured": ceilings.measured,
         }
 
 
@@ -321,11 +322,11 @@ limit(
 )  # fmt: skip
 limit(
     "fraction_of_compute_peak", "float", "",
-    "executed FLOP rate (useful where executed is unknown) / that of a large matmul in this run",
+    "executed FLOP rate (useful where executed is unknown) / that of a large matmul here",
 )  # fmt: skip
 limit(
     "fraction_of_memory_peak", "float", "",
-    "least traffic / time / rate of a large read in this run; what stays in a cache may exceed 1",
+    "least traffic / time / rate of a large read here; what stays in a cache may exceed 1",
 )  # fmt: skip
 limit(
     "bound", "text", "",
@@ -333,10 +334,10 @@ limit(
     " rate, of the least traffic at the read's, of starting every kernel; launch too where the host"
     " is still issuing a call when the device is done with what was issued before",
 )  # fmt: skip
-limit("peak_tflops_measured", "float", "TFLOP/s", "a large matmul of this dtype in this run")
+limit("peak_tflops_measured", "float", "TFLOP/s", "a large matmul of this dtype")
 limit("peak_tflops_datasheet", "float", "TFLOP/s", "dense peak, where the device is known")
-limit("read_gbps_measured", "float", "GB/s", "a large read in this run")
-limit("copy_gbps_measured", "float", "GB/s", "a large copy in this run, read and written")
+limit("read_gbps_measured", "float", "GB/s", "a large read")
+limit("copy_gbps_measured", "float", "GB/s", "a large copy, read and written")
 limit("memory_gbps_datasheet", "float", "GB/s", "memory's, where the device is known")
 limit("launch_us_measured", "float", "µs", "the cheapest op, called back to back")
 metric("governor", "text", "", "what set the CPUs' frequency, at the cell's end")
@@ -366,6 +367,7 @@ metric(
     "memory_retained_bytes", "int", "B",
     "still held after the first call of all, beside its outputs; null for what compiles",
 )  # fmt: skip
+limit("ceilings_measured", "text", "", "when the `_measured` were, at most a day before the run")
 metric("pinned_cpu", "text", "", "the CPU that its process could not leave, see --threads")
 metric("memory_predicted_source", "text", "", "formula (exact), or estimate (simple law)")
 

@@ -165,26 +165,11 @@ def described(environment: Mapping[str, Any], device: str) -> Mapping[str, Any]:
     return environment if environment.get("device", device) == device else {}
 
 
-def flops(record: Record) -> int | None:
-    """The executed FLOPs; the useful ones where an implementation does not declare them."""
-    executed: int | None = record.metrics.get("flops_executed")
-    return record.metrics.get("flops_useful") if executed is None else executed
-
-
 def suspect(record: Record, environment: Mapping[str, Any], time_us: float | None) -> str | None:
     """Why a time of the record cannot be right on its machine, or None."""
-    if not flops(record) and not record.metrics.get("bytes_min"):
-        return None  # no work that a limit could be applied to
-    here = described(environment, record.cell.case.device)
-    return limits.suspect(
-        device_name=here.get("device_name"),
-        dtype=record.cell.case.dtype,
-        matmul_precision=here.get("matmul_precision"),
-        time_us=time_us,
-        flops=flops(record),
-        bytes_min=record.metrics.get("bytes_min"),
-        measured=limits.ceilings_of(here, record.cell.case.threads),
-    )
+    case = record.cell.case
+    here = described(environment, case.device)
+    return limits.suspect(here, case.dtype, case.threads, time_us, record.metrics)
 
 
 def launch_bound(record: Record) -> bool:

@@ -69,6 +69,9 @@ _SWEEP: Rows = (
      "Give a cell up after so many seconds without a heartbeat of its worker."),
     ("--memory-limit", {"metavar": "SIZE", "default": "90%", "show_default": True},
      "The most that a worker may allocate: 8GB, a share of what is free when it starts, or none."),
+    ("--ceilings", {"type": click.Choice(["fresh", "cached", "none"]), "default": "cached",
+                    "show_default": True},
+     "What the machine can do at most: measured anew, or by a sweep of the last day, or unknown."),
     ("--no-prune", {"is_flag": True},
      "Try cells, too, that are larger than one of the same implementation that ran out of memory;"
      " without it they are skipped."),
@@ -161,7 +164,7 @@ def _request(options: dict[str, Any], ray: str | None) -> SweepRequest:
     plain = Preset(doc="", sweeps=(Axes(),), min_time_s=0.1, max_time_s=1.0)
     preset = PRESETS.get(options["preset"]) if options["preset"] else plain
     least, most = options["min_time"], options["max_time"]
-    taken = ("seed", "precision", "processes", "l2", "timer", "energy", "memory_limit")
+    taken = ("seed", "precision", "processes", "l2", "timer", "energy", "memory_limit", "ceilings")
     return SweepRequest(
         sweeps=overridden(
             preset.sweeps, {name: options[name] for name in (*AXIS_FIELDS, "threads")}

@@ -139,6 +139,8 @@ class RayRunner(Executor):
             if device == "auto":
                 device = "cuda" if self._ray.cluster_resources().get("GPU", 0) >= 1 else "cpu"
             self._there = replace(self.settings, device=device, files=files)
+            if self._there.ceilings == "cached":  # slots know nothing of what others have there
+                self._there = replace(self._there, ceilings="fresh")
             self._held = begun.pop_all()
         return self
 

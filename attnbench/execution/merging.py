@@ -20,6 +20,7 @@ from attnbench.execution.store import (
     load_run,
     missing_shards,
 )
+from attnbench.machine.limits import ceilings_of
 from attnbench.planning.plan import Plan
 from attnbench.schema.record import Record
 
@@ -54,7 +55,9 @@ def merge(
     for run in runs:
         keys = {key: environment_key(facts) for key, facts in run.environments.items()}
         for key, facts in run.environments.items():  # an unfinished one may lack ceilings
-            environments[keys[key]] = environments.get(keys[key], {}) | facts
+            known = environments.get(keys[key], {})
+            both = known | facts, facts | known  # what was measured stands before a cache's
+            environments[keys[key]] = min(both, key=lambda each: ceilings_of(each).cached)
         records += [replace(part, environment=keys[part.environment]) for part in run.parts]
         sources.append(
             {key: run.info.get(key) for key in ("run_id", "created", "attnbench", "commit")}
@@ -64,13 +67,13 @@ def merge(
     own = ("run_id", "schema", "shard")
     first = {key: value for key, value in runs[0].info.items() if key not in own}
     main = environment_key(runs[0].environments[""])
-    known = (row for run in runs for row in run.info.get("implementations") or ())
+    every = (row for run in runs for row in run.info.get("implementations") or ())
     info = first | {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "options": {k: v for k, v in (first.get("options") or {}).items() if k not in _OWN},
         "environment": environments.pop(main),
         "environments": environments,
-        "implementations": [*{row["name"]: row for row in known}.values()],
+        "implementations": [*{row["name"]: row for row in every}.values()],
         "plan": [cell.to_json() for run in runs for cell in run.cells],
         "spent": dict(sum((Counter(run.info.get("spent")) for run in runs), Counter())),
         "merged": sources,
@@ -134,7 +137,8 @@ def _check(runs: list[Run], *, mixed: bool) -> None:
 
 def _facts(run: Run, *, mixed: bool) -> dict[str, Any]:
     """What must be the same in all runs: how they measured, and with what."""
-    settings = {k: v for k, v in (run.info.get("settings") or {}).items() if k != "files"}
+    known = run.info.get("settings") or {}
+    settings = {k: v for k, v in known.items() if k not in ("files", "ceilings")}
     shard, here = run.info.get("shard") or {}, run.environments[""]
     facts = settings | {"shards": shard.get("count"), "the plan": shard.get("plan")}
     facts["the files of --impl"] = sorted((run.info.get("files") or {}).values())

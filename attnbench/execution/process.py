@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 import psutil
@@ -62,6 +62,7 @@ class Settings:
     timer: Timer | None = None  # on a GPU
     energy: bool = False
     memory_limit: str = "90%"  # see `machine.facts.limit_memory`
+    ceilings: Literal["fresh", "cached", "none"] = "cached"  # see `execution.ceilings`
     prune: bool = True  # leave out what is larger than what ran out of memory
     allocator: AllocatorPolicy = "settled"  # how glibc hands memory out, on a CPU
     replace: bool = False

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from attnbench.errors import UsageError, WorkerError
+from attnbench.execution.ceilings import exceeded, keep, recalled
 from attnbench.execution.process import CAN_FORK, GarbledError, Server, Settings, Worker, ending
 from attnbench.execution.store import environment_key
 from attnbench.execution.supervision import Death, Key, Supervision
@@ -46,16 +47,17 @@ class Executor(abc.ABC):
     With the catalogue come `warnings` and `own`, the names that each of the user's files
     registered. `environments` has the facts of the machines that measure by their key; `admit`
     returns those of one with the ceilings known of it, or raises a UsageError: it is not to
-    measure. For other ceilings `limits` asks. `pruning` knows what ran out of memory before,
-    `suspects` what became of cells, by their keys, that are tried once more.
-    `start_up_s` and `ceilings_s` are the wall seconds spent so far on starting workers and on
-    ceilings, since `began`.
+    measure. For other ceilings `limits` asks; of trouble with their cache `warned` hears. `pruning`
+    knows what ran out of memory before, `suspects` what became of cells, by their keys, that are
+    tried once more. `start_up_s` and `ceilings_s` are the wall seconds spent so far on starting
+    workers and on ceilings, since `began`.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.began, self.start_up_s, self.ceilings_s = time.perf_counter(), 0.0, 0.0
         self.limits: Limits | None = None
+        self.warned: Callable[[str], None] = lambda message: None
         self.environments: dict[str, dict[str, Any]] = {}
         self.admit: Callable[[dict[str, Any]], dict[str, Any]] = dict
         self.warnings: list[str] = []
@@ -157,9 +159,14 @@ class LocalRunner(Executor):
     def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
         """As `Executor.run`: a job is taken when the process of those before it has ended.
 
-        After the first the ceilings are measured, if there are `limits`.
+        After the first the ceilings are measured, if there are `limits` and none in the cache; else
+        after one with a cell that exceeds these.
         """
         self.close()  # it planned: cells get fresh processes
+        asked, how = (self.limits, self.settings.memory_limit), self.settings.ceilings
+        for here, facts in self.environments.items():
+            if self.limits and how == "cached" and "ceilings" not in facts:
+                self.environments[here] = recalled(facts, asked, self.warned)
         for job in jobs:
             if job.process != self._process:
                 self.renew()  # the processes of a cell are to have nothing in common
@@ -169,6 +176,7 @@ class LocalRunner(Executor):
             if cases[0].device in _PROFILED_APART:
                 self._profile(cases, keys)
             named = {(i, impl): (cases[i].case_id, impl) for i, impl in keys}
+            again = False
             before = {key: self.suspects[c] for key, c in named.items() if c in self.suspects}
             request = partial(self._measure_request, job)
             supervised = Supervision(self, cases, request, retried=before)
@@ -189,17 +197,19 @@ class LocalRunner(Executor):
                 if note := supervised.retried.get((index, impl)):
                     known = known | {"retried_note": note}
                 metrics = record.metrics | known
+                again |= any(exceeded(record, facts) for facts in self.environments.values())
                 yield replace(
                     record, metrics=metrics, spent_s=spent_s, process=job.process,
                     environment=next(iter(self.environments), ""),
                 )  # fmt: skip
             self.close()  # the next job gets a fresh process
             for here, facts in self.environments.items():
-                if self.limits and "ceilings" not in facts:  # they could wait for the first times
+                if self.limits and (again or ("ceilings" not in facts and how != "none")):
                     dtypes, counts = self.limits
                     begin = time.perf_counter()
                     found = {str(threads): self.ceilings(dtypes, threads) for threads in counts}
                     self.environments[here] = facts | {"ceilings": found}
+                    keep(found, facts, asked, self.warned)
                     self.ceilings_s += time.perf_counter() - begin
                     self.close()
 

@@ -260,8 +260,9 @@ class _Machines:
         if own not in self._keys:
             self._keys[own] = self.like(facts)
         known = self.environments.get(key := self._keys[own], {})
-        if not facts.keys() <= known.keys():
-            self.environments[key] = facts | known
+        latest = {name: facts[name] for name in facts.keys() & {"ceilings"}}
+        if (found := facts | known | latest) != known:
+            self.environments[key] = found
             others = {k: v for k, v in self.environments.items() if k}
             self.info |= {"environment": self.environments[""]}
             self.info |= {"environments": others} if others else {}
@@ -346,6 +347,7 @@ def _measure(
         writer.append(record)
         listener.recorded(record)
     cases = [cell.case for cells in plan.passes for cell in cells]
+    runner.warned = listener.warned
     runner.limits = sorted({case.dtype for case in cases}), sorted({case.threads for case in cases})
     spent: Any = Counter(machines.info.get("spent"))
     failed: set[tuple[str, str]] = set()

@@ -320,7 +320,7 @@ class _Implementation(msgspec.Struct):
     flops_law: str | None = None
 
 
-_Rates = dict[str, float | dict[str, float | None] | None]
+_Rates = dict[str, float | str | dict[str, float | None] | None]
 
 
 class _Environment(msgspec.Struct):
@@ -329,7 +329,7 @@ class _Environment(msgspec.Struct):
     threads: int | None = None
     torch: str | None = None
     matmul_precision: str | None = None
-    ceilings: dict[str, float | _Rates | None] | None = None
+    ceilings: dict[str, bool | float | str | _Rates | None] | None = None
 
 
 class _Shard(msgspec.Struct):

@@ -27,8 +27,9 @@ _CPUS = "sys/devices/system/cpu"
 _HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 _DRAINED = {True: False, False: True}  # by whether it is plugged in
 _CACHE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# Variables that change how many threads compute, where they sit, and how memory is handed out.
-_PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH_", "MALLOC_", "LD_PRELOAD")
+# Variables that change threads and their places, allocations, instructions, or the device.
+_PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH_", "MALLOC_", "LD_PRELOAD",
+             "ATEN_", "ONEDNN_", "DNNL_", "GLIBC_", "CUDA_VISIBLE")  # fmt: skip
 
 
 def facts(root: Path = ROOT) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def ranges(numbers: Sequence[int] | None) -> str | None:
 
 
 def thread_env() -> dict[str, str]:
-    """The environment variables that are set and rule threads, their places, or malloc."""
+    """The environment variables that are set and rule threads, malloc, instructions, device."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_PREFIXES)}
 
 

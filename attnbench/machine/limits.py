@@ -67,7 +67,7 @@ def peak_tflops(environment: Mapping[str, Any], dtype: str) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What was measured at the start of a run; None is unknown. GB/s are 10⁹ bytes a second."""
+    """What was measured, and when; `cached`: by an earlier run. None is unknown; GB: 10⁹ bytes."""
 
     matmul_tflops: Mapping[str, float | None] = field(default_factory=dict)
     copy_gbps: float | None = None
@@ -75,6 +75,8 @@ class Ceilings:
     launch_us: float | None = None
     launch_cold_us: float | None = None
     cache_bytes: int | None = None
+    measured: str | None = None
+    cached: bool = False
 
     def starts_us(self, kernels: float | None, *, l2: str | None) -> float | None:
         """What starting the kernels of one call takes at least, in µs; None where unknown.
@@ -94,34 +96,41 @@ def ceilings_of(environment: Mapping[str, Any], threads: int = 1) -> Ceilings:
     """
     found = environment.get("ceilings") or {}
     of_threads = found.get(str(threads))
-    found = of_threads if isinstance(of_threads, dict) else found
+    found = found | of_threads if isinstance(of_threads, dict) else found
     return Ceilings(
         **{item.name: found[item.name] for item in fields(Ceilings) if item.name in found}
     )
 
 
+def flops(metrics: Mapping[str, Any]) -> int | None:
+    """The executed FLOPs; the useful ones where an implementation does not declare them."""
+    executed: int | None = metrics.get("flops_executed")
+    return metrics.get("flops_useful") if executed is None else executed
+
+
 def suspect(
-    *,
-    device_name: str | None,
+    environment: Mapping[str, Any],
     dtype: str,
-    matmul_precision: str | None,
+    threads: int,
     time_us: float | None,
-    flops: int | None,
-    bytes_min: int | None,
-    measured: Ceilings | None = None,
+    metrics: Mapping[str, Any],
+    *,
+    cached: bool = False,
 ) -> str | None:
     """Why a time cannot be right: beyond the peak FLOP rate or the memory's bandwidth. Or None.
 
-    `flops` is what was executed in `time_us`. Traffic counts only where it exceeds the last
-    cache: a smaller working set may never touch the memory. A device without a datasheet is held
-    against what was `measured` in the run, with room for a busy moment.
+    Traffic counts only where it exceeds the last cache: a smaller working set may never touch the
+    memory. A device without a datasheet is held against what the run measured, with room for a busy
+    moment, or by `cached` ceilings, too.
     """
-    if not time_us:
-        return None
-    known, measured = peaks_of(device_name), measured or Ceilings()
-    rate = flops / time_us / 1e6 if flops else 0.0
-    gbps = (bytes_min or 0) / time_us / 1e3
-    peak = known and known[1].tflops(dtype, matmul_precision)
+    work, bytes_min = flops(metrics), metrics.get("bytes_min") or 0
+    if not time_us or not (work or bytes_min):
+        return None  # no work that a limit could be applied to
+    known, measured = peaks_of(environment.get("device_name")), ceilings_of(environment, threads)
+    if measured.cached and not cached:
+        measured = Ceilings()
+    rate, gbps = (work or 0) / time_us / 1e6, bytes_min / time_us / 1e3
+    peak = peak_tflops(environment, dtype)
     reached = measured.matmul_tflops.get(dtype)
     if known and peak and rate > peak:
         return (
@@ -131,7 +140,7 @@ def suspect(
     if not peak and reached and rate > WELL_ABOVE * reached:
         return _beyond(rate, "TFLOP/s executed", "large matmul", reached)
     cache_bytes = known[1].cache_bytes if known else measured.cache_bytes
-    if cache_bytes is None or (bytes_min or 0) <= cache_bytes:
+    if cache_bytes is None or bytes_min <= cache_bytes:
         return None
     if known and gbps > 1e3 * known[1].memory_tbps:
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,8 +48,8 @@ def measure_ceilings(
 
     `matmul_tflops` by dtype; `copy_gbps` (bytes read plus written) and `read_gbps`, from buffers
     several times the last cache; `launch_us`, the time of a call that does next to nothing, and on
-    CUDA `launch_cold_us`, that of a cold one; `cache_bytes`, the last cache. Each rate is the best
-    of several interleaved rounds: what else the machine does can only lower it.
+    CUDA `launch_cold_us`, that of a cold one; `cache_bytes`, the last cache; `measured`, when. Each
+    rate is the best of several interleaved rounds: what else the machine does can only lower it.
     """
     clock = clock or clock_for(device, l2="warm")
     cache_bytes = _known(partial(last_cache_bytes, device))
@@ -59,6 +60,7 @@ def measure_ceilings(
             "read_gbps": None,
             "launch_us": _known(partial(_launch_us, clock, device)),
             "cache_bytes": cache_bytes,
+            "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         if device == "cuda":
             cold_us = _known(lambda: _launch_us(clock_for(device, l2="cold"), device))

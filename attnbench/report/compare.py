@@ -203,7 +203,7 @@ def _elsewhere(found: Comparison, apart: Elsewhere) -> Iterator[Part]:
         sentences=(
             f"all cells: {common}",
             f"rank within the case; speed: time of {apart.baseline} / its time; share: of the rate"
-            " of a large matmul in that run",
+            " of a large matmul there",
         ),
         header=("cell", "rank", "speed", "share"),
         rows=[

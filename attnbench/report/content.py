@@ -157,6 +157,7 @@ def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, ...]]:
             (f"copy, read and written{where}", *map(units.bandwidth, (found.copy_gbps, gbps))),
             (f"cheapest op{where}", units.time(found.launch_us), units.UNKNOWN),
             (f"cheapest op, cold{where}", units.time(found.launch_cold_us), units.UNKNOWN),
+            (f"measured{where}", found.measured or units.UNKNOWN, units.UNKNOWN),
             ("last cache", units.size(found.cache_bytes), units.size(cache)),
         ]
     return [row for row in dict.fromkeys(rows) if row[1] != units.UNKNOWN]

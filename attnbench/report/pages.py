@@ -176,7 +176,7 @@ def render_markdown(content: Content) -> str:
         *_growth_blocks(content),
     ]
     if limits := content.limits():
-        blocks += ["### Limits measured in this run", table(LIMIT, limits)]
+        blocks += ["### Limits of the machine", table(LIMIT, limits)]
     if failures := content.failures():
         shown = table(FAILURE, failures[:MOST_FAILURES], len(FAILURE))
         blocks += ["### Cells without a result", shown]

@@ -22,8 +22,8 @@ from attnbench.report.figures import QUIET, Look, Plot
 ROOFLINE = Chart(
     title="Roofline",
     reading="Useful FLOP rate against useful FLOPs for each byte of the least traffic, one point a"
-    " cell, a larger marker for a longer n; the solid line is the most that this machine reached in"
-    " the same run: a large read on the slope, a large matmul on the plateau. Far below the slope"
+    " cell, a larger marker for a longer n; the solid line is the most that this machine"
+    " reached: a large read on the slope, a large matmul on the plateau. Far below the slope"
     " or the plateau time goes elsewhere: starting kernels, traffic beyond the least, work that is"
     " not useful. A working set within the cache may stand above the slope.",
     value="tflops", low="tflops_low", high="tflops_high", axis="useful {unit}", text=axes.plain,

@@ -127,7 +127,7 @@ def _time(cell: SourceCell) -> float:
 
 
 def _share(source: Source, cell: SourceCell) -> float | None:
-    """Of the rate of a large matmul in that run."""
+    """Of the rate of a large matmul there."""
     if source.run is None or cell.record is None:
         return None
     return TableRow(cell.record, source.run).limits["fraction_of_compute_peak"]  # type: ignore[no-any-return]

@@ -179,7 +179,7 @@ def _ceilings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, 
         f"matmul {d}": (a.matmul_tflops.get(d), b.matmul_tflops.get(d)) for d in a.matmul_tflops
     }
     rates["read"] = (a.read_gbps, b.read_gbps)
-    return {name: y / x for name, (x, y) in rates.items() if x and y}
+    return {name: y / x for name, (x, y) in rates.items() if x and y and not (a.cached or b.cached)}
 
 
 def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Times]]:

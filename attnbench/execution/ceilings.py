@@ -1,0 +1,65 @@
+"""The ceilings of a machine, kept for a day in the user's cache folder for later sweeps.
+
+A file is named by all that they depend on: what was asked, the environment, and since when the
+machine runs, as a virtual one may be on another host after that, and machines may share a home.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from attnbench.base.files import read, write_whole
+from attnbench.base.jsontext import checksum, decode, dumps, sealed, unsealed
+from attnbench.errors import StoreError
+from attnbench.execution.store import environment_key
+from attnbench.machine import limits
+from attnbench.schema.record import Record
+
+Facts = dict[str, Any]
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux makes one up each time it starts
+
+
+def recalled(facts: Facts, asked: object, warned: Callable[[str], None]) -> Facts:
+    """The facts with ceilings of the last day, marked as `cached`, where such are kept."""
+    try:
+        kept = decode(unsealed(read(file := _file(facts, asked)), since=0), Facts)
+        measured = min(of["measured"] for of in kept["ceilings"].values())
+        age = datetime.now(UTC) - datetime.fromisoformat(measured)
+        if kept["name"] != file.stem or age < timedelta():
+            raise ValueError(f"it is of another machine, or from the future ({measured})")
+        if age < timedelta(days=1):
+            return facts | {"ceilings": kept["ceilings"] | {"cached": True}}
+    except (OSError, RuntimeError):
+        pass  # there is none; and `keep` says what is wrong with the folder
+    except (AttributeError, KeyError, TypeError, ValueError) as err:
+        warned(f"{file} is not used, the machine's ceilings are measured anew: {err!s:.200}")
+    return facts
+
+
+def keep(found: Facts, facts: Facts, asked: object, warned: Callable[[str], None]) -> None:
+    """Write ceilings in one step, unless one is unknown for want of memory."""
+    if not all(of.get("read_gbps") for of in found.values()):
+        return
+    try:
+        (file := _file(facts, asked)).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, sealed(dumps({"name": file.stem, "ceilings": found})))
+    except (OSError, RuntimeError, StoreError) as err:
+        warned(f"the machine's ceilings are not kept for later sweeps: {err}")
+
+
+def _file(facts: Facts, asked: object) -> Path:
+    boot = _BOOT.read_text() if _BOOT.exists() else None
+    name = checksum(dumps([1, asked, environment_key(facts), boot]).encode())
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache, "attnbench", "ceilings", f"{name}.json")
+
+
+def exceeded(record: Record, facts: Facts) -> bool:
+    """Whether the fastest sample of a cell is beyond what ceilings of the cache allow."""
+    case, fastest_us = record.cell.case, min((s.own_us for s in record.kept), default=None)
+    asked = facts, case.dtype, case.threads, fastest_us, record.metrics
+    return limits.suspect(*asked, cached=True) != limits.suspect(*asked)
