@@ -187,8 +187,8 @@ def test_a_sum_that_cancels_has_a_floor_of_its_terms():
     """With one token the weights are 1 whatever q and k are, so that their gradients are 0.
 
     Computed, they are the difference of two dot products do·v of as many terms as v has, each of
-    which is off by γ_n·Σ|do·v| at most, in whatever order it is summed (Higham, Accuracy and
-    Stability of Numerical Algorithms, 2nd ed., (3.5) with γ_n = n·u/(1 − n·u)); times scale, k or q,
+    which is off by γ_n·Σ|do·v| at most, in whatever order it is summed, with γ_n = n·u/(1 − n·u)
+    (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., (3.5)); times scale, k or q,
     and x, one rounding each. At place 0 nothing is turned.
     """
     case = case_of(pass_="both", seq_len=1, batch=1, position=parse_position("rope"))
