@@ -58,7 +58,8 @@ for file in .pip/pip.conf .config/pip/pip.conf; do  # where packages are
   [ ! -f "${HOME:-}/$file" ] || install -D -m 600 "$HOME/$file" "$place/tmp/home/$file"
 done
 
-# /var/tmp comes last, for what is mounted lies in it. A user who was root to mount is himself again.
+# /var/tmp comes last, for what is mounted lies in it. No exec: bash waits for orphans as an init does.
+# A user who was root to mount is himself again.
 # shellcheck disable=SC2016
 mounted='
   set -e
@@ -66,7 +67,8 @@ mounted='
   mount --bind "$0/tmp" /tmp
   mount --bind "$0/var" /var/tmp
   cd /tmp/attnbench
-  exec "$@"'
+  "$@"
+  exit'
 new=(unshare --mount --pid --fork --kill-child --mount-proc)
 for of in root user; do
   again=()
