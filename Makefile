@@ -1,19 +1,28 @@
 # `make bench` and `make test` are all a fresh clone needs. The environment lives in .venv.
+# No path here is absolute: the clone may lie where there are spaces.
 
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= results/gpu
 LIMIT ?= 270
 
-.PHONY: bench test lint mutants gate history benchmark validate chaos gpu gpu-verify gpu-rehearsal clean
+.PHONY: bench test unit test-fresh lint mutants gate history benchmark validate chaos gpu gpu-verify gpu-rehearsal clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
 	$(BIN)/attnbench report latest
 
-# One process a core; whole files, so that what a file's tests share is made once.
 test: lint
+	@$(MAKE) --no-print-directory unit
+
+# One process a core; whole files, so that what a file's tests share is made once.
+unit: .venv/installed
 	$(BIN)/pytest -n auto --dist loadfile
+
+# All of that in a new clone of HEAD, as on a machine where nobody has run before; narrower with
+# ISA=avx2 or sse4 (the instructions that libraries may use) and CPUS=0 (the cores). See tests/fresh.sh.
+test-fresh:
+	bash tests/fresh.sh $(if $(ISA),--isa $(ISA)) $(if $(CPUS),--cpus $(CPUS)) make test
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -81,5 +90,5 @@ clean:
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@

@@ -74,6 +74,25 @@ def recorded_catalogue() -> Catalogue:
 
 
 @pytest.fixture
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No counter of the system moves, whatever runs beside the tests.
+
+    For each test that fakes the clock: what other work takes is seen by counters, never by the
+    clock, and where these are the machine's own, a neighbour has samples discarded.
+    """
+    from attnbench.machine import host
+    from attnbench.measure.watch import Watch
+
+    for name in ("stolen_ticks", "busy_ticks", "throttled_us", "load_1m"):
+        monkeypatch.setattr(host, name, lambda *_: 0.0)
+    defaults = Watch.__init__.__kwdefaults__
+    still = {"stolen_ticks": lambda: 0.0, "throttled_us": lambda: 0.0, "interruptions": lambda: 0}
+    for name, fake in {**still, "probe_us": lambda: 26.0, "calm_ns": 0}.items():
+        assert name in defaults, f"a Watch has no {name} any more: what does it read instead?"
+        monkeypatch.setitem(defaults, name, fake)
+
+
+@pytest.fixture
 def imagined_worker(monkeypatch: pytest.MonkeyPatch, recorded_catalogue: Catalogue) -> None:
     """No process is started: the catalogue is a recorded one, and every cell is `ok` at once."""
 

@@ -81,6 +81,7 @@ def test_processor_time_is_known_of_one_thread_that_does_not_wait_by_itself(
 def test_a_warm_block_on_the_host_looks_at_the_clock_twice_whatever_its_length(monkeypatch):
     looks, calls = itertools.count(0, 80_000), itertools.count()
     monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: next(looks))
+    monkeypatch.setattr("attnbench.measure.clock.cpu_ns", lambda: 0)
     batch = HostClock().batch(lambda: next(calls), 8)
     assert (batch.time_us, batch.e2e_us, next(calls)) == (10.0, 10.0, 8)
 
@@ -90,6 +91,7 @@ def test_a_host_clock_that_steps_back_gives_a_negative_time(monkeypatch, l2):
     back = itertools.count(0, -5_000)
     monkeypatch.setattr(clocks, "Flush", lambda device: lambda: None)
     monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: next(back))
+    monkeypatch.setattr("attnbench.measure.clock.cpu_ns", lambda: 0)
     assert HostClock(l2).batch(lambda: None, 1).time_us == -5.0
 
 

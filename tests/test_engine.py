@@ -91,7 +91,8 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch):
     made = Machine()
-    monkeypatch.setattr("attnbench.measure.engine.time.perf_counter", lambda: made.now_s)
+    for name in ("perf_counter", "process_time"):
+        monkeypatch.setattr(f"attnbench.measure.engine.time.{name}", lambda: made.now_s)
     monkeypatch.setattr("attnbench.measure.engine.SAMPLE_US", 1.0)  # samples of one batch
     return made
 

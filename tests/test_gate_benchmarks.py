@@ -228,6 +228,7 @@ def test_calls_that_are_set_up_anew_are_timed_alone_and_slowed_once_a_batch(monk
     monkeypatch.setattr(sampling, "clock_for", lambda _: SimpleNamespace(batch=batch))
     for name in ("cpu_ns", "now_ns"):
         monkeypatch.setattr(sampling, name, lambda: now[0])
+    monkeypatch.setattr(sampling, "waits", lambda: 0)
     monkeypatch.setattr(sampling, "turn_idly", passes)
     sampler = sampling.Sampler("cpu", 1)
     plain = sampler.take(TakeSample(0, 4, 2, untimed=False), int, renew)

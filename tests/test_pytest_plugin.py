@@ -18,7 +18,6 @@ from attnbench.gate.decide.data import Failure
 from attnbench.gate.decide.stored import load_gate
 from attnbench.gate.run import benchmarks, watched
 from attnbench.gate.run.processes import ProcessError
-from attnbench.machine import host
 from attnbench.report import pages
 from attnbench.report.gate import figure, outputs
 from tests.conftest import Cli
@@ -130,11 +129,9 @@ def steps(function: Any) -> int:
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
+def counted(monkeypatch: pytest.MonkeyPatch, idle_machine: None) -> type[Counted]:
     monkeypatch.setattr(benchmarks, "TestProcesses", Counted)
     monkeypatch.setattr(Counted, "dying", {}, raising=False)
-    for counter in ("stolen_ticks", "throttled_us"):
-        monkeypatch.setattr(host, counter, lambda *_: None)
     return Counted
 
 

@@ -95,7 +95,7 @@ class RefusingClock(HostClock):
     ("error", "status"),
     [(CaptureError("refused"), "unsupported"), (torch.cuda.OutOfMemoryError("full"), "oom")],
 )
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("one_thread", "idle_machine")
 def test_a_worker_whose_capture_failed_reports_that_cell_and_leaves_the_others(
     monkeypatch, error, status
 ):
