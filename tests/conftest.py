@@ -87,7 +87,7 @@ def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(host, name, lambda *_: 0.0)
     defaults = Watch.__init__.__kwdefaults__
     still = {"stolen_ticks": lambda: 0.0, "throttled_us": lambda: 0.0, "interruptions": lambda: 0}
-    for name, fake in {**still, "probe_us": lambda: 26.0, "calm_ns": 0}.items():
+    for name, fake in {**still, "probe_us": lambda: 26.0, "calm_turns": 0}.items():
         assert name in defaults, f"a Watch has no {name} any more: what does it read instead?"
         monkeypatch.setitem(defaults, name, fake)
 
