@@ -1,6 +1,7 @@
 """Ceilings of the machine, on a clock that knows what everything costs."""
 
 import json
+from datetime import datetime
 from functools import partial
 
 import pytest
@@ -63,7 +64,9 @@ COSTS = {"mm": 4000.0, "copy_": 8000.0, "sum": 6000.0, "amax": 5000.0, "add_": 0
 
 def test_rates_are_work_over_the_least_time():
     found = ceilings.measure_ceilings("cpu", ["float32"], clock=FakeClock(COSTS))
+    assert datetime.fromisoformat(found["measured"]).tzinfo is not None
     assert found == {
+        "measured": found["measured"],
         "matmul_tflops": {"float32": pytest.approx(2 * 64**3 / 4e-3 / 1e12)},
         "copy_gbps": pytest.approx(2 * 64 * MIB / 8e-3 / 1e9),
         "read_gbps": pytest.approx(64 * MIB / 5e-3 / 1e9),  # amax, the fastest of the readers
@@ -144,6 +147,7 @@ def test_a_clock_that_sees_nothing_gives_null_and_no_infinity():
     nothing = dict.fromkeys([*COSTS, "linalg_vector_norm"], -1.0)
     found = ceilings.measure_ceilings("cpu", ["float32"], clock=FakeClock(nothing))
     assert found.pop("cache_bytes") == 8 * MIB
+    assert found.pop("measured")
     assert {*found.pop("matmul_tflops").values(), *found.values()} == {None}
 
 

@@ -184,7 +184,7 @@ SLOW, TAKEN, FAST = ((170, 170, 45),) * 5, ((400, 60, 26), (300, 50, 26)) * 3, (
     [
         ((FAST,), 100, 100, 100),
         ((SLOW,), 170, 170 * 26 / 45, 170),  # a slow core: no faster than the probe says
-        (((*SLOW, (171, 171, 26)),), 170, 170, 170),  # which a fast core is not either
+        (((*SLOW, *((171, 171, 26),) * 2),), 170, 170, 170),  # which a fast core is not either
         ((TAKEN,), 50, 50, 300),  # between processor and wall time
         ((SLOW, FAST), 100, 100, 100),  # what a process bounds holds of all
         ((TAKEN, FAST, TAKEN), 100, 100, 100),

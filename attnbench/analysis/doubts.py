@@ -17,7 +17,7 @@ LONG_S, PROCESSES = 3, 3  # seconds a cell and processes from which more of them
 _OWN = ("name", "command", "min_time", "shard", "max_total_time")
 _DEFAULTS = {
     "device": "auto", "precision": 0.02, "timeout": 300.0, "output": "results",
-    "memory_limit": "90%",
+    "memory_limit": "90%", "ceilings": "cached",
 }  # fmt: skip
 
 

@@ -122,8 +122,14 @@ def low_end(record: Record, samples: list[Sample]) -> tuple[float, float, float]
     width = min(record.metrics.get("window") or 1, max(1, len(alike) // FEWEST))
     high = stats.upper_quartile(fastest_of_windows(alike, width))
     if pool is not alone:  # the truth lies between processor and wall time
-        high = max(high, robust_least(sample.time_us for sample in samples))
+        high = max(high, least_wall_us(samples))
     return least_us, low, max(high, least_us)
+
+
+def least_wall_us(samples: Sequence[Sample]) -> float:
+    """What a call takes at most by the wall clock: its least time where a second clock agrees."""
+    alone = [s.time_us for s in samples if s.cpu_us is not None and not s.disturbed]
+    return min(alone) if alone else robust_least(s.time_us for s in samples)
 
 
 def within_run_us(record: Record) -> Interval | None:
@@ -139,7 +145,7 @@ def within_run_us(record: Record) -> Interval | None:
     if interval is None or not any(sample.disturbed for sample in record.kept):
         return interval
     # A call that spins on a clock took at least its processor time, and at most any wall time.
-    return interval[0], max(interval[1], robust_least(s.time_us for s in record.kept))
+    return interval[0], max(interval[1], least_wall_us(record.kept))
 
 
 def over_processes(record: Record) -> bool:

@@ -98,10 +98,11 @@ def _replicates_and_ends(record: Record) -> tuple[tuple[float, ...], times.Inter
     full_speed_us = FULL_SPEED * record.metrics["probe_us"]
     for samples in times.by_process(record):
         least, low, _ = times.low_end(record, samples)
-        near = [s.probe_us or 0.0 for s in samples if s.own_us <= FULL_SPEED * least]
+        near = [us for s in samples if s.own_us <= FULL_SPEED * least and (us := s.probe_us)]
         leasts.append(least)
-        lows.append(least if robust_least(near) <= full_speed_us else low)
-        highs.append(robust_least(sample.time_us for sample in samples))
+        at_full_speed = near and robust_least(near) <= full_speed_us
+        lows.append(least if at_full_speed else low)
+        highs.append(times.least_wall_us(samples))
     low, high = sorted((max(lows), min(highs)))
     return (min(max(median(leasts), low), high),), (low, high)
 
