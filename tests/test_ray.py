@@ -77,12 +77,16 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(flags: Path) -> Iterator[Any]:
     """A cluster with one CPU, on node a."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
     own = NODE | {"node_name": "a", "env_vars": {"TEST_NODE": "a", "TEST_FLAGS": str(flags)}}
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # sockets in it have short names
-        made = Cluster(initialize_head=True, head_node_args=own | {"temp_dir": folder})
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        tempfile.TemporaryDirectory(prefix="ray-") as folder,  # sockets in it have short names
+    ):
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.setenv("RAY_TMPDIR", folder)  # a `temp_dir` is not where Ray leaves its address
+        made = Cluster(initialize_head=True, head_node_args=own)
         yield made
         made.shutdown()
 

@@ -88,8 +88,8 @@ def examine(cells: int, kill: bool, folder: Path, tell: Callable[[str], None]) -
     file.write_text(EMPTY.format(EACH))
     node = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
     short = tempfile.mkdtemp(prefix="ray-")  # sockets in it have short names
-    head = node | {"node_name": "a", "temp_dir": short}
-    made = Cluster(initialize_head=True, head_node_args=head)
+    os.environ["RAY_TMPDIR"] = short  # a `temp_dir` is not where Ray leaves its address
+    made = Cluster(initialize_head=True, head_node_args=node | {"node_name": "a"})
     second = made.add_node(**node, node_name="b")
     ray.cloudpickle.register_pickle_by_value(own)
     before, cluster._Slot = cluster._Slot, own.TimedSlot  # type: ignore[misc]
