@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,9 @@ hypothesis.settings.register_profile(
     "busy", deadline=None
 )  # no test depends on the machine's speed
 hypothesis.settings.load_profile("busy")
+# What sweeps keep for later ones (ceilings of the machine): tests neither find nor leave any.
+_CACHE = tempfile.TemporaryDirectory(prefix="attnbench-cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 os.environ.pop("COLUMNS", None)  # xdist sets it; tests read tables that are not wrapped
 
 # A shell starts what it runs in the background with interrupts ignored, and so would every process

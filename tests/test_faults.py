@@ -99,6 +99,7 @@ def broken_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "broken.py").write_text(BROKEN)
     args = ("--impl", "broken.py", "--impls", "naive", "--seq-lens", "16,24", "--processes", 2)
+    args = (*args, "--ceilings", "fresh")
     ran = run_attnbench("sweep", *args, *TINY, "--threads", "1", "--name", "r", cwd=folder)
     assert ran.returncode == 1  # as there are incorrect rows
     assert "incorrect: writes (1 cell): " in ran.stdout
@@ -316,7 +317,7 @@ def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
     for part in load_run(run).parts:
         if (status := fates.get(part.cell.case.seq_len)) and part.process == processes - 1:
             failed = synthetic.failed(part.cell.case, "naive", status, "killed")
-            with RunWriter.reopen(run) as writer:
+            with RunWriter(run) as writer:
                 writer.append(dataclasses.replace(failed, process=part.process))
 
     def statuses() -> dict[int, str]:

@@ -108,7 +108,8 @@ def test_a_run_killed_in_mid_write_loads_and_continues(writer, cut):
     file = writer.path / "records.jsonl"
     file.write_bytes(file.read_bytes()[:-cut])
     assert load_run(writer.path).records == [record()]
-    with RunWriter.reopen(writer.path) as again:
+    with RunWriter(writer.path) as again:
+        again.cut_torn()
         again.append(record(256))
     assert load_run(writer.path).records == [record(), record(256)]
 
@@ -174,9 +175,9 @@ def test_a_record_with_numbers_that_cannot_be_is_refused(part, change):
 
 def test_two_sweeps_never_write_to_one_run(writer):
     with pytest.raises(StoreError, match="another sweep"):
-        RunWriter.reopen(writer.path)
+        RunWriter(writer.path)
     writer.close()
-    RunWriter.reopen(writer.path).close()
+    RunWriter(writer.path).close()
 
 
 def test_the_records_of_a_cells_processes_are_one_record_when_loaded(writer):
