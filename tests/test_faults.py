@@ -99,8 +99,8 @@ def broken_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "broken.py").write_text(BROKEN)
     args = ("--impl", "broken.py", "--impls", "naive", "--seq-lens", "16,24", "--processes", 2)
-    args = (*args, "--ceilings", "fresh")
-    ran = run_attnbench("sweep", *args, *TINY, "--threads", "1", "--name", "r", cwd=folder)
+    more = ("--threads", "1", "--ceilings", "fresh", "--name", "r")
+    ran = run_attnbench("sweep", *args, *TINY, *more, cwd=folder)
     assert ran.returncode == 1  # as there are incorrect rows
     assert "incorrect: writes (1 cell): " in ran.stdout
     assert "broken.py changed the default dtype; restored" in ran.stderr

@@ -221,6 +221,27 @@ def test_an_environment_of_requirements_is_built_once_and_anew_when_they_change(
     assert build_environment(f"old={file}", told.append).python != first.python
 
 
+def test_what_requirements_leave_open_is_said_of_a_kept_environment_and_refreshed(
+    tmp_path, monkeypatch, cli: Cli, assert_refused
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(subprocess, "run", pip := _Pip())
+    file, told = tmp_path / "new.txt", list[str]()
+    file.write_text(
+        "# torch\n--extra-index-url https://x\ntorch\nnumpy>=2 ; python_version > '3.8'  # why\n"
+        "scipy==1.*\npandas==3.1.1 --hash=sha256:00\nrich==15; python_version > '3'\n"
+        "mine @ https://x/mine.whl\n-r more.txt\n"
+    )
+    build_environment(f"new={file}", told.append)
+    assert len(told) == 1, "it has just been installed"
+    build_environment(f"new={file}", told.append)
+    assert len(pip.commands) == 2
+    assert "pins no version of torch, numpy>=2, scipy==1.*, -r more.txt; --refresh" in told[1]
+    build_environment(f"new={file}", told.append, refresh=True)
+    assert len(pip.commands) == 4
+    assert_refused(cli("gate", "--python", str(file), "--refresh"), "--refresh goes with --env")
+
+
 def test_what_pip_cannot_install_is_one_line_with_its_log_and_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(subprocess, "run", _Pip(fails=True))

@@ -1,10 +1,13 @@
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
 
+from attnbench.base.files import make_folder
 from attnbench.base.jsontext import sealed
 from attnbench.errors import StoreError
 from attnbench.execution.store import RunWriter, find_run, load_run
@@ -127,6 +130,15 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(writer):
 def test_a_name_is_taken_once(writer):
     with pytest.raises(StoreError, match="exists"):
         RunWriter.create(writer.path.parent, "r", {})
+
+
+def test_unnamed_runs_that_begin_in_the_same_moment_have_folders_of_their_own(
+    tmp_path, monkeypatch
+):
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+    monkeypatch.setattr("attnbench.base.files.datetime", SimpleNamespace(now=lambda _: moment))
+    names = [make_folder(tmp_path, None, "gate-").name for _ in range(3)]
+    assert names == [f"gate-20260102-030405-678{more}" for more in ("", "-2", "-3")]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "latest", "x" * 101, "a\nb", "-x"])

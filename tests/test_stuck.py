@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 import pytest
@@ -85,7 +84,7 @@ def test_a_worker_whose_server_is_silent_is_not_said_to_be_killed_and_is_ended(
 def test_a_runner_whose_server_is_silent_goes_on_with_another(
     mute: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent, made = [mute(600.0)], list[Any]()
+    silent, made = [mute(600.0)], list[Server]()
 
     def server(settings: Settings) -> Server:
         made.append(silent.pop() if silent else Server(settings))

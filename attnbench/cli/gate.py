@@ -51,6 +51,8 @@ _GATE: Rows = (
      " candidate's. Each needs torch ≥ 2.4 and Python ≥ 3.11. Repeatable."),
     ("--env requirements", {"multiple": True, "metavar": "NAME=FILE"},
      "As --python, of an environment that pip builds from requirements, and keeps. Repeatable."),
+    ("--refresh", {"is_flag": True},
+     "With --env: let pip install the requirements anew, where they leave versions open."),
     ("--bisect", {"is_flag": True},
      "Of more than two environments, oldest first: which is the first that is slower?"),
     impl_files("A file of the repository whose implementations are watched."),
@@ -153,7 +155,10 @@ def _environments(options: dict[str, Any]) -> list[Callable[[], Environment]]:
             say(words, err=True)
 
     found = [partial(find_environment, text) for text in options["pythons"]]
-    found += [partial(build_environment, text, tell) for text in options["requirements"]]
+    built = partial(build_environment, say=tell, refresh=options["refresh"])
+    found += [partial(built, text) for text in options["requirements"]]
+    if options["refresh"] and not options["requirements"]:
+        raise UsageError("--refresh goes with --env, which names the requirements to install anew")
     if options["bisect"] and len(found) < 3:
         raise UsageError("--bisect needs three environments or more, oldest first: --python, --env")
     if len(found) not in (0, 2) and not options["bisect"]:

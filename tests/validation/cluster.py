@@ -38,10 +38,10 @@ class TimedSlot(cluster._Slot):
 
     began = inside_s = 0.0
 
-    def begin(self, job: Job, limits: Any) -> Iterator[Record | cluster.Known]:
+    def begin(self, job: Job, limits: Any, suspects: Any) -> Iterator[Record | cluster.Known]:
         begin = time.perf_counter()
         self.began = self.began or begin
-        for found in super().begin(job, limits):
+        for found in super().begin(job, limits, suspects):
             self.inside_s += time.perf_counter() - begin  # to hand a record over is not within
             if isinstance(found, Record):
                 yield found
