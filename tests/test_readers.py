@@ -15,7 +15,7 @@ import pytest
 from attnbench.base.guard import guarded
 from attnbench.cli import options, progress
 from attnbench.execution.session import Listener, SweepRequest, resume, sweep
-from attnbench.execution.store import load_run
+from attnbench.execution.store import RECORDS, RunWriter, load_info, load_run, write_info
 from attnbench.gate.decide.verdict import decide
 from attnbench.planning.plan import Axes, Plan
 from attnbench.report.gate import outputs
@@ -130,6 +130,33 @@ def test_a_listener_that_raises_ends_no_sweep_and_is_reported_once_at_the_end(
     assert len(told) == 2, "once for each"
     for text in told:
         assert text.startswith("progress was not shown to the end (KeyError: 'plan')")
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends when this one is about to begin: what it did is neither lost nor done again."""
+    request = SweepRequest(sweeps=(Axes(impls=("naive", "sdpa")),), output=tmp_path, name="r")
+    path, measured = sweep(request, Listener()), list[str]()
+    assert path is not None
+    *first, last = (path / RECORDS).read_text().splitlines(keepends=True)
+    (path / RECORDS).write_text("".join(first))
+    locked = RunWriter.__init__
+
+    def ends_now(writer: RunWriter, folder: Path) -> None:
+        with (path / RECORDS).open("a") as records:
+            records.write(last)
+        info = load_info(path)
+        write_info(path, info | {"spent": {**info["spent"], "samples": 77.0}})
+        locked(writer, folder)
+
+    monkeypatch.setattr(RunWriter, "__init__", ends_now)
+    listener = Listener()
+    listener.recorded = lambda r: measured.append(r.cell.impl)  # type: ignore[method-assign]
+    resume(path, listener)
+    assert measured == []
+    assert load_info(path)["spent"]["samples"] == 77.0
 
 
 def test_an_interrupt_in_a_listener_is_one() -> None:
