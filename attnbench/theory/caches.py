@@ -145,27 +145,20 @@ class CacheTraits:
 
 
 CACHES: Registry[CacheTraits] = Registry("cache", "--caches")
-CACHES.add(
-    "rerun",
-    CacheTraits(
+for _name, _cache in {
+    "rerun": CacheTraits(
         doc="no cache: the whole layer over all tokens at each step",
         all_queries=True,
         all_keys=True,
         places=lambda case, values: 0,
     ),
-)
-CACHES.add(
-    "none",
-    CacheTraits(
+    "none": CacheTraits(
         doc="no cache: keys and values recomputed, one query",
         all_keys=True,
         places=lambda case, values: 0,
     ),
-)
-CACHES.add("concat", CacheTraits(doc="grown by torch.cat", grows=True, moves=True))
-CACHES.add(
-    "static",
-    CacheTraits(
+    "concat": CacheTraits(doc="grown by torch.cat", grows=True, moves=True),
+    "static": CacheTraits(
         doc="preallocated, written in place; with static:capacity=4096 the core is given room for"
         " so many tokens, and a mask of those there are",
         parameters={"capacity": Parameter(default=0, least=0)},
@@ -173,30 +166,21 @@ CACHES.add(
         seen=_whole_buffer,
         reason=_refuse_capacity,
     ),
-)
-CACHES.add(
-    "shared",
-    CacheTraits(
+    "shared": CacheTraits(
         doc="static, and every 2 of the --layers (shared:layers=4) read the keys and values of the"
         " first of them",
         parameters={"layers": Parameter(default=2, least=2)},
         ragged=True,
         reason=_refuse_sharing,
     ),
-)
-CACHES.add(
-    "sliding",
-    CacheTraits(
+    "sliding": CacheTraits(
         doc="a ring of the last W tokens, for masks window:W: keys are out of order",
         keeps_window=True,
         places=lambda case, values: min(_places(case, values), case.batch * _window(case)),
         seen=_last_keys,
         reason=_refuse_ring,
     ),
-)
-CACHES.add(
-    "paged",
-    CacheTraits(
+    "paged": CacheTraits(
         doc="pages of 16 tokens (paged:page=16) anywhere in memory, gathered at each step",
         parameters={"page": Parameter(default=16)},
         ragged=True,
@@ -204,20 +188,14 @@ CACHES.add(
         places=_places_in_pages,
         beside_bytes=_table_bytes,
     ),
-)
-CACHES.add(
-    "int8",
-    CacheTraits(
+    "int8": CacheTraits(
         doc="8 bits an element and a scale for each token and head, made wide at each step",
         ragged=True,
         moves=True,
         lossy=True,
         key_bytes=lambda case: _eight_bits(case) + 2 * case.element_bytes,
     ),
-)
-CACHES.add(
-    "int8-head",
-    CacheTraits(
+    "int8-head": CacheTraits(
         doc="8 bits an element and a scale for each head, that of its context",
         ragged=True,
         moves=True,
@@ -225,19 +203,15 @@ CACHES.add(
         key_bytes=_eight_bits,
         beside_bytes=lambda case, values: 2 * case.batch * case.kv_heads * case.element_bytes,
     ),
-)
-
-
-CACHES.add(
-    "latent",
-    CacheTraits(
+    "latent": CacheTraits(
         doc="a latent of rank=128 in place of k and v, absorbed by q and o (DeepSeek-V2)",
         parameters={"rank": Parameter(default=128)},
         ragged=True,
         key_bytes=_of_latent,
         reason=_refuse_latent,
     ),
-)
+}.items():
+    CACHES.add(_name, _cache)
 
 
 def cache_of(case: Case) -> tuple[CacheTraits, Mapping[str, Any]]:
