@@ -41,21 +41,12 @@ def _whole_buffer(case: Case, values: Mapping[str, Any], end: int) -> Seen:
     return (capacity, _first_of_each(case, end)) if capacity else _first_keys(case, values, end)
 
 
-def _last_keys(case: Case, values: Mapping[str, Any], end: int) -> Seen:
-    return min(end, _window(case)), _CAUSAL  # in whatever order: one query sees all of them
-
-
 def _window(case: Case) -> int:
     return (case.mask.before or 0) + 1
 
 
 def _places(case: Case, values: Mapping[str, Any]) -> int:
     return case.batch * (values.get("capacity") or case.seq_len + (case.new_tokens or 1))
-
-
-def _places_in_pages(case: Case, values: Mapping[str, Any]) -> int:
-    page: int = values["page"]
-    return page * sum(pages_of_items(case, page))
 
 
 def pages_of_items(case: Case, page: int) -> list[int]:
@@ -68,16 +59,8 @@ def _table_bytes(case: Case, values: Mapping[str, Any]) -> int:
     return 4 * case.batch * -(-longest // int(values["page"]))  # an int32 for each page
 
 
-def _as_computed(case: Case) -> int:
-    return (case.head_dim + case.value_dim) * case.element_bytes
-
-
 def _eight_bits(case: Case) -> int:
     return case.head_dim + case.value_dim
-
-
-def _of_latent(case: Case) -> int:
-    return as_seen(case).head_dim * case.element_bytes
 
 
 def _refuse_latent(case: Case, values: Mapping[str, Any]) -> str | None:
@@ -139,7 +122,9 @@ class CacheTraits:
     keeps_window: bool = False
     seen: Callable[[Case, Mapping[str, Any], int], Seen] = _first_keys
     places: Callable[[Case, Mapping[str, Any]], int] = _places
-    key_bytes: Callable[[Case], int] = _as_computed
+    key_bytes: Callable[[Case], int] = lambda case: (
+        (case.head_dim + case.value_dim) * case.element_bytes
+    )
     beside_bytes: Callable[[Case, Mapping[str, Any]], int] = lambda case, values: 0
     reason: Callable[[Case, Mapping[str, Any]], str | None] = lambda case, values: None
 
@@ -177,7 +162,8 @@ for _name, _cache in {
         doc="a ring of the last W tokens, for masks window:W: keys are out of order",
         keeps_window=True,
         places=lambda case, values: min(_places(case, values), case.batch * _window(case)),
-        seen=_last_keys,
+        # In whatever order: one query sees all of them.
+        seen=lambda case, values, end: (min(end, _window(case)), _CAUSAL),
         reason=_refuse_ring,
     ),
     "paged": CacheTraits(
@@ -185,7 +171,7 @@ for _name, _cache in {
         parameters={"page": Parameter(default=16)},
         ragged=True,
         moves=True,
-        places=_places_in_pages,
+        places=lambda case, values: values["page"] * sum(pages_of_items(case, values["page"])),
         beside_bytes=_table_bytes,
     ),
     "int8": CacheTraits(
@@ -207,7 +193,7 @@ for _name, _cache in {
         doc="a latent of rank=128 in place of k and v, absorbed by q and o (DeepSeek-V2)",
         parameters={"rank": Parameter(default=128)},
         ragged=True,
-        key_bytes=_of_latent,
+        key_bytes=lambda case: as_seen(case).head_dim * case.element_bytes,
         reason=_refuse_latent,
     ),
 }.items():
