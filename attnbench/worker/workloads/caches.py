@@ -111,6 +111,7 @@ class Store(Protocol):
 
         Nothing is to be done where a place is written before it is read, in every generation.
         """
+        return
 
 
 STORES: Registry[Any] = Registry("cache", "--caches")
