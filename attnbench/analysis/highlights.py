@@ -207,8 +207,7 @@ def rope_sentence(costs: pd.DataFrame) -> str:
 
 def failed_sentence(frame: pd.DataFrame) -> str:
     """How many cells have no result, by status."""
-    counts = frame["status"].value_counts()
-    bad = ", ".join(f"{counts[status]} {status}" for status in WORST_FIRST if status in counts)
+    bad = units.tally(frame["status"], WORST_FIRST)
     if frame.empty:
         return "No cell has been recorded yet."
     if not bad and len(frame) == 1:
@@ -216,7 +215,7 @@ def failed_sentence(frame: pd.DataFrame) -> str:
     cells = units.count(len(frame))
     if not bad:
         return f"All {cells} cells passed their check and were measured."
-    missing = units.count(len(frame) - int(counts.get("ok", 0)))
+    missing = units.count(len(frame) - int((frame["status"] == "ok").sum()))
     return f"{missing} of {cells} cells have no time: {bad}."
 
 

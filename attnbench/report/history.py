@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from attnbench.analysis.history.series import VERDICTS, Found, Line, Series
+from attnbench.base.units import tally
 from attnbench.errors import StoreError
 from attnbench.report import parts
 from attnbench.report.gate.texts import change
@@ -64,9 +64,9 @@ def section(series: Series, scratch: Path | None = None) -> Section:
     ]  # fmt: skip
     if scratch:
         shown.append(_pictures(series, names, scratch))
-    counts = Counter(line.verdict for line in series.lines if line.kind == "cell")
+    of_cells = (line.verdict for line in series.lines if line.kind == "cell")
     return Section(
-        title=", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v]),
+        title=tally(of_cells, VERDICTS),
         facts=[_heading(series)],
         parts=[shown[0], *(part for part in shown[1:] if part.rows or part.sentences)],
     )

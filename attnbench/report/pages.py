@@ -21,7 +21,7 @@ from attnbench.analysis.highlights import (
 )
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.base.files import emptied, write_whole
-from attnbench.base.units import escape, table
+from attnbench.base.units import bullets, escape, table
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
 from attnbench.report import exponents, figures, growth, lines, models, roofline, tradeoff
@@ -171,7 +171,7 @@ def render_markdown(content: Content) -> str:
     blocks = [
         f"## attnbench: {escape(content.run.run_id)}",
         escape(" · ".join(content.facts())),
-        "\n".join(f"- {escape(sentence)}" for sentence in content.sentences()),
+        bullets(content.sentences()),
         *_hardest(content),
         *_growth_blocks(content),
     ]

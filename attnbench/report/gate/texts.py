@@ -98,12 +98,11 @@ def case_words(cell: GateCell) -> str:
 
 def labels(cells: Sequence[GateCell]) -> tuple[str, list[str]]:
     """What the cases of all cells have in common, and what tells each cell: `sdpa n=512`."""
-    words = [case_words(cell).split() for cell in cells]
-    common = [w for w in (words[0] if words else []) if all(w in row for row in words)]
-    common = [word for word in common if not word.startswith("n=")]
+    words = [case_words(cell) for cell in cells]
+    common = [word for word in units.common_words(words) if not word.startswith("n=")]
     own = [
-        " ".join([cell.impl, *(word for word in row if word not in common)])
-        for cell, row in zip(cells, words, strict=True)
+        " ".join([cell.impl, *(word for word in text.split() if word not in common)])
+        for cell, text in zip(cells, words, strict=True)
     ]
     named = [
         f"{text} ({cell.case.case_id})" if isinstance(cell, Cell) and own.count(text) > 1 else text
