@@ -258,18 +258,14 @@ class Paged(Store):
     def extend(self, first: int, end: int) -> KeysValues:
         """Write the new tokens into their pages, and copy all pages side by side."""
         pages_BA, slots_BA = self._slots(first, end - first)
-        new, (batch, groups) = self._layer.keys_values(first, end), self._sizes
+        new, case = self._layer.keys_values(first, end), self._layer.case
         for pool, x_BGAD in zip(self.pools, new, strict=True):
             pool[pages_BA, :, slots_BA] = x_BGAD.transpose(1, 2)
         for pool, gathered in zip(self.pools, self._gathered, strict=True):
             torch.index_select(pool.view(-1, gathered.shape[1]), 0, self._rows, out=gathered)
-        dims = (pool.shape[-1] for pool in self.pools)
-        k, v = (x.view(batch, groups, -1, d) for x, d in zip(self._gathered, dims, strict=True))
+        dims, sizes = (pool.shape[-1] for pool in self.pools), (case.batch, case.kv_heads, -1)
+        k, v = (x.view(*sizes, d) for x, d in zip(self._gathered, dims, strict=True))
         return k[:, :, :end], v[:, :, :end]
-
-    @property
-    def _sizes(self) -> tuple[int, int]:
-        return self._layer.case.batch, self._layer.case.kv_heads
 
     def _slots_of(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Pages (B, A) of the new tokens from `first` on, and their places within."""
