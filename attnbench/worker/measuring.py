@@ -171,11 +171,8 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
         measure_distances(entry, trials, draws[1].seed, reporter)
         workload.fill(case, tensors, Draw(seed=seed))
         for name in list(trials):
-            reporter.at(entry.index, name, "probe")
-            with trials[name].stage("probe"):
+            with reporter.stage(entry.index, trials, name, "probe"):
                 trials[name].probe()
-            if trials[name].status is not None:
-                reporter.record(entry.index, trials.pop(name).record())
     except Exception as err:  # inputs or reference: no implementation is to blame
         status, reason = classify(err, "inputs and reference")
         for name in trials or entry.impls:
