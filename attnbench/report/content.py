@@ -53,10 +53,9 @@ class Content:
     def limits(self) -> list[tuple[str, ...]]:
         """The ceilings of each machine: the columns are `LIMIT`."""
         known = self.run.environments.values()
+        several = len(known) > 1
         return [
-            (f"{limit} ({facts.get('node') or facts.get('device_name')})", *rest)
-            if len(known) > 1
-            else (limit, *rest)
+            (limit + f" ({facts.get('node') or facts.get('device_name')})" * several, *rest)
             for facts in known
             for limit, *rest in limit_rows(facts)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -195,6 +196,11 @@ def write(figure: Figure, stem: str, folder: Path) -> Path:
     canvas = FigureCanvasSVG(figure)
     canvas.print_svg(svg, metadata={"Date": None, "Creator": "attnbench"})
     return svg
+
+
+def data_uri(svg: Path) -> str:
+    """An SVG inside a page, which isolates it from the page's ids and styles."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode('ascii')}"
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,6 @@ def _names(series: Series) -> dict[Line, str]:
 
 
 def _heading(series: Series) -> str:
-    """The machine, and from when to when."""
     first, last = series.runs[0], series.runs[-1]
     device, name, cores = (value_text("", part) for part in last.machine)
     count = f"{len(series.runs)} run{'s' * (len(series.runs) > 1)}"

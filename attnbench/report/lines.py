@@ -166,7 +166,6 @@ def failed_lines(chart: Chart, rows: pd.DataFrame) -> list[tuple[str, str, list[
 
 
 def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
-    """Draw a line for each implementation (or cache) against n."""
     chart = frame.chart
     axes.length_axis(ax, frame.lengths, room=DODGE_OCTAVES / 2 if chart.dodge else 0.0)
     if frame.scale == "linear":

@@ -279,7 +279,6 @@ def _variants(
 def _as_coarse(
     case: Case, tensors: Tensors, name: str, error: float, value: torch.Tensor
 ) -> dict[str, Any]:
-    """Whether the error is as large as that of a coarser dtype."""
     if case.batch * case.heads * case.seq_len * case.kv_len > _PAIRS:
         return {"explained": None}
     likely = []

@@ -52,7 +52,6 @@ def _redrawn(x: torch.Tensor, seed: int = 0) -> torch.Tensor:
 
 
 def _with(impl: Implementation, values: Values) -> Implementation:
-    """The implementation with some other parameters."""
     written = ":".join(f"{key}={shown(value)}" for key, value in (impl.values | values).items())
     return implementation(f"{base_name(impl.name)}:{written}")
 
