@@ -122,13 +122,14 @@ def _real(default: float, least: float, most: float | None = None) -> Parameter:
     return Parameter(default=default, real=True, least=least, most=most)
 
 
-def _disordered(values: Values) -> str | None:
-    return None if values["slow"] < values["fast"] else "needs slow below fast"
-
-
 _BASE = {"base": _real(10000.0, least=2)}
 _FACTOR = {"factor": _real(4.0, least=1)} | _BASE
 _rotary = partial(Encoding, kind="rotary", parameters=_BASE, frequencies=_by_base)
+_by_turns = partial(
+    _rotary,
+    frequencies=_by_parts,
+    wrong=lambda values: None if values["slow"] < values["fast"] else "needs slow below fast",
+)
 
 for _name, _encoding in {
     "none": Encoding(doc="no position encoding", kind="none"),
@@ -170,7 +171,7 @@ for _name, _encoding in {
         ),
         by_length=True,
     ),
-    "rope-yarn": _rotary(
+    "rope-yarn": _by_turns(
         doc="rotary, slow pairs interpolated, logits scaled: YaRN (Peng et al., arXiv:2309.00071)",
         parameters={
             "factor": _real(16.0, least=1),
@@ -179,12 +180,10 @@ for _name, _encoding in {
             "fast": _real(32.0, least=0),
         }
         | _BASE,
-        frequencies=_by_parts,
         # 1/√t, on q and on k, so that the logits are divided by the temperature t.
         factor=lambda values: 0.1 * math.log(values["factor"]) + 1,
-        wrong=_disordered,
     ),
-    "rope-llama3": _rotary(
+    "rope-llama3": _by_turns(
         doc="rotary, slow pairs interpolated as in Llama 3.1 (arXiv:2407.21783)",
         parameters={
             "factor": _real(8.0, least=1),
@@ -193,8 +192,6 @@ for _name, _encoding in {
             "fast": _real(4.0, least=0),
             "base": _real(500000.0, least=2),
         },
-        frequencies=_by_parts,
-        wrong=_disordered,
     ),
     "sinusoidal": Encoding(
         doc="sines added to x (Vaswani et al. 2017, arXiv:1706.03762, 3.5)",

@@ -54,11 +54,6 @@ def pages_of_items(case: Case, page: int) -> list[int]:
     return [-(-(n + (case.new_tokens or 1)) // page) for n in context_lengths(case)]
 
 
-def _table_bytes(case: Case, values: Mapping[str, Any]) -> int:
-    longest = case.seq_len + (case.new_tokens or 1)
-    return 4 * case.batch * -(-longest // int(values["page"]))  # an int32 for each page
-
-
 def _eight_bits(case: Case) -> int:
     return case.head_dim + case.value_dim
 
@@ -89,12 +84,6 @@ def _refuse_ring(case: Case, values: Mapping[str, Any]) -> str | None:
     if case.query_tokens > 1:
         return "overwrites what the first of several queries still sees (--query-tokens 1)"
     return None
-
-
-def _refuse_sharing(case: Case, values: Mapping[str, Any]) -> str | None:
-    if case.layers % values["layers"] == 0:
-        return None
-    return f"shares among {values['layers']} layers, which --layers {case.layers} does not fill"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +145,11 @@ for _name, _cache in {
         " first of them",
         parameters={"layers": Parameter(default=2, least=2)},
         ragged=True,
-        reason=_refuse_sharing,
+        reason=lambda case, values: (
+            f"shares among {values['layers']} layers, which --layers {case.layers} does not fill"
+            if case.layers % values["layers"]
+            else None
+        ),
     ),
     "sliding": CacheTraits(
         doc="a ring of the last W tokens, for masks window:W: keys are out of order",
@@ -172,7 +165,9 @@ for _name, _cache in {
         ragged=True,
         moves=True,
         places=lambda case, values: values["page"] * sum(pages_of_items(case, values["page"])),
-        beside_bytes=_table_bytes,
+        beside_bytes=lambda case, values: (  # an int32 for each page
+            4 * case.batch * -(-(case.seq_len + (case.new_tokens or 1)) // values["page"])
+        ),
     ),
     "int8": CacheTraits(
         doc="8 bits an element and a scale for each token and head, made wide at each step",

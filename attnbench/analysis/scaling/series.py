@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -137,7 +137,7 @@ class Laws:
             if core:
                 traits = TRAITS.get(case.workload)
                 law = (traits.memory if field == "memory" else traits.time)(core, case)
-            self._known[key] = law.upper() if law and masked else law
+            self._known[key] = replace(law, bound=True) if law and masked else law
         return self._known[key]
 
 
