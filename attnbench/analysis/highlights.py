@@ -60,7 +60,7 @@ def measured_on(run: Run, frame: pd.DataFrame) -> tuple[str | None, str]:
 def models_sentence(frame: pd.DataFrame) -> str:
     """Of a run on several models of device that their rows are not compared."""
     counts = frame["device_name"].value_counts()
-    models = ", ".join(f"{name} ({n} cell{'s' * (n != 1)})" for name, n in counts.items())
+    models = ", ".join(f"{name} ({units.counted(n, 'cell')})" for name, n in counts.items())
     apart = f"Measured on {len(counts)} device models: {models}; rows of different ones are not"
     return f"{apart} compared." if len(counts) > 1 else ""
 

@@ -146,6 +146,11 @@ def count(value: Any) -> str:
     return f"{int(value):,}"
 
 
+def counted(number: int, what: str) -> str:
+    """Return how many there are of what: `1 round`, `2 rounds`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def length(n: float) -> str:
     """Return a sequence length as on an axis: 128, 512, 1k, 2k, 128k, 1M; 1000 stays 1000."""
     whole = round(n)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnbench.analysis.history.series import VERDICTS, Found, Line, Series
-from attnbench.base.units import tally
+from attnbench.base.units import counted, tally
 from attnbench.errors import StoreError
 from attnbench.report import parts
 from attnbench.report.gate.texts import change
@@ -105,7 +105,7 @@ def _names(series: Series) -> dict[Line, str]:
 def _heading(series: Series) -> str:
     first, last = series.runs[0], series.runs[-1]
     device, name, cores = (value_text("", part) for part in last.machine)
-    count = f"{len(series.runs)} run{'s' * (len(series.runs) > 1)}"
+    count = counted(len(series.runs), "run")
     where = f"{name} ({device}, {cores} cores)"
     return f"{count} on {where}, {first.when:%Y-%m-%d %H:%M} to {last.when:%Y-%m-%d %H:%M}"
 

@@ -185,8 +185,7 @@ def environments(run: GateRun) -> list[str]:
     more = len(differing) - MOST_DIFFERENCES
     words = differing[:MOST_DIFFERENCES] + [f"{more} more packages"] * (more > 0)
     for names, whose in zip(alone, ("base", "candidate"), strict=True):
-        s = "s" * (len(names) != 1)
-        words += [f"only in the {whose}: {len(names)} package{s}"] * bool(names)
+        words += [f"only in the {whose}: {units.counted(len(names), 'package')}"] * bool(names)
     if not words:
         return ["both environments hold the same packages, of the same versions"]
     return [flat(f"the environments differ: {'; '.join(words)}")]
@@ -245,7 +244,7 @@ def environment(run: GateRun) -> str:
     threads = known.get("threads")
     facts = [
         known.get("device_name") or known.get("device"),
-        f"{threads} thread{'s' * (threads != 1)}" if threads else None,
+        units.counted(threads, "thread") if threads else None,
         *(f"{name} {known[name]}" for name in ("torch", "attnbench") if known.get(name)),
         units.moment(run.created) if run.created else None,
     ]
@@ -265,7 +264,7 @@ def rounds(run: GateRun) -> str:
     discarded = len(run.rounds) - len(stages)
     disturbed = sum("not_vetoed" in found.facts for found in run.rounds)
     return (
-        f"{len(stages)} round{'s' * (len(stages) != 1)}{': ' * bool(parts)}{parts}"
+        f"{units.counted(len(stages), 'round')}{': ' * bool(parts)}{parts}"
         + f"; {discarded} more discarded" * bool(discarded)
         + f"; {disturbed} of them disturbed, but counted" * bool(disturbed)
     )

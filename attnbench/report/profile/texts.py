@@ -140,7 +140,7 @@ def summary(found: Difference) -> list[str]:
     ops = [of for of in found.ops if abs(of.delta_us) >= 0.02 * abs(found.delta_us)][:3]
     most = ", ".join(f"{brief(of.name, 48)} {change(of.delta_us)} ({of.what})" for of in ops)
     single = found.ops
-    count = f"{len(single)} op{'s' * (len(single) != 1)} changed"
+    count = f"{units.counted(len(single), 'op')} changed"
     parts = [verdict(found), f"{count}: {most}" if most else count if single else NONE]
     if found.common is not None and abs(math.log(found.common or 1.0)) > COMMON:
         parts.append(
