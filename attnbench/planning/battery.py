@@ -52,7 +52,9 @@ def battery(device: Device, dtypes: tuple[Dtype, ...]) -> list[Item]:
     `both` passes check the output and all three gradients; an implementation without a
     backward is checked on its forward by the `forward` items.
     """
-    items = [item for dtype in dtypes for item in _attention(device, dtype)]
+    # What is no dtype is refused here, with its flag.
+    plain = [Case(device=device, dtype=dtype) for dtype in dtypes]
+    items = [item for case in plain for item in _attention(case.device, case.dtype)]
     around = {"device": device, "dtype": dtypes[0], "batch": 2, "head_dim": 16, "width": 48}
     properties = _properties(device, dtypes[0])
     return [*items, *properties, *_decode(around), *_layer(around), *_recurrent(around)]
