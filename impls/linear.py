@@ -14,6 +14,8 @@ is handed all keys at each step and makes the state anew, O(n) as with any other
 Axes beyond the usual ones: `R` query heads that share a key/value head.
 """
 
+from typing import Any
+
 import torch
 from torch.nn.functional import elu, pad
 
@@ -72,14 +74,10 @@ def divided(o_and_total: torch.Tensor) -> torch.Tensor:
     return o_and_total[..., :-1] / total.masked_fill(total == 0, 1)
 
 
-@attention_builder(
-    "linear",
-    family="linear",
-    time="O(n d^2)",
-    memory="O(n)",
-    definition=definition,
-    flops=flops,
-)
+ROW: Any = {"family": "linear", "definition": definition}
+
+
+@attention_builder("linear", **ROW, time="O(n d^2)", memory="O(n)", flops=flops)
 def build_linear(case: Case, *, chunk: int = 128) -> AttentionCall:
     """Features elu + 1 for the exponential, by chunks."""
 
@@ -97,12 +95,7 @@ def build_linear(case: Case, *, chunk: int = 128) -> AttentionCall:
 
 
 @attention_builder(
-    "linear-recurrent",
-    family="linear",
-    time="O(n d^2)",
-    memory="O(n d^2)",
-    definition=definition,
-    flops=flops_recurrent,
+    "linear-recurrent", **ROW, time="O(n d^2)", memory="O(n d^2)", flops=flops_recurrent
 )
 def build_recurrent(case: Case) -> AttentionCall:
     """The same token by token."""
@@ -117,14 +110,7 @@ def build_recurrent(case: Case) -> AttentionCall:
     return recurrent
 
 
-@attention_builder(
-    "linear-parallel",
-    family="linear",
-    time="n^2 d",
-    memory="n^2",
-    definition=definition,
-    flops=flops_parallel,
-)
+@attention_builder("linear-parallel", **ROW, time="n^2 d", memory="n^2", flops=flops_parallel)
 def build_parallel(case: Case) -> AttentionCall:
     """The same by its definition: every pair."""
     return definition(case)

@@ -75,11 +75,6 @@ def exact_at(case: Case) -> dict[str, int]:
     return {"window": 2 * max(case.seq_len, case.kv_len)}
 
 
-def exact_undilated(case: Case) -> dict[str, int]:
-    """The same, without gaps."""
-    return exact_at(case) | {"dilation": 1}
-
-
 ROW: Any = {
     "family": "sparse", "time": "n d", "memory": "O(n)", "definition": definition,
     "flops": tiled_flops(cover), "workspace": tiled_workspace(cover), "supports": supports,
@@ -92,7 +87,7 @@ def sliding_window(case: Case, *, window: int = 256) -> AttentionCall:
     return tiled(case, cover(case, window=window))
 
 
-@attention_builder("dilated-window", **ROW, exact_at=exact_undilated)
+@attention_builder("dilated-window", **ROW, exact_at=lambda case: exact_at(case) | {"dilation": 1})
 def dilated_window(case: Case, *, window: int = 256, dilation: int = 2) -> AttentionCall:
     """Every `dilation`-th key of a wider window."""
     return tiled(case, cover(case, window=window, dilation=dilation))

@@ -27,11 +27,6 @@ from attnbench.api import (
 LOWEST = -1e30
 
 
-def cut_in(x_NSD: torch.Tensor, splits: int) -> torch.Tensor:
-    """The keys in splits of the same length: (N, P, J, D)."""
-    return x_NSD.view(len(x_NSD), splits, -1, x_NSD.shape[-1])
-
-
 def product(a_NPMD: torch.Tensor, b_NPDJ: torch.Tensor) -> torch.Tensor:
     """The matmuls of all slices and splits, (N, P, M, J), without a copy of b.
 
@@ -106,7 +101,9 @@ def build_split_kv(case: Case, *, splits: int = 8) -> AttentionCall:
         q_NMD = (q_BHLD * scale).reshape(len(k_NSD), -1, q_BHLD.shape[-1])
         found = []
         for (keys, number), mask in zip(parts, masks, strict=True):
-            k_NPJD, v_NPJV = (cut_in(x[:, keys], number) for x in (k_NSD, v_NSV))
+            k_NPJD, v_NPJV = (
+                x[:, keys].view(len(x), number, -1, x.shape[-1]) for x in (k_NSD, v_NSV)
+            )
             found.append(attend(q_NMD, k_NPJD, v_NPJV, mask))
         o_NPMV, sums, highest = (torch.cat(x, dim=1) for x in zip(*found, strict=True))
         shares = (highest - highest.amax(1, keepdim=True)).exp()

@@ -11,6 +11,7 @@ the same remainder, so that a query is in two tiles.
 """
 
 import math
+from typing import Any
 
 import torch
 
@@ -45,6 +46,15 @@ def exact_at(case: Case) -> dict[str, int]:
     return {"stride": 1}
 
 
+def row(cover: Any, definition: Any) -> Any:
+    """What both patterns declare, each of its own tiles."""
+    return {
+        "family": "sparse", "time": "O(n^1.5 d)", "flops_law": "n^1.5 d", "memory": "O(n)",
+        "definition": definition, "exact_at": exact_at,
+        "flops": tiled_flops(cover), "workspace": tiled_workspace(cover),
+    }  # fmt: skip
+
+
 def cover_strided(case: Case, *, stride: int) -> list[Tile]:
     """The near keys of blocks of queries, then the others of each remainder."""
     step, offset, hides = step_of(case, stride), case.kv_len - case.seq_len, causal(case)
@@ -77,17 +87,7 @@ def define_strided(case: Case, *, stride: int) -> Patterned:
     return Patterned(case, admitted_LS & (distance_LS >= 0) if causal(case) else admitted_LS)
 
 
-@attention_builder(
-    "strided",
-    family="sparse",
-    time="O(n^1.5 d)",
-    flops_law="n^1.5 d",
-    memory="O(n)",
-    definition=define_strided,
-    exact_at=exact_at,
-    flops=tiled_flops(cover_strided),
-    workspace=tiled_workspace(cover_strided),
-)
+@attention_builder("strided", **row(cover_strided, define_strided))
 def strided(case: Case, *, stride: int = 0) -> AttentionCall:
     """The nearest √n keys, and every √n-th one beyond."""
     return tiled(case, cover_strided(case, stride=stride))
@@ -120,17 +120,7 @@ def define_fixed(case: Case, *, stride: int, summary: int) -> Patterned:
     return Patterned(case, admitted_LS & (key_S <= place_L1) if causal(case) else admitted_LS)
 
 
-@attention_builder(
-    "strided-fixed",
-    family="sparse",
-    time="O(n^1.5 d)",
-    flops_law="n^1.5 d",
-    memory="O(n)",
-    definition=define_fixed,
-    exact_at=exact_at,
-    flops=tiled_flops(cover_fixed),
-    workspace=tiled_workspace(cover_fixed),
-)
+@attention_builder("strided-fixed", **row(cover_fixed, define_fixed))
 def strided_fixed(case: Case, *, stride: int = 0, summary: int = 1) -> AttentionCall:
     """The own block of √n keys, and the last key of each."""
     return tiled(case, cover_fixed(case, stride=stride, summary=summary))

@@ -142,7 +142,8 @@ def test_costs_that_cannot_be_counted_are_unknown_and_the_note_says_why(tmp_path
     monkeypatch.setattr(tracing, "op_costs", fails)
     found = trace(tmp_path).profile
     assert {(op.flops, op.bytes) for op in found.ops} == {(None, None)}
-    assert "no formula" in found.note("no-costs").figures["error"]
+    figures = {note.code: note.figures for note in found.notes}
+    assert "no formula" in figures["no-costs"]["error"]
 
 
 def call(counts, launched_by=None):

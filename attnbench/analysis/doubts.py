@@ -84,13 +84,11 @@ def remedy(run: Run, rows: pd.DataFrame) -> str:
     again["seq_lens"] = sorted({int(n) for n in rows["seq_len"]})
     again |= {"max_time": f"{LONG_S * max_time_s:g}", "processes": PROCESSES}
     flags = []
+    for file in again.pop("files", ()):
+        flags += ["--impl", file]
     for name, value in again.items():
-        flag = "--impl" if name == "files" else f"--{name.replace('_', '-')}"
-        if name == "files":
-            flags += [part for file in value for part in (flag, file)]
-        else:
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            flags += [flag] if value is True else [flag, text]
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        flags += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
     several = "" if (rows["threads"] == 1).all() else " (one thread, --threads 1, repeats best)"
     return (
         f"measure longer, in fresh processes{several}: {shlex.join(['attnbench', 'sweep', *flags])}"

@@ -60,7 +60,7 @@ def measured_on(run: Run, frame: pd.DataFrame) -> tuple[str | None, str]:
 def models_sentence(frame: pd.DataFrame) -> str:
     """Of a run on several models of device that their rows are not compared."""
     counts = frame["device_name"].value_counts()
-    models = ", ".join(f"{name} ({n} cell{'s' * (n != 1)})" for name, n in counts.items())
+    models = ", ".join(f"{name} ({units.counted(n, 'cell')})" for name, n in counts.items())
     apart = f"Measured on {len(counts)} device models: {models}; rows of different ones are not"
     return f"{apart} compared." if len(counts) > 1 else ""
 
@@ -207,8 +207,7 @@ def rope_sentence(costs: pd.DataFrame) -> str:
 
 def failed_sentence(frame: pd.DataFrame) -> str:
     """How many cells have no result, by status."""
-    counts = frame["status"].value_counts()
-    bad = ", ".join(f"{counts[status]} {status}" for status in WORST_FIRST if status in counts)
+    bad = units.tally(frame["status"], WORST_FIRST)
     if frame.empty:
         return "No cell has been recorded yet."
     if not bad and len(frame) == 1:
@@ -216,7 +215,7 @@ def failed_sentence(frame: pd.DataFrame) -> str:
     cells = units.count(len(frame))
     if not bad:
         return f"All {cells} cells passed their check and were measured."
-    missing = units.count(len(frame) - int(counts.get("ok", 0)))
+    missing = units.count(len(frame) - int((frame["status"] == "ok").sum()))
     return f"{missing} of {cells} cells have no time: {bad}."
 
 
@@ -256,82 +255,72 @@ def _speed(row: Mapping[Any, Any]) -> str:
 
 
 SUMMARY: Registry[SummaryColumn] = Registry("summary column")
-for _name, _header, _meaning, _text in (
-    ("impl", "implementation", "sorted fastest first within a case", lambda row: row["impl"]),
+for _name, _header, _meaning, _text, _where in (
+    ("impl", "implementation", "sorted fastest first within a case", lambda row: row["impl"], None),
     (
         "time", "time",
         "per call (decode: per token): host time on a CPU, the low end of what other work left"
         " alone; stream time on a GPU; ?: unsteady, its error has no bound (see notes); !:"
         " suspect, it cannot be right",
-        _time,
+        _time, None,
     ),
     (
         "interval", "95 % interval",
         "of that time: over fresh processes where there are several (--processes), else within one"
         " process, from order statistics; – below 6 samples",
-        lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]),
+        lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]), None,
     ),
     (
         "speed", "speed vs naive",
         "naive's time / this time in rounds that both were timed in: above 1 is faster; where the"
         " interval holds 1, level within so much, or from 10 % on the interval; ?: without one",
-        _speed,
+        _speed, None,
     ),
     (
         "speed_interval", "its interval",
         "at least 95 %, of another process of the same code, too; – below 6 rounds",
-        lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]),
+        lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]), None,
     ),
     (
         "rate", "useful rate",
         "useful FLOPs (admitted pairs only, flash-attention's convention) / median time",
-        lambda row: units.flop_rate(row["tflops"]),
+        lambda row: units.flop_rate(row["tflops"]), None,
     ),
     (
         "workspace", "workspace",
         "highest allocation during the call, without inputs, prepared memory and outputs",
-        lambda row: units.size(row["memory_workspace_bytes"]),
+        lambda row: units.size(row["memory_workspace_bytes"]), None,
     ),
     (
         "error", "error / allowed",
         "error against float64 over the allowed error; right at 1 or below",
-        lambda row: units.digits(row["error_ratio"], 2),
+        lambda row: units.digits(row["error_ratio"], 2), None,
     ),
     (
         "status", "status",
         "ok, or what became of the cell",
-        lambda row: row["status"],
+        lambda row: row["status"], None,
     ),
-):  # fmt: skip
-    SUMMARY.add(_name, SummaryColumn(header=_header, meaning=_meaning, text=_text))
-
-
-SUMMARY.add(
-    "approx",
-    SummaryColumn(
-        header="off exact, local",
-        meaning="how far the output is from that of exact attention, relative, in the root mean"
+    (
+        "approx", "off exact, local",
+        "how far the output is from that of exact attention, relative, in the root mean"
         " square: on normal inputs, whose attention is spread over all keys, and on inputs whose"
         " attention is local; – for what is exact",
-        text=lambda row: _approx(row["approx_error"], row["approx_error_local"]),
-        where=lambda frame: bool(frame["approx_error"].notna().any()),
+        lambda row: _approx(row["approx_error"], row["approx_error_local"]),
+        lambda frame: bool(frame["approx_error"].notna().any()),
     ),
-)
-
-
-SUMMARY.add(
-    "mask",
-    SummaryColumn(
-        header="mask: pairs, blocks, built",
-        meaning="pairs that the mask admits, of all, and blocks of 128 x 128 that hold one; the"
+    (
+        "mask", "mask: pairs, blocks, built",
+        "pairs that the mask admits, of all, and blocks of 128 x 128 that hold one; the"
         " time it took to make the mask, once, outside the calls; – where it made none",
-        text=lambda row: (
+        lambda row: (
             f"{units.percent(row['mask_density'])}, {units.percent(row['mask_block_density'])}, "
             f"{units.time(row['mask_build_us'])}"
         ),
-        where=lambda frame: not frame["mask"].isin(("full", "causal")).all(),
+        lambda frame: not frame["mask"].isin(("full", "causal")).all(),
     ),
-)
+):  # fmt: skip
+    SUMMARY.add(_name, SummaryColumn(header=_header, meaning=_meaning, text=_text, where=_where))
 
 
 def _approx(*errors: float | None) -> str:

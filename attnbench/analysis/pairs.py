@@ -29,7 +29,6 @@ from attnbench.schema.record import Record
 # (address layout, page placement): by 1.4 to 2.6 % in the median of eight cells in ten runs.
 MARGIN = 1.03
 _POWER = 0.8
-_ORDER_STATISTICS = 6  # from so many values on the interval is one of order statistics
 
 Round = tuple[str, int, int]  # group, process and number
 

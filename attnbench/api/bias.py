@@ -24,18 +24,15 @@ def learned(rows: int, columns: int, device: str) -> torch.Tensor:
     return torch.randn(rows, columns, generator=generator).double().to(device)
 
 
-def alibi_slopes(heads: int) -> list[float]:
-    """Press, Smith & Lewis 2022 (arXiv:2108.12409): 2^(−8h/H), h from 1.
+def _alibi(case: Case, distance: torch.Tensor) -> torch.Tensor:
+    """Press, Smith & Lewis 2022 (arXiv:2108.12409): slopes 2^(−8h/H), h from 1.
 
     Where H is no power of two, those of the next lower one, then every other of the next higher.
     """
-    lower = 1 << (heads.bit_length() - 1)
+    lower = 1 << (case.heads.bit_length() - 1)
     slopes = [2 ** (-8 * h / lower) for h in range(1, lower + 1)]
-    return slopes + [2 ** (-4 * h / lower) for h in range(1, 2 * lower, 2)][: heads - lower]
-
-
-def _alibi(case: Case, distance: torch.Tensor) -> torch.Tensor:
-    slopes_H = torch.tensor(alibi_slopes(case.heads), dtype=torch.float64, device=distance.device)
+    slopes += [2 ** (-4 * h / lower) for h in range(1, 2 * lower, 2)][: case.heads - lower]
+    slopes_H = torch.tensor(slopes, dtype=torch.float64, device=distance.device)
     return -slopes_H.view(-1, *[1] * distance.dim()) * distance.abs()
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, ParamSpec
 
@@ -145,6 +146,11 @@ def count(value: Any) -> str:
     return f"{int(value):,}"
 
 
+def counted(number: int, what: str) -> str:
+    """Return how many there are of what: `1 round`, `2 rounds`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def length(n: float) -> str:
     """Return a sequence length as on an axis: 128, 512, 1k, 2k, 128k, 1M; 1000 stays 1000."""
     whole = round(n)
@@ -185,6 +191,23 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: in
     rule = ["---" if i < text_columns else "---:" for i in range(len(header))]
     lines = [list(map(escape, header)), rule, *([escape(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def bullets(sentences: Iterable[str]) -> str:
+    """Return a Markdown list; of empty sentences nothing."""
+    return "\n".join(f"- {escape(sentence)}" for sentence in sentences if sentence)
+
+
+def tally(words: Iterable[str], order: Iterable[str]) -> str:
+    """Return how often each word of `order` came, if at all: `1 regressed, 7 ok`."""
+    of = Counter(words)
+    return ", ".join(f"{of[word]} {word}" for word in order if of[word])
+
+
+def common_words(texts: Sequence[str]) -> list[str]:
+    """Return the words that all texts have, in the order of the first."""
+    words = [text.split() for text in texts]
+    return [word for word in (words[0] if words else []) if all(word in own for own in words)]
 
 
 _LARGEST = 1 << 40

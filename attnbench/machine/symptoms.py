@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from attnbench.base import units
+from attnbench.base.units import counted
 
 Level = Literal["ok", "warning", "fail"]
 Facts = dict[str, Any]
@@ -50,15 +51,15 @@ def _of_the_cpu(facts: Facts) -> Iterator[tuple[str, str, str]]:
     """Each symptom: its name, the fact with its number, the remedy."""
     threads, here = facts["threads"], len(facts["affinity"] or [])
     cpus, load, quota, steal = (facts[x] for x in ("cpus", "load_1m", "cpu_quota", "steal_share"))
-    computing, on_here = _count(threads, "thread"), f"on {_count(here, 'CPU')}"
+    computing, on_here = counted(threads, "thread"), f"on {counted(here, 'CPU')}"
     if load is not None and cpus and load > LOAD_SHARE * cpus:
-        fact = f"load {load:.2f} on {_count(cpus, 'CPU')}"
+        fact = f"load {load:.2f} on {counted(cpus, 'CPU')}"
         yield "load", fact, "close what else runs: it shares the cores"
     if facts["governor"] not in (None, "performance"):
         remedy = "fix the frequency: sudo cpupower frequency-set -g performance"
         yield "governor", f"CPU frequency governor: {facts['governor']}", remedy
     if quota is not None and quota < threads:
-        give = f"--threads {max(1, int(quota))}, or give the container {_count(threads, 'CPU')}"
+        give = f"--threads {max(1, int(quota))}, or give the container {counted(threads, 'CPU')}"
         yield "CPU quota", f"a CPU quota of {quota:.3g} for {computing}", give
     if facts["throttled_us"]:
         fact = f"the CPU quota withheld {units.time(facts['throttled_us'])} during the self-tests"
@@ -112,7 +113,3 @@ def _of_the_gpu(gpu: Facts | None) -> Iterator[tuple[str, str, str]]:
     if gpu["compute_mode"] not in (None, "default"):
         remedy = "the gate keeps three processes on it at once: sudo nvidia-smi -c DEFAULT"
         yield "compute mode", f"the GPU's compute mode: {gpu['compute_mode']}", remedy
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -13,7 +13,7 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attnbench.measure.probes import BOOKKEEPING, IN_PLACE, OpFormula, sparing_compilers
+from attnbench.measure.probes import BOOKKEEPING, OpFormula, by_op, sparing_compilers
 
 # Ops that write the first of their tensors without reading it.
 _OVERWRITES = frozenset(("aten::copy_", "aten::fill_", "aten::zero_"))
@@ -53,9 +53,8 @@ class _Adding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.found, self._most = OpCosts(), most
         own = {
-            getattr(torch.ops.aten, name): flop_counter.shape_wrapper(formula)  # type: ignore[no-untyped-call]
-            for name, formula in (IN_PLACE | dict(formulas)).items()
-            if hasattr(torch.ops.aten, name)
+            op: flop_counter.shape_wrapper(formula)  # type: ignore[no-untyped-call]
+            for op, formula in by_op(formulas).items()
         }
         self._formulas = {**flop_counter.flop_registry, **own}
 

@@ -20,7 +20,7 @@ from torch.autograd.profiler import profile, record_function  # torch.profiler l
 
 from attnbench.base.sample import ALONE
 from attnbench.measure.clock import cpu_ns, now_ns
-from attnbench.measure.probes import KERNELS_AHEAD, LAUNCHES, is_op, tree_of, walk
+from attnbench.measure.probes import KERNELS_AHEAD, LAUNCHES, is_op, own_changes, tree_of, walk
 from attnbench.measure.watch import collector_off
 
 CALL = "attnbench-call"  # the range around each call, in every profiler
@@ -288,27 +288,20 @@ def memory_changes(mark: Any, device: str) -> list[Change]:
     Each belongs to the op that was handed to a kernel, else to the composite op around; a free
     outside of both has none. Frees of what was there before are left out.
     """
-    seen: list[tuple[int, int, int, int, str | None]] = []
+    seen: list[tuple[Any, str | None]] = []
 
     def look_into(event: Any, op: str | None, fixed: bool) -> None:
         for child in event.children:
             if child.tag.name == "Allocation":
-                x = child.typed[1]
-                if x.device.type == device:
-                    seen.append((child.start_time_ns, len(seen), x.ptr, x.alloc_size, op))
+                if child.typed[1].device.type == device:
+                    seen.append((child, op))
             elif is_op(child) and not fixed:
                 look_into(child, child.name, child.name not in composite_ops())
             else:
                 look_into(child, op, fixed)
 
     look_into(mark, None, False)
-    live: dict[int, int] = {}
-    found = []
-    for at_ns, _, address, size, op in sorted(seen):
-        t_us = (at_ns - mark.start_time_ns) / 1000
-        if size > 0:
-            live[address] = size
-            found.append(Change(t_us, size, op))
-        elif address in live:
-            found.append(Change(t_us, -live.pop(address), op))
-    return found
+    return [
+        Change((at_ns - mark.start_time_ns) / 1000, size, op)
+        for at_ns, size, op in own_changes(seen)
+    ]

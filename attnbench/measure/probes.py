@@ -6,7 +6,7 @@ import contextlib
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -221,26 +221,29 @@ def walk(events: list[Any]) -> Iterator[Any]:
 
 
 def _cpu_bytes(tree: list[Any]) -> tuple[int, int]:
-    """Highest and last sum of what was allocated in the session and is not freed yet.
-
-    What was there before may be freed in it; torch then reports the size of whatever it last saw
-    at that address, in a session long past. Such a report is passed over.
-    """
-    changes = sorted(
-        (event.start_time_ns, order, event.typed[1].ptr, event.typed[1].alloc_size)
-        for order, event in enumerate(walk(tree))
-        if event.tag.name == "Allocation"
-    )
-    sizes: dict[int, int] = {}
+    """Highest and last sum of what was allocated in the session and is not freed yet."""
     live = peak = 0
-    for _, _, address, size in changes:
-        if size > 0:
-            sizes[address] = size
-            live += size
-            peak = max(peak, live)
-        else:
-            live -= sizes.pop(address, 0)
+    for _, size, _ in own_changes((x, None) for x in walk(tree) if x.tag.name == "Allocation"):
+        live += size
+        peak = max(peak, live)
     return peak, live
+
+
+def own_changes(seen: Iterable[tuple[Any, str | None]]) -> Iterator[tuple[int, int, str | None]]:
+    """Allocations and, with bytes below 0, frees in order of time: its ns, the bytes, the op.
+
+    From events of memory, each with its op. What was there before may be freed in a session; torch
+    then reports the size of whatever it last saw at that address, in a session long past. Such a
+    report is passed over.
+    """
+    live: dict[int, int] = {}
+    for event, op in sorted(seen, key=lambda found: found[0].start_time_ns):
+        at_ns, address, size = event.start_time_ns, event.typed[1].ptr, event.typed[1].alloc_size
+        if size > 0:
+            live[address] = size
+            yield at_ns, size, op
+        elif address in live:
+            yield at_ns, -live.pop(address), op
 
 
 def _ops(tree: list[Any]) -> tuple[str, ...]:
@@ -300,12 +303,7 @@ def count_flops(
     for ops it has no formula for. The source is `dispatched` where only matmuls were counted
     and `formula` as soon as one opaque op was priced.
     """
-    mapping = {
-        getattr(torch.ops.aten, name): formula
-        for name, formula in (IN_PLACE | dict(formulas)).items()
-        if hasattr(torch.ops.aten, name)
-    }
-    counter = FlopCounterMode(display=False, custom_mapping=mapping)
+    counter = FlopCounterMode(display=False, custom_mapping=by_op(formulas))
     with sparing_compilers(getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)), counter:
         call()
     counts = {
@@ -315,6 +313,15 @@ def count_flops(
         return None, None
     dispatched = all(name.removeprefix("aten.") in _MATMULS for name in counts)
     return sum(counts.values()), "dispatched" if dispatched else "formula"
+
+
+def by_op(formulas: Mapping[str, OpFormula]) -> dict[Any, OpFormula]:
+    """Formulas by aten op, of those that this torch has; with ours of ops in place."""
+    return {
+        getattr(torch.ops.aten, name): formula
+        for name, formula in (IN_PLACE | dict(formulas)).items()
+        if hasattr(torch.ops.aten, name)
+    }
 
 
 def _in_place(self_shape: Any, a_shape: Any, b_shape: Any, **_: Any) -> int:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnbench.schema.case import Case, Device, Dtype, Pass, parse_mask, parse_position
+from attnbench.schema.case import Case, Device, Dtype
 from attnbench.schema.messages import ImplementationInfo
 
-_FULL, _CAUSAL, _WINDOW = parse_mask("full"), parse_mask("causal"), parse_mask("window:8")
-
+_Fields = dict[str, Any]  # of a case, as its JSON has them
 # Rotary encodings past the length that they were trained for.
 _BEYOND = (
     "rope-partial", "rope-matrix", "rope-linear:factor=3", "rope-ntk:factor=3",
@@ -53,88 +52,78 @@ def battery(device: Device, dtypes: tuple[Dtype, ...]) -> list[Item]:
     `both` passes check the output and all three gradients; an implementation without a
     backward is checked on its forward by the `forward` items.
     """
-    items = [item for dtype in dtypes for item in _attention(device, dtype)]
-    around: dict[str, Any] = {
-        "device": device, "dtype": dtypes[0], "batch": 2, "head_dim": 16, "width": 48
-    }  # fmt: skip
+    # What is no dtype is refused here, with its flag.
+    plain = [Case(device=device, dtype=dtype) for dtype in dtypes]
+    items = [item for case in plain for item in _attention(case.device, case.dtype)]
+    around = {"device": device, "dtype": dtypes[0], "batch": 2, "head_dim": 16, "width": 48}
     properties = _properties(device, dtypes[0])
     return [*items, *properties, *_decode(around), *_layer(around), *_recurrent(around)]
 
 
 def _properties(device: Device, dtype: Dtype) -> Iterator[Item]:
     """Items of `worker.properties`, by name. Long enough for several blocks of what has blocks."""
-    sizes: dict[str, Any] = {"device": device, "dtype": dtype, "head_dim": 16}
-    long: dict[str, Any] = sizes | {"seq_len": 600, "heads": 2}
-    tiny: dict[str, Any] = sizes | {"dtype": "float64", "seq_len": 9, "heads": 2, "head_dim": 3}
-    cases: dict[str, list[dict[str, Any]]] = {
-        "no-look-ahead": [long | {"mask": _CAUSAL}],
-        "batch-and-heads-apart": [long | {"batch": 2, "mask": mask} for mask in (_FULL, _CAUSAL)],
+    sizes: _Fields = {"device": device, "dtype": dtype, "head_dim": 16}
+    long: _Fields = sizes | {"seq_len": 600, "heads": 2}
+    tiny: _Fields = sizes | {"dtype": "float64", "seq_len": 9, "heads": 2, "head_dim": 3}
+    cases: dict[str, list[_Fields]] = {
+        "no-look-ahead": [long | {"mask": "causal"}],
+        "batch-and-heads-apart": [long | {"batch": 2, "mask": mask} for mask in ("full", "causal")],
         "any-order-of-keys": [long],
-        "any-block-size": [long | {"mask": mask} for mask in (_FULL, _CAUSAL)],
-        "exact-in-its-limit": [long | {"seq_len": 256, "mask": mask} for mask in (_FULL, _CAUSAL)],
-        "gradcheck": [tiny | {"pass_": "both", "mask": mask} for mask in (_FULL, _CAUSAL)],
+        "any-block-size": [long | {"mask": mask} for mask in ("full", "causal")],
+        "exact-in-its-limit": [long | {"seq_len": 256, "mask": m} for m in ("full", "causal")],
+        "gradcheck": [tiny | {"pass": "both", "mask": mask} for mask in ("full", "causal")],
     }
     for name, several in cases.items():
         for chosen in several:
-            yield Item(name=name, case=Case(**chosen), draw={"property": name})
+            yield Item(name=name, case=Case.from_json(chosen), draw={"property": name})
 
 
 def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
-    base: dict[str, Any] = {"device": device, "dtype": dtype, "heads": 4, "head_dim": 32}
-    shapes: dict[str, dict[str, Any]] = {
+    base: _Fields = {"device": device, "dtype": dtype, "heads": 4, "head_dim": 32}
+    shapes: dict[str, _Fields] = {
         "square": {"seq_len": 64},
-        "causal": {"seq_len": 64, "mask": _CAUSAL},
+        "causal": {"seq_len": 64, "mask": "causal"},
         "odd lengths": {"seq_len": 37, "kv_len": 53, "batch": 2},
-        "causal, L < S": {"seq_len": 37, "kv_len": 53, "mask": _CAUSAL},
-        "causal, L > S: rows without keys": {"seq_len": 53, "kv_len": 37, "mask": _CAUSAL},
+        "causal, L < S": {"seq_len": 37, "kv_len": 53, "mask": "causal"},
+        "causal, L > S: rows without keys": {"seq_len": 53, "kv_len": 37, "mask": "causal"},
         "one token": {"seq_len": 1},
-        "one query": {"seq_len": 1, "kv_len": 65, "mask": _CAUSAL},
-        "grouped heads": {"seq_len": 48, "kv_heads": 2, "mask": _CAUSAL},
+        "one query": {"seq_len": 1, "kv_len": 65, "mask": "causal"},
+        "grouped heads": {"seq_len": 48, "kv_heads": 2, "mask": "causal"},
         "one key/value head": {"seq_len": 48, "kv_heads": 1},
-        "wider values": {"seq_len": 48, "value_dim": 48, "mask": _CAUSAL},
+        "wider values": {"seq_len": 48, "value_dim": 48, "mask": "causal"},
         "narrower values": {"seq_len": 48, "value_dim": 16},
-        "window": {"seq_len": 61, "mask": _WINDOW},
-        "large logits": {"seq_len": 64, "mask": _CAUSAL},
+        "window": {"seq_len": 61, "mask": "window:8"},
+        "large logits": {"seq_len": 64, "mask": "causal"},
         "strided inputs": {"seq_len": 50, "batch": 3},
-        "several blocks": {"seq_len": 1100, "heads": 2, "mask": _CAUSAL},
+        "several blocks": {"seq_len": 1100, "heads": 2, "mask": "causal"},
         "several blocks, unmasked": {"seq_len": 531, "head_dim": 128, "heads": 2},
         "few queries, many keys": {"seq_len": 3, "kv_len": 1025, "head_dim": 64},
         "long grouped heads": {"seq_len": 333, "kv_heads": 2, "head_dim": 80},
-        "long window": {"seq_len": 400, "heads": 2, "mask": parse_mask("window:100")},
-        "prefix": {"seq_len": 37, "kv_len": 53, "mask": parse_mask("prefix:20")},
-        "prefix, L > S": {"seq_len": 53, "kv_len": 37, "mask": parse_mask("prefix:5")},
-        "documents": {"seq_len": 64, "batch": 2, "mask": parse_mask("document:16")},
-        "documents cut off": {"seq_len": 37, "kv_len": 53, "mask": parse_mask("document:9+20")},
-        "one long document": {"seq_len": 48, "mask": parse_mask("document:100")},
-        "long documents": {"seq_len": 700, "heads": 2, "mask": parse_mask("document:300+7")},
-        "padding": {
-            "seq_len": 40, "batch": 3, "kv_heads": 2, "mask": parse_mask("padding:25+1+60"),
-        },
+        "long window": {"seq_len": 400, "heads": 2, "mask": "window:100"},
+        "prefix": {"seq_len": 37, "kv_len": 53, "mask": "prefix:20"},
+        "prefix, L > S": {"seq_len": 53, "kv_len": 37, "mask": "prefix:5"},
+        "documents": {"seq_len": 64, "batch": 2, "mask": "document:16"},
+        "documents cut off": {"seq_len": 37, "kv_len": 53, "mask": "document:9+20"},
+        "one long document": {"seq_len": 48, "mask": "document:100"},
+        "long documents": {"seq_len": 700, "heads": 2, "mask": "document:300+7"},
+        "padding": {"seq_len": 40, "batch": 3, "kv_heads": 2, "mask": "padding:25+1+60"},
         "long padding": {
-            "seq_len": 140, "kv_len": 600, "heads": 2, "batch": 2,
-            "mask": parse_mask("padding:550+20"),
+            "seq_len": 140, "kv_len": 600, "heads": 2, "batch": 2, "mask": "padding:550+20",
         },
-        "rope": {"seq_len": 33, "kv_len": 48, "position": parse_position("rope")},
+        "rope": {"seq_len": 33, "kv_len": 48, "position": "rope"},
         "rope-interleaved, odd width": {
-            "seq_len": 48, "head_dim": 33, "position": parse_position("rope-interleaved"),
+            "seq_len": 48, "head_dim": 33, "position": "rope-interleaved",
         },
-        **{
-            name: {"seq_len": 33, "kv_len": 48, "position": parse_position(name)}
-            for name in _BEYOND
-        },
+        **{name: {"seq_len": 33, "kv_len": 48, "position": name} for name in _BEYOND},
         "alibi, L < S": {
-            "seq_len": 37, "kv_len": 53, "kv_heads": 2, "mask": _CAUSAL,
-            "position": parse_position("alibi"),
+            "seq_len": 37, "kv_len": 53, "kv_heads": 2, "mask": "causal", "position": "alibi",
         },
-        "t5, L > S": {
-            "seq_len": 53, "kv_len": 37, "kv_heads": 2,
-            "position": parse_position("t5:distance=20"),
-        },
+        "t5, L > S": {"seq_len": 53, "kv_len": 37, "kv_heads": 2, "position": "t5:distance=20"},
         "shaw, several blocks": {
-            "seq_len": 600, "heads": 2, "mask": _CAUSAL, "position": parse_position("shaw:5"),
+            "seq_len": 600, "heads": 2, "mask": "causal", "position": "shaw:5",
         },
     }  # fmt: skip
-    draws: dict[str, dict[str, Any]] = {
+    draws: dict[str, _Fields] = {
         "large logits": {"query_amplitude": 30.0},
         "strided inputs": {"strided": True},
     }
@@ -143,65 +132,64 @@ def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
         for pass_ in ("both", "forward"):  # in a row: the reference of the one serves the other
             yield Item(
                 name=name,
-                case=Case(**(base | sizes), pass_=pass_),  # type: ignore[arg-type]
+                case=Case.from_json(base | sizes | {"pass": pass_}),
                 draw=draws.get(name, {}),
                 brief=name in brief and dtype == "float32",
             )
 
 
-def _decode(around: dict[str, Any]) -> Iterator[Item]:
-    base: dict[str, Any] = {"kv_heads": 2, "seq_len": 29, "mask": _CAUSAL, "new_tokens": 4}
-    lengths, rope = parse_mask("padding:29+12"), parse_position("rope")
-    items: dict[str, dict[str, Any]] = {
+def _decode(around: _Fields) -> Iterator[Item]:
+    around = around | {"workload": "decode", "kv_heads": 2, "seq_len": 29, "mask": "causal"}
+    items: dict[str, _Fields] = {
         cache: {"cache": cache}
         for cache in ("rerun", "none", "concat", "static", "paged:4", "int8", "int8-head")
     }
-    items |= {f"{name}, rope": sizes | {"position": rope} for name, sizes in items.items()}
+    items |= {f"{name}, rope": sizes | {"position": "rope"} for name, sizes in items.items()}
     items |= {
-        "sliding": {"cache": "sliding", "mask": _WINDOW, "position": rope},
+        "sliding": {"cache": "sliding", "mask": "window:8", "position": "rope"},
         "latent": {"cache": "latent:24"},
-        "sliding, wider than the context": {"cache": "sliding", "mask": parse_mask("window:31")},
+        "sliding, wider than the context": {"cache": "sliding", "mask": "window:31"},
         "shared": {"cache": "shared", "layers": 2},
         "half empty": {"cache": "static:64"},
-        "lengths": {"cache": "static", "mask": lengths, "position": rope},
-        "lengths, paged": {"cache": "paged:4", "mask": lengths},
-        "two queries": {"cache": "concat", "query_tokens": 2, "position": rope},
-        "alibi": {"cache": "static", "position": parse_position("alibi")},
-        "sinusoidal": {"cache": "concat", "position": parse_position("sinusoidal")},
-        "learned": {"cache": "rerun", "position": parse_position("learned")},
-        "two queries, t5": {"cache": "static", "query_tokens": 2, "position": parse_position("t5")},
-        "two queries, window": {"cache": "static", "query_tokens": 2, "mask": _WINDOW},
+        "lengths": {"cache": "static", "mask": "padding:29+12", "position": "rope"},
+        "lengths, paged": {"cache": "paged:4", "mask": "padding:29+12"},
+        "two queries": {"cache": "concat", "query_tokens": 2, "position": "rope"},
+        "alibi": {"cache": "static", "position": "alibi"},
+        "sinusoidal": {"cache": "concat", "position": "sinusoidal"},
+        "learned": {"cache": "rerun", "position": "learned"},
+        "two queries, t5": {"cache": "static", "query_tokens": 2, "position": "t5"},
+        "two queries, window": {"cache": "static", "query_tokens": 2, "mask": "window:8"},
     }
     for name, sizes in items.items():
-        yield Item(name=f"decode, {name}", case=Case(**around, **(base | sizes), workload="decode"))
+        yield Item(name=f"decode, {name}", case=Case.from_json(around | {"new_tokens": 4} | sizes))
 
 
-def _layer(around: dict[str, Any]) -> Iterator[Item]:
-    shapes: dict[str, dict[str, Any]] = {
-        "both": {"pass_": "both", "seq_len": 40},
-        "causal, grouped heads": {"pass_": "both", "seq_len": 37, "kv_heads": 2, "mask": _CAUSAL},
-        "rope, wider values": {"seq_len": 33, "value_dim": 24, "position": parse_position("rope")},
-        "sinusoidal": {"pass_": "both", "seq_len": 33, "position": parse_position("sinusoidal")},
+def _layer(around: _Fields) -> Iterator[Item]:
+    around = around | {"workload": "layer"}
+    shapes: dict[str, _Fields] = {
+        "both": {"pass": "both", "seq_len": 40},
+        "causal, grouped heads": {"pass": "both", "seq_len": 37, "kv_heads": 2, "mask": "causal"},
+        "rope, wider values": {"seq_len": 33, "value_dim": 24, "position": "rope"},
+        "sinusoidal": {"pass": "both", "seq_len": 33, "position": "sinusoidal"},
     }
     for projection in ("fused", "separate", "per-head"):
         for name, sizes in shapes.items():
-            case = Case(**around, **sizes, workload="layer", projection=projection)
+            case = Case.from_json(around | sizes | {"projection": projection})
             yield Item(name=f"layer, {projection}, {name}", case=case)
-    others: dict[str, dict[str, Any]] = {
+    others: dict[str, _Fields] = {
         "separate": {"layers": 2},
         "mla:16": {"layers": 2},
         "pruned:2": {"kv_heads": 2},
         "tied": {"kv_heads": 1},
-        "tied-layers": {"layers": 3, "position": parse_position("alibi")},
+        "tied-layers": {"layers": 3, "position": "alibi"},
     }
     for projection, sizes in others.items():
-        alike: dict[str, Any] = {"workload": "layer", "pass_": "both", "seq_len": 37}
-        case = Case(**around, **alike, **sizes, mask=_CAUSAL, projection=projection)
+        alike = {"pass": "both", "seq_len": 37, "mask": "causal", "projection": projection}
+        case = Case.from_json(around | alike | sizes)
         yield Item(name=f"layer, {projection}, layers={case.layers}", case=case)
 
 
-def _recurrent(around: dict[str, Any]) -> Iterator[Item]:
-    passes: tuple[Pass, ...] = ("both", "forward")
-    for pass_ in passes:
-        case = Case(**around, workload="recurrent", pass_=pass_, seq_len=29, mask=_CAUSAL)
-        yield Item(name="recurrent", case=case)
+def _recurrent(around: _Fields) -> Iterator[Item]:
+    around = around | {"workload": "recurrent", "seq_len": 29, "mask": "causal"}
+    for pass_ in ("both", "forward"):
+        yield Item(name="recurrent", case=Case.from_json(around | {"pass": pass_}))

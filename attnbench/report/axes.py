@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from attnbench.base import units
@@ -33,7 +33,7 @@ def length_axis(ax: Axes, lengths: Sequence[int], room: float = 0.0) -> None:
     step = math.ceil(len(shown) / MOST_TICKS)
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(shown[::-1][::step]))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: units.length(n)))
+    ax.xaxis.set_major_formatter(lambda n, _: units.length(n))
     ax.xaxis.set_minor_locator(NullLocator())
     margin = (max(shown) / min(shown)) ** 0.04 * 2**room if len(shown) > 1 else 1.5
     ax.set_xlim(min(shown) / margin, max(shown) * margin)
@@ -46,7 +46,7 @@ def log_axis(ax: Axes, which: str, limits: tuple[float, float], base: int, text:
     found = round_ticks(*limits, base)
     # Texts side by side need more room than texts one above the other.
     axis.set_major_locator(FixedLocator(found[:: 1 if which == "y" else math.ceil(len(found) / 5)]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_locator(NullLocator())
 
 

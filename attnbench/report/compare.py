@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -33,8 +32,7 @@ def section(found: Comparison) -> Section:
     """All that is to be shown of a comparison; what differs between the environments first."""
     if found.same:
         own = list(_same(found, found.same))
-        counts = Counter(row.verdict for row in found.same.rows)
-        title = ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
+        title = units.tally((row.verdict for row in found.same.rows), VERDICTS)
     else:
         assert found.elsewhere is not None, "a comparison is the one or the other"
         own = list(_elsewhere(found, found.elsewhere))

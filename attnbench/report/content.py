@@ -53,10 +53,9 @@ class Content:
     def limits(self) -> list[tuple[str, ...]]:
         """The ceilings of each machine: the columns are `LIMIT`."""
         known = self.run.environments.values()
+        several = len(known) > 1
         return [
-            (f"{limit} ({facts.get('node') or facts.get('device_name')})", *rest)
-            if len(known) > 1
-            else (limit, *rest)
+            (limit + f" ({facts.get('node') or facts.get('device_name')})" * several, *rest)
             for facts in known
             for limit, *rest in limit_rows(facts)
         ]
@@ -73,7 +72,7 @@ class Content:
         facts = [
             *measured_on(self.run, self.cells),
             units.moment(self.run.info.get("created")),
-            *(_threads(count) + (count == 1) * pinned for count in sorted(counts)),
+            *(units.counted(count, "thread") + (count == 1) * pinned for count in sorted(counts)),
             f"torch {known['torch']}" if known.get("torch") else None,
             f"attnbench {self.run.info['attnbench']}" if self.run.info.get("attnbench") else None,
             fixed(self.cells) or None,
@@ -148,7 +147,7 @@ def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for threads in counts:
         found = limits.ceilings_of(environment, threads)
-        where = f", {_threads(threads)}" if len(counts) > 1 else ""
+        where = f", {units.counted(threads, 'thread')}" if len(counts) > 1 else ""
         for dtype, rate in found.matmul_tflops.items():
             sheet = limits.peak_tflops(environment, dtype)
             rows.append((f"matmul, {dtype}{where}", *map(units.flop_rate, (rate, sheet))))
@@ -161,10 +160,6 @@ def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, ...]]:
             ("last cache", units.size(found.cache_bytes), units.size(cache)),
         ]
     return [row for row in dict.fromkeys(rows) if row[1] != units.UNKNOWN]
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' * (count != 1)}"
 
 
 def _case_rows(

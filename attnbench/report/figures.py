@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -197,6 +198,11 @@ def write(figure: Figure, stem: str, folder: Path) -> Path:
     return svg
 
 
+def data_uri(svg: Path) -> str:
+    """An SVG inside a page, which isolates it from the page's ids and styles."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode('ascii')}"
+
+
 @dataclass(frozen=True)
 class Page(Generic[Item]):
     """The panels of one figure: page `number` of `count` of those that share `group`.
@@ -253,11 +259,19 @@ class FigureKind:
 
     def save(self, figure: Figure, page: Page[Any], alt: Iterable[str], folder: Path) -> Plot:
         """Write the figure of one page and the texts that go with it."""
-        svg = write(figure, f"{self.name}-{page.slug}".rstrip("-"), folder)
-        return self.plot(page.subject, page.left_out, alt, svg)
+        return self.save_one(figure, page.subject, alt, folder, page.slug, page.left_out)
 
-    def plot(self, subject: str, left_out: int, alt: Iterable[str], svg: Path) -> Plot:
-        """A figure that was written, with its texts."""
+    def save_one(
+        self,
+        figure: Figure,
+        subject: str,
+        alt: Iterable[str],
+        folder: Path,
+        slug: str = "",
+        left_out: int = 0,
+    ) -> Plot:
+        """As `save`, of a figure that is no page: `slug` tells it from others of its kind."""
+        svg = write(figure, f"{self.name}-{slug}".rstrip("-"), folder)
         more = f" {left_out} more such panels are left out; the tables have their numbers."
         return Plot(
             title=self.title, subject=subject, svg=svg,

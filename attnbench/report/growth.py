@@ -65,9 +65,9 @@ def axis_name(axis: str, workload: str) -> str:
 
 def apart(texts: Sequence[str]) -> tuple[str, list[str]]:
     """What all texts have in common, word by word, and what is left of each."""
-    words = [text.replace(",", " ").split() for text in texts]
-    common = [word for word in dict.fromkeys(words[0]) if all(word in row for row in words)]
-    return " ".join(common), [" ".join(w for w in row if w not in common) for row in words]
+    plain = [text.replace(",", " ") for text in texts]
+    common = units.common_words(plain)
+    return " ".join(common), [" ".join(w for w in t.split() if w not in common) for t in plain]
 
 
 def by_name(impl: str) -> tuple[bool, str]:

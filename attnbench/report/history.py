@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from attnbench.analysis.history.series import VERDICTS, Found, Line, Series
+from attnbench.base.units import counted, tally
 from attnbench.errors import StoreError
 from attnbench.report import parts
 from attnbench.report.gate.texts import change
@@ -64,9 +64,9 @@ def section(series: Series, scratch: Path | None = None) -> Section:
     ]  # fmt: skip
     if scratch:
         shown.append(_pictures(series, names, scratch))
-    counts = Counter(line.verdict for line in series.lines if line.kind == "cell")
+    of_cells = (line.verdict for line in series.lines if line.kind == "cell")
     return Section(
-        title=", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v]),
+        title=tally(of_cells, VERDICTS),
         facts=[_heading(series)],
         parts=[shown[0], *(part for part in shown[1:] if part.rows or part.sentences)],
     )
@@ -103,10 +103,9 @@ def _names(series: Series) -> dict[Line, str]:
 
 
 def _heading(series: Series) -> str:
-    """The machine, and from when to when."""
     first, last = series.runs[0], series.runs[-1]
     device, name, cores = (value_text("", part) for part in last.machine)
-    count = f"{len(series.runs)} run{'s' * (len(series.runs) > 1)}"
+    count = counted(len(series.runs), "run")
     where = f"{name} ({device}, {cores} cores)"
     return f"{count} on {where}, {first.when:%Y-%m-%d %H:%M} to {last.when:%Y-%m-%d %H:%M}"
 

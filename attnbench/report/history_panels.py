@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -30,9 +29,7 @@ def draw_all(series: Series, lines: Sequence[Line], scratch: Path) -> Iterator[s
     with mpl.rc_context(figures.RC):
         for line in lines:
             look = looks[line.name.split()[0]] if line.kind == "cell" else COMMON
-            svg = figures.write(_panel(series, line, look), "panel", scratch)
-            encoded = base64.b64encode(svg.read_bytes()).decode("ascii")
-            yield f"data:image/svg+xml;base64,{encoded}"
+            yield figures.data_uri(figures.write(_panel(series, line, look), "panel", scratch))
 
 
 def _panel(series: Series, line: Line, look: Look) -> Figure:

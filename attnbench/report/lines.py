@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.doubts import WIDE
@@ -64,9 +64,8 @@ def draw_pages(
     kind = FigureKind(name=name, title=chart.title, reading=chart.reading)
     left_out = sum(len(page.panels) for page in found if page not in shown)
     for page in shown:
-        svg = figures.write(draw(page), f"{name}-{page.slug}", folder)
         alt = [", ".join(lines_of(chart, page.rows)), *(p.title for p in page.panels if p.title)]
-        plots.append(kind.plot(page.title, left_out, alt, svg))
+        plots.append(kind.save_one(draw(page), page.title, alt, folder, page.slug, left_out))
         left_out = 0
     return plots
 
@@ -167,13 +166,12 @@ def failed_lines(chart: Chart, rows: pd.DataFrame) -> list[tuple[str, str, list[
 
 
 def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
-    """Draw a line for each implementation (or cache) against n."""
     chart = frame.chart
     axes.length_axis(ax, frame.lengths, room=DODGE_OCTAVES / 2 if chart.dodge else 0.0)
     if frame.scale == "linear":
         ax.set_ylim(frame.limits)
         ax.yaxis.set_major_locator(MaxNLocator(6))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: frame.text(value)))
+        ax.yaxis.set_major_formatter(lambda value, _: frame.text(value))
     else:
         axes.log_axis(ax, "y", frame.limits, 2 if frame.scale == "log2" else 10, frame.text)
     _draw_background(ax, rows, frame)

@@ -62,7 +62,6 @@ def draw_all(models: Sequence[ModelFit], looks: Mapping[str, Look], folder: Path
 
 
 def _draw_models(page: Page[ModelFit], looks: Mapping[str, Look]) -> Figure:
-    """For each model its times, and below them the shares of its terms."""
     models, rows = page.items, -(-len(page.items) // 2)
     shared, rest = growth.apart([model.same for model in models])
     size = (10.8, 5.2 * rows + 0.5)

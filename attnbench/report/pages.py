@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from attnbench.analysis.highlights import (
 )
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.base.files import emptied, write_whole
-from attnbench.base.units import escape, table
+from attnbench.base.units import bullets, escape, table
 from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
 from attnbench.report import exponents, figures, growth, lines, models, roofline, tradeoff
@@ -151,17 +150,9 @@ def _growth_values(content: Content, plots: list[Plot]) -> dict[str, Any] | None
 
 
 def plot_groups(plots: list[Plot]) -> list[dict[str, Any]]:
-    """Gather the figures of one chart, each with its SVG as a data: URI.
-
-    That isolates a figure from the ids and styles of the page.
-    """
-
-    def values(plot: Plot) -> dict[str, Any]:
-        encoded = base64.b64encode(plot.svg.read_bytes()).decode("ascii")
-        return vars(plot) | {"data": f"data:image/svg+xml;base64,{encoded}"}
-
+    """Gather the figures of one chart, each with its SVG as a data: URI."""
     return [
-        {"title": title, "plots": [values(plot) for plot in group]}
+        {"title": title, "plots": [vars(p) | {"data": figures.data_uri(p.svg)} for p in group]}
         for title, group in groupby(plots, key=lambda plot: plot.title)
     ]
 
@@ -171,7 +162,7 @@ def render_markdown(content: Content) -> str:
     blocks = [
         f"## attnbench: {escape(content.run.run_id)}",
         escape(" · ".join(content.facts())),
-        "\n".join(f"- {escape(sentence)}" for sentence in content.sentences()),
+        bullets(content.sentences()),
         *_hardest(content),
         *_growth_blocks(content),
     ]

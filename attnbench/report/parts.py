@@ -54,10 +54,9 @@ class Section:
 
 def shortened(names: Sequence[str]) -> tuple[str, list[str]]:
     """The words that all names have, and each name without them; one name stays as it is."""
-    words = [name.split() for name in names]
-    shared = set.intersection(*map(set, words)) if len(words) > 1 else set()
-    own = [" ".join(word for word in row if word not in shared) for row in words]
-    return " ".join(word for word in words[0] if word in shared) if words else "", own
+    shared = units.common_words(names) if len(names) > 1 else []
+    own = [" ".join(word for word in name.split() if word not in shared) for name in names]
+    return " ".join(shared), own
 
 
 def terminal(sections: Sequence[Section]) -> str:
@@ -112,7 +111,7 @@ def markdown(name: str, sections: Sequence[Section]) -> str:
     """All sections as Markdown; long tables folded."""
     blocks = []
     for section in sections:
-        blocks += [f"## {name}: {units.escape(section.title)}", _bullets(section.facts)]
+        blocks += [f"## {name}: {units.escape(section.title)}", units.bullets(section.facts)]
         for part in section.parts:
             if part.panels:
                 continue
@@ -120,17 +119,13 @@ def markdown(name: str, sections: Sequence[Section]) -> str:
             blocks += [
                 f"<details><summary>{title}</summary>" if part.folded else f"### {part.title}"
             ]
-            blocks += [_bullets(part.sentences)] if part.sentences else []
+            blocks += [units.bullets(part.sentences)] if part.sentences else []
             blocks += (
                 [units.table(part.header, _signed(part), part.text_columns)] if part.rows else []
             )
             blocks += ["\n".join(f"    {c}" for c in part.commands)] if part.commands else []
             blocks += ["</details>"] if part.folded else []
     return "\n\n".join(blocks) + "\n"
-
-
-def _bullets(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {units.escape(sentence)}" for sentence in sentences)
 
 
 def write_all(folder: Path, name: str, sections: Sequence[Section]) -> Path:

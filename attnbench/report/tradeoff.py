@@ -52,8 +52,8 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
         alt = [
             f"{row['impl']} {units.time(row['time_us_median'])}" for row in kept.to_dict("records")
         ]
-        svg = figures.write(draw(looks, rows), f"{TRADEOFF.name}-{len(plots) + 1}", folder)
-        plots.append(TRADEOFF.plot(fixed(rows), 0, alt, svg))
+        slug = str(len(plots) + 1)
+        plots.append(TRADEOFF.save_one(draw(looks, rows), fixed(rows), alt, folder, slug))
     return plots
 
 

@@ -111,13 +111,11 @@ class Case:
     @cached_property
     def case_id(self) -> str:
         """Twelve hex digits over the fields that differ from their default."""
-        text = json.dumps(self._differing(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    def _differing(self) -> dict[str, Any]:
         plain = self.to_json()
         default = _DEFAULTS | {name: plain[source] for name, source in FOLLOWS.items()}
-        return {name: value for name, value in plain.items() if value != default[name]}
+        differing = {name: value for name, value in plain.items() if value != default[name]}
+        text = json.dumps(differing, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
         """Every field as plain JSON; `pass_` is written `pass`, mask and position as text."""

@@ -90,48 +90,36 @@ class MaskKind:
 
 
 MASKS: Registry[MaskKind] = Registry("mask", "--masks")
-MASKS.add("full", MaskKind(doc="every query sees every key", make=Mask))
-MASKS.add(
-    "causal",
-    MaskKind(
+for _name, _kind in {
+    "full": MaskKind(doc="every query sees every key", make=Mask),
+    "causal": MaskKind(
         doc="none after its own place, the last query's being the last key",
         make=lambda: Mask(after=0),
     ),
-)
-# The query's own position counts as one of the keys, as in Mistral's sliding window.
-MASKS.add(
-    "window",
-    MaskKind(
+    # The query's own position counts as one of the keys, as in Mistral's sliding window.
+    "window": MaskKind(
         doc="window:256: causal, the last 256 keys alone",
         make=lambda width: Mask(before=width - 1, after=0),
         parameters={"width": Parameter()},
     ),
-)
-# A prefix language model: Raffel et al. 2020 (arXiv 1910.10683), figure 4.
-MASKS.add(
-    "prefix",
-    MaskKind(
+    # A prefix language model: Raffel et al. 2020 (arXiv 1910.10683), figure 4.
+    "prefix": MaskKind(
         doc="prefix:128: causal, but the first 128 keys are seen by all",
         make=lambda keys: Mask(after=0, prefix=keys),
         parameters={"keys": Parameter()},
     ),
-)
-MASKS.add(
-    "document",
-    MaskKind(
+    "document": MaskKind(
         doc="document:64+128: packed sequences of these lengths in turn, each causal",
         make=lambda lengths: Mask(after=0, documents=lengths),
         parameters={"lengths": Parameter(many=True)},
     ),
-)
-MASKS.add(
-    "padding",
-    MaskKind(
+    "padding": MaskKind(
         doc="padding:300+512: batch items of these lengths in turn, the other keys are padding",
         make=lambda lengths: Mask(lengths=lengths),
         parameters={"lengths": Parameter(many=True)},
     ),
-)
+}.items():
+    MASKS.add(_name, _kind)
 
 
 @lru_cache(1024)

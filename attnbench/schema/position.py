@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from attnbench.base.parameters import Parameter, base_name, read_name
@@ -102,18 +102,6 @@ def _by_base(values: Values, dims: int, places: int, stretch: float = 1.0) -> li
     return [base ** (-i / pairs) for i in range(pairs)]
 
 
-def _linear(values: Values, dims: int, places: int) -> list[float]:
-    return [angle / values["factor"] for angle in _by_base(values, dims, places)]
-
-
-def _ntk(values: Values, dims: int, places: int) -> list[float]:
-    return _by_base(values, dims, places, stretch=values["factor"])
-
-
-def _dynamic(values: Values, dims: int, places: int) -> list[float]:
-    return _by_base(values, dims, places, stretch=max(1.0, places / values["length"]))
-
-
 def _by_parts(values: Values, dims: int, places: int) -> list[float]:
     """θ where a pair turns `fast` times or more within the trained length, θ/factor up to `slow`.
 
@@ -134,86 +122,57 @@ def _real(default: float, least: float, most: float | None = None) -> Parameter:
     return Parameter(default=default, real=True, least=least, most=most)
 
 
-def _disordered(values: Values) -> str | None:
-    return None if values["slow"] < values["fast"] else "needs slow below fast"
-
-
 _BASE = {"base": _real(10000.0, least=2)}
 _FACTOR = {"factor": _real(4.0, least=1)} | _BASE
-
-POSITIONS.add("none", Encoding(doc="no position encoding", kind="none"))
-POSITIONS.add(
-    "rope",
-    Encoding(
-        doc="rotary (Su et al. 2021, arXiv:2104.09864), halves paired as in Llama",
-        kind="rotary",
-        parameters=_BASE,
-        frequencies=_by_base,
-    ),
+_rotary = partial(Encoding, kind="rotary", parameters=_BASE, frequencies=_by_base)
+_by_turns = partial(
+    _rotary,
+    frequencies=_by_parts,
+    wrong=lambda values: None if values["slow"] < values["fast"] else "needs slow below fast",
 )
-POSITIONS.add(
-    "rope-interleaved",
-    Encoding(
+
+for _name, _encoding in {
+    "none": Encoding(doc="no position encoding", kind="none"),
+    "rope": _rotary(
+        doc="rotary (Su et al. 2021, arXiv:2104.09864), halves paired as in Llama",
+    ),
+    "rope-interleaved": _rotary(
         doc="rotary, neighbours paired as in RoFormer",
-        kind="rotary",
-        parameters=_BASE,
-        frequencies=_by_base,
         layout="neighbours",
     ),
-)
-POSITIONS.add(
-    "rope-partial",
-    Encoding(
+    "rope-partial": _rotary(
         doc="rotary over the first share of the dimensions, as in GPT-NeoX (arXiv:2204.06745)",
-        kind="rotary",
         parameters={"share": _real(0.25, least=0.01, most=1)} | _BASE,
-        frequencies=_by_base,
     ),
-)
-POSITIONS.add(
-    "rope-matrix",
-    Encoding(
+    "rope-matrix": _rotary(
         doc="rotary as a product with a D x D matrix a place, the textbook form",
-        kind="rotary",
-        parameters=_BASE,
-        frequencies=_by_base,
         layout="neighbours",
         matrix=True,
     ),
-)
-POSITIONS.add(
-    "rope-linear",
-    Encoding(
+    "rope-linear": _rotary(
         doc="rotary, places / factor: position interpolation (Chen et al. 2023, arXiv:2306.15595)",
-        kind="rotary",
         parameters=_FACTOR,
-        frequencies=_linear,
+        frequencies=lambda values, dims, places: [
+            angle / values["factor"] for angle in _by_base(values, dims, places)
+        ],
     ),
-)
-POSITIONS.add(
-    "rope-ntk",
-    Encoding(
+    "rope-ntk": _rotary(
         doc="rotary, base x factor^(D/(D-2)): NTK-aware (bloc97 2023; arXiv:2309.00071, 3.1)",
-        kind="rotary",
         parameters=_FACTOR,
-        frequencies=_ntk,
+        frequencies=lambda values, dims, places: _by_base(
+            values, dims, places, stretch=values["factor"]
+        ),
     ),
-)
-POSITIONS.add(
-    "rope-dynamic",
-    Encoding(
+    "rope-dynamic": _rotary(
         doc="rotary, NTK-aware with the factor n/length past that length (arXiv:2309.00071, 3.3)",
-        kind="rotary",
         parameters={"length": Parameter(default=2048)} | _BASE,
-        frequencies=_dynamic,
+        frequencies=lambda values, dims, places: _by_base(
+            values, dims, places, stretch=max(1.0, places / values["length"])
+        ),
         by_length=True,
     ),
-)
-POSITIONS.add(
-    "rope-yarn",
-    Encoding(
+    "rope-yarn": _by_turns(
         doc="rotary, slow pairs interpolated, logits scaled: YaRN (Peng et al., arXiv:2309.00071)",
-        kind="rotary",
         parameters={
             "factor": _real(16.0, least=1),
             "length": Parameter(default=4096),
@@ -221,17 +180,11 @@ POSITIONS.add(
             "fast": _real(32.0, least=0),
         }
         | _BASE,
-        frequencies=_by_parts,
         # 1/√t, on q and on k, so that the logits are divided by the temperature t.
         factor=lambda values: 0.1 * math.log(values["factor"]) + 1,
-        wrong=_disordered,
     ),
-)
-POSITIONS.add(
-    "rope-llama3",
-    Encoding(
+    "rope-llama3": _by_turns(
         doc="rotary, slow pairs interpolated as in Llama 3.1 (arXiv:2407.21783)",
-        kind="rotary",
         parameters={
             "factor": _real(8.0, least=1),
             "length": Parameter(default=8192),
@@ -239,38 +192,24 @@ POSITIONS.add(
             "fast": _real(4.0, least=0),
             "base": _real(500000.0, least=2),
         },
-        frequencies=_by_parts,
-        wrong=_disordered,
     ),
-)
-POSITIONS.add(
-    "sinusoidal",
-    Encoding(
+    "sinusoidal": Encoding(
         doc="sines added to x (Vaswani et al. 2017, arXiv:1706.03762, 3.5)",
         kind="additive",
         parameters=_BASE,
         frequencies=_by_base,
     ),
-)
-POSITIONS.add(
-    "learned",
-    Encoding(
+    "learned": Encoding(
         doc="a vector a place added to x, as in GPT-2; length: places there are, 0 for enough",
         kind="additive",
         parameters={"length": Parameter(default=0, least=0)},
     ),
-)
-POSITIONS.add(
-    "shaw",
-    Encoding(
+    "shaw": Encoding(
         doc="a vector a distance added to keys for the scores (Shaw et al. 2018, arXiv:1803.02155)",
         kind="bias",
         parameters={"clip": Parameter(default=16)},
     ),
-)
-POSITIONS.add(
-    "t5",
-    Encoding(
+    "t5": Encoding(
         doc="a number a head and bucket of distances (Raffel et al. 2020, arXiv:1910.10683)",
         kind="bias",
         parameters={"buckets": Parameter(default=32), "distance": Parameter(default=128)},
@@ -280,11 +219,9 @@ POSITIONS.add(
             else "needs a multiple of 4 buckets, and a distance above half of them"
         ),
     ),
-)
-POSITIONS.add(
-    "alibi",
-    Encoding(
+    "alibi": Encoding(
         doc="a slope a head times the distance (Press et al. 2022, arXiv:2108.12409)",
         kind="bias",
     ),
-)
+}.items():
+    POSITIONS.add(_name, _encoding)

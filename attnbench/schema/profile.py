@@ -193,10 +193,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self.time.median_us - self.self_us
 
-    def note(self, code: NoteCode) -> Note | None:
-        """The note of this code, or None."""
-        return next((note for note in self.notes if note.code == code), None)
-
 
 def write_profile(folder: Path, profile: Profile) -> Path:
     """Write it as `profile.json` into an existing folder; return the file.

@@ -41,10 +41,6 @@ def _whole_buffer(case: Case, values: Mapping[str, Any], end: int) -> Seen:
     return (capacity, _first_of_each(case, end)) if capacity else _first_keys(case, values, end)
 
 
-def _last_keys(case: Case, values: Mapping[str, Any], end: int) -> Seen:
-    return min(end, _window(case)), _CAUSAL  # in whatever order: one query sees all of them
-
-
 def _window(case: Case) -> int:
     return (case.mask.before or 0) + 1
 
@@ -53,31 +49,13 @@ def _places(case: Case, values: Mapping[str, Any]) -> int:
     return case.batch * (values.get("capacity") or case.seq_len + (case.new_tokens or 1))
 
 
-def _places_in_pages(case: Case, values: Mapping[str, Any]) -> int:
-    page: int = values["page"]
-    return page * sum(pages_of_items(case, page))
-
-
 def pages_of_items(case: Case, page: int) -> list[int]:
     """How many pages of so many tokens each batch item fills by its last new token."""
     return [-(-(n + (case.new_tokens or 1)) // page) for n in context_lengths(case)]
 
 
-def _table_bytes(case: Case, values: Mapping[str, Any]) -> int:
-    longest = case.seq_len + (case.new_tokens or 1)
-    return 4 * case.batch * -(-longest // int(values["page"]))  # an int32 for each page
-
-
-def _as_computed(case: Case) -> int:
-    return (case.head_dim + case.value_dim) * case.element_bytes
-
-
 def _eight_bits(case: Case) -> int:
     return case.head_dim + case.value_dim
-
-
-def _of_latent(case: Case) -> int:
-    return as_seen(case).head_dim * case.element_bytes
 
 
 def _refuse_latent(case: Case, values: Mapping[str, Any]) -> str | None:
@@ -108,12 +86,6 @@ def _refuse_ring(case: Case, values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _refuse_sharing(case: Case, values: Mapping[str, Any]) -> str | None:
-    if case.layers % values["layers"] == 0:
-        return None
-    return f"shares among {values['layers']} layers, which --layers {case.layers} does not fill"
-
-
 @dataclass(frozen=True, kw_only=True)
 class CacheTraits:
     """One cache as planning and analysis see it; functions take the case and the parameters.
@@ -139,33 +111,28 @@ class CacheTraits:
     keeps_window: bool = False
     seen: Callable[[Case, Mapping[str, Any], int], Seen] = _first_keys
     places: Callable[[Case, Mapping[str, Any]], int] = _places
-    key_bytes: Callable[[Case], int] = _as_computed
+    key_bytes: Callable[[Case], int] = lambda case: (
+        (case.head_dim + case.value_dim) * case.element_bytes
+    )
     beside_bytes: Callable[[Case, Mapping[str, Any]], int] = lambda case, values: 0
     reason: Callable[[Case, Mapping[str, Any]], str | None] = lambda case, values: None
 
 
 CACHES: Registry[CacheTraits] = Registry("cache", "--caches")
-CACHES.add(
-    "rerun",
-    CacheTraits(
+for _name, _cache in {
+    "rerun": CacheTraits(
         doc="no cache: the whole layer over all tokens at each step",
         all_queries=True,
         all_keys=True,
         places=lambda case, values: 0,
     ),
-)
-CACHES.add(
-    "none",
-    CacheTraits(
+    "none": CacheTraits(
         doc="no cache: keys and values recomputed, one query",
         all_keys=True,
         places=lambda case, values: 0,
     ),
-)
-CACHES.add("concat", CacheTraits(doc="grown by torch.cat", grows=True, moves=True))
-CACHES.add(
-    "static",
-    CacheTraits(
+    "concat": CacheTraits(doc="grown by torch.cat", grows=True, moves=True),
+    "static": CacheTraits(
         doc="preallocated, written in place; with static:capacity=4096 the core is given room for"
         " so many tokens, and a mask of those there are",
         parameters={"capacity": Parameter(default=0, least=0)},
@@ -173,51 +140,43 @@ CACHES.add(
         seen=_whole_buffer,
         reason=_refuse_capacity,
     ),
-)
-CACHES.add(
-    "shared",
-    CacheTraits(
+    "shared": CacheTraits(
         doc="static, and every 2 of the --layers (shared:layers=4) read the keys and values of the"
         " first of them",
         parameters={"layers": Parameter(default=2, least=2)},
         ragged=True,
-        reason=_refuse_sharing,
+        reason=lambda case, values: (
+            f"shares among {values['layers']} layers, which --layers {case.layers} does not fill"
+            if case.layers % values["layers"]
+            else None
+        ),
     ),
-)
-CACHES.add(
-    "sliding",
-    CacheTraits(
+    "sliding": CacheTraits(
         doc="a ring of the last W tokens, for masks window:W: keys are out of order",
         keeps_window=True,
         places=lambda case, values: min(_places(case, values), case.batch * _window(case)),
-        seen=_last_keys,
+        # In whatever order: one query sees all of them.
+        seen=lambda case, values, end: (min(end, _window(case)), _CAUSAL),
         reason=_refuse_ring,
     ),
-)
-CACHES.add(
-    "paged",
-    CacheTraits(
+    "paged": CacheTraits(
         doc="pages of 16 tokens (paged:page=16) anywhere in memory, gathered at each step",
         parameters={"page": Parameter(default=16)},
         ragged=True,
         moves=True,
-        places=_places_in_pages,
-        beside_bytes=_table_bytes,
+        places=lambda case, values: values["page"] * sum(pages_of_items(case, values["page"])),
+        beside_bytes=lambda case, values: (  # an int32 for each page
+            4 * case.batch * -(-(case.seq_len + (case.new_tokens or 1)) // values["page"])
+        ),
     ),
-)
-CACHES.add(
-    "int8",
-    CacheTraits(
+    "int8": CacheTraits(
         doc="8 bits an element and a scale for each token and head, made wide at each step",
         ragged=True,
         moves=True,
         lossy=True,
         key_bytes=lambda case: _eight_bits(case) + 2 * case.element_bytes,
     ),
-)
-CACHES.add(
-    "int8-head",
-    CacheTraits(
+    "int8-head": CacheTraits(
         doc="8 bits an element and a scale for each head, that of its context",
         ragged=True,
         moves=True,
@@ -225,19 +184,15 @@ CACHES.add(
         key_bytes=_eight_bits,
         beside_bytes=lambda case, values: 2 * case.batch * case.kv_heads * case.element_bytes,
     ),
-)
-
-
-CACHES.add(
-    "latent",
-    CacheTraits(
+    "latent": CacheTraits(
         doc="a latent of rank=128 in place of k and v, absorbed by q and o (DeepSeek-V2)",
         parameters={"rank": Parameter(default=128)},
         ragged=True,
-        key_bytes=_of_latent,
+        key_bytes=lambda case: as_seen(case).head_dim * case.element_bytes,
         reason=_refuse_latent,
     ),
-)
+}.items():
+    CACHES.add(_name, _cache)
 
 
 def cache_of(case: Case) -> tuple[CacheTraits, Mapping[str, Any]]:

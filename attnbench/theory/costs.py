@@ -26,7 +26,6 @@ def core_flops(case: Case, pairs: int, *, recompute: bool = True) -> int:
 
 
 def _flops_of_pair(case: Case, *, recompute: bool = True) -> int:
-    """Of one pair in all heads."""
     d, v = case.head_dim, case.value_dim
     forward = d + v
     backward = (3 if recompute else 2) * d + 2 * v

@@ -88,10 +88,6 @@ class Law:
         """The law with the terms of `text` before its own, each once."""
         return replace(self, terms=tuple(dict.fromkeys((*parse(text).terms, *self.terms))))
 
-    def upper(self) -> Law:
-        """The same law as an upper bound."""
-        return replace(self, bound=True)
-
     def __str__(self) -> str:
         return self._text
 

@@ -49,30 +49,6 @@ def _separate(case: Case) -> Shapes:
     return {f"w{name}": (heads * dims, case.model_width) for name, (heads, dims) in parts}
 
 
-def _per_head(case: Case) -> Shapes:
-    return {
-        f"w{name}{head}": (dims, case.model_width)
-        for name, (heads, dims) in parts_of(case).items()
-        for head in range(heads)
-    }
-
-
-def _latent(case: Case, *, rank: int) -> Shapes:
-    queries, groups = case.heads * case.head_dim, case.kv_heads
-    return {
-        "wq": (queries, case.model_width),
-        "wdown": (rank, case.model_width),
-        "wupk": (groups * case.head_dim, rank),
-        "wupv": (groups * case.value_dim, rank),
-    }
-
-
-def _against_latent(case: Case, *, rank: int) -> str | None:
-    if rank <= case.model_width:
-        return None
-    return f"a latent of rank {rank} is wider than the model, E = {case.model_width}"
-
-
 def _left(case: Case, *, heads: int) -> tuple[int, int]:
     """The query and the key/value heads that are left: whole groups are pruned."""
     return case.heads - heads, case.kv_heads - heads * case.kv_heads // case.heads
@@ -86,12 +62,6 @@ def _against_pruning(case: Case, *, heads: int) -> str | None:
     return f"{heads} of {case.heads} heads cannot be pruned{whole}"
 
 
-def _against_tying(case: Case, **_: int) -> str | None:
-    if case.kv_heads == 1:
-        return None
-    return "tied heads share one key/value head (--kv-heads 1)"
-
-
 PROJECTIONS: Registry[ProjectionTraits] = Registry("projection", "--projections")
 for _name, _way in {
     "fused": ProjectionTraits(
@@ -100,13 +70,26 @@ for _name, _way in {
     "separate": ProjectionTraits(doc="wq, wk and wv, as in Llama", weights=_separate),
     "per-head": ProjectionTraits(
         doc="a matrix for each head, the formula to the letter; heads are stacked",
-        weights=_per_head,
+        weights=lambda case: {
+            f"w{name}{head}": (dims, case.model_width)
+            for name, (heads, dims) in parts_of(case).items()
+            for head in range(heads)
+        },
     ),
     "mla": ProjectionTraits(
         doc="k and v from a latent of each token (DeepSeek-V2), of rank=128",
-        weights=_latent,
+        weights=lambda case, *, rank: {
+            "wq": (case.heads * case.head_dim, case.model_width),
+            "wdown": (rank, case.model_width),
+            "wupk": (case.kv_heads * case.head_dim, rank),
+            "wupv": (case.kv_heads * case.value_dim, rank),
+        },
         parameters={"rank": Parameter(default=128)},
-        against=_against_latent,
+        against=lambda case, *, rank: (
+            f"a latent of rank {rank} is wider than the model, E = {case.model_width}"
+            if rank > case.model_width
+            else None
+        ),
     ),
     "pruned": ProjectionTraits(
         doc="the last heads=1 are left out, with their rows of all weights",
@@ -120,7 +103,9 @@ for _name, _way in {
         weights=lambda case: (
             _separate(_with_heads(case, (1, 1))) | {"mixing": (case.heads, case.head_dim)}
         ),
-        against=_against_tying,
+        against=lambda case: (
+            "tied heads share one key/value head (--kv-heads 1)" if case.kv_heads > 1 else None
+        ),
     ),
     "tied-layers": ProjectionTraits(
         doc="fused, and all --layers have the weights of the first (ALBERT)",

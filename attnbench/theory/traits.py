@@ -145,10 +145,9 @@ def _decode_work(case: Case) -> float:
 
 
 TRAITS: Registry[Traits] = Registry("workload", "--workload")
-TRAITS.add("attention", Traits(doc="q, k, v given: O(n^2 d)", work=_pairs_work, axes=("kv_lens",)))
-TRAITS.add(
-    "layer",
-    Traits(
+for _name, _traits in {
+    "attention": Traits(doc="q, k, v given: O(n^2 d)", work=_pairs_work, axes=("kv_lens",)),
+    "layer": Traits(
         doc="x given: projections, attention, output projection: O(n d^2 + n^2 d)",
         work=_layer_work,
         axes=("widths", "projections", "layers"),
@@ -156,10 +155,7 @@ TRAITS.add(
         time=lambda core, case: core.plus("n d^2"),
         memory=lambda core, case: core.plus("n d"),
     ),
-)
-TRAITS.add(
-    "decode",
-    Traits(
+    "decode": Traits(
         doc="tokens one at a time after a context of n: O(n) a step with a cache",
         work=_decode_work,
         unit="token",
@@ -172,17 +168,15 @@ TRAITS.add(
         memory=_decode_memory,
         own_reason=reason_against_cache,
     ),
-)
-TRAITS.add(
-    "recurrent",
-    Traits(
+    "recurrent": Traits(
         doc="x given: a recurrent network of width E, n steps one after another: O(n d^2)",
         work=lambda case: 6.0 * case.batch * case.seq_len * case.model_width**2,
         axes=("widths",),
         causal=True,
         heads=False,
     ),
-)
+}.items():
+    TRAITS.add(_name, _traits)
 
 
 def impossible(case: Case) -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,15 @@ class Reporter:
 
     at: Callable[[int, str | None, str], None]
     record: Callable[[int, Record], None]
+
+    @contextlib.contextmanager
+    def stage(self, index: int, trials: dict[str, Trial], name: str, stage: str) -> Iterator[None]:
+        """Charge what is done to one of the trials; one that fails is reported and dropped."""
+        self.at(index, name, stage)
+        with trials[name].stage(stage):
+            yield
+        if trials[name].status is not None:
+            self.record(index, trials.pop(name).record())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,22 +81,15 @@ def check_twice(
         for name, trial in list(trials.items()):
             reference = shared
             if trial.impl.definition is not None:
-                reporter.at(entry.index, name, "reference")
-                with trial.stage("reference"):
+                with reporter.stage(entry.index, trials, name, "reference"):
                     reference = truth_of(trial.impl)
-                if trial.status is not None:
-                    reporter.record(entry.index, trials.pop(name).record())
-                    continue
-            assert reference is not None
-            reporter.at(entry.index, name, "build")
-            with trial.stage("build"):
-                trial.build() if first or trial.bound is None else trial.bound.refresh()
-            if trial.status is None:
-                reporter.at(entry.index, name, "check")
-                with trial.stage("check"):
+            if name in trials:
+                with reporter.stage(entry.index, trials, name, "build"):
+                    trial.build() if first or trial.bound is None else trial.bound.refresh()
+            if name in trials:
+                assert reference is not None
+                with reporter.stage(entry.index, trials, name, "check"):
                     trial.check(reference, first=first)
-            if trial.status is not None:
-                reporter.record(entry.index, trials.pop(name).record())
 
 
 # How far approximations are from exact attention, by what the inputs are.
@@ -103,24 +106,19 @@ def measure_distances(
     """
     workload = WORKLOADS.get(entry.case.workload)
     every = workload.approximates(entry.case)
-    approximate = {n: x for n, x in trials.items() if every or x.impl.definition is not None}
-    if not approximate or entry.case.pass_ == "backward":
+    names = [name for name, x in trials.items() if every or x.impl.definition is not None]
+    if not names or entry.case.pass_ == "backward":
         return
-    tensors = next(iter(approximate.values())).tensors
+    tensors = trials[names[0]].tensors
     for column, local in DISTANCES.items():
         if local and entry.case.workload != "attention":
             continue
         reporter.at(entry.index, None, "reference")
         workload.fill(entry.case, tensors, Draw(seed=seed, local=local))
         exact = workload.exact_output(entry.case, tensors)
-        for name, trial in approximate.items():
-            if trial.status is None:
-                reporter.at(entry.index, name, "check")
-                with trial.stage("check"):
-                    trial.measure_distance(column, exact)
-    for name, trial in approximate.items():
-        if trial.status is not None:
-            reporter.record(entry.index, trials.pop(name).record())
+        for name in [name for name in names if name in trials]:
+            with reporter.stage(entry.index, trials, name, "check"):
+                trials[name].measure_distance(column, exact)
 
 
 _recent: deque[tuple[Case, Tensors, Reference]] = deque(maxlen=2)  # of the two draws of an item

@@ -118,16 +118,17 @@ def _why(
         errors = (got - value).abs().amax(-1).masked_fill(~finite, -1).flatten()
         worst = errors.topk(min(_ROWS, int(finite.sum()))).indices
         rows = torch.unravel_index(worst, finite.shape)
-        codes = [
-            code
+        fitting = [
+            (code, changes)
             for code, other, changes in _variants(case, tensors, before)
             if near(_Rows.of(case, other, rows, **changes).outputs(), got[rows], value[rows])
         ]
         row = _Rows.of(case, tensors, tuple(x[:1] for x in rows))
         if found := row.keys(got[rows][:1], value[rows][:1], near):
             keys = {"keys": {"query": int(rows[2][0]), **found}}
-        if codes:
-            return {"explained": codes} | (keys if codes[0] in _MASKED else {})
+        if fitting:
+            codes = [code for code, _ in fitting]
+            return {"explained": codes} | (keys if "mask" in fitting[0][1] else {})
     if not finite.all():
         return {"explained": ["keys"] if keys else [], **keys}
     if not got.any():
@@ -228,11 +229,6 @@ class _Rows:
         return {}
 
 
-_MASKED = ("mask-ignored", "always-causal", "one-key-more", "one-key-less", "top-left",
-           "window-wider", "window-narrower", "window-ignored", "prefix-ignored", "prefix-longer",
-           "prefix-shorter", "documents-ignored", "first-length")  # fmt: skip
-
-
 def _variants(
     case: Case, tensors: Tensors, before: Tensors | None
 ) -> Iterator[tuple[str, Tensors, dict[str, Any]]]:
@@ -279,7 +275,6 @@ def _variants(
 def _as_coarse(
     case: Case, tensors: Tensors, name: str, error: float, value: torch.Tensor
 ) -> dict[str, Any]:
-    """Whether the error is as large as that of a coarser dtype."""
     if case.batch * case.heads * case.seq_len * case.kv_len > _PAIRS:
         return {"explained": None}
     likely = []

@@ -6,8 +6,9 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -170,11 +171,8 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
         measure_distances(entry, trials, draws[1].seed, reporter)
         workload.fill(case, tensors, Draw(seed=seed))
         for name in list(trials):
-            reporter.at(entry.index, name, "probe")
-            with trials[name].stage("probe"):
+            with reporter.stage(entry.index, trials, name, "probe"):
                 trials[name].probe()
-            if trials[name].status is not None:
-                reporter.record(entry.index, trials.pop(name).record())
     except Exception as err:  # inputs or reference: no implementation is to blame
         status, reason = classify(err, "inputs and reference")
         for name in trials or entry.impls:
@@ -251,24 +249,20 @@ def _gpu(target: Target) -> dict[str, Any]:
     throttle = Counter(reason for reading in readings for reason in reading.throttle or ())
     shares = [f"{why} {count / len(readings):.0%}" for why, count in throttle.most_common()]
     metrics = {
-        **{name: _median(getattr(s, name) for s in kept) for name in ("enqueue_us", "hidden_us")},
-        "sm_mhz": _mean(r.sm_mhz for r in readings),
-        "power_w": _mean(r.power_w for r in readings),
-        "temperature_c": _mean(r.temperature_c for r in readings),
+        "enqueue_us": _of_known(median, (sample.enqueue_us for sample in kept)),
+        "hidden_us": _of_known(median, (sample.hidden_us for sample in kept)),
+        "sm_mhz": _of_known(fmean, (reading.sm_mhz for reading in readings)),
+        "power_w": _of_known(fmean, (reading.power_w for reading in readings)),
+        "temperature_c": _of_known(fmean, (reading.temperature_c for reading in readings)),
         "power_state": power_state(readings),
         "throttle": ", ".join(shares) or None,
     }
     return {name: value for name, value in metrics.items() if value is not None}
 
 
-def _median(values: Iterable[float | None]) -> float | None:
+def _of_known(function: Callable[[list[float]], float], values: Iterable[float | None]) -> Any:
     known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return function(known) if known else None
 
 
 def _energy(trial: Trial, instruments: Instruments) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -33,10 +34,6 @@ def _rotate_neighbours(x: torch.Tensor, cos_LP: torch.Tensor, sin_LP: torch.Tens
         (first * cos_LP - second * sin_LP, second * cos_LP + first * sin_LP), dim=-1
     ).flatten(-2)
     return rotated if even == x.shape[-1] else torch.cat((rotated, x[..., even:]), dim=-1)
-
-
-def _rotate_by_matrix(x_BHLD: torch.Tensor, rotation_LDD: torch.Tensor) -> torch.Tensor:
-    return torch.einsum("...ld,...led->...le", x_BHLD, rotation_LDD)
 
 
 _ROTATE = {"halves": _rotate_halves, "neighbours": _rotate_neighbours}
@@ -90,7 +87,8 @@ def rotation(case: Case, first_place: int, count: int, length: int) -> Rotation 
         unit_DLD = torch.eye(dims, dtype=torch.float64, device=case.device)
         unit_DLD = unit_DLD.unsqueeze(1).expand(-1, count, -1)
         columns_DLD = rotated(unit_DLD, case.position, places, length)
-        return Rotation(_rotate_by_matrix, (columns_DLD.permute(1, 2, 0).to(dtype).contiguous(),))
+        rotation_LDD = columns_DLD.permute(1, 2, 0).to(dtype).contiguous()
+        return Rotation(partial(torch.einsum, "...ld,...led->...le"), (rotation_LDD,))
     angle_LP, factor = angles(case.position, dims, places, length), encoding.factor
     tables = (x.mul_(factor(case.position.values)) for x in (angle_LP.cos(), angle_LP.sin()))
     return Rotation(_ROTATE[encoding.layout], tuple(x.to(dtype) for x in tables))

@@ -52,7 +52,6 @@ def _redrawn(x: torch.Tensor, seed: int = 0) -> torch.Tensor:
 
 
 def _with(impl: Implementation, values: Values) -> Implementation:
-    """The implementation with some other parameters."""
     written = ":".join(f"{key}={shown(value)}" for key, value in (impl.values | values).items())
     return implementation(f"{base_name(impl.name)}:{written}")
 
@@ -140,9 +139,12 @@ def gradients(case: Case, impl: Implementation, tensors: Tensors) -> None:
             raise IncorrectError(f"gradients are not those of the output: {text[:200]}") from err
 
 
-PROPERTIES.add("no-look-ahead", no_look_ahead)
-PROPERTIES.add("batch-and-heads-apart", apart)
-PROPERTIES.add("any-order-of-keys", any_order)
-PROPERTIES.add("any-block-size", any_blocks)
-PROPERTIES.add("exact-in-its-limit", exact_in_its_limit)
-PROPERTIES.add("gradcheck", gradients)
+for _name, _property in {
+    "no-look-ahead": no_look_ahead,
+    "batch-and-heads-apart": apart,
+    "any-order-of-keys": any_order,
+    "any-block-size": any_blocks,
+    "exact-in-its-limit": exact_in_its_limit,
+    "gradcheck": gradients,
+}.items():
+    PROPERTIES.add(_name, _property)

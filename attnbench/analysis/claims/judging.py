@@ -27,6 +27,7 @@ from attnbench.analysis.scaling.model_terms import TERMS
 from attnbench.analysis.scaling.results import Axis
 from attnbench.base import files
 from attnbench.base.registry import Registry, unknown
+from attnbench.base.units import tally
 from attnbench.errors import ExitCode, UsageError
 from attnbench.execution.store import Run
 from attnbench.schema.finding import VERDICTS, WORST_FIRST, Figure, Finding, Verdict
@@ -74,8 +75,7 @@ def _verdict_on(claim: Claim, seen: Observed) -> tuple[Verdict, str, dict[str, F
     counts = {str(name): verdicts.count(name) for name in VERDICTS}
     reason = f"{seen.what} {one.text(seen.written)} at {one.at}, claimed {claim.relation.text}"
     if len(verdicts) > 1:
-        listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        reason += f" (the sharpest of {len(verdicts)}: {listed})"
+        reason += f" (the sharpest of {len(verdicts)}: {tally(verdicts, VERDICTS)})"
     return verdict, reason, {"value": one.value, **known, "at": one.at, **counts}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -12,6 +12,7 @@ from attnbench.analysis.apart import CellTime, Key, centre, taken_apart
 from attnbench.analysis.history.entries import Entry
 from attnbench.analysis.history.steps import Rules, Step, steps
 from attnbench.base.stats import median
+from attnbench.base.units import common_words
 
 Kind = Literal["run", "group", "cell"]
 Verdict = Literal["regression", "improvement", "suspicious", "no change", "insufficient data"]
@@ -132,7 +133,7 @@ def _series(runs: Sequence[Entry], rules: Rules) -> Series:
 
     run_line = line("run", "the whole run", whole)
     group_lines = {
-        group: line("group", _shared(members[group]), logs, [run_line])
+        group: line("group", " ".join(common_words(list(members[group]))), logs, [run_line])
         for group, logs in groups.items()
     }
     cell_lines = []
@@ -191,10 +192,3 @@ def _marks(runs: Sequence[Entry]) -> Iterable[Mark]:
         if found := tuple((n, known[n], v) for n, v in facts.items() if known.get(n, v) != v):
             yield Mark(at=at, facts=found)
         known |= facts
-
-
-def _shared(labels: Iterable[str]) -> str:
-    """The words that all labels have."""
-    words = [label.split() for label in labels]
-    counts = Counter(word for own in words for word in dict.fromkeys(own))
-    return " ".join(word for word in words[0] if counts[word] == len(words))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
@@ -12,6 +11,7 @@ from attnbench.analysis.scaling.exponents import DRAWS, fit_many
 from attnbench.analysis.scaling.model import models
 from attnbench.analysis.scaling.results import ExponentFit, ModelFit, Scaling
 from attnbench.analysis.scaling.series import Laws, SeriesCells, all_series, measured
+from attnbench.base.units import tally
 from attnbench.execution.store import Run
 from attnbench.schema.finding import Finding
 from attnbench.schema.record import Cell, Record
@@ -100,8 +100,8 @@ def _why(records: list[Record]) -> str:
     """Why the records of one implementation and workload make no series along n."""
     sizes = {record.cell.case.seq_len for record in records if record.status == "ok"}
     if not sizes:
-        counts = Counter(record.status for record in records)
-        listed = ", ".join(f"{count} {status}" for status, count in counts.items())
+        statuses = [record.status for record in records]
+        listed = tally(statuses, dict.fromkeys(statuses))
         return f"no cell was measured ({listed}: {records[0].reason})"
     listed = ", ".join(map(str, sorted(sizes)[:8]))
     if len(sizes) == 1:

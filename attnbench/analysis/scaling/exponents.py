@@ -146,7 +146,6 @@ def _overhead(series: Series, middle: Floats) -> _Overhead:
 
 
 def _why_not(series: Series, overhead: _Overhead, time_us: float, index: int) -> str | None:
-    """Why a size does not count, or None."""
     doubt = series.doubts[index] if series.doubts else None
     if not math.isfinite(time_us) or _unknown(series, index):
         return doubt or ("not a valid time" if series.times_us[index] else "no time")

@@ -198,7 +198,6 @@ def _judge(cells: ModelCells, fit: FittedModel, model: ModelFit) -> Finding | No
 
 
 def _obstacles(cells: ModelCells, fit: FittedModel, law: Law) -> Iterator[Decision]:
-    """Why the model cannot answer."""
     n = cells.sizes["n"]
     sizes = len(np.unique(n))
     if sizes < FEWEST_N:

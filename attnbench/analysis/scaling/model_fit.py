@@ -147,7 +147,8 @@ def _resampled(cells: ModelCells, spread: float) -> Floats:
         error += _normal(stream, len(levels), draws)[place]
     error *= spread / math.sqrt(3)
     shorter, longer = np.log(np.minimum(cells.beyond, _MOST_OFF))[:, :, None]
-    error += _uniform(count, draws) * (shorter + longer) - shorter
+    uniform = np.random.default_rng((3, count)).random((count, draws))  # the same each time, too
+    error += uniform * (shorter + longer) - shorter
     found *= np.exp(error)
     found /= cells.times_us[:, None]
     return found
@@ -157,12 +158,6 @@ def _resampled(cells: ModelCells, spread: float) -> Floats:
 def _normal(stream: int, rows: int, draws: int) -> Floats:
     """Standard normal numbers, the same each time: models then differ by their times alone."""
     return np.random.default_rng((stream, rows)).standard_normal((rows, draws))
-
-
-@lru_cache(maxsize=8)
-def _uniform(rows: int, draws: int) -> Floats:
-    """Numbers from 0 to 1, the same each time."""
-    return np.random.default_rng((3, rows)).random((rows, draws))
 
 
 class Subsets:

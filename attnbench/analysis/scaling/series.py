@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -137,7 +137,7 @@ class Laws:
             if core:
                 traits = TRAITS.get(case.workload)
                 law = (traits.memory if field == "memory" else traits.time)(core, case)
-            self._known[key] = law.upper() if law and masked else law
+            self._known[key] = replace(law, bound=True) if law and masked else law
         return self._known[key]
 
 
@@ -310,6 +310,10 @@ def _series(
 ) -> Series:
     first = cells[0].record.cell
     metrics = [cell.record.metrics for cell in cells]
+    overhead_us = overhead.times_us if overhead else None
+    overhead_allowed_us = overhead.allowed_us if overhead else None
+    if overhead and not overhead.is_known:  # it is no more than was ever seen
+        overhead_allowed_us = 0.0, max(overhead.times_us)
     starts_us = ceilings.starts_us(metrics[0].get("kernel_count"), l2=metrics[0].get("l2"))
     return Series(
         impl=first.impl,
@@ -318,8 +322,8 @@ def _series(
         same=same_text(first.case, axis),
         sizes=tuple([_size(cell.record.cell.case, axis) for cell in cells]),
         times_us=tuple([cell.times_us for cell in cells]),
-        overhead_us=overhead.times_us if overhead else None,
-        overhead_allowed_us=_overhead_allowed_us(overhead) if overhead else None,
+        overhead_us=overhead_us,
+        overhead_allowed_us=overhead_allowed_us,
         law=laws.of(first.impl, "time", first.case),
         kernels=tuple([known.get("kernel") for known in metrics]),
         flops=tuple([known.get("flops_executed") for known in metrics]),
@@ -333,11 +337,6 @@ def _series(
         least_overhead_us=starts_us and starts_us / (first.case.new_tokens or 1),
         launch_bound=tuple([times.launch_bound(cell.record) for cell in cells]),
     )
-
-
-def _overhead_allowed_us(cell: Measured) -> times.Interval | None:
-    """What an overhead may be: one of which nothing is known is no more than was ever seen."""
-    return cell.allowed_us if cell.is_known else (0.0, max(cell.times_us))
 
 
 def _size(case: Case, axis: Axis) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,12 +14,6 @@ Verdict = Literal[
     "incorrect", "regressed", "inconclusive", "not timed", "not comparable", "improved", "ok"
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the worst first
-
-
-def counted(verdicts: Iterable[Verdict], among: Iterable[Verdict] = VERDICTS) -> str:
-    """How often each verdict `among` these came: `1 regressed, 7 ok`."""
-    of = Counter(verdicts)
-    return ", ".join(f"{of[verdict]} {verdict}" for verdict in among if of[verdict])
 
 
 class Change(Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from attnbench.base.stats import median
-from attnbench.base.units import brief_percent
+from attnbench.base.units import brief_percent, counted
 from attnbench.gate.decide.data import Failure, Round, Rules, Stage
 from attnbench.gate.decide.outcome import Controls, Verdict
 from attnbench.gate.decide.sign_test import boundaries, enough, rejects
@@ -186,10 +186,7 @@ class SequentialDecision:
             words = f"after {self._screened} of {self.rules.screen_rounds} screening rounds"
             return dict.fromkeys(self._open(), words)
         done = {cell: len(self._fresh[cell].candidate) for cell in self._open()}
-        return {
-            cell: f"after {rounds} confirmation round{'s' * (rounds != 1)}"
-            for cell, rounds in done.items()
-        }
+        return {cell: f"after {counted(n, 'confirmation round')}" for cell, n in done.items()}
 
     def wrong(self, cell: int) -> bool:
         """Whether the candidate's result was wrong in a round."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attnbench.base.stats import median, median_interval
-from attnbench.base.units import brief_percent, seconds
+from attnbench.base.units import brief_percent, seconds, tally
 from attnbench.errors import ExitCode
 from attnbench.gate.decide.data import GateRun, VersionName
 from attnbench.gate.decide.exact import GROWING, compare, growing, verdict_of
-from attnbench.gate.decide.outcome import Change, Controls, Outcome, Row, counted
+from attnbench.gate.decide.outcome import Change, Controls, Outcome, Row
 from attnbench.gate.decide.sequential import Decision, SequentialDecision
 
 
@@ -106,9 +106,9 @@ def _timed(run: GateRun, number: int, times: SequentialDecision) -> Row:
 def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tuple[ExitCode, str]:
     """The exit code and one sentence: the first of these that holds."""
     of = [row.verdict for row in rows]
-    against = counted(of, ("incorrect", "regressed"))
+    against = tally(of, ("incorrect", "regressed"))
     if any(map(_is_exact, rows)):  # needs no trust in times
-        left = counted(of, ("not timed",))
+        left = tally(of, ("not timed",))
         return ExitCode.FINDING, f"{against}; {left}" if left else against
     if controls.untrusted:
         return ExitCode.ENVIRONMENT, f"the run cannot be trusted: {controls.untrusted}"
@@ -117,12 +117,12 @@ def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tupl
     if set(of) <= {"not comparable"}:
         return ExitCode.USAGE, "nothing is comparable"
     if "inconclusive" in of:
-        return ExitCode.INCONCLUSIVE, counted(of, ("inconclusive",))
+        return ExitCode.INCONCLUSIVE, tally(of, ("inconclusive",))
     threshold = brief_percent(run.rules.threshold)
     if controls.found is not True:
         control = f"the positive control of {threshold} was not found"
         return ExitCode.INCONCLUSIVE, f"blind: {control}: {missing(run, controls)}"
-    words = counted(of, ("ok", "improved", "not comparable"))
+    words = tally(of, ("ok", "improved", "not comparable"))
     return ExitCode.OK, f"no regression of {threshold} or more: {words}{_caution(run, rows)}"
 
 

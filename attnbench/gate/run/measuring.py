@@ -20,6 +20,7 @@ from msgspec import structs
 from attnbench.base.files import digest
 from attnbench.base.guard import guarded
 from attnbench.base.parameters import base_name
+from attnbench.base.units import counted
 from attnbench.errors import AttnbenchError, StoreError, UsageError, WorkerError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
@@ -201,10 +202,9 @@ def _measure(
             keep = GateRequest.keep
         decision.add(found)
         still = len(decision.progress())
-        words = f"confirming {still} suspect{'s' * (still > 1)}"
+        words = f"confirming {counted(still, 'suspect')}"
         if decision.suspects is None:
-            cells = len(decision.cells)
-            words = f"screening {cells} cell{'s' * (cells > 1)}"
+            words = f"screening {counted(len(decision.cells), 'cell')}"
         listener.round_measured(found, len(rounds), words if still else "every cell is decided")
     return replace(run, rounds=tuple(rounds))
 

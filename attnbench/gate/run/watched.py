@@ -87,13 +87,9 @@ class Comparison:
         )
         base = replace(candidate, name="base")
         if self.base is not None:
-            base = Version(
-                name="base",
-                root=str(tree),
-                files=tuple(str(tree / file) for file in files if file not in missing),
-                ref=self.base.ref,
-                commit=self.base.commit,
-            )
+            own = tuple(str(tree / file) for file in files if file not in missing)
+            ref, commit = self.base.ref, self.base.commit
+            base = Version(name="base", root=str(tree), files=own, ref=ref, commit=commit)
         before, after = self.environments or (None, None)
         return GateRequest(
             base=replace(base, environment=before),
@@ -120,16 +116,14 @@ def comparison(
         UsageError: there is no such commit.
     """
     same = environments is not None and found.base is None
-    if same and not git.is_committed(root):
-        return Comparison(
-            root=root, head=None, changes="", base=None, watched=found, environments=environments
-        )
-    head, base = git.resolve(root, "HEAD"), None
-    tracked, words = git.changes(root, besides=results)
-    if found.base is not None:
-        base = git.Base(commit=git.resolve(root, found.base), ref=found.base)
-    elif not same:
-        base = git.default_base(root, tracked)
+    head, words, base = None, "", None
+    if not same or git.is_committed(root):
+        head = git.resolve(root, "HEAD")
+        tracked, words = git.changes(root, besides=results)
+        if found.base is not None:
+            base = git.Base(commit=git.resolve(root, found.base), ref=found.base)
+        elif not same:
+            base = git.default_base(root, tracked)
     return Comparison(
         root=root, head=head, changes=words, base=base, watched=found, environments=environments
     )

@@ -168,7 +168,6 @@ class _Serving:
         return self._failed
 
     def _of_other_version(self, what: str) -> str | None:
-        """The reason if code of the other version was imported."""
         try:
             refuse_other_version(what, Path(self._config.root), Path(self._config.other_root))
         except UsageError as err:

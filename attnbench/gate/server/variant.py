@@ -118,7 +118,6 @@ class VariantProcess:
         return failures
 
     def _prepare(self, number: int, cell: Cell) -> None:
-        """Build a cell, check its result, and warm it up."""
         workload = WORKLOADS.get(cell.case.workload)
         settle()
         tensors = workload.tensors(cell.case)

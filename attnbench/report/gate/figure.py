@@ -132,10 +132,9 @@ def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Plot]:
     with mpl.rc_context(figures.RC):
         for page in figures.pages(strips, lambda _: (), MOST_ROWS, MOST_PAGES):
             rows, name = [*page.items, *under], common + page.place
-            figure = _draw(run, rows, ends, name)
-            svg = figures.write(figure, f"{ROUNDS.name}-{page.number}", folder)
-            alt = [f"{row.label} {row.words}" for row in rows]
-            drawn.append(ROUNDS.plot(name, page.left_out, alt, svg))
+            figure, alt = _draw(run, rows, ends, name), [f"{row.label} {row.words}" for row in rows]
+            slug = str(page.number)
+            drawn.append(ROUNDS.save_one(figure, name, alt, folder, slug, page.left_out))
     return drawn
 
 

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from attnbench.base import units
 from attnbench.base.files import write_whole
-from attnbench.base.units import escape, table
+from attnbench.base.units import bullets, escape, table
 from attnbench.errors import ExitCode, StoreError
 from attnbench.gate.decide.data import GateRun
-from attnbench.gate.decide.outcome import Outcome, counted
+from attnbench.gate.decide.outcome import VERDICTS, Outcome
 from attnbench.gate.decide.stored import NAME, write_gate
 from attnbench.report import tables
 from attnbench.report.gate import texts
@@ -110,10 +110,10 @@ def markdown(run: GateRun, outcome: Outcome, file: Path) -> str:
         escape(f"{'; '.join(texts.versions(run))}. {_counts(outcome)}."),
         escape(f"All cells: {common}.") if common else "",
         table(texts.HEADER, [line.columns for line in shown]) if shown else "No cells.",
-        _bullets(reasons),
-        _bullets(texts.controls(run, outcome)),
+        bullets(reasons),
+        bullets(texts.controls(run, outcome)),
         "<details><summary>How it was measured</summary>",
-        _bullets(details),
+        bullets(details),
         "</details>",
         "Decide again from the raw data:",
         f"    {texts.replay(file)}",
@@ -123,12 +123,8 @@ def markdown(run: GateRun, outcome: Outcome, file: Path) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _bullets(sentences: Iterable[str]) -> str:
-    return "\n".join(f"- {escape(sentence)}" for sentence in sentences if sentence)
-
-
 def _counts(outcome: Outcome) -> str:
-    return counted(row.verdict for row in outcome.rows)
+    return units.tally((row.verdict for row in outcome.rows), VERDICTS)
 
 
 def junit(run: GateRun, outcome: Outcome) -> str:

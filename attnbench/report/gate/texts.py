@@ -98,12 +98,11 @@ def case_words(cell: GateCell) -> str:
 
 def labels(cells: Sequence[GateCell]) -> tuple[str, list[str]]:
     """What the cases of all cells have in common, and what tells each cell: `sdpa n=512`."""
-    words = [case_words(cell).split() for cell in cells]
-    common = [w for w in (words[0] if words else []) if all(w in row for row in words)]
-    common = [word for word in common if not word.startswith("n=")]
+    words = [case_words(cell) for cell in cells]
+    common = [word for word in units.common_words(words) if not word.startswith("n=")]
     own = [
-        " ".join([cell.impl, *(word for word in row if word not in common)])
-        for cell, row in zip(cells, words, strict=True)
+        " ".join([cell.impl, *(word for word in text.split() if word not in common)])
+        for cell, text in zip(cells, words, strict=True)
     ]
     named = [
         f"{text} ({cell.case.case_id})" if isinstance(cell, Cell) and own.count(text) > 1 else text
@@ -186,8 +185,7 @@ def environments(run: GateRun) -> list[str]:
     more = len(differing) - MOST_DIFFERENCES
     words = differing[:MOST_DIFFERENCES] + [f"{more} more packages"] * (more > 0)
     for names, whose in zip(alone, ("base", "candidate"), strict=True):
-        s = "s" * (len(names) != 1)
-        words += [f"only in the {whose}: {len(names)} package{s}"] * bool(names)
+        words += [f"only in the {whose}: {units.counted(len(names), 'package')}"] * bool(names)
     if not words:
         return ["both environments hold the same packages, of the same versions"]
     return [flat(f"the environments differ: {'; '.join(words)}")]
@@ -246,7 +244,7 @@ def environment(run: GateRun) -> str:
     threads = known.get("threads")
     facts = [
         known.get("device_name") or known.get("device"),
-        f"{threads} thread{'s' * (threads != 1)}" if threads else None,
+        units.counted(threads, "thread") if threads else None,
         *(f"{name} {known[name]}" for name in ("torch", "attnbench") if known.get(name)),
         units.moment(run.created) if run.created else None,
     ]
@@ -266,7 +264,7 @@ def rounds(run: GateRun) -> str:
     discarded = len(run.rounds) - len(stages)
     disturbed = sum("not_vetoed" in found.facts for found in run.rounds)
     return (
-        f"{len(stages)} round{'s' * (len(stages) != 1)}{': ' * bool(parts)}{parts}"
+        f"{units.counted(len(stages), 'round')}{': ' * bool(parts)}{parts}"
         + f"; {discarded} more discarded" * bool(discarded)
         + f"; {disturbed} of them disturbed, but counted" * bool(disturbed)
     )

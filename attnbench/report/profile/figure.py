@@ -54,16 +54,14 @@ def draw_all(profiles: Sequence[Profile], found: Difference | None, folder: Path
     with mpl.rc_context(figures.RC):
         if found is not None:
             alt = [" ".join(row[:4]) for row in texts.rows(found, MOST_BARS)]
-            svg = figures.write(waterfall(found), WATERFALL.name, folder)
-            plots.append(WATERFALL.plot(subject, 0, alt, svg))
-        svg = figures.write(top_ops(profiles), OPS.name, folder)
+            plots.append(WATERFALL.save_one(waterfall(found), subject, alt, folder))
         alt = [
             f"{p.label}: {p.ops[0].name} {units.time(p.ops[0].self_us)}" for p in profiles if p.ops
         ]
-        plots.append(OPS.plot(subject, 0, alt, svg))
+        plots.append(OPS.save_one(top_ops(profiles), subject, alt, folder))
         if any(profile.memory.timeline for profile in profiles):
-            svg = figures.write(memory(profiles), MEMORY.name, folder)
-            plots.append(MEMORY.plot(subject, 0, [texts.memory(p) for p in profiles], svg))
+            alt = [texts.memory(profile) for profile in profiles]
+            plots.append(MEMORY.save_one(memory(profiles), subject, alt, folder))
     return plots
 
 

@@ -63,7 +63,7 @@ def rows(profile: Profile, most: int, longest: int = _LONGEST) -> list[tuple[str
     if rest:
         sums.insert(0, (f"{len(rest)} more", sum(op.self_us for op in rest)))
     blank = [""] * (len(HEADER) - 3)
-    return found + [(name, _signed(us), _share(us, profile), *blank) for name, us in sums]
+    return found + [(name, signed(us), _share(us, profile), *blank) for name, us in sums]
 
 
 def brief(name: str, longest: int = _LONGEST) -> str:
@@ -179,7 +179,8 @@ def where(profile: Profile, folder: Path) -> list[str]:
     return found + [f"{name}: {command}" for name, command in profile.commands.items()]
 
 
-def _signed(time_us: float) -> str:
+def signed(time_us: float) -> str:
+    """A time that may be below 0, as what is in no op may."""
     return units.time(time_us).replace("-", "−")
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnbench.analysis.profiles import Difference
 from attnbench.base.files import write_whole
-from attnbench.base.units import escape, table
+from attnbench.base.units import bullets, escape, table
 from attnbench.errors import StoreError
 from attnbench.report import tables
 from attnbench.report.profile import one, texts
@@ -122,16 +122,12 @@ def markdown(profiles: Sequence[Profile], found: Difference | None) -> str:
                 table(("fact", *texts.labels(found)), differs, 3),
             ]
         blocks += [
-            _bullets(texts.summary(found)),
+            bullets(texts.summary(found)),
             table(texts.header(found), texts.rows(found)),
             escape(texts.READING),
         ]
     for profile in profiles:
         rows = one.rows(profile, MOST_OPS_BRIEF)
-        blocks += [f"### {escape(profile.label)}", _bullets(list(one.sentences(profile))),
+        blocks += [f"### {escape(profile.label)}", bullets(one.sentences(profile)),
                    table(one.HEADER, rows)]  # fmt: skip
     return "\n\n".join(blocks) + "\n"
-
-
-def _bullets(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {escape(sentence)}" for sentence in sentences)

@@ -107,16 +107,12 @@ def rows(found: Difference, most: int = MOST_ROWS, least: float = LEAST) -> list
     table = []
     for of in shown(found, most, least):
         there = (of.a_us, of.what != "appeared"), (of.b_us, of.what != "vanished")
-        times = (_time(time_us) if known else units.UNKNOWN for time_us, known in there)
+        times = (one.signed(time_us) if known else units.UNKNOWN for time_us, known in there)
         said = "" if of.what in TOGETHER else of.what
         size = "" if of.what == "outside" else moved(of)
         table.append((of.name, *times, change(of.delta_us), calls(of), said, size))
     both = (units.time(of.time.median_us) for of in (found.a, found.b))
     return [*table, ("a call", *both, change(found.delta_us), "", "", "")]
-
-
-def _time(time_us: float) -> str:
-    return units.time(time_us).replace("-", "−")  # outside of ops it can be below 0
 
 
 def verdict(found: Difference) -> str:
@@ -144,7 +140,7 @@ def summary(found: Difference) -> list[str]:
     ops = [of for of in found.ops if abs(of.delta_us) >= 0.02 * abs(found.delta_us)][:3]
     most = ", ".join(f"{brief(of.name, 48)} {change(of.delta_us)} ({of.what})" for of in ops)
     single = found.ops
-    count = f"{len(single)} op{'s' * (len(single) != 1)} changed"
+    count = f"{units.counted(len(single), 'op')} changed"
     parts = [verdict(found), f"{count}: {most}" if most else count if single else NONE]
     if found.common is not None and abs(math.log(found.common or 1.0)) > COMMON:
         parts.append(

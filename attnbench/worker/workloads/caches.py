@@ -107,7 +107,11 @@ class Store(Protocol):
         """Take in the tokens `first` to `end`; k_BGSD and v_BGSV of what a query may see."""
 
     def restore(self) -> None:
-        """After a generation: as it was before, for the next one."""
+        """After a generation: as it was before, for the next one.
+
+        Nothing is to be done where a place is written before it is read, in every generation.
+        """
+        return
 
 
 STORES: Registry[Any] = Registry("cache", "--caches")
@@ -135,7 +139,7 @@ def store_of(layer: DecodeLayer) -> Store:
     return store
 
 
-class Recomputed:
+class Recomputed(Store):
     """Keeps nothing."""
 
     def __init__(self, layer: DecodeLayer) -> None:
@@ -145,11 +149,8 @@ class Recomputed:
         """Of all tokens anew."""
         return self._layer.keys_values(0, end)
 
-    def restore(self) -> None:
-        """There is nothing to restore."""
 
-
-class Concatenated:
+class Concatenated(Store):
     """Exactly as long as there are tokens: copied whole at each step."""
 
     def __init__(self, layer: DecodeLayer) -> None:
@@ -175,7 +176,7 @@ def _with_room(x_BGLD: torch.Tensor, tokens: int) -> torch.Tensor:
     return buffer
 
 
-class Preallocated:
+class Preallocated(Store):
     """Buffers for all n + T tokens, or for `capacity`, of which the core is then given all."""
 
     def __init__(self, layer: DecodeLayer, *, capacity: int) -> None:
@@ -190,11 +191,8 @@ class Preallocated:
         k, v = self.buffers
         return (k, v) if self._whole else (k[:, :, :end], v[:, :, :end])
 
-    def restore(self) -> None:
-        """A place is written before it is read, in every generation."""
 
-
-class Ring:
+class Ring(Store):
     """The last W tokens: token j in place j mod W (Mistral 7B's rolling buffer, arXiv:2310.06825).
 
     Softmax does not mind the order, and keys were rotated to their places before.
@@ -228,7 +226,7 @@ class Ring:
             buffer.index_copy_(2, self._overwritten, before)
 
 
-class Paged:
+class Paged(Store):
     """Pages of a pool, (pages, G, page, D), in no order, and a block table of those of each item.
 
     As in vLLM (Kwon et al. 2023, arXiv:2309.06180), with heads before tokens as in FlashInfer. The
@@ -260,21 +258,14 @@ class Paged:
     def extend(self, first: int, end: int) -> KeysValues:
         """Write the new tokens into their pages, and copy all pages side by side."""
         pages_BA, slots_BA = self._slots(first, end - first)
-        new, (batch, groups) = self._layer.keys_values(first, end), self._sizes
+        new, case = self._layer.keys_values(first, end), self._layer.case
         for pool, x_BGAD in zip(self.pools, new, strict=True):
             pool[pages_BA, :, slots_BA] = x_BGAD.transpose(1, 2)
         for pool, gathered in zip(self.pools, self._gathered, strict=True):
             torch.index_select(pool.view(-1, gathered.shape[1]), 0, self._rows, out=gathered)
-        dims = (pool.shape[-1] for pool in self.pools)
-        k, v = (x.view(batch, groups, -1, d) for x, d in zip(self._gathered, dims, strict=True))
+        dims, sizes = (pool.shape[-1] for pool in self.pools), (case.batch, case.kv_heads, -1)
+        k, v = (x.view(*sizes, d) for x, d in zip(self._gathered, dims, strict=True))
         return k[:, :, :end], v[:, :, :end]
-
-    def restore(self) -> None:
-        """A place is written before it is read, in every generation."""
-
-    @property
-    def _sizes(self) -> tuple[int, int]:
-        return self._layer.case.batch, self._layer.case.kv_heads
 
     def _slots_of(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Pages (B, A) of the new tokens from `first` on, and their places within."""
@@ -283,7 +274,7 @@ class Paged:
         return pages_BA, places_BA % self._page
 
 
-class EightBits:
+class EightBits(Store):
     """Whole numbers from -127 to 127 times a scale; made wide at each step, for the core to read.
 
     The wide copy lies in a buffer made beforehand, which all layers of a model could share.
@@ -317,9 +308,6 @@ class EightBits:
             wide[:, :, :end].copy_(codes[:, :, :end]).mul_(scales[:, :, :end])
         k, v = self._wide
         return k[:, :, :end], v[:, :, :end]
-
-    def restore(self) -> None:
-        """A place is written before it is read, in every generation."""
 
     def _roomy_scales(self) -> list[torch.Tensor]:
         return [_with_room(x, self._layer.total) for x in self._scales_of_context]
