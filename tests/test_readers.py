@@ -152,9 +152,8 @@ def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_
         locked(writer, folder)
 
     monkeypatch.setattr(RunWriter, "__init__", ends_now)
-    listener = Listener()
-    listener.recorded = lambda r: measured.append(r.cell.impl)  # type: ignore[method-assign]
-    resume(path, listener)
+    monkeypatch.setattr(Listener, "recorded", lambda _, record: measured.append(record.cell.impl))
+    resume(path, Listener())
     assert measured == []
     assert load_info(path)["spent"]["samples"] == 77.0
 
