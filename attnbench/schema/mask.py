@@ -102,7 +102,7 @@ MASKS.add(
 MASKS.add(
     "window",
     MaskKind(
-        doc="window:256: causal, the last 256 keys alone",
+        doc="window:256: a sliding window, causal: the last 256 keys alone",
         make=lambda width: Mask(before=width - 1, after=0),
         parameters={"width": Parameter()},
     ),
@@ -111,7 +111,7 @@ MASKS.add(
 MASKS.add(
     "prefix",
     MaskKind(
-        doc="prefix:128: causal, but the first 128 keys are seen by all",
+        doc="prefix:128: causal, but the first 128 keys are seen by all (prefix LM)",
         make=lambda keys: Mask(after=0, prefix=keys),
         parameters={"keys": Parameter()},
     ),

@@ -178,7 +178,7 @@ CACHES.add(
     "shared",
     CacheTraits(
         doc="static, and every 2 of the --layers (shared:layers=4) read the keys and values of the"
-        " first of them",
+        " first (cross-layer attention)",
         parameters={"layers": Parameter(default=2, least=2)},
         ragged=True,
         reason=_refuse_sharing,
@@ -187,7 +187,7 @@ CACHES.add(
 CACHES.add(
     "sliding",
     CacheTraits(
-        doc="a ring of the last W tokens, for masks window:W: keys are out of order",
+        doc="a ring of the last W tokens, for sliding window:W masks: keys are out of order",
         keeps_window=True,
         places=lambda case, values: min(_places(case, values), case.batch * _window(case)),
         seen=_last_keys,
@@ -231,7 +231,7 @@ CACHES.add(
 CACHES.add(
     "latent",
     CacheTraits(
-        doc="a latent of rank=128 in place of k and v, absorbed by q and o (DeepSeek-V2)",
+        doc="a latent of rank=128 in place of k and v, absorbed by q and o (MLA, DeepSeek-V2)",
         parameters={"rank": Parameter(default=128)},
         ragged=True,
         key_bytes=_of_latent,

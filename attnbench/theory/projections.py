@@ -103,7 +103,7 @@ for _name, _way in {
         weights=_per_head,
     ),
     "mla": ProjectionTraits(
-        doc="k and v from a latent of each token (DeepSeek-V2), of rank=128",
+        doc="multi-head latent attention (DeepSeek-V2): k and v from a latent of rank=128",
         weights=_latent,
         parameters={"rank": Parameter(default=128)},
         against=_against_latent,
