@@ -94,6 +94,7 @@ MODELS = {
     "llama": ("rope:500000", 4, "causal", 4096),
     "llama2": ("rope", 1, "causal", 4096),
     "mistral": ("rope", 4, "window:4096", 512),  # an eighth of its heads
+    "mixtral": ("rope:1e+06", 4, "causal", 4096),
     "qwen2": ("rope:1e+06", 7, "causal", 3584),
     "falcon": ("rope", 71, "causal", 4544),
     "bloom": ("alibi", 1, "causal", 4096),
@@ -124,6 +125,7 @@ METHODS = {
     "sparse transformer": {"strided", "strided-fixed", "causal"},
     "nystromformer": {"nystrom"},
     "vllm": {"decode", "paged"},
+    "positional encoding": {"layer", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw"},
     "kv cache": {"decode", "concat", "static", "paged", "int8"},
     # Without a row, by what the catalogue says itself.
     "bigbird": {"bigbird", "bigbird-flex"},
