@@ -30,7 +30,7 @@ def get(name: str, *, file: str | None = None) -> Callable[..., Any]:
 
 
 def load(run: str | Path = "latest", *, output: str | Path = "results") -> pd.DataFrame:
-    """A run (folder, name in `output`, or `latest`) as one row a cell; unknown is null.
+    """A run (folder, name in `output`, `latest`, `previous`) as one row a cell; unknown is null.
 
     Raises:
         StoreError: there is no such run, or its records are damaged.

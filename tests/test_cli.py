@@ -16,13 +16,15 @@ from typing import Any
 import msgspec
 import pandas as pd
 import pytest
+from click.shell_completion import ShellComplete
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in, load_file
+from attnbench.cli import main
 from attnbench.cli.options import wrapped
 from attnbench.errors import UsageError
 from attnbench.execution.checks import CheckResult
-from attnbench.execution.store import RECORDS, load_info
+from attnbench.execution.store import RECORDS, load_info, write_info
 from attnbench.planning.battery import battery
 from attnbench.schema.messages import Catalogue
 from tests import synthetic
@@ -105,8 +107,10 @@ WRONG_SWEEPS = {
     "no GPU for its other preset": (["--preset", "verify-gpu"], ["no CUDA device", "--device cpu"]),
     "name with a separator": (["--name", "a/b"], ["--name", "'a/b'"]),
     "name that means something": (["--name", "latest"], ["--name"]),
+    "another name that means something": (["--name", "previous"], ["--name", "'previous'"]),
     "resume of nothing": (["--resume", "gone"], ["no run 'gone'"]),
-    "resume of the latest of none": (["--resume", "latest"], ["no run in results yet"]),
+    "resume of the latest of none": (["--resume", "latest"], ["no latest run in results yet"]),
+    "resume of the one before none": (["--resume", "previous"], ["no previous run in results"]),
 }  # fmt: skip
 
 
@@ -131,7 +135,7 @@ def test_what_is_no_size_is_refused_by_every_axis(
     ("args", "says"),
     [
         (["bogus"], ["bogus"]),
-        (["list", "naive"], ["naive"]),
+        (["list", "nayve"], ["nayve", "'naive'?"]),
         (["check", "--dtypes", "float8"], ["--dtypes", "float16"]),
         (["check", "--watch"], ["--watch", "--impl FILE"]),
         (["check", "--impls", "naiv", "--device", "cpu"], ["--impls", "'naive'?"]),
@@ -468,7 +472,7 @@ def test_a_watched_file_is_checked_again_when_it_changes_and_a_broken_one_waited
     assert ended.stderr.count("waiting") == 2
 
 
-# Help and listing.
+# Help, listing and completion.
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -476,8 +480,11 @@ def test_help_loads_nothing_heavy() -> None:
 import sys
 from attnbench.cli import main
 from attnbench.cli.options import wrapped
+from click.shell_completion import ShellComplete
 for args in (["--help"], ["--version"], *([name, "--help"] for name in main.commands)):
     main(args, standalone_mode=False)
+for name in main.commands:
+    ShellComplete(main, {}, "attnbench", "_ATTNBENCH_COMPLETE").get_completions([name], "")
 heavy = {"torch", "numpy", "scipy", "pandas", "matplotlib", "pyarrow"} & set(sys.modules)
 sys.exit(f"loaded {heavy}" if heavy else 0)
 """
@@ -501,3 +508,90 @@ def test_a_worker_that_cannot_start_is_one_line_and_no_hang(
 ) -> None:
     monkeypatch.setattr(sys, "executable", python)
     assert_refused(cli("list"), "a worker", python, exit_code=4)
+
+
+COMPLETED = (
+    ["export"], ["report"], ["verify"], ["claims"], ["compare", "made"], ["merge", "made"],
+    ["history", "folder", "--add"], ["profile", "naive", "--from"], ["sweep", "--resume"],
+)  # fmt: skip
+
+
+def completed(*args: str, incomplete: str = "") -> list[str]:
+    """The names that a shell offers after these arguments, beside files."""
+    offered = ShellComplete(main, {}, "attnbench", "_ATTNBENCH_COMPLETE").get_completions(
+        list(args), incomplete
+    )
+    assert [item.type for item in offered] == ["file"] + ["plain"] * (len(offered) - 1)
+    return [item.value for item in offered[1:]]
+
+
+@pytest.mark.parametrize("args", COMPLETED, ids=" ".join)
+def test_a_shell_completes_names_of_runs_wherever_one_is_named(
+    run: Path, tmp_path: Path, args: list[str]
+) -> None:
+    for folder in ("damaged", "gate", "line\nbreak", "elsewhere/results/other"):
+        (tmp_path / "results" / folder).mkdir(parents=True)
+    (tmp_path / "results" / "file").write_text("")
+    (tmp_path / "results" / "gate" / "gate.json").write_text("")
+    for folder in ("damaged", "line\nbreak", "elsewhere/results/other"):
+        (tmp_path / "results" / folder / "run.json").write_text("{")
+    assert completed(*args) == ["latest", "previous", "damaged", "made"]
+    assert completed(*args, incomplete="ma") == ["made"]
+    there = [*args[:1], "--output", str(tmp_path / "results" / "elsewhere" / "results"), *args[1:]]
+    assert completed(*there) == ["latest", "previous", "other"]
+    assert completed("gate", "--replay") == ["latest", "previous", "gate"]
+
+
+@pytest.mark.parametrize("output", ["nowhere", "file", "x" * 5000, "a/b", ""])
+def test_completion_of_a_folder_that_cannot_be_read_offers_what_has_a_meaning(
+    tmp_path: Path, output: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert completed("export", "--output", output) == ["latest", "previous"]
+
+
+def test_completion_is_printed_for_bash(run: Path) -> None:
+    asked = {"COMP_WORDS": "attnbench export m", "COMP_CWORD": "2"}
+    ended = subprocess.run(
+        COMMAND, env=environment(_ATTNBENCH_COMPLETE="bash_complete", **asked),
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr) == ("file,m\nplain,made\n", "")
+
+
+# The latest run, and the one before it.
+
+
+def test_latest_and_previous_name_runs_by_when_they_were_made(
+    cli: Cli, assert_refused: Refused, run: Path, tmp_path: Path
+) -> None:
+    assert_refused(cli("export", "previous"), "no previous run in results yet")
+    assert_refused(cli("compare", "latest", "previous"), "no previous run in results yet")
+    newer = synthetic.write_named(tmp_path / "elsewhere", "one").rename(run.parent / "a-newer")
+    write_info(newer, load_info(newer) | {"created": "2999-01-01"})
+    (run.parent / "no-run").mkdir()
+    shown = cli("compare", "latest", "previous")
+    assert (shown.exit_code, shown.stdout) == (0, cli("compare", "a-newer", "made").stdout)
+    assert cli("report", "latest").stdout == "results/a-newer/report.html\n"
+    assert cli("report", "previous").stdout == "results/made/report.html\n"
+    (run.parent / "previous").mkdir()  # as an older version could make it: it is found as a folder
+    assert_refused(cli("export", "results/previous"), "results/previous is not a run")
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_the_latest_run_is_resumed_in_the_folder_that_output_names(
+    cli: Cli, assert_refused: Refused, tmp_path: Path
+) -> None:
+    there = ("--output", tmp_path / "there")
+    for name in ("whole", "half"):
+        cli("sweep", "--seq-lens", "8,16", "--impls", "sdpa", "--name", name, *there)
+    whole, half = tmp_path / "there" / "whole", tmp_path / "there" / "half"
+    for folder, created in ((whole, "2026-01-01"), (half, "2026-01-02")):
+        write_info(folder, load_info(folder) | {"created": created})
+    lines = (half / RECORDS).read_text().splitlines(keepends=True)
+    (half / RECORDS).write_text(lines[0])
+    assert_refused(cli("sweep", "--resume", "latest"), "no latest run in results yet")
+    for name in ("latest", "previous"):  # the other one is complete, which is no error
+        assert cli("sweep", "--resume", name, "--quiet", *there).exit_code == 0
+    assert len((half / RECORDS).read_text().splitlines()) == len(lines)
+    assert len((whole / RECORDS).read_text().splitlines()) == len(lines)

@@ -70,10 +70,15 @@ def test_a_run_is_found_by_file_folder_name_and_as_the_latest(tmp_path):
         assert folder_of_gate(str(text), Path("elsewhere")) == files["c-old"].parent
     assert find_gate("c-old", tmp_path) == files["c-old"]
     assert find_gate("latest", tmp_path) == files["b-new"]
+    assert find_gate("previous", tmp_path) == files["c-old"]
     assert load_gate(Path("b-new"), tmp_path).created.startswith("2026-12")
     with pytest.raises(StoreError, match="did you mean 'b-new'"):
         find_gate("b-neww", tmp_path)
     (tmp_path / "c-old" / "run.json").write_text("{}")
+    files["c-old"].rename(tmp_path / "gate.json")
+    with pytest.raises(StoreError, match="no gate run 'previous'"):
+        find_gate("previous", tmp_path)
+    (tmp_path / "gate.json").rename(files["c-old"])
     assert folder_of_gate("c-old", tmp_path) is folder_of_gate("d", tmp_path) is None
 
 

@@ -141,17 +141,20 @@ def test_unnamed_runs_that_begin_in_the_same_moment_have_folders_of_their_own(
     assert names == [f"gate-20260102-030405-678{more}" for more in ("", "-2", "-3")]
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "latest", "x" * 101, "a\nb", "-x"])
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "..", ".hidden", "latest", "previous", "x" * 101, "a\nb", "-x"]
+)
 def test_a_name_is_a_plain_folder_name(tmp_path, name):
     with pytest.raises(StoreError, match="--name"):
         RunWriter.create(tmp_path, name or "\t", {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_found_by_folder_name_or_latest(tmp_path):
+def test_a_run_is_found_by_folder_or_name_or_as_one_of_the_last_two(tmp_path):
     for name, created in (("old", "2026-01-01"), ("new", "2026-02-01"), ("mid", "2026-01-15")):
         RunWriter.create(tmp_path, name, {"created": created}).close()
     assert find_run("latest", tmp_path) == tmp_path / "new"
+    assert find_run("previous", tmp_path) == tmp_path / "mid"
     with pytest.raises(StoreError, match="attnbench sweep"):
         find_run("latest", tmp_path / "new")
     assert find_run("mid", tmp_path) == tmp_path / "mid"

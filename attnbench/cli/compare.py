@@ -24,10 +24,10 @@ def compare(
 ) -> None:
     """Compare runs that were measured at different times.
 
-    Each of A, B … is a run (folder, name, or `latest`), a file of pytest --benchmark-json, or a
-    published table (CSV: fields of a case, impl, and a time or rate with its unit, after a line
-    `# source: …`); all others are held against A. On one machine each cell is slower, faster, or
-    not seen to have changed, beyond what its runs of equal code differ by; across machines the
+    Each of A, B … is a run (folder, name, `latest`, `previous`), a file of pytest --benchmark-json,
+    or a published table (CSV: fields of a case, impl, and a time or rate with its unit, after a
+    line `# source: …`); all others are held against A. On one machine each cell is slower, faster,
+    or not seen to have changed, beyond what its runs of equal code differ by; across machines the
     order of implementations, their speed over naive and their growth are compared, never times.
     Exits 0 whatever is found, unless with --fail-slower.
     """

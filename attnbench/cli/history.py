@@ -20,7 +20,7 @@ def history(folder: Path, run: str | None, output: Path, least: float) -> None:
     """Show where times changed for good, over the runs in a folder.
 
     FOLDER holds run folders, or history.jsonl, a line a run, to which --add appends one: a name in
-    --output, a folder, or `latest`. Written into it are history.html and history.md.
+    --output, a folder, `latest` or `previous`. Written into it are history.html and history.md.
 
     Each cell is a line over the runs of one machine, without what moved all cells of a run. A step
     in it is a regression or an improvement; suspicious where it rests on few runs, where the

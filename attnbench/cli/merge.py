@@ -19,9 +19,9 @@ from attnbench.cli.options import output_option, say
 def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
     """Make one run of the shards of a sweep, wherever they were measured.
 
-    RUN is a folder or a name. What `sweep --shard 1/8` … `--shard 8/8` measured becomes the run
-    that one sweep would have made; its records name their machine, its run.json the runs it was
-    made of, which stay as they are.
+    RUN is a folder, a name, `latest` or `previous`. What `sweep --shard 1/8` … `--shard 8/8`
+    measured becomes the run that one sweep would have made; its records name their machine, its
+    run.json the runs it was made of, which stay as they are.
     """
     from attnbench.execution import merging
     from attnbench.execution.store import find_run, load_run

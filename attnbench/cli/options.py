@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
+from attnbench.base.files import RECENT
 from attnbench.base.jsontext import plain
 from attnbench.base.units import (
     GLUE,
@@ -116,6 +118,18 @@ class _Path(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Run(click.types.StringParamType):
+    """A run, for --replay a gate's, by folder or name: a shell completes what --output has."""
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        names, file = list(RECENT), "gate.json" if param.name == "replay" else "run.json"
+        with contextlib.suppress(OSError, ValueError):
+            found = (ctx.params.get("output") or Path("results")).glob(f"*/{file}")
+            names += sorted(path.parent.name for path in found)
+        fitting = [name for name in names if name.startswith(incomplete) and name.isprintable()]
+        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, fitting)]
+
+
 def _parse_device(text: str, flag: str) -> str:
     known = ("auto", "cpu", "cuda")
     if text not in known:
@@ -133,6 +147,7 @@ THREADS = _Parsed("threads", parse_threads)
 SHARE = _Parsed("share", parse_share)
 DURATION = _Parsed("time", parse_duration)
 SHARD = _Parsed("i/n", parse_shard)
+RUN = _Run()
 
 
 def given() -> dict[str, str]:
@@ -204,7 +219,7 @@ output_option: Option = click.option(
 
 
 def run_argument(command: Command) -> Command:
-    """RUN: a folder, a name, or `latest`."""
+    """RUN: a folder, a name, `latest` or `previous`."""
     return output_option(click.argument("run", default="latest")(command))
 
 

@@ -38,8 +38,8 @@ _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
 _PROFILE: Rows = (
     ("--threads", {"type": THREADS}, "CPU threads, or all [1]."),
     ("--from run", {"metavar": "RUN"},
-     "Take the case from a record of this run: of those that fit the other flags the one with"
-     " the largest n."),
+     "Take the case from a record of this run (folder, name, `latest`, `previous`): of those that"
+     " fit the other flags the one with the largest n."),
     ("--python pythons", {"multiple": True, "metavar": "PATH"},
      "Profile in the environment of this interpreter, or folder; two are compared. Repeatable."),
     ("--base", {"metavar": "REF"},

@@ -88,7 +88,7 @@ _SWEEP: Rows = (
      ),
     output_option,
     ("--name", {}, "The run's name, a new folder [a time stamp]."),
-    ("--resume", {"metavar": "RUN"}, "Measure what an existing run planned and has not measured."),
+    ("--resume", {"metavar": "RUN"}, "Measure what a run (or `latest`) planned and has not yet."),
     ("--retry", {"metavar": "STATUSES"},
      "With --resume: measure cells of these statuses again, such as crashed,timeout."),
     ("--mixed", {"is_flag": True},

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from attnbench.base import files
-from attnbench.base.files import lock, make_folder, write_whole
+from attnbench.base.files import RECENT, lock, make_folder, write_whole
 from attnbench.base.jsontext import checksum, decode, dumps, sealed, unsealed
 from attnbench.base.registry import nearest
 from attnbench.errors import AttnbenchError, StoreError
@@ -396,16 +396,16 @@ def runs_in(output: Path) -> list[Path]:
 
 
 def find_run(text: str, output: Path) -> Path:
-    """The folder of a run named by its folder, its name in `output`, or `latest`.
+    """The folder of a run named by its folder, its name in `output`, or one of `RECENT`.
 
     Raises:
         StoreError: there is no such run; the message names the nearest, or how to make one.
     """
-    if text == "latest":
-        runs = runs_in(output)
-        if not runs:
-            raise StoreError(f"no run in {output} yet; make one with: attnbench sweep")
-        return runs[-1]
+    if text in RECENT:
+        runs, back = runs_in(output), RECENT.index(text)
+        if len(runs) <= back:
+            raise StoreError(f"no {text} run in {output} yet; make one with: attnbench sweep")
+        return runs[-1 - back]
     candidates = (Path(text), output / text)
     for candidate in candidates:
         if os.path.exists(candidate / INFO):  # unlike Path.exists, False where a name is too long

@@ -98,13 +98,13 @@ for _name, _kind in {
     ),
     # The query's own position counts as one of the keys, as in Mistral's sliding window.
     "window": MaskKind(
-        doc="window:256: causal, the last 256 keys alone",
+        doc="window:256: a sliding window, causal: the last 256 keys alone",
         make=lambda width: Mask(before=width - 1, after=0),
         parameters={"width": Parameter()},
     ),
     # A prefix language model: Raffel et al. 2020 (arXiv 1910.10683), figure 4.
     "prefix": MaskKind(
-        doc="prefix:128: causal, but the first 128 keys are seen by all",
+        doc="prefix:128: causal, but the first 128 keys are seen by all (prefix LM)",
         make=lambda keys: Mask(after=0, prefix=keys),
         parameters={"keys": Parameter()},
     ),

@@ -142,7 +142,7 @@ for _name, _cache in {
     ),
     "shared": CacheTraits(
         doc="static, and every 2 of the --layers (shared:layers=4) read the keys and values of the"
-        " first of them",
+        " first (cross-layer attention)",
         parameters={"layers": Parameter(default=2, least=2)},
         ragged=True,
         reason=lambda case, values: (
@@ -152,7 +152,7 @@ for _name, _cache in {
         ),
     ),
     "sliding": CacheTraits(
-        doc="a ring of the last W tokens, for masks window:W: keys are out of order",
+        doc="a ring of the last W tokens, for sliding window:W masks: keys are out of order",
         keeps_window=True,
         places=lambda case, values: min(_places(case, values), case.batch * _window(case)),
         # In whatever order: one query sees all of them.
@@ -185,7 +185,7 @@ for _name, _cache in {
         beside_bytes=lambda case, values: 2 * case.batch * case.kv_heads * case.element_bytes,
     ),
     "latent": CacheTraits(
-        doc="a latent of rank=128 in place of k and v, absorbed by q and o (DeepSeek-V2)",
+        doc="a latent of rank=128 in place of k and v, absorbed by q and o (MLA, DeepSeek-V2)",
         parameters={"rank": Parameter(default=128)},
         ragged=True,
         key_bytes=lambda case: as_seen(case).head_dim * case.element_bytes,

@@ -77,7 +77,7 @@ for _name, _way in {
         },
     ),
     "mla": ProjectionTraits(
-        doc="k and v from a latent of each token (DeepSeek-V2), of rank=128",
+        doc="multi-head latent attention (DeepSeek-V2): k and v from a latent of rank=128",
         weights=lambda case, *, rank: {
             "wq": (case.heads * case.head_dim, case.model_width),
             "wdown": (rank, case.model_width),

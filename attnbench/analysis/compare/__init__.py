@@ -36,7 +36,7 @@ def compare(texts: Sequence[str], output: Path) -> list[Comparison]:
     if len(texts) < 2:
         raise UsageError(
             f"compare takes two or more runs or files, not {len(texts)}; runs: attnbench compare"
-            " OLD latest"
+            " previous latest"
         )
     first, *others = [read(text, output) for text in texts]
     return [_compared(first, other, [output, output / "history"]) for other in others]

@@ -88,7 +88,7 @@ class Source:
 
 
 def read(text: str, output: Path) -> Source:
-    """A run by folder, name or `latest`; a .json of pytest-benchmark; a .csv with units and source.
+    """A run as `find_run` takes it; a .json of pytest-benchmark; a .csv with units and source.
 
     Raises:
         StoreError: there is no such thing, it is damaged, or of another schema.

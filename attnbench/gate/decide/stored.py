@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from attnbench.base.files import make_folder, read, write_whole
+from attnbench.base.files import RECENT, make_folder, read, write_whole
 from attnbench.base.jsontext import decode, encode, sealed, unsealed
 from attnbench.base.registry import nearest
 from attnbench.errors import StoreError, UsageError
@@ -146,7 +146,7 @@ def keep_round(folder: Path, run: GateRun, found: Round) -> None:
 
 
 def load_gate(path: Path, output: Path = Path("results")) -> GateRun:
-    """Read a run: its file, its folder, its name in `output`, or `latest`.
+    """Read a run: its file, its folder, its name in `output`, or one of `RECENT`.
 
     Of a run that did not come to its end, the rounds that it kept.
 
@@ -172,14 +172,14 @@ def load_gate(path: Path, output: Path = Path("results")) -> GateRun:
 
 
 def find_gate(text: str, output: Path) -> Path:
-    """The `gate.json` of a run named by file, folder, name in `output`, or `latest`.
+    """The `gate.json` of a run named by file, folder, name in `output`, or one of `RECENT`.
 
     Raises:
         StoreError: there is no such run; the message names the nearest, or how to make one.
     """
     known = sorted(output.glob(f"*/{NAME}"))
-    if text == "latest" and known:
-        return max(known, key=_created)
+    if text in RECENT[: len(known)]:
+        return sorted(known, key=_created)[-1 - RECENT.index(text)]
     for path in (Path(text), output / text):
         for file in (path, path / NAME, path / ROUNDS):
             if os.path.isfile(file):  # unlike Path.is_file, False where a name is too long

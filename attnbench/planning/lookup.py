@@ -1,0 +1,78 @@
+"""What the name of a method, a model or a part stands for in the catalogue, and how to sweep it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from attnbench.base.parameters import base_name
+from attnbench.base.registry import nearest
+from attnbench.errors import UnknownNameError
+from attnbench.schema.messages import Catalogue
+
+TABLE = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+Answer = tuple[str, set[str], list[str]]  # a line on a name, its entries, commands to measure them
+
+
+def look_up(names: tuple[str, ...], catalogue: Catalogue) -> tuple[list[Answer], Catalogue]:
+    """What all names together stand for, else each by itself; the catalogue with that alone.
+
+    Raises:
+        UnknownNameError: nothing is called so; the message names the nearest.
+    """
+    try:
+        answers = [_answer(" ".join(names), catalogue)]
+    except UnknownNameError:
+        answers = [_answer(name, catalogue) for name in names]
+    kept = set().union(*(entries for _, entries, _ in answers))
+    rows = tuple(row for row in catalogue.implementations if row.name in kept)
+    families = {row.family: catalogue.families[row.family] for row in rows}
+    kinds = TABLE["kinds"].keys() - {"implementations"}
+    others = {k: {n: doc for n, doc in getattr(catalogue, k).items() if n in kept} for k in kinds}
+    return answers, replace(catalogue, implementations=rows, families=families, **others)
+
+
+def _answer(name: str, catalogue: Catalogue) -> Answer:
+    """By the table, else the entries of each kind that are called so, or whose doc has the word."""
+    plain, known = "".join(filter(str.isalnum, name.lower())), list[str]()
+    short = plain.removesuffix("attention") or plain  # not of docs: a ring is no ring attention
+    for aliases, (words, flags) in TABLE["names"].items():
+        known += (names := aliases.split(", "))
+        if {plain, short} & {"".join(filter(str.isalnum, alias)) for alias in names}:
+            given = [values.split(",") for values in flags.split()[1::2]]
+            entries = {base_name(text) for values in given for text in values[1:] or values}
+            return f"{name}: {words}", entries, _commands(flags)
+    entries, commands = set(), []
+    for kind, flags in TABLE["kinds"].items():
+        texts = {r.name: (f"{r.family} {r.name}", r.doc) for r in catalogue.implementations}
+        if kind != "implementations":
+            texts = {e: (f"{kind} {e}", doc) for e, doc in getattr(catalogue, kind).items()}
+        known += texts
+        called = [e for e, (text, _) in texts.items() if _has(text, short)]
+        if found := called or [e for e, (_, doc) in texts.items() if _has(doc, plain)]:
+            entries |= set(found)
+            every = (TABLE["entries"].get(entry) or flags.format(entry) for entry in found)
+            commands += _commands(" ".join(every))
+    if not entries:
+        hint = nearest(name.lower(), known)
+        raise UnknownNameError(f"nothing is called '{name:.60}'{hint}; see: attnbench list")
+    return name, entries, commands
+
+
+def _has(text: str, plain: str) -> bool:
+    """Whether a word of the text begins so, or several in a row."""
+    return bool(plain and re.search(r"(?<![^\W_])" + r"[\W_]*".join(plain), text, re.I))
+
+
+def _commands(flags: str) -> list[str]:
+    """A sweep of all that these flags say, one for each workload."""
+    values: dict[str, dict[str, None]] = {}
+    for flag, given in re.findall(r"(--\S+) (\S+)", flags):
+        values.setdefault(flag, {}).update(dict.fromkeys(given.split(",")))
+    values.setdefault("--impls", {"naive": None, "sdpa": None})
+    workloads = values.pop("--workload", {"attention": None})
+    rest = " ".join(f"{flag} {','.join(given)}" for flag, given in values.items())
+    return [f"attnbench sweep --workload {workload} {rest}" for workload in workloads]
