@@ -19,6 +19,7 @@ from attnbench.errors import UsageError
 from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.schema.case import Case
+from attnbench.schema.finding import Cost
 from attnbench.schema.record import Record
 from attnbench.theory.law import Law, parse
 from attnbench.theory.traits import TRAITS, kind_words
@@ -107,6 +108,9 @@ def _replicates_and_ends(record: Record) -> tuple[tuple[float, ...], times.Inter
     return (min(max(median(leasts), low), high),), (low, high)
 
 
+_COST_OF: dict[str, Cost] = {"time": "time", "flops_law": "flops", "memory": "workspace"}
+
+
 class Laws:
     """Declared laws by implementation; text that cannot be parsed is a problem and no law."""
 
@@ -114,7 +118,7 @@ class Laws:
         rows = run.info.get("implementations") or []
         self._rows: dict[str, dict[str, Any]] = {row["name"]: row for row in rows if "name" in row}
         self._known: dict[tuple[Any, ...], Law | None] = {}
-        self.problems: dict[str, str] = {}
+        self.problems: dict[tuple[str, Cost], str] = {}
 
     def of(self, impl: str, quantity: Literal["time", "flops", "memory"], case: Case) -> Law | None:
         """How a quantity grows in the case's workload: FLOPs as time unless declared apart.
@@ -132,7 +136,7 @@ class Laws:
             try:
                 core = parse(str(text)) if text else None
             except UsageError as err:
-                self.problems[impl] = f"{field}: {err}"
+                self.problems[impl, _COST_OF[field]] = f"{field}: {err}"
                 core = None
             if core:
                 traits = TRAITS.get(case.workload)
