@@ -49,10 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class LawFinding(Finding):
-    """A verdict on how a cost of an implementation grows along an axis.
-
-    A model of several terms has no one axis, and what is said of a whole run no implementation.
-    """
+    """A verdict on growth; a model has no one axis, a finding on a whole run none of the four."""
 
     impl: str | None = None
     workload: str | None = None

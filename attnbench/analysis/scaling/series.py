@@ -26,6 +26,7 @@ from attnbench.theory.traits import TRAITS, kind_words
 
 OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
 _PEAK = "memory_peak_bytes"
+_COST_OF: dict[str, Cost] = {"time": "time", "flops_law": "flops", "memory": "workspace"}
 MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer than the fits
 
 
@@ -106,9 +107,6 @@ def _replicates_and_ends(record: Record) -> tuple[tuple[float, ...], times.Inter
         highs.append(times.least_wall_us(samples))
     low, high = sorted((max(lows), min(highs)))
     return (min(max(median(leasts), low), high),), (low, high)
-
-
-_COST_OF: dict[str, Cost] = {"time": "time", "flops_law": "flops", "memory": "workspace"}
 
 
 class Laws:
