@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -77,12 +76,16 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(flags: Path) -> Iterator[Any]:
     """A cluster with one CPU, on node a."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
     own = NODE | {"node_name": "a", "env_vars": {"TEST_NODE": "a", "TEST_FLAGS": str(flags)}}
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # sockets in it have short names
-        made = Cluster(initialize_head=True, head_node_args=own | {"temp_dir": folder})
+    with (  # a socket's path is short, and the cluster's address has a folder, whatever TMPDIR is
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", folder)
+        made = Cluster(initialize_head=True, head_node_args=own)
         yield made
         made.shutdown()
 
