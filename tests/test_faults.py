@@ -98,8 +98,9 @@ def broken_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """A sweep of all of them, each in two processes."""
     folder = tmp_path_factory.mktemp("broken")
     (folder / "broken.py").write_text(BROKEN)
-    args = ("--impl", "broken.py", "--impls", "naive", "--seq-lens", "16,24", "--processes", 2)
-    ran = run_attnbench("sweep", *args, *TINY, "--threads", "1", "--name", "r", cwd=folder)
+    cells = ("--impl", "broken.py", "--impls", "naive", "--seq-lens", "16,24", "--processes", 2)
+    args = (*cells, *TINY, "--threads", 1, "--ceilings", "fresh", "--name", "r")
+    ran = run_attnbench("sweep", *args, cwd=folder)
     assert ran.returncode == 1  # as there are incorrect rows
     assert "incorrect: writes (1 cell): " in ran.stdout
     assert "broken.py changed the default dtype; restored" in ran.stderr
