@@ -87,11 +87,17 @@ def sweep(
         settings=chosen,
         output=Path(output),
         name=name,
-        options=dict(axes),
+        options=_typed({**(settings or {}), "files": files or None, **axes}),
     )
     path = start(request, Listener())
     assert path is not None
     return load(path)
+
+
+def _typed(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings and axes as the options of `attnbench sweep` would be stored."""
+    found = {name.removesuffix("_s"): v for name, v in given.items() if v is not None}
+    return found | ({"no_prune": True} if found.pop("prune", True) is False else {})
 
 
 def _plain(axis: str, value: Any) -> Any:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,18 +37,15 @@ hypothesis.settings.register_profile(
     "busy", deadline=None
 )  # no test depends on the machine's speed
 hypothesis.settings.load_profile("busy")
+# What sweeps keep for later ones (ceilings of the machine): tests neither find nor leave any.
+_CACHE = tempfile.TemporaryDirectory(prefix="attnbench-cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 os.environ.pop("COLUMNS", None)  # xdist sets it; tests read tables that are not wrapped
 
 # A shell starts what it runs in the background with interrupts ignored, and so would every process
 # that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Of its own: what is measured beside other tests serves no later sweep of this user's."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

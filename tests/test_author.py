@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnbench
+from attnbench.analysis import doubts
 from attnbench.api import IMPLEMENTATIONS, loader
+from attnbench.cli.sweep import sweep
 from attnbench.errors import UnknownNameError, UsageError
+from attnbench.execution.store import load_run
 
 # The example of the design, with a body.
 MINE = """\
@@ -173,6 +177,12 @@ def test_sweep_and_load_return_the_same_table(mine: Path, tmp_path: Path) -> Non
     assert set(table["status"]) == {"ok"}
     assert attnbench.load("r", output=tmp_path).equals(table)
     assert attnbench.load(tmp_path / "r").equals(table)
+    proposed = doubts.remedy(load_run(tmp_path / "r"), table)
+    words = shlex.split(proposed.partition("attnbench sweep ")[2])
+    typed = sweep.make_context("sweep", words).params
+    assert typed["files"] == (str(mine),)
+    assert (typed["device"], typed["impls"], typed["heads"]) == ("cpu", ("naive",), (2,))
+    assert typed["max_time"] == pytest.approx(0.03)
 
 
 @pytest.mark.usefixtures("imagined_worker")

@@ -114,7 +114,7 @@ def test_the_id_of_a_line_is_that_of_its_case(tmp_path: Path, schema: int) -> No
 
 def test_a_record_that_was_not_planned_is_refused(tmp_path: Path) -> None:
     path = small(tmp_path)
-    with RunWriter.reopen(path) as writer:
+    with RunWriter(path) as writer:
         writer.append(synthetic.ok(Case(seq_len=64), "sdpa"))
     with pytest.raises(StoreError, match="line 5: the plan of the run has no such cell"):
         load_run(path)
@@ -153,7 +153,8 @@ def test_what_a_line_was_cut_off_is_measured_anew(tmp_path: Path) -> None:
     path = small(tmp_path)
     (path / RECORDS).write_bytes((path / RECORDS).read_bytes()[:-1])
     assert load_run(path).torn
-    RunWriter.reopen(path).close()
+    with RunWriter(path) as writer:
+        writer.cut_torn()
     assert not load_run(path).torn
 
 
@@ -163,7 +164,7 @@ def test_records_are_never_appended_through_a_link(tmp_path: Path) -> None:
     (path / RECORDS).symlink_to(target)
     before = target.read_bytes()
     with pytest.raises(StoreError, match="is a symbolic link, through which nothing is written"):
-        RunWriter.reopen(path)
+        RunWriter(path)
     assert target.read_bytes() == before
 
 

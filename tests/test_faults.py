@@ -98,9 +98,9 @@ def broken_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """A sweep of all of them, each in two processes."""
     folder = tmp_path_factory.mktemp("broken")
     (folder / "broken.py").write_text(BROKEN)
-    cells = ("--impl", "broken.py", "--impls", "naive", "--seq-lens", "16,24", "--processes", 2)
-    args = (*cells, *TINY, "--threads", 1, "--ceilings", "fresh", "--name", "r")
-    ran = run_attnbench("sweep", *args, cwd=folder)
+    args = ("--impl", "broken.py", "--impls", "naive", "--seq-lens", "16,24", "--processes", 2)
+    more = ("--threads", "1", "--ceilings", "fresh", "--name", "r")
+    ran = run_attnbench("sweep", *args, *TINY, *more, cwd=folder)
     assert ran.returncode == 1  # as there are incorrect rows
     assert "incorrect: writes (1 cell): " in ran.stdout
     assert "broken.py changed the default dtype; restored" in ran.stderr
@@ -322,7 +322,7 @@ def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
     for part in load_run(run).parts:
         if (status := fates.get(part.cell.case.seq_len)) and part.process == processes - 1:
             failed = synthetic.failed(part.cell.case, "naive", status, "killed")
-            with RunWriter.reopen(run) as writer:
+            with RunWriter(run) as writer:
                 writer.append(dataclasses.replace(failed, process=part.process))
 
     def statuses() -> dict[int, str]:

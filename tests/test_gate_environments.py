@@ -223,6 +223,27 @@ def test_an_environment_of_requirements_is_built_once_and_anew_when_they_change(
     assert build_environment(f"old={file}", told.append).python != first.python
 
 
+def test_what_requirements_leave_open_is_said_of_a_kept_environment_and_refreshed(
+    tmp_path, monkeypatch, cli: Cli, assert_refused
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(subprocess, "run", pip := _Pip())
+    file, told = tmp_path / "new.txt", list[str]()
+    file.write_text(
+        "# torch\n--extra-index-url https://x\ntorch\nnumpy>=2 ; python_version > '3.8'  # why\n"
+        "scipy==1.*\npandas==3.1.1 --hash=sha256:00\nrich==15; python_version > '3'\n"
+        "mine @ https://x/mine.whl\n-r more.txt\n"
+    )
+    build_environment(f"new={file}", told.append)
+    assert len(told) == 1, "it has just been installed"
+    build_environment(f"new={file}", told.append)
+    assert len(pip.commands) == 2
+    assert "pins no version of torch, numpy>=2, scipy==1.*, -r more.txt; --refresh" in told[1]
+    build_environment(f"new={file}", told.append, refresh=True)
+    assert len(pip.commands) == 4
+    assert_refused(cli("gate", "--python", str(file), "--refresh"), "--refresh goes with --env")
+
+
 def test_what_pip_cannot_install_is_one_line_with_its_log_and_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(subprocess, "run", _Pip(fails=True))
@@ -281,6 +302,17 @@ def test_too_few_or_too_many_environments_are_one_line(tmp_path, cli: Cli, asser
     assert_refused(cli("gate", *one, "--env", "old=none.txt"), "no file none.txt")
 
 
+def outcome(*verdicts: Verdict) -> Outcome:
+    """Of the first cells, one each."""
+    codes = {"regressed": ExitCode.FINDING, "inconclusive": ExitCode.INCONCLUSIVE}
+    cells = zip(CELLS, verdicts, strict=False)
+    return Outcome(
+        rows=tuple(Row(cell=cell, verdict=verdict, reason="") for cell, verdict in cells),
+        controls=Controls(found=True), words="",
+        exit_code=next((code for v, code in codes.items() if v in verdicts), ExitCode.OK),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("first_bad", range(1, 6))
 def test_a_bisection_finds_the_first_environment_that_is_slower(monkeypatch, capsys, first_bad):
     asked = list[int]()
@@ -298,13 +330,39 @@ def test_a_bisection_finds_the_first_environment_that_is_slower(monkeypatch, cap
     assert len(asked) <= 4
 
 
-def test_a_bisection_that_meets_something_open_says_between_which_it_lies(monkeypatch, capsys):
+UNSEEN = (Controls(found=False), Controls(untrusted="it was busy"))
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        outcome("inconclusive"),
+        outcome("inconclusive", "regressed"),  # another cell: of the suspect nothing is known
+        outcome("not comparable", "regressed"),
+        *(replace(outcome("ok", "regressed"), controls=controls) for controls in UNSEEN),
+        replace(outcome("regressed"), controls=UNSEEN[1], exit_code=ExitCode.ENVIRONMENT),
+    ],
+)
+def test_a_bisection_that_meets_an_open_suspect_says_between_which_it_lies(
+    monkeypatch, capsys, middle
+):
     def compared(options, both):
-        return outcome("inconclusive" if int(both[1].name) == 2 else "regressed")
+        return middle if int(both[1].name) == 2 else outcome("regressed", "ok")
 
     assert bisected(monkeypatch, compared) == ExitCode.INCONCLUSIVE
-    assert "worse after torch 2.0" in (out := capsys.readouterr().out)
-    assert "by torch 2.5" in out
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "worse since somewhere between torch 2.0, Python 3.11 (0) and torch 2.5, Python 3.11 (5):"
+        " undecided at torch 2.2, Python 3.11 (2); rerun"
+    )
+
+
+def test_a_bisection_goes_on_where_another_cell_than_the_suspect_is_worse(monkeypatch, capsys):
+    def compared(options, both):
+        return outcome(*(("regressed", "ok"), ("ok", "regressed"))[int(both[1].name) < 4])
+
+    assert bisected(monkeypatch, compared) == ExitCode.FINDING
+    assert capsys.readouterr().out.startswith("worse since torch 2.4, Python 3.11 (4), not yet in")
 
 
 def test_a_bisection_in_which_nothing_is_slower_ends_as_its_first_comparison(monkeypatch):
@@ -319,14 +377,6 @@ def bisected(monkeypatch, compared: Any) -> ExitCode:
     ]
     found: ExitCode = command._bisected({"name": "run"}, made)
     return found
-
-
-def outcome(verdict: Verdict) -> Outcome:
-    codes = {"ok": ExitCode.OK, "regressed": ExitCode.FINDING}
-    return Outcome(
-        rows=(Row(cell=CELLS[0], verdict=verdict, reason=""),), controls=Controls(),
-        exit_code=codes.get(verdict, ExitCode.INCONCLUSIVE), words="",
-    )  # fmt: skip
 
 
 def test_how_environments_differ_is_said_libraries_first_and_lone_packages_are_counted():

@@ -1,46 +1,216 @@
-"""Ceilings kept for later sweeps in the user's cache folder, where there is one."""
+"""Ceilings that a sweep keeps for later ones: who believes them, and what becomes of bad ones."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attnbench.execution.ceilings import keep, recalled
+from attnbench.base.jsontext import sealed
+from attnbench.errors import StoreError
+from attnbench.execution import ceilings, runner
+from attnbench.execution.process import Settings
+from attnbench.execution.runner import LocalRunner
+from attnbench.planning.plan import Job
+from attnbench.schema.case import Case
+from attnbench.schema.messages import CellMeasured
+from tests import synthetic
 
-FACTS: dict[str, Any] = {"device": "cpu", "device_name": "Some CPU"}
+CASE = Case(seq_len=256)
+ASKED = (["float32"], [1]), "90%"
+# A large matmul at 0.1 TFLOP/s: a cell at more than three times that is beyond it.
+SLOW, FAST = 0.1, 100.0
 
 
-def found(age: timedelta = timedelta(hours=1)) -> dict[str, Any]:
-    measured = (datetime.now(UTC) - age).isoformat()
-    return {"1": {"measured": measured, "read_gbps": 9.0, "matmul_tflops": {"float32": 0.1}}}
+def measured(tflops: float, days_ago: float = 0.0) -> dict[str, Any]:
+    when = datetime.now(UTC) - timedelta(days=days_ago)
+    return {
+        "matmul_tflops": {"float32": tflops}, "read_gbps": 10.0, "cache_bytes": 2**30,
+        "measured": when.isoformat(timespec="seconds"),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize(("age_h", "recalls"), [(1, True), (25, False), (-1, False)])
-def test_ceilings_of_the_last_day_are_recalled_and_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_h: int, recalls: bool
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "attnbench" / "ceilings"
+
+
+@pytest.fixture
+def sweep(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Two jobs of a cell each at 1 TFLOP/s, with a cache: what is known of the machine after it."""
+
+    class Supervised:
+        def __init__(self, runner: object, cases: list[Case], *_: object, **__: object) -> None:
+            self.cases, self.retried = cases, dict[Any, str]()
+
+        def run(self, keys: list[Any]) -> Iterator[Any]:
+            for index, impl in keys:
+                record = synthetic.timed(self.cases[index], impl, [100.0] * 9, flops_executed=10**8)
+                yield (index, impl), CellMeasured(index, record)
+
+    monkeypatch.setattr(runner, "Supervision", Supervised)
+
+    def swept(tflops: float = FAST, facts: Any = synthetic.CPU, **settings: Any) -> dict[str, Any]:
+        done, warned = list[object](), list[str]()
+
+        def found(*_: object) -> dict[str, Any]:
+            done.append("ceilings")
+            return measured(tflops)
+
+        monkeypatch.setattr(LocalRunner, "ceilings", found)
+        running = LocalRunner(Settings(device="cpu", **settings))
+        running.environments, running.warned = {"a": facts}, warned.append
+        running.limits = ASKED[0]
+        for record in running.run([Job(groups=(((CASE, (name,)),),)) for name in ("x", "y")]):
+            done.append(record.cell.impl)
+        return {"done": done, "warned": warned, **running.environments["a"].get("ceilings", {})}
+
+    return swept
+
+
+def test_ceilings_are_measured_after_the_first_times_and_not_again_the_day_after(
+    sweep: Callable[..., dict[str, Any]],
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
-    warnings: list[str] = []
-    keep(found(timedelta(hours=age_h)), FACTS, "float32", warnings.append)
-    again = recalled(FACTS, "float32", warnings.append)
-    assert again.get("ceilings", {}).get("cached", False) == recalls
-    assert recalled(FACTS | {"device_name": "another"}, "float32", warnings.append).keys() == {
-        *FACTS
-    }
-    assert [text for text in warnings if "from the future" not in text] == []
+    first = sweep()
+    assert first["done"] == ["x", "ceilings", "y"]
+    again = sweep()
+    assert again["done"] == ["x", "y"]
+    assert (again["1"], again["cached"]) == (first["1"], True)
+    assert "cached" not in first
+    assert again["warned"] == first["warned"] == []
 
 
-def test_a_home_that_cannot_be_written_costs_one_line_and_no_sweep(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("how", "times"), [("fresh", 1), ("none", 0)])
+def test_they_are_measured_anew_or_not_at_all_where_that_is_asked_for(
+    sweep: Callable[..., dict[str, Any]], how: str, times: int
 ) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/dev/null/none")
-    warnings: list[str] = []
-    keep(found(), FACTS, "float32", warnings.append)
-    assert recalled(FACTS, "float32", warnings.append) == FACTS
-    (line,) = warnings
-    assert "not kept for later sweeps" in line
-    assert "\n" not in line
+    sweep()
+    assert sweep(ceilings=how)["done"].count("ceilings") == times
+
+
+def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspect(
+    sweep: Callable[..., dict[str, Any]],
+) -> None:
+    assert sweep(SLOW)["done"] == ["x", "ceilings", "y"]
+    facts = ceilings.recalled(dict(synthetic.CPU), ASKED, print)
+    record = synthetic.timed(CASE, "x", [100.0] * 9, flops_executed=10**8)
+    assert ceilings.exceeded(record, facts)
+    found = sweep(FAST)
+    assert found["done"] == ["x", "ceilings", "y"], "once, and then they are this run's own"
+    assert found["1"]["matmul_tflops"]["float32"] == FAST
+    assert "cached" not in found
+    assert sweep()["1"]["matmul_tflops"]["float32"] == FAST, "kept in place of the others"
+
+
+OTHERS: dict[str, Any] = {
+    "another machine": {"facts": synthetic.CPU | {"device_name": "other"}},
+    "another torch": {"facts": synthetic.CPU | {"torch": "2.14.0"}},
+    "other instructions": {"facts": synthetic.CPU | {"thread_env": {"ATEN_CPU_CAPABILITY": "x"}}},
+    "less memory": {"memory_limit": "1GB"},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_those_of_other_circumstances_are_not_believed(
+    sweep: Callable[..., dict[str, Any]], other: dict[str, Any]
+) -> None:
+    sweep()
+    found = sweep(**other)
+    assert (found["done"].count("ceilings"), found["warned"]) == (1, [])
+
+
+def test_after_a_restart_they_are_measured_again(
+    sweep: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A virtual machine may be on another host then."""
+    (tmp_path / "boot").write_text("one")
+    monkeypatch.setattr(ceilings, "_BOOT", tmp_path / "boot")
+    sweep()
+    (tmp_path / "boot").write_text("two")
+    assert sweep()["done"].count("ceilings") == 1
+
+
+def rewritten(**changes: Any) -> Callable[[bytes], str]:
+    def change(data: bytes) -> str:
+        kept = {k: v for k, v in json.loads(data).items() if k in ("name", "ceilings")}
+        return sealed(json.dumps(kept | changes))
+
+    return change
+
+
+SPOILT: dict[str, tuple[Callable[[bytes], Any], str]] = {
+    "garbage": (lambda data: b"\x00\xff{", "is not used, the machine's ceilings are measured"),
+    "empty": (lambda data: b"", "is not used"),
+    "cut off": (lambda data: data[:-9], "is not used"),
+    "a changed byte": (lambda data: data.replace(b"10.0", b"99.0"), "is not used"),
+    "another machine's": (rewritten(name="0123456789abcdef"), "of another machine"),
+    "nothing": (rewritten(ceilings={}), "is not used"),
+    "no table": (rewritten(ceilings={"1": 3}), "is not used"),
+    "no date": (rewritten(ceilings={"1": measured(1.0) | {"measured": "soon"}}), "is not used"),
+    "the future": (rewritten(ceilings={"1": measured(1.0, days_ago=-1)}), "from the future"),
+    "old": (rewritten(ceilings={"1": measured(1.0, days_ago=1.01)}), ""),
+}
+
+
+@pytest.mark.parametrize(("spoil", "says"), SPOILT.values(), ids=SPOILT)
+def test_a_file_that_cannot_be_right_costs_a_line_and_the_measurement(
+    sweep: Callable[..., dict[str, Any]], cache: Path, spoil: Callable[[bytes], Any], says: str
+) -> None:
+    first = sweep()
+    (file,) = cache.iterdir()
+    changed = spoil(file.read_bytes())
+    file.write_bytes(changed if isinstance(changed, bytes) else changed.encode())
+    found = sweep()
+    assert (found["done"].count("ceilings"), found["1"]) == (1, first["1"] | found["1"])
+    assert len(found["warned"]) == bool(says)
+    assert says in "".join(found["warned"])
+    assert sweep()["done"] == ["x", "y"], "it was replaced"
+
+
+def no_space(file: Path, text: str) -> None:
+    raise StoreError(f"cannot write {file} (No space left on device)")
+
+
+def no_folder(path: Path, *_: object, **__: object) -> None:
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize(
+    ("target", "fault", "says"),
+    [
+        ("attnbench.execution.ceilings.write_whole", no_space, "No space left on device"),
+        ("pathlib.Path.mkdir", no_folder, "Permission denied"),
+        ("pathlib.Path.home", no_home, "home directory"),
+    ],
+)
+def test_where_nothing_can_be_kept_a_line_says_so_and_the_run_goes_on(
+    sweep: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch,
+    target: str, fault: Any, says: str,
+) -> None:  # fmt: skip
+    if fault is no_home:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(target, fault)
+    for _ in range(2):
+        found = sweep()
+        assert found["done"] == ["x", "ceilings", "y"]
+        (line,) = found["warned"]
+        assert line.startswith("the machine's ceilings are not kept for later sweeps: ")
+        assert says in line
+
+
+def test_what_could_not_be_measured_is_not_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"1": measured(1.0) | {"read_gbps": None}}
+    ceilings.keep(found, dict(synthetic.CPU), ASKED, print)
+    assert not os.path.exists(cache)

@@ -422,6 +422,16 @@ def test_the_command_shows_the_difference_and_names_the_page_and_what_is_bundled
     assert "a/mine.py" in zipfile.ZipFile("p.zip").namelist()
 
 
+def test_files_of_one_name_are_bundled_under_names_of_their_own(profiled):
+    Path("other").mkdir()
+    Path("other/mine.py").write_text("# another")
+    done = profiled("naive --impl mine.py --impl other/mine.py --name p --bundle p.zip")
+    assert "your mine.py, mine-2.py)" in done.output
+    with zipfile.ZipFile("p.zip") as bundle:
+        assert [bundle.read(name) for name in ("mine.py", "mine-2.py")] == [b"# mine", b"# another"]
+        assert b"--impl mine.py --impl mine-2.py" in bundle.read("repro.sh")
+
+
 def test_one_implementation_has_its_table_and_a_page(profiled):
     done = profiled("naive --name p --bundle p.zip")
     assert done.exit_code == 0, done.output

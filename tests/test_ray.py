@@ -79,12 +79,13 @@ def cluster(flags: Path) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     own = NODE | {"node_name": "a", "env_vars": {"TEST_NODE": "a", "TEST_FLAGS": str(flags)}}
-    with (  # a socket's path is short, and the cluster's address has a folder, whatever TMPDIR is
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        # Sockets in it have short names, and no umlauts.
         tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,
-        pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_TMPDIR", folder)
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.setenv("RAY_TMPDIR", folder)  # a `temp_dir` is not where Ray leaves its address
         made = Cluster(initialize_head=True, head_node_args=own)
         yield made
         made.shutdown()
@@ -244,14 +245,16 @@ class Actor:
 
     def __init__(self, node: str, behaviour: Any) -> None:
         self.node, self.behaviour, self.asked = node, behaviour, list[Any]()
+        self.suspects = list[dict[Any, str]]()
         self.open = SimpleNamespace(remote=self._open)
         self.begin = SimpleNamespace(remote=self._begin)
 
     def _open(self, place: int) -> Any:
         yield lambda: ({self.node: {"device_name": self.node}}, 0.5, 0.0)
 
-    def _begin(self, job: Job, limits: Any) -> Any:
+    def _begin(self, job: Job, limits: Any, suspects: dict[Any, str]) -> Any:
         self.asked.append(limits)
+        self.suspects.append(suspects)
         for cell in job.cells():
             record = synthetic.ok(cell.case, cell.impl)
             own = replace(record, environment=self.node, process=job.process)
@@ -297,7 +300,7 @@ GROUPS = [((Case(seq_len=n), ("naive", "sdpa")),) for n in (16, 32, 64, 128)]
 
 
 def run_on_fake(
-    behaviour: Any, planned_on: str = "", **given: Any
+    behaviour: Any, planned_on: str = "", taken: Any = iter, **given: Any
 ) -> tuple[list[Record], Ray, list[str]]:
     warnings: list[str] = []
     listener = Listener()
@@ -309,8 +312,8 @@ def run_on_fake(
         runner._ray.names = planned_on
         runner.start()
         runner._ray.names = "ab"
-    jobs = [Job(groups=tuple(GROUPS), process=process) for process in (0, 1)]
-    return list(runner.run(jobs)), runner._ray, warnings
+    jobs = [Job(groups=(group,), process=process) for process in (0, 1) for group in GROUPS]
+    return list(runner.run(taken(jobs))), runner._ray, warnings
 
 
 def test_a_case_stays_on_its_device_in_all_of_its_processes() -> None:
@@ -319,6 +322,47 @@ def test_a_case_stays_on_its_device_in_all_of_its_processes() -> None:
     assert {r.environment for r in records} == {"a", "b"}
     cases = {r.cell.case.case_id for r in records}
     assert len({(r.cell.case.case_id, r.environment) for r in records}) == len(cases) == 4
+
+
+def test_jobs_are_taken_as_slots_come_free_also_where_cases_live_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """--max-total-time decides when a job is taken: all of them at once would all be admitted.
+
+    Here b joins for the second pass, of which every case lives on a.
+    """
+    begun, ahead, nodes = set[Any](), list[int](), Ray.nodes
+
+    def joining(fake: Ray) -> list[dict[str, Any]]:
+        fake.names = "ab" if len(begun) >= len(GROUPS) else "a"
+        return nodes(fake)
+
+    monkeypatch.setattr(Ray, "nodes", joining)
+    monkeypatch.setattr(cluster_module, "_LOOK_S", 0.0)
+
+    def taken(jobs: list[Job]) -> Iterator[Job]:
+        for number, job in enumerate(jobs):
+            ahead.append(number - len(begun))
+            yield job
+
+    def behaviour(node: str, cell: Cell) -> None:
+        begun.add((cell.case.case_id, cell in begun_before))
+        begun_before.add(cell)
+
+    begun_before = set[Cell]()
+    records, *_ = run_on_fake(behaviour, taken=taken)
+    assert len(records) == 16
+    assert len(ahead) == 8
+    assert max(ahead) <= 2, "those that wait for a slot, one for each"
+
+
+def test_what_is_tried_once_more_is_known_to_the_slot_that_tries_it() -> None:
+    """Which then isolates it, and waits for late harm."""
+    key = GROUPS[1][0][0].case_id, "sdpa"
+    _, found, _ = run_on_fake(lambda *_: None, suspects={key: "crashed: by a signal"})
+    seen = [suspects for actor in found.actors for suspects in actor.suspects]
+    assert seen.count({key: "crashed: by a signal"}) == 2, "in both processes of its case"
+    assert seen.count({}) == 6
 
 
 def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end() -> None:

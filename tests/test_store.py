@@ -1,10 +1,13 @@
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
 
+from attnbench.base.files import make_folder
 from attnbench.base.jsontext import sealed
 from attnbench.errors import StoreError
 from attnbench.execution.store import RunWriter, find_run, load_run
@@ -108,7 +111,8 @@ def test_a_run_killed_in_mid_write_loads_and_continues(writer, cut):
     file = writer.path / "records.jsonl"
     file.write_bytes(file.read_bytes()[:-cut])
     assert load_run(writer.path).records == [record()]
-    with RunWriter.reopen(writer.path) as again:
+    with RunWriter(writer.path) as again:
+        again.cut_torn()
         again.append(record(256))
     assert load_run(writer.path).records == [record(), record(256)]
 
@@ -126,6 +130,15 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(writer):
 def test_a_name_is_taken_once(writer):
     with pytest.raises(StoreError, match="exists"):
         RunWriter.create(writer.path.parent, "r", {})
+
+
+def test_unnamed_runs_that_begin_in_the_same_moment_have_folders_of_their_own(
+    tmp_path, monkeypatch
+):
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+    monkeypatch.setattr("attnbench.base.files.datetime", SimpleNamespace(now=lambda _: moment))
+    names = [make_folder(tmp_path, None, "gate-").name for _ in range(3)]
+    assert names == [f"gate-20260102-030405-678{more}" for more in ("", "-2", "-3")]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "latest", "x" * 101, "a\nb", "-x"])
@@ -174,9 +187,9 @@ def test_a_record_with_numbers_that_cannot_be_is_refused(part, change):
 
 def test_two_sweeps_never_write_to_one_run(writer):
     with pytest.raises(StoreError, match="another sweep"):
-        RunWriter.reopen(writer.path)
+        RunWriter(writer.path)
     writer.close()
-    RunWriter.reopen(writer.path).close()
+    RunWriter(writer.path).close()
 
 
 def test_the_records_of_a_cells_processes_are_one_record_when_loaded(writer):

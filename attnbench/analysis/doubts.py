@@ -52,7 +52,7 @@ def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
     if (full := float(timed["full_speed_share"].mean())) < FULL_SPEED_SHARE:
         causes.append(
             f"cores ran at their full speed only {100 * full:.0f} % of the time (a low clock, or"
-            " another tenant's work on the same core)"
+            " another tenant's work on the same core; column core_speeds)"
         )
     if causes:
         cause = " and ".join(causes)

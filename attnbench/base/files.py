@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import re
 import shutil
@@ -40,12 +41,18 @@ def make_folder(output: Path, name: str | None, prefix: str = "", instead: str =
         StoreError: the name is taken (`instead` says what else to do) or is not a plain folder
             name, or nothing can be written.
     """
-    if name is None:
-        name = prefix + datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    path = output / check_name(name)
+    stamp = prefix + datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    path = output / check_name(stamp if name is None else name)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        path.mkdir()
+        for again in itertools.count(2):
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:
+                if name is not None:
+                    raise
+                path = output / f"{stamp}-{again}"  # another began in the same millisecond
     except OSError as err:
         if isinstance(err, FileExistsError) and output.is_dir():
             taken = f"a run named '{name}' exists in {output}; choose another --name{instead}"

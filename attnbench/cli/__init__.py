@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import os
 import sys
 import tempfile
 import traceback
@@ -21,7 +20,7 @@ from attnbench.cli.doctor import doctor
 from attnbench.cli.gate import gate
 from attnbench.cli.history import history
 from attnbench.cli.merge import merge
-from attnbench.cli.options import OneLineError
+from attnbench.cli.options import OneLineError, silence
 from attnbench.cli.profile import profile
 from attnbench.cli.runs import export, list_, report
 from attnbench.cli.sweep import sweep
@@ -53,7 +52,7 @@ class Commands(click.Group):
                     sys.stdout.flush()  # what cannot be written is noticed here, not at exit
                 return result
         except BrokenPipeError:  # `attnbench export RUN | head`
-            _drop_output()
+            silence(sys.stdout)
             # Where the exit code is a verdict, none was given: as a shell reports SIGPIPE.
             ctx.exit(ExitCode.OK if ctx.invoked_subcommand in _DATA else ExitCode.NO_READER)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -62,7 +61,7 @@ class Commands(click.Group):
             ctx.exit(ExitCode.INTERRUPTED)
         except Exception as err:
             if isinstance(err, OSError) and err.errno == errno.ENOSPC:
-                _drop_output()
+                silence(sys.stdout)
                 raise OneLineError(f"cannot write the output ({err.strerror})") from err
             raise _defect(err) from err
 
@@ -78,12 +77,6 @@ def _defect(err: Exception) -> click.ClickException:
         where = f"please report it, and attach {file}"
     what = traceback.format_exception_only(err)[-1].strip()[:200]
     return OneLineError(f"internal error: {what}; {where}", ExitCode.DEFECT)
-
-
-def _drop_output() -> None:
-    """Let what is still buffered go nowhere, or Python would complain of it at exit."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

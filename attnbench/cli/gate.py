@@ -51,6 +51,8 @@ _GATE: Rows = (
      " candidate's. Each needs torch ≥ 2.4 and Python ≥ 3.11. Repeatable."),
     ("--env requirements", {"multiple": True, "metavar": "NAME=FILE"},
      "As --python, of an environment that pip builds from requirements, and keeps. Repeatable."),
+    ("--refresh", {"is_flag": True},
+     "With --env: let pip install the requirements anew, where they leave versions open."),
     ("--bisect", {"is_flag": True},
      "Of more than two environments, oldest first: which is the first that is slower?"),
     impl_files("A file of the repository whose implementations are watched."),
@@ -153,7 +155,10 @@ def _environments(options: dict[str, Any]) -> list[Callable[[], Environment]]:
             say(words, err=True)
 
     found = [partial(find_environment, text) for text in options["pythons"]]
-    found += [partial(build_environment, text, tell) for text in options["requirements"]]
+    built = partial(build_environment, say=tell, refresh=options["refresh"])
+    found += [partial(built, text) for text in options["requirements"]]
+    if options["refresh"] and not options["requirements"]:
+        raise UsageError("--refresh goes with --env, which names the requirements to install anew")
     if options["bisect"] and len(found) < 3:
         raise UsageError("--bisect needs three environments or more, oldest first: --python, --env")
     if len(found) not in (0, 2) and not options["bisect"]:
@@ -178,26 +183,28 @@ def _bisected(options: dict[str, Any], environments: list[Callable[[], Environme
         named = options["name"] and f"{options['name']}-{index + 1}"
         return _compared(options | {"name": named}, (environments[0](), environments[index]()))
 
-    def worse(outcome: Outcome) -> set[tuple[str, str]]:
-        return {row.cell.key for row in outcome.rows if row.verdict in ("incorrect", "regressed")}
+    def those(outcome: Outcome, *verdicts: str) -> set[tuple[str, str]]:
+        return {row.cell.key for row in outcome.rows if row.verdict in verdicts}
 
     last = compared(len(environments) - 1)
-    if not (suspects := worse(last)):
+    if last.exit_code != ExitCode.FINDING:
         return last.exit_code
+    suspects = those(last, "incorrect", "regressed")
     before, since = 0, len(environments) - 1
     while since - before > 1:
         middle = (before + since) // 2
         outcome = compared(middle)
-        if worse(outcome) & suspects:
+        seen = outcome.controls.untrusted is None and outcome.controls.found is not False
+        worse = those(outcome, "incorrect", "regressed") & suspects
+        if worse and outcome.exit_code == ExitCode.FINDING:
             since = middle
-        elif outcome.exit_code in (ExitCode.OK, ExitCode.FINDING):
+        elif seen and suspects <= those(outcome, "ok", "improved"):
             before = middle
-        else:
-            after, by = environments[before]().label, environments[since]().label
-            say(
-                f"inconclusive: worse after {after}, by {by} at the latest; raise --budget or rerun"
-            )
-            return outcome.exit_code
+        else:  # whatever became of other cells
+            after, by, open_ = (environments[i]().label for i in (before, since, middle))
+            say(f"worse since somewhere between {after} and {by}: undecided at {open_}; rerun, or"
+                " raise --budget")  # fmt: skip
+            return ExitCode.INCONCLUSIVE
     say(f"worse since {environments[since]().label}, not yet in {environments[before]().label}")
     return ExitCode.FINDING
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -57,7 +58,21 @@ def wrapped(text: str, *, err: bool = False, hang: int = 2) -> str:
 
 def say(text: str, *, err: bool = False, fg: str | None = None, hang: int = 2) -> None:
     """Print a line for people; what is to be copied, such as a command, is printed by click."""
-    click.secho(wrapped(plain(text), err=err, hang=hang), err=err, fg=fg)
+    try:
+        click.secho(wrapped(plain(text), err=err, hang=hang), err=err, fg=fg)
+    except OSError:
+        if not err:
+            raise
+        silence(sys.stderr)
+
+
+def silence(stream: Any) -> None:
+    """Let what is still written to a stream go nowhere: nobody reads it, or its disk is full.
+
+    What is left in its buffer would otherwise raise at exit, and change the exit code.
+    """
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class OneLineError(click.ClickException):

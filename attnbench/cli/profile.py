@@ -91,8 +91,10 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
             if sys.stderr.isatty():
                 click.echo(f"profiling {subject.label} …", err=True)
             made = profile_subject(subject, case, place, instructions=options["instructions"])
-            files = map(Path, subject.settings.files)  # which may be a commit's, gone by the end
-            own = {file.name: file.read_text(errors="replace") for file in files}
+            own = dict[str, str]()
+            for number, file in enumerate(map(Path, subject.settings.files), start=1):
+                name = f"{file.stem}-{number}{file.suffix}" if file.name in own else file.name
+                own[name] = file.read_text(errors="replace")  # a commit's is gone by the end
             asked = ("OLD", "NEW")[-len(options["pythons"]) :] if options["pythons"] else ()
             parts.append(Part(profile=made, folder=place, files=own, variables=asked))
     if line:  # the folder is complete by now, and stays even if nobody reads on

@@ -71,9 +71,11 @@ class _Slot:
                     process.cpu_affinity(cpus)
         yield self.known()
 
-    def begin(self, job: Job, limits: Limits | None) -> Iterator[Record | Known]:
+    def begin(
+        self, job: Job, limits: Limits | None, suspects: dict[Key, str]
+    ) -> Iterator[Record | Known]:
         """The records of a job as they come, and what is then known."""
-        self.runner.limits = limits
+        self.runner.limits, self.runner.suspects = limits, suspects
         yield from self.runner.run([job])
         yield self.known()
 
@@ -213,7 +215,9 @@ class RayRunner(Executor):
                     job, here = replace(job, process=work.process), place.environment
                     known = here in self._limited or "ceilings" in self.environments[here]
                     self._limited.add(here)
-                    asked[place.actor.begin.remote(job, None if known else self.limits)] = place
+                    suspects = {key: why for key, why in self.suspects.items() if key in work.cells}
+                    begun = place.actor.begin.remote(job, None if known else self.limits, suspects)
+                    asked[begun] = place
             working = any(place.work for place in self._places)
             if not asked or (idle and not working):  # slots of others' jobs are not waited for
                 break
@@ -283,9 +287,13 @@ class RayRunner(Executor):
         return place
 
     def _work_for(self, place: _Place, stream: Iterator[_Work]) -> _Work | None:
-        """What to give to an idle slot; a case that was measured stays on its device, if alive."""
+        """What to give to an idle slot; a case that was measured stays on its device, if alive.
+
+        The stream decides when it is asked: what waits for other slots is at most one job a slot.
+        """
         others = {other.environment for other in self._places} - {place.environment}
-        for work in itertools.chain(list(self._pending), stream):
+        room = max(0, len(self._places) - len(self._pending))
+        for work in itertools.chain(list(self._pending), itertools.islice(stream, room)):
             if work in self._pending:
                 self._pending.remove(work)
             if self._homes.get(next(iter(work.cells))[0]) not in others:

@@ -255,7 +255,8 @@ class Child:
     def kill(self) -> None:
         """End the process now, and whatever it started: that has its mark in its environment."""
         self.process.kill()
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be stuck in a driver
+            self.process.wait(_GRACE_S)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(_MARK) == self._mark:
@@ -289,15 +290,16 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
         Raises:
             ConnectionError: the server has ended.
-            TimeoutError: it says nothing.
+            TimeoutError: it says nothing, and was ended: its answer is for no later question.
         """
         try:
             socket.send_fds(self._control, [encode([what, process, within_s])], ends)
             answer = self._control.recv(1 << 10)
         except TimeoutError as err:
+            self.ended()
             silent = f"no answer for {_START_TIMEOUT_S:g} s"
             raise TimeoutError(f"{self._child.python}: {silent}") from err
-        except ConnectionError:  # it ended before it read this
+        except OSError:  # it ended before it read this, or was ended
             answer = b""
         if not answer:
             returncode, words = self.ended(), self.line.last_words()
@@ -329,6 +331,8 @@ class Forked:
         """The exit code of one whose pipes are closed; None if it had to be killed."""
         try:
             returncode = self._server.ask("await", self.pid, within_s)
+        except TimeoutError:
+            return None  # killed with its server, which did not answer
         except OSError:
             return -signal.SIGKILL  # with its server
         if returncode is None:

@@ -365,6 +365,8 @@ class LocalRunner(Executor):
         try:
             self.start()
             worker = Worker(self.settings, self._device, self._server)
+        except TimeoutError as err:  # its server was ended for that: another one may do it
+            raise EndedEarlyError(f"a worker cannot be started ({err})") from err
         except ConnectionError as err:
             assert self._server is not None, "there is nobody else to connect to"
             raise _ended_early(self._server) from err

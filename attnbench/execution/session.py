@@ -16,6 +16,7 @@ import msgspec
 
 from attnbench.base.commit import commit_of
 from attnbench.base.files import check_name, digest
+from attnbench.base.guard import guarded
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution import merging
 from attnbench.execution.process import Settings
@@ -107,8 +108,11 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
     """
     if request.name is not None:
         check_name(request.name)
-    with _executor(request.settings, listener, request.ray) as runner:
-        catalogue = _catalogue(runner, listener)
+    with (
+        guarded(listener) as watching,
+        _executor(request.settings, watching, request.ray) as runner,
+    ):
+        catalogue = _catalogue(runner, watching)
         check_names(request.sweeps, catalogue)
         for flag, given in (
             ("--timer", request.settings.timer),
@@ -142,9 +146,9 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         if request.shard is not None:
             info["shard"] = merging.shard_of(whole, *request.shard)
         with RunWriter.create(request.output, request.name, info) as writer:
-            listener.planned(plan, writer.path, forecast)
+            watching.planned(plan, writer.path, forecast)
             machines = _Machines(writer.path, load_info(writer.path))
-            _measure(plan, runner, writer, listener, machines, forecast)
+            _measure(plan, runner, writer, watching, machines, forecast)
             return writer.path
 
 
@@ -177,49 +181,57 @@ def resume(
         StoreError: the folder is not a run, its plan is damaged, or a file of the user's changed.
         UsageError: this machine or installation is not the one that began the run.
     """
-    run = load_run(path)
-    try:
-        if not run.cells:
-            raise KeyError("plan")
-        settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
-        names = FINGERPRINT if ray is None else _ALIKE
-        machines = _Machines(path, run.info, mixed=mixed, names=names)
-    except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
-        raise StoreError(
-            f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
-        ) from err
-    parts = [record for record in run.parts if record.status not in retry]
-    suspects = {r.cell.key: f"{r.status}: {r.reason}" for r in run.parts if r.status in retry}
-    done = {(record.cell.key, record.process) for record in parts}
-    # One that failed in any process has failed for good.
-    over = {record.cell.key for record in parts if record.status != "ok"}
-    asked = [cell for cell in run.cells if cell.key not in over]
-    processes = settings.processes
-    missing = [c for c in asked if any((c.key, i) not in done for i in range(processes))]
-    if again:
-        counts, missing = Counter(part.cell.key for part in run.parts), list(again)
-        processes = 1 + max(counts[cell.key] for cell in again)
-        done = {(c.key, i) for c in again for i in range(processes) if i != counts[c.key]}
-    plan = Plan(cells=(), jobs=())
-    if run.files and "files" not in run.info:
-        listener.warned(f"{path} is of an older version: whether its --impl changed is not known")
-    with _executor(settings, listener, ray) as runner:
-        runner.admit, runner.suspects = machines.admit, suspects
-        if missing:
-            catalogue = _catalogue(runner, listener)
-            named((cell.impl for cell in missing), catalogue)  # raises where one is gone
-            plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
-            here = machines.like(catalogue.environment)  # others may have more memory
-            out = (part for part in parts if part.status == "oom" and part.environment == here)
-            runner.pruning.oom += [part.cell for part in out]
-        forecast = None
-        if dry_run or max_total_time_s:
-            first = machines.environments[""]
-            forecast = _forecast(plan, runner, first, path.parent, max_total_time_s)
-        listener.planned(plan, None if dry_run else path, forecast)
-        if not dry_run:
-            with RunWriter.reopen(path) as writer:
-                _measure(plan, runner, writer, listener, machines, forecast)
+    load_info(path)  # what is no run is refused before anything is made in it
+    with contextlib.ExitStack() as held:
+        watching = held.enter_context(guarded(listener))
+        # Locked before it is read: a process that still measures adds records, seconds, machines.
+        writer = None if dry_run else held.enter_context(RunWriter(path))
+        run = load_run(path)
+        try:
+            if not run.cells:
+                raise KeyError("plan")
+            settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
+            names = FINGERPRINT if ray is None else _ALIKE
+            machines = _Machines(path, run.info, mixed=mixed, names=names)
+        except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
+            raise StoreError(
+                f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
+            ) from err
+        parts = [record for record in run.parts if record.status not in retry]
+        suspects = {r.cell.key: f"{r.status}: {r.reason}" for r in run.parts if r.status in retry}
+        done = {(record.cell.key, record.process) for record in parts}
+        # One that failed in any process has failed for good.
+        over = {record.cell.key for record in parts if record.status != "ok"}
+        asked = [cell for cell in run.cells if cell.key not in over]
+        processes = settings.processes
+        missing = [c for c in asked if any((c.key, i) not in done for i in range(processes))]
+        if again:
+            counts, missing = Counter(part.cell.key for part in run.parts), list(again)
+            processes = 1 + max(counts[cell.key] for cell in again)
+            done = {(c.key, i) for c in again for i in range(processes) if i != counts[c.key]}
+        plan = Plan(cells=(), jobs=())
+        if run.files and "files" not in run.info:
+            older = f"{path} is of an older version"
+            watching.warned(f"{older}: whether its --impl changed is not known")
+        with _executor(settings, watching, ray) as runner:
+            runner.admit, runner.suspects = machines.admit, suspects
+            if missing:
+                catalogue = _catalogue(runner, watching)
+                named((cell.impl for cell in missing), catalogue)  # raises where one is gone
+                plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
+                here = machines.like(catalogue.environment)  # others may have more memory
+                out = (part for part in parts if part.status == "oom" and part.environment == here)
+                runner.pruning.oom += [part.cell for part in out]
+            forecast = None
+            if dry_run or max_total_time_s:
+                first = machines.environments[""]
+                forecast = _forecast(plan, runner, first, path.parent, max_total_time_s)
+            if writer is None:
+                listener.planned(plan, None, forecast)
+            else:
+                watching.planned(plan, path, forecast)
+                writer.cut_torn()
+                _measure(plan, runner, writer, watching, machines, forecast)
     return path
 
 

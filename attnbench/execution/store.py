@@ -107,7 +107,13 @@ def missing_shards(shard: dict[str, Any]) -> list[str]:
 
 
 class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
-    """Appends records to one run folder. Use as a context manager, or call `close`."""
+    """Appends records to one run folder, which nobody else writes to until it is closed.
+
+    Use as a context manager, or call `close`.
+
+    Raises:
+        StoreError: another process writes to it, or it cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -144,20 +150,17 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
             raise
         return cls(path)
 
-    @classmethod
-    def reopen(cls, path: Path) -> Self:
-        """Continue a run: what a kill left of an unfinished last line is cut off first.
+    def cut_torn(self) -> None:
+        """Cut off what a kill left of an unfinished last line.
 
         Raises:
             StoreError: the records cannot be written.
         """
-        records = path / RECORDS
+        records = self.path / RECORDS
         try:
-            writer = cls(path)  # takes the lock before anything is cut
             with files.open_file(records) as lines:
                 complete = sum(len(line) for line in lines if line.endswith(b"\n"))
-            os.truncate(writer._file.fileno(), complete)
-            return writer
+            os.truncate(self._file.fileno(), complete)
         except OSError as err:
             raise StoreError(f"cannot append to {records} ({err.strerror})") from err
 

@@ -23,6 +23,7 @@ import psutil
 
 _POLL_S = 0.005
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux: nowhere else is anything forked
+_PATIENCE_S = 3.0  # for those that are killed to end: less than the runner has with this one
 _GENERATIONS = 1000  # of processes that start others faster than they can be ended
 
 
@@ -97,14 +98,22 @@ def _returncode(process: int, deadline: float) -> int | None:
 
 
 def _kill_others(alive: set[int]) -> None:
-    """End each child but those that are `alive`; what it started becomes a child when it ends."""
+    """End each child but those that are `alive`; what it started becomes a child when it ends.
+
+    One that cannot be ended is `alive` from then on: its owner is another user by now, or it is
+    stuck in a driver, where a signal waits until that lets it go.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
     for _ in range(_GENERATIONS):
         others = {child.pid for child in psutil.Process().children()} - alive
         for child in others:
             try:
                 os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-            except OSError:  # it is another user's by now: nobody here can end it
-                alive = alive | {child}
+                while os.waitpid(child, os.WNOHANG) == (0, 0):
+                    if time.monotonic() > deadline:
+                        raise TimeoutError
+                    time.sleep(_POLL_S)
+            except OSError:
+                alive.add(child)
         if not others:
             return

@@ -38,10 +38,10 @@ class TimedSlot(cluster._Slot):
 
     began = inside_s = 0.0
 
-    def begin(self, job: Job, limits: Any) -> Iterator[Record | cluster.Known]:
+    def begin(self, job: Job, limits: Any, suspects: Any) -> Iterator[Record | cluster.Known]:
         begin = time.perf_counter()
         self.began = self.began or begin
-        for found in super().begin(job, limits):
+        for found in super().begin(job, limits, suspects):
             self.inside_s += time.perf_counter() - begin  # to hand a record over is not within
             if isinstance(found, Record):
                 yield found
@@ -88,8 +88,8 @@ def examine(cells: int, kill: bool, folder: Path, tell: Callable[[str], None]) -
     file.write_text(EMPTY.format(EACH))
     node = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
     short = tempfile.mkdtemp(prefix="ray-")  # sockets in it have short names
-    head = node | {"node_name": "a", "temp_dir": short}
-    made = Cluster(initialize_head=True, head_node_args=head)
+    os.environ["RAY_TMPDIR"] = short  # a `temp_dir` is not where Ray leaves its address
+    made = Cluster(initialize_head=True, head_node_args=node | {"node_name": "a"})
     second = made.add_node(**node, node_name="b")
     ray.cloudpickle.register_pickle_by_value(own)
     before, cluster._Slot = cluster._Slot, own.TimedSlot  # type: ignore[misc]

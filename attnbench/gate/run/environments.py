@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +133,14 @@ def named_file(text: str) -> tuple[str, Path]:
     return name, Path(file).resolve()
 
 
-def build_environment(text: str, say: Callable[[str], None]) -> Environment:
+def build_environment(
+    text: str, say: Callable[[str], None], *, refresh: bool = False
+) -> Environment:
     """The environment of `NAME=requirements.txt`: built by venv and pip once, then kept.
 
     It lies in `attnbench/environments` of the user's cache folder, under a name made of the file's
-    contents and this Python. `say` is called with what takes long.
+    contents and this Python. `say` is called with what takes long, and with what pip would choose
+    anew today; `refresh` lets it.
 
     Raises:
         UsageError: there is no such file, or pip cannot install it; the message names pip's log.
@@ -151,13 +155,26 @@ def build_environment(text: str, say: Callable[[str], None]) -> Environment:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with open(f"{folder}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / "complete").exists():
+            complete = folder / "complete"
+            if refresh or not complete.exists():
                 say(f"{name}: pip installs {requirements.name} into {folder}")
                 _build(folder, requirements, asked)
-                (folder / "complete").touch()
+                complete.touch()
+            elif free := _unpinned(requirements.read_text(errors="replace")):
+                since = datetime.fromtimestamp(complete.stat().st_mtime, UTC).date()
+                open_ = f"{requirements.name} pins no version of {', '.join(free)}"
+                say(f"{name}: as installed on {since}, though {open_}; --refresh installs it anew")
     except OSError as err:
         raise UsageError(f"{asked}: cannot write {folder} ({err.strerror})") from err
     return find_environment(str(folder), name, asked)
+
+
+def _unpinned(requirements: str) -> list[str]:
+    """What pip may take another version of when it installs these once more, other files too."""
+    lines = (line.partition("#")[0].strip() for line in requirements.splitlines())
+    wanted = [line for line in lines if line and not line.startswith("--")]
+    exact = re.compile(r"===?[^*]+(;|$)|@ *(https?|git\S*)://")
+    return [line.partition(";")[0].strip() for line in wanted if not exact.search(line)]
 
 
 def _build(folder: Path, requirements: Path, asked: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from attnbench.base.files import digest
+from attnbench.base.guard import guarded
 from attnbench.base.parameters import base_name
 from attnbench.errors import AttnbenchError, StoreError, UsageError, WorkerError
 from attnbench.execution.process import Settings
@@ -133,8 +134,9 @@ def run_gate(
         version.name: {os.path.relpath(f, version.root): digest(Path(f)) for f in version.files}
         for version in (request.base, request.candidate)
     }
-    listener.stage("checking both versions")
     with contextlib.ExitStack() as held:
+        listener = held.enter_context(guarded(listener))
+        listener.stage("checking both versions")
         settings: dict[VersionName, Settings] = {}
         for version in (request.base, request.candidate):
             own = held.enter_context(interpreter_of(version.environment))

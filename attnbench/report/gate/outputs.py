@@ -65,7 +65,7 @@ def terminal(
 def write_all(folder: Path, run: GateRun, outcome: Outcome) -> str | None:
     """Write gate.json, gate.xml, gate.md and gate.html, and append to $GITHUB_STEP_SUMMARY.
 
-    The raw data come first. Returns why the summary cannot be appended to, if so.
+    The raw data come first. Returns why the summary cannot be appended to, or the page not drawn.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -83,7 +83,13 @@ def write_all(folder: Path, run: GateRun, outcome: Outcome) -> str | None:
                 summary.write(data + b"\n")
         except OSError as err:
             warning = f"cannot append to {name}, which ${SUMMARY} names ({err.strerror})"
-    write_page(folder, run, outcome)
+    try:
+        write_page(folder, run, outcome)
+    except StoreError:
+        raise
+    except Exception as err:  # what cannot be drawn hides no verdict
+        why = f"{PAGE} cannot be drawn ({type(err).__name__}: {err!s:.200})"
+        warning = f"{warning}; {why}" if warning else why
     return warning
 
 

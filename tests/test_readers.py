@@ -1,0 +1,187 @@
+"""Whoever reads or watches may go away or fail: the run goes on, and the verdict is its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.base.guard import guarded
+from attnbench.cli import options, progress
+from attnbench.execution.session import Listener, SweepRequest, resume, sweep
+from attnbench.execution.store import RECORDS, RunWriter, load_info, load_run, write_info
+from attnbench.gate.decide.verdict import decide
+from attnbench.planning.plan import Axes, Plan
+from attnbench.report.gate import outputs
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
+from tests import synthetic
+from tests.conftest import COMMAND, TINY, environment
+from tests.gate_runs import a_run
+
+CELLS = ("--impls", "naive,sdpa", "--seq-lens", "8", "--threads", "1", "--ceilings", "none")
+
+
+@pytest.fixture
+def unread() -> Iterator[int]:
+    """The end of a pipe whose reader has gone."""
+    read, write = os.pipe()
+    os.close(read)
+    yield write
+    os.close(write)
+
+
+@pytest.mark.parametrize(("both", "code"), [(False, 0), (True, 141)])
+def test_a_sweep_whose_progress_nobody_reads_ends_as_it_would_with_its_table_whole(
+    unread: int, both: bool, code: int, tmp_path: Path
+) -> None:
+    """`2> >(head -1)`; and `2>&1 | head -1`, by which no verdict was given."""
+    ended = subprocess.run(
+        [*COMMAND, "sweep", *CELLS, *TINY, "--name", "r"], cwd=tmp_path, env=environment(),
+        stdout=unread if both else subprocess.PIPE, stderr=unread, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == code
+    assert [r.status for r in load_run(tmp_path / "results" / "r").records] == ["ok", "ok"]
+    if not both:
+        assert ended.stdout.splitlines()[-1].startswith("report:  attnbench report")
+
+
+def pipe() -> tuple[Any, Callable[[], None]]:
+    read, write = os.pipe()
+    return os.fdopen(write, "w"), lambda: os.close(read)
+
+
+def terminal() -> tuple[Any, Callable[[], None]]:
+    controller, user = os.openpty()
+    return os.fdopen(user, "w"), lambda: os.close(controller)
+
+
+def full_disk() -> tuple[Any, Callable[[], None]]:
+    return open("/dev/full", "w"), lambda: None
+
+
+@pytest.mark.parametrize("where", [pipe, terminal, full_disk])
+def test_displays_outlive_whoever_reads_standard_error(
+    where: Callable[[], tuple[Any, Callable[[], None]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream, goes_away = where()
+    monkeypatch.setattr(sys, "stderr", stream)
+    record = synthetic.timed(Case(), "naive", [7000.0] * 7)
+    with (
+        progress.SweepDisplay(quiet=False) as sweeping,
+        progress.GateDisplay(quiet=False) as gating,
+        progress.CheckDisplay(lambda _: None, quiet=False) as checking,
+    ):
+        sweeping.recorded(record)
+        goes_away()
+        for _ in range(3):
+            sweeping.recorded(record)
+            sweeping.warned("beware")
+            gating.stage("timing")
+            gating.say("a line")
+            checking.planned(3)
+            options.say("a line", err=True)
+    options.say("the table")
+    stream.close()
+    assert capsys.readouterr().out == "the table\n", "standard output is another matter"
+
+
+class Failing(Listener):
+    """Raises whatever it is told."""
+
+    def __init__(self, *, even_warned: bool) -> None:
+        self._even_warned = even_warned
+        self.warnings: list[str] = []
+
+    def planned(self, plan: Plan, path: Path | None, forecast: object = None) -> None:
+        raise KeyError("plan")
+
+    def recorded(self, record: Record) -> None:
+        raise ZeroDivisionError
+
+    def warned(self, message: str) -> None:
+        if self._even_warned:
+            raise OSError("nobody there")
+        self.warnings.append(message)
+
+
+@pytest.mark.usefixtures("imagined_worker")
+@pytest.mark.parametrize("even_warned", [False, True])
+def test_a_listener_that_raises_ends_no_sweep_and_is_reported_once_at_the_end(
+    tmp_path: Path, even_warned: bool
+) -> None:
+    listener = Failing(even_warned=even_warned)
+    request = SweepRequest(sweeps=(Axes(impls=("naive", "sdpa")),), output=tmp_path, name="r")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        path = sweep(request, listener)
+        assert path is not None
+        resume(path, listener)
+    assert [r.status for r in load_run(path).records] == ["ok", "ok"]
+    told = [str(w.message) for w in caught if w.category is RuntimeWarning] or listener.warnings
+    assert len(told) == 2, "once for each"
+    for text in told:
+        assert text.startswith("progress was not shown to the end (KeyError: 'plan')")
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends when this one is about to begin: what it did is neither lost nor done again."""
+    request = SweepRequest(sweeps=(Axes(impls=("naive", "sdpa")),), output=tmp_path, name="r")
+    path, measured = sweep(request, Listener()), list[str]()
+    assert path is not None
+    *first, last = (path / RECORDS).read_text().splitlines(keepends=True)
+    (path / RECORDS).write_text("".join(first))
+    locked = RunWriter.__init__
+
+    def ends_now(writer: RunWriter, folder: Path) -> None:
+        with (path / RECORDS).open("a") as records:
+            records.write(last)
+        info = load_info(path)
+        write_info(path, info | {"spent": {**info["spent"], "samples": 77.0}})
+        locked(writer, folder)
+
+    monkeypatch.setattr(RunWriter, "__init__", ends_now)
+    listener = Listener()
+    listener.recorded = lambda record: measured.append(record.cell.impl)  # type: ignore[method-assign]
+    resume(path, listener)
+    assert measured == []
+    assert load_info(path)["spent"]["samples"] == 77.0
+
+
+def test_an_interrupt_in_a_listener_is_one() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    listener = Listener()
+    listener.starting = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt), guarded(listener) as watching:
+        watching.starting()
+
+
+def test_a_plot_that_cannot_be_drawn_hides_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr(outputs, "write_page", broken)
+    run = a_run()
+    (tmp_path / "g").mkdir()
+    warning = outputs.write_all(tmp_path / "g", run, decide(run))
+    assert warning == "gate.html cannot be drawn (RuntimeError: no font)"
+    assert {file.name for file in (tmp_path / "g").iterdir()} >= {
+        "gate.json",
+        "gate.xml",
+        "gate.md",
+    }
