@@ -13,7 +13,7 @@ from attnbench.analysis.scaling.results import (
     Series,
     Uncertain,
 )
-from attnbench.schema.finding import Finding, Verdict
+from attnbench.schema.finding import LawFinding, Verdict
 from attnbench.theory.law import parse
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -24,13 +24,13 @@ def estimate(value: float, spread: float = 0.02) -> Uncertain:
     return Uncertain(value=value, low=value * (1 - spread), high=value * (1 + spread))
 
 
-def finding(verdict: Verdict = "holds", **values: Any) -> Finding:
+def finding(verdict: Verdict = "holds", **values: Any) -> LawFinding:
     """A finding of any verdict."""
     texts = {
         "subject": "naive, attention forward float32 H=2 D=64", "question": "time in n",
         "law": "n^2", "reason": "1.98 within 1.85 … 2.15 over 5.0 octaves",
     }  # fmt: skip
-    return Finding(**(texts | values), verdict=verdict)
+    return LawFinding(**(texts | values), verdict=verdict)
 
 
 def series(impl: str = "naive", **values: Any) -> Series:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/fresh.sh [--isa avx2|sse4] [--cpus LIST] [--here] COMMAND…
+# tests/fresh.sh [--isa avx2|sse4] [--cpus LIST] [--elsewhere] [--here] COMMAND…
 #
 # Runs COMMAND as on a machine where nobody has run before: in a new clone of HEAD (what is not
 # committed is not in it), with a home, a /tmp, /var/tmp and /dev/shm and a list of processes of its
@@ -8,9 +8,11 @@
 #   tests/fresh.sh make test
 #   tests/fresh.sh --isa avx2 make test   torch, oneDNN and MKL use no wider instructions
 #   tests/fresh.sh --cpus 0 make test     on these cores, as `taskset -c` takes them
-#   tests/fresh.sh env LC_ALL=tr_TR.UTF-8 TZ=Pacific/Auckland HOME=/dev/null/none make test
+#   tests/fresh.sh env LC_ALL=tr_TR.UTF-8 make test
 #
 # --here stays in this checkout and this environment: for a second run where the first installed.
+# --elsewhere has a far time zone, the locale C, no home, and files that only their owner reads. It is
+# for such a second run, too, as without a home pip has no settings and no cache.
 #
 # Namespaces keep it apart: those of root, or else of a user. Where neither are to be had, variables
 # do for home and temporary files; it says what it has.
@@ -18,13 +20,13 @@ set -euo pipefail
 
 fail() { echo "fresh: $*" >&2; exit 2; }
 
-isa="" cpus="" here=""
+isa="" cpus="" elsewhere="" here=""
 while [ $# -gt 0 ]; do
   case $1 in
     --isa|--cpus) [ $# -gt 1 ] || fail "$1 needs a value"; declare "${1#--}=$2"; shift 2 ;;
-    --here) here=yes; shift ;;
+    --elsewhere|--here) declare "${1#--}=yes"; shift ;;
     -h|--help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
-    -*) fail "there is no option $1; there are --isa, --cpus and --here" ;;
+    -*) fail "there is no option $1; there are --isa, --cpus, --elsewhere and --here" ;;
     *) break ;;
   esac
 done
@@ -38,6 +40,10 @@ case $isa in
   *) fail "--isa is avx2 or sse4, not $isa" ;;
 esac
 [ -z "$cpus" ] || set -- taskset -c "$cpus" "$@"
+if [ -n "$elsewhere" ]; then
+  umask 077
+  set -- env TZ=Pacific/Auckland LC_ALL=C HOME=/dev/null/none "$@"
+fi
 [ -z "$here" ] || exec env "${variables[@]}" "$@"
 
 while IFS= read -r -d "" setting; do

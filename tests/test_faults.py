@@ -140,6 +140,12 @@ def test_the_others_in_the_same_case_and_the_cases_after_it_are_measured(broken_
 PLANNED = 5
 
 
+def _heed_signals() -> None:
+    """A shell that starts the tests in the background, or nohup, has them ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Sweep:
     """A sweep in a process of its own, caught in the middle."""
 
@@ -154,8 +160,7 @@ class Sweep:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Where the tests were started in the background, an interrupt would be ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=_heed_signals,
         )
         try:
             wait_until(lambda: self.complete_lines() != b"" or self.process.poll() is not None)

@@ -34,6 +34,7 @@ from tests.test_gate_rounds import a_bench
 
 command = importlib.import_module("attnbench.cli.gate")  # beside the command of that name
 MINOR = list(sys.version_info[:2])
+PYTHON = shlex.quote(sys.executable)
 GOOD: dict[str, Any] = {
     "minor": MINOR, "python": "3.11.7", "implementation": "CPython", "has_compiled": False,
     "has_torch": True, "torch": "2.11.0+cpu", "packages": {"numpy": "2.4.6"},
@@ -138,7 +139,7 @@ def test_a_version_is_timed_in_its_environment_which_holds_nothing_of_ours(tmp_p
         found = measure_round(bench, RoundPlan(stage="screen", cells=(0,), slowed=0), 0)
     assert not found.failures
     assert set(found.samples[0]) == {"base", "candidate", "null", "planted"}
-    assert set((tmp_path / "ran").read_text().split()) == {str(Path(bare.python).parents[1])}
+    assert set((tmp_path / "ran").read_text().splitlines()) == {str(Path(bare.python).parents[1])}
     without = subprocess.run([bare.python, "-c", "import msgspec"], capture_output=True)
     assert without.returncode, "the environment would not have needed what it was lent"
 
@@ -156,7 +157,7 @@ while control.recv(99): pass
     [
         ("echo 'the last word' >&2; exit 3", 120.0, "the last word"),
         ("exit 3", 120.0, "exit code 3"),
-        (f"exec {sys.executable} -c '{SILENT}' $*", 0.1, "no answer for 0.1 s"),
+        (f"exec {PYTHON} -c '{SILENT}' \"$@\"", 0.1, "no answer for 0.1 s"),
     ],
 )
 def test_an_environment_that_dies_or_hangs_costs_its_round_and_twice_in_a_row_the_run(
@@ -164,8 +165,9 @@ def test_an_environment_that_dies_or_hangs_costs_its_round_and_twice_in_a_row_th
 ):
     """It does so as often as `left` has letters."""
     left, python = tmp_path / "left", tmp_path / "python"
-    first = f"[ ! -s {left} ] || {{ truncate -s -1 {left}; {trouble}; }}"
-    python.write_text(f'#!/bin/sh\n{first}\nexec {sys.executable} "$@"\n')
+    file = shlex.quote(str(left))
+    first = f"[ ! -s {file} ] || {{ truncate -s -1 {file}; {trouble}; }}"
+    python.write_text(f'#!/bin/sh\n{first}\nexec {PYTHON} "$@"\n')
     python.chmod(0o755)
     bench = a_bench(tmp_path)
     settings = replace(bench.settings["base"], python=str(python))
@@ -249,7 +251,7 @@ def test_what_pip_cannot_install_is_one_line_with_its_log_and_is_tried_again(tmp
     asked = f"new={tmp_path / 'new.txt'}"
     with pytest.raises(UsageError, match=r"ERROR: No matching torch; all of it: ") as caught:
         build_environment(asked, print)
-    assert Path(str(caught.value).rpartition(" ")[2]).is_file()
+    assert Path(str(caught.value).partition("all of it: ")[2]).is_file()
     monkeypatch.setattr(subprocess, "run", pip := _Pip())
     build_environment(asked, print)
     assert len(pip.commands) == 2

@@ -43,6 +43,14 @@ def test_the_root_is_found_from_below_and_what_is_none_is_one_line(
         repository(root)
 
 
+def test_a_repository_of_another_user_has_gits_own_remedy(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(UsageError, match=r"; trust it: git config --global .*safe\.directory .*$"):
+        repository(root)
+
+
 def test_a_ref_becomes_a_full_id_or_one_line_that_names_the_flag(root: Path) -> None:
     git(root, "tag", "--annotate", "--message", "m", "v1", "HEAD~1")
     for ref in ("HEAD~1", "main~1", "v1"):

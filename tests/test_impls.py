@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.api import IMPLEMENTATIONS, Case, compile_alone, implementation
+from attnbench.api.helpers import reason_against_compiling
 from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.measure.probes import call_kept
 from attnbench.schema.case import parse_mask, parse_position
@@ -221,7 +223,8 @@ def test_what_is_unsupported_on_cpu_is_exactly_this():
         "blind": case_of(pass_="forward", kv_len=3, mask="causal"),
         "window": case_of(pass_="forward", mask="window:2"),
     }
-    names = (*EAGER, "sdpa-efficient", "sdpa-cudnn", "flex", "naive-compiled")
+    compiled = () if reason_against_compiling(asked[""]) else ("flex", "naive-compiled")
+    names = (*EAGER, "sdpa-efficient", "sdpa-cudnn", *compiled)
     for name in names:
         for what, case in asked.items():
             expected = UNSUPPORTED_ON_CPU.get((name, what)) or UNSUPPORTED_ON_CPU.get((name, ""))
@@ -252,6 +255,12 @@ def test_a_missing_gpu_or_compiler_is_a_reason_and_not_an_exception(monkeypatch)
     module("sdpa").refusal.cache_clear()
     for name in ("flex", "naive-compiled"):
         assert "no-such-compiler" in (unsupported(name, case_of(pass_="forward")) or "")
+
+
+@pytest.mark.parametrize("name", ["flex", "naive-compiled"])
+def test_nothing_compiles_where_a_path_has_a_space(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "two words"))
+    assert "a path with a space" in (unsupported(name, case_of(pass_="forward")) or "")
 
 
 def test_a_probe_of_one_kernel_leaves_the_switches_of_all_alone():

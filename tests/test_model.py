@@ -257,7 +257,7 @@ def test_a_verdict_on_the_terms_says_why(row: Any) -> None:
     cases, time_us, law, expected, says = row
     finding = only(run(cases, time_us, law=law)).finding
     assert finding is not None
-    assert (finding.question, finding.verdict) == ("terms of time", expected)
+    assert (finding.quantity, finding.axis, finding.verdict) == ("time", None, expected)
     assert {"spread", "share_floor"} <= finding.figures.keys()
     assert [text for text in says if text not in finding.reason] == []
 

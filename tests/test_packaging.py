@@ -103,8 +103,8 @@ def test_the_wheel_holds_every_source_file(wheel_files: list[str]) -> None:
 def test_the_installed_package_is_the_one_in_the_wheel(
     python: Python, installed: Path, tmp_path: Path
 ) -> None:
-    script = "import attnbench.cli, attnbench_impls as i; print(attnbench.__file__, i.__file__)"
-    for file in python("-c", script, cwd=tmp_path).stdout.split():
+    script = "import attnbench.cli as a, attnbench_impls as i; print(a.__file__); print(i.__file__)"
+    for file in python("-c", script, cwd=tmp_path).stdout.splitlines():
         assert Path(file).is_relative_to(installed)
 
 

@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -409,7 +410,7 @@ def profiled(cli, monkeypatch, tmp_path):
     monkeypatch.setattr(profiling, "profile_subject", made)
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("# mine")
-    return lambda line: cli("profile", *line.split())
+    return lambda line: cli("profile", *shlex.split(line))
 
 
 def test_the_command_shows_the_difference_and_names_the_page_and_what_is_bundled(profiled):
@@ -470,8 +471,7 @@ def test_more_than_two_profiles_are_refused(profiled, assert_refused, line):
 
 
 def test_one_implementation_in_two_environments_is_two_profiles(profiled):
-    import sys
-
-    done = profiled(f"naive --python {sys.executable} --python {sys.executable} --name p")
+    python = f"--python {shlex.quote(sys.executable)}"
+    done = profiled(f"naive {python} {python} --name p")
     assert done.exit_code == 0, done.output
     assert sorted(p.parent.name for p in Path("results/p").glob("*/profile.json")) == ["a", "b"]

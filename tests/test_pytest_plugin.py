@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from attnbench.gate import plugin, protocol
 from attnbench.gate.decide.data import Failure
@@ -24,8 +25,9 @@ from tests.conftest import Cli
 from tests.repositories import commit, git, new, write
 
 pytest_plugins = ["pytester"]
-# Pytester forgets the modules that a run imports first; others hold on to them.
-KEPT = plugin, watched, pages, figure, outputs
+# Pytester forgets the modules that a run imports first; others hold on to them, and torch cannot be
+# loaded twice.
+KEPT = plugin, watched, pages, figure, outputs, torch
 
 # As `-p` names it where the entry point is not installed.
 INSTALLED = any(point.name == "attnbench" for point in entry_points(group="pytest11"))

@@ -81,7 +81,8 @@ def cluster(flags: Path) -> Iterator[Any]:
     own = NODE | {"node_name": "a", "env_vars": {"TEST_NODE": "a", "TEST_FLAGS": str(flags)}}
     with (
         pytest.MonkeyPatch.context() as patched,
-        tempfile.TemporaryDirectory(prefix="ray-") as folder,  # sockets in it have short names
+        # Sockets in it have short names, and no umlauts.
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,
     ):
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patched.setenv("RAY_TMPDIR", folder)  # a `temp_dir` is not where Ray leaves its address

@@ -19,6 +19,7 @@ from attnbench.report import figures, tables
 from attnbench.report.pages import write_report
 from attnbench.schema.case import PASSES, Case
 from tests import synthetic
+from tests.conftest import environment
 
 GROWTH = ("exponents", "fit", "model", "exact")  # figures with tests of their own
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -273,6 +274,15 @@ def test_a_report_is_written_without_torch_and_without_pyplot(pages):
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_where_no_home_can_be_written_a_library_says_nothing_of_it_to_the_user():
+    clean = environment(HOME="/dev/null/none")
+    for name in ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        clean.pop(name, None)
+    command = [sys.executable, "-c", "import attnbench.report.figures"]
+    ended = subprocess.run(command, env=clean, capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
 
 
 @pytest.mark.parametrize("width", [36, 45, 64, 80, 200])

@@ -18,6 +18,7 @@ from attnbench.analysis.scaling.series import Laws, all_series, measured
 from attnbench.api import IMPLEMENTATIONS, attention, core_flops
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case, Device, parse_mask
+from attnbench.schema.finding import COSTS
 from attnbench.schema.record import Record, Sample, merged
 from tests import synthetic
 from tests.conftest import probed
@@ -162,7 +163,7 @@ def test_what_never_ran_is_not_asked() -> None:
     found = scaling(run_of(records))
     assert {fit.series.impl for fit in found.exponents} == {"naive"}
     (problem,) = found.problems
-    assert problem.subject == "flex, attention"
+    assert (problem.impl, problem.workload, problem.quantity) == ("flex", "attention", "time")
     assert "5 unsupported: no CPU" in problem.reason
 
 
@@ -206,10 +207,8 @@ def test_a_time_lies_where_every_process_allows_it(
 def test_an_honest_run_holds_in_every_exact_and_timed_question() -> None:
     records = [cell(Case(seq_len=n), "naive") for n in (1, *SIZES)]
     found = scaling(run_of(records, naive={"memory": "n^2"}))
-    verdicts = {f.question: f.verdict for f in found.findings}
-    assert verdicts == {
-        "time in n": "holds", "FLOPs in n": "holds", "workspace in n": "holds",
-    }  # fmt: skip
+    verdicts = {(f.impl, f.workload, f.quantity, f.axis): f.verdict for f in found.findings}
+    assert verdicts == {("naive", "attention", cost, "n"): "holds" for cost in COSTS}
     assert found.problems == ()
 
 
@@ -377,7 +376,8 @@ def test_laws_that_cannot_be_read_or_are_not_known_judge_nothing() -> None:
         found = scaling(replace(run, info=info or run.info))
         assert found.exponents[0].exponent is not None
         assert found.exponents[0].finding is None
-        assert any(f"'{law}' is no law" in p.reason for p in found.problems) == bool(law)
+        unread = [p for p in found.problems if f"'{law}' is no law" in p.reason]
+        assert [(p.impl, p.quantity) for p in unread] == [("naive", "time")] * bool(law)
 
 
 # On real tensors.

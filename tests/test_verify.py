@@ -16,10 +16,11 @@ from attnbench.execution.session import PRESET_ON
 from attnbench.execution.store import Run, load_run
 from attnbench.planning.plan import expand
 from attnbench.planning.presets import PRESETS
-from attnbench.schema.finding import Finding, Verdict, exit_code
+from attnbench.schema.finding import Cost, LawFinding, Verdict, exit_code
 from tests import synthetic
 from tests.conftest import Cli, Refused
 
+ROOT = Path(__file__).parents[1]
 MADE = Path("results/made")
 
 
@@ -28,10 +29,13 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def _finding(verdict: Verdict) -> Finding:
-    return Finding(
-        subject="naive, forward", question="time in n", law="n^2 d", verdict=verdict,
+def _finding(
+    verdict: Verdict, quantity: Cost | None = "time", impl: str | None = "naive"
+) -> LawFinding:
+    return LawFinding(
+        subject=f"{impl}, forward", question="time in n", law="n^2 d", verdict=verdict,
         reason=f"it {verdict}", figures={"exponent": 2.0},
+        impl=impl, workload="attention", quantity=quantity, axis="n",
     )  # fmt: skip
 
 
@@ -51,8 +55,28 @@ def _finding(verdict: Verdict) -> Finding:
 def test_the_exit_code_says_whether_anything_is_refuted_or_nothing_holds(
     verdicts: tuple[Verdict, ...], of_another: tuple[Verdict, ...], code: ExitCode
 ) -> None:
-    others = [replace(_finding(verdict), subject="dead, forward") for verdict in of_another]
+    others = [_finding(verdict, impl="dead") for verdict in of_another]
     assert exit_code([*map(_finding, verdicts), *others]) == code
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (("holds",), ExitCode.OK),
+        (("holds", "inconclusive"), ExitCode.INCONCLUSIVE),
+        (("holds", "inconclusive", "refuted"), ExitCode.FINDING),
+    ],
+)
+def test_strict_ends_with_3_where_any_verdict_is_open(
+    cli: Cli, answered: Any, verdicts: tuple[Verdict, ...], code: ExitCode
+) -> None:
+    answered(*map(_finding, verdicts))
+    assert cli("verify", "made", "--strict").exit_code == code
+
+
+def test_what_an_implementation_is_called_decides_no_exit_code() -> None:
+    of_several = replace(_finding("holds"), subject="naive, with, commas")
+    assert exit_code([of_several, _finding("inconclusive")]) == ExitCode.OK
 
 
 @pytest.mark.parametrize("wrong", [{"verdict": "maybe"}, {"reason": ""}])
@@ -63,30 +87,48 @@ def test_a_finding_has_one_of_three_verdicts_and_a_reason(wrong: dict[str, Any])
 
 @pytest.fixture
 def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`answered("holds", …)` makes a run whose verdicts are these."""
+    """`answered(_finding("holds"), …)` makes a run whose findings are these."""
 
-    def answer(*verdicts: Verdict) -> None:
+    def answer(*findings: LawFinding) -> None:
         synthetic.write_named(tmp_path / "results", "one").rename(tmp_path / "results" / "made")
-        found = Scaling(problems=tuple(_finding(verdict) for verdict in verdicts))
+        found = Scaling(problems=findings)
         monkeypatch.setattr("attnbench.analysis.scaling.scaling", lambda run: found)
 
     return answer
 
 
 def test_a_refuted_law_comes_first_and_ends_with_1(cli: Cli, answered: Any) -> None:
-    answered("holds", "refuted", "inconclusive")
+    answered(_finding("holds"), _finding("refuted"), _finding("inconclusive"))
     result = cli("verify", "made")
     assert result.exit_code == ExitCode.FINDING, result.stderr
     marks = [line[0] for line in result.stdout.splitlines() if "naive, forward" in line]
     assert marks == ["✗", "✓", "?"]
-    assert "✓ 1 holds, ✗ 1 refuted, ? 1 inconclusive" in result.stdout
+
+
+def test_the_last_line_counts_each_verdict_on_each_quantity(cli: Cli, answered: Any) -> None:
+    timed = [_finding("holds")] * 2 + [_finding("inconclusive")]
+    answered(*timed, _finding("refuted", "workspace"), _finding("inconclusive", None, None))
+    last = cli("verify", "made").stdout.splitlines()[-1]
+    counts = "flops 0/0/0, workspace 0/1/0, time 2/0/1, run 0/0/1"
+    assert last == f"holds/refuted/inconclusive: {counts}"
+
+
+def test_the_line_that_the_docs_quote_is_that_of_the_committed_run(cli: Cli) -> None:
+    last = cli("verify", ROOT / "results" / "verify-cpu").stdout.splitlines()[-1]
+    assert last in (ROOT / "docs" / "laws.md").read_text(encoding="utf-8").splitlines()
 
 
 def test_json_holds_every_finding_with_its_figures(cli: Cli, answered: Any) -> None:
-    answered("inconclusive")
+    answered(_finding("inconclusive"))
     result = cli("verify", "made", "--json")
     assert result.exit_code == ExitCode.INCONCLUSIVE
-    assert json.loads(result.stdout) == [_finding("inconclusive").to_json()]
+    assert json.loads(result.stdout) == [
+        {
+            "subject": "naive, forward", "question": "time in n", "law": "n^2 d",
+            "verdict": "inconclusive", "reason": "it inconclusive", "figures": {"exponent": 2.0},
+            "impl": "naive", "workload": "attention", "quantity": "time", "axis": "n",
+        }
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("imagined_worker")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from attnbench.cli.options import PATH, SHARE, output_option, say
+from attnbench.cli.options import PATH, SHARE, output_option
 
 
 @click.command()
@@ -44,4 +44,4 @@ def history(folder: Path, run: str | None, output: Path, least: float) -> None:
     machines = taken_apart(entries.read(folder), Rules(least=least))
     page = report.write_all(folder, machines)
     click.echo(parts.terminal(list(map(report.section, machines))), nl=False)
-    say(f"page: {page}")
+    click.echo(f"page: {page}")

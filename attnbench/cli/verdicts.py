@@ -27,7 +27,7 @@ from attnbench.cli.options import (
     threads_option,
 )
 from attnbench.errors import UsageError
-from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, exit_code
+from attnbench.schema.finding import COSTS, SIGNS, VERDICTS, WORST_FIRST, exit_code
 
 if TYPE_CHECKING:
     from attnbench.analysis.claims.judging import Judged
@@ -43,7 +43,9 @@ _VERIFY: Rows = (
      "Measure again what keeps a verdict open, for --budget."),
     ("--budget budget_s", {"type": DURATION, "default": "10m", "show_default": True},
      "With --until-decided: how long it may take, the sweep included."),
-    ("--json as_json", {"is_flag": True}, "Every finding with its figures as JSON."),
+    ("--strict", {"is_flag": True}, "Exit with 3 if any verdict is inconclusive."),
+    ("--json as_json", {"is_flag": True},
+     "Every finding as JSON: impl, workload, quantity, axis, verdict, reason, figures."),
     ("--verbose -v", {"is_flag": True}, "Every finding, also FLOPs and workspace that hold."),
     ("--quiet", {"is_flag": True}, "No progress of what is measured."),
 )  # fmt: skip
@@ -67,7 +69,8 @@ def verify(**options: Any) -> None:
     RUN is a folder, a name, or `latest`. FLOPs and workspace are compared with their formulas and
     laws exactly; time by its exponent along each axis, with an interval, and by a model of several
     terms where sizes vary together. Each verdict is holds, refuted or inconclusive, with the
-    reason. Exits 1 if something is refuted, 3 if nothing holds of some implementation, else 0.
+    reason; the last line counts them. Exits 1 if something is refuted, 3 if nothing holds of some
+    implementation, else 0: also where FLOPs hold and the time is open, unless --strict is given.
 
     --sweep measures some 300 cells on a CPU, in one thread and with an allocator that keeps its
     memory; it takes about five minutes on two CPUs. With --impls or --impl only the named
@@ -112,7 +115,7 @@ def verify(**options: Any) -> None:
         click.echo(json.dumps([finding.to_json() for finding in found.findings], indent=1))
     else:
         _print_laws(found, path, every=options["verbose"])
-    raise SystemExit(int(exit_code(found.findings)))
+    raise SystemExit(int(exit_code(found.findings, strict=options["strict"])))
 
 
 def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
@@ -167,14 +170,14 @@ def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
             f"{SIGNS['holds']} {len(found.findings) - len(shown)} series of FLOPs and workspace"
             " hold as well: counted as predicted, and grown as declared (--verbose shows each)"
         )
-    counts = Counter(finding.verdict for finding in found.findings)
-    click.echo(
-        ", ".join(
-            click.style(f"{SIGNS[name]} {counts[name]} {name}", fg=_COLOURS[name])
-            for name in VERDICTS
-        )
-    )
     click.echo(f"run: {path}; plots and intervals: attnbench report {path}")
+    counts = Counter((f.quantity or "run", f.verdict) for f in found.findings)
+    of_each = {
+        name: "/".join(click.style(str(counts[name, v]), fg=_COLOURS[v]) for v in VERDICTS)
+        for name in dict.fromkeys((*COSTS, *(name for name, _ in counts)))
+    }
+    rows = ", ".join(f"{name} {numbers}" for name, numbers in of_each.items())
+    click.echo(f"{'/'.join(VERDICTS)}: {rows}")
 
 
 @click.command()

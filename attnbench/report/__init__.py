@@ -1,1 +1,6 @@
 """From findings to what people read: pages, plots, Markdown, JUnit, tables. Never imports torch."""
+
+import logging
+
+# Where matplotlib cannot write to a home it says so on stderr, and keeps its caches elsewhere.
+logging.getLogger("matplotlib").setLevel(logging.ERROR)

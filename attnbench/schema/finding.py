@@ -12,6 +12,8 @@ Verdict = Literal["holds", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 WORST_FIRST: tuple[Verdict, ...] = ("refuted", "holds", "inconclusive")
 SIGNS: dict[Verdict, str] = {"holds": "✓", "refuted": "✗", "inconclusive": "?"}
+Cost = Literal["flops", "workspace", "time"]
+COSTS: tuple[Cost, ...] = get_args(Cost)
 Figure = float | int | str | None
 
 
@@ -45,15 +47,26 @@ class Finding:
         return asdict(self) | {"figures": dict(self.figures)}
 
 
-def exit_code(findings: Iterable[Finding]) -> ExitCode:
+@dataclass(frozen=True, kw_only=True)
+class LawFinding(Finding):
+    """A verdict on growth; a model has no one axis, a finding on a whole run none of the four."""
+
+    impl: str | None = None
+    workload: str | None = None
+    quantity: Cost | None = None
+    axis: str | None = None
+
+
+def exit_code(findings: Iterable[LawFinding], *, strict: bool = False) -> ExitCode:
     """1 if anything is refuted, 3 if of some implementation nothing holds (or nothing was asked).
 
-    Else 0. The implementation is the subject up to its first comma.
+    Else 0; with `strict` 3 if anything is inconclusive.
     """
-    of: dict[str, set[Verdict]] = {}
+    of: dict[str | None, set[Verdict]] = {}
     for finding in findings:
-        of.setdefault(finding.subject.partition(",")[0], set()).add(finding.verdict)
+        of.setdefault(finding.impl, set()).add(finding.verdict)
     if any("refuted" in verdicts for verdicts in of.values()):
         return ExitCode.FINDING
     decided = bool(of) and all("holds" in verdicts for verdicts in of.values())
-    return ExitCode.OK if decided else ExitCode.INCONCLUSIVE
+    left_open = strict and any("inconclusive" in verdicts for verdicts in of.values())
+    return ExitCode.OK if decided and not left_open else ExitCode.INCONCLUSIVE

@@ -14,7 +14,7 @@ import pytest
 from attnbench.analysis.scaling.exponents import fit_many
 from attnbench.analysis.scaling.results import ExponentFit, Series
 from attnbench.base.stats import median
-from attnbench.schema.finding import Finding, Verdict
+from attnbench.schema.finding import LawFinding, Verdict
 from tests.validation.scaling import session
 from tests.validation.scaling.kernels import KERNELS, LAWS, RANGES, Range, right
 from tests.validation.scaling.noise import one_process, several_processes
@@ -36,7 +36,9 @@ def answer(verdict: Verdict | None, octaves: float = 6.0, **counts: int) -> Answ
 
 
 def always(verdict: Verdict, many: Sequence[Series]) -> list[ExponentFit]:
-    finding = Finding(subject="k", question="time in n", law="x", verdict=verdict, reason="mutant")
+    finding = LawFinding(
+        subject="k", question="time in n", law="x", verdict=verdict, reason="mutant"
+    )
     return [replace(fit, finding=finding) for fit in fit_many(many, draws=20)]
 
 

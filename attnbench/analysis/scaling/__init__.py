@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attnbench.analysis.scaling.exact import exact_fits
 from attnbench.analysis.scaling.exponents import DRAWS, fit_many
@@ -13,7 +13,7 @@ from attnbench.analysis.scaling.results import ExponentFit, ModelFit, Scaling
 from attnbench.analysis.scaling.series import Laws, SeriesCells, all_series, measured
 from attnbench.base.units import tally
 from attnbench.execution.store import Run
-from attnbench.schema.finding import Finding
+from attnbench.schema.finding import LawFinding
 from attnbench.schema.record import Cell, Record
 
 ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
@@ -39,7 +39,10 @@ def scaling(run: Run) -> Scaling:
     fits = fit_many([group.series for group in asked], draws=draws)
     exponents = tuple(_with_remedy(fit, run) for fit in fits)
     modelled = tuple(_with_remedy(fit, run) for fit in models(cells, laws))
-    unreadable = [_problem(impl, text, "its law") for impl, text in laws.problems.items()]
+    unreadable = [
+        _problem(impl, text, "its law", impl=impl, quantity=quantity)
+        for (impl, quantity), text in laws.problems.items()
+    ]
     return Scaling(
         exponents=exponents,
         exact=exact,
@@ -73,13 +76,15 @@ def _missing(
     return tuple(sorted(found, key=lambda cell: -found[cell]))
 
 
-def _problem(subject: str, reason: str, question: str = "how its cost grows") -> Finding:
-    return Finding(
-        subject=subject, question=question, law="–", verdict="inconclusive", reason=reason
+def _problem(
+    subject: str, reason: str, question: str = "how its cost grows", **of: Any
+) -> LawFinding:
+    return LawFinding(
+        subject=subject, question=question, law="–", verdict="inconclusive", reason=reason, **of
     )
 
 
-def _unanswered(run: Run, found: list[SeriesCells]) -> Iterator[Finding]:
+def _unanswered(run: Run, found: list[SeriesCells]) -> Iterator[LawFinding]:
     """One line for each implementation without any series, and for a run of two devices."""
     if not run.records:
         yield _problem(run.run_id, f"no record in this run; {ASK}")
@@ -89,7 +94,8 @@ def _unanswered(run: Run, found: list[SeriesCells]) -> Iterator[Finding]:
         records_of.setdefault((record.cell.impl, record.cell.case.workload), []).append(record)
     for (impl, workload), records in records_of.items():
         if (impl, workload) not in answered:
-            yield _problem(f"{impl}, {workload}", _why(records))
+            of = {"impl": impl, "workload": workload, "quantity": "time"}
+            yield _problem(f"{impl}, {workload}", _why(records), **of)
     devices = sorted({record.cell.case.device for record in run.records})
     if len(devices) > 1:
         several = f"records of {len(devices)} devices ({', '.join(devices)}) are fitted apart"

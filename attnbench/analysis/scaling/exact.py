@@ -23,7 +23,7 @@ from attnbench.analysis.scaling.results import (
 from attnbench.analysis.scaling.series import Laws, Measured, SeriesCells
 from attnbench.base import units
 from attnbench.schema.case import Case
-from attnbench.schema.finding import WORST_FIRST, Finding, Verdict
+from attnbench.schema.finding import WORST_FIRST, LawFinding, Verdict
 from attnbench.theory.law import Law
 from attnbench.theory.traits import TRAITS
 
@@ -85,8 +85,12 @@ def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> E
     checks += [grown] if grown else []
     finding = None
     if checks:  # refuted if either is, inconclusive if neither holds
-        finding = Finding(
+        finding = LawFinding(
             subject=series.subject,
+            impl=series.impl,
+            workload=series.workload,
+            quantity=quantity,
+            axis=series.axis,
             question=f"{row.noun} in {series.axis}",
             law=str(law) if law else "the formula",
             verdict=min((verdict for verdict, _ in checks), key=WORST_FIRST.index),

@@ -34,7 +34,7 @@ from attnbench.analysis.scaling.slopes import Floats, Replicates, estimates
 from attnbench.analysis.times import are_times
 from attnbench.base import units
 from attnbench.base.stats import median
-from attnbench.schema.finding import Finding
+from attnbench.schema.finding import LawFinding
 from attnbench.theory.law import Law
 from attnbench.theory.traits import TRAITS
 
@@ -180,7 +180,7 @@ def _fitted(
     power, bound, logs = power_of(series, used)
     at = slope.change_after
     change = None if at < 0 else (series.sizes[at], math.exp(slope.change_log))
-    finding: Finding | None = None
+    finding: LawFinding | None = None
     missing: tuple[Missing, ...] = ()
     if power is not None:
         evidence = ExponentEvidence(
@@ -212,7 +212,7 @@ def _executed(series: Series, left_out: tuple[str | None, ...]) -> float | None:
 
 def _finding(
     series: Series, overhead: _Overhead, evidence: ExponentEvidence, missing: Sequence[Missing]
-) -> Finding:
+) -> LawFinding:
     """The verdict; where the law does not hold, with the caches and kernels that are passed.
 
     Where nothing was decided, with the times that are missing.
@@ -225,8 +225,12 @@ def _finding(
         reason += f"; {lacking((_size(series, one), one) for one in missing)}"
     # Of several terms an exponent can only judge the bound by the largest.
     asked = series.axis == "n" and series.law and not (evidence.bound and not series.law.bound)
-    return Finding(
+    return LawFinding(
         subject=series.subject,
+        impl=series.impl,
+        workload=series.workload,
+        quantity="time",
+        axis=series.axis,
         question=f"time in {series.axis}",
         law=str(series.law) if asked else evidence.law,
         verdict=verdict,

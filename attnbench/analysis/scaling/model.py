@@ -31,7 +31,7 @@ from attnbench.analysis.scaling.results import (
 from attnbench.analysis.scaling.series import Laws, Measured
 from attnbench.analysis.scaling.slopes import Floats, estimates
 from attnbench.base import units
-from attnbench.schema.finding import Figure, Finding, Verdict
+from attnbench.schema.finding import Figure, LawFinding, Verdict
 from attnbench.schema.record import Cell
 from attnbench.theory import costs
 from attnbench.theory.law import Law, Term
@@ -166,7 +166,7 @@ def _overtaking(cells: ModelCells, fit: FittedModel) -> tuple[Uncertain | None, 
 # The verdict: the law's terms are there, and none of a higher order is.
 
 
-def _judge(cells: ModelCells, fit: FittedModel, model: ModelFit) -> Finding | None:
+def _judge(cells: ModelCells, fit: FittedModel, model: ModelFit) -> LawFinding | None:
     """The verdict on the declared law; None where none is declared, or one of a single term.
 
     Refuted where a term that theory makes visible certainly takes less than 2 % of the time
@@ -187,8 +187,11 @@ def _judge(cells: ModelCells, fit: FittedModel, model: ModelFit) -> Finding | No
     }
     for name, share in model.shares.items():  # as share_H_n2
         figures |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
-    return Finding(
+    return LawFinding(
         subject=f"{cells.impl}, {cells.same}",
+        impl=cells.impl,
+        workload=model.workload,
+        quantity="time",
         question="terms of time",
         law=str(law),
         verdict=verdict,

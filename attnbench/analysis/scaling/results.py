@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from attnbench.base import units
-from attnbench.schema.finding import Figure, Finding
+from attnbench.schema.finding import Figure, LawFinding
 from attnbench.schema.record import Cell
 from attnbench.theory.law import Law
 
@@ -172,7 +172,7 @@ class ExponentFit:
     bound: bool
     octaves: float = 0.0
     changepoint: tuple[float, float] | None = None
-    finding: Finding | None = None
+    finding: LawFinding | None = None
     missing: tuple[Missing, ...] = ()
 
 
@@ -194,7 +194,7 @@ class ExactFit:
     measured: tuple[float | None, ...]
     predicted: tuple[float | None, ...]
     growth: float | None
-    finding: Finding | None = None
+    finding: LawFinding | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ class ModelFit:
     overtakes_n: Uncertain | None
     overtakes_theory: float | None
     cells: tuple[Cell, ...]
-    finding: Finding | None = None
+    finding: LawFinding | None = None
     missing: tuple[Missing, ...] = ()
 
 
@@ -242,18 +242,18 @@ class Scaling:
     exponents: tuple[ExponentFit, ...] = ()
     exact: tuple[ExactFit, ...] = ()
     models: tuple[ModelFit, ...] = ()
-    problems: tuple[Finding, ...] = ()  # why nothing could be asked at all
+    problems: tuple[LawFinding, ...] = ()  # why nothing could be asked at all
     missing: tuple[Cell, ...] = ()
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[LawFinding, ...]:
         """Every verdict: what needs no statistics first."""
         fits: tuple[ExactFit | ExponentFit | ModelFit, ...]
         fits = (*self.exact, *self.exponents, *self.models)
         return (*(fit.finding for fit in fits if fit.finding is not None), *self.problems)
 
     @property
-    def notable(self) -> tuple[Finding, ...]:
+    def notable(self) -> tuple[LawFinding, ...]:
         """The findings without FLOPs and workspace that are what they should be."""
         odd = [fit for fit in self.exact if fit.finding and fit.finding.verdict != "holds"]
         return replace(self, exact=tuple(odd)).findings

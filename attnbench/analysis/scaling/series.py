@@ -19,12 +19,14 @@ from attnbench.errors import UsageError
 from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.schema.case import Case
+from attnbench.schema.finding import Cost
 from attnbench.schema.record import Record
 from attnbench.theory.law import Law, parse
 from attnbench.theory.traits import TRAITS, kind_words
 
 OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
 _PEAK = "memory_peak_bytes"
+_COST_OF: dict[str, Cost] = {"time": "time", "flops_law": "flops", "memory": "workspace"}
 MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer than the fits
 
 
@@ -114,7 +116,7 @@ class Laws:
         rows = run.info.get("implementations") or []
         self._rows: dict[str, dict[str, Any]] = {row["name"]: row for row in rows if "name" in row}
         self._known: dict[tuple[Any, ...], Law | None] = {}
-        self.problems: dict[str, str] = {}
+        self.problems: dict[tuple[str, Cost], str] = {}
 
     def of(self, impl: str, quantity: Literal["time", "flops", "memory"], case: Case) -> Law | None:
         """How a quantity grows in the case's workload: FLOPs as time unless declared apart.
@@ -132,7 +134,7 @@ class Laws:
             try:
                 core = parse(str(text)) if text else None
             except UsageError as err:
-                self.problems[impl] = f"{field}: {err}"
+                self.problems[impl, _COST_OF[field]] = f"{field}: {err}"
                 core = None
             if core:
                 traits = TRAITS.get(case.workload)

@@ -47,10 +47,14 @@ def repository(folder: Path) -> Path:
     """
     found = run_git(folder, "rev-parse", "--show-toplevel")
     if found.returncode:
-        none = "not a git repository" in found.stderr
+        remedy = ""
+        if "not a git repository" in found.stderr:
+            remedy = "; make one: git init && git add . && git commit"
+        elif "safe.directory" in found.stderr:  # of another user; the last line is the command
+            remedy = f"; trust it: {found.stderr.strip().splitlines()[-1].strip()}"
         raise UsageError(
             f"{folder} is in no working tree of git, where --base is looked up"
-            f" ({complaint(found)})" + "; make one: git init && git add . && git commit" * none
+            f" ({complaint(found)}){remedy}"
         )
     return Path(found.stdout.removesuffix("\n")).resolve()
 
