@@ -109,8 +109,8 @@ WRONG_SWEEPS = {
     "name that means something": (["--name", "latest"], ["--name"]),
     "another name that means something": (["--name", "previous"], ["--name", "'previous'"]),
     "resume of nothing": (["--resume", "gone"], ["no run 'gone'"]),
-    "resume of the latest of none": (["--resume", "latest"], ["no latest run in results yet"]),
-    "resume of the one before none": (["--resume", "previous"], ["no previous run in results"]),
+    "resume of the latest of none": (["--resume", "latest"], ["no run in results yet"]),
+    "resume of the one before none": (["--resume", "previous"], ["no run in results yet"]),
 }  # fmt: skip
 
 
@@ -565,8 +565,8 @@ def test_completion_is_printed_for_bash(run: Path) -> None:
 def test_latest_and_previous_name_runs_by_when_they_were_made(
     cli: Cli, assert_refused: Refused, run: Path, tmp_path: Path
 ) -> None:
-    assert_refused(cli("export", "previous"), "no previous run in results yet")
-    assert_refused(cli("compare", "latest", "previous"), "no previous run in results yet")
+    assert_refused(cli("export", "previous"), "only made in results yet")
+    assert_refused(cli("compare", "latest", "previous"), "only made in results yet")
     newer = synthetic.write_named(tmp_path / "elsewhere", "one").rename(run.parent / "a-newer")
     write_info(newer, load_info(newer) | {"created": "2999-01-01"})
     (run.parent / "no-run").mkdir()
@@ -590,7 +590,7 @@ def test_the_latest_run_is_resumed_in_the_folder_that_output_names(
         write_info(folder, load_info(folder) | {"created": created})
     lines = (half / RECORDS).read_text().splitlines(keepends=True)
     (half / RECORDS).write_text(lines[0])
-    assert_refused(cli("sweep", "--resume", "latest"), "no latest run in results yet")
+    assert_refused(cli("sweep", "--resume", "latest"), "no run in results yet")
     for name in ("latest", "previous"):  # the other one is complete, which is no error
         assert cli("sweep", "--resume", name, "--quiet", *there).exit_code == 0
     assert len((half / RECORDS).read_text().splitlines()) == len(lines)

@@ -404,7 +404,8 @@ def find_run(text: str, output: Path) -> Path:
     if text in RECENT:
         runs, back = runs_in(output), RECENT.index(text)
         if len(runs) <= back:
-            raise StoreError(f"no {text} run in {output} yet; make one with: attnbench sweep")
+            only = f"only {runs[0].name}" if runs else "no run"
+            raise StoreError(f"{only} in {output} yet; make one with: attnbench sweep")
         return runs[-1 - back]
     candidates = (Path(text), output / text)
     for candidate in candidates:
