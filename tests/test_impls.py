@@ -541,6 +541,12 @@ def test_chunked_needs_a_64th_of_the_score_matrices_and_keeps_small_masks():
 # Compiling takes seconds a shape: two real ones, and the rest with dynamo alone.
 
 
+def test_kernels_that_inductor_keeps_serve_no_process_with_other_instructions():
+    """With ATEN_CPU_CAPABILITY=avx2 one made for AVX-512 leaves half of each vector unwritten."""
+    compile_alone(lambda x: x)
+    assert torch.compiler.config.cache_key_tag == torch.backends.cpu.get_cpu_capability()
+
+
 @pytest.mark.parametrize(("name", "pass_"), [("flex", "forward"), ("naive-compiled", "both")])
 def test_compiled_ones_are_right(name, pass_):
     position = "shaw:3" if name == "flex" else "none"

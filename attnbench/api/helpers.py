@@ -257,6 +257,8 @@ def compile_alone(
     from torch._functorch import config
 
     config.donated_buffer = False
+    if hasattr(torch.compiler, "config"):  # else a kernel kept from wider instructions gives NaN
+        torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
     assert isinstance(function, types.FunctionType)
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     own = types.FunctionType(
