@@ -1,30 +1,31 @@
-"""Whoever watches a run must not be able to end it."""
+"""Whoever watches a run, or reads what it says, must not be able to end it."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
 
-class _Guard:
-    def __init__(self, listener: Any) -> None:
-        self._listener = listener
-        self.failure: Exception | None = None  # the first
+class Guard:
+    """Stands for an object none of whose methods raises an Exception: `failed` gets it."""
+
+    def __init__(self, of: object, failed: Callable[[Exception], object]) -> None:
+        self._of, self._failed = of, failed
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._listener, name)
+        found = getattr(self._of, name)
 
         def call(*args: Any, **options: Any) -> Any:
             try:
-                return method(*args, **options)
+                return found(*args, **options)
             except Exception as err:
-                self.failure = self.failure or err
+                return self._failed(err)
 
-        return call
+        return call if callable(found) else found
 
 
 @contextlib.contextmanager
@@ -33,11 +34,11 @@ def guarded(listener: T) -> Iterator[T]:
 
     It goes to the listener's own `warned`, or is a Python warning where that raises as well.
     """
-    guard = _Guard(listener)
+    failures: list[Exception] = []
     try:
-        yield cast(T, guard)
+        yield cast(T, Guard(listener, failures.append))
     finally:
-        if (err := guard.failure) is not None:
+        for err in failures[:1]:
             text = f"progress was not shown to the end ({type(err).__name__}: {err!s:.200})"
             try:
                 cast(Any, listener).warned(f"{text}; what was measured is not affected")

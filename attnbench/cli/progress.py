@@ -8,7 +8,7 @@ import itertools
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ from rich.progress import (
 from rich.table import Column
 
 from attnbench.base import units
+from attnbench.base.guard import Guard
 from attnbench.base.signals import EndedError
 from attnbench.cli.options import say, silence, wrapped
 from attnbench.execution.checks import CheckResult
@@ -40,36 +41,6 @@ from attnbench.theory.traits import case_label
 _BESIDE = 44  # letters of the live line before its description
 
 
-class _StandardError:
-    """`sys.stderr` as it is now, until nobody reads it: what is written then goes nowhere.
-
-    rich would put /dev/null in the place of standard output, and exit.
-    """
-
-    def __init__(self) -> None:
-        self._stream = sys.stderr
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> None:
-        """Write, if somebody reads."""
-        with self._unread():
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        """Flush, if somebody reads."""
-        with self._unread():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _unread(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError:
-            silence(self._stream)
-
-
 class _Display:
     """Prints lines that stay and, on a terminal, one live line below them."""
 
@@ -77,7 +48,9 @@ class _Display:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        file: Any = _StandardError() if sys.stderr is not None else None  # None: it is closed
+        # Where nobody reads, rich would put /dev/null in the place of standard output, and exit.
+        stream = sys.stderr  # None where it is closed
+        file: Any = stream and Guard(stream, lambda _: silence(stream))
         self._console = Console(file=file, stderr=True, highlight=False, emoji=False)
         self._progress: Progress | None = None
         self._task = TaskID(0)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -343,10 +342,6 @@ def _forecast(
     return forecast
 
 
-def _left_s(end: float) -> float:
-    return end - time.perf_counter()
-
-
 def _measure(
     plan: Plan,
     runner: Executor,
@@ -365,10 +360,11 @@ def _measure(
     failed: set[tuple[str, str]] = set()
 
     def jobs() -> Iterator[Job]:
+        end = runner.began + ((forecast and forecast.limit_s) or 0.0)
         for process, cells in enumerate(plan.passes):
             own = jobs_of(cell for cell in cells if cell.key not in failed)
             if forecast is not None and forecast.limit_s is not None:
-                own = balanced(own, forecast, partial(_left_s, runner.began + forecast.limit_s))
+                own = balanced(own, forecast, lambda: end - time.perf_counter())
             for job in own:
                 yield replace(job, process=process)
 
