@@ -7,8 +7,11 @@ import importlib.util
 import itertools
 import math
 import os
+import secrets
+import shlex
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -364,6 +367,9 @@ def _connected(address: str, folder: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
     given = {"include_dashboard": False} if address == "local" else {}
     sent = {"working_dir": folder}
+    if address == "local":
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())  # else Ray writes to the home
+        sent["py_executable"] = shlex.quote(sys.executable)  # of which Ray makes a shell's line
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
     host, _, port = address.rpartition(":")
@@ -374,8 +380,9 @@ def _connected(address: str, folder: str) -> Any:
     except Exception as err:  # of many kinds, for an address that is not there, old or unreadable
         ray.shutdown()
         raise UsageError(
-            f"no Ray cluster at --ray-address {address} ({_line(err)}); start one with: ray start"
-            " --head, or take the cores of this machine with: --ray-address local"
+            f"no Ray cluster at --ray-address {address} ({_line(err)})"
+            + "; start one with: ray start --head, or take the cores of this machine with:"
+            " --ray-address local" * (address != "local")
         ) from err
     # It would print twenty lines of log for a node that is lost.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None

@@ -103,17 +103,18 @@ def _kill_others(alive: set[int]) -> None:
     One that cannot be ended is `alive` from then on: its owner is another user by now, or it is
     stuck in a driver, where a signal waits until that lets it go.
     """
-    deadline = time.monotonic() + _PATIENCE_S
     for _ in range(_GENERATIONS):
         others = {child.pid for child in psutil.Process().children()} - alive
         for child in others:
             try:
                 os.kill(child, signal.SIGKILL)
-                while os.waitpid(child, os.WNOHANG) == (0, 0):
-                    if time.monotonic() > deadline:
-                        raise TimeoutError
-                    time.sleep(_POLL_S)
             except OSError:
                 alive.add(child)
+        deadline = time.monotonic() + _PATIENCE_S
+        while left := {child for child in others - alive if os.waitpid(child, os.WNOHANG)[0] == 0}:
+            others = left  # the rest is gone
+            if time.monotonic() > deadline:
+                alive |= left
+            time.sleep(_POLL_S)
         if not others:
             return
