@@ -14,8 +14,10 @@ import click
 from attnbench.cli.options import (
     NAMES,
     POSITIVE,
+    Rows,
     device_option,
     impl_files,
+    options_of,
     say,
     seed_option,
     threads_option,
@@ -27,33 +29,27 @@ if TYPE_CHECKING:
     from attnbench.execution.failures import Failure
 
 
+_CHECK: Rows = (
+    ("--impls", {"type": NAMES}, "Implementations by name [all, or those of --impl]."),
+    impl_files(),
+    device_option,
+    ("--dtypes", {"type": NAMES, "default": "float32,bfloat16,float16,float64",
+                  "show_default": True},
+     "Dtypes to check in; decoding is checked in the first."),
+    threads_option("1"),
+    ("--timeout timeout_s", {"type": POSITIVE, "default": 60.0, "show_default": True},
+     "Seconds without a heartbeat after which a check is given up."),
+    seed_option,
+    ("--full", {"is_flag": True}, "The whole battery for those that compile, too (slow)."),
+    ("--watch", {"is_flag": True},
+     "Check again whenever a file of --impl, or beside it, changes."),
+    ("--verbose -v", {"is_flag": True}, "A line for each check, also those that pass."),
+    ("--json as_json", {"is_flag": True}, "Every result and kind of failure as JSON."),
+)  # fmt: skip
+
+
 @click.command()
-@click.option("--impls", type=NAMES, help="Implementations by name [all, or those of --impl].")
-@impl_files()
-@device_option
-@click.option(
-    "--dtypes",
-    type=NAMES,
-    default="float32,bfloat16,float16,float64",
-    show_default=True,
-    help="Dtypes to check in; decoding is checked in the first.",
-)
-@threads_option("1")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=POSITIVE,
-    default=60.0,
-    show_default=True,
-    help="Seconds without a heartbeat after which a check is given up.",
-)
-@seed_option
-@click.option("--full", is_flag=True, help="The whole battery for those that compile, too (slow).")
-@click.option(
-    "--watch", is_flag=True, help="Check again whenever a file of --impl, or beside it, changes."
-)
-@click.option("--verbose", "-v", is_flag=True, help="A line for each check, also those that pass.")
-@click.option("--json", "as_json", is_flag=True, help="Every result and kind of failure as JSON.")
+@options_of(_CHECK)
 def check(watch: bool, **options: Any) -> None:
     """Check implementations against a float64 reference.
 
@@ -77,7 +73,7 @@ def check(watch: bool, **options: Any) -> None:
             continue
         except AttnbenchError as err:  # such as a syntax error, which the next change may mend
             say(f"Error: {' '.join(str(err).split())}", err=True)
-        click.echo(f"waiting for a change of {', '.join(options['files'])} …", err=True)
+        say(f"waiting for a change of {', '.join(options['files'])} …", err=True)
         while _stamps(options["files"]) == stamps:
             time.sleep(_POLL_S)
 

@@ -48,7 +48,7 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
     def tell(test: str) -> None:
         # A line for each and nothing animated: a thread that draws would disturb what is timed.
         if shows:
-            click.echo(f"testing {_STAGES.get(test, test)} …", err=True)
+            say(f"testing {_STAGES.get(test, test)} …", err=True)
 
     examination = examine(device=device, threads=threads or 1, began=tell)
     if as_json:

@@ -193,29 +193,18 @@ def threads_option(default: str = "torch's default", before: str = "") -> Option
     )
 
 
-device_option: Option = click.option(
-    "--device",
-    type=DEVICE,
-    metavar=DEVICE.name,
-    default="auto",
-    show_default=True,
-    help="Where to run; auto takes a GPU where there is one.",
-)
-seed_option: Option = click.option(
-    "--seed",
-    type=click.IntRange(min=0, max=2**32 - 1),  # what torch's generators take on every device
-    default=0,
-    show_default=True,
-    help="Seed of the random inputs.",
-)
-output_option: Option = click.option(
-    "--output",
-    type=PATH,
-    default=Path("results"),
-    show_default=True,
-    metavar="DIR",
-    help="The folder that holds the runs.",
-)
+device_option = options_of((
+    ("--device", {"type": DEVICE, "metavar": DEVICE.name, "default": "auto", "show_default": True},
+     "Where to run; auto takes a GPU where there is one."),
+))  # fmt: skip
+seed_option = options_of((  # what torch's generators take on every device
+    ("--seed", {"type": click.IntRange(0, 2**32 - 1), "default": 0, "show_default": True},
+     "Seed of the random inputs."),
+))  # fmt: skip
+output_option = options_of((
+    ("--output", {"type": PATH, "metavar": "DIR", "default": Path("results"), "show_default": True},
+     "The folder that holds the runs."),
+))  # fmt: skip
 
 
 def run_argument(command: Command) -> Command:
@@ -234,38 +223,23 @@ AXES: tuple[tuple[str, Any, str], ...] = (
     ("--kv-lens", SIZES, "keys and values S [as seq-lens]"),
     ("--head-dims", SIZES, "D [64]"),
     ("--value-dims", SIZES, "V [as head-dims]"),
-    (
-        "--masks",
-        NAMES,
-        "full, causal, window:256, prefix:128, document:64+128, padding:300+512 [full]",
-    ),
+    ("--masks", NAMES,
+     "full, causal, window:256, prefix:128, document:64+128, padding:300+512 [full]"),
     ("--positions", NAMES, "none, rope, rope:500000, alibi, … (`attnbench list`) [none]"),
-    (
-        "--widths",
-        SIZES,
-        "layer, decode, recurrent: model width E; heads stay and D = E/H, or with --head-dims"
-        " alone D stays and H = E/D [heads x head-dim]",
-    ),
-    (
-        "--projections",
-        NAMES,
-        "layer: fused, separate, per-head, mla:128, pruned:1, tied, tied-layers [fused]",
-    ),
-    (
-        "--caches",
-        NAMES,
-        "decode: rerun, none, concat, static, shared, sliding, paged, paged:page=64, int8,"
-        " int8-head, latent:rank=128 [static]",
-    ),
+    ("--widths", SIZES,
+     "layer, decode, recurrent: model width E; heads stay and D = E/H, or with --head-dims alone"
+     " D stays and H = E/D [heads x head-dim]"),
+    ("--projections", NAMES,
+     "layer: fused, separate, per-head, mla:128, pruned:1, tied, tied-layers [fused]"),
+    ("--caches", NAMES,
+     "decode: rerun, none, concat, static, shared, sliding, paged, paged:page=64, int8,"
+     " int8-head, latent:rank=128 [static]"),
     ("--new-tokens", SIZES, "decode: tokens generated a call [8]"),
     ("--query-tokens", SIZES, "decode: tokens that a step takes at once, as drafted ones [1]"),
     ("--layers", SIZES, "layer, decode: layers one after another [1]"),
-    (
-        "--impls",
-        NAMES,
-        "implementations by name, such as sdpa,performer:features=64..512 [all exact ones]",
-    ),
-)
+    ("--impls", NAMES,
+     "implementations by name, such as sdpa,performer:features=64..512 [all exact ones]"),
+)  # fmt: skip
 AXIS_FIELDS = ("workload", *(flag[2:].replace("-", "_") for flag, _, _ in AXES))
 
 

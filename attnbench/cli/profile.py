@@ -89,7 +89,7 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
             if len(subjects) > 1:
                 (place := folder / letter).mkdir()
             if sys.stderr.isatty():
-                click.echo(f"profiling {subject.label} …", err=True)
+                say(f"profiling {subject.label} …", err=True)
             made = profile_subject(subject, case, place, instructions=options["instructions"])
             own = dict[str, str]()
             for number, file in enumerate(map(Path, subject.settings.files), start=1):

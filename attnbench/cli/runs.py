@@ -9,7 +9,15 @@ from pathlib import Path
 
 import click
 
-from attnbench.cli.options import PATH, device_option, impl_files, run_argument, say, wrapped
+from attnbench.cli.options import (
+    PATH,
+    device_option,
+    impl_files,
+    options_of,
+    run_argument,
+    say,
+    wrapped,
+)
 from attnbench.errors import StoreError, UsageError
 
 
@@ -89,15 +97,11 @@ def report(run: str, output: Path) -> None:
 
 @click.command()
 @run_argument
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["csv", "json", "parquet"]),
-    default="csv",
-    show_default=True,
-    help="parquet needs --to.",
-)
-@click.option("--to", type=PATH, help="A file [standard output].")
+@options_of((
+    ("--format kind", {"type": click.Choice(["csv", "json", "parquet"]), "default": "csv",
+                       "show_default": True}, "parquet needs --to."),
+    ("--to", {"type": PATH}, "A file [standard output]."),
+))  # fmt: skip
 def export(run: str, output: Path, kind: str, to: Path | None) -> None:
     """Write the table of a run, one row for each cell.
 

@@ -182,14 +182,11 @@ def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
 
 @click.command()
 @run_argument
-@click.option(
-    "--file",
-    type=PATH,
-    metavar="TOML",
-    help="A file of claims [those of the lecture notes].",
-)
-@click.option("--only", type=NAMES, metavar="IDS", help="These claims alone, by their ids.")
-@click.option("--json", "as_json", is_flag=True, help="Claims, findings and figures as one object.")
+@options_of((
+    ("--file", {"type": PATH, "metavar": "TOML"}, "A file of claims [those of the lecture notes]."),
+    ("--only", {"type": NAMES, "metavar": "IDS"}, "These claims alone, by their ids."),
+    ("--json as_json", {"is_flag": True}, "Claims, findings and figures as one object."),
+))  # fmt: skip
 def claims(
     run: str, output: Path, file: Path | None, only: tuple[str, ...] | None, as_json: bool
 ) -> None:

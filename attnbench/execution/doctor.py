@@ -94,19 +94,20 @@ def examine(
 
 def judge(diagnosis: dict[str, Any]) -> tuple[Finding, ...]:
     """The findings of a diagnosis: first all self-tests, then those of the machine."""
-    return (*_judge_tests(diagnosis), *symptoms(diagnosis))
-
-
-def _judge_tests(diagnosis: dict[str, Any]) -> Iterator[Finding]:
+    found: list[Finding] = []
     for name, outcome in diagnosis["tests"].items():
         if "raised" in outcome:
-            yield _test(name, "fail", f"could not run: {outcome['raised']}", None, _NO_CLOCK)
+            found.append(_test(name, False, f"could not run: {outcome['raised']}", None, _NO_CLOCK))
         else:
-            yield from _RULES[name](outcome, diagnosis["facts"])
+            found += _RULES[name](outcome, diagnosis["facts"])
+    return (*found, *symptoms(diagnosis))
 
 
-def _test(name: str, level: Level, fact: str, limit: str | None, remedy: str) -> Finding:
-    needed = None if level == "ok" else remedy
+def _test(
+    name: str, passed: bool, fact: str, limit: str | None, remedy: str, otherwise: Level = "fail"
+) -> Finding:
+    level: Level = "ok" if passed else otherwise
+    needed = None if passed else remedy
     return Finding(kind="test", name=name, level=level, fact=fact, limit=limit, remedy=needed)
 
 
@@ -117,14 +118,15 @@ def _clock(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     if seen["negative"]:
         fact += f", {seen['negative']} readings below 0"
     limit = f"≤ {units.time(limit_us)}"
-    yield _test("clock resolution", "ok" if fine else "fail", fact, limit, _NO_CLOCK)
+    yield _test("clock resolution", fine, fact, limit, _NO_CLOCK)
     call_us = seen["call_us"]
     yield _test(
         "clock overhead",
-        "ok" if call_us <= CALL_US else "warning",
+        call_us <= CALL_US,
         f"{units.time(call_us)} a call, {units.time(seen['block_us'])} a block",
         f"≤ {units.time(CALL_US)} a call",
         "calls shorter than 100 times this look slower than they are: take larger cases",
+        otherwise="warning",
     )
 
 
@@ -132,7 +134,7 @@ def _spin(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     right = abs(seen["error"]) <= SPIN_ERROR
     yield _test(
         "spin of known length",
-        "ok" if right else "fail",
+        right,
         f"{units.time(seen['known_us'])} read {seen['error']:+.2%} off".replace("%", " %"),
         f"± {units.percent(SPIN_ERROR)}",
         _NO_CLOCK,
@@ -145,7 +147,7 @@ def _matmul(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     fact = f"{units.flop_rate(rate)} at n = {seen['width']}"
     limit = f"≤ {units.flop_rate(bound)}, {source}" if bound else source
     remedy = "the time is too short to be true, or the work was not done: report this"
-    yield _test("matmul under the peak", "ok" if possible else "fail", fact, limit, remedy)
+    yield _test("matmul under the peak", possible, fact, limit, remedy)
 
 
 def matmul_bound(facts: dict[str, Any]) -> tuple[float | None, str]:
@@ -169,7 +171,7 @@ def _cold(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     apart = seen["low"] is not None and seen["low"] > COLD_RATIO
     yield _test(
         "cold told from warm",
-        "ok" if apart else "fail",
+        apart,
         f"{units.time(seen['cold_us'])} and {units.time(seen['warm_us'])}:"
         f" {units.ratio(seen['ratio'])} [{units.ratio_interval(seen['low'], seen['high'])}]",
         f"interval above {COLD_RATIO}",
@@ -181,11 +183,10 @@ def _planted(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     slowed, twin = seen["slowed"], seen["twin"]
     found = _touches(slowed, SEEN) and not slowed["low"] <= 1 <= slowed["high"]
     limit = f"excludes 1, meets {SEEN[0]}–{SEEN[1]}"
-    level: Level = "ok" if found else "fail"
-    yield _test("slowdown of 5 % seen", level, _interval(slowed), limit, _AGAIN)
+    yield _test("slowdown of 5 % seen", found, _interval(slowed), limit, _AGAIN)
     alike = _touches(twin, ALIKE)
     limit = f"meets {ALIKE[0]}–{ALIKE[1]}"
-    yield _test("identical work alike", "ok" if alike else "fail", _interval(twin), limit, _AGAIN)
+    yield _test("identical work alike", alike, _interval(twin), limit, _AGAIN)
 
 
 def _touches(seen: dict[str, Any], band: tuple[float, float]) -> bool:
@@ -202,15 +203,15 @@ def _interval(seen: dict[str, Any]) -> str:
 def _noise(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     for name, key in (("noise in 1 s", "short"), ("noise in 10 s", "long")):
         width = seen[key]
-        level: Level = "ok" if width is not None and width <= NOISE_WARNING else "warning"
-        if key == "long" and (width is None or width > NOISE_FAIL):
-            level = "fail"
+        loud: Level = "warning"
         fact = "no interval" if width is None else f"median ± {100 * width:.2f} %"
         limit = f"± {100 * NOISE_WARNING:.0f} %"
         if key == "long":
             fact += f", {seen['samples']} samples ({seen['discarded']} discarded)"
             limit += f", fit up to {100 * NOISE_FAIL:.0f} %"
-        yield _test(name, level, fact, limit, _AGAIN)
+            loud = "fail" if width is None or width > NOISE_FAIL else loud
+        calm = width is not None and width <= NOISE_WARNING
+        yield _test(name, calm, fact, limit, _AGAIN, loud)
 
 
 def _launch(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
@@ -218,11 +219,12 @@ def _launch(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     hidden_us, enqueue_us = seen["hidden_us"], seen["enqueue_us"]
     yield _test(
         "launch hidden",
-        "ok" if hidden_us >= HIDDEN_SHARE * enqueue_us else "warning",
+        hidden_us >= HIDDEN_SHARE * enqueue_us,
         f"{units.time(hidden_us)} of {units.time(enqueue_us)}, by a flush of"
         f" {units.time(seen['flush_us'])} and a spin",
         f"≥ {units.percent(HIDDEN_SHARE)}",
         "times of short calls have waiting for the host in them: --timer graph",
+        otherwise="warning",
     )
 
 

@@ -113,14 +113,10 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
     ):
         catalogue = _catalogue(runner, watching)
         check_names(request.sweeps, catalogue)
-        for flag, given in (
-            ("--timer", request.settings.timer),
-            ("--energy", request.settings.energy),
-        ):
-            if given and catalogue.device != "cuda":
-                raise UsageError(
-                    f"{flag} needs a GPU (this run is on {catalogue.device}); leave it out"
-                )
+        for name in ("timer", "energy"):
+            if getattr(request.settings, name) and catalogue.device != "cuda":
+                where = f"this run is on {catalogue.device}"
+                raise UsageError(f"--{name} needs a GPU ({where}); leave it out")
         whole = plan = _plan(request, catalogue, runner)
         if request.shard is not None:
             plan = sharded(whole, *request.shard)

@@ -12,7 +12,6 @@ from typing import Any, Literal, Self, get_args
 import msgspec
 
 from attnbench.base.jsontext import decode, dumps, sealed, unsealed
-from attnbench.base.sample import DiscardCode
 from attnbench.base.sample import Sample as Sample
 from attnbench.base.stats import robust_least
 from attnbench.errors import StoreError, UsageError
@@ -173,25 +172,10 @@ def _columns(samples: tuple[Sample, ...]) -> dict[str, list[Any]]:
 
 
 def _samples(columns: dict[str, list[Any]]) -> tuple[Sample, ...]:
-    """Inverse of `_columns`; older runs have the reason of a discard, and no code."""
-    if "discarded" in columns and "discard_code" not in columns:
-        columns["discard_code"] = [
-            reason
-            and next((c for text, c in _OLD_REASONS.items() if reason.startswith(text)), "other")
-            for reason in columns["discarded"]
-        ]
+    """Inverse of `_columns`."""
     count = len(columns.get("round", ()))
     whole = [columns.get(name) or repeat(default, count) for name, default in _SAMPLE.items()]
     return msgspec.convert(list(zip(*whole, strict=True)), tuple[Sample, ...])
-
-
-_OLD_REASONS: dict[str, DiscardCode] = {
-    "interrupted": "interrupted",
-    "the hypervisor": "stolen",
-    "the CPU quota": "throttled",
-    "something was compiled": "compiled",
-    "the clock": "clock",
-}
 
 
 _LARGEST = 2.0**63  # what a table of whole numbers can hold
