@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from attnbench.api import implementation
+from attnbench.base import units
 from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median
 from attnbench.machine import host
@@ -194,7 +195,10 @@ def core_speed(
     found = speeds(readings)
     full_us = found[0].loop_us * max(1.0, median(target.slowed_by or [1.0]))
     at_full = sum(us <= FULL_SPEED * full_us for us in target.probes_us)
-    listed = (f"{s.loop_us:.1f} µs ({s.share:.0%}, {s.stay_ms:.2g} ms at a time)" for s in found)
+    listed = (
+        f"{s.loop_us:.1f} µs ({s.share:.0%}, {units.time(1000 * s.stay_ms)} at a time)"
+        for s in found
+    )
     return {
         "probe_us": full_us,
         "full_speed_share": round(at_full / len(target.probes_us), 4),
