@@ -23,8 +23,8 @@ from tests import synthetic
 
 CASE = Case(seq_len=256)
 ASKED = (["float32"], [1]), "90%"
-# A large matmul at 0.1 TFLOP/s: a cell at more than three times that is beyond it.
-SLOW, FAST = 0.1, 100.0
+# A large matmul at so many TFLOP/s, where cells are at 1: beyond 1.5 times what was kept.
+SLOW, NEAR, FAST = 0.6, 0.7, 100.0
 
 
 def measured(tflops: float, days_ago: float = 0.0) -> dict[str, Any]:
@@ -92,6 +92,13 @@ def test_they_are_measured_anew_or_not_at_all_where_that_is_asked_for(
 ) -> None:
     sweep()
     assert sweep(ceilings=how)["done"].count("ceilings") == times
+
+
+def test_a_time_little_above_kept_ceilings_is_no_reason_to_measure_them_again(
+    sweep: Callable[..., dict[str, Any]],
+) -> None:
+    sweep(NEAR)
+    assert sweep(FAST)["done"] == ["x", "y"]
 
 
 def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspect(

@@ -62,4 +62,5 @@ def exceeded(record: Record, facts: Facts) -> bool:
     """Whether the fastest sample of a cell is beyond what ceilings of the cache allow."""
     case, fastest_us = record.cell.case, min((s.own_us for s in record.kept), default=None)
     asked = facts, case.dtype, case.threads, fastest_us, record.metrics
-    return limits.suspect(*asked, cached=True) != limits.suspect(*asked)
+    kept = limits.ceilings_of(facts, case.threads).cached
+    return kept and limits.suspect(*asked, cached=True) is not None
