@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from attnbench.base.units import counted
 from attnbench.cli.options import PATH, SHARE, output_option
 
 
@@ -34,7 +35,7 @@ def history(folder: Path, run: str | None, output: Path, least: float) -> None:
         found = find_run(run, output)
         added = entries.add(folder, load_run(found))
         file, what = folder / entries.FILE, "added to" if added else "is already in"
-        click.echo(f"{found.name} {what} {file} ({len(entries.read_file(file))} runs)")
+        click.echo(f"{found.name} {what} {file} ({counted(len(entries.read_file(file)), 'run')})")
         return
     from attnbench.analysis.history.series import history as taken_apart
     from attnbench.analysis.history.steps import Rules
