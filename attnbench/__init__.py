@@ -96,8 +96,8 @@ def sweep(
 
 def _typed(given: dict[str, Any]) -> dict[str, Any]:
     """Settings and axes as the options of `attnbench sweep` would be stored."""
-    found = {name.removesuffix("_s"): v for name, v in given.items() if v is not None}
-    return found | ({"no_prune": True} if found.pop("prune", True) is False else {})
+    found = {n.removesuffix("_s"): v for n, v in given.items() if v is not None and v is not False}
+    return found | ({"no_prune": True} if given.get("prune") is False else {})
 
 
 def _plain(axis: str, value: Any) -> Any:

@@ -60,6 +60,7 @@ trap 'chmod -R u+rwX "$place"; rm -rf "$place"' EXIT
 mkdir -p "$place/tmp/home" "$place/var"
 chmod 1777 "$place/tmp" "$place/var"
 git clone --quiet "$source" "$place/tmp/attnbench"
+git -C "$place/tmp/attnbench" remote set-head origin --delete  # what is checked out is no default branch
 for file in .pip/pip.conf .config/pip/pip.conf; do  # where packages are
   [ ! -f "${HOME:-}/$file" ] || install -D -m 600 "$HOME/$file" "$place/tmp/home/$file"
 done

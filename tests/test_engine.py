@@ -291,6 +291,21 @@ def test_a_call_faster_than_the_clock_can_see_is_an_error_and_not_an_endless_loo
     assert str(MOST_CALLS) in str(error)
 
 
+@pytest.mark.parametrize("share", [1e-4, 1e-6])
+def test_a_processor_clock_that_lags_once_asks_for_no_crowd_of_calls(machine, share):
+    """Of a call of 30 ms, whose wall time says so: 500 of them would be 15 s in one batch."""
+    calls, batch = [], machine.batch
+
+    def counted(call, count):
+        calls.append(count)
+        return batch(call, count)
+
+    machine.batch = counted
+    machine.cpu_share = dict.fromkeys(range(1000), 1.0) | {0: share}
+    machine.one(30_000.0, LONG)
+    assert max(calls) <= 4
+
+
 def test_warming_up_goes_on_while_something_compiles(machine, monkeypatch):
     """A compiler at work in a window: the windows start again, and its time is told apart."""
     activity = iter([0, 1, 2, 3] + [3] * 100)

@@ -230,15 +230,18 @@ def test_what_requirements_leave_open_is_said_of_a_kept_environment_and_refreshe
     monkeypatch.setattr(subprocess, "run", pip := _Pip())
     file, told = tmp_path / "new.txt", list[str]()
     file.write_text(
-        "# torch\n--extra-index-url https://x\ntorch\nnumpy>=2 ; python_version > '3.8'  # why\n"
+        "# torch\n--extra-index-url https://x\n-i https://y\n-f https://z\n"
+        "torch\nnumpy>=2 ; python_version > '3.8'  # why\n"
         "scipy==1.*\npandas==3.1.1 --hash=sha256:00\nrich==15; python_version > '3'\n"
         "mine @ https://x/mine.whl\n-r more.txt\n"
+        f"at @ git+https://x/y@{'0123456789' * 4}\nby @ git+https://x/y@main\n"
     )
     build_environment(f"new={file}", told.append)
     assert len(told) == 1, "it has just been installed"
     build_environment(f"new={file}", told.append)
     assert len(pip.commands) == 2
-    assert "pins no version of torch, numpy>=2, scipy==1.*, -r more.txt; --refresh" in told[1]
+    free = "torch, numpy>=2, scipy==1.*, -r more.txt, by @ git+https://x/y@main"
+    assert f"pins no version of {free}; --refresh" in told[1]
     build_environment(f"new={file}", told.append, refresh=True)
     assert len(pip.commands) == 4
     assert_refused(cli("gate", "--python", str(file), "--refresh"), "--refresh goes with --env")
@@ -341,6 +344,7 @@ UNSEEN = (Controls(found=False), Controls(untrusted="it was busy"))
         outcome("not comparable", "regressed"),
         *(replace(outcome("ok", "regressed"), controls=controls) for controls in UNSEEN),
         replace(outcome("regressed"), controls=UNSEEN[1], exit_code=ExitCode.ENVIRONMENT),
+        replace(outcome("regressed", "incorrect"), controls=UNSEEN[1]),  # that needs no trust
     ],
 )
 def test_a_bisection_that_meets_an_open_suspect_says_between_which_it_lies(
@@ -349,7 +353,9 @@ def test_a_bisection_that_meets_an_open_suspect_says_between_which_it_lies(
     def compared(options, both):
         return middle if int(both[1].name) == 2 else outcome("regressed", "ok")
 
-    assert bisected(monkeypatch, compared) == ExitCode.INCONCLUSIVE
+    trusted = middle.controls.untrusted is None
+    code = ExitCode.INCONCLUSIVE if trusted else ExitCode.ENVIRONMENT
+    assert bisected(monkeypatch, compared) == code
     out = capsys.readouterr().out
     assert out.startswith(
         "worse since somewhere between torch 2.0, Python 3.11 (0) and torch 2.5, Python 3.11 (5):"

@@ -159,6 +159,13 @@ def test_cold_and_warm_reads_are_told_apart_where_the_flush_works(miss_us, gain,
     assert [seen[x] for x in ("ratio", "low", "high")] == [ratio and pytest.approx(ratio)] * 3
 
 
+def test_one_reading_of_nothing_voids_no_other_round():
+    world = World()
+    cold, warm = WorldClock(world, l2="cold"), WorldClock(world, noise=(0.0, -5.1, *[0.0] * 99))
+    seen = selfcheck.cold_and_warm(cold, warm, world.work(5.0), most=8)
+    assert (seen["ratio"], seen["low"]) == (1.0, 1.0)
+
+
 @pytest.fixture
 def world(monkeypatch, idle_machine) -> World:
     """A world of its own for all that timing looks at: the clocks, and the counters beside them."""

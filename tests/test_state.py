@@ -111,5 +111,6 @@ def test_what_a_call_leaves_behind_is_put_back_and_named_each_time(
     told: dict[str, Any], left: str
 ) -> None:
     named, clean, lasting, same = told[left]
-    assert [LEFT[left][1] in names for names in named] == [True, True], named
+    changes = left != "affinity" or len(os.sched_getaffinity(0)) > 1  # one CPU cannot become fewer
+    assert [LEFT[left][1] in names for names in named] == [changes] * 2, named
     assert (clean, lasting, same) == ([], None, True)

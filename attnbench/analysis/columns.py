@@ -250,10 +250,7 @@ metric("error_ratio", "float", "", "error / allowed error; right at 1 or below")
 metric("flops_note", "text", "", "where the three FLOP counts disagree, and why")
 metric("interruptions_per_s", "float", "1/s", "how often other work took a core away")
 metric("cpu_share", "float", "", "processor time of a thread / wall time of all samples")
-metric(
-    "full_speed_share", "float", "",
-    "how often a fixed loop took what it takes at the core's fastest speed",
-)  # fmt: skip
+metric("full_speed_share", "float", "", "how often a fixed loop ran at the core's fastest speed")
 _of_record("notes", "text", "", "what to know before believing the time", notes.notes)
 _of_record(
     "unsteady", "text", "", "why the error of the time has no bound, by name", notes.unsteady
@@ -368,10 +365,8 @@ metric(
     "memory_retained_bytes", "int", "B",
     "still held after the first call of all, beside its outputs; null for what compiles",
 )  # fmt: skip
-metric(
-    "core_speeds", "text", "", "each speed of the core: the loop's time at it, its share, mean stay"
-)
-limit("ceilings_measured", "text", "", "when the `_measured` were, at most a day before the run")
+metric("core_speeds", "text", "", "the core's speeds: the loop's time, its share, the mean stay")
+limit("ceilings_measured", "text", "", "when the measured limits were taken, at most a day before")
 metric("pinned_cpu", "text", "", "the CPU that its process could not leave, see --threads")
 metric("memory_predicted_source", "text", "", "formula (exact), or estimate (simple law)")
 

@@ -68,9 +68,10 @@ def _times(record: Record, samples: list[Sample]) -> list[float]:
 def time_us(record: Record) -> float | None:
     """The reported time in µs; None where nothing was measured.
 
-    On a CPU the low end: the fastest sample of those that other work left alone; where it left
-    fewer than three alone, the least processor time. Over several processes their median. On a
-    GPU, and in runs from before a core's speed was recorded, the median of the observations.
+    On a CPU the low end: the fastest sample that other work left alone, by two clocks; without
+    three of these, or a second clock (several threads), the least that does not stand alone
+    (`robust_least`). Over several processes their median. On a GPU, and in runs from before a
+    core's speed was recorded, the median of the observations.
     """
     if not record.samples:
         return None

@@ -34,11 +34,11 @@ def guarded(listener: T) -> Iterator[T]:
 
     It goes to the listener's own `warned`, or is a Python warning where that raises as well.
     """
-    failures: list[Exception] = []
+    failures: dict[str, Exception] = {}
     try:
-        yield cast(T, Guard(listener, failures.append))
+        yield cast(T, Guard(listener, lambda err: failures.setdefault("first", err)))
     finally:
-        for err in failures[:1]:
+        for err in failures.values():
             text = f"progress was not shown to the end ({type(err).__name__}: {err!s:.200})"
             try:
                 cast(Any, listener).warned(f"{text}; what was measured is not affected")

@@ -70,9 +70,9 @@ class Sample(Batch, frozen=True, kw_only=True, array_like=True, gc=False):
     """Batches of `calls` calls, in interleaving round `round`, at `position` within it.
 
     On CPU it is up to twenty batches, whose times are `blocks_us`. The fastest of those that other
-    work left alone stands for it; where none was left alone, that with the least processor time.
-    On CUDA it is one batch, and `blocks_us` empty. Where a call does several units of work, times
-    are per unit: per token for decode.
+    work left alone stands for it; where none was, that with the second least processor time. On
+    CUDA it is one batch, and `blocks_us` empty. Where a call does several units of work, times are
+    per unit: per token for decode.
 
     `probe_us` is how long a fixed loop took around the batch, on CPU: how fast the core was.
     `process` numbers the fresh processes of a cell. `discarded` says why the sample does not count,

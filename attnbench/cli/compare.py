@@ -14,10 +14,7 @@ from attnbench.errors import ExitCode, UsageError
 @click.argument("sources", nargs=-1, metavar="A B [C]...")
 @click.option("--fail-slower", is_flag=True, help="Exit 1 if a cell is slower.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
-@click.option(
-    "--name",
-    help="Write compare.html and compare.md into a new folder of this name.",
-)
+@click.option("--name", help="Write compare.html and compare.md into a new folder of this name.")
 @output_option
 def compare(
     sources: tuple[str, ...], fail_slower: bool, as_json: bool, name: str | None, output: Path

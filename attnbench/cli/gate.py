@@ -71,7 +71,7 @@ _GATE: Rows = (
     ("--timeout", {"type": POSITIVE, "default": 120.0, "show_default": True},
      "Seconds without a heartbeat after which a process is given up."),
     ("--replay", {"metavar": "FILE"},
-     "Decide again from the raw data of a gate.json, a folder, a name or `latest`."),
+     "Decide again from the raw data of a gate.json, a folder, a name, `latest` or `previous`."),
     seed_option,
     output_option,
     ("--name", {}, "The result's name, a new folder [gate- and a time stamp]."),
@@ -194,17 +194,16 @@ def _bisected(options: dict[str, Any], environments: list[Callable[[], Environme
     while since - before > 1:
         middle = (before + since) // 2
         outcome = compared(middle)
-        seen = outcome.controls.untrusted is None and outcome.controls.found is not False
-        worse = those(outcome, "incorrect", "regressed") & suspects
-        if worse and outcome.exit_code == ExitCode.FINDING:
+        trusted, blind = outcome.controls.untrusted is None, outcome.controls.found is False
+        if trusted and those(outcome, "incorrect", "regressed") & suspects:
             since = middle
-        elif seen and suspects <= those(outcome, "ok", "improved"):
+        elif trusted and not blind and suspects <= those(outcome, "ok", "improved"):
             before = middle
         else:  # whatever became of other cells
             after, by, open_ = (environments[i]().label for i in (before, since, middle))
             say(f"worse since somewhere between {after} and {by}: undecided at {open_}; rerun, or"
                 " raise --budget")  # fmt: skip
-            return ExitCode.INCONCLUSIVE
+            return ExitCode.INCONCLUSIVE if trusted else ExitCode.ENVIRONMENT
     say(f"worse since {environments[since]().label}, not yet in {environments[before]().label}")
     return ExitCode.FINDING
 

@@ -73,8 +73,8 @@ def silence(stream: Any) -> None:
 
     What is left in its buffer would otherwise raise at exit, and change the exit code.
     """
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class OneLineError(click.ClickException):

@@ -66,11 +66,12 @@ _VERIFY: Rows = (
 def verify(**options: Any) -> None:
     """Ask whether cost grows as the laws declare.
 
-    RUN is a folder, a name, or `latest`. FLOPs and workspace are compared with their formulas and
-    laws exactly; time by its exponent along each axis, with an interval, and by a model of several
-    terms where sizes vary together. Each verdict is holds, refuted or inconclusive, with the
-    reason; the last line counts them. Exits 1 if something is refuted, 3 if nothing holds of some
-    implementation, else 0: also where FLOPs hold and the time is open, unless --strict is given.
+    RUN is a folder, a name, `latest` or `previous`. FLOPs and workspace are compared with their
+    formulas and laws exactly; time by its exponent along each axis, with an interval, and by a
+    model of several terms where sizes vary together. Each verdict is holds, refuted or
+    inconclusive, with the reason; the last line counts them. Exits 1 if something is refuted, 3 if
+    nothing holds of some implementation, else 0: also where FLOPs hold and the time is open, unless
+    --strict is given.
 
     --sweep measures some 300 cells on a CPU, in one thread and with an allocator that keeps its
     memory; it takes about five minutes on two CPUs. With --impls or --impl only the named
@@ -192,8 +193,8 @@ def claims(
 ) -> None:
     """Hold claims, such as a paper's table, against a run.
 
-    RUN is a folder, a name, or `latest`. Without --file the claims are those of five lecture notes
-    on attention. A claim is a few lines of TOML:
+    RUN is a folder, a name, `latest` or `previous`. Without --file the claims are those of five
+    lecture notes on attention. A claim is a few lines of TOML:
 
     \b
       [[claim]]

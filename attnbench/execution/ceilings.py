@@ -14,6 +14,7 @@ from typing import Any
 
 from attnbench.base.files import read, write_whole
 from attnbench.base.jsontext import checksum, decode, dumps, sealed, unsealed
+from attnbench.base.stats import robust_least
 from attnbench.errors import StoreError
 from attnbench.execution.store import environment_key
 from attnbench.machine import limits
@@ -59,8 +60,9 @@ def _file(facts: Facts, asked: object) -> Path:
 
 
 def exceeded(record: Record, facts: Facts) -> bool:
-    """Whether the fastest sample of a cell is beyond what ceilings of the cache allow."""
-    case, fastest_us = record.cell.case, min((s.own_us for s in record.kept), default=None)
-    asked = facts, case.dtype, case.threads, fastest_us, record.metrics
+    """Whether the low end of a cell's samples is beyond what ceilings of the cache allow."""
+    case, times_us = record.cell.case, [sample.own_us for sample in record.kept]
+    least_us = robust_least(times_us) if times_us else None
+    asked = facts, case.dtype, case.threads, least_us, record.metrics
     kept = limits.ceilings_of(facts, case.threads).cached
     return kept and limits.suspect(*asked, cached=True) is not None

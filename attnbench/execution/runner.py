@@ -47,10 +47,10 @@ class Executor(abc.ABC):
     With the catalogue come `warnings` and `own`, the names that each of the user's files
     registered. `environments` has the facts of the machines that measure by their key; `admit`
     returns those of one with the ceilings known of it, or raises a UsageError: it is not to
-    measure. For other ceilings `limits` asks; of trouble with their cache `warned` hears. `pruning`
-    knows what ran out of memory before, `suspects` what became of cells, by their keys, that are
-    tried once more. `start_up_s` and `ceilings_s` are the wall seconds spent so far on starting
-    workers and on ceilings, since `began`.
+    measure. For other ceilings `limits` asks; `warned` is told of trouble with their cache.
+    `pruning` knows what ran out of memory before, `suspects` what became of cells, by their keys,
+    that are tried once more. `start_up_s` and `ceilings_s` are the wall seconds spent so far on
+    starting workers and on ceilings, since `began`.
     """
 
     def __init__(self, settings: Settings) -> None:

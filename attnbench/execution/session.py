@@ -176,7 +176,7 @@ def resume(
         StoreError: the folder is not a run, its plan is damaged, or a file of the user's changed.
         UsageError: this machine or installation is not the one that began the run.
     """
-    load_info(path)  # what is no run is refused before anything is made in it
+    load_info(path)  # a folder that is not a run is refused before a file is made in it
     with contextlib.ExitStack() as held:
         watching = held.enter_context(guarded(listener))
         # Locked before it is read: a process that still measures adds records, seconds, machines.
@@ -355,12 +355,13 @@ def _measure(
     spent: Any = Counter(machines.info.get("spent"))
     failed: set[tuple[str, str]] = set()
 
+    limit_s = None if forecast is None else forecast.limit_s
+
     def jobs() -> Iterator[Job]:
-        end = runner.began + ((forecast and forecast.limit_s) or 0.0)
         for process, cells in enumerate(plan.passes):
             own = jobs_of(cell for cell in cells if cell.key not in failed)
-            if forecast is not None and forecast.limit_s is not None:
-                own = balanced(own, forecast, lambda: end - time.perf_counter())
+            if forecast is not None and limit_s is not None:
+                own = balanced(own, forecast, lambda: runner.began + limit_s - time.perf_counter())
             for job in own:
                 yield replace(job, process=process)
 

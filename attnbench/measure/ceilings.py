@@ -49,7 +49,7 @@ def measure_ceilings(
     `matmul_tflops` by dtype; `copy_gbps` (bytes read plus written) and `read_gbps`, from buffers
     several times the last cache; `launch_us`, the time of a call that does next to nothing, and on
     CUDA `launch_cold_us`, that of a cold one; `cache_bytes`, the last cache; `measured`, when. Each
-    rate is the best of several interleaved rounds: what else the machine does can only lower it.
+    rate is the high end of interleaved rounds: what else the machine does can only lower it.
     """
     clock = clock or clock_for(device, l2="warm")
     cache_bytes = _known(partial(last_cache_bytes, device))
@@ -164,7 +164,7 @@ def _least_us(
     spent_us = 0.0
     for done in range(1, MOST_ROUNDS + 1):
         for name, call in calls.items():
-            least_us = min(times[name], default=math.inf)
+            least_us = robust_least(times[name] or [math.inf])
             each = min(MOST_CALLS, max(1, math.ceil(batch_us / least_us)))
             batch = clock.batch(call, each)
             spent_us += batch.e2e_us * each

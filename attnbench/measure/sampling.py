@@ -209,7 +209,8 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
     windows: deque[tuple[float, float]] = deque(maxlen=_WINDOWS)
     while True:
         started = time.perf_counter()
-        each_us = clock.batch(target.call, calls).own_us
+        batch = clock.batch(target.call, calls)
+        each_us = batch.own_us
         now, seen = time.perf_counter(), compile_activity()
         if seen != activity:
             target.compile_s += now - started
@@ -227,10 +228,11 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
         if agree or (target.warm_s >= share * rule.max_time_s and windows):
             break
         if not long_enough:
-            # As many calls as make the next window long enough, by what was just seen. Where the
-            # clock saw nothing, or stepped back, only twice as many: a slow call made a million
-            # times would take the rest of the day.
-            wanted = math.ceil(least_us / each_us) if each_us > 0 else 0
+            # As many calls as make the next window long enough, by the wall time just seen: the
+            # processor's may lag. Where the clocks saw nothing, stepped back or contradict each
+            # other, only twice as many: a slow call made a million times would take the rest of the
+            # day.
+            wanted = math.ceil(least_us / batch.time_us) if batch.time_us > 0 else 0
             calls = min(MOST_CALLS, max(2 * calls, wanted))
     # A fast window: in a slow one others were at work, and batches would come out too short.
     target.each_us, target.wall_us = sorted(windows)[len(windows) > 2]

@@ -101,7 +101,7 @@ def spin_reading(
 
 
 def matmul_rate(clock: Clock, a: torch.Tensor, batches: int = 6) -> Numbers:
-    """The best rate of `a @ a` in TFLOP/s: 2·n³ FLOPs for a square of width n.
+    """The rate of `a @ a` in TFLOP/s, by the low end of its times: 2·n³ FLOPs for width n.
 
     A clock that reads 0 gives an infinite rate, as None.
     """
@@ -126,7 +126,7 @@ def cold_and_warm(
         colds.append(cold.batch(read, 1).time_us)
         warm.batch(read, 1)  # brings back what the flush has evicted
         warms.append(warm.batch(read, 1).time_us)
-    ratios = [c / w for c, w in zip(colds, warms, strict=True)] if min(warms) > 0 else []
+    ratios = [c / w for c, w in zip(colds, warms, strict=True) if c > 0 < w]
     low, high = median_interval(ratios) or (None, None)
     return {
         "cold_us": median(colds),

@@ -93,10 +93,11 @@ def most_slope(calls: Iterable[Sequence[tuple[float, float]]]) -> float:
     slow core what the loop does.
     """
     xs, ys = list[float](), list[float]()
-    for batches in calls:
+    for batches in filter(None, calls):
         for into, of in ((xs, 0), (ys, 1)):
             logs = [math.log(batch[of]) for batch in batches]
-            into += [value - median(logs) for value in logs] if logs else []
+            middle = median(logs)
+            into += [value - middle for value in logs]
     square = sum(x * x for x in xs)
     if len(xs) < FEWEST or square < len(xs) * LEAST_SCATTER**2:
         return 1.0

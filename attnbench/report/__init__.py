@@ -3,4 +3,4 @@
 import logging
 
 # Where matplotlib cannot write to a home it says so on stderr, and keeps its caches elsewhere.
-logging.getLogger("matplotlib").setLevel(logging.ERROR)
+logging.getLogger("matplotlib").addFilter(lambda line: "MPLCONFIGDIR" not in line.getMessage())

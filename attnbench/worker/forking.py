@@ -23,7 +23,7 @@ import psutil
 
 _POLL_S = 0.005
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux: nowhere else is anything forked
-_PATIENCE_S = 3.0  # for those that are killed to end: less than the runner has with this one
+_PATIENCE_S = 3.0  # for those that are killed to end: below `_GRACE_S` in execution/process.py
 _GENERATIONS = 1000  # of processes that start others faster than they can be ended
 
 

@@ -172,8 +172,8 @@ def build_environment(
 def _unpinned(requirements: str) -> list[str]:
     """What pip may take another version of when it installs these once more, other files too."""
     lines = (line.partition("#")[0].strip() for line in requirements.splitlines())
-    wanted = [line for line in lines if line and not line.startswith("--")]
-    exact = re.compile(r"===?[^*]+(;|$)|@ *(https?|git\S*)://")
+    wanted = [line for line in lines if line and not line.startswith(("--", "-i", "-f"))]
+    exact = re.compile(r"===?[^*]+(;|$)|@ *https?://|@ *git\S*@[0-9a-f]{40}\b")
     return [line.partition(";")[0].strip() for line in wanted if not exact.search(line)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -50,8 +51,8 @@ def repository(folder: Path) -> Path:
         remedy = ""
         if "not a git repository" in found.stderr:
             remedy = "; make one: git init && git add . && git commit"
-        elif "safe.directory" in found.stderr:  # of another user; the last line is the command
-            remedy = f"; trust it: {found.stderr.strip().splitlines()[-1].strip()}"
+        elif command := re.search(r"git config .*safe\.directory.*", found.stderr):
+            remedy = f"; trust it: {command.group()}"  # it is another user's
         raise UsageError(
             f"{folder} is in no working tree of git, where --base is looked up"
             f" ({complaint(found)}){remedy}"
