@@ -74,7 +74,7 @@ def sweep(
         )
     try:
         chosen = Settings(
-            files=tuple(str(Path(file).resolve()) for file in files), **(settings or {})
+            files=tuple(str(Path(f).resolve()) for f in _plain("files", files)), **(settings or {})
         )
     except TypeError as err:
         raise UsageError(
@@ -87,7 +87,7 @@ def sweep(
         settings=chosen,
         output=Path(output),
         name=name,
-        options=_typed({**(settings or {}), "files": files or None, **axes}),
+        options=_typed({**(settings or {}), "files": chosen.files or None, **axes}),
     )
     path = start(request, Listener())
     assert path is not None

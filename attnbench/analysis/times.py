@@ -54,15 +54,12 @@ def observations_us(record: Record) -> list[float]:
     the processes' medians of that: the fresh process is the replicate, not the sample within it.
     All cells of a group meet the same machine, so that these are what to compare cells by.
     """
-    processes = [_times(record, samples) for samples in by_process(record)]
-    return processes[0] if len(processes) == 1 else [median(times) for times in processes]
-
-
-def _times(record: Record, samples: list[Sample]) -> list[float]:
-    """The fastest time of each window, of those that were not disturbed where there are any."""
-    times = [(sample.disturbed, sample.own_us) for sample in samples]
     window = record.metrics.get("window") or 1
-    return [time_us for _, time_us in fastest_of_windows(times, window)]
+    processes = [  # the fastest of each window, of those left alone where there are any
+        [us for _, us in fastest_of_windows([(s.disturbed, s.own_us) for s in samples], window)]
+        for samples in by_process(record)
+    ]
+    return processes[0] if len(processes) == 1 else [median(times) for times in processes]
 
 
 def time_us(record: Record) -> float | None:

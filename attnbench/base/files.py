@@ -17,6 +17,7 @@ from typing import BinaryIO
 from attnbench.base.jsontext import checksum
 from attnbench.errors import StoreError
 
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")  # of a run: it needs no quotes
 RECENT = ("latest", "previous")  # names that stand for the last run, and the one before it
 LARGEST = 2**29  # bytes of a file that is read at once, and of a line
 
@@ -27,7 +28,7 @@ def check_name(name: str) -> str:
     Raises:
         StoreError: it is empty, in `RECENT`, hidden, or has separators or control characters.
     """
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", name) or name in RECENT:
+    if not NAME.fullmatch(name) or name in RECENT:
         raise StoreError(
             f"run name {name!r} must be up to 100 letters, digits, '.', '_', '+', '-',"
             " not 'latest' or 'previous' (--name)"

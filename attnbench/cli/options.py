@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from attnbench.base.files import RECENT
+from attnbench.base.files import NAME, RECENT
 from attnbench.base.jsontext import plain
 from attnbench.base.units import (
     GLUE,
@@ -126,7 +126,7 @@ class _Run(click.types.StringParamType):
         with contextlib.suppress(OSError, ValueError):
             found = (ctx.params.get("output") or Path("results")).glob(f"*/{file}")
             names += sorted(path.parent.name for path in found)
-        fitting = [name for name in names if name.startswith(incomplete) and name.isprintable()]
+        fitting = [name for name in names if name.startswith(incomplete) and NAME.fullmatch(name)]
         return [CompletionItem(incomplete, type="file"), *map(CompletionItem, fitting)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import shlex
 import sys
 import textwrap
 import time
@@ -143,7 +144,7 @@ class SweepDisplay(_Display, Listener):
 
     def resumable(self, path: Path | None) -> None:
         """From now on an interrupted run can be continued."""
-        again = f"attnbench sweep --resume {path}"
+        again = f"attnbench sweep --resume {shlex.quote(str(path))}"
         self.on_interrupt = f"Interrupted. Continue with: {again}" if path else ""
 
     def working(self, case: Case | None, impl: str | None, stage: str) -> None:

@@ -78,11 +78,9 @@ def report(run: str, output: Path) -> None:
     the plots as PNG and SVG; for a gate run gate.html, decided again from the raw data.
     """
     from attnbench.execution.store import find_run
-    from attnbench.gate.decide.stored import folder_of_gate
+    from attnbench.gate.decide.stored import folder_of_gate, load_gate
 
-    gate = folder_of_gate(run, output)
-    if gate:
-        from attnbench.gate.decide.stored import load_gate
+    if gate := folder_of_gate(run, output):
         from attnbench.gate.decide.verdict import decide
         from attnbench.report.gate.outputs import write_page
 

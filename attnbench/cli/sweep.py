@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,7 +229,7 @@ def _print_summary(run: Run) -> None:
     if len(shown) < len(rows):
         say(
             f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"
-            f" {run.path} --format csv"
+            f" {shlex.quote(str(run.path))} --format csv"
         )
     device, how = measured_on(run, frame)
     if how:
@@ -247,11 +248,10 @@ def _print_summary(run: Run) -> None:
         stages = ", ".join(f"{stage} {seconds(value)}" for stage, value in spent(run))
         say(f"wall time {seconds(wall_s)}: {stages}")
     click.echo(f"records: {run.path / 'records.jsonl'}")
-    click.echo(f"report:  attnbench report {run.path}")
+    click.echo(f"report:  attnbench report {shlex.quote(str(run.path))}")
 
 
 def _largest(rows: list[dict[str, str]], frame: pd.DataFrame) -> list[dict[str, str]]:
     """The rows of the largest n of each workload, at most `_SHOWN`."""
     top = frame.groupby("workload")["seq_len"].transform("max")
-    kept = [row for row, keep in zip(rows, frame["seq_len"] == top, strict=True) if keep]
-    return kept[:_SHOWN]
+    return [r for r, keep in zip(rows, frame["seq_len"] == top, strict=True) if keep][:_SHOWN]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections import Counter
 from pathlib import Path
@@ -171,7 +172,7 @@ def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
             f"{SIGNS['holds']} {len(found.findings) - len(shown)} series of FLOPs and workspace"
             " hold as well: counted as predicted, and grown as declared (--verbose shows each)"
         )
-    click.echo(f"run: {path}; plots and intervals: attnbench report {path}")
+    click.echo(f"run: {path}; plots and intervals: attnbench report {shlex.quote(str(path))}")
     counts = Counter((f.quantity or "run", f.verdict) for f in found.findings)
     of_each = {
         name: "/".join(click.style(str(counts[name, v]), fg=_COLOURS[v]) for v in VERDICTS)

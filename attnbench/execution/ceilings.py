@@ -61,8 +61,9 @@ def _file(facts: Facts, asked: object) -> Path:
 
 def exceeded(record: Record, facts: Facts) -> bool:
     """Whether the low end of a cell's samples is beyond what ceilings of the cache allow."""
-    case, times_us = record.cell.case, [sample.own_us for sample in record.kept]
-    least_us = robust_least(times_us) if times_us else None
-    asked = facts, case.dtype, case.threads, least_us, record.metrics
-    kept = limits.ceilings_of(facts, case.threads).cached
-    return kept and limits.suspect(*asked, cached=True) is not None
+    case, threads = record.cell.case, record.cell.case.threads
+    if not record.kept or not limits.ceilings_of(facts, threads).cached:
+        return False
+    least_us = robust_least(sample.own_us for sample in record.kept)
+    why = limits.suspect(facts, case.dtype, threads, least_us, record.metrics, cached=True)
+    return why is not None

@@ -131,10 +131,9 @@ def _clock(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _spin(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
-    right = abs(seen["error"]) <= SPIN_ERROR
     yield _test(
         "spin of known length",
-        right,
+        abs(seen["error"]) <= SPIN_ERROR,
         f"{units.time(seen['known_us'])} read {seen['error']:+.2%} off".replace("%", " %"),
         f"± {units.percent(SPIN_ERROR)}",
         _NO_CLOCK,
@@ -168,10 +167,9 @@ def matmul_bound(facts: dict[str, Any]) -> tuple[float | None, str]:
 
 
 def _cold(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
-    apart = seen["low"] is not None and seen["low"] > COLD_RATIO
     yield _test(
         "cold told from warm",
-        apart,
+        seen["low"] is not None and seen["low"] > COLD_RATIO,
         f"{units.time(seen['cold_us'])} and {units.time(seen['warm_us'])}:"
         f" {units.ratio(seen['ratio'])} [{units.ratio_interval(seen['low'], seen['high'])}]",
         f"interval above {COLD_RATIO}",
@@ -184,9 +182,8 @@ def _planted(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     found = _touches(slowed, SEEN) and not slowed["low"] <= 1 <= slowed["high"]
     limit = f"excludes 1, meets {SEEN[0]}–{SEEN[1]}"
     yield _test("slowdown of 5 % seen", found, _interval(slowed), limit, _AGAIN)
-    alike = _touches(twin, ALIKE)
     limit = f"meets {ALIKE[0]}–{ALIKE[1]}"
-    yield _test("identical work alike", alike, _interval(twin), limit, _AGAIN)
+    yield _test("identical work alike", _touches(twin, ALIKE), _interval(twin), limit, _AGAIN)
 
 
 def _touches(seen: dict[str, Any], band: tuple[float, float]) -> bool:

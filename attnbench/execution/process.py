@@ -79,7 +79,8 @@ class Settings:
             except msgspec.ValidationError as err:
                 parts = [part for k in (kind, *get_args(kind)) for part in (k, *get_args(k))]
                 listed = [part.description for part in parts if isinstance(part, Meta)]
-                names = ", ".join(filter(None, [p for p in parts if type(p) is str] or listed))
+                known = [p for p in parts if type(p) is str] or listed
+                names = ", ".join(dict.fromkeys(filter(None, known)))
                 why = f"one of {names}" if names else str(err).lower()
                 raise UsageError(f"{flag} {value!r}: {why}") from err
         parse_memory(self.memory_limit, "--memory-limit")

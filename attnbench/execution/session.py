@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -58,7 +59,7 @@ FINGERPRINT = (*_ALIKE, "cores", "threads", "affinity", "cpu_quota")
 
 
 class Listener:
-    """Who watches a sweep; this one does nothing. Called by the runner, never while timing."""
+    """Who watches a sweep; this one only warns. Called by the runner, never while timing."""
 
     def starting(self) -> None:
         """Workers import torch: for two seconds there is nothing else to do."""
@@ -77,6 +78,7 @@ class Listener:
 
     def warned(self, message: str) -> None:
         """Something the user should know that stops nothing."""
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 @dataclass(frozen=True, kw_only=True)

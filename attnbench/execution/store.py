@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -91,12 +92,15 @@ class Run:
         tried = [r for r in self.records if r.status not in ("unsupported", "skipped")]
         planned = len(self.cells) - len(self.records) + len(tried)
         done = sum(r.status != "ok" or counts[r.cell.key] >= processes for r in tried)
+        path = shlex.quote(str(self.path))
         facts = [f"only {done} of {planned} planned cells measured"] * (done < planned)
         facts += [f"the last line of {RECORDS} was cut off and is left out"] * self.torn
-        facts += [f"go on with: attnbench sweep --resume {self.path}"] * bool(facts)
+        facts += [f"go on with: attnbench sweep --resume {shlex.quote(str(self.path))}"] * bool(
+            facts
+        )
         if "merged" in self.info and (shard := self.info.get("shard")):
             facts.append(f"shards of its plan are missing: {', '.join(missing_shards(shard))}")
-            facts.append(f"merge them with it: attnbench merge {self.path} RUN")
+            facts.append(f"merge them with it: attnbench merge {path} RUN")
         return "; ".join(facts)
 
 
@@ -180,7 +184,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         except OSError as err:
             raise StoreError(
                 f"cannot append to {self.path / RECORDS} ({err.strerror}); the records so far"
-                f" are kept, continue with: attnbench sweep --resume {self.path}"
+                f" are kept, continue with: attnbench sweep --resume {shlex.quote(str(self.path))}"
             ) from err
 
     def close(self) -> None:
@@ -258,7 +262,7 @@ def load_run(path: Path) -> Run:
             except StoreError as err:
                 raise StoreError(
                     f"{file}, line {number}: {err}; restore it, or delete the line and measure its"
-                    f" cell anew: attnbench sweep --resume {path}"
+                    f" cell anew: attnbench sweep --resume {shlex.quote(str(path))}"
                 ) from err
             key = record.cell.key, record.process
             latest.pop(key, None)

@@ -195,10 +195,7 @@ def core_speed(
     found = speeds(readings)
     full_us = found[0].loop_us * max(1.0, median(target.slowed_by or [1.0]))
     at_full = sum(us <= FULL_SPEED * full_us for us in target.probes_us)
-    listed = (
-        f"{s.loop_us:.1f} µs ({s.share:.0%}, {units.time(1000 * s.stay_ms)} at a time)"
-        for s in found
-    )
+    listed = (f"{us:.1f} µs ({x:.0%}, {units.time(1e3 * ms)} at a time)" for us, x, ms in found)
     return {
         "probe_us": full_us,
         "full_speed_share": round(at_full / len(target.probes_us), 4),
