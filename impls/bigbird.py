@@ -2,13 +2,17 @@
 
 Zaheer et al. 2020 (arXiv 2007.14062), section 2 and appendix D (the internal construction, ITC):
 tokens are cut into blocks. A block of queries sees `window` blocks, its own in their middle, the
-first `global_blocks`, and `random_blocks` drawn with `seed`, the same for all heads; queries of a
-global block see all. Under `causal` what lies ahead is left out, of random blocks, too.
+first `global_blocks`, and `random_blocks` of those that are left, the same for all heads; queries
+of a global block see all, those before the first key draw none. Under `causal` what lies ahead is
+left out, and random blocks are drawn from the earlier ones: each row's from `seed` and its number,
+so that a longer sequence keeps the pattern of a shorter one. Under `full` it does not, since there
+later blocks are drawn, too.
 
 Computed are whole blocks. `bigbird` copies the keys of a block of queries side by side;
 `bigbird-flex` hands their list to torch's FlexAttention (Dong et al. 2024, arXiv 2412.05496).
 """
 
+from random import Random
 from typing import Any
 
 import torch
@@ -30,24 +34,18 @@ from attnbench.api import (
 )
 
 
-def draw(blocks: int, random_blocks: int, seed: int) -> torch.Tensor:
-    """The random blocks of each block of queries: (blocks, at most `random_blocks`), distinct."""
-    generator = torch.Generator().manual_seed(seed)
-    chances = torch.rand(blocks, blocks, generator=generator)
-    return chances.topk(min(random_blocks, blocks), dim=1).indices
-
-
 def blocks_seen(
     case: Case, *, block: int, window: int, global_blocks: int, random_blocks: int, seed: int
 ) -> dict[int, list[int]]:
     """For each block in which there are queries the blocks of keys that it sees, in order."""
-    last, hides = (case.kv_len - 1) // block, case.mask.text == "causal"
-    drawn, found = draw(last + 1, random_blocks, seed).tolist(), {}
+    last, hides, found = (case.kv_len - 1) // block, case.mask.text == "causal", {}
     for own in range((case.kv_len - case.seq_len) // block, last + 1):
-        seen = {*range(own - window // 2, own + window // 2 + 1), *range(global_blocks)}
-        seen |= set(drawn[own]) if own >= 0 else set()
-        seen = set(range(last + 1)) if 0 <= own < global_blocks else seen
-        found[own] = sorted(seen & set(range((own if hides else last) + 1)))
+        there = range((own if hides else last) + 1)
+        near = range(own - window // 2, own + window // 2 + 1)
+        others = [n for n in there[global_blocks:] if n not in near] if own >= 0 else []
+        drawn = Random(f"{seed} {own}").sample(others, min(random_blocks, len(others)))
+        seen = {*range(global_blocks), *near, *drawn}.intersection(there)
+        found[own] = sorted(there if 0 <= own < global_blocks else seen)
     return found
 
 
@@ -78,17 +76,15 @@ def definition(
     case: Case, *, block: int, window: int, global_blocks: int, random_blocks: int, seed: int
 ) -> Patterned:
     """Softmax attention over the pairs whose blocks see each other."""
-    place_L1, key_S = places(case)
-    own_L1, other_S = place_L1.div(block, rounding_mode="floor"), key_S // block
-    admitted_LS = (own_L1 - other_S).abs() <= window // 2
-    admitted_LS |= (other_S < global_blocks) | ((own_L1 >= 0) & (own_L1 < global_blocks))
-    blocks = int(other_S[-1]) + 1
-    table = torch.zeros(blocks, blocks, dtype=torch.bool)
-    table.scatter_(1, draw(blocks, random_blocks, seed), value=True)
-    admitted_LS |= table.to(case.device)[own_L1.clamp(min=0), other_S] & (own_L1 >= 0)
-    return Patterned(
-        case, admitted_LS & (key_S <= place_L1) if case.mask.text == "causal" else admitted_LS
-    )
+    (place_L1, key_S), causal = places(case), case.mask.text == "causal"
+    more = {"global_blocks": global_blocks, "random_blocks": random_blocks, "seed": seed}
+    found = blocks_seen(case, block=block, window=window, **more)
+    sees = torch.zeros(len(found), (case.kv_len - 1) // block + 1, dtype=torch.bool)
+    for row, seen in zip(sees, found.values(), strict=True):
+        row[seen] = True
+    row_L1 = place_L1.div(block, rounding_mode="floor") - min(found)
+    admitted_LS = sees.to(case.device)[row_L1, key_S // block]
+    return Patterned(case, admitted_LS & (key_S <= place_L1) if causal else admitted_LS)
 
 
 def supports(case: Case, *, window: int) -> str | None:
@@ -103,7 +99,7 @@ def exact_at(case: Case, *, block: int) -> dict[str, int]:
 
 ROW: Any = {
     "family": "sparse", "time": "O(n d)", "memory": "O(n)", "definition": definition,
-    "exact_at": exact_at, "flops": tiled_flops(cover),
+    "exact_at": exact_at, "flops": tiled_flops(cover), "useful": tiled_flops(cover, useful=True),
 }  # fmt: skip
 
 

@@ -263,7 +263,9 @@ def workspace(case: Case) -> int:
     else:  # one block of scores, q, o, and the sum, the maximum and a spare one
         row = keys + d + v + 3
     biased = case.position.encoding.kind == "bias"
-    row += keys * biased  # a block of the bias
+    row += keys * biased * (1 + (case.position.name == "shaw"))  # a block of the bias, gathered
+    distances = (case.heads + 2) * (case.seq_len + case.kv_len - 1)  # and these, in 8 bytes
+    kept += biased * distances * (1 + case.needs_grad)
     found = (rows * row + copies + kept) * max(4, case.element_bytes)
     return found if case.device == "cpu" and not biased else Estimate(found)
 

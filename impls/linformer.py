@@ -17,7 +17,7 @@ import math
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.api import AttentionCall, Case, attention_builder, run_file
+from attnbench.api import AttentionCall, Case, attention_builder, core_flops, run_file
 
 
 def projections(case: Case, rank: int, seed: int) -> torch.Tensor:
@@ -46,14 +46,15 @@ def supports(case: Case, *, rank: int) -> str | None:
     return None if rank <= case.kv_len else f"rank {rank} is above its {case.kv_len} keys"
 
 
-def flops(case: Case, *, rank: int) -> int:
-    """Keys and values projected, then attention over the projected ones."""
-    width, mac = case.head_dim + case.value_dim, 2 * case.batch * rank
-    projected = mac * case.kv_heads * case.kv_len * width
-    attended = mac * case.heads * case.seq_len
-    d, v = case.head_dim, case.value_dim
-    forward, backward = projected + attended * (d + v), projected + attended * (3 * d + 2 * v)
-    return {"forward": forward, "backward": backward, "both": forward + backward}[case.pass_]
+def flops(case: Case, *, rank: int, least: bool = False) -> int:
+    """Keys and values projected, and their gradients back; attention over the projected ones.
+
+    SDPA's kernels make the scores again, which is not the `least`: not math's, which D ≠ V takes.
+    """
+    fused = case.device == "cuda" or case.head_dim == case.value_dim
+    projected = case.batch * case.kv_heads * case.kv_len * (case.head_dim + case.value_dim) * rank
+    attended = core_flops(case, case.seq_len * rank, recompute=fused and not least)
+    return attended + projected * (4 if case.pass_ == "both" else 2)
 
 
 @attention_builder(
@@ -64,6 +65,7 @@ def flops(case: Case, *, rank: int) -> int:
     masks=("full",),
     definition=definition,
     flops=flops,
+    useful=lambda case, *, rank: flops(case, rank=rank, least=True),
     supports=supports,
 )
 def build(case: Case, *, rank: int = 128, seed: int = 0) -> AttentionCall:

@@ -16,6 +16,8 @@ queries see keys that vanish beside its later ones is cut in half, in a second r
 Axes beyond the usual ones: `F` features; `R` query heads that share a key/value head.
 """
 
+import itertools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -61,17 +63,25 @@ def definition(case: Case, *, features: int, seed: int) -> AttentionCall:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
         # In float64 whatever the dtype: keys far apart would vanish beside each other.
         size_BGS1 = k.double().square().sum(-1, keepdim=True) * case.softmax_scale / 2
-        key_BGSF = k.double() @ omega_DF - size_BGS1
-        top_BG1F = key_BGSF.detach().amax(2, keepdim=True)
-        top_BH1F = top_BG1F.repeat_interleave(case.heads // case.kv_heads, dim=1)
-        query_BHLF = q.double() @ omega_DF + top_BH1F
-        query_BHLF = query_BHLF - query_BHLF.detach().amax(3, keepdim=True)
-        return kernelised(case, query_BHLF.exp(), (key_BGSF - top_BG1F).exp(), v)
+        all_BGSF, later, outputs = k.double() @ omega_DF - size_BGS1, case.kv_len - case.seq_len, []
+        tops_BGSF, ends = all_BGSF.detach().cummax(2).values, [case.seq_len]
+        # Too far apart for float64, too: each query by itself, beside those that see no key.
+        if not case.unmasked and (tops_BGSF[:, :, -1] - tops_BGSF[:, :, max(0, later)]).max() > 600:
+            ends = list(range(max(1, 1 - later), case.seq_len + 1))
+        for first, end in itertools.pairwise([0, *ends]):
+            part = replace(case, seq_len=end - first, kv_len=end + later)
+            key_BGSF, top_BG1F = all_BGSF[:, :, : end + later], tops_BGSF[:, :, [end + later - 1]]
+            top_BH1F = top_BG1F.repeat_interleave(case.heads // case.kv_heads, dim=1)
+            query_BHLF = q[:, :, first:end].double() @ omega_DF + top_BH1F
+            query_BHLF = query_BHLF - query_BHLF.detach().amax(3, keepdim=True)
+            weights = query_BHLF.exp(), (key_BGSF - top_BG1F).exp()
+            outputs.append(kernelised(part, *weights, v[:, :, : end + later]))
+        return torch.cat(outputs, dim=2)
 
     return attend
 
 
-def flops(case: Case, *, features: int, chunk: int) -> int:
+def flops(case: Case, *, features: int, chunk: int | None = None) -> int:
     """Features of q and k, pairs inside chunks, keys into the state, queries times the state."""
     return flops_in_chunks(
         case, chunk, features, case.value_dim + 1, of_token=features * case.head_dim
@@ -85,6 +95,7 @@ def flops(case: Case, *, features: int, chunk: int) -> int:
     memory="O(n)",
     definition=definition,
     flops=flops,
+    useful=lambda case, *, features: flops(case, features=features),
 )
 def build(case: Case, *, features: int = 256, chunk: int = 128, seed: int = 0) -> AttentionCall:
     """Random features for the exponential (FAVOR+)."""

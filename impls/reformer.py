@@ -5,10 +5,12 @@ token is its query at length 1, and the `k` that is given is not read. A round h
 largest entry of [xR; −xR], R a random rotation drawn from `seed`; tokens of a bucket in order of
 their place are cut into chunks, and a chunk attends to itself and the one before. A token attends
 to itself only where there is nothing else. The outputs of several rounds are joined by their
-log-sum-exps, so that a pair that meets in two of them counts twice.
+log-sum-exps, so that a pair that meets in two of them counts twice: its weight is 2·exp(score).
 
-Unlike the paper's, chunks do not cross from one bucket into the next: there, a later token that
-changes its bucket shifts what earlier ones attend to, even under `causal`.
+The paper divides the weight of a pair that meets in N rounds by N (its appendix A), so that it
+counts once; that takes each round the buckets of all. Nor do chunks cross from one bucket into the
+next here: there, a later token that changes its bucket shifts what earlier ones attend to, even
+under `causal`.
 
 Letters beyond the usual ones: `N` = B·H; `C` chunks of `M` slots, `P` = C·M, each for one token or
 empty; `Z` = 2M, the slots of the chunk before and of the own one.
@@ -77,23 +79,38 @@ def with_previous(x_NCMD: torch.Tensor) -> torch.Tensor:
     return torch.cat((x_NCMD.roll(1, dims=1), x_NCMD), dim=2)
 
 
-def flops(case: Case, *, buckets: int, rounds: int, chunk: int) -> int:
+def flops(case: Case, *, buckets: int, rounds: int, chunk: int, pairs: int = 0) -> int:
     """Executed: all slots of all chunks, with no scores made again; and the hashes, once."""
-    pairs = rounds * chunks_of(case, buckets, chunk) * chunk * 2 * chunk
+    pairs = rounds * (pairs or chunks_of(case, buckets, chunk) * chunk * 2 * chunk)
     hashes = case.batch * case.heads * case.seq_len * 2 * case.head_dim * rounds * (buckets // 2)
     return core_flops(case, pairs, recompute=False) + (hashes if case.pass_ != "backward" else 0)
 
 
-def workspace(case: Case, *, buckets: int, rounds: int, chunk: int) -> Estimate:
-    """The scores and weights of a round, or of all until the backward; what its slots hold."""
+def useful(case: Case, *, buckets: int, rounds: int, chunk: int) -> int:
+    """The least that buckets of one size need, in whole chunks: of others the inputs decide."""
+    size, causal = case.seq_len // buckets, case.mask.text == "causal"
+    own = min(chunk, size)
+    size -= size % own
+    pairs = (size * (own + 1) // 2 if causal else size * own) + own * (size - own)
+    return flops(case, buckets=buckets, rounds=rounds, chunk=chunk, pairs=buckets * pairs)
+
+
+def workspace(case: Case, *, buckets: int, rounds: int, chunk: int) -> int:
+    """Of the last round, or where all are joined: forward on a CPU. What autograd keeps is bounded.
+
+    Of a slot: scores and weights, or q in five forms; v four times, and indexes of 8 bytes.
+    """
+    tokens = case.batch * case.heads * case.seq_len
     slots = case.batch * case.heads * chunks_of(case, buckets, chunk) * chunk
-    d, v, tokens = case.head_dim, case.value_dim, case.batch * case.heads * case.seq_len
-    of_round, more = 2 * slots * (2 * chunk + d + v), 0
-    if case.needs_grad:  # autograd keeps a copy of each step; the backward has two of its own
-        more = of_round
-    kept = {"forward": 1, "backward": 0, "both": rounds}[case.pass_]
-    found = (kept * of_round + more + (rounds + 1) * tokens * v) * max(4, case.element_bytes)
-    return Estimate(found)
+    d, v, z, wide = case.head_dim, case.value_dim, 2 * chunk, max(4, case.element_bytes)
+    kept = tokens * (v * case.element_bytes + (d + v) * wide * (case.element_bytes < wide))
+    scores = slots * (max(2 * z + d + 4 * v, z + 4 * d + v, 6 * d + v) * wide + 50 + wide)
+    last = scores + tokens * (16 + wide + (rounds - 1) * (v + 1) * wide)
+    joined = tokens * rounds * (3 * v + 2) * wide
+    if case.needs_grad or case.device == "cuda":
+        of_round = slots * ((2 * z + 5 * d + 4 * v) * wide + 50 + wide)
+        return Estimate(kept + (rounds + 1) * of_round + joined)
+    return kept + max(last, joined) - tokens * v * case.element_bytes
 
 
 def definition(case: Case, *, buckets: int, rounds: int, chunk: int, seed: int) -> AttentionCall:
@@ -140,6 +157,7 @@ def supports(case: Case, *, buckets: int) -> str | None:
     workloads=("attention",),  # queries that were computed in half precision hash differently
     definition=definition,
     flops=flops,
+    useful=useful,
     workspace=workspace,
     supports=supports,
 )

@@ -52,11 +52,6 @@ def supports(case: Case) -> str | None:
     return None if case.mask.text == "causal" else "its decay is that of a causal mask"
 
 
-def flops(case: Case, *, chunk: int) -> int:
-    """Pairs inside chunks, keys into the state, queries times the state."""
-    return flops_in_chunks(case, chunk, case.head_dim, case.value_dim)
-
-
 @attention_builder(
     "retention",
     family="linear",
@@ -64,7 +59,8 @@ def flops(case: Case, *, chunk: int) -> int:
     memory="O(n)",
     masks=("causal",),
     definition=definition,
-    flops=flops,
+    flops=lambda case, *, chunk: flops_in_chunks(case, chunk, case.head_dim, case.value_dim),
+    useful=lambda case: flops_in_chunks(case, None, case.head_dim, case.value_dim),
     supports=supports,
 )
 def build(case: Case, *, chunk: int = 128) -> AttentionCall:

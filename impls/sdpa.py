@@ -183,7 +183,8 @@ def chosen(case: Case, route: str) -> str:
     """
     if case.device == "cuda" and not torch.cuda.is_available():
         return "math"
-    number = int(build(route, case, torch._fused_sdp_choice)(*inputs_of(case)))
+    with torch.set_grad_enabled(case.needs_grad):  # a bias made of q has a gradient, too
+        number = int(build(route, case, torch._fused_sdp_choice)(*inputs_of(case)))
     return {1: "flash", 2: "efficient", 3: "cudnn"}.get(number, "math")
 
 
@@ -241,23 +242,31 @@ def workspace(route: str, case: Case) -> int:
     n, s, wide = case.seq_len, case.kv_len, max(4, case.element_bytes)
     rows, columns = (case.batch * case.heads * length * wide for length in (n, s))
     # A boolean mask becomes one of numbers in every call; so does math's causal one.
-    mask = n * s * case.element_bytes * (kind == "dense" or (by_math and kind == "is_causal"))
+    element = wide if by_math else case.element_bytes
+    mask = n * s * element * (kind == "dense" or (by_math and kind == "is_causal"))
     mask *= case.batch if case.mask.lengths else 1
-    if case.position.name == "shaw":  # gathered in float32 at least, and masked
-        return Estimate(rows * s * (2 if case.pass_ == "forward" else 5))
-    exact = int if case.device == "cpu" and wide == case.element_bytes else Estimate
+    shaw = case.position.name == "shaw"  # gathered in float32 at least, and masked
+    mask += rows * s * (2 if case.pass_ == "forward" else 5) * shaw
+    # What a product of few keys takes beside its operands weighs as much as they do.
+    sure = wide == case.element_bytes and not shaw and (not by_math or s >= d + case.value_dim)
+    exact = int if case.device == "cpu" and sure else Estimate
     if by_math and case.pass_ != "forward":
-        return Estimate(mask + (3 if case.pass_ == "both" else 2) * rows * s)
+        copies = columns * (d + case.value_dim) + rows * d
+        return Estimate(mask + (3 if case.pass_ == "both" else 2) * rows * s + copies)
     if by_math:
         # Scaled q, k and v for each query head, scores; then scaled k, or weights and which of
         # them, and of the queries, are all -inf. The output comes after.
-        copies = columns * (d + case.value_dim) * (case.heads != case.kv_heads)
+        grouped, turned = case.heads != case.kv_heads, wide > case.element_bytes
+        copies = columns * (d + case.value_dim) * (grouped + turned)
+        copies += rows * (d + 2 * case.value_dim) * turned
         most = max(columns * d, rows * s + rows * (s + 1) // wide + wide)
-        return exact(mask + rows * (d + s - case.value_dim) + copies + most)
-    # The log-sum-exp of each query; and scores, statistics and output that a thread works in.
+        return exact(mask + rows * max(0, d + s - case.value_dim) + copies + most)
+    # The log-sum-exp of each query; and scores, statistics and output that a thread works in, the
+    # scores in half precision, too.
     queries, keys = map(min, flash_blocks(case), (n, s))
     threads = 0 if on_cuda else torch.get_num_threads()
     scratch = threads * queries * (keys + 2 + d) * wide
+    scratch += threads * queries * keys * case.element_bytes * (wide > case.element_bytes)
     if case.pass_ == "forward":
         splits = split_bytes(case) if on_cuda and kernel == "flash" else 0
         return exact(mask + rows + scratch + splits)

@@ -4,12 +4,14 @@ Beltagy, Peters & Cohan 2020, "Longformer" (arXiv 2004.05150), section 3.1. Of a
 before a query and half after it, beside its own key; under the mask `causal` the half after it is
 left out. Dilated, a query sees every `dilation`-th key of a reach as many times as wide. Global
 tokens, the first ones, see all and are seen by all; under `causal` they are what Xiao et al. 2023
-(arXiv 2309.17453) call attention sinks.
+(arXiv 2309.17453) call attention sinks. A query before the first key, of which there are some where
+L > S, has its window as every other and is no global token.
 
 Computed are blocks of queries (of a dilated window: of the same remainder) with the keys from the
 first that one of them sees to the last, and the global tokens beside those.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -31,27 +33,26 @@ from attnbench.api import (
 def cover(case: Case, *, window: int, dilation: int = 1, global_tokens: int = 0) -> list[Tile]:
     """Blocks of queries, a quarter of the window long: in longer ones more pairs are hidden."""
     reach, rows = window // 2 * dilation, max(64, window // 4)
-    ahead = 0 if case.mask.text == "causal" else reach
-    offset = case.kv_len - case.seq_len  # the place of the first query among the keys
+    hides, offset = case.mask.text == "causal", case.kv_len - case.seq_len
 
     def admits(place_I1: torch.Tensor, key_J: torch.Tensor) -> torch.Tensor:
-        near_IJ = (key_J >= place_I1 - reach) & (key_J <= place_I1 + ahead)
-        seen_IJ = near_IJ | (key_J < global_tokens) | (place_I1 < global_tokens)
-        return seen_IJ if ahead else seen_IJ & (key_J <= place_I1)
+        near_IJ = (key_J >= place_I1 - reach) & (key_J <= place_I1 + reach)
+        seen_IJ = near_IJ | (key_J < global_tokens)
+        seen_IJ |= (place_I1 >= 0) & (place_I1 < global_tokens)
+        return seen_IJ & (key_J <= place_I1) if hides else seen_IJ
 
-    tiles, seen_by_all = [], range(min(global_tokens, case.kv_len))
-    first = min(max(0, global_tokens - offset), case.seq_len)  # that is not global itself
-    if first:
-        keys = range(max(0, first + offset) if ahead == 0 else case.kv_len)
-        tiles.append(Tile(range(first), (keys,), admits))
-    for remainder in range(dilation):
-        for start in range(first + remainder, case.seq_len, rows * dilation):
-            queries = range(start, min(start + rows * dilation, case.seq_len), dilation)
-            low, high = queries[0] + offset - reach, queries[-1] + offset + ahead
+    seen_by_all, before = range(min(global_tokens, case.kv_len)), max(0, -offset)
+    last = max(before, min(global_tokens - offset, case.seq_len))  # global: from `before` to here
+    tiles = [Tile(range(before, last), (range(last + offset if hides else case.kv_len),), admits)]
+    others = [range(before), range(last, case.seq_len)]
+    for part, remainder in itertools.product(others[hides:], range(dilation)):
+        for start in range(part.start + remainder, part.stop, rows * dilation):
+            queries = range(start, min(start + rows * dilation, part.stop), dilation)
+            low, high = queries[0] + offset - reach, queries[-1] + offset + reach * (not hides)
             low = max(low, low % dilation, global_tokens)
             near = range(low, max(low, min(high + 1, case.kv_len)), dilation)
             tiles.append(Tile(queries, (seen_by_all, near) if seen_by_all else (near,), admits))
-    return tiles
+    return [tile for tile in tiles if tile.queries]
 
 
 def definition(case: Case, *, window: int, dilation: int = 1, global_tokens: int = 0) -> Patterned:
@@ -59,7 +60,7 @@ def definition(case: Case, *, window: int, dilation: int = 1, global_tokens: int
     place_L1, key_S = places(case)
     steps_LS, rest_LS = (key_S - place_L1) // dilation, (key_S - place_L1) % dilation
     admitted_LS = (rest_LS == 0) & (steps_LS.abs() <= window // 2)
-    admitted_LS |= torch.minimum(place_L1, key_S) < global_tokens
+    admitted_LS |= (key_S < global_tokens) | ((place_L1 >= 0) & (place_L1 < global_tokens))
     if case.mask.text == "causal":
         admitted_LS &= key_S <= place_L1
     return Patterned(case, admitted_LS)
@@ -77,7 +78,8 @@ def exact_at(case: Case) -> dict[str, int]:
 
 ROW: Any = {
     "family": "sparse", "time": "n d", "memory": "O(n)", "definition": definition,
-    "flops": tiled_flops(cover), "workspace": tiled_workspace(cover), "supports": supports,
+    "flops": tiled_flops(cover), "useful": tiled_flops(cover, useful=True),
+    "workspace": tiled_workspace(cover), "supports": supports,
 }  # fmt: skip
 
 

@@ -60,11 +60,10 @@ def flops(case: Case) -> int:
     return core_flops(case, case.seq_len * case.kv_len, recompute=False)
 
 
-def workspace(case: Case) -> int:
-    """The scores, less their maximum, and their exponentials (bytes)."""
-    return Estimate(
-        3 * case.batch * case.heads * case.seq_len * case.kv_len * max(4, case.element_bytes)
-    )
+def workspace(case: Case, *, splits: int) -> int:
+    """The scores, less their maximum, and exponentials; the splits' outputs, thrice (bytes)."""
+    row = 3 * case.kv_len + 3 * (splits + 1) * (case.value_dim + 2) + case.head_dim
+    return Estimate(row * case.batch * case.heads * case.seq_len * max(4, case.element_bytes))
 
 
 @attention_builder(

@@ -1,6 +1,9 @@
-"""The battery covers what the issue of correctness asks for, and refusals are an explicit list."""
+"""Any two things that a kernel may branch on meet in a check, and refusals are an explicit list."""
 
-from collections.abc import Callable
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import pytest
 
@@ -8,9 +11,11 @@ from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.helpers import reason_against_compiling
 from attnbench.api.loader import load_built_in
 from attnbench.base.parameters import base_name
-from attnbench.planning.battery import battery
+from attnbench.planning.battery import Item, battery, by_coverage
 from attnbench.schema.case import Case, Dtype
+from attnbench.schema.position import POSITIONS
 from attnbench.theory.projections import PROJECTIONS
+from attnbench.theory.traits import impossible
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.workloads import WORKLOADS
 
@@ -18,58 +23,52 @@ DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16", "float64")
 load_built_in()
 BUILT_IN = [name for name, impl in IMPLEMENTATIONS.items() if "impls" in impl.file]
 ITEMS = battery("cpu", DTYPES)
-ALL: set[tuple[str, str, str]] = {(item.name, item.case.pass_, item.case.dtype) for item in ITEMS}
+Refusal = Callable[[Case, Case], bool]  # of an item's case, and of its core's
 
 
-MASKED: set[tuple[str, str, str]] = {
-    (item.name, item.case.pass_, item.case.dtype)
-    for item in ITEMS
-    if not WORKLOADS.get(item.case.workload).core_case(item.case).unmasked
-}
-
-BIASED: set[tuple[str, str, str]] = {
-    (item.name, item.case.pass_, item.case.dtype)
-    for item in ITEMS
-    if item.case.position.encoding.kind == "bias"
-}
+def masked(case: Case, core: Case) -> bool:
+    return not core.unmasked
 
 
-def refused(where: Callable[[Case], bool]) -> set[tuple[str, str, str]]:
-    """The items whose core's case is one that `where` says, and those with a ring of keys."""
-    return {
-        (item.name, item.case.pass_, item.case.dtype)
-        for item in ITEMS
-        if (item.case.cache or "").startswith("sliding")
-        or where(WORKLOADS.get(item.case.workload).core_case(item.case))
-    }
+def ringed(case: Case, core: Case) -> bool:
+    """With a ring of keys, which are out of order."""
+    return (case.cache or "").startswith("sliding")
 
 
-OTHER_MASKS = refused(lambda case: not case.unmasked and case.mask.name not in ("full", "causal"))
+def other_masks(case: Case, core: Case) -> bool:
+    return ringed(case, core) or not (core.unmasked or core.mask.name in ("full", "causal"))
 
-FLEX = {(name, pass_, dtype) for name, pass_, dtype in ALL if pass_ == "both" or dtype == "float64"}
+
+def no_flex(case: Case, core: Case) -> bool:
+    return case.pass_ == "both" or case.dtype == "float64"
+
 
 # What each built-in refuses on CPU. Anything else that is refused, or no longer is, fails here.
-REFUSED: dict[str, set[tuple[str, str, str]]] = {
-    "sdpa-cudnn": ALL,
-    "sdpa-efficient": ALL,
-    "sdpa-flash": {
-        key
-        for key in ALL
-        if key[0].endswith(("wider values", "narrower values"))
-        or (key[0].startswith("shaw") and key[1] == "both")  # no gradient of an explicit bias
-    },
-    "sdpa-grouped": MASKED,
-    "linear": OTHER_MASKS,
-    "linear-recurrent": OTHER_MASKS,
-    "linear-parallel": OTHER_MASKS,
-    "performer": OTHER_MASKS,
-    "retention": refused(lambda case: case.mask.text != "causal"),
-    "linformer": MASKED | refused(lambda case: case.kv_len < 128),
-    "nystrom": MASKED | refused(lambda case: min(case.seq_len, case.kv_len) < 64),
-    "flex": FLEX,
-    "bigbird-flex": FLEX | refused(lambda case: case.seq_len != case.kv_len),
-    "reformer": refused(
-        lambda case: case.seq_len != case.kv_len or case.seq_len < 8 or case.position.name != "none"
+REFUSED: dict[str, Refusal] = {
+    "sdpa-cudnn": lambda case, core: True,
+    "sdpa-efficient": lambda case, core: True,
+    "sdpa-flash": lambda case, core: (
+        core.value_dim != core.head_dim
+        # No gradient of an explicit bias.
+        or (case.position.name == "shaw" and case.needs_grad)
+    ),
+    "sdpa-grouped": masked,
+    "linear": other_masks,
+    "linear-recurrent": other_masks,
+    "linear-parallel": other_masks,
+    "performer": other_masks,
+    "retention": lambda case, core: ringed(case, core) or core.mask.text != "causal",
+    "linformer": lambda case, core: masked(case, core) or core.kv_len < 128,
+    "nystrom": lambda case, core: masked(case, core) or min(core.seq_len, core.kv_len) < 64,
+    "flex": no_flex,
+    "bigbird-flex": lambda case, core: (
+        no_flex(case, core) or ringed(case, core) or core.seq_len != core.kv_len
+    ),
+    "reformer": lambda case, core: (
+        ringed(case, core)
+        or core.seq_len != core.kv_len
+        or core.seq_len < 8
+        or core.position.name != "none"
     ),
 }
 TAKE_BIASES = ("naive", "chunked", "flex", "sdpa", "sdpa-math", "sdpa-mask", "sdpa-flash")
@@ -81,19 +80,24 @@ def test_what_a_built_in_refuses_on_cpu_is_written_down(name):
     if impl.compiles and (reason := reason_against_compiling(ITEMS[0].case)):
         pytest.skip(reason)
     reasons = reasons_against([item.case for item in ITEMS], [name])[name]
-    refused, expected = set(), set()
-    for item, reason in zip(ITEMS, reasons, strict=True):
-        key = (item.name, item.case.pass_, item.case.dtype)
-        refused |= {key} if reason else set()
-        unserved = item.case.workload not in impl.workloads
+
+    def expected(case: Case) -> bool:
+        core = WORKLOADS.get(case.workload).core_case(case)
+        unserved = case.workload not in impl.workloads
         if impl.definition is not None:  # other masks than it names, and rings of keys
-            core = WORKLOADS.get(item.case.workload).core_case(item.case)
             unserved |= not core.unmasked and core.mask.name not in impl.masks
-            unserved |= item.name.startswith("decode, sliding")
-            unserved |= item.name.startswith("decode, latent") and impl.family != "sparse"
-        unbiased = name not in TAKE_BIASES and key in BIASED
-        expected |= {key} if unserved or unbiased or key in REFUSED.get(name, set()) else set()
-    assert refused == expected
+            unserved |= ringed(case, core)
+            latent = (case.cache or "").startswith("latent")
+            unserved |= latent and impl.family != "sparse"
+        unbiased = name not in TAKE_BIASES and case.position.encoding.kind == "bias"
+        return unserved or unbiased or (name in REFUSED and REFUSED[name](case, core))
+
+    wrong = [
+        (item.name, item.case.pass_, item.case.dtype, reason)
+        for item, reason in zip(ITEMS, reasons, strict=True)
+        if bool(reason) != expected(item.case)
+    ]
+    assert wrong == []
 
 
 def test_every_workload_has_items_that_some_built_in_serves():
@@ -103,26 +107,170 @@ def test_every_workload_has_items_that_some_built_in_serves():
     assert {case.layers for case in layers} == {1, 2, 3}
 
 
-def test_the_battery_has_the_awkward_cases():
-    cases = [item.case for item in ITEMS]
-    attention = [case for case in cases if case.workload == "attention"]
-    assert any(case.seq_len % 2 and case.kv_len % 2 for case in attention)
-    plain = [case for case in attention if case.position.text == "none"]  # which all take
-    causal = [case for case in plain if case.mask.text == "causal"]
-    assert any(1 < case.seq_len < case.kv_len for case in causal)
-    assert any(case.seq_len > case.kv_len for case in causal)
-    assert any(1 < case.kv_heads < case.heads for case in attention)
-    assert any(case.kv_heads == 1 < case.heads for case in attention)
-    assert any(case.value_dim > case.head_dim for case in attention)
-    assert any(case.batch == 1 and case.seq_len == 1 for case in attention)
+# What a check is of, by its case and its draw alone: the values that each axis must have.
+Axes = Mapping[str, tuple[Callable[[Item], Any], Iterable[Any]]]
+
+
+def relation(item: Item) -> str:
+    queries, keys = item.case.seq_len, item.case.kv_len
+    if queries == 1:
+        return "L = 1"
+    return "L < S" if queries < keys else "L > S" if queries > keys else f"odd {keys % 2}"
+
+
+def heads(item: Item) -> str:
+    case, share = item.case, item.case.heads // item.case.kv_heads
+    alone = "one head" if case.heads == 1 else "no power of 2" if case.heads % 2 else "power of 2"
+    return alone if share == 1 else f"{share} share" if case.kv_heads > 1 else "all share"
+
+
+def value_dim(item: Item) -> str:
+    value, head = item.case.value_dim, item.case.head_dim
+    return (
+        "V = D" if value == head else "odd" if value % 2 else "V < D" if value < head else "V > D"
+    )
+
+
+def scale(item: Item) -> str:
+    ratio = 1.0 if item.case.scale is None else item.case.scale * item.case.head_dim**0.5
+    return "default" if item.case.scale is None else "below" if ratio < 0.5 else "above"
+
+
+MASKS = ("full", "causal", "window", "prefix", "document", "padding")
+HEADS = ("one head", "no power of 2", "power of 2", "2 share", "3 share", "all share")
+ATTENTION: Axes = {
+    "mask": (lambda item: item.case.mask.name, MASKS),
+    "lengths": (relation, ("odd 0", "odd 1", "L < S", "L > S", "L = 1")),
+    "heads": (heads, HEADS),
+    "head_dim": (lambda item: next(n for n in (64, 32, 8, 1) if item.case.head_dim % n == 0),
+                 (64, 32, 8, 1)),
+    "value_dim": (value_dim, ("V = D", "V < D", "V > D", "odd")),
+    "batch": (lambda item: item.case.batch, (1, 2, 3)),
+    "scale": (scale, ("default", "below", "above")),
+    "dtype": (lambda item: item.case.dtype, DTYPES),
+    "pass": (lambda item: item.case.pass_, ("both", "forward")),
+    "strided": (lambda item: item.draw.get("strided", False), (False, True)),
+    "offset": (lambda item: item.draw.get("offset", False), (False, True)),
+    "gradient": (lambda item: item.draw.get("gradient"), (None, "expanded", "transposed")),
+    "without": (lambda item: item.draw.get("without_gradient"), (None, "q", "kv", "qk")),
+    "position": (lambda item: item.case.position.name,
+                 ("none", "rope", "rope-dynamic", "alibi", "t5", "shaw")),
+}  # fmt: skip
+DECODE: Axes = {
+    "cache": (lambda item: base_name(item.case.cache or ""),
+              ("static", "concat", "none", "rerun", "paged", "int8", "int8-head")),
+    "mask": (lambda item: item.case.mask.name, ("causal", "window", "padding")),
+    "heads": (heads, ("no power of 2", "2 share", "3 share", "all share")),
+    "position": (lambda item: item.case.position.name, ("none", "rope", "alibi", "t5")),
+    "queries": (lambda item: item.case.query_tokens, (1, 2)),
+    "scale": (lambda item: item.case.scale is None, (True, False)),
+}  # fmt: skip
+LAYER: Axes = {
+    "projection": (lambda item: item.case.projection, ("fused", "separate", "per-head")),
+    "mask": (lambda item: item.case.mask.name, ("full", "causal", "window")),
+    "heads": (heads, ("power of 2", "no power of 2", "2 share")),
+    "value_dim": (value_dim, ("V = D", "V > D")),
+    "position": (lambda item: item.case.position.name, ("none", "rope", "sinusoidal", "alibi")),
+    "pass": (lambda item: item.case.pass_, ("both", "forward")),
+    "layers": (lambda item: item.case.layers, (1, 2)),
+    "scale": (lambda item: item.case.scale is None, (True, False)),
+}
+
+
+AXES: dict[str, Axes] = {"attention": ATTENTION, "decode": DECODE, "layer": LAYER}
+
+
+def cannot_meet(workload: str, pair: dict[str, Any]) -> str | None:
+    """Why two values are in no check together."""
+    if workload == "decode" and pair.get("mask") == "padding":
+        if pair.get("cache") in ("concat", "none", "rerun"):
+            return "the cache keeps the items of a batch equally long"
+        if pair.get("queries") == 2:
+            return "decoding takes lengths a query at a time"
+        if pair.get("position") in ("alibi", "t5"):
+            return "a bias by place needs each key in its place"
+    if pair == {"mask": "padding", "batch": 1}:
+        return "lengths are to differ between the items of a batch"
+    if pair.get("pass") == "forward" and (pair.get("gradient") or pair.get("without")):
+        return "there is no gradient"
+    return None
+
+
+SIMPLE: dict[str, Any] = {"mask": ("full", "causal"), "position": ("none",)}
+EQUAL = {"heads": HEADS[:3], "value_dim": ("V = D",)}
+# What kernels are confined to: who takes these values alone misses no pair of them.
+KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "takes everything": ("attention", {}),
+    "in one dtype": ("attention", {"dtype": ("float32",)}),
+    "without a backward": (
+        "attention", {"pass": ("forward",), "gradient": (None,), "without": (None,)},
+    ),
+    "takes no biases": ("attention", {"position": ("none",)}),
+    "takes biases, full and causal": ("attention", {"mask": ("full", "causal")}),
+    "simple": ("attention", SIMPLE),
+    "simple, in one dtype": ("attention", SIMPLE | {"dtype": ("float32",)}),
+    "simple, V = D, H = G": ("attention", SIMPLE | EQUAL),
+    "decodes": ("decode", {}),
+    "decodes, simple": ("decode", {"mask": ("causal",), "position": ("none", "rope")}),
+    "in a layer": ("layer", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_any_two_values_that_a_kernel_may_branch_on_meet_in_a_check(kernel):
+    workload, narrow = KERNELS[kernel]
+    axes = {name: (of, narrow.get(name, wanted)) for name, (of, wanted) in AXES[workload].items()}
+    seen = set()
+    for item in ITEMS:
+        if item.case.workload == workload and "property" not in item.draw:
+            values = {name: of(item) for name, (of, _) in axes.items()}
+            if all(values[name] in narrow[name] for name in narrow):
+                seen |= set(itertools.combinations(values.items(), 2))
+    missing = [
+        (x, y)
+        for (a, (_, first)), (b, (_, second)) in itertools.combinations(axes.items(), 2)
+        for x in ((a, value) for value in first)
+        for y in ((b, value) for value in second)
+        if (x, y) not in seen and not cannot_meet(workload, dict([x, y]))
+    ]
+    assert missing == []
+
+
+def test_what_makes_no_sense_is_in_no_check():
+    assert [item.name for item in ITEMS if impossible(item.case)] == []
+
+
+def test_a_check_is_there_once_by_name_and_by_what_is_done():
+    names = Counter((item.name, item.case.pass_, item.case.dtype) for item in ITEMS)
+    done = Counter((item.case.case_id, str(item.draw)) for item in ITEMS)
+    assert {count for counts in (names, done) for count in counts.values()} == {1}
+
+
+def test_the_battery_has_what_is_no_value_of_an_axis():
+    cases = [item.case for item in ITEMS if item.case.workload == "attention"]
+    assert any(case.seq_len == case.kv_len == 1 for case in cases)
+    assert any(case.seq_len > 1024 for case in cases)
+    assert any(case.seq_len < 8 and case.kv_len > 1024 for case in cases)
+    assert any(case.seq_len % 128 == case.kv_len % 128 == 0 for case in cases)
     assert any(item.draw.get("query_amplitude", 1) > 10 for item in ITEMS)
-    assert any(item.draw.get("strided") for item in ITEMS)
-    assert {case.cache for case in cases} >= {"rerun", "none", "concat", "static"}
-    for dtype in DTYPES:
-        assert {case.pass_ for case in attention if case.dtype == dtype} == {"forward", "both"}
+    rotary = {case.position.name for case in cases if case.position.encoding.kind == "rotary"}
+    assert rotary == {name for name in POSITIONS.names() if POSITIONS.get(name).kind == "rotary"}
 
 
-def test_those_that_compile_get_the_brief_items():
-    brief = [item for item in ITEMS if item.brief]
+def test_those_that_compile_begin_with_the_brief_items_of_the_first_dtype():
+    items = battery("cpu", ("bfloat16", "float32"))
+    brief = [item for item in items if item.brief]
     assert {item.case.pass_ for item in brief} == {"forward", "both"}
+    assert {item.case.dtype for item in brief} == {"bfloat16"}
     assert len(brief) <= 6
+    order = [items[place] for place in by_coverage(items)]
+    assert {id(item) for item in order[: len(brief)]} == set(map(id, brief))
+    assert sorted(map(id, order)) == sorted(map(id, items))
+
+
+def test_the_first_items_in_the_order_of_coverage_are_of_all_kinds():
+    items = [item for item in ITEMS if item.case.workload == "attention"]
+    first = [items[place] for place in itertools.islice(by_coverage(items), 18)]
+    for name in ("mask", "lengths", "dtype", "batch", "scale", "gradient"):
+        of, wanted = ATTENTION[name]
+        assert {of(item) for item in first} >= set(wanted)

@@ -84,3 +84,18 @@ def test_a_registry_refuses_duplicates_and_suggests_the_nearest():
             registry.add(name, 3)
         assert len(str(refused.value)) < 300
     registry.add("x" * 100, 4)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"dtype": "float8"}, "unknown dtype 'float8' (--dtypes); one of float32, bfloat16"),
+        ({"device": "tpu"}, "unknown device 'tpu' (--device); one of cpu, cuda"),
+        ({"pass": ["forward"]}, "unknown pass '['forward']' (--passes); one of forward, backward"),
+        ({"batch": "two", "dtype": "float64"}, "not a case: "),
+    ],
+)
+def test_a_stored_case_with_a_wrong_choice_names_the_flag_and_what_it_may_be(row, words):
+    with pytest.raises(UsageError) as caught:
+        Case.from_json(row)
+    assert str(caught.value).startswith(words)

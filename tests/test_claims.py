@@ -199,29 +199,6 @@ def test_where_no_cell_matches_the_nearest_implementation_is_named(tmp_path):
     assert "impl = naiv, did you mean 'naive'?" in found.reason
 
 
-CROSSING = {  # time of b / of a at 128 … 4096; b overtakes at n = 512 where it does
-    "crosses": (lambda n: (512 / n) ** 0.5, "holds"),
-    "leads throughout": (lambda n: 0.5, "holds"),
-    "never leads": (lambda n: 2.0, "refuted"),
-    "level": (lambda n: 1.0, "inconclusive"),
-    "the other way": (lambda n: (n / 512) ** 0.5, "inconclusive"),
-}
-
-
-@pytest.mark.parametrize("kind", CROSSING)
-def test_a_crossover_beyond_the_sizes_is_known_to_lie_there(tmp_path, kind):
-    factor, verdict = CROSSING[kind]
-    claim = stated(tmp_path, """
-        quantity = { kind = "crossover", first = { impl = "b" }, second = { impl = "a" } }
-        relation = { is = "<", limit = 1000 }
-        """)  # fmt: skip
-    cases = [Case(seq_len=2**power) for power in range(7, 13)]
-    records = [cell(case, "a", case.seq_len * 10.0) for case in cases]
-    records += [cell(case, "b", case.seq_len * 10.0 * factor(case.seq_len)) for case in cases]
-    found = finding(claim, Cells(run_of(records)))
-    assert found.verdict == verdict, found.reason
-
-
 def test_a_term_that_is_no_part_of_the_time_has_a_share_of_nothing(tmp_path):
     claim = stated(tmp_path, """
         quantity = { kind = "share", workload = "attention", term = ["n d^2"], impl = "naive" }

@@ -169,8 +169,8 @@ def test_a_run_that_cannot_be_read_is_one_line(
 ) -> None:
     assert_refused(cli(*command, "mode"), "no run 'mode'", "'made'?")
     assert_refused(cli(*command, "x" * 300), "no run 'xxx")
-    for name in ("../..", ""):
-        assert_refused(cli(*command, name), "is not a run: no run.json")
+    assert_refused(cli(*command, "../.."), "is not a run: no run.json")
+    assert_refused(cli(*command, ""), "a run without a name")
     records = run / RECORDS
     line = records.read_text()
     records.write_text(line + line[: len(line) // 2] + "\n" + line)
@@ -430,15 +430,16 @@ def test_an_interrupt_at_any_moment_exits_with_130(
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [("ok", 0), ("unsupported", 0), ("incorrect", 1), ("crashed", 1)]
+    ("statuses", "code"),
+    [("ok", 0), ("ok unsupported", 0), ("ok incorrect", 1), ("crashed", 1), ("unsupported", 2)],
 )
-def test_a_check_exits_with_1_if_anything_failed(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int
+def test_a_check_exits_with_1_if_anything_failed_and_with_2_if_nothing_was_checked(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, statuses: str, code: int
 ) -> None:
     item = battery("cpu", ("float32",))[0]
     results = [
         CheckResult(item=item, impl="mine", status=each, reason="r", metrics={})
-        for each in ("ok", status)
+        for each in statuses.split()
     ]
     monkeypatch.setattr("attnbench.execution.checks.run_checks", lambda **_: results)
     assert cli("check").exit_code == code

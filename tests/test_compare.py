@@ -195,44 +195,6 @@ def test_across_machines_no_times_are_divided_and_a_change_of_order_is_named(run
     assert slope.sizes == SIZES
 
 
-TABLE = "# source: a paper, table 2\n# device_name: H100\n"
-
-
-def test_a_published_table_takes_rates_and_times_and_is_never_the_same_machine(runs):
-    file = runs / "paper.csv"
-    file.write_text(TABLE + "impl,seq_len,tflops\nnaive,512,0.5\nsdpa,512,1\n")
-    found = read(str(file), runs)
-    assert found.published == "a paper, table 2"
-    (time, _) = found.times.values()
-    assert time.time_us == pytest.approx(4 * 4 * 512 * 512 * 64 / 0.5e12 * 1e6)
-    (against,) = compare(["before", str(file)], runs)
-    assert [s.speeds[1] for s in against.elsewhere.standings if s.impl == "sdpa"] == [2.0]
-    ms = runs / "ms.csv"
-    ms.write_text(TABLE + "impl,seq_len,mask,time_ms\nnaive,512,causal,2.5\n")
-    ((key, time),) = read(str(ms), runs).times.items()
-    assert (key[1], time.time_us) == ("naive", 2500.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("impl,seq_len,time_us\nnaive,512,1\n", "# source:"),
-        (TABLE + "impl,seq_len,time\nnaive,512,1\n", "one with a unit, time_us, "),
-        (TABLE + "impl,seq_len,time_us,tflops\nnaive,512,1,1\n", "one with a unit"),
-        (TABLE + "name,seq_len,time_us\nnaive,512,1\n", "a column impl"),
-        (TABLE + "impl,seq_len,time_us\nnaive,512,1\nnaive,51x,1\n", "row 2"),
-        (TABLE + "impl,seq_len,time_us\nnaive,512,-1\n", "row 1"),
-        (TABLE + "impl,size,time_us\nnaive,512,1\n", "unknown field 'size'"),
-        (TABLE + "impl,workload,seq_len,tflops\nnaive,layer,512,1\n", "give a time"),
-        ("", "# source:"),
-    ],
-)
-def test_a_table_that_leaves_a_question_open_is_refused_in_one_line(tmp_path, text, words):
-    (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(UsageError, match=words):
-        read(str(tmp_path / "t.csv"), tmp_path)
-
-
 def benchmarks(file: Path, seed: int, own: dict[int, float], **machine: Any) -> str:
     draw = random.Random(seed)
     rows = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from attnbench.cli import main
 from attnbench.gate.decide.stored import NAME as GATE
-from tests.test_compare import TABLE, run
+from tests.test_compare import benchmarks, run
 
 
 @pytest.fixture
@@ -70,9 +71,11 @@ def test_json_has_every_cell_and_so_have_page_and_markdown(invoke, tmp_path):
 
 
 def test_texts_of_others_are_escaped_on_the_page(invoke, tmp_path):
-    (tmp_path / "t.csv").write_text(TABLE + "impl,seq_len,time_us\n<b>x|y,512,1\nsdpa,512,1\n")
-    run(tmp_path, "odd", environment={"device_name": "<script>|"})
-    assert invoke("odd", str(tmp_path / "t.csv"), "--name", "page").exit_code == 0
+    odd = {"node": "<script>|"}
+    ran = [benchmarks(tmp_path / f"{seed}.json", seed, {}, **odd) for seed in range(2)]
+    for file in map(Path, ran):
+        file.write_text(file.read_text().replace("test_x.py", "<script>|"))
+    assert invoke(*ran, "--name", "page").exit_code == 0
     assert "<script>" not in (tmp_path / "page" / "compare.html").read_text()
     assert "<script>" not in (tmp_path / "page" / "compare.md").read_text()
 
@@ -81,7 +84,6 @@ def test_bad_input_is_one_line_with_exit_code_2_and_nothing_is_written(invoke, t
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / GATE).write_text("{}")
     run(tmp_path, "old-schema", info={"schema": 1})
-    (tmp_path / "t.csv").write_text("impl,seq_len,time_us\nsdpa,512,1\n")
     before = sorted(tmp_path.rglob("*"))
     for words, expected in (
         ((), "two or more"),
@@ -89,8 +91,7 @@ def test_bad_input_is_one_line_with_exit_code_2_and_nothing_is_written(invoke, t
         (("before", "nix"), "no run 'nix'"),
         (("before", "g"), "attnbench gate --replay"),
         (("before", "old-schema"), "schema 1"),
-        (("before", str(tmp_path / "t.csv")), "# source:"),
-        (("before", str(tmp_path / "none.csv")), "cannot be read"),
+        (("before", str(tmp_path / "none.json")), "cannot be read"),
     ):
         found = invoke(*words, "--name", "new")
         assert found.exit_code == 2, words

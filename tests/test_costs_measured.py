@@ -4,11 +4,15 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
-from attnbench.api import IMPLEMENTATIONS
+from attnbench.api import IMPLEMENTATIONS, implementation
 from attnbench.api.loader import load_built_in
 from attnbench.schema.case import Case, parse_mask, parse_position
-from attnbench.worker.workloads import WORKLOADS
+from attnbench.theory.caches import CACHES
+from attnbench.theory.traits import impossible
+from attnbench.worker.catalogue import reasons_against
+from attnbench.worker.trial import Trial
 from tests.conftest import probed
 from tests.pairwise import ids, pairwise
 
@@ -22,6 +26,7 @@ MORE: dict[str, dict[str, Any]] = {
     "rope, V != D, window": {
         "position": parse_position("rope"), "value_dim": 24, "mask": parse_mask("window:100"),
     },
+    "places added, several at once": {"position": parse_position("sinusoidal"), "query_tokens": 2},
 }  # fmt: skip
 GENERATIONS = pairwise({"name": CORES, "cache": ("static", "concat"), "more": list(MORE)})
 
@@ -30,7 +35,7 @@ GENERATIONS = pairwise({"name": CORES, "cache": ("static", "concat"), "more": li
 def test_the_workspace_of_a_generation_is_predicted_to_the_byte(row):
     metrics = probed(decoding(row["cache"], seq_len=512, **MORE[row["more"]]), row["name"])
     assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
-    assert metrics["memory_predicted_source"] == "formula"
+    assert metrics["memory_bound_bytes"] == metrics["memory_predicted_bytes"]
 
 
 CAUSAL = parse_mask("causal")
@@ -41,10 +46,13 @@ UNSURE: list[tuple[str, dict[str, Any]]] = [
     ("naive", {"seq_len": 64, "pass_": "both", "position": parse_position("rope")}),
     ("naive", DECODE | {"new_tokens": 2, "cache": "none"}),
     ("naive", DECODE | {"dtype": "bfloat16"}),
+    ("sdpa", DECODE | {"position": parse_position("rope")}),  # turning weighs more than the core
     ("sdpa", LAYER | {"batch": 2}),
     ("sdpa", LAYER | {"pass_": "both"}),
     ("sdpa", LAYER | {"dtype": "bfloat16"}),
     ("sdpa", LAYER | {"width": 4096}),  # beside a huge output some cores copy no merged heads
+    ("sdpa", LAYER | {"layers": 3, "width": 256}),
+    ("sdpa-math", {"seq_len": 40}),
     ("gru", NETWORK | {"pass_": "both"}),
     ("gru", NETWORK | {"dtype": "bfloat16"}),
     ("gru", NETWORK | {"device": "cuda"}),
@@ -55,8 +63,43 @@ UNSURE: list[tuple[str, dict[str, Any]]] = [
 def test_a_prediction_that_is_not_had_is_null_and_no_guess(name, fields):
     """Neither autograd nor packing, nor what a kernel copies, follows from sizes."""
     case = Case(**fields)
-    costs = WORKLOADS.get(case.workload).costs(case, IMPLEMENTATIONS.get(name))
+    costs = Trial(impl=IMPLEMENTATIONS.get(name), case=case, tensors={}).costs()
     assert costs["memory_predicted_bytes"] is None
+    assert (costs["memory_bound_bytes"] is None) == (name == "gru")
+
+
+BOUNDED = pairwise({
+    "name": (*CORES, "sdpa-grouped", "split-kv", "reformer"),
+    "where": ("attention", "layer", "layer:4", "decode", "decode:2"),
+    "cache": (*(name for name in CACHES.names() if name not in ("latent", "sliding")), "latent:16"),
+    "dtype": ("float32", "float64", "bfloat16"), "pass_": ("forward", "backward", "both"),
+    "mask": ("causal", "full", "padding:300+120"), "kv_heads": (4, 2, 1),
+    "position": ("none", "rope", "alibi", "shaw:8", "sinusoidal"), "value_dim": (32, 48),
+    "projection": ("fused", "separate", "per-head", "mla:16"),
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("row", BOUNDED, ids=ids(BOUNDED))
+def test_what_no_formula_says_exactly_is_bounded_from_above_for_admission(row, monkeypatch):
+    """Of what a library keeps inside, as oneDNN's operands, nothing is said: it is switched off."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    workload, _, layers = row["where"].partition(":")
+    fields: dict[str, Any] = {name: row[name] for name in ("dtype", "kv_heads", "value_dim")}
+    if workload != "attention":
+        fields |= {"width": 64, "layers": int(layers or 1)}
+    own = {"decode": {"cache": row["cache"], "new_tokens": 4}, "layer": {
+        "projection": row["projection"]}}  # fmt: skip
+    case = Case(
+        workload=workload, seq_len=500, head_dim=32, batch=2, mask=parse_mask(row["mask"]),
+        position=parse_position(row["position"]), **fields, **own.get(workload, {}),
+        pass_="forward" if workload == "decode" else row["pass_"],
+    )  # fmt: skip
+    if impossible(case) or reasons_against([case], [row["name"]])[row["name"]][0]:
+        return
+    metrics = probed(case, row["name"])
+    measured = metrics["memory_workspace_bytes"]
+    assert metrics["memory_predicted_bytes"] in (None, measured)
+    assert measured <= 1.05 * metrics["memory_bound_bytes"] + 2**18
 
 
 DISPATCHED = ("naive", "naive-heads", "sdpa-math", "chunked")
@@ -88,6 +131,50 @@ def test_counted_flops_are_the_executed_ones_where_they_were_dispatched(row):
     assert metrics["flops_counted_source"] == "dispatched"
     differs = metrics["flops_executed"] != metrics["flops_useful"]
     assert ("(" in (metrics["flops_note"] or "")) == differs  # a reason is given
+
+
+SMALL = {
+    "linear": ":16", "performer": ":features=8:chunk=16", "retention": ":16", "linformer": ":8",
+    "nystrom": ":8", "reformer": ":buckets=4:rounds=3:chunk=8", "sliding-window": ":10",
+    "dilated-window": ":window=6:dilation=3", "window-global": ":window=8:global_tokens=5",
+    "strided": ":7", "strided-fixed": ":stride=9:summary=3", "bigbird": ":block=8",
+}  # fmt: skip
+AROUND: dict[str, dict[str, Any]] = {
+    "several chunks": {"seq_len": 53},
+    "fewer queries, grouped": {"seq_len": 21, "kv_len": 53, "kv_heads": 2},
+    "blind queries, V != D": {"seq_len": 53, "kv_len": 21, "value_dim": 5, "batch": 2},
+    "two layers": {"workload": "layer", "seq_len": 40, "width": 24, "kv_heads": 2, "layers": 2},
+    "decoding": {"workload": "decode", "seq_len": 40, "new_tokens": 3, "width": 24},
+    "without a cache": {
+        "workload": "decode", "seq_len": 20, "new_tokens": 2, "width": 24, "cache": "rerun",
+    },
+    "a network": {"workload": "recurrent", "seq_len": 9, "width": 16, "heads": 1},
+}  # fmt: skip
+EVERYONE = [
+    name + SMALL.get(name, "")
+    for name, impl in IMPLEMENTATIONS.items()
+    if "cpu" in impl.devices and not impl.compiles  # nothing is counted of compiled code
+]
+CELLS = pairwise({
+    "name": EVERYONE, "around": list(AROUND), "mask": ("full", "causal"),
+    "pass_": ("forward", "backward", "both"),
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("row", CELLS, ids=ids(CELLS))
+def test_flops_of_everyone_are_counted_as_executed_and_never_below_the_useful_ones(row):
+    case = Case(**{"heads": 4, "head_dim": 8} | AROUND[row["around"]], mask=parse_mask(row["mask"]))
+    if case.workload != "decode":
+        case = dataclasses.replace(case, pass_=row["pass_"])
+    if impossible(case) or reasons_against([case], [row["name"]])[row["name"]][0]:
+        return  # other rows have its name
+    metrics, impl = probed(case, row["name"]), implementation(row["name"])
+    executed, useful = metrics["flops_executed"], metrics["flops_useful"]
+    if metrics["flops_counted_source"] == "dispatched":
+        assert metrics["flops_counted"] == executed
+    if executed < useful:  # what is kept needs not be made again, as flash-attention counts it
+        assert impl.definition is None
+        assert "no scores recomputed" in metrics["flops_note"]
 
 
 @pytest.mark.parametrize(

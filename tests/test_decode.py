@@ -1,13 +1,16 @@
 """Decoding and position encodings against the definition."""
 
 import dataclasses
+import itertools
 import math
+import types
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from attnbench.api import IMPLEMENTATIONS, dense_bias
 from attnbench.api.loader import load_built_in
@@ -16,6 +19,7 @@ from attnbench.errors import UsageError
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.position import POSITIONS
 from attnbench.theory.caches import CACHES, cache_bytes
+from attnbench.theory.costs import decode_bytes_given, decode_bytes_min
 from attnbench.theory.traits import impossible
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.inputs import Draw
@@ -149,28 +153,104 @@ def test_layers_that_share_a_cache_read_the_keys_of_the_first_of_them(cache, rea
         assert cache_bytes(case) == len(set(read)) * alone
 
 
-def held(store: Any) -> int:
-    """Bytes of the tensors in which a cache keeps what it knows."""
-    kept = ("buffers", "pools", "table_BP", "codes", "scales")
-    lists = [getattr(store, name, []) for name in kept]
-    tensors = [x for own in lists for x in (own if isinstance(own, list) else [own])]
-    return sum(x.nbytes for x in tensors)
+def kept(store: Any) -> list[torch.Tensor]:
+    """Every tensor that a cache holds on to, however deep."""
+
+    def within(value: Any) -> list[torch.Tensor]:
+        if isinstance(value, torch.Tensor):
+            return [value]
+        return [x for y in value for x in within(y)] if isinstance(value, (list, tuple)) else []
+
+    tensors = {id(x): x for value in vars(store).values() for x in within(value)}
+    return list(tensors.values())
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"cache": "static"}, {"cache": "static:64"}, {"cache": "paged:4"}, {"cache": "int8"},
-        {"cache": "paged:4", "mask": LENGTHS}, {"cache": "int8-head"},
-        {"cache": "sliding", "mask": WINDOW}, {"cache": "latent:5"},
-    ],
-    ids=lambda fields: fields["cache"],
-)  # fmt: skip
-def test_the_bytes_of_a_cache_are_those_that_it_holds(fields):
+HELD: list[dict[str, Any]] = [
+    {"cache": "static"}, {"cache": "static:64"}, {"cache": "paged:4"}, {"cache": "int8"},
+    {"cache": "paged:4", "mask": LENGTHS}, {"cache": "int8-head"},
+    {"cache": "sliding", "mask": WINDOW}, {"cache": "latent:5"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", HELD, ids=lambda fields: fields["cache"])
+def test_the_bytes_of_a_cache_are_those_that_it_holds_and_beside_it_are_named_buffers(fields):
     for dtype in ("bfloat16", "float32"):
         case = dataclasses.replace(DECODE, dtype=dtype, **fields)
-        decoder, _ = bound(case)
-        assert held(decoder.call.stores[0]) == cache_bytes(case)
+        store = bound(case)[0].call.stores[0]
+        # Made wide or gathered for the core; where things lie; what a ring puts back.
+        beside = ("_wide", "_gathered", "_rows", "_overwritten", "_before")
+        held = sum(x.nbytes for x in kept(store))
+        for name in beside:
+            held -= sum(x.nbytes for x in kept(types.SimpleNamespace(x=getattr(store, name, []))))
+        assert held == cache_bytes(case)
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes that operators read and write, each tensor once an operator; views move nothing."""
+
+    moved = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        if not function.is_view:
+            given = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, torch.Tensor)]
+            distinct = {x.data_ptr(): x for x in given}.values()
+            self.moved += sum(min(x.nbytes, x.untyped_storage().nbytes()) for x in distinct)
+        return result
+
+
+def walked(case: Case, tensors: Any, stores: Any) -> float:
+    """Bytes that a generation must move, step by step, of the tensors as they are."""
+    total, together, layers = 0.0, case.query_tokens, each_layer(case, tensors)
+    for end in range(case.seq_len + together, case.seq_len + (case.new_tokens or 1) + 1, together):
+        for number, own in enumerate(layers):
+            used = own if number in stores else {name: own[name] for name in ("wq", "wo")}
+            total += sum(x.nbytes for name, x in used.items() if name != "x")
+            token = own["x"][0, 0].nbytes
+            total += 2 * case.batch * together * token  # x of the new ones, and their outputs
+            for item in range(case.batch if number in stores else 0):
+                now = case.mask.length(case.seq_len, item) + end - case.seq_len
+                before = case.mask.before
+                seen = now if before is None else min(now, before + together)
+                if base_name(case.cache or "") in ("none", "rerun"):
+                    total += (seen - together) * token
+                    continue
+                # Of each tensor with a place for each token: what a place takes.
+                for name in ("buffers", "pools", "codes", "scales", "_prefilled"):
+                    for x in getattr(stores[number], name, ()):
+                        if x.shape[2] > 1:
+                            total += seen * x.nbytes / (x.shape[0] * x.shape[2])
+    return total
+
+
+OF_A_STEP = list(itertools.product(
+    ("causal", "window:6", "window:40", "padding:11+4"), (1, 2, 4), (1, 2, 6),
+    (("float32", 4), ("float64", 2), ("float64", 1)),
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("cache", CACHES.names())
+def test_least_traffic_is_what_a_walk_over_the_tensors_of_a_step_reads_and_less_than_moves(cache):
+    count = 0
+    for mask, layers, together, (dtype, kv_heads) in OF_A_STEP:
+        varied: dict[str, Any] = {
+            "cache": "latent:5" if cache == "latent" else cache, "mask": parse_mask(mask),
+            "layers": layers, "query_tokens": together, "dtype": dtype, "kv_heads": kv_heads,
+        }  # fmt: skip
+        case = dataclasses.replace(DECODE, **varied)
+        if impossible(case):
+            continue
+        count += 1
+        decoder, tensors = bound(case)
+        least, tokens = decode_bytes_min(case), case.new_tokens or 1
+        walk = walked(case, tensors, decoder.call.stores)
+        assert 0 <= walk / tokens - least < 3  # rounded down
+        with Traffic() as traffic:
+            steps = decoder.call()
+        assert tokens * least <= traffic.moved
+        given = sum(x.nbytes for x in tensors.values()) + sum(x.nbytes for x in steps)
+        assert decode_bytes_given(case) == given
+    assert count >= 18
 
 
 def test_eight_bits_take_half_the_bytes_of_bfloat16_and_the_error_is_that_of_rounding():

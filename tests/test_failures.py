@@ -1,5 +1,7 @@
 """Failed checks by kind, and what they have in common that the others have not."""
 
+import itertools
+import random
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from attnbench.cli.faults import lines
 from attnbench.execution.checks import CheckResult
 from attnbench.execution.failures import failures, pattern
 from attnbench.planning.battery import Item, battery
+from attnbench.schema.case import Case
 
 ITEMS = [
     item
@@ -36,23 +39,94 @@ def masked(item: Item) -> bool:
     [
         (masked, ("causal",)),
         (lambda item: masked(item) and item.case.seq_len != item.case.kv_len, ("causal", "L != S")),
-        (lambda item: item.case.dtype == "bfloat16", ("bfloat16",)),
+        (lambda item: item.case.dtype == "bfloat16", ("in bfloat16",)),
         (lambda item: item.case.kv_heads < item.case.heads, ("grouped heads",)),
-        (lambda item: "query_amplitude" in item.draw, ("large logits",)),
-        (lambda item: bool(item.draw.get("strided")), ("strided inputs",)),
+        (lambda item: "query_amplitude" in item.draw, ("with q × 30",)),
+        (lambda item: bool(item.draw.get("strided")), ("with strided inputs",)),
         (lambda item: True, ()),
     ],
 )
 def test_the_pattern_is_what_all_failed_and_none_that_passed_have(fails, found):
     failed, passed = [x for x in ITEMS if fails(x)], [x for x in ITEMS if not fails(x)]
-    assert pattern(failed, passed) == (found, 0)
+    assert pattern(failed, passed) == (found, (len(failed), len(passed) * (not found)))
 
 
 def test_those_that_passed_with_the_same_pattern_are_counted():
     failed = [item for item in ITEMS if masked(item)]
     assert pattern(failed[1:], [*failed[:1], *(x for x in ITEMS if not masked(x))]) == (
-        ("causal",), 1,
+        ("causal",), (len(failed) - 1, 1),
     )  # fmt: skip
+
+
+def crossed(**values: Any) -> list[Item]:
+    """An item for each combination of values of the case's fields."""
+    rows = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+    return [Item(name="crossed", case=Case.from_json(row)) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("items", "fails", "found"),
+    [
+        (
+            crossed(heads=[2, 3, 4, 6], position=["none", "alibi", "t5"], seq_len=[8, 80]),
+            lambda case: case.position.name == "alibi" and case.heads in (3, 6),
+            ("with alibi", "H not a power of two"),
+        ),
+        (
+            crossed(
+                workload=["decode"], mask=["causal"], new_tokens=[4], head_dim=[8, 16],
+                seq_len=[8, 40], cache=["static", "paged:64", "paged:4"],
+            ),
+            lambda case: case.cache == "paged:4",
+            ("where the cache holds more than one page",),
+        ),
+        (
+            crossed(heads=[4, 6], kv_heads=[2], head_dim=[8, 16, 64], dtype=["float32", "float16"]),
+            lambda case: case.heads == 6,
+            ("H not a power of two",),
+        ),
+        (
+            crossed(scale=[None, 0.3], head_dim=[8, 16, 64], seq_len=[8, 80]),
+            lambda case: case.scale is not None,
+            ("with a scale of its own",),
+        ),
+    ],
+)  # fmt: skip
+def test_the_options_that_tell_failed_checks_from_others_are_named(items, fails, found):
+    failed = [item for item in items if fails(item.case)]
+    passed = [item for item in items if not fails(item.case)]
+    assert pattern(failed, passed) == (found, (len(failed), 0))
+
+
+def test_where_not_all_have_it_the_pattern_says_how_many():
+    failed = [item for item in ITEMS if masked(item)]
+    other = next(item for item in ITEMS if item.case.unmasked and item.case.seq_len > 48)
+    passed = [item for item in ITEMS if item not in failed and item is not other]
+    assert pattern([*failed, other], passed) == (("causal",), (len(failed), 0))
+    found = failures(results(lambda item: item in failed or item is other))
+    assert next(lines(found[0], 1)).endswith(
+        f"{len(failed) + 1} checks, {len(failed)} of them causal"
+    )
+
+
+def test_what_chance_would_do_as_well_is_no_pattern():
+    chosen = random.Random(0).sample(ITEMS, len(ITEMS) // 2)
+    assert pattern(chosen, [x for x in ITEMS if x not in chosen])[0] == ()
+
+
+def test_of_few_checks_nothing_is_said_that_one_feature_tells_by_chance():
+    few = [item for item in ITEMS if masked(item)][:1] + [x for x in ITEMS if not masked(x)][:30]
+    assert pattern(few[:1], few[1:])[0] == ()
+    assert pattern([x for x in ITEMS if masked(x)], few[1:])[0] == ("causal",)
+
+
+def test_a_draw_that_nobody_has_heard_of_is_a_feature_all_the_same():
+    items = [
+        Item(name="x", case=item.case, draw={"stripes": 3} if number % 3 == 0 else {"stripes": 0})
+        for number, item in enumerate(ITEMS)
+    ]
+    failed, passed = items[::3], [x for x in items if not x.draw["stripes"]]
+    assert pattern(failed, passed)[0] == ("with stripes 3",)
 
 
 def test_what_others_may_follow_from_comes_first_and_what_was_not_tried_last():
@@ -74,14 +148,37 @@ def test_of_several_explanations_the_one_that_serves_most_counts():
     assert kind.first.item.case.workload == "attention"
 
 
-def test_a_constant_ratio_is_named_where_it_is_a_known_factor():
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("sqrt(D)", lambda case: case.head_dim**0.5),
+        ("scale", lambda case: case.softmax_scale),
+        ("1/scale", lambda case: 1 / case.softmax_scale),
+    ],
+)
+def test_a_constant_ratio_is_named_where_it_is_a_known_factor(name, factor):
     def fault(item: Item) -> dict[str, Any]:
-        return {"code": "wrong", "explained": ["ratio"], "ratio": item.case.head_dim**0.5}
+        return {"code": "wrong", "explained": ["ratio"], "ratio": factor(item.case)}
 
     (kind,) = failures(results(lambda item: True, fault))
-    assert kind.factors == ("sqrt(D)",)
+    assert kind.factors == (name,)
     assert kind.ratios is not None
-    assert kind.ratios == pytest.approx((4.0, 128**0.5))
+    ratios = [factor(item.case) for item in ITEMS]
+    assert kind.ratios == pytest.approx((min(ratios), max(ratios)))
+
+
+def test_what_is_wrong_in_the_root_mean_square_alone_is_said_by_that():
+    fault = {
+        "code": "wrong", "tensor": "o", "explained": [], "got": 0.5, "expected": 0.5625,
+        "error": 0.0625, "allowed": 0.125, "rms": 0.03, "rms_allowed": 0.01,
+        "at": {"batch": 0}, "touched": {},
+    }  # fmt: skip
+    (kind,) = failures(results(masked, lambda item: fault))
+    said = "   in the root mean square it is off by 0.03, where 0.01 is allowed"
+    assert said in list(lines(kind, 1))
+    fault["error"] = 0.25
+    (kind,) = failures(results(masked, lambda item: fault))
+    assert said not in list(lines(kind, 1))
 
 
 def test_a_kind_of_failure_reads_as_sentences():

@@ -170,6 +170,11 @@ def test_a_patterned_query_without_keys_gives_zero_and_no_gradient() -> None:
     assert core_of(None)(case, {"q": q, "k": k, "v": v}).values["o"].shape == o.shape
 
 
+def test_what_a_definition_needs_is_unknown_where_it_is_not_declared(windowed: list[int]) -> None:
+    trial = Trial(impl=named("near"), case=Case(seq_len=16), tensors={})
+    assert (trial.costs()["flops_useful"], trial.costs()["flops_executed"]) == (None, 8000)
+
+
 @pytest.mark.parametrize("count", [-1, 2.5, "many"])
 def test_a_count_of_flops_that_is_none_costs_its_own_cell_alone(count: Any) -> None:
     attention_builder("miscounted", flops=lambda case: count)(lambda case: near(case, 1))

@@ -1,7 +1,10 @@
 """What a check says of a wrong result, in values: where it is wrong, and what would explain it."""
 
 import dataclasses
+import functools
 import math
+import random
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,22 +12,35 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, attention
-from attnbench.schema.case import Case, parse_mask
+from attnbench.api import IMPLEMENTATIONS, attention, dense_mask
+from attnbench.cli import faults
+from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.worker import checking
 from attnbench.worker.checking import check_item
 from attnbench.worker.fault import fault_of
-from attnbench.worker.inputs import Draw
-from attnbench.worker.workloads import WORKLOADS
+from attnbench.worker.inputs import Draw, laid_out
+from attnbench.worker.positions import rotated
+from attnbench.worker.reference import plain_attention
+from attnbench.worker.variants import reads, variants
+from attnbench.worker.workloads import WORKLOADS, caches
 
 ATTENTION = WORKLOADS.get("attention")
 CAUSAL = parse_mask("causal")
 SQUARE = Case(heads=4, kv_heads=2, seq_len=40, head_dim=16, mask=CAUSAL)
 UNEQUAL = Case(heads=2, seq_len=20, kv_len=33, head_dim=16, mask=CAUSAL)
+FULL_SQUARE = dataclasses.replace(SQUARE, mask=parse_mask("full"))
 FULL = Case(heads=4, kv_heads=2, seq_len=24, kv_len=70, head_dim=16)
 BLIND = Case(heads=2, seq_len=33, kv_len=20, head_dim=16, mask=CAUSAL)
 PREFIX = dataclasses.replace(UNEQUAL, mask=parse_mask("prefix:24"))
 DOCUMENTS = dataclasses.replace(SQUARE, mask=parse_mask("document:11+6"))
+GIVEN = dataclasses.replace(FULL, scale=0.3)
+ROPE = dataclasses.replace(FULL, kv_heads=4, position=parse_position("rope"))
+SAME = Case(heads=4, seq_len=20, head_dim=16)
+FEW = Case(heads=4, seq_len=3, kv_len=1025, head_dim=64)
+SIX_HEADS = Case(
+    heads=6, kv_heads=3, seq_len=37, kv_len=53, head_dim=16, mask=CAUSAL,
+    position=parse_position("alibi"),
+)  # fmt: skip
 PADDED = Case(batch=3, heads=2, seq_len=20, head_dim=16, mask=parse_mask("padding:8+20+13"))
 
 
@@ -48,6 +64,46 @@ def fault(case: Case, wrong: Callable[..., torch.Tensor], **draw: Any) -> dict[s
     return fault_of(case, tensors, {"o": o}, ATTENTION.truth(case, tensors))
 
 
+def joined(q, k, v, scale, *, running):
+    """Four parts of the keys, each relative to its own maximum or to that of the parts so far."""
+    scores, size, total, weight = (q * scale) @ k.mT, -(-k.shape[2] // 4), 0.0, 0.0
+    top = torch.full_like(scores[..., :1], -math.inf)
+    for part, values in zip(scores.split(size, -1), v.split(size, 2), strict=True):
+        most = part.amax(-1, keepdim=True)
+        top = torch.maximum(top, most) if running else most
+        weights = (part - top).exp()
+        total, weight = total + weights @ values, weight + weights.sum(-1, keepdim=True)
+    return total / weight
+
+
+def turned(x: torch.Tensor, name: str, length: int) -> torch.Tensor:
+    places = torch.arange(length - x.shape[2], length)
+    return rotated(x.double(), parse_position(name), places, length)
+
+
+def rope(*names: str) -> Callable[..., torch.Tensor]:
+    """Full attention whose q and k are rotated by these encodings, one after the other."""
+
+    def wrong(q, k, v, scale):
+        for name in names:
+            q, k = turned(q, name, k.shape[2]), turned(k, name, k.shape[2])
+        return attend(q.double(), k.double(), v.double(), scale=scale).float()
+
+    return wrong
+
+
+def sloped(slopes: list[float]) -> Callable[..., torch.Tensor]:
+    def wrong(q, k, v, scale):
+        share, keys, shift = q.shape[1] // k.shape[1], k.shape[2], k.shape[2] - q.shape[2]
+        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+        distance = torch.arange(keys) - torch.arange(shift, keys).unsqueeze(1)
+        bias = -torch.tensor(slopes).view(-1, 1, 1) * distance.abs()
+        hidden = torch.full(distance.shape, -math.inf).triu(shift + 1)
+        return ((q * scale) @ k.mT + bias + hidden).softmax(-1) @ v
+
+    return wrong
+
+
 def at(diagonal: int | None, **more: Any) -> Callable[..., torch.Tensor]:
     return lambda q, k, v, scale: attend(q, k, v, scale=scale, diagonal=diagonal, **more)
 
@@ -64,6 +120,26 @@ EXPLAINED: dict[str, tuple[Case, Callable[..., torch.Tensor]]] = {
     "heads-tiled": (SQUARE, at(0, tiled=True)),
     "scale-missing": (FULL, lambda q, k, v, scale: attend(q, k, v, scale=1.0)),
     "scale-log2(e)": (FULL, lambda q, k, v, scale: attend(q, k, v, scale=scale / math.log(2))),
+    "scale-ignored": (GIVEN, lambda q, k, v, scale: attend(q, k, v, scale=16**-0.5)),
+    "scale-factor": (FULL, lambda q, k, v, scale: attend(q, k, v, scale=1.7 * scale)),
+    "slope": (SIX_HEADS, sloped([2 ** (-8 * h / 6) for h in range(1, 7)])),
+    "position-ignored": (ROPE, rope()),
+    "rope-layout": (ROPE, rope("rope-interleaved")),
+    "rope-base": (ROPE, rope("rope:500000")),
+    "rope-twice": (ROPE, rope("rope", "rope")),
+    "layout-swapped": (
+        SAME,
+        lambda q, k, v, scale: attend(
+            *(x.transpose(1, 2) for x in (q, k, v)), scale=scale
+        ).transpose(1, 2),
+    ),
+    "not-normalised": (
+        FULL,
+        lambda q, k, v, scale: (
+            ((q * scale) @ k.repeat_interleave(2, 1).mT).exp() @ v.repeat_interleave(2, 1)
+        ),
+    ),
+    "not-rescaled": (FEW, functools.partial(joined, running=False)),
     "rows-without-keys": (BLIND, at(-13)),
     "keys": (FULL, at(None, hidden=range(64, 70))),
     "ratio": (FULL, lambda q, k, v, scale: 1.25 * attend(q, k, v, scale=scale)),
@@ -84,6 +160,168 @@ EXPLAINED: dict[str, tuple[Case, Callable[..., torch.Tensor]]] = {
 def test_a_computation_that_gives_the_same_explains_it(code):
     case, wrong = EXPLAINED[code]
     assert fault(case, wrong)["explained"][:1] == [code]
+
+
+def test_parts_relative_to_the_largest_so_far_are_told_as_joined_without_rescaling():
+    assert fault(FEW, functools.partial(joined, running=True))["explained"][0] == "not-rescaled"
+
+
+def test_a_slope_of_alibi_is_named_with_its_head_and_the_right_one():
+    head, got, right = fault(*EXPLAINED["slope"])["slope"]
+    assert got == pytest.approx(2 ** (-8 * (head + 1) / 6), rel=1e-3)
+    assert right == pytest.approx([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3][head])
+
+
+@pytest.mark.parametrize("offset", [False, True])
+def test_memory_that_is_read_as_if_inputs_were_dense_is_told(offset):
+    tensors = laid_out(ATTENTION.tensors(SAME), Draw(strided=not offset))
+    if offset:
+        tensors = {name: torch.stack((x, x))[1] for name, x in tensors.items()}
+    ATTENTION.fill(SAME, tensors, Draw(seed=5))
+    if offset:
+        for x in tensors.values():
+            x.as_strided(x.shape, x.stride(), 0).normal_()
+    dense = torch.empty(tensors["q"].shape).stride()
+    q, k, v = (x.as_strided(x.shape, dense, 0) for x in tensors.values())
+    o = attend(q, k, v, scale=SAME.softmax_scale)
+    found = fault_of(SAME, tensors, {"o": o}, ATTENTION.truth(SAME, tensors))
+    assert found["explained"] == ["layout-strides"]
+
+
+DECODE = Case(
+    workload="decode", batch=2, heads=4, kv_heads=2, seq_len=29, head_dim=16, width=48,
+    mask=CAUSAL, new_tokens=4, cache="static",
+)  # fmt: skip
+
+
+def pages_of_others(self, first, end):
+    k, v = paged_extend(self, first, end)
+    return k.roll(1, 0), v.roll(1, 0)
+
+
+def page_of_another(self, first, end):
+    k, v = (x.clone() for x in paged_extend(self, first, end))
+    k[:, :, 4:8], v[:, :, 4:8] = k[:, :, 12:16].clone(), v[:, :, 12:16].clone()
+    return k, v
+
+
+def first_page_lost(self, first, end):
+    k, v = (x.clone() for x in paged_extend(self, first, end))
+    k[:, :, :4], v[:, :, :4] = 0, 0
+    return k, v
+
+
+def scales_of_the_token_before(self, first, end):
+    kept = self.scales
+    eight_bits_extend(self, first, end)  # writes them
+    self.scales = [torch.cat((x[:, :, :1], x[:, :, :-1]), dim=2) for x in kept]
+    for codes, scales, wide in zip(self.codes, self.scales, self._wide, strict=True):
+        wide[:, :, :end].copy_(codes[:, :, :end]).mul_(scales[:, :, :end])
+    self.scales = kept
+    return tuple(wide[:, :, :end] for wide in self._wide)
+
+
+paged_extend, eight_bits_extend = caches.Paged.extend, caches.EightBits.extend
+CACHES = {
+    "page-foreign": ("paged:4", caches.Paged, "extend", pages_of_others),
+    "page-foreign ": ("paged:4", caches.Paged, "extend", page_of_another),
+    "page-stale": ("paged:4", caches.Paged, "extend", first_page_lost),
+    "int8-other-token": ("int8", caches.EightBits, "extend", scales_of_the_token_before),
+    "new-tokens-lost": ("static", caches.DecodeLayer, "write", lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("code", CACHES)
+def test_what_a_cache_gives_back_wrongly_is_named(monkeypatch, checked, code):
+    cache, owner, name, wrong = CACHES[code]
+    monkeypatch.setattr(owner, name, wrong)
+    found = checked(
+        lambda q, k, v, *, causal, scale: attend(q, k, v, scale=scale),
+        dataclasses.replace(DECODE, cache=cache),
+    )
+    assert code.strip() in found["explained"]
+
+
+def test_a_core_is_explained_in_decoding_and_in_layers(checked):
+    def last_lost(q, k, v, *, causal, scale):
+        return attend(q, k, v, scale=scale, diagonal=k.shape[2] - q.shape[2] - 1)
+
+    layer = dataclasses.replace(DECODE, workload="layer", cache=None, new_tokens=None)
+    for case in (DECODE, dataclasses.replace(layer, projection="separate")):
+        assert checked(last_lost, case)["explained"] == ["one-key-less"]
+
+
+def test_a_method_with_a_definition_of_its_own_is_explained_by_it(checked):
+    def squared(q, k, v, scale, case):
+        share = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+        admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device)
+        return (((q * scale) @ k.mT).square() * admitted) @ v
+
+    declared = {
+        "definition": lambda case: lambda q, k, v: squared(q, k, v, case.softmax_scale, case)
+    }
+    for code, changed in {
+        "mask-ignored": lambda q, k, v, *, causal, scale: squared(q, k, v, scale, FULL_SQUARE),
+        "scale-missing": lambda q, k, v, *, causal, scale: squared(q, k, v, 1.0, SQUARE),
+        "heads-tiled": lambda q, k, v, *, causal, scale: squared(
+            q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1), scale, SQUARE
+        ),
+    }.items():
+        assert code in checked(changed, SQUARE, **declared)["explained"]
+
+
+def test_a_definition_that_rotates_by_itself_is_told_the_other_layout(checked):
+    def rotates(name):
+        def core(q, k, v, *, causal, scale):
+            q, k = turned(q, name, q.shape[2]).to(q.dtype), turned(k, name, k.shape[2]).to(k.dtype)
+            return attend(q, k, v, scale=scale)
+
+        return core
+
+    def defined(case):
+        return functools.partial(rotates("rope"), causal=False, scale=case.softmax_scale)
+
+    found = checked(rotates("rope-interleaved"), SAME, definition=defined)
+    assert found["explained"] == ["rope-layout"]
+
+
+def test_of_a_single_row_no_story_is_told():
+    single = dataclasses.replace(FULL, heads=1, kv_heads=1, seq_len=1)
+    for wrong in (lambda q, k, v, scale: 1.37 * v[:, :, :1], lambda q, k, v, scale: 0 * q + 1e-9):
+        assert set(fault(single, wrong)["explained"] or ()) <= {"zero"}
+
+
+def test_of_gradients_nothing_is_said_of_a_normaliser(checked):
+    class ByRow(torch.autograd.Function):
+        """The gradient of q comes with a factor of its own for each row."""
+
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_, grad):
+            return grad * torch.linspace(0.5, 2, grad.shape[2]).unsqueeze(-1)
+
+    def wrong(q, k, v, *, causal, scale):
+        return attend(ByRow.apply(q), k, v, scale=scale)
+
+    found = checked(wrong, dataclasses.replace(FULL, pass_="both"))
+    assert (found["tensor"], "not-normalised" in (found["explained"] or ())) == ("dq", False)
+
+
+def test_every_explanation_has_its_sentence():
+    cases = [SQUARE, UNEQUAL, PREFIX, DOCUMENTS, PADDED, ROPE, SIX_HEADS]
+    cases.append(dataclasses.replace(SQUARE, mask=parse_mask("window:4")))
+    codes = set(EXPLAINED)
+    for case in cases:
+        tensors = ATTENTION.tensors(case)
+        codes |= {code for code, _ in variants(case, tensors, tensors, plain_attention)}
+    for cache in ("paged:4", "int8"):
+        codes |= {code for code, _ in reads(dataclasses.replace(DECODE, cache=cache))}
+    told = tomllib.loads(Path(faults.__file__).with_suffix(".toml").read_text("utf-8"))
+    assert {code.partition(":")[0] for code in codes} <= told["explained"].keys()
 
 
 def test_the_keys_that_a_row_has_lost_or_seen_are_named():
@@ -121,8 +359,8 @@ def test_figures_that_json_lacks_are_texts():
 def checked():
     """Check a function as an implementation in a case; the fault that was found."""
 
-    def run(function: Callable[..., Any], case: Case = FULL) -> dict[str, Any]:
-        attention("wrong")(function)
+    def run(function: Callable[..., Any], case: Case = FULL, **declared: Any) -> dict[str, Any]:
+        attention("wrong", **declared)(function)
         try:
             found = check_item(case, "wrong", {}, 0)
         finally:
@@ -152,6 +390,17 @@ def test_a_result_that_was_kept_is_told_from_one_that_is_wrong(checked, copied):
     assert checked(keeps)["code"] == "kept-result"
 
 
+def test_what_is_another_result_at_each_call_is_told_so(checked, monkeypatch):
+    def dropped(q, k, v, *, causal, scale):
+        return torch.nn.functional.dropout(attend(q, k, v, scale=scale), 0.1)
+
+    # As in a worker, where random numbers begin anew after each call.
+    begin = random.getstate(), torch.get_rng_state()
+    monkeypatch.setattr("attnbench.machine.state._generators", begin)
+    for case in (FULL, dataclasses.replace(FULL, pass_="both")):
+        assert checked(dropped, case)["explained"] == ["another-each-call"]
+
+
 def test_inputs_of_an_earlier_call_are_named(checked):
     kept: list[torch.Tensor] = []
 
@@ -176,9 +425,9 @@ def test_one_reference_serves_all_implementations_and_both_passes_of_the_same_in
     made: list[Case] = []
     workload = WORKLOADS.get("attention")
 
-    def truth(case, tensors):
+    def truth(case, tensors, impl):
         made.append(case)
-        return type(workload).truth(workload, case, tensors)
+        return type(workload).truth(workload, case, tensors, impl)
 
     monkeypatch.setattr(workload, "truth", truth, raising=False)
     checking._recent.clear()

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from attnbench.api import IMPLEMENTATIONS, Estimate, attention
 from attnbench.api.loader import load_built_in
@@ -171,15 +172,53 @@ def test_what_is_not_known_to_be_too_large_is_tried(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("declared", "kept"), [(10**6, False), (Estimate(10**6), True), (Estimate(3 * 10**6), False)]
+    ("declared", "pruned", "says"),
+    [
+        (700_000, True, None),
+        (10**6, True, "needs 985.6 KiB, 781.2 KiB free"),
+        (10**6, False, "needs 985.6 KiB, 781.2 KiB free"),  # it cannot run
+        (Estimate(700_000), True, None),
+        (Estimate(10**6), True, "needs up to 985.6 KiB, 781.2 KiB free (--no-prune tries it)"),
+        (Estimate(10**6), False, None),  # it may
+        (None, True, None),  # nothing is known against it; the memory limit guards the others
+    ],
 )
-def test_of_an_estimate_half_has_to_be_free(monkeypatch, declared, kept):
+def test_an_upper_bound_has_to_be_free_unless_all_is_to_be_tried(
+    monkeypatch, declared, pruned, says
+):
     monkeypatch.setattr(module, "free_bytes", lambda device: 800_000)
     attention("vast", workspace=lambda case: declared)(lambda q, k, v, *, causal, scale: q)
     try:
-        assert (looked_at("vast")[0] == ["vast"]) == kept
+        kept, records = looked_at("vast", pruning=Pruning(enabled=pruned))
     finally:
         IMPLEMENTATIONS.remove("vast")
+    assert [record.reason for record in records] == ([says] if says else [])
+    assert kept == ([] if says else ["vast"])
+    assert all(record.metrics["memory_bound_bytes"] == declared for record in records)
+    known = {Estimate: None}.get(type(declared), declared)
+    assert all(record.metrics["memory_predicted_bytes"] == known for record in records)
+
+
+@pytest.mark.parametrize("cache", ["static", "none", "rerun", "int8", "paged:16"])
+def test_what_decoding_keeps_alive_is_not_what_it_reads_in_a_step(monkeypatch, cache):
+    """One step reads a window of 16 tokens; all hidden states are there, and a cache is, too."""
+    case = Case(
+        workload="decode", seq_len=4096, heads=2, head_dim=8, new_tokens=2, cache=cache,
+        mask=parse_mask("window:16"),
+    )  # fmt: skip
+    workload = WORKLOADS.get("decode")
+    tensors = workload.tensors(case)
+    workload.fill(case, tensors, Draw(seed=1))
+    live = sum(x.nbytes for x in tensors.values())
+    call: Any = workload.bind(case, IMPLEMENTATIONS.get("naive"), tensors).call
+    kept = tree_leaves([x for x in vars(call.stores[0]).values() if isinstance(x, list)])
+    live += sum(x.nbytes for x in [*kept, *call()])
+    costs = Trial(impl=IMPLEMENTATIONS.get("naive"), case=case, tensors={}).costs()
+    given, prepared = workload.live_bytes(case, costs)
+    assert 20 * costs["bytes_min"] < given <= live
+    assert given + prepared <= live
+    monkeypatch.setattr(module, "free_bytes", lambda device: given)
+    assert looked_at("naive", case=case)[0] == []
 
 
 def test_a_prediction_that_cannot_be_made_is_an_error_of_its_own_cell():
@@ -206,7 +245,8 @@ def test_what_a_smaller_one_implies_is_skipped_without_a_look(monkeypatch):
 @pytest.mark.parametrize("options", [
     {}, {"pass_": "backward"}, {"pass_": "both"}, {"dtype": "bfloat16"}, {"seq_len": 1},
     {"workload": "layer"}, {"workload": "layer", "pass_": "both"}, {"kv_heads": 1},
-    {"workload": "decode", "new_tokens": 4, "mask": parse_mask("causal")},
+    *({"workload": "decode", "new_tokens": 4, "mask": parse_mask("causal"), "cache": cache}
+      for cache in ("static", "none", "rerun", "int8", "paged:16", "latent:16")),
 ], ids=str)  # fmt: skip
 def test_the_need_is_no_more_than_what_is_live_in_the_reference(options):
     """Else a cell would be left out that fits: the need is a bound from below, within six times."""

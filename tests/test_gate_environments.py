@@ -223,6 +223,17 @@ def test_an_environment_of_requirements_is_built_once_and_anew_when_they_change(
     assert build_environment(f"old={file}", told.append).python != first.python
 
 
+def test_without_a_home_no_environment_is_built_and_a_line_says_why(tmp_path, monkeypatch):
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    (tmp_path / "old.txt").write_text("torch==2.11.0")
+    with pytest.raises(UsageError, match="no home directory is known; set XDG_CACHE_HOME"):
+        build_environment(f"old={tmp_path / 'old.txt'}", print)
+
+
 def test_what_requirements_leave_open_is_said_of_a_kept_environment_and_refreshed(
     tmp_path, monkeypatch, cli: Cli, assert_refused
 ):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnbench.base.sample import ALONE
-from attnbench.measure import counters, ops
+from attnbench.measure import ops
 from attnbench.measure.opcosts import TooManyOpsError, op_costs
 from attnbench.measure.probes import count_flops
 from attnbench.theory.costs import OPAQUE_FORMULAS
@@ -196,21 +196,3 @@ def test_a_session_marks_each_call_and_leaves_out_the_first():
     found = ops.calls_of(session, "cpu") or []
     assert len(times) == len(found) == len(session.alone) == 3
     assert [call.counts for call in found] == [{"aten::add": 1}] * 3, "what is before is not in it"
-
-
-def test_counters_of_the_system_are_of_one_call_and_unknown_ones_have_a_reason(monkeypatch):
-    import mmap
-
-    def touch() -> None:
-        with mmap.mmap(-1, 64 * mmap.PAGESIZE) as fresh:
-            for page in range(64):
-                fresh[page * mmap.PAGESIZE] = 1
-
-    found = counters.count(touch, 5)
-    assert found.keys() == counters.EVENTS.keys()
-    for value, why in found.values():
-        assert (value is None) != (why is None)
-    faults, why = found["page-faults"]
-    assert why in ("forbidden", "no-perf") if faults is None else faults >= 64
-    monkeypatch.setattr(counters, "_open", lambda kind, number: "forbidden")
-    assert set(counters.count(touch, 1).values()) == {(None, "forbidden")}

@@ -15,6 +15,7 @@ from attnbench.api import dense_bias, position_bias
 from attnbench.api.bias import learned
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.schema.position import for_core
 from attnbench.worker.positions import (
     addition,
     bias_scores,
@@ -39,6 +40,12 @@ def by_parts(theta: float, slow: float, fast: float) -> float:
     return (1 - smooth) * theta / 4 + smooth * theta
 
 
+YARN = f"rope-yarn:factor=4:length={TRAINED}:slow=1:fast=8"
+COLD = 0.1 * math.log(4) + 1
+# Pairs turn 8 times and once at the indices 0.21 and 2.02: 0 and 3 where these are truncated.
+TRUNCATED = [theta * (1, 3 / 4, 1 / 2, *[1 / 4] * 5)[i] for i, theta in enumerate(PLAIN)]
+FIRST, LAST = (8 * math.log(TRAINED / 2 / math.pi / x) / math.log(10000) for x in (8, 1))
+
 # The angles a place, and what multiplies a rotated vector.
 ROTARY: dict[str, tuple[list[float], float]] = {
     "rope": (PLAIN, 1.0),
@@ -50,8 +57,27 @@ ROTARY: dict[str, tuple[list[float], float]] = {
     "rope-ntk:4": (STRETCHED, 1.0),
     f"rope-dynamic:{TRAINED}": (STRETCHED, 1.0),
     f"rope-dynamic:{LENGTH}": (PLAIN, 1.0),
-    f"rope-yarn:factor=4:length={TRAINED}:slow=1:fast=8": (
-        [by_parts(theta, 1, 8) for theta in PLAIN], 0.1 * math.log(4) + 1
+    f"rope-dynamic:{TRAINED}:factor=3": (
+        [(10000 * (3 * 4 - 2) ** (16 / 14)) ** (-2 * i / DIMS) for i in range(DIMS // 2)], 1.0
+    ),
+    f"{YARN}:ramp=turns": ([by_parts(theta, 1, 8) for theta in PLAIN], COLD),
+    YARN: (TRUNCATED, COLD),
+    f"{YARN}:mscale=2:mscale_all_dim=0.5": (
+        TRUNCATED, (0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
+    ),
+    f"{YARN}:truncate=0:attention_factor=1.5": (
+        [
+            theta * (1 - 3 / 4 * min(1, max(0, (i - FIRST) / (LAST - FIRST))))
+            for i, theta in enumerate(PLAIN)
+        ],
+        1.5,
+    ),
+    f"rope-longrope:factor=4:length={TRAINED}:long=2+3+5": (
+        [theta / by for theta, by in zip(PLAIN, (2, 3, 5, 5, 5, 5, 5, 5), strict=True)],
+        math.sqrt(1 + math.log(4) / math.log(64)),
+    ),
+    f"rope-longrope:attention_factor=2:length={LENGTH}:short=1+1.5": (
+        [PLAIN[0], *(theta / 1.5 for theta in PLAIN[1:])], 2.0
     ),
     f"rope-llama3:factor=4:length={TRAINED}:base=10000": (
         [by_parts(theta, 1, 4) for theta in PLAIN], 1.0
@@ -85,7 +111,10 @@ def test_parameters_at_their_default_leave_the_name_and_others_are_written_out()
     assert parse_position("rope:10000").text == "rope"
     assert parse_position("rope-yarn:base=10000:factor=8").text == "rope-yarn:8"
     assert parse_position("rope-yarn:8").values["length"] == 4096
-    for text, what in {"rope-yarn:slow=9:fast=3": "slow", "rope-linear:0.5": "factor"}.items():
+    assert parse_position("rope-yarn:ramp=index").text == "rope-yarn"
+    assert parse_position("rope-longrope:long=1.0+2.50").text == "rope-longrope:long=1+2.5"
+    wrong = {"slow=9:fast=3": "slow below", "0.5": "factor", "ramp=x": "one of index, turns"}
+    for text, what in {f"rope-yarn:{given}": what for given, what in wrong.items()}.items():
         with pytest.raises(UsageError, match=what):
             parse_position(text)
 
@@ -105,6 +134,26 @@ def test_sines_are_added_to_x_and_a_table_that_is_too_short_is_refused():
     assert reasons == [None, None, "learned:4 has no vector for the place of token 5", None]
     given = Case(position=parse_position("sinusoidal"))
     assert "given q, k and v" in (reason_against_position(given) or "")
+
+
+def test_a_shorter_table_of_what_is_learned_is_the_beginning_of_a_longer_one():
+    """In the blocks of 16 that torch draws, widths and lengths may lie anywhere."""
+    for width in (*range(1, 35), 100):
+        whole = learned(70, width, "cpu")
+        assert whole.unique().numel() == whole.numel()
+        for rows in range(1, 70):
+            assert torch.equal(learned(rows, width, "cpu"), whole[:rows]), (rows, width)
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "alibi:heads=3", "t5:distance=200:heads=4"])
+def test_heads_that_are_left_keep_the_bias_that_they_had_among_all(name):
+    whole = Case(heads=6, seq_len=9, position=parse_position(name))
+    left = replace(whole, heads=4, kv_heads=2, position=for_core(whole.position, 6))
+    for case in (left, replace(left, heads=3, kv_heads=3)):
+        some, every = dense_bias(case), dense_bias(whole)
+        assert some is not None
+        assert every is not None
+        assert torch.equal(some(torch.zeros(())), every(torch.zeros(()))[:, : case.heads])
 
 
 def bias_by_pairs(case: Case, q_BHLD: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ from attnbench.base.jsontext import sealed
 from attnbench.errors import StoreError
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.profile import (
-    Counter,
     Live,
     Memory,
     Note,
@@ -40,7 +39,7 @@ def profile(**given):
             Op(name="aten::bmm", count=2, self_us=60.0, flops=6e6, bytes=1.2e6),
             Op(name="aten::_softmax", count=1, self_us=30.0),
         ),
-        "memory": MEMORY, "counters": {"cycles": Counter(None, "unsupported")},
+        "memory": MEMORY,
         "notes": (Note("profiler-cost", {"ratio": 1.05}),),
     }  # fmt: skip
     return Profile(**fields | given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -66,6 +67,17 @@ def test_it_is_what_its_definition_says(row, monkeypatch):
     assert (result["status"], result["reason"]) == ("ok", None)
 
 
+@pytest.mark.parametrize(
+    "name", ["strided:64", "window-global:window=4:global_tokens=3", "bigbird:block=8"]
+)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("pass_", ["forward", "both"])
+def test_many_queries_before_the_first_key_change_nothing(pass_, mask, name):
+    """Their tiles are empty; that a query has keys in several is asked query by query."""
+    result = check_item(case_of(mask, seq_len=512, kv_len=16, pass_=pass_), name, {}, 0)
+    assert (result["status"], result["reason"]) == ("ok", None)
+
+
 def test_one_bucket_is_attention_among_queries_but_to_themselves():
     case = case_of(seq_len=40, dtype="float64")
     q, k, v = (torch.randn(2, 4, 40, 8, dtype=torch.float64) for _ in range(3))
@@ -73,6 +85,67 @@ def test_one_bucket_is_attention_among_queries_but_to_themselves():
     scores.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)
     one = implementation("reformer:buckets=1:rounds=1:chunk=40").build(case)
     torch.testing.assert_close(one(q, k, v), scores.softmax(-1) @ v)
+
+
+WORKSPACES = pairwise(
+    {
+        "name": (*NAMES, "reformer:buckets=16:rounds=6:chunk=32", "sliding-window:200"),
+        "sizes": (*SIZES, "one head's keys", "several runs"),
+        "mask": ("full", "causal"),
+        "dtype": ("float32", "bfloat16", "float64"),
+        "pass_": ("forward", "backward", "both"),
+    }
+)
+
+
+@pytest.mark.parametrize("row", WORKSPACES, ids=ids(WORKSPACES))
+def test_the_workspace_is_what_sizes_say_or_at_most_what_is_admitted(row, monkeypatch):
+    if row["sizes"] == "few slices at a time":
+        monkeypatch.setitem(MOST, "cpu", 2**13)
+    more: dict[str, dict[str, Any]] = {
+        "one head's keys": {"seq_len": 300, "kv_heads": 1, "head_dim": 16},
+        "several runs": {"seq_len": 1500, "heads": 2, "head_dim": 16},
+    }
+    sizes = (SIZES | more)[row["sizes"]]
+    case = case_of(row["mask"], **sizes, dtype=row["dtype"], pass_=row["pass_"])
+    if reasons_against([case], [row["name"]])[row["name"]][0]:
+        return
+    metrics = probed(case, row["name"])
+    measured, predicted = metrics["memory_workspace_bytes"], metrics["memory_predicted_bytes"]
+    if predicted is None:
+        assert measured <= metrics["memory_bound_bytes"]
+    else:
+        # To the byte, but for numbers that are scalars; Reformer's indexes are counted roughly.
+        assert abs(measured - predicted) <= max(64, 0.02 * measured * ("reformer" in row["name"]))
+
+
+PATTERNS = [name for name in NAMES if not name.startswith("reformer")] + ["bigbird-flex:block=16"]
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_useful_flops_are_those_of_the_pairs_that_the_definition_admits(name):
+    for mask, sizes in itertools.product(("full", "causal"), ((150, 150), (37, 150))):
+        case = case_of(mask, seq_len=sizes[0], kv_len=sizes[1], pass_="both", value_dim=5)
+        if reasons_against([case], [name])[name][0] and case.seq_len != case.kv_len:
+            continue  # FlexAttention
+        impl = implementation(name)
+        assert impl.definition is not None
+        assert impl.useful is not None
+        pairs = int(impl.definition(case).admitted.sum())  # type: ignore[attr-defined]
+        assert impl.useful(case) == 2 * 2 * 4 * pairs * (8 + 5 + 3 * 8 + 2 * 5)
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_useful_flops_of_hashing_are_those_of_buckets_of_one_size_and_whole_chunks(mask):
+    useful = implementation("reformer:buckets=4:rounds=3:chunk=8").useful
+    assert useful is not None
+    for tokens, whole in ((96, 24), (111, 24), (20, 5)):  # of a bucket
+        case, met = case_of(mask, seq_len=tokens), 0
+        for query, key in itertools.product(range(whole), repeat=2):
+            chunks_behind = query // 8 - key // 8
+            met += chunks_behind in (0, 1) and (mask == "full" or key <= query)
+        hashes = 2 * 4 * tokens * 2 * 8 * 3 * 2
+        assert useful(case) == 2 * 2 * 4 * 3 * 4 * met * (8 + 8) + hashes
 
 
 LAWS = {

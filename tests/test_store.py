@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
-from attnbench.base.files import make_folder
+from attnbench.base.files import cache_folder, make_folder
 from attnbench.base.jsontext import sealed
 from attnbench.errors import StoreError
 from attnbench.execution.store import RunWriter, find_run, load_run
@@ -205,3 +205,37 @@ def test_the_records_of_a_cells_processes_are_one_record_when_loaded(writer):
     assert [s.process for s in loaded.records[0].samples] == [
         process for process in range(3) for _ in record(64).samples
     ]
+
+
+def test_a_run_without_a_name_is_refused_in_a_line_that_says_what_to_name(tmp_path):
+    for text in ("", " "):
+        with pytest.raises(StoreError, match="a run without a name: name a folder, a run in"):
+            find_run(text, tmp_path)
+
+
+def test_an_estimate_of_an_older_run_is_no_prediction():
+    row = {"memory_predicted_bytes": 7, "memory_predicted_source": "estimate"}
+    for source, predicted in (("estimate", None), ("formula", 7)):
+        metrics = row | {"memory_predicted_source": source}
+        stored = Record(
+            cell=Cell(case=Case(), impl="it"), status="skipped", reason="so", metrics=metrics
+        )
+        found = Record.from_line(stored.to_line()).metrics
+        assert found["memory_predicted_bytes"] == predicted
+
+
+def test_the_cache_folder_is_where_the_user_says_by_an_absolute_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given, folder in (
+        (str(tmp_path / "own"), tmp_path / "own"), ("relative", tmp_path / ".cache"),
+        ("", tmp_path / ".cache"),
+    ):  # fmt: skip
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert cache_folder() == folder / "attnbench"
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(FileNotFoundError, match="no home directory is known; set XDG_CACHE_HOME"):
+        cache_folder()

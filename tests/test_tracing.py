@@ -326,7 +326,7 @@ def test_what_cannot_be_profiled_is_one_line_and_writes_nothing(
 def test_a_profile_stays_though_nobody_reads_on_and_one_that_fails_leaves_nothing(
     cli, tmp_path, monkeypatch
 ):
-    def profiled(subject, case, folder, instructions):
+    def profiled(subject, case, folder):
         write_profile(folder, profile())
         if subject.impl == "sdpa":
             raise NotProfiledError("sdpa has no profile: incorrect: by far", "incorrect")

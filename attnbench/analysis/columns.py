@@ -215,7 +215,7 @@ _of_record(
     lambda r: median(s.e2e_us for s in r.kept) if r.samples else None,
 )  # fmt: skip
 _of_record("n_samples", "int", "", "timed observations that count", lambda r: len(r.kept))
-metric("flops_useful", "int", "FLOP", "what the admitted pairs need, flash-attention's way")
+metric("flops_useful", "int", "FLOP", "the least that the method needs, flash-attention's way")
 metric("flops_executed", "int", "FLOP", "what the algorithm really multiplies")
 metric("flops_counted", "int", "FLOP", "what torch's FlopCounterMode saw")
 metric("flops_counted_source", "text", "", "dispatched (real matmuls) or formula")
@@ -233,7 +233,7 @@ metric("memory_inputs_bytes", "int", "B", "held by the inputs")
 metric("memory_outputs_bytes", "int", "B", "held by the outputs")
 metric("memory_prepared_bytes", "int", "B", "held by what was built before the call")
 metric("memory_workspace_bytes", "int", "B", "peak − live before − outputs")
-metric("memory_predicted_bytes", "int", "B", "workspace predicted from the sizes alone")
+metric("memory_predicted_bytes", "int", "B", "workspace predicted from the sizes alone, if exactly")
 metric("error_max", "float", "", "largest absolute error against float64")
 metric("error_rmse", "float", "", "root mean square error against float64")
 metric(
@@ -247,6 +247,11 @@ metric(
 
 # Beyond DESIGN's list; new columns go below, so that the ones above keep their places.
 metric("error_ratio", "float", "", "error / allowed error; right at 1 or below")
+metric(
+    "reuses_output", "text", "",
+    "whether each call returns the same memory: no, yes, or declared; null where outputs are above"
+    " 64 MiB, and in layers and decoding",
+)  # fmt: skip
 metric("flops_note", "text", "", "where the three FLOP counts disagree, and why")
 metric("interruptions_per_s", "float", "1/s", "how often other work took a core away")
 metric("cpu_share", "float", "", "processor time of a thread / wall time of all samples")
@@ -299,7 +304,6 @@ metric(
     "what autograd saves from forward to backward pass, beside inputs and what was prepared; part"
     " of the workspace, but for a saved output, or of what was prepared for a backward pass alone",
 )  # fmt: skip
-metric("memory_predicted_miss", "float", "", "workspace / predicted − 1; 0 where both are 0")
 metric("sdpa_backend", "text", "", "backend that scaled_dot_product_attention took")
 _of_record(
     "calls", "int", "", "timed calls over all samples",
@@ -368,7 +372,7 @@ metric(
 metric("core_speeds", "text", "", "the core's speeds: the loop's time, its share, the mean stay")
 limit("ceilings_measured", "text", "", "when the measured limits were taken, at most a day before")
 metric("pinned_cpu", "text", "", "the CPU that its process could not leave, see --threads")
-metric("memory_predicted_source", "text", "", "formula (exact), or estimate (simple law)")
+metric("memory_bound_bytes", "int", "B", "workspace at most, by sizes alone: what has to be free")
 
 
 def _density(of: Callable[[Case], float]) -> Callable[[Record], float | None]:

@@ -144,6 +144,7 @@ class Implementation:
     memory: str | None = None
     flops_law: str | None = None
     flops: SizeFormula | None = None
+    useful: SizeFormula | None = None
     workspace: Callable[[Case], int | None] | None = None
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16", "float16", "float64")
     devices: tuple[Device, ...] = DEVICES
@@ -154,6 +155,7 @@ class Implementation:
     gqa: bool = True
     value_dims: bool = True
     compiles: bool = False
+    reuses_output: bool = False
     supports: Callable[[Case], str | None] | None = None
     doc: str = ""
     file: str = ""
@@ -192,7 +194,7 @@ class Implementation:
 
 
 IMPLEMENTATIONS: Registry[Implementation] = Registry("implementation", "--impls")
-_FUNCTIONS = ("build", "definition", "exact_at", "flops", "workspace", "supports")
+_FUNCTIONS = ("build", "definition", "exact_at", "flops", "useful", "workspace", "supports")
 
 
 def implementation(text: str) -> Implementation:
@@ -245,6 +247,7 @@ def attention_builder(
     memory: str | None = None,
     flops_law: str | None = None,
     flops: OfCase | None = None,
+    useful: OfCase | None = None,
     workspace: OfCase | None = None,
     definition: OfCase | None = None,
     exact_at: OfCase | None = None,
@@ -257,6 +260,7 @@ def attention_builder(
     gqa: bool = True,
     value_dims: bool = True,
     compiles: bool = False,
+    reuses_output: bool = False,
     supports: OfCase | None = None,
     doc: str | None = None,
 ) -> Callable[[F], F]:
@@ -275,8 +279,9 @@ def attention_builder(
     - `time`, `memory`, `flops_law`: laws such as `n^2 d` of the time, the workspace and the FLOPs
       (as `time` unless given), for masks full and causal. `O(n)` is an upper bound.
     - `flops`: FLOPs that one call executes, for the case's pass.
+    - `useful`: beside a `definition`, the least of them that its formula needs; else unknown.
     - `workspace`: bytes that one call allocates beyond its output, for the case's pass; an
-      `Estimate` where they are known only roughly, None where they are not.
+      `Estimate` where a simple law only bounds them from above, None where nothing does.
     - `definition`: for what is not softmax attention over the case's mask. `definition(case)`
       returns the method as `f(q_BHLD, k_BGSD, v_BGSV) -> o_BHLV`, dense and plain, in the dtype of
       its inputs and differentiable: what results are held against, in float64.
@@ -287,6 +292,7 @@ def attention_builder(
     - `workloads`: those in which it serves, as the core or as the recurrent network.
     - `gqa`, `value_dims`: whether it takes fewer key/value heads, and a value width other than D.
     - `compiles`: the first call compiles, so that its time goes to `compile_s`.
+    - `reuses_output`: each call returns the same memory, so that who keeps a result must copy it.
     - `supports`: why it cannot take a case that these limits admit, or None.
     - `doc`: what it is; the docstring unless given.
 

@@ -19,9 +19,13 @@ ByDistance = Callable[[Case, torch.Tensor], torch.Tensor]
 
 
 def learned(rows: int, columns: int, device: str) -> torch.Tensor:
-    """Float64 (rows, columns) from N(0, 1), always the same: what training would have found."""
+    """Float64 (rows, columns) from N(0, 1), always the same: what training would have found.
+
+    torch draws 16 numbers at a time: of whole blocks a row, fewer rows are the first of more.
+    """
     generator = torch.Generator().manual_seed(_SEED)
-    return torch.randn(rows, columns, generator=generator).double().to(device)
+    drawn = torch.randn(rows, -(-columns // 16) * 16, generator=generator)
+    return drawn[:, :columns].double().to(device)
 
 
 def _alibi(case: Case, distance: torch.Tensor) -> torch.Tensor:
@@ -29,10 +33,10 @@ def _alibi(case: Case, distance: torch.Tensor) -> torch.Tensor:
 
     Where H is no power of two, those of the next lower one, then every other of the next higher.
     """
-    lower = 1 << (case.heads.bit_length() - 1)
+    lower = 1 << (max(case.heads, case.position.values["heads"]).bit_length() - 1)
     slopes = [2 ** (-8 * h / lower) for h in range(1, lower + 1)]
-    slopes += [2 ** (-4 * h / lower) for h in range(1, 2 * lower, 2)][: case.heads - lower]
-    slopes_H = torch.tensor(slopes, dtype=torch.float64, device=distance.device)
+    slopes += [2 ** (-4 * h / lower) for h in range(1, 2 * lower, 2)]
+    slopes_H = torch.tensor(slopes[: case.heads], dtype=torch.float64, device=distance.device)
     return -slopes_H.view(-1, *[1] * distance.dim()) * distance.abs()
 
 
@@ -43,7 +47,8 @@ def _t5(case: Case, distance: torch.Tensor) -> torch.Tensor:
     A mask that shows no key past the query leaves all buckets to those before it.
     """
     buckets, farthest = case.position.values["buckets"], case.position.values["distance"]
-    table_BH = learned(buckets, case.heads, str(distance.device))
+    heads = max(case.heads, case.position.values["heads"])
+    table_BH = learned(buckets, heads, str(distance.device))[:, : case.heads]
     if case.mask.after is None:
         buckets //= 2
         side, away = (distance > 0) * buckets, distance.abs()

@@ -20,15 +20,16 @@ import torch
 from attnbench.machine.host import allocator_variables
 from attnbench.schema.case import Case, Mask
 from attnbench.theory.costs import PRODUCTS
+from attnbench.theory.masks import batch_pairs
 
 _numbers = itertools.count()
 
 
 class Estimate(int):
-    """Workspace in bytes that a simple law gives only roughly.
+    """Workspace in bytes at most, by a simple law.
 
     A plain `int` from `workspace=` is exact, and `attnbench verify` refutes it where it is off. An
-    estimate is shown beside what was measured, and nothing is concluded from it.
+    estimate is no prediction: it is what has to be free before a cell is tried.
     """
 
 
@@ -207,18 +208,27 @@ def in_chunks(
 
 
 def flops_in_chunks(
-    case: Case, chunk: int, width: int, value_width: int, *, of_token: int = 0
+    case: Case, chunk: int | None, width: int, value_width: int, *, of_token: int = 0
 ) -> int:
     """FLOPs of the steps of `chunk_sizes` with a state of (width, value_width) a key/value head.
 
-    Pairs inside chunks, keys into the state, queries times the state; beside these `of_token`
-    multiplications for each query and each key. Backward twice that.
+    Pairs inside chunks, keys into the state, queries times the state; backward twice that, less the
+    gradients of the state before the first step and after the last. Beside these `of_token`
+    products with fixed numbers for each query and each key, and back. Without a chunk the least of
+    all forms: a state token by token, 2·B·(H·L + G·S)·width·value_width, or 2·B·H·P·(width + V).
     """
-    pairs = sum(queries * keys for queries, keys in chunk_sizes(case, chunk))
-    of_token += width * value_width
-    query_side = case.heads * (pairs * (width + value_width) + case.seq_len * of_token)
-    key_side = case.kv_heads * case.kv_len * of_token
-    return 2 * case.batch * (query_side + key_side) * PRODUCTS[case.pass_]
+    queries, keys, sizes = case.heads * case.seq_len, case.kv_heads * case.kv_len, [(0, 0)]
+    forward, state = (queries + keys) * width * value_width, width * value_width
+    if chunk is None:
+        pairs = case.heads * batch_pairs(case) // case.batch
+        forward = min(forward, pairs * (width + case.value_dim))
+    else:
+        sizes = chunk_sizes(case, chunk)
+        forward += case.heads * sum(i * j for i, j in sizes) * (width + value_width)
+    spared = (case.heads * sizes[0][0] + 2 * case.kv_heads * sizes[-1][1]) * state
+    spared *= case.pass_ != "forward"
+    fixed = of_token * (queries + keys) * (2 if case.pass_ == "both" else 1)
+    return 2 * case.batch * (forward * PRODUCTS[case.pass_] - spared + fixed)
 
 
 def kernelised(

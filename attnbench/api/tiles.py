@@ -74,37 +74,32 @@ class _Ready(NamedTuple):
 class _Run(NamedTuple):
     """Tiles that lie alike, each some places after the one before: one call of SDPA."""
 
-    first: _Ready
+    first: int
     tiles: int = 1
     of_queries: int = 0
     of_keys: int = 0
 
 
-def _runs(tiles: Sequence[_Ready], most: int) -> list[_Run]:
-    """The tiles in order, at most so many in a run; those of several stretches of keys alone."""
+def _runs(tiles: Sequence[Tile], masks: Sequence[Any], most: int) -> list[_Run]:
+    """The tiles in order, at most so many in a run; those of several stretches of keys alone.
+
+    Those of a run are of one size, share one mask and, where that hides a pair, lie on a diagonal.
+    """
     runs: list[_Run] = []
-    for tile in tiles:
+    for number, tile in enumerate(tiles):
         if runs and runs[-1].tiles < most:
             first, count, *shifts = runs[-1]
-            now = [
-                tile.queries.start - first.queries.start,
-                tile.keys[0].start - first.keys[0].start,
-            ]
+            pairs = (tile.queries, tiles[first].queries), (tile.keys[0], tiles[first].keys[0])
+            now = [a.start - b.start for a, b in pairs]
+            alike = masks[number] is masks[first] and len(tile.keys) == len(tiles[first].keys) == 1
+            alike &= all((len(a), a.step) == (len(b), b.step) for a, b in pairs)
+            alike &= tile.admits is None or now[0] == now[1]
             steady = count == 1 or now == [count * shift for shift in shifts]
-            if steady and min(now) >= 0 and _alike(first, tile):
+            if alike and steady and min(now) >= 0:
                 runs[-1] = _Run(first, count + 1, now[0] // count, now[1] // count)
                 continue
-        runs.append(_Run(tile))
+        runs.append(_Run(number))
     return runs
-
-
-def _alike(a: _Ready, b: _Ready) -> bool:
-    """Whether two tiles of one stretch of keys are of one size, with the same pairs."""
-    sizes = [
-        [(len(range(x.start, x.stop, x.step or 1)), x.step) for x in (tile.queries, *tile.keys)]
-        for tile in (a, b)
-    ]
-    return a.bias_MJ is b.bias_MJ and len(a.keys) == 1 and sizes[0] == sizes[1]
 
 
 def _shifted(x: torch.Tensor, rows: slice, count: int, shift: int) -> torch.Tensor:
@@ -142,7 +137,7 @@ def tiled(
 
     Query i stands at place i + S − L. One that no tile admits to any key gives 0.
     """
-    sharing = case.heads // case.kv_heads
+    tiles, sharing = [tile for tile in tiles if tile.width], case.heads // case.kv_heads
     joins = _joins(case, tiles)
     # SDPA's efficient kernel on CUDA takes a mask of numbers in the dtype of q alone.
     dtype = getattr(torch, case.dtype)
@@ -168,11 +163,10 @@ def tiled(
         ready = [
             _Ready(_slice(tile.queries), tuple(map(_slice, tile.keys)), bias(tile))
             for tile in tiles
-            if tile.width
         ]
     scores = max((sharing * len(tile.queries) * tile.width for tile in tiles), default=0)
     most = AT_ONCE if case.head_dim == case.value_dim else 1  # else SDPA holds all their scores
-    runs = tuple(_runs(ready, most))
+    runs = tuple(_runs(tiles, [tile.bias_MJ for tile in ready], most))
     plan = _Plan(tuple(ready), runs, case.softmax_scale, scores, MOST[case.device], joins)
     recorded: Any = _TiledAttention.apply
 
@@ -189,7 +183,13 @@ def _slice(items: range) -> slice:
 
 
 def _joins(case: Case, tiles: Sequence[Tile]) -> bool:
-    return sum(len(tile.queries) for tile in tiles if tile.width) > case.seq_len
+    """Whether a query has keys in several tiles, none of them empty."""
+    met = bytearray(case.seq_len)
+    for tile in tiles:
+        if any(met[_slice(tile.queries)]):
+            return True
+        met[_slice(tile.queries)] = b"1" * len(tile.queries)
+    return False
 
 
 def by_slice(x_BHLD: torch.Tensor, slices: int) -> torch.Tensor:
@@ -206,7 +206,8 @@ def _attend_by_sdpa(
     o_NRLV = q_NRLD.new_zeros(*q_NRLD.shape[:3], v_NSV.shape[2])
 
     def attend_run(run: _Run) -> None:  # T tiles
-        tile, of_queries = run.first, (run.first.queries, run.tiles, run.of_queries)
+        tile = plan.tiles[run.first]
+        of_queries = tile.queries, run.tiles, run.of_queries
         o_NTRIV = _shifted(o_NRLV, *of_queries).transpose(1, 2)
         q_NTMD = _shifted(q_NRLD, *of_queries).transpose(1, 2).flatten(2, 3)
         k_NTJD, v_NTJV = (
@@ -331,45 +332,96 @@ class _TiledAttention(torch.autograd.Function):
         return *_differentiate(ctx.plan, ctx.saved_tensors, do_BHLV), None
 
 
-def tiled_flops(cover: Cover) -> Callable[..., int]:
-    """The FLOPs executed for `cover(case, …) -> tiles`, with its parameters: all pairs of tiles."""
+def tiled_flops(cover: Cover, *, useful: bool = False) -> Callable[..., int]:
+    """The FLOPs of all pairs in tiles of `cover(case, …)` or, `useful`, of those they admit."""
 
     @functools.wraps(cover)
     def flops(case: Case, **values: Any) -> int:
-        tiles = cover(case, **values)
-        return core_flops(case, sum(len(tile.queries) * tile.width for tile in tiles))
+        first = case.kv_len - case.seq_len if useful else None
+        return core_flops(case, sum(_pairs(tile, first) for tile in cover(case, **values)))
 
     return flops
 
 
-def tiled_workspace(cover: Cover) -> Callable[..., int]:
-    """Roughly the workspace for `cover(case, …) -> tiles`: of the largest tile, and of what stays.
+def _pairs(tile: Tile, first: int | None) -> int:
+    """All pairs of a tile, or the admitted ones, where the first query stands at place `first`."""
+    if first is None or tile.admits is None or not tile.width:
+        return len(tile.queries) * tile.width
+    place_I1 = torch.tensor(tile.queries, dtype=torch.int32).unsqueeze(1) + first
+    key_J = torch.cat([torch.tensor(keys, dtype=torch.int32) for keys in tile.keys])
+    rows = torch.split(place_I1, max(1, 2**20 // tile.width))  # all may not fit into memory
+    return sum(int(tile.admits(some_I1, key_J).count_nonzero()) for some_I1 in rows)
 
-    Bytes of its scores, rows and copied keys; of the log-sum-exp, and of half precision made wide.
+
+def tiled_workspace(cover: Cover) -> Callable[..., int]:
+    """The workspace in bytes for `cover(case, …) -> tiles`, with its parameters.
+
+    Exact on a CPU, where what SDPA packs of half precision and its math path (D ≠ V) are bounded.
     """
 
     @functools.wraps(cover)
     def workspace(case: Case, **values: Any) -> int:
-        tiles = cover(case, **values)
-        tile = max(tiles, key=lambda tile: len(tile.queries) * tile.width)
-        slices, sharing = case.batch * case.kv_heads, case.heads // case.kv_heads
-        rows, d, v, wide = sharing * len(tile.queries), case.head_dim, case.value_dim, _wide(case)
-        copied = tile.width * (d + v) * (len(tile.keys) > 1)
-        if not case.needs_grad and not _joins(case, tiles):
-            scores = 2 * rows * tile.width * (d != v)  # of SDPA's math path
-            at_once = min(AT_ONCE, len(tiles)) if d == v and len(tile.keys) == 1 else 1
-            return Estimate(
-                slices * ((at_once * rows * (v + 2) + scores) * wide + copied * case.element_bytes)
-            )
-        step = min(slices, max(1, MOST[case.device] // max(1, rows * tile.width)))
-        elements = step * (rows * (tile.width + d + v + 2) + copied) * (2 if case.needs_grad else 1)
-        if case.pass_ != "backward":
-            elements += slices * sharing * case.seq_len
-        if case.element_bytes < wide:
-            elements += slices * (sharing * case.seq_len * d + 2 * case.kv_len * (d + v))
-        return Estimate(elements * wide)
+        tiles = [tile for tile in cover(case, **values) if tile.width]
+        if case.needs_grad or _joins(case, tiles):
+            found = _bytes_of_torch(case, tiles)
+            return found if case.device == "cpu" else Estimate(found)
+        return _bytes_of_sdpa(case, tiles)
 
     return workspace
+
+
+def _bytes_of_sdpa(case: Case, tiles: Sequence[Tile]) -> int:
+    """Of the largest run: copied queries and keys, output, log-sum-exp and scratch of SDPA.
+
+    In the scratch of torch's CPU kernel (FlashAttentionKernel.cpp) are 32, 64 or 256 queries and
+    512 keys a thread. What packs keys rounds them and D up to 64. A GPU's kernels pad and split.
+    """
+    d, v, most = case.head_dim, case.value_dim, 0
+    element, wide, threads = case.element_bytes, _wide(case), torch.get_num_threads()
+    slices, sharing = case.batch * case.kv_heads, case.heads // case.kv_heads
+    exact = case.device == "cpu" and element == wide and d == v > 1
+    for run in _runs(tiles, [tile.admits for tile in tiles], AT_ONCE if d == v else 1):
+        tile = tiles[run.first]
+        rows, keys = sharing * len(tile.queries), tile.width
+        block = min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32)
+        turned = d * (sharing > 1 and len(tile.queries) > 1)
+        exact &= not turned or len(tile.queries) < case.seq_len  # else q may be a view, or strided
+        copied = keys * (d + v) * (len(tile.keys) > 1)
+        of_slice = run.tiles * rows * ((turned + v) * element + wide) + copied * element
+        found = slices * of_slice + threads * block * (min(512, keys) + 2 + d) * wide
+        if not exact:
+            j, width = (sum(math.ceil(x / 64) * 64 for x in sizes) for sizes in ([keys], [d, v]))
+            of_slice += run.tiles * j * width * element
+            of_slice += (d != v) * rows * (3 * keys + 2 * d + v) * wide
+            found += slices * of_slice + threads * block * (min(512, j) + width) * wide
+        most = max(most, found)
+    return most if exact else Estimate(most)
+
+
+def _bytes_of_torch(case: Case, tiles: Sequence[Tile]) -> int:
+    """What `_attend` and `_differentiate` have live at their largest tiles, less the outputs."""
+    d, v, element, wide = case.head_dim, case.value_dim, case.element_bytes, _wide(case)
+    slices, sharing = case.batch * case.kv_heads, case.heads // case.kv_heads
+    lse, half, joins = slices * sharing * case.seq_len, element < wide, _joins(case, tiles)
+    o, keys = lse * v, slices * case.kv_len * (d + v)
+    scores = max((sharing * len(tile.queries) * tile.width for tile in tiles), default=0)
+    step = min(slices, max(1, MOST[case.device] // max(1, scores)))
+    forward = backward = 0
+    for tile in tiles:
+        rows, copied = sharing * len(tile.queries), tile.width * (len(tile.keys) > 1)
+        own = rows * (v + 2) + max(copied * v, 2 * rows * joins)
+        forward = max(forward, step * (rows * d + max(copied * d, own)))
+        own = max(rows * v, copied * d + max(copied * v, rows * d))
+        backward = max(backward, step * (rows * (d + v + 1) + own))
+    # Half precision: k, v, sums over tiles are wide, and become results when all tiles are done.
+    both, apart, gradients = case.pass_ == "both", o * (half and joins), lse * d + keys
+    kept = lse + keys * half + apart + step * scores
+    forward = kept * wide + max(forward * wide - apart * element, 0)
+    kept = lse * both + (gradients + keys) * half + 2 * step * scores
+    backward = kept * wide + max(backward * wide - gradients * element * half, 0)
+    if not both:
+        return backward if case.needs_grad else forward
+    return max(backward, forward - gradients * element)
 
 
 def _wide(case: Case) -> int:

@@ -22,6 +22,21 @@ RECENT = ("latest", "previous")  # names that stand for the last run, and the on
 LARGEST = 2**29  # bytes of a file that is read at once, and of a line
 
 
+def cache_folder() -> Path:
+    """Where attnbench keeps what can be made again; a relative XDG_CACHE_HOME is ignored, by XDG.
+
+    Raises:
+        FileNotFoundError: the user's home directory is not known.
+    """
+    if os.path.isabs(given := os.environ.get("XDG_CACHE_HOME", "")):
+        return Path(given, "attnbench")
+    try:
+        return Path.home() / ".cache" / "attnbench"
+    except RuntimeError as err:
+        reason = "no home directory is known; set XDG_CACHE_HOME"
+        raise FileNotFoundError(errno.ENOENT, reason) from err
+
+
 def check_name(name: str) -> str:
     """Return `name` if it is a plain folder name.
 

@@ -10,13 +10,13 @@ import msgspec
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
 
-Value = int | float | tuple[int, ...]
+Value = int | float | str | tuple[float, ...]
 Values = dict[str, Value]
 _LARGEST = 1e12
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """What a parameter takes: a whole number, a `real` one, or `many` whole ones (`64+128`).
+    """What a parameter takes: a whole number, a `real` one, `many` (`64+128`), or one of `choices`.
 
     One without a default must be given. Numbers lie between `least` and `most`.
     """
@@ -26,9 +26,12 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     many: bool = False
     least: float = 1
     most: float | None = None
+    choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> Value | None:
         """The value that `text` stands for, or None where it is not one."""
+        if self.choices:
+            return text if text in self.choices else None
         parts = text.split("+") if self.many else [text]
         try:
             numbers = [float(part) if self.real else int(part) for part in parts]
@@ -37,11 +40,13 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
         most = _LARGEST if self.most is None else self.most
         if not all(self.least <= x <= most for x in numbers):
             return None
-        return tuple(map(int, numbers)) if self.many else numbers[0]
+        return tuple(numbers) if self.many else numbers[0]
 
     def __str__(self) -> str:
-        kind = "a number" if self.real else "a whole number"
-        kind = "whole numbers joined by +" if self.many else kind
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        kind = "number" if self.real else "whole number"
+        kind = f"{kind}s joined by +" if self.many else f"a {kind}"
         most = " or more" if self.most is None else f" to {self.most:g}"
         return f"{kind}, {self.least:g}{most}"
 
@@ -114,8 +119,8 @@ def read_parameters(
 def shown(value: Value) -> str:
     """A value as it is written on the command line."""
     if isinstance(value, tuple):
-        return "+".join(map(str, value))
-    if isinstance(value, int):
+        return "+".join(map(shown, value))
+    if not isinstance(value, float):
         return str(value)
     short = f"{value:g}"
     return short if float(short) == value else str(value)

@@ -20,7 +20,7 @@ from attnbench.cli.doctor import doctor
 from attnbench.cli.gate import gate
 from attnbench.cli.history import history
 from attnbench.cli.merge import merge
-from attnbench.cli.options import RUN, OneLineError, silence
+from attnbench.cli.options import OneLineError, silence
 from attnbench.cli.profile import profile
 from attnbench.cli.runs import export, list_, report
 from attnbench.cli.sweep import sweep
@@ -110,6 +110,3 @@ _ALL = (
 )  # fmt: skip
 for command in _ALL:
     main.add_command(command)
-    for parameter in command.params:
-        if parameter.name in ("run", "runs", "sources", "resume", "replay"):
-            parameter.type = RUN  # which a shell completes

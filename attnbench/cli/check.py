@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,7 +41,8 @@ _CHECK: Rows = (
     ("--timeout timeout_s", {"type": POSITIVE, "default": 60.0, "show_default": True},
      "Seconds without a heartbeat after which a check is given up."),
     seed_option,
-    ("--full", {"is_flag": True}, "The whole battery for those that compile, too (slow)."),
+    ("--full", {"is_flag": True},
+     "The whole battery for those that compile, too [what fits into a minute]."),
     ("--watch", {"is_flag": True},
      "Check again whenever a file of --impl, or beside it, changes."),
     ("--verbose -v", {"is_flag": True}, "A line for each check, also those that pass."),
@@ -53,16 +55,17 @@ _CHECK: Rows = (
 def check(watch: bool, **options: Any) -> None:
     """Check implementations against a float64 reference.
 
-    The battery has odd lengths, L != S both ways, grouped heads, D != V, n = 1, large logits,
-    strided inputs, rows without keys, rotary encodings and decoding, each on two draws of inputs
-    in the same tensors, with planted needle keys; and properties that hold for every method: no
-    look ahead, batch and heads apart, any order of keys, any block size, exact in its limit,
-    gradients by finite differences. What an implementation cannot take is
+    Of masks, L against S, heads, D, V, batch, scale, position encodings, layouts of the inputs
+    and of the output's gradient, inputs that require none, and dtypes, the battery has any two
+    together in some check; and long, tiny and large inputs, layers and decoding. Each is checked on
+    two draws of inputs in the same tensors, with planted needle keys; and so are properties that
+    hold for every method: no look ahead, batch and heads apart, any order of keys, any block size,
+    exact in its limit, gradients by finite differences. What an implementation cannot take is
     `unsupported`, with the reason. Of each kind of failure the simplest is shown in full. Exits 1
-    on any failure.
+    on any failure, but 2 where nothing could be judged: a definition is wrong, or nothing can run.
     """
     if not watch:
-        raise SystemExit(ExitCode.FINDING if _check(**options) else ExitCode.OK)
+        raise SystemExit(_check(**options))
     if not options["files"]:
         raise UsageError("--watch needs a file to watch (--impl FILE)")
     while True:
@@ -106,8 +109,8 @@ def _check(
     as_json: bool,
     stamps: dict[str, Any] | None = None,
     **options: Any,
-) -> bool:
-    """Check once and print what came of it; True if anything failed.
+) -> ExitCode:
+    """Check once and print what came of it; the exit code of that.
 
     Raises:
         ChangedError: a source file no longer has the stamp given.
@@ -133,6 +136,7 @@ def _check(
     kinds = failures(results)
     if as_json:
         found = {
+            "counts": {impl: Counter(r.status for r in own) for impl, own in _by_impl(results)},
             "checks": [result.to_json() for result in results],
             "failures": [kind.to_json() for kind in kinds],
         }
@@ -140,7 +144,12 @@ def _check(
     else:
         _print_failures(kinds)
         _print_checks(results)
-    return bool(kinds)
+        for impl in {r.impl: 0 for r in results if r.metrics.get("reuses_output") == "yes"}:
+            say(f"{impl} returns the same memory at each call; reuses_output=True declares that")
+    by_nothing = any(kind.first.code == "definition" for kind in kinds)
+    if by_nothing or not any(result.failed or result.status == "ok" for result in results):
+        return ExitCode.USAGE  # nothing could be judged, and it was said why
+    return ExitCode.FINDING if kinds else ExitCode.OK
 
 
 def _print_failures(kinds: list[Failure]) -> None:
@@ -165,25 +174,33 @@ def _line(result: CheckResult) -> str:
     return f"{result.status:11} {result.impl}: {item}{reason}"
 
 
+def _by_impl(results: list[CheckResult]) -> Iterator[tuple[str, list[CheckResult]]]:
+    """The results of each implementation, with those at other parameters."""
+    from attnbench.base.parameters import base_name
+
+    for impl in dict.fromkeys(base_name(result.impl) for result in results):
+        yield impl, [result for result in results if base_name(result.impl) == impl]
+
+
 def _print_checks(results: list[CheckResult]) -> None:
     """A row for each implementation: how many checks passed, and why it was not run."""
-    from attnbench.base.parameters import base_name
     from attnbench.base.units import digits
     from attnbench.report.tables import table
 
     rows = []
-    for impl in dict.fromkeys(base_name(result.impl) for result in results):
-        own = [result for result in results if base_name(result.impl) == impl]
+    for impl, own in _by_impl(results):
         counts = Counter(result.status for result in own)
         failed = sum(result.failed for result in own)
         ratios = [r.metrics["error_ratio"] for r in own if r.metrics.get("error_ratio") is not None]
         worst = max(ratios, default=None)
         reasons = Counter(r.reason for r in own if r.reason and not (failed or counts["ok"]))
+        passed, left = counts["ok"], counts["left"]
+        part = f" ({passed} of {passed + left}; --full)" if left else ""
         rows.append(
             (
                 impl,
-                "FAILED" if failed else "right" if counts["ok"] else "not run",
-                str(counts["ok"]),
+                "FAILED" if failed else f"right{part}" if passed else "not run",
+                str(passed),
                 str(failed),
                 str(counts["unsupported"]),
                 "> 1000" if worst is not None and worst >= 1000 else digits(worst),

@@ -1,4 +1,4 @@
-"""`attnbench compare`: stored runs held against each other, or against what others published."""
+"""`attnbench compare`: stored runs held against each other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from attnbench.cli.options import output_option
+from attnbench.cli.options import RUN, output_option
 from attnbench.errors import ExitCode, UsageError
 
 
 @click.command()
-@click.argument("sources", nargs=-1, metavar="A B [C]...")
+@click.argument("sources", type=RUN, nargs=-1, metavar="A B [C]...")
 @click.option("--fail-slower", is_flag=True, help="Exit 1 if a cell is slower.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
 @click.option("--name", help="Write compare.html and compare.md into a new folder of this name.")
@@ -21,10 +21,9 @@ def compare(
 ) -> None:
     """Compare runs that were measured at different times.
 
-    Each of A, B … is a run (folder, name, `latest`, `previous`), a file of pytest --benchmark-json,
-    or a published table (CSV: fields of a case, impl, and a time or rate with its unit, after a
-    line `# source: …`); all others are held against A. On one machine each cell is slower, faster,
-    or not seen to have changed, beyond what its runs of equal code differ by; across machines the
+    Each of A, B … is a run (folder, name, `latest`, `previous`), or a file of pytest
+    --benchmark-json; all others are held against A. On one machine each cell is slower, faster, or
+    not seen to have changed, beyond what its runs of equal code differ by; across machines the
     order of implementations, their speed over naive and their growth are compared, never times.
     Exits 0 whatever is found, unless with --fail-slower.
     """

@@ -7,12 +7,14 @@ from pathlib import Path
 import click
 
 from attnbench.base.units import counted
-from attnbench.cli.options import PATH, SHARE, output_option
+from attnbench.cli.options import PATH, RUN, SHARE, output_option
 
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--add", "run", metavar="RUN", help="Append this run to the history; draw nothing.")
+@click.option(
+    "--add", "run", type=RUN, metavar="RUN", help="Append this run to the history; draw nothing."
+)
 @output_option
 @click.option(
     "--least", type=SHARE, default="5%", show_default=True, help="The smallest change to look for."

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from attnbench.cli.options import output_option, say
+from attnbench.cli.options import RUN, output_option, say
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN …")
+@click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN RUN …")
 @output_option
 @click.option("--name", help="The name of the merged run, a new folder [a time stamp].")
 @click.option("--partial", is_flag=True, help="Merge what there is, though shards are missing.")

@@ -209,7 +209,7 @@ output_option = options_of((
 
 def run_argument(command: Command) -> Command:
     """RUN: a folder, a name, `latest` or `previous`."""
-    return output_option(click.argument("run", default="latest")(command))
+    return output_option(click.argument("run", type=RUN, default="latest")(command))
 
 
 # Option, which is called as the field of Axes, type, help. None as a default keeps the axis's own.

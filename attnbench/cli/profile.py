@@ -16,6 +16,7 @@ from attnbench.base import units
 from attnbench.cli.options import (
     AXIS_FIELDS,
     PATH,
+    RUN,
     THREADS,
     Rows,
     axes_options,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
 _PROFILE: Rows = (
     ("--threads", {"type": THREADS}, "CPU threads, or all [1]."),
-    ("--from run", {"metavar": "RUN"},
+    ("--from run", {"type": RUN, "metavar": "RUN"},
      "Take the case from a record of this run (folder, name, `latest`, `previous`): of those that"
      " fit the other flags the one with the largest n."),
     ("--python pythons", {"multiple": True, "metavar": "PATH"},
@@ -46,8 +47,6 @@ _PROFILE: Rows = (
      "Compare with a commit: the files of --impl as they are there, then as they are now."),
     ("--top", {"type": click.IntRange(1, 1000), "default": 10, "show_default": True},
      "Ops or kernels in the table."),
-    ("--instructions", {"is_flag": True},
-     "Count what a call executes on the host, too, by Callgrind: of small n, a minute more."),
     ("--bundle", {"type": PATH, "metavar": "FILE.zip"},
      "Also zip all of it for a bug report, with a script that repeats it and your --impl."),
 )  # fmt: skip
@@ -67,7 +66,7 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
 
     The cell is checked and timed, then traced in the same process, which measures for no sweep:
     the ops or kernels with their self times, FLOPs, bytes and share of the machine's ceiling; what
-    of the time is in none of them; what each op allocates; counters. The trace opens in Perfetto.
+    of the time is in none of them; what each op allocates. The trace opens in Perfetto.
     Of two implementations, or one in two environments or commits, both are profiled, then
     compared. Takes the flags of a sweep, one value each. Exits 1 if a result is incorrect.
     """
@@ -90,7 +89,7 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
                 (place := folder / letter).mkdir()
             if sys.stderr.isatty():
                 say(f"profiling {subject.label} …", err=True)
-            made = profile_subject(subject, case, place, instructions=options["instructions"])
+            made = profile_subject(subject, case, place)
             own = dict[str, str]()
             for number, file in enumerate(map(Path, subject.settings.files), start=1):
                 name = f"{file.stem}-{number}{file.suffix}" if file.name in own else file.name

@@ -16,6 +16,7 @@ from attnbench.cli.options import (
     DURATION,
     NAMES,
     PATH,
+    RUN,
     Rows,
     device_option,
     given,
@@ -53,7 +54,7 @@ _VERIFY: Rows = (
 
 
 @click.command()
-@click.argument("run", required=False)
+@click.argument("run", type=RUN, required=False)
 @click.option("--sweep", "measures", is_flag=True, help="Measure a suitable run first.")
 @click.option("--impls", type=NAMES, help="With --sweep: implementations by name [the preset's].")
 @impl_files(

@@ -6,13 +6,12 @@ machine runs, as a virtual one may be on another host after that, and machines m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from attnbench.base.files import read, write_whole
+from attnbench.base.files import cache_folder, read, write_whole
 from attnbench.base.jsontext import checksum, decode, dumps, sealed, unsealed
 from attnbench.base.stats import robust_least
 from attnbench.errors import StoreError
@@ -34,7 +33,7 @@ def recalled(facts: Facts, asked: object, warned: Callable[[str], None]) -> Fact
             raise ValueError(f"it is of another machine, or from the future ({measured})")
         if age < timedelta(days=1):
             return facts | {"ceilings": kept["ceilings"] | {"cached": True}}
-    except (OSError, RuntimeError):
+    except OSError:
         pass  # there is none; and `keep` says what is wrong with the folder
     except (AttributeError, KeyError, TypeError, ValueError) as err:
         warned(f"{file} is not used, the machine's ceilings are measured anew: {err!s:.200}")
@@ -48,15 +47,14 @@ def keep(found: Facts, facts: Facts, asked: object, warned: Callable[[str], None
     try:
         (file := _file(facts, asked)).parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, sealed(dumps({"name": file.stem, "ceilings": found})))
-    except (OSError, RuntimeError, StoreError) as err:
+    except (OSError, StoreError) as err:
         warned(f"the machine's ceilings are not kept for later sweeps: {err}")
 
 
 def _file(facts: Facts, asked: object) -> Path:
     boot = _BOOT.read_text() if _BOOT.exists() else None
     name = checksum(dumps([1, asked, environment_key(facts), boot]).encode())
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "attnbench", "ceilings", f"{name}.json")
+    return cache_folder() / "ceilings" / f"{name}.json"
 
 
 def exceeded(record: Record, facts: Facts) -> bool:

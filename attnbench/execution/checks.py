@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from attnbench.base.parameters import base_name
-from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner, Watch
-from attnbench.planning.battery import Item, battery, small
+from attnbench.planning.battery import Item, battery, by_coverage, small
 from attnbench.planning.plan import chosen, named
 from attnbench.schema.messages import CheckItem
 from attnbench.schema.record import Cell
@@ -18,7 +18,7 @@ from attnbench.schema.record import Cell
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """One implementation in one item: `ok`, `unsupported`, or how it failed."""
+    """One implementation in one item: `ok`, `unsupported`, `left` out, or how it failed."""
 
     item: Item
     impl: str
@@ -29,7 +29,7 @@ class CheckResult:
     @property
     def failed(self) -> bool:
         """True for everything but a right result and an honest refusal."""
-        return self.status not in ("ok", "unsupported")
+        return self.status not in ("ok", "unsupported", "left")
 
     @property
     def fault(self) -> dict[str, Any]:
@@ -63,6 +63,7 @@ def run_checks(
     full: bool = False,
     threads: int | None = None,
     timeout_s: float = 60.0,
+    compiling_s: float = 60.0,
     watch: Watch = lambda case, impl, stage: None,
     planned: Callable[[int], None] = lambda count: None,
     checked: Callable[[CheckResult], None] = lambda result: None,
@@ -70,10 +71,11 @@ def run_checks(
     """Check the named implementations; those of the user's files if any, else all, by default.
 
     Small tensors gain nothing from several threads, which beside other work wait for each other.
-    Those that compile take the brief items alone unless `full`: a compilation takes many seconds a
-    case. Those with parameters are checked with smaller ones, too, in the first dtype. `watch` is
-    as a runner's; `planned` is called with the number of checks, and `checked` with each result as
-    it comes.
+    Those that compile, which takes many seconds a case, take the brief items unless `full`, then
+    others, the most telling first, until `compiling_s` seconds are over; the rest is `left`. Those
+    with parameters are checked with smaller ones, too, in the first dtype. `watch` is as a
+    runner's; `planned` is called with the number of checks, and `checked` with each result as it
+    comes.
 
     Raises:
         UsageError: an unknown name or dtype, a file that does not load, a device not there.
@@ -90,19 +92,14 @@ def run_checks(
         wanted_names = list(dict.fromkeys([*wanted_names, *smaller]))
         rows |= {name: rows[base_name(name)] for name in wanted_names}
         items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
-        compiles = {name for name in wanted_names if rows[name].compiles}
+        compiles = [name for name in wanted_names if rows[name].compiles and not full]
         pairs = [
             (item, name)
             for item in items  # in a row: one reference serves them all
             for name in wanted_names
             if item.case.workload in rows[name].workloads
-            and (full or item.brief or name not in compiles)
             and (name not in smaller or item.case.dtype == dtypes[0])
         ]
-        if not pairs:
-            raise UsageError(
-                "nothing to check: implementations that compile are checked in float32"
-            )
         reasons = runner.reasons(Cell(case=item.case, impl=name) for item, name in pairs)
         planned(len(pairs))
         results: dict[int, CheckResult] = {}
@@ -114,13 +111,22 @@ def run_checks(
             )
             checked(results[index])
 
-        wanted = []
+        def ask(wanted: list[int]) -> None:
+            asked = [CheckItem(pairs[i][0].case, pairs[i][1], pairs[i][0].draw) for i in wanted]
+            for number, found in runner.check(asked):
+                record(wanted[number], found.status, found.reason, found.metrics)
+
         for index, (item, name) in enumerate(pairs):
             if reason := reasons[item.case.case_id, name]:
                 record(index, "unsupported", reason, {})
-            else:
-                wanted.append(index)
-        asked = [CheckItem(pairs[i][0].case, pairs[i][1], pairs[i][0].draw) for i in wanted]
-        for number, found in runner.check(asked):
-            record(wanted[number], found.status, found.reason, found.metrics)
+        wanted = [index for index in range(len(pairs)) if index not in results]
+        ask([index for index in wanted if pairs[index][1] not in compiles])
+        for compiled in compiles:
+            own = [index for index in wanted if pairs[index][1] == compiled]
+            begin = time.monotonic()
+            for place in by_coverage([pairs[index][0] for index in own]):
+                if pairs[own[place]][0].brief or time.monotonic() - begin < compiling_s:
+                    ask([own[place]])
+                else:
+                    record(own[place], "left", None, {})
         return [results[index] for index in sorted(results)]

@@ -7,52 +7,74 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from attnbench.execution.checks import CheckResult
 from attnbench.planning.battery import Item
 from attnbench.planning.plan import work
 from attnbench.schema.case import Case
-from attnbench.schema.mask import MASKS
+from attnbench.theory.caches import cache_of
 
-# What a kernel may do wrong in some cases alone; of equally telling ones the first is named.
-FEATURES: dict[str, Callable[[Item], bool]] = {
-    **{
-        name: lambda item, name=name: item.case.mask.name == name and not item.case.unmasked  # type: ignore[misc]
-        for name in MASKS.names()
-        if name != "full"
-    },
-    "unmasked": lambda item: item.case.unmasked,
-    **{
-        dtype: lambda item, dtype=dtype: item.case.dtype == dtype  # type: ignore[misc]
-        for dtype in ("float32", "bfloat16", "float16", "float64")
-    },
-    "half precision": lambda item: item.case.element_bytes == 2,
-    "gradients": lambda item: item.case.needs_grad,
-    "forward": lambda item: not item.case.needs_grad,
-    "grouped heads": lambda item: item.case.kv_heads < item.case.heads,
-    "L > S": lambda item: item.case.seq_len > item.case.kv_len,
-    "L < S": lambda item: item.case.seq_len < item.case.kv_len,
-    "L != S": lambda item: item.case.seq_len != item.case.kv_len,
-    "V != D": lambda item: item.case.value_dim != item.case.head_dim,
-    "large logits": lambda item: "query_amplitude" in item.draw,
-    "strided inputs": lambda item: bool(item.draw.get("strided")),
-    "batch > 1": lambda item: item.case.batch > 1,
-    "rotary": lambda item: item.case.position.encoding.kind == "rotary",
-    "not in decoding": lambda item: item.case.workload != "decode",
-    "decode": lambda item: item.case.workload == "decode",
-    "layer": lambda item: item.case.workload == "layer",
-    "one query": lambda item: item.case.seq_len == 1,
-    "several queries": lambda item: item.case.seq_len > 1,
-    "S > 256": lambda item: item.case.kv_len > 256,
-    "S > 1024": lambda item: item.case.kv_len > 1024,
-    "S not a multiple of 16": lambda item: item.case.kv_len % 16 != 0,
-    "L not a multiple of 16": lambda item: item.case.seq_len % 16 != 0,
-    "D not a multiple of 16": lambda item: item.case.head_dim % 16 != 0,
-    "D > 64": lambda item: item.case.head_dim > 64,
-}
+# What a check draws otherwise than others, in words, by the field of `Item.draw`.
+_DRAWN = {
+    "query_amplitude": "with q × {:g}", "strided": "with strided inputs",
+    "offset": "with inputs at an offset", "gradient": "with {} gradients of o",
+    "without_gradient": "without a gradient of {}",
+}  # fmt: skip
+
+
+def features(item: Item) -> dict[str, bool]:
+    """In words what a kernel may do wrong alone; of equally telling ones the first is named."""
+    case, kind, heads = item.case, item.case.position.encoding.kind, item.case.heads
+    queries, keys, dims, share = case.seq_len, case.kv_len, case.head_dim, heads // case.kv_heads
+    decoding, tokens = case.workload == "decode", queries + (case.new_tokens or 0)
+    drawn = {
+        _DRAWN.get(name, f"with {name} {{}}").format(value): bool(value)
+        for name, value in item.draw.items()
+        if name != "property"
+    }
+    sizes = {"S": keys, "L": queries, "D": dims, "V": case.value_dim}
+    return drawn | {
+        f"with {case.position.name}": kind != "none",
+        "with a position bias": kind == "bias",
+        "with rotary positions": kind == "rotary",
+        "with a scale of its own": case.scale is not None,
+        "where the cache holds more than one page": decoding
+        and tokens > cache_of(case)[1].get("page", tokens),
+        f"with cache {case.cache}": case.cache is not None,
+        f"with projection {case.projection}": case.projection is not None,
+        case.mask.name: not case.unmasked,
+        "unmasked": case.unmasked,
+        f"in {case.dtype}": True,
+        "in half precision": case.element_bytes == 2,
+        "with gradients": case.needs_grad,
+        "forward": not case.needs_grad,
+        "grouped heads": share > 1,
+        "H not a power of two": heads.bit_count() > 1,
+        "H / G not a power of two": share.bit_count() > 1,
+        "one key/value head": case.kv_heads == 1 < heads,
+        "L > S": queries > keys,
+        "L < S": queries < keys,
+        "L != S": queries != keys,
+        "L = S": queries == keys,
+        "V != D": case.value_dim != dims,
+        "batch > 1": case.batch > 1,
+        "several layers": case.layers > 1,
+        "not in decoding": not decoding,
+        "in decoding": decoding,
+        f"in workload {case.workload}": True,
+        "one query": queries == 1,
+        "several queries": queries > 1,
+        **{f"S > {least}": keys > least for least in (64, 128, 256, 512, 1024)},
+        **{f"{name} not a multiple of {unit}": size % unit > 0
+           for unit in (16, 64) for name, size in sizes.items()},
+        "D > 64": dims > 64,
+    }  # fmt: skip
+
+
 # Factors that kernels forget or apply twice.
 _FACTORS: dict[str, Callable[[Case], float]] = {
     "sqrt(D)": lambda case: case.head_dim**0.5,
@@ -63,7 +85,10 @@ _FACTORS: dict[str, Callable[[Case], float]] = {
     "1/S": lambda case: 1 / case.kv_len,
     "log2(e)": lambda case: math.log2(math.e),
     "ln(2)": lambda case: math.log(2),
+    "scale": lambda case: case.softmax_scale,
+    "1/scale": lambda case: 1 / case.softmax_scale,
 }
+_RARE = 100  # ways to fail so often, up to which one feature that tells all of them may be chance
 _Kind = tuple[str | None, list[CheckResult]]  # what explains the results, and these
 
 
@@ -71,15 +96,17 @@ _Kind = tuple[str | None, list[CheckResult]]  # what explains the results, and t
 class Failure:
     """One way in which one implementation fails: the simplest check that shows it comes first.
 
-    `explained` is the code of what explains its fault (see `worker.fault`). All have the `pattern`,
-    features that together `passed_alike` of the checks that passed have. Where results are off by
-    one factor, `ratios` are its least and its largest value, and `factors` what it may be.
+    `explained` is the code of what explains its fault (see `worker.fault`). `pattern` are features
+    that `matching` of the failed checks have, and `passed_alike` of those that passed. Where
+    results or scores are off by one factor, `ratios` are its least and its largest value, and
+    `factors` what it may be.
     """
 
     impl: str
     explained: str | None
     results: tuple[CheckResult, ...]
     pattern: tuple[str, ...]
+    matching: int
     passed_alike: int
     ratios: tuple[float, float] | None = None
     factors: tuple[str, ...] = ()
@@ -91,7 +118,7 @@ class Failure:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; of the results the first in full, and the names of all."""
-        names = ("impl", "explained", "pattern", "passed_alike", "ratios", "factors")
+        names = ("impl", "explained", "pattern", "matching", "passed_alike", "ratios", "factors")
         return {name: getattr(self, name) for name in names} | {
             "code": self.first.code,
             "count": len(self.results),
@@ -151,8 +178,12 @@ def _failure(
 
     # The sort is stable: of equally simple ones that of the first dtype stays the first.
     ordered = tuple(sorted(results, key=simplicity))
-    shared, alike = pattern([result.item for result in results], passed)
-    off = [(r.item.case, r.fault["ratio"]) for r in results if "ratio" in r.fault]
+    failed = [result.item for result in results]
+    properties = "property" in failed[0].draw  # of which other cases are tried
+    passed = [item for item in passed if ("property" in item.draw) == properties]
+    named, (matching, alike) = pattern(failed, passed)
+    figure = explained if explained in ("ratio", "scale-factor") else ""
+    off = [(r.item.case, r.fault[figure]) for r in results if figure in r.fault]
     ratios = [ratio for _, ratio in off]
     factors = [
         name
@@ -163,26 +194,39 @@ def _failure(
         impl=impl,
         explained=explained,
         results=ordered,
-        pattern=shared,
+        pattern=named,
+        matching=matching,
         passed_alike=alike,
         ratios=(min(ratios), max(ratios)) if ratios else None,
         factors=tuple(factors),
     )
 
 
-def pattern(failed: Iterable[Item], passed: Iterable[Item]) -> tuple[tuple[str, ...], int]:
-    """Features that all failed items have, and how many that passed have them all, too.
+def pattern(
+    failed: Sequence[Item], passed: Sequence[Item]
+) -> tuple[tuple[str, ...], tuple[int, int]]:
+    """The one or two features that best tell failed items from passed ones; how many of each match.
 
-    Of the features the one that fewest passed items share is taken first, until no more helps.
+    By Fisher's exact test: the probability of such a table if it is chance which fail, times the
+    number of features for each that is named, as it was sought among so many. Nothing is named
+    where that is above 5 %, except one feature that all failed items have and no other.
     """
-    failed, alike = list(failed), list(passed)
-    shared = [name for name, has in FEATURES.items() if all(map(has, failed))]
-    chosen: list[str] = []
-    while alike and shared:
-        best = min(shared, key=lambda name: sum(map(FEATURES[name], alike)))
-        left = [item for item in alike if FEATURES[best](item)]
-        if len(left) == len(alike):
-            break
-        chosen.append(best)
-        alike = left
-    return tuple(name for name in FEATURES if name in chosen), len(alike)
+    every = [features(item) for item in (*failed, *passed)]
+    names = dict.fromkeys(name for has in every[: len(failed)] for name in has if has[name])
+    having = {n: sum(1 << i for i, has in enumerate(every) if has.get(n)) for n in names}
+    fails, limit = (1 << len(failed)) - 1, math.log(0.05)
+    tables = math.comb(len(every), len(failed))
+    best, matching, least = tuple[str, ...](), (len(failed), len(passed)), limit
+    for rule in (*combinations(having, 1), *combinations(having, 2)):
+        those = having[rule[0]] & having[rule[-1]]
+        wrong, right = (those & fails).bit_count(), (those & ~fails).bit_count()
+        if wrong * len(passed) <= right * len(failed):
+            continue  # of those that passed no smaller share
+        others = len(every) - wrong - right, len(failed) - wrong
+        alike = math.comb(wrong + right, wrong) * math.comb(*others) * len(names) ** len(rule)
+        chance = math.log(alike) - math.log(tables)
+        if len(rule) == 1 and (wrong, right) == (len(failed), 0) and tables >= _RARE:
+            chance = min(chance, limit - 1)
+        if chance < least:
+            best, matching, least = rule, (wrong, right), chance
+    return best, matching

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +14,13 @@ from msgspec.structs import replace as altered
 from attnbench.base.parameters import base_name
 from attnbench.base.registry import unknown
 from attnbench.errors import AttnbenchError, ExitCode, UsageError
-from attnbench.execution.process import Settings, environment_of
+from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.machine import callgrind
 from attnbench.machine.limits import ceilings_of
 from attnbench.planning.plan import Axes, check_names, expand, mismatch, named
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue, Trace
-from attnbench.schema.profile import FILE, TRACE, Counter, Op, Profile, write_profile
+from attnbench.schema.profile import FILE, TRACE, Op, Profile, write_profile
 from attnbench.schema.record import Cell
 from attnbench.theory.traits import impossible
 
@@ -71,13 +68,10 @@ def profile_subject(
     case: CaseOf,
     folder: Path,
     at: Callable[[str], None] = lambda stage: None,
-    *,
-    instructions: bool = False,
 ) -> Profile:
     """Profile one cell in fresh processes and write `profile.json` and the trace into `folder`.
 
-    `at` is called with the stages. The machine's ceilings are measured afterwards, and with
-    `instructions` those of a call are counted by Callgrind.
+    `at` is called with the stages. The machine's ceilings are measured afterwards.
 
     Raises:
         UsageError: an unknown name, or one that cannot take the case.
@@ -114,30 +108,8 @@ def profile_subject(
         ops=tuple(with_share(op, cell.case.dtype, ceilings) for op in found.profile.ops),
         commands=commands(subject.settings, folder) if cell.case.device == "cuda" else {},
     )
-    stored = write_profile(folder, profile)
-    if instructions:
-        at("instructions")
-        profile = altered(profile, instructions=count_instructions(subject.settings, stored))
-        write_profile(folder, profile)
+    write_profile(folder, profile)
     return profile
-
-
-def count_instructions(settings: Settings, profile: Path) -> Counter:
-    """Instructions that one call of a stored profile's cell takes on the host, by Callgrind."""
-    if not callgrind.available():
-        return Counter(None, "no-valgrind")
-    python = settings.python or sys.executable
-    command = [python, "-P", "-m", "attnbench.worker.calling", str(profile), *settings.files]
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            done = subprocess.run(
-                callgrind.under_callgrind(command, Path(folder, "callgrind")),
-                env=environment_of(settings), stdin=subprocess.DEVNULL, capture_output=True,
-                text=True, timeout=settings.timeout_s,
-            )  # fmt: skip
-            return Counter(float(done.stdout.split()[-1]))
-        except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-            return Counter(None, "not-emulated")
 
 
 def _one(text: str, catalogue: Catalogue) -> str:

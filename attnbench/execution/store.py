@@ -411,6 +411,8 @@ def find_run(text: str, output: Path) -> Path:
             only = f"only {runs[0].name}" if runs else "no run"
             raise StoreError(f"{only} in {output} yet; make one with: attnbench sweep")
         return runs[-1 - back]
+    if not text.strip():
+        raise StoreError(f"a run without a name: name a folder, a run in {output}, or latest")
     candidates = (Path(text), output / text)
     for candidate in candidates:
         if os.path.exists(candidate / INFO):  # unlike Path.exists, False where a name is too long

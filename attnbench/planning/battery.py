@@ -1,20 +1,26 @@
-"""The built-in battery of `attnbench check`: the cases in which attention kernels go wrong."""
+"""The built-in battery of `attnbench check`: the cases in which attention kernels go wrong.
+
+Most of it is a covering design, of the tables in `battery.toml`: of all that a kernel may branch
+on, any two values meet in a check.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
+from attnbench.base.covering import covering
 from attnbench.schema.case import Case, Device, Dtype
 from attnbench.schema.messages import ImplementationInfo
 
-_Fields = dict[str, Any]  # of a case, as its JSON has them
-# Rotary encodings past the length that they were trained for.
-_BEYOND = (
-    "rope-partial", "rope-matrix", "rope-linear:factor=3", "rope-ntk:factor=3",
-    "rope-dynamic:length=16", "rope-yarn:factor=3:length=16", "rope-llama3:factor=3:length=16",
-)  # fmt: skip
+_Fields = dict[str, Any]
+_Row = dict[str, tuple[str, _Fields]]
+_OF_CASE = Case().to_json().keys()
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,151 +51,56 @@ def small(info: ImplementationInfo) -> str | None:
 
 
 def battery(device: Device, dtypes: tuple[Dtype, ...]) -> list[Item]:
-    """Every item on `device`: the shapes and masks in each dtype, then what surrounds a core.
-
-    Layers, decoding and the recurrent network are checked in the first dtype alone.
+    """Every item on `device`: those of attention in each dtype, the others in the first alone.
 
     `both` passes check the output and all three gradients; an implementation without a
-    backward is checked on its forward by the `forward` items.
+    backward is checked on its forward by the `forward` items. In the first dtype attention is
+    checked in both, in each other in one of them, in turn.
     """
-    # What is no dtype is refused here, with its flag.
-    plain = [Case(device=device, dtype=dtype) for dtype in dtypes]
-    items = [item for case in plain for item in _attention(case.device, case.dtype)]
-    around = {"device": device, "dtype": dtypes[0], "batch": 2, "head_dim": 16, "width": 48}
-    properties = _properties(device, dtypes[0])
-    return [*items, *properties, *_decode(around), *_layer(around), *_recurrent(around)]
+    for dtype in dtypes:
+        Case(device=device, dtype=dtype)  # what is none is refused here, with its flag
+    items = []
+    for table in TABLES.values():
+        rows, passes = list(_rows(table)), table.get("passes", [None])
+        for number, dtype in enumerate(dtypes if "passes" in table else dtypes[:1]):
+            for turn, row in enumerate(rows):
+                for pass_ in [passes[(turn + number) % 2]] if number else passes:
+                    base = {"device": device, "dtype": dtype, "pass": pass_ or "forward"}
+                    item = _item(base | table["base"], row)
+                    items.append(replace(item, brief=number == 0 and "brief" in row))
+    return items
 
 
-def _properties(device: Device, dtype: Dtype) -> Iterator[Item]:
-    """Items of `worker.properties`, by name. Long enough for several blocks of what has blocks."""
-    sizes: _Fields = {"device": device, "dtype": dtype, "head_dim": 16}
-    long: _Fields = sizes | {"seq_len": 600, "heads": 2}
-    tiny: _Fields = sizes | {"dtype": "float64", "seq_len": 9, "heads": 2, "head_dim": 3}
-    cases: dict[str, list[_Fields]] = {
-        "no-look-ahead": [long | {"mask": "causal"}],
-        "batch-and-heads-apart": [long | {"batch": 2, "mask": mask} for mask in ("full", "causal")],
-        "any-order-of-keys": [long],
-        "any-block-size": [long | {"mask": mask} for mask in ("full", "causal")],
-        "exact-in-its-limit": [long | {"seq_len": 256, "mask": m} for m in ("full", "causal")],
-        "gradcheck": [tiny | {"pass": "both", "mask": mask} for mask in ("full", "causal")],
+def _rows(table: _Fields) -> Iterator[_Row]:
+    """By axis, or what else it is of, the name of each value of an item, and its fields."""
+    axes = table.get("axes", {})
+    yield from ({"brief": found} for found in table.get("brief", {}).items())
+    for row in covering(axes, table.get("stages", ({},)), table.get("never", ())):
+        yield {axis: (row[axis], axes[axis][row[axis]]) for axis in axes}
+    yield from ({"more": found} for found in table["more"].items())
+
+
+def _item(base: _Fields, row: _Row) -> Item:
+    """The item of a row; its name is what is not plain, and what is of gradients is for these."""
+    spare = ("gradient", "without_gradient") if base["pass"] == "forward" else ()
+    values = [value for axis, value in row.items() if axis not in spare]
+    names = [base.get("workload"), *(name for name, _ in values)]
+    every = base | {key: value for _, fields in values for key, value in fields.items()}
+    of_case = {key: value for key, value in every.items() if key in _OF_CASE}
+    draw = {key: value for key, value in every.items() if key not in _OF_CASE}
+    name = ", ".join(filter(None, names)) or "plain"
+    return Item(name=name, case=Case.from_json(of_case), draw=draw)
+
+
+def by_coverage(items: Sequence[Item]) -> Iterator[int]:
+    """Places of the `brief` items, then always of one that most pairs of values first meet in."""
+    left = {
+        place: set(combinations(map(str, (item.case.to_json() | item.draw).items()), 2))
+        for place, item in enumerate(items)
     }
-    for name, several in cases.items():
-        for chosen in several:
-            yield Item(name=name, case=Case.from_json(chosen), draw={"property": name})
-
-
-def _attention(device: Device, dtype: Dtype) -> Iterator[Item]:
-    base: _Fields = {"device": device, "dtype": dtype, "heads": 4, "head_dim": 32}
-    shapes: dict[str, _Fields] = {
-        "square": {"seq_len": 64},
-        "causal": {"seq_len": 64, "mask": "causal"},
-        "odd lengths": {"seq_len": 37, "kv_len": 53, "batch": 2},
-        "causal, L < S": {"seq_len": 37, "kv_len": 53, "mask": "causal"},
-        "causal, L > S: rows without keys": {"seq_len": 53, "kv_len": 37, "mask": "causal"},
-        "one token": {"seq_len": 1},
-        "one query": {"seq_len": 1, "kv_len": 65, "mask": "causal"},
-        "grouped heads": {"seq_len": 48, "kv_heads": 2, "mask": "causal"},
-        "one key/value head": {"seq_len": 48, "kv_heads": 1},
-        "wider values": {"seq_len": 48, "value_dim": 48, "mask": "causal"},
-        "narrower values": {"seq_len": 48, "value_dim": 16},
-        "window": {"seq_len": 61, "mask": "window:8"},
-        "large logits": {"seq_len": 64, "mask": "causal"},
-        "strided inputs": {"seq_len": 50, "batch": 3},
-        "several blocks": {"seq_len": 1100, "heads": 2, "mask": "causal"},
-        "several blocks, unmasked": {"seq_len": 531, "head_dim": 128, "heads": 2},
-        "few queries, many keys": {"seq_len": 3, "kv_len": 1025, "head_dim": 64},
-        "long grouped heads": {"seq_len": 333, "kv_heads": 2, "head_dim": 80},
-        "long window": {"seq_len": 400, "heads": 2, "mask": "window:100"},
-        "prefix": {"seq_len": 37, "kv_len": 53, "mask": "prefix:20"},
-        "prefix, L > S": {"seq_len": 53, "kv_len": 37, "mask": "prefix:5"},
-        "documents": {"seq_len": 64, "batch": 2, "mask": "document:16"},
-        "documents cut off": {"seq_len": 37, "kv_len": 53, "mask": "document:9+20"},
-        "one long document": {"seq_len": 48, "mask": "document:100"},
-        "long documents": {"seq_len": 700, "heads": 2, "mask": "document:300+7"},
-        "padding": {"seq_len": 40, "batch": 3, "kv_heads": 2, "mask": "padding:25+1+60"},
-        "long padding": {
-            "seq_len": 140, "kv_len": 600, "heads": 2, "batch": 2, "mask": "padding:550+20",
-        },
-        "rope": {"seq_len": 33, "kv_len": 48, "position": "rope"},
-        "rope-interleaved, odd width": {
-            "seq_len": 48, "head_dim": 33, "position": "rope-interleaved",
-        },
-        **{name: {"seq_len": 33, "kv_len": 48, "position": name} for name in _BEYOND},
-        "alibi, L < S": {
-            "seq_len": 37, "kv_len": 53, "kv_heads": 2, "mask": "causal", "position": "alibi",
-        },
-        "t5, L > S": {"seq_len": 53, "kv_len": 37, "kv_heads": 2, "position": "t5:distance=20"},
-        "shaw, several blocks": {
-            "seq_len": 600, "heads": 2, "mask": "causal", "position": "shaw:5",
-        },
-    }  # fmt: skip
-    draws: dict[str, _Fields] = {
-        "large logits": {"query_amplitude": 30.0},
-        "strided inputs": {"strided": True},
-    }
-    brief = ("causal, L < S", "grouped heads", "padding")
-    for name, sizes in shapes.items():
-        for pass_ in ("both", "forward"):  # in a row: the reference of the one serves the other
-            yield Item(
-                name=name,
-                case=Case.from_json(base | sizes | {"pass": pass_}),
-                draw=draws.get(name, {}),
-                brief=name in brief and dtype == "float32",
-            )
-
-
-def _decode(around: _Fields) -> Iterator[Item]:
-    around = around | {"workload": "decode", "kv_heads": 2, "seq_len": 29, "mask": "causal"}
-    items: dict[str, _Fields] = {
-        cache: {"cache": cache}
-        for cache in ("rerun", "none", "concat", "static", "paged:4", "int8", "int8-head")
-    }
-    items |= {f"{name}, rope": sizes | {"position": "rope"} for name, sizes in items.items()}
-    items |= {
-        "sliding": {"cache": "sliding", "mask": "window:8", "position": "rope"},
-        "latent": {"cache": "latent:24"},
-        "sliding, wider than the context": {"cache": "sliding", "mask": "window:31"},
-        "shared": {"cache": "shared", "layers": 2},
-        "half empty": {"cache": "static:64"},
-        "lengths": {"cache": "static", "mask": "padding:29+12", "position": "rope"},
-        "lengths, paged": {"cache": "paged:4", "mask": "padding:29+12"},
-        "two queries": {"cache": "concat", "query_tokens": 2, "position": "rope"},
-        "alibi": {"cache": "static", "position": "alibi"},
-        "sinusoidal": {"cache": "concat", "position": "sinusoidal"},
-        "learned": {"cache": "rerun", "position": "learned"},
-        "two queries, t5": {"cache": "static", "query_tokens": 2, "position": "t5"},
-        "two queries, window": {"cache": "static", "query_tokens": 2, "mask": "window:8"},
-    }
-    for name, sizes in items.items():
-        yield Item(name=f"decode, {name}", case=Case.from_json(around | {"new_tokens": 4} | sizes))
-
-
-def _layer(around: _Fields) -> Iterator[Item]:
-    around = around | {"workload": "layer"}
-    shapes: dict[str, _Fields] = {
-        "both": {"pass": "both", "seq_len": 40},
-        "causal, grouped heads": {"pass": "both", "seq_len": 37, "kv_heads": 2, "mask": "causal"},
-        "rope, wider values": {"seq_len": 33, "value_dim": 24, "position": "rope"},
-        "sinusoidal": {"pass": "both", "seq_len": 33, "position": "sinusoidal"},
-    }
-    for projection in ("fused", "separate", "per-head"):
-        for name, sizes in shapes.items():
-            case = Case.from_json(around | sizes | {"projection": projection})
-            yield Item(name=f"layer, {projection}, {name}", case=case)
-    others: dict[str, _Fields] = {
-        "separate": {"layers": 2},
-        "mla:16": {"layers": 2},
-        "pruned:2": {"kv_heads": 2},
-        "tied": {"kv_heads": 1},
-        "tied-layers": {"layers": 3, "position": "alibi"},
-    }
-    for projection, sizes in others.items():
-        alike = {"pass": "both", "seq_len": 37, "mask": "causal", "projection": projection}
-        case = Case.from_json(around | alike | sizes)
-        yield Item(name=f"layer, {projection}, layers={case.layers}", case=case)
-
-
-def _recurrent(around: _Fields) -> Iterator[Item]:
-    around = around | {"workload": "recurrent", "seq_len": 29, "mask": "causal"}
-    for pass_ in ("both", "forward"):
-        yield Item(name="recurrent", case=Case.from_json(around | {"pass": pass_}))
+    while left:
+        place = max(left, key=lambda place: (items[place].brief, len(left[place])))
+        seen = left.pop(place)
+        for pairs in left.values():
+            pairs -= seen
+        yield place

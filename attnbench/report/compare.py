@@ -213,8 +213,7 @@ def _elsewhere(found: Comparison, apart: Elsewhere) -> Iterator[Part]:
 
 
 def _machine(source: Source) -> str:
-    name = source.environment.get("device_name") or "an unnamed device"
-    return f"{name} (published: {source.published})" if source.published else str(name)
+    return str(source.environment.get("device_name") or "an unnamed device")
 
 
 def _title(source: Source) -> str:
@@ -242,7 +241,7 @@ def as_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def _source(source: Source) -> dict[str, Any]:
-    names = ("name", "created", "code", "published")
+    names = ("name", "created", "code")
     return {name: getattr(source, name) for name in names} | {"path": str(source.path)}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Literal
 
-from attnbench.base.parameters import Parameter, base_name, read_name
+from attnbench.base.parameters import Parameter, base_name, read_name, shown
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
 
@@ -29,8 +29,7 @@ class Encoding:
     `kind` is where it acts: `rotary` turns q and k, `additive` is added to x before the
     projections, `bias` to the scaled scores. `layout` says which dimensions a rotary one pairs, and
     `matrix` that it multiplies by rotation matrices instead of turning pairs. `factor` multiplies
-    what was rotated. `by_length` says that its frequencies follow the number of places. `wrong`
-    says which parameters do not fit together, or None.
+    what was rotated. `wrong` says which parameters do not fit together, or None.
     """
 
     doc: str
@@ -39,14 +38,13 @@ class Encoding:
     frequencies: Frequencies = lambda values, dims, places: []
     layout: Literal["halves", "neighbours"] = "halves"
     matrix: bool = False
-    by_length: bool = False
     factor: Callable[[Values], float] = lambda values: 1.0
     wrong: Callable[[Values], str | None] = lambda values: None
 
     @property
     def line(self) -> str:
         """What it is and what it takes, for `attnbench list`."""
-        taken = " ".join(f"{key}={p.default:g}" for key, p in self.parameters.items())
+        taken = " ".join(f"{key}={shown(p.default or 0)}" for key, p in self.parameters.items())
         return f"{self.doc} ({taken})" if taken else self.doc
 
 
@@ -74,8 +72,11 @@ class Position:
 NONE = Position()
 
 
-def for_core(position: Position) -> Position:
-    """What is left to an implementation once x, q and k were encoded: a bias, or nothing."""
+def for_core(position: Position, heads: int = 0) -> Position:
+    """What is left to an implementation that computes the first of `heads`: a bias, or nothing."""
+    if position.values.get("heads", heads) < heads:
+        values = {**position.values, "heads": heads}.items()
+        return parse_position(":".join([position.name, *(f"{key}={x}" for key, x in values)]))
     return position if position.encoding.kind == "bias" else NONE
 
 
@@ -103,19 +104,29 @@ def _by_base(values: Values, dims: int, places: int, stretch: float = 1.0) -> li
 
 
 def _by_parts(values: Values, dims: int, places: int) -> list[float]:
-    """θ where a pair turns `fast` times or more within the trained length, θ/factor up to `slow`.
+    """θ of fast pairs, θ/factor of slow ones, and of those in between a share of each.
 
-    In between a share of each, linear in the number of turns.
+    Linear in the turns within the trained length, from `slow` to `fast`; or, with `ramp=index`, in
+    the pair's index between those of pairs with so many turns, as transformers has it.
     """
-    slow, fast = values["slow"], values["fast"]
+    thetas, slow, fast = _by_base(values, dims, places), values["slow"], values["fast"]
+    turn, pairs = values["length"] / (2 * math.pi), len(thetas)
+    shares = [(turn * theta - slow) / (fast - slow) for theta in thetas]
+    if values.get("ramp") == "index":
+        low, high = (pairs * math.log(turn / x) / math.log(values["base"]) for x in (fast, slow))
+        if values["truncate"]:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * pairs - 1)
+        shares = [1 - (i - low) / (high - low or 0.001) for i in range(pairs)]
+    kept = [min(1.0, max(0.0, share)) for share in shares]
+    return [theta * (x + (1 - x) / values["factor"]) for theta, x in zip(thetas, kept, strict=True)]
 
-    def scaled(angle: float) -> float:
-        turns = values["length"] * angle / (2 * math.pi)
-        kept: float = min(1.0, max(0.0, (turns - slow) / (fast - slow)))
-        scale: float = kept + (1 - kept) / values["factor"]
-        return angle * scale
 
-    return [scaled(angle) for angle in _by_base(values, dims, places)]
+def _by_lists(values: Values, dims: int, places: int) -> list[float]:
+    """θ over a number a pair, of `long` past the trained length; the last serves all after it."""
+    numbers = values["long" if places > values["length"] else "short"]
+    thetas = _by_base(values, dims, places)
+    return [theta / numbers[min(i, len(numbers) - 1)] for i, theta in enumerate(thetas)]
 
 
 def _real(default: float, least: float, most: float | None = None) -> Parameter:
@@ -123,7 +134,9 @@ def _real(default: float, least: float, most: float | None = None) -> Parameter:
 
 
 _BASE = {"base": _real(10000.0, least=2)}
+_ATTENTION = {"attention_factor": _real(0.0, least=0)} | _BASE  # 0: by the formula
 _FACTOR = {"factor": _real(4.0, least=1)} | _BASE
+_HEADS = {"heads": Parameter(default=0, least=0)}  # of how many the case's are the first
 _rotary = partial(Encoding, kind="rotary", parameters=_BASE, frequencies=_by_base)
 _by_turns = partial(
     _rotary,
@@ -133,12 +146,9 @@ _by_turns = partial(
 
 for _name, _encoding in {
     "none": Encoding(doc="no position encoding", kind="none"),
-    "rope": _rotary(
-        doc="rotary (Su et al. 2021, arXiv:2104.09864), halves paired as in Llama",
-    ),
+    "rope": _rotary(doc="rotary (Su et al. 2021, arXiv:2104.09864), halves paired as in Llama"),
     "rope-interleaved": _rotary(
-        doc="rotary, neighbours paired as in RoFormer",
-        layout="neighbours",
+        doc="rotary, neighbours paired as in RoFormer", layout="neighbours"
     ),
     "rope-partial": _rotary(
         doc="rotary over the first share of the dimensions, as in GPT-NeoX (arXiv:2204.06745)",
@@ -152,36 +162,39 @@ for _name, _encoding in {
     "rope-linear": _rotary(
         doc="rotary, places / factor: position interpolation (Chen et al. 2023, arXiv:2306.15595)",
         parameters=_FACTOR,
-        frequencies=lambda values, dims, places: [
-            angle / values["factor"] for angle in _by_base(values, dims, places)
-        ],
+        frequencies=lambda values, d, n: [x / values["factor"] for x in _by_base(values, d, n)],
     ),
     "rope-ntk": _rotary(
         doc="rotary, base x factor^(D/(D-2)): NTK-aware (bloc97 2023; arXiv:2309.00071, 3.1)",
         parameters=_FACTOR,
-        frequencies=lambda values, dims, places: _by_base(
-            values, dims, places, stretch=values["factor"]
-        ),
+        frequencies=lambda values, d, n: _by_base(values, d, n, stretch=values["factor"]),
     ),
     "rope-dynamic": _rotary(
-        doc="rotary, NTK-aware with the factor n/length past that length (arXiv:2309.00071, 3.3)",
-        parameters={"length": Parameter(default=2048)} | _BASE,
-        frequencies=lambda values, dims, places: _by_base(
-            values, dims, places, stretch=max(1.0, places / values["length"])
+        doc="rotary, NTK-aware by factor x n/length - (factor-1) past it (arXiv:2309.00071, 3.3)",
+        parameters={"length": Parameter(default=2048), "factor": _real(1.0, least=1)} | _BASE,
+        frequencies=lambda values, d, n: _by_base(
+            values, d, n, stretch=1 + values["factor"] * max(0.0, n / values["length"] - 1)
         ),
-        by_length=True,
     ),
     "rope-yarn": _by_turns(
         doc="rotary, slow pairs interpolated, logits scaled: YaRN (Peng et al., arXiv:2309.00071)",
         parameters={
             "factor": _real(16.0, least=1),
             "length": Parameter(default=4096),
-            "slow": _real(1.0, least=0),
+            "slow": _real(1.0, least=0.001),
             "fast": _real(32.0, least=0),
+            "ramp": Parameter(default="index", choices=("index", "turns")),
+            "truncate": Parameter(default=1, least=0, most=1),
+            "mscale": _real(1.0, least=0),
+            "mscale_all_dim": _real(0.0, least=0),
         }
-        | _BASE,
+        | _ATTENTION,
         # 1/√t, on q and on k, so that the logits are divided by the temperature t.
-        factor=lambda values: 0.1 * math.log(values["factor"]) + 1,
+        factor=lambda values: (
+            values["attention_factor"]
+            or (0.1 * values["mscale"] * math.log(values["factor"]) + 1)
+            / (0.1 * values["mscale_all_dim"] * math.log(values["factor"]) + 1)
+        ),
     ),
     "rope-llama3": _by_turns(
         doc="rotary, slow pairs interpolated as in Llama 3.1 (arXiv:2407.21783)",
@@ -192,6 +205,18 @@ for _name, _encoding in {
             "fast": _real(4.0, least=0),
             "base": _real(500000.0, least=2),
         },
+    ),
+    "rope-longrope": _rotary(
+        doc="rotary, each pair by a number of its own: LongRoPE (arXiv:2402.13753), as in Phi-3",
+        parameters={
+            "factor": _real(32.0, least=1),
+            "length": Parameter(default=4096, least=2),
+            "short": Parameter(default=(1.0,), real=True, many=True, least=0.001, most=99999),
+            "long": Parameter(default=(32.0,), real=True, many=True, least=0.001, most=99999),
+        }
+        | _ATTENTION,
+        frequencies=_by_lists,
+        factor=lambda x: x["attention_factor"] or math.sqrt(1 + math.log(x["factor"], x["length"])),
     ),
     "sinusoidal": Encoding(
         doc="sines added to x (Vaswani et al. 2017, arXiv:1706.03762, 3.5)",
@@ -212,7 +237,7 @@ for _name, _encoding in {
     "t5": Encoding(
         doc="a number a head and bucket of distances (Raffel et al. 2020, arXiv:1910.10683)",
         kind="bias",
-        parameters={"buckets": Parameter(default=32), "distance": Parameter(default=128)},
+        parameters={"buckets": Parameter(default=32), "distance": Parameter(default=128)} | _HEADS,
         wrong=lambda values: (
             None
             if values["buckets"] % 4 == 0 and values["distance"] > values["buckets"] // 2
@@ -222,6 +247,7 @@ for _name, _encoding in {
     "alibi": Encoding(
         doc="a slope a head times the distance (Press et al. 2022, arXiv:2108.12409)",
         kind="bias",
+        parameters=_HEADS,
     ),
 }.items():
     POSITIONS.add(_name, _encoding)

@@ -22,10 +22,6 @@ SCHEMA = 2  # since it with a checksum
 FILE, TRACE = "profile.json", "trace.json.gz"
 
 Ceiling = Literal["matmul", "memory"]
-# why a counter is unknown: refused by the kernel's settings, not in this machine (a VM, say), not
-# of this system at all; of Callgrind: not installed, or the cell fails or takes too long on the
-# processor that it emulates
-Unknown = Literal["forbidden", "unsupported", "no-perf", "no-valgrind", "not-emulated"]
 # What to know before reading on; figures in `Note.figures`, sentences where they are shown.
 NoteCode = Literal[
     "profiler-cost",  # profiled calls took `ratio` times the unprofiled ones
@@ -121,13 +117,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     predicted_bytes: int | None
 
 
-class Counter(msgspec.Struct, frozen=True):
-    """A counter of the system or the processor for one call; `reason` says why it is unknown."""
-
-    value: float | None
-    reason: Unknown | None = None
-
-
 class Note(msgspec.Struct, frozen=True):
     """What to know before reading on, as a code with its figures."""
 
@@ -148,8 +137,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     `ops` are sorted by self time, longest first. `gaps_us` is time of a profiled call in which no
     op ran (CPU: Python, autograd's engine), or no kernel (CUDA: `gaps` gaps between kernels); on
     CUDA `launch_us` is the median from a launch on the host to the begin of its kernel.
-    `counters` are of one call without a profiler, `instructions` of one on the host, by Callgrind
-    in a process of its own, where they were asked for. `trace` is the file beside this one, null
+    `trace` is the file beside this one, null
     where none was kept, with `trace_events` events. `commands` are those of other profilers for
     this cell, by their names (`nsys`, `ncu`): empty on CPU.
     """
@@ -168,8 +156,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     gaps: int | None = None
     launch_us: float | None = None
     memory: Memory
-    counters: dict[str, Counter] = {}
-    instructions: Counter | None = None
     trace: str | None = None
     trace_events: int | None = None
     notes: tuple[Note, ...] = ()

@@ -122,6 +122,8 @@ class Record:
             data = line.encode() if isinstance(line, str) else line
             row = decode(unsealed(data, since=since), _Line)
             _check_metrics(row.metrics)
+            if row.metrics.get("memory_predicted_source") == "estimate":  # of older runs
+                row.metrics["memory_predicted_bytes"] = None
             case = Case.from_json(row.case)
             if row.case_id != case.case_id:
                 raise ValueError(f"its case is {case.case_id}, not {row.case_id!r:.40}")
@@ -181,7 +183,7 @@ def _samples(columns: dict[str, list[Any]]) -> tuple[Sample, ...]:
 _LARGEST = 2.0**63  # what a table of whole numbers can hold
 _TEXTS = frozenset(
     "group kernel l2 timer governor throttle parameters power_state sdpa_backend pinned_cpu"
-    " meddles core_speeds".split()
+    " meddles core_speeds reuses_output".split()
 )
 
 

@@ -93,14 +93,16 @@ def projection_flops(case: Case, queries: int, keys: int) -> int:
     return 2 * case.batch * (query_side + key_side)
 
 
-def decode_flops_useful(case: Case) -> int:
+def decode_flops_useful(case: Case, core: int | None = None) -> int:
     """`flops_useful` per token of cached decoding, averaged over the new tokens.
 
-    One query over every key so far, and the projections of the new token.
+    One query over every key so far, unless the `core` of a layer needs another number for all new
+    tokens; and the projections of the new token.
     """
     tokens, keys_of = case.new_tokens or 1, set(keys_of_layers(case))
-    core = case.layers * _decode_keys(case, 1) * _flops_of_pair(as_seen(case))
-    return (core + projection_flops(case, case.layers * tokens, len(keys_of) * tokens)) // tokens
+    core = _decode_keys(case, 1) * _flops_of_pair(as_seen(case)) if core is None else core
+    projections = projection_flops(case, case.layers * tokens, len(keys_of) * tokens)
+    return (case.layers * core + projections) // tokens
 
 
 def attention_bytes_min(case: Case) -> int:
@@ -130,16 +132,26 @@ def _decode_keys(case: Case, together: int) -> int:
 def decode_bytes_min(case: Case) -> int:
     """Least traffic in bytes per token: the weights and the cache are read once a step.
 
-    A cache that holds fewer bits is read as it is held, and one that layers share once.
+    A cache that holds fewer bits is read as it is held, and one that layers share once. Without a
+    cache the hidden states of the tokens that a query sees are read in its place: keys and values
+    are made from them anew, and need not leave the chip. Written are the outputs alone.
     """
-    (kind, _), own = cache_of(case), len(set(keys_of_layers(case)))
-    numbers = 0
+    (kind, _), own, tokens = cache_of(case), len(set(keys_of_layers(case))), case.new_tokens or 1
+    numbers, width = 0, case.model_width * case.element_bytes
     for name, shape in caches.weights_of(case).items():
         numbers += (case.layers if name in ("wq", "wo") else own) * math.prod(shape)
     weights = numbers * case.element_bytes // case.query_tokens
-    keys = _decode_keys(case, case.query_tokens) // (case.new_tokens or 1)
-    cache = own * as_seen(case).kv_heads * keys * kind.key_bytes(case)
-    return weights + cache + 2 * case.layers * case.batch * case.model_width * case.element_bytes
+    key = width if kind.all_keys else as_seen(case).kv_heads * kind.key_bytes(case)
+    read = own * key * _decode_keys(case, case.query_tokens) // tokens
+    # The states of new tokens are among those that keys are made from.
+    return weights + read + (2 - kind.all_keys) * case.layers * case.batch * width
+
+
+def decode_bytes_given(case: Case) -> int:
+    """Inputs and outputs of a generation in bytes: all hidden states, every weight, new outputs."""
+    tokens = case.batch * (case.seq_len + 2 * (case.new_tokens or 1))
+    weights = sum(map(math.prod, caches.weights_of(case).values()))
+    return case.layers * (tokens * case.model_width + weights) * case.element_bytes
 
 
 # Of a product y = x·w: y; then dx = dy·w and dw = dyᵀ·x, each as many FLOPs again.
@@ -170,11 +182,10 @@ def layer_bytes_min(case: Case) -> int:
 def recurrent_flops_useful(case: Case) -> int:
     """FLOPs of a GRU without biases: forward 12·B·n·E², two products of (3E, E) a token.
 
-    Backward is twice that. The products with the state before the first token, which is zero,
-    are counted as every other.
+    Backward is twice that, less the gradient of the state before the first token, 6·B·E².
     """
-    forward = 12 * case.batch * case.seq_len * case.model_width**2
-    return PRODUCTS[case.pass_] * forward
+    product = 6 * case.batch * case.model_width**2
+    return (PRODUCTS[case.pass_] * 2 * case.seq_len - (case.pass_ != "forward")) * product
 
 
 def recurrent_bytes_min(case: Case) -> int:

@@ -20,7 +20,7 @@ class Pruning:
     """Knows the cells that ran out of memory by themselves; implies nothing unless `enabled`."""
 
     def __init__(self, oom: Iterable[Cell] = (), *, enabled: bool = True) -> None:
-        self.oom, self._enabled = list(oom), enabled
+        self.oom, self.enabled = list(oom), enabled
 
     def implied(self, cell: Cell) -> str | None:
         """The sizes of a smaller cell that ran out of memory, in words, or None.
@@ -28,7 +28,7 @@ class Pruning:
         Smaller in one size or more, larger in none, and equal in all that is not a size.
         """
         own: dict[str, Any] = {name: getattr(cell.case, name) for name in _AXES}
-        for case in (x.case for x in self.oom if x.impl == cell.impl and self._enabled):
+        for case in (x.case for x in self.oom if x.impl == cell.impl and self.enabled):
             less = {n: getattr(case, n) for n, size in own.items() if getattr(case, n) != size}
             smaller = all((size or 0) < (own[name] or 0) for name, size in less.items())
             if less and smaller and replace(case, **own) == cell.case:

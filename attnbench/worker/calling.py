@@ -1,13 +1,11 @@
 """Some calls of the cell of a profile, for profilers that start a process of their own (nsys, ncu).
 
-Usage: python -m attnbench.worker.calling PROFILE [FILE…], with the files of the user. Under
-Callgrind it prints the instructions of a call.
+Usage: python -m attnbench.worker.calling PROFILE [FILE…], with the files of the user.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +14,7 @@ import torch
 
 from attnbench.api.loader import load_built_in, load_file
 from attnbench.errors import AttnbenchError
-from attnbench.machine import callgrind
 from attnbench.machine.state import remember
-from attnbench.measure.instructions import instructions
 from attnbench.measure.ops import CALL
 from attnbench.schema.profile import read_profile
 from attnbench.worker.tracing import built
@@ -29,8 +25,7 @@ CALLS_ALONE = 5
 def run_alone(profile: Path, files: tuple[str, ...]) -> int:
     """Build the cell of a profile and call it, each phase in an NVTX range; 1 if it fails.
 
-    On CUDA only the calls at the end lie between `cudaProfilerStart` and `cudaProfilerStop`; under
-    Callgrind their instructions are printed.
+    On CUDA only the calls at the end lie between `cudaProfilerStart` and `cudaProfilerStop`.
     """
     cell = read_profile(profile).cell
     case, gpu = cell.case, cell.case.device == "cuda"
@@ -50,11 +45,8 @@ def run_alone(profile: Path, files: tuple[str, ...]) -> int:
         load_file(file, replace=True)
     with phase("attnbench-build"):
         trial = built(case, cell.impl, 0)
-    bound, dumps = trial.bound, os.environ.get(callgrind.VARIABLE)
-    if bound is not None and dumps:
-        with trial.stage("calls"):
-            print(instructions(bound.call, Path(dumps), trial.costs()["flops_useful"]))
-    elif bound is not None:
+    bound = trial.bound
+    if bound is not None:
         with trial.stage("calls"):
             with phase("attnbench-warm-up"):
                 bound.call()
@@ -68,8 +60,7 @@ def run_alone(profile: Path, files: tuple[str, ...]) -> int:
     if trial.status is not None:
         print(f"{trial.status}: {trial.reason}", file=sys.stderr)
         return 1
-    if not dumps:
-        print(f"{CALLS_ALONE} calls of {cell.impl}")
+    print(f"{CALLS_ALONE} calls of {cell.impl}")
     return 0
 
 

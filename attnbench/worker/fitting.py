@@ -30,7 +30,8 @@ def fitting(entries: list[Entry], reporter: Reporter, pruning: Pruning) -> list[
             trial = Trial(impl=implementation(name), case=entry.case, tensors={})
             reporter.at(entry.index, name, "check")
             with trial.stage("check"):
-                trial.reason = pruning.implied(Cell(case=entry.case, impl=name)) or _lack(trial)
+                implied = pruning.implied(Cell(case=entry.case, impl=name))
+                trial.reason = implied or _lack(trial, at_most=pruning.enabled)
                 trial.status = "skipped" if trial.reason else None
             if trial.status is None:
                 names.append(name)
@@ -41,7 +42,7 @@ def fitting(entries: list[Entry], reporter: Reporter, pruning: Pruning) -> list[
 
 
 def needs_of(cases: Sequence[Case], names: Sequence[str]) -> dict[str, tuple[int | None, ...]]:
-    """For each implementation, case by case, `needed_bytes`; None where its costs raise."""
+    """For each implementation, case by case, what has to be free; None where its costs raise."""
     return {name: tuple(_needs(case, name) for case in cases) for name in names}
 
 
@@ -50,31 +51,39 @@ def _needs(case: Case, name: str) -> int | None:
         costs = Trial(impl=implementation(name), case=case, tensors={}).costs()
     except Exception:  # an author's formula; the cell will say why
         return None
-    return needed_bytes(case, costs)
+    return needed_bytes(case, costs, costs["memory_bound_bytes"])
 
 
-def _lack(trial: Trial) -> str | None:
-    """What the cell needs where that is not free, in words."""
-    costs, free = trial.costs(), free_bytes(trial.case.device)
-    needs = needed_bytes(trial.case, costs)
-    if free is None or needs <= free:
-        return None
-    trial.metrics |= costs
-    return f"needs {size(needs)}, {size(free)} free"
+def _lack(trial: Trial, *, at_most: bool) -> str | None:
+    """What the cell needs, or needs `at_most`, where that is not free, in words.
 
-
-def needed_bytes(case: Case, costs: dict[str, Any]) -> int:
-    """What a cell has live at once, at least, by its `Trial.costs()`: from sizes alone.
-
-    Inputs and outputs, which are the least traffic of a call, and beside them either the reference
-    (all of that in float64, what floors of errors scale with, a block of scores and its softmax) or
-    the call (copies of inputs, true results, a cache, the workspace, or half of an estimated one).
+    A workspace that nobody has declared has no bound. It is tried where the rest fits, and what
+    guards the others is the worker's memory limit (`machine.facts.limit_memory`).
     """
-    core = WORKLOADS.get(case.workload).core_case(case)
+    costs, free = trial.costs(), free_bytes(trial.case.device)
+    for bound in (None, costs["memory_bound_bytes"]):
+        needs = needed_bytes(trial.case, costs, bound)
+        if free is not None and needs > free and (at_most or bound is None):
+            trial.metrics |= costs
+            most, tried = ("", "") if bound is None else ("up to ", " (--no-prune tries it)")
+            return f"needs {most}{size(needs)}, {size(free)} free{tried}"
+    return None
+
+
+def needed_bytes(case: Case, costs: dict[str, Any], workspace: int | None = None) -> int:
+    """What a cell has live at once, by its `Trial.costs()`: from sizes alone.
+
+    Inputs and outputs, and beside them either the reference (all of that in float64, what floors of
+    errors scale with, a block of scores and its softmax) or the call (copies of inputs, true
+    results, what is prepared, the workspace). Without a `workspace` that was predicted or is given
+    the least: no more than the rest.
+    """
+    workload = WORKLOADS.get(case.workload)
+    core = workload.core_case(replace(case, cache=None))  # as the reference has it
+    given, prepared = workload.live_bytes(case, costs)
     scores = core.batch * core.heads * core.seq_len * core.kv_len
-    numbers = costs["bytes_min"] // case.element_bytes
+    numbers = given // case.element_bytes
     reference = 12 * numbers + 16 * min(scores, block_elements(core, case.device))
-    workspace = costs["memory_predicted_bytes"] or 0
-    workspace //= 2 if costs.get("memory_predicted_source") == "estimate" else 1
-    call = 2 * numbers + (costs.get("cache_bytes") or 0) + workspace
-    return int(costs["bytes_min"] + max(reference, call))
+    if workspace is None:
+        workspace = costs["memory_predicted_bytes"]
+    return given + max(reference, 2 * numbers + prepared + (workspace or 0))

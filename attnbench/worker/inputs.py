@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -26,39 +27,57 @@ _REACH = 32  # tokens that local inputs are smoothed over, to either side
 class Draw:
     """How inputs are drawn: the seed, their amplitude, their layout, and whether to plant needles.
 
-    `strided` stores q, k, v as (B, L, H, D) and passes the transposed view, as projections do.
-    `local` makes attention what it is in trained models, where approximations hope for it: each
-    query has most of its weight on keys near its own place.
+    `strided` stores q, k, v as (B, L, H, D) and passes the transposed view, as projections do, and
+    `offset` each as the second half of longer rows, as packed ones lie. `gradient` is the layout of
+    do: `expanded` along its dims, as `o.sum(-1)` leaves it, or `transposed`, rows for columns. What
+    of q, k and v has its letter in `without_gradient` requires none. `local` makes attention what
+    it is in trained models, where approximations hope for it: each query has most of its weight on
+    keys near its own place.
     """
 
     seed: int = 0
     needles: bool = False
     query_amplitude: float = 1.0
     strided: bool = False
+    offset: bool = False
+    gradient: Literal["expanded", "transposed"] | None = None
+    without_gradient: str = ""
     local: bool = False
 
 
-def empty(case: Case, shape: tuple[int, ...], *, strided: bool = False) -> torch.Tensor:
+def empty(case: Case, shape: tuple[int, ...]) -> torch.Tensor:
     """An uninitialised tensor of the case's dtype on its device."""
-    dtype = getattr(torch, case.dtype)
-    if not strided:
-        return torch.empty(shape, dtype=dtype, device=case.device)
-    batch, heads, tokens, dims = shape
-    x_BLHD = torch.empty((batch, tokens, heads, dims), dtype=dtype, device=case.device)
-    return x_BLHD.transpose(1, 2)
+    return torch.empty(shape, dtype=getattr(torch, case.dtype), device=case.device)
+
+
+def laid_out(tensors: Tensors, draw: Draw) -> Tensors:
+    """Such tensors, still to be filled, in the layout of the draw; what is beside them is NaN."""
+    found = {}
+    for name, x in tensors.items():
+        requires_grad, x = x.requires_grad and name not in draw.without_gradient, x.detach()
+        if name != "do":
+            x = x.transpose(1, 2).contiguous() if draw.strided else x
+            if draw.offset:
+                x = torch.full_like(x, torch.nan).repeat(1, 1, 1, 2).chunk(2, -1)[1]
+            x = x.transpose(1, 2) if draw.strided else x
+        elif draw.gradient is not None:
+            once = x[..., :1].expand_as(x)
+            x = once if draw.gradient == "expanded" else x.mT.contiguous().mT
+        found[name] = x.requires_grad_(requires_grad)
+    return found
 
 
 def fill_normal(tensors: Iterable[torch.Tensor], seed: int) -> None:
     """Overwrite each tensor in place with numbers from N(0, 1), the same for the same seed.
 
-    Drawn in float32 in the order of the axes, whatever the layout and the dtype.
+    Drawn in float32 in the order of the axes, whatever the layout and the dtype; where a tensor is
+    expanded, once.
     """
     tensors = list(tensors)
     generator = torch.Generator(device=tensors[0].device).manual_seed(seed)
     for x in tensors:
-        drawn = torch.randn(x.shape, generator=generator, device=x.device, dtype=torch.float32)
-        with torch.no_grad():
-            x.copy_(drawn)
+        once = x.detach()[tuple(slice(None if stride else 1) for stride in x.stride())]
+        once.copy_(torch.randn(once.shape, generator=generator, device=x.device))
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:

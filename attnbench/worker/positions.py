@@ -46,11 +46,12 @@ def _paired(position: Position, pairs: int) -> tuple[slice, slice]:
     return slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
 
 
-def angles(position: Position, dims: int, places: torch.Tensor, length: int) -> torch.Tensor:
-    """Float64 angles (places, pairs), place × θ; `length` is the number of places in all."""
+def turns(position: Position, dims: int, places: torch.Tensor, length: int) -> list[torch.Tensor]:
+    """Float64 cos and sin of place × θ, (places, pairs), times the factor; of `length` places."""
     frequencies = position.encoding.frequencies(position.values, dims, length)
     theta_P = torch.tensor(frequencies, dtype=torch.float64, device=places.device)
-    return places.double().unsqueeze(-1) * theta_P
+    angle_LP, factor = places.double().unsqueeze(-1) * theta_P, position.encoding.factor
+    return [x.mul_(factor(position.values)) for x in (angle_LP.cos(), angle_LP.sin())]
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,10 @@ def rotation(case: Case, first_place: int, count: int, length: int) -> Rotation 
         unit_DLD = torch.eye(dims, dtype=torch.float64, device=case.device)
         unit_DLD = unit_DLD.unsqueeze(1).expand(-1, count, -1)
         columns_DLD = rotated(unit_DLD, case.position, places, length)
-        rotation_LDD = columns_DLD.permute(1, 2, 0).to(dtype).contiguous()
+        # `contiguous` would leave an axis of size 1, and that of products, a stride unlike 1.
+        rotation_LDD = columns_DLD.permute(1, 2, 0).to(dtype).flatten().view(count, dims, dims)
         return Rotation(partial(torch.einsum, "...ld,...led->...le"), (rotation_LDD,))
-    angle_LP, factor = angles(case.position, dims, places, length), encoding.factor
-    tables = (x.mul_(factor(case.position.values)) for x in (angle_LP.cos(), angle_LP.sin()))
+    tables = turns(case.position, dims, places, length)
     return Rotation(_ROTATE[encoding.layout], tuple(x.to(dtype) for x in tables))
 
 
@@ -105,10 +106,10 @@ def addition(case: Case, tokens: int) -> torch.Tensor | None:
     if "length" in position.values:
         added_LE = learned(tokens, width, case.device)
     else:
-        angle_LP = angles(position, width, torch.arange(tokens, device=case.device), tokens)
+        cos_LP, sin_LP = turns(position, width, torch.arange(tokens, device=case.device), tokens)
         added_LE = torch.zeros(tokens, width, dtype=torch.float64, device=case.device)
-        first, second = slice(0, 2 * angle_LP.shape[1], 2), slice(1, None, 2)
-        added_LE[:, first], added_LE[:, second] = angle_LP.sin(), angle_LP.cos()
+        first, second = slice(0, 2 * cos_LP.shape[1], 2), slice(1, None, 2)
+        added_LE[:, first], added_LE[:, second] = sin_LP, cos_LP
     return added_LE.to(getattr(torch, case.dtype))
 
 
@@ -196,10 +197,13 @@ def rotated(x: torch.Tensor, position: Position, places: torch.Tensor, length: i
     """
     if position.encoding.kind != "rotary":
         return x
-    angle_LP = angles(position, x.shape[-1], places, length)
-    factor = position.encoding.factor(position.values)
-    cos_LP, sin_LP = (y.mul_(factor).to(x.dtype) for y in (angle_LP.cos(), angle_LP.sin()))
+    cos_LP, sin_LP = (y.to(x.dtype) for y in turns(position, x.shape[-1], places, length))
     return _mixed(x, position, cos_LP, -sin_LP, sin_LP)
+
+
+def rotated_last(x: torch.Tensor, position: Position, length: int) -> torch.Tensor:
+    """As `rotated`, of tokens at the last of `length` places."""
+    return rotated(x, position, torch.arange(length - x.shape[-2], length, device=x.device), length)
 
 
 def rotated_squares(
@@ -208,9 +212,8 @@ def rotated_squares(
     """Squares of independent errors in the dimensions of x, after x was rotated either way."""
     if position.encoding.kind != "rotary":
         return x
-    factor = position.encoding.factor(position.values) ** 2
-    cos_LP = angles(position, x.shape[-1], places, length).cos().square()
-    cos_LP, sin_LP = ((y * factor).to(x.dtype) for y in (cos_LP, 1 - cos_LP))
+    tables = turns(position, x.shape[-1], places, length)
+    cos_LP, sin_LP = (y.square().to(x.dtype) for y in tables)
     return _mixed(x, position, cos_LP, sin_LP, sin_LP)
 
 

@@ -24,11 +24,18 @@ from typing import Any
 
 import torch
 
-from attnbench.api import Implementation, Patterned, dense_mask
+from attnbench.api import AttentionCall, Implementation, Patterned, dense_mask
 from attnbench.machine.facts import free_bytes
 from attnbench.schema.case import Case, Position
 from attnbench.worker.inputs import Tensors
-from attnbench.worker.positions import bias_gradient, bias_scores, rotated, rotated_back
+from attnbench.worker.positions import (
+    bias_gradient,
+    bias_scores,
+    rotated,
+    rotated_back,
+    rotated_last,
+    rotated_squares,
+)
 
 OUTPUT_FACTOR = 2.0
 GRADIENT_FACTOR = 3.0
@@ -42,9 +49,15 @@ Core = Callable[..., "PlainResult"]
 # A block of scores in the reference holds about this many float64 elements: 16 MiB on CPU,
 # which its last cache holds; on a GPU 512 MiB: it would wait for the next launch with smaller ones.
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}
+# Pairs, of all heads, up to which a definition is called again, with other inputs, too.
+_TRIED_PAIRS = 1 << 22
 # What lives at once for each element of a block, at most; that again for each key/value head where
 # scores have a bias, which is computed of all heads.
 BLOCK_BYTES = 48
+
+
+class DefinitionError(Exception):
+    """By a method's definition nothing can be judged; the message says what it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +87,12 @@ class Reference:
     allowed: dict[str, Size]
 
     def beyond(self, dtype: str) -> str | None:
-        """Which exact result is larger than `dtype` holds, in words; None if none is."""
+        """Which result may be larger than `dtype` holds and still right, in words, or None."""
         most = torch.finfo(getattr(torch, dtype)).max
         for name, value in self.values.items():
-            if (largest := float(value.abs().max())) > most:
-                return f"exact {name} reaches {largest:.3g}, and {dtype} {most:.3g} at most"
+            top, off = float(value.abs().max()), self.allowed[name].max
+            if not top + off <= most:
+                return f"exact {name} reaches {top:.3g} ± {off:.3g}, and {dtype} {most:.3g} at most"
         return None
 
 
@@ -108,10 +122,12 @@ class PlainResult:
     """What a plain computation gave; `terms` is what the floor of each error scales with.
 
     Terms have the shapes of the values they belong to; a value without them scales with itself.
+    `moved` is what the rounding of scores does, in eps: the baseline has some of it, by luck.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     terms: dict[str, torch.Tensor] = field(default_factory=dict)
+    moved: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def plain_attention(
@@ -138,13 +154,16 @@ def plain_attention(
     if admitted is not None and admitted.ndim > 2:
         admitted = _grouped(admitted.expand(case.batch, case.heads, -1, -1), case)
     result = (_with_terms if terms else _plain)(case, q, k, v, do, admitted)
-    for values in (result.values, result.terms):
+    for values in (result.values, result.terms, result.moved):
         for name, x in values.items():
             values[name] = x.reshape(case.batch, -1, *x.shape[-2:])
     for name, places in (("dq", query_places), ("dk", key_places)):
         if name in result.values:
-            back = rotated_back(result.values[name], case.position, places, case.kv_len)
-            result.values[name] = back
+            at = case.position, places, case.kv_len
+            result.values[name] = rotated_back(result.values[name], *at)
+            if terms:
+                squares = rotated_squares(result.terms[name].square(), *at)
+                result.terms[name] = squares.sqrt()
     return result
 
 
@@ -213,6 +232,7 @@ def _with_terms(
     scaled, single = q * case.softmax_scale, torch.float32
     o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     unsure = torch.empty(*q.shape[:-1], 1, dtype=q.dtype, device=q.device)
+    o_squares = torch.zeros_like(o, dtype=single)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, 0]), torch.zeros_like(v[:, 0])
     dq_squares, dk_squares, dv_squares = (torch.zeros_like(x, dtype=single) for x in (dq, dk, dv))
     biased, at_I, group_N = _bias_places(case, q)
@@ -232,24 +252,31 @@ def _with_terms(
                 weights.view(*heads, -1).add_(bias)
             if hidden is not None:
                 weights.view(*heads, -1).masked_fill_(hidden, -math.inf)
-            top = weights.amax(-1, keepdim=True)
-            weights = weights.softmax(-1)
+            scores, weights = weights, weights.softmax(-1)
+            top = scores.amax(-1, keepdim=True)
             lse = (top - weights.amax(-1, keepdim=True).log()).abs_()
             unsure[at] = top.abs_().view(*heads, -1)
             if blind is not None:
                 weights.view(*heads, -1).masked_fill_(blind, 0)
             o_PMV = weights @ v_PSV
             o[at] = o_PMV.view(*heads, -1)
+            scores.nan_to_num_(0, 0, 0).mul_(weights).mul_(1 - weights)
+            scattered = scores.to(single).square_() @ v_PSV.to(single).square()
+            o_squares[at] = scattered.view(*heads, -1)
             if do is None:
                 continue
             do_PMV = do[at].flatten(1, 2)
             dweights = do_PMV @ v_PSV.mT
-            mean = (do_PMV * o_PMV).sum(-1, keepdim=True)
+            products = do_PMV * o_PMV
+            mean = products.sum(-1, keepdim=True)
+            # What a backward pass subtracts is made of the rounded o: it is off by its summands'
+            # rounding even where they cancel, the same for all keys of the query.
+            subtracted = products.norm(dim=-1, keepdim=True).maximum(mean.abs())
             dv[some].baddbmm_(weights.mT, do_PMV)
             # dscores is a difference that may cancel to nothing (at n = 1 it does): what rounding
             # leaves behind scales with what was subtracted, so the floor does too.
             rounded = weights.to(single).mul_((1 + ROUNDINGS * share * lse).to(single))
-            uncancelled = dweights.to(single).abs_().add_(mean.abs().to(single)).mul_(rounded)
+            uncancelled = dweights.to(single).abs_().add_(subtracted.to(single)).mul_(rounded)
             uncancelled.square_()
             dv_squares[some].baddbmm_(rounded.square_().mT, do_PMV.to(single).square_())
             dk_squares[some].baddbmm_(uncancelled.mT, q_PMD.to(single).square_())
@@ -265,7 +292,10 @@ def _with_terms(
                 dbias = bias_gradient(case, dscores.view(*heads, -1), at_I[rows])
                 dq[at] += 0 if dbias is None else dbias
     lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
-    result = PlainResult(values={"o": o}, terms={"o": o * (1 + share * lse_bound)})
+    # A score's error moves its weight w by w·(1 − w) of that. Three roundings, of q, of k and of
+    # the score, each uniform in ± eps/2, are off by eps·√(3/12) of it in the root mean square.
+    terms, moved = {"o": o * (1 + share * lse_bound)}, {"o": o_squares.sqrt_() / 2}
+    result = PlainResult(values={"o": o}, terms=terms, moved=moved)
     if do is not None:
         result.values |= {"dq": dq.mul_(case.softmax_scale), "dk": dk, "dv": dv}
         # Rounding errors of many summands have no common sign: their squares add up.
@@ -294,23 +324,23 @@ def core_of(impl: Implementation | None) -> Core:
         return plain_attention
     definition = impl.definition
 
-    def defined(
-        case: Case, tensors: Mapping[str, torch.Tensor], *, terms: bool = False
-    ) -> PlainResult:
-        """As `plain_attention`; floors scale with `_terms_of`, where no pattern says more."""
-        method = definition(replace(case, position=Position()))
+    def defined(case: Case, tensors: Tensors, *, terms: bool = False) -> PlainResult:
+        """As `plain_attention`, with `_terms_of`; a `DefinitionError` where `_believe` has one."""
+        method, again = (definition(replace(case, position=Position())) for _ in range(2))
+        tried = terms and case.batch * case.heads * case.seq_len * case.kv_len <= _TRIED_PAIRS
+        # Of larger numbers products of three or four overflow, by definition.
+        believed = terms and all(
+            float(x.abs().max()) <= torch.finfo(x.dtype).max ** 0.25 for x in tensors.values()
+        )
+        if believed:
+            _believe(case, tensors, method, again if tried else None)
         if isinstance(method, Patterned):
             return plain_attention(case, tensors, terms=terms, admitted=method.admitted)
         inputs, do = [tensors[name].detach() for name in "qkv"], tensors.get("do")
-        places = [torch.arange(n, device=inputs[0].device) for n in (case.seq_len, case.kv_len)]
         with torch.set_grad_enabled(do is not None):
             for x in inputs if do is not None else ():
                 x.requires_grad_()
-            places[0] += case.kv_len - case.seq_len
-            q, k = (
-                rotated(x, case.position, at, case.kv_len)
-                for x, at in zip(inputs[:2], places, strict=True)
-            )
+            q, k = (rotated_last(x, case.position, case.kv_len) for x in inputs[:2])
             o: torch.Tensor = method(q, k, inputs[2])
             values = {"o": o.detach()}
             if do is not None:
@@ -318,34 +348,77 @@ def core_of(impl: Implementation | None) -> Core:
                     o, inputs, do.detach(), allow_unused=True, materialize_grads=True
                 )
                 values |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-        found = _terms_of(case, inputs, do, values) if terms else {}
+                if believed and not all(bool(x.isfinite().all()) for x in gradients):
+                    raise DefinitionError("has gradients that are not finite")
+        found = _terms_of(case, (q, k), do, values) if terms else {}
+        # A method that is ill-conditioned where softmax is not passes on what rounding its inputs
+        # does, as measured: by signs at random, whose squares add up.
+        eps = torch.finfo(getattr(torch, case.dtype)).eps
+        generator = torch.Generator(q.device).manual_seed(0)
+        moved = {n: x.detach() for n, x in tensors.items() if tried}
+        for name, x in moved.items():
+            signs = 2 * torch.empty_like(x).bernoulli_(generator=generator) - 1
+            moved[name] = x * (1 + eps * signs)
+        for name, x in defined(case, moved).values.items() if tried else ():
+            found[name] = torch.hypot(found[name], (x - values[name]) / eps)
         return PlainResult(values=values, terms=found)
 
     return defined
 
 
+def _believe(
+    case: Case, tensors: Tensors, method: AttentionCall, again: AttentionCall | None
+) -> None:
+    """See that o is finite, of its shape and dtype and, `again`, the same, whatever a mask hides.
+
+    Raises:
+        DefinitionError: it is not; the message says what the definition does.
+    """
+    q, k, v = (tensors[name].detach() for name in "qkv")
+    o = method(q, k, v)
+    expected = q.new_zeros(case.batch, case.heads, case.seq_len, case.value_dim)
+    anything, dtype = Size(max=math.inf, rms=math.inf), str(q.dtype).removeprefix("torch.")
+    if reason := judge_one("o", o, expected, anything, dtype).reason:
+        raise DefinitionError(f"is wrong: {reason}")
+    if again is None:
+        return
+    alike = torch.finfo(q.dtype).eps ** 0.5 * Size.of(o).rms
+    if Size.of(again(q, k, v) - o).rms > alike:
+        raise DefinitionError("gives something else when it is called again")
+    query, sizes = (case.seq_len - 1) // 2, (case.seq_len, case.kv_len, str(q.device))
+    admitted = dense_mask(case.mask, *sizes, first_query=query, count=1, batch=case.batch)
+    sign_S1 = torch.where(admitted.mT, 1, -1).to(q.dtype)
+    if Size.of((again(q, k * sign_S1, v * sign_S1) - o)[:, :, query]).rms > alike:
+        raise DefinitionError("depends on keys that the mask hides")
+
+
 def _terms_of(
-    case: Case, inputs: Sequence[torch.Tensor], do: torch.Tensor | None, values: Tensors
+    case: Case, turned: Sequence[torch.Tensor], do: torch.Tensor | None, values: Tensors
 ) -> Tensors:
     """What the floors of a definition's errors scale with, from sizes alone: as for softmax.
 
-    Results scale with themselves, times 1 + the size of a score, which rounds in an exponent, once
-    in o and three times in gradients. Those of q and k may besides cancel to nothing, as at n = 1,
-    and rounding leaves what was subtracted: do·o over the size of a query, or of a key.
+    Results scale with themselves, times 1 + the size of an exponent, which rounds, once in o and
+    three times in gradients: (|q| + |k|)²·scale/2 holds that of a score and of a feature. Those of
+    q and k may besides cancel to nothing, as at n = 1, and rounding leaves what was subtracted:
+    do·o, times how fast a weight's logarithm changes with a query, or a key. `turned` are q and k,
+    rotated.
     """
-    q, k = (x.detach().norm(dim=-1, keepdim=True) for x in inputs[:2])
+    q, k = (x.detach().norm(dim=-1, keepdim=True) for x in turned)
     share, scale = statistics_share(case), abs(case.softmax_scale)
+    factor = case.position.encoding.factor(case.position.values)
     of_q, of_k = (
-        share * (x * other.square().mean().sqrt() * scale + math.log(case.kv_len))
+        share * ((x + other.amax()).square() * scale / 2 + math.log(case.kv_len))
         for x, other in ((q, k), (k, q))
     )
     terms = {"o": values["o"] * (1 + of_q)}
     if do is not None:
-        summed = do.norm(dim=-1, keepdim=True) * values["o"].norm(dim=-1, keepdim=True)
+        summed = (do * values["o"]).norm(dim=-1, keepdim=True)
         # A key has one share in S of those of its queries.
         shared = (summed.square().sum((1, 2), keepdim=True) / case.kv_heads).sqrt() / case.kv_len
-        for name, x, rest, of_x in (("dq", q, summed, of_q), ("dk", k, shared, of_k)):
-            rest = rest / x.masked_fill(x == 0, math.inf) / case.head_dim**0.5
+        sides = ("dq", q, k, summed, of_q), ("dk", k, q, shared, of_k)
+        for name, x, other, rest, of_x in sides:
+            slope = (1 / x).nan_to_num(posinf=0) + scale * (x + other.square().mean().sqrt())
+            rest = factor * rest * slope / case.head_dim**0.5
             terms[name] = values[name].abs().maximum(rest) * (1 + ROUNDINGS * of_x)
         terms["dv"] = values["dv"] * (1 + ROUNDINGS * of_k)
     return terms
@@ -408,27 +481,33 @@ def reference_of(
     A float64 case has no finer reference. Its baseline error is that of float32, scaled down by
     the ratio of the two precisions: rounding errors of the same sums are proportional to eps.
     `rounding` gives the baseline in the place of `plain` where what is computed rounds by more than
-    the dtype does.
+    the dtype does; in float64, where it may happen to round nothing, beside it.
     """
     reference = plain({name: x.detach().double() for name, x in tensors.items()}, terms=True)
     dtype = getattr(torch, case.dtype)
-    coarse = torch.float32 if dtype == torch.float64 and rounding is None else dtype
-    coarsened = {name: x.detach().to(coarse) for name, x in tensors.items()}
-    baseline = (rounding or plain)(coarsened, terms=False)
+    coarse = torch.float32 if dtype == torch.float64 else dtype
+    runs = [(plain, coarse)] if rounding is None or coarse != dtype else []
+    runs += [(rounding, dtype)] if rounding else []
+    eps, baselines = torch.finfo(dtype).eps, []
+    for run, of in runs:
+        coarsened = {name: x.detach().to(of) for name, x in tensors.items()}
+        baselines.append((run(coarsened, terms=False).values, eps / torch.finfo(of).eps))
     if case.pass_ == "backward":
         del reference.values["o"]
-    eps, shrink = torch.finfo(dtype).eps, torch.finfo(dtype).eps / torch.finfo(coarse).eps
     allowed = {}
     for name, value in reference.values.items():
-        error = Size.of(baseline.values[name].double() - value)
-        if not math.isfinite(error.max):
-            error = Size(max=0.0, rms=0.0)  # a baseline that overflows excuses no error
         scale = Size.of(reference.terms.get(name, value))
-        factor = (GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR) * shrink
-        allowed[name] = Size(
-            max=factor * error.max + FLOOR_EPS * eps * scale.max,
-            rms=factor * error.rms + RMS_FLOOR_EPS * eps * scale.rms,
-        )
+        moved = Size.of(reference.moved.get(name, value[:0]))
+        largest = rms = 0.0
+        for values, shrink in baselines:
+            error = Size.of(values[name].double() - value)
+            factor = (GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR) * shrink
+            if math.isfinite(error.max):  # a baseline that overflows excuses no error
+                largest, rms = largest + factor * error.max, rms + factor * error.rms
+        largest = max(largest, FLOOR_EPS * eps * moved.max) + FLOOR_EPS * eps * scale.max
+        rms = max(rms, RMS_FLOOR_EPS * eps * moved.rms) + RMS_FLOOR_EPS * eps * scale.rms
+        # One element alone may be as far off as any.
+        allowed[name] = Size(max=largest, rms=max(rms, largest / max(1, value.numel()) ** 0.5))
     return Reference(values=reference.values, allowed=allowed)
 
 

@@ -18,7 +18,7 @@ from attnbench.api import implementation
 from attnbench.base.sample import Batch
 from attnbench.base.stats import median, median_interval
 from attnbench.machine.state import settle, take_cores
-from attnbench.measure import counters, ops
+from attnbench.measure import ops
 from attnbench.measure.clock import Clock, Flush, clock_for
 from attnbench.measure.engine import fastest
 from attnbench.measure.opcosts import OpCosts, TooManyOpsError, op_costs
@@ -28,7 +28,6 @@ from attnbench.measure.watch import collector_off
 from attnbench.schema.case import Case
 from attnbench.schema.messages import CellTraced, Trace
 from attnbench.schema.profile import (
-    Counter,
     Live,
     Memory,
     Note,
@@ -54,7 +53,7 @@ _ROUNDS, _FEWEST_ROUNDS, _BUDGET_S = 15, 6, 6.0
 _IN_A_ROW, _ROUND_US = 8, 100_000.0
 _SHORT_US, _MOST_CALLS = 2_000.0, 100
 _PATIENCE_US = 10e6  # a round above this is one of three
-_TRACED_CALLS, _COUNTED = 3, 10
+_TRACED_CALLS = 3
 _COSTLY = 1.05  # the profiler's own share of a call that is worth a note
 _MISS = 0.01  # of a workspace: what differs more is worth a note
 _CALM = 0.9  # of the calls' time on their core; below that other work is worth a note
@@ -122,7 +121,7 @@ def _costs(asked: Trace, at: At) -> OpCosts | str:
 
 
 def _profile(trial: Trial, asked: Trace, costs: OpCosts | str, at: At) -> Profile:
-    """The passes, each for one question: counters, times, then memory and the trace."""
+    """The passes, each for one question: times, then memory and the trace."""
     bound, case = trial.bound, trial.case
     assert bound is not None
     notes = [Note("no-costs", {"error": costs})] if costs and isinstance(costs, str) else []
@@ -130,8 +129,6 @@ def _profile(trial: Trial, asked: Trace, costs: OpCosts | str, at: At) -> Profil
     target = Target(call=bound.call, grad=bound.grad, last_call_s=trial.last_call_s)
     at("warm-up")
     warm_up(target, clock=clock, rule=StoppingRule())
-    few = 1 if target.each_us > _BUDGET_S * 1e5 else _COUNTED
-    counted = counters.count(bound.call, max(few, target.calls))
     batches, seen = _rounds(target, clock, case.device, at)
     if not seen:
         notes.append(Note("kernels-lost"))
@@ -165,7 +162,6 @@ def _profile(trial: Trial, asked: Trace, costs: OpCosts | str, at: At) -> Profil
         gaps=round(median(call.gaps or 0 for call in seen)) if launches else None,
         launch_us=median(launches) if launches else None,
         memory=memory,
-        counters={name: Counter(value, why) for name, (value, why) in counted.items()},
         trace=Path(asked.file).name,
         trace_events=_export(session.profile, Path(asked.file)),
         notes=tuple(notes),

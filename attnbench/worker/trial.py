@@ -30,9 +30,10 @@ from attnbench.schema.record import Cell, Record, Sample, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker.fault import fault_of
 from attnbench.worker.inputs import Tensors
-from attnbench.worker.reference import CheckResult, Reference, Size, judge
+from attnbench.worker.reference import CheckResult, DefinitionError, Reference, Size, judge
 from attnbench.worker.workloads import WORKLOADS, Bound
 
+_KEPT_BYTES = 64 << 20  # up to which an output is kept, to see if the next call overwrites it
 OURS = ("set-up", "inputs and reference")  # stages in which no implementation lacks the memory
 
 
@@ -86,7 +87,8 @@ class Trial:
     status: Status | None = None
     reason: str | None = None
     _first_inputs: Tensors | None = None
-    _first_outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    _firsts: dict[str, torch.Tensor] = field(default_factory=dict)
+    _overwritten: list[torch.Tensor] = field(default_factory=list)  # the first outputs, now NaN
     _why_not_counted: str | None = None
 
     @contextlib.contextmanager
@@ -119,8 +121,14 @@ class Trial:
         """Turn an exception into a status with a reason, and let go of what was built."""
         self.status, self.reason = classify(err, stage)
         self.bound = None
+        fault = raised(err, stage, self.impl.file)
+        if stage == "reference" and self.status == "error":  # where definitions run, and no more
+            does = self.reason.removeprefix("reference: ").removeprefix("DefinitionError: ")
+            raises = "" if isinstance(err, DefinitionError) else "raises "
+            self.reason = f"the definition of {self.impl.name} {raises}{does}"
+            fault |= {"code": "definition", "type": self.reason.partition(": ")[0]}
         if self.checks_alone and self.status == "error":
-            self.metrics["fault"] = raised(err, stage, self.impl.file)
+            self.metrics["fault"] = fault
         if self.case.device != "cuda":
             return
         if device_is_lost():
@@ -205,9 +213,8 @@ class Trial:
             return result
 
         inputs = {x.untyped_storage().data_ptr() for x in self.tensors.values()}
-        if (
-            first and not self.impl.compiles and not self.checks_alone
-        ):  # a profiler around a compilation breaks it
+        # A profiler around a compilation breaks it.
+        if first and not self.impl.compiles and not self.checks_alone:
             result, kept_bytes = call_kept(poisoned_call, self.case.device)
             storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in leaves(result)}
             own = sum(storage.nbytes() for at, storage in storages.items() if at not in inputs)
@@ -219,11 +226,18 @@ class Trial:
         outputs = bound.named(result)
         found = judge(outputs, reference, self.case.dtype)
         if self.checks_alone:
-            self._look_into(outputs, reference, wrong=found.reason is not None)
+            self._look_into(bound, outputs, reference, wrong=found.reason is not None)
+        if self._overwritten:
+            reused = not all(bool(x.isnan().all()) for x in self._overwritten)
+            how = "declared" if self.impl.reuses_output else "yes"
+            self.metrics["reuses_output"] = how if reused else "no"
+        self._overwritten = []
         with torch.no_grad():
             for x in leaves(result):
                 if x.untyped_storage().data_ptr() not in inputs and x.is_floating_point():
                     x.fill_(torch.nan)
+                    if first and self.case.workload == "attention" and x.nbytes <= _KEPT_BYTES:
+                        self._overwritten.append(x)
         self.result = self.result.worse(found) if not first else found
         for name in ("error_max", "error_rmse", "error_ratio"):
             self.metrics[name] = getattr(self.result, name)
@@ -231,26 +245,26 @@ class Trial:
             raise IncorrectError(found.reason + ("" if first else " (after its inputs changed)"))
 
     def _look_into(
-        self, outputs: dict[str, torch.Tensor], reference: Reference, *, wrong: bool
+        self, bound: Bound, outputs: Tensors, reference: Reference, *, wrong: bool
     ) -> None:
         """Say what is wrong; a result that was right before and is still the same was kept.
 
         So is one that is NaN throughout: the harness has overwritten the first result by that.
+        Else it is computed again, and may be something else this time.
         """
         if not wrong:
-            self._first_outputs = {
-                n: x.detach().flatten()[:4096].clone() for n, x in outputs.items()
-            }
+            self._firsts = {n: x.detach().flatten()[:4096].clone() for n, x in outputs.items()}
             return
-        exact = self.impl.definition is None
-        fault = fault_of(
-            self.case, self.tensors, outputs, reference, self._first_inputs, exact=exact
-        )
-        first = self._first_outputs.get(fault["tensor"])
-        if first is not None and "at" in fault:
-            now = outputs[fault["tensor"]].detach().flatten()[:4096]
-            if now.isnan().all() or torch.equal(now, first):
+        fault = fault_of(self.case, self.tensors, outputs, reference, self._first_inputs, self.impl)
+        if "at" in fault:
+            name = fault["tensor"]
+            got, most = outputs[name].detach(), reference.allowed[name].rms
+            first, now = self._firsts.get(name), got.flatten()[:4096]
+            torch.rand(1, device=self.case.device)  # random numbers began anew after the first call
+            if first is not None and (now.isnan().all() or torch.equal(now, first)):
                 fault |= {"code": "kept-result", "explained": []}
+            elif Size.of(bound.named(bound.call())[name].detach() - got.double()).rms > most:
+                fault["explained"] = ["another-each-call"]
         self.metrics["fault"] = fault
 
     def measure_distance(self, name: str, exact: torch.Tensor) -> None:
@@ -264,18 +278,19 @@ class Trial:
         self.metrics[name] = Size.of(o - exact).rms / Size.of(exact).rms
 
     def costs(self) -> dict[str, Any]:
-        """What sizes alone say: FLOPs, least traffic, workspace, and if that is an estimate."""
+        """What sizes alone say: FLOPs, least traffic, the workspace, and what it is at most.
+
+        Only an exact one is `memory_predicted_bytes`; an `Estimate` is a bound, for admission.
+        """
         found: dict[str, Any] = WORKLOADS.get(self.case.workload).costs(self.case, self.impl)
-        if self.impl.definition is not None:  # what it does instead of exact attention
-            found["flops_useful"] = found["flops_executed"]
+        if self.impl.definition is not None and self.impl.useful is None:
+            found["flops_useful"] = None  # what it executes may be in vain
         for name, value in found.items():
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise ValueError(f"{name} must be a whole number, 0 or more, not {value!r}")
-        predicted = found["memory_predicted_bytes"]
-        if predicted is not None:
-            found["memory_predicted_bytes"] = int(predicted)
-            estimate = isinstance(predicted, Estimate)
-            found["memory_predicted_source"] = "estimate" if estimate else "formula"
+        found["memory_bound_bytes"] = most = found["memory_predicted_bytes"]
+        if isinstance(most, Estimate):
+            found |= {"memory_bound_bytes": int(most), "memory_predicted_bytes": None}
         return found
 
     def probe(self) -> None:
@@ -332,16 +347,11 @@ class Trial:
         inputs = sum(x.nbytes for x in self.tensors.values())
         outputs = sum(x.nbytes for x in leaves(result))
         workspace = max(0, peak_bytes - outputs)
-        predicted = self.metrics.get("memory_predicted_bytes")
-        miss = None
-        if predicted is not None:
-            miss = workspace / predicted - 1 if predicted else 0.0 if workspace == 0 else None
         return {
             "memory_inputs_bytes": inputs,
             "memory_outputs_bytes": outputs,
             "memory_workspace_bytes": workspace,
             "memory_peak_bytes": inputs + self.metrics["memory_prepared_bytes"] + peak_bytes,
-            "memory_predicted_miss": miss,
         }
 
     def _flops_note(self) -> str | None:

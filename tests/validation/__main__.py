@@ -173,6 +173,21 @@ def approximation(output: Path) -> None:
 
 
 @main.command()
+@click.option("--draws", type=click.IntRange(min=1), default=20, show_default=True, help="Of each.")
+def definitions(draws: int) -> None:
+    """Hold every definition in float64 against its formula in 50 digits, at inputs far and near.
+
+    Exits 1 where one is off by more than its rounding may be, which intervals bound. 15 seconds.
+    """
+    from tests.validation.definitions import examine, table
+
+    found = examine(draws)
+    _show([table(found)])
+    if any(row.of_allowed > 1 for row in found):
+        raise SystemExit(ExitCode.FINDING)
+
+
+@main.command()
 @click.argument("run")
 @output_option
 def positions(run: str, output: Path) -> None:
@@ -478,19 +493,19 @@ def environments(**options: Any) -> None:
 
 
 @main.command()
-@click.option(
-    "--repeats", type=click.IntRange(min=2), default=10, show_default=True, help="Fresh processes."
-)
 @output_option
-def instructions(repeats: int, output: Path) -> None:
-    """Count instructions by Callgrind in fresh processes: how far repeats differ.
+def packages(output: Path) -> None:
+    """Hold definitions, kernels, masks, positions and caches against what other packages have.
 
-    A repeat takes a minute of processor time. The same command goes on where it stopped.
+    transformers, torchtune, fla, lucidrains' and others, in an environment of their own under
+    build/, which is made on the first run. Exits 1 where one lies apart by more than rounding.
     """
-    from tests.validation.instructions import examine
+    from tests.validation.packages import examine
 
-    page, tables = examine(output, repeats, _tell)
-    _show(tables, page)
+    page, tables, well = examine(output, _tell)
+    _show(tables, page, noted=True)
+    if not well:
+        raise SystemExit(ExitCode.FINDING)
 
 
 @main.command()
@@ -522,6 +537,71 @@ def fuzz(inputs: int, seed: int) -> None:
     total = sum(ends.total() for ends in found.ends.values())
     say(f"{total} inputs, {len(found.findings)} findings, the slowest took {found.slowest_s:.2f} s")
     if found.findings:
+        raise SystemExit(ExitCode.FINDING)
+
+
+@main.command()
+@click.option("--cells", type=click.IntRange(min=1), default=2400, show_default=True, help="Many.")
+@click.option("--repeats", type=click.IntRange(min=1), default=2, show_default=True, help="Draws.")
+@seed_option
+def stacks(cells: int, repeats: int, seed: int) -> None:
+    """Check random stacks of 2 to 12 layers with right kernels, then one wrong layer of 12.
+
+    Nothing is timed. Exits 1 if a right one is incorrect. About 5 minutes.
+    """
+    from attnbench.report.tables import table
+    from tests.validation.stacks import right_stacks, wrong_layers
+
+    right, wrong = right_stacks(cells, seed, _tell)
+    for found in (right, wrong_layers(repeats, seed)):
+        click.echo(f"\n{found.title}")
+        click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
+    for line in wrong:
+        say(line)
+    if wrong:
+        raise SystemExit(ExitCode.FINDING)
+
+
+@main.command()
+@click.option("--kernels", type=NAMES, help="Kernels by name [all].")
+@click.option("--dtypes", type=NAMES, help="As of attnbench check.")
+def wrong(kernels: tuple[str, ...] | None, dtypes: tuple[str, ...] | None) -> None:
+    """Check kernels that are wrong as people's are, and right ones of unusual make.
+
+    For each the sentences that `attnbench check` says, and whether the expected words are in them.
+    Exits 1 if a wrong one is not found, or a right one is called wrong. About 15 minutes.
+    """
+    from tests.validation.wrong import examine, tables
+
+    found = examine(kernels, ",".join(dtypes or ()), _tell)
+    for text in tables(found):
+        click.echo(text)
+    if not all(said.well for said in found):
+        raise SystemExit(ExitCode.FINDING)
+
+
+@main.command()
+@click.option("--cells", "count", type=int, default=20_000, show_default=True, help="How many.")
+@click.option("--first", type=int, default=0, show_default=True, help="The number to go on from.")
+@click.option("--sweeps", type=int, default=200, show_default=True, help="By the command line.")
+@seed_option
+def cells(count: int, first: int, sweeps: int, seed: int) -> None:
+    """Check random tiny cells over all axes, and sweeps with random lists of axes.
+
+    Implementations are right: exits 1 if a cell is incorrect, fails, hangs or ends its process, or
+    a sweep ends with other codes than 0, 2 and 3. About 40 minutes.
+    """
+    from tests.validation import cells as drawn
+
+    found, interrupted = drawn.examine(range(first, max(first, count)), seed, _tell)
+    for text in drawn.tables(found):
+        click.echo(text)
+    if interrupted:
+        raise SystemExit(ExitCode.INTERRUPTED)
+    exits, wrong = drawn.sweeps(sweeps, seed, _tell)
+    ends = ", ".join(f"{times} with exit {code}" for code, times in sorted(exits.items()))
+    say(f"{exits.total()} sweeps: {ends or 'none'}; something went wrong in {len(wrong)}")
+    if found.wrong or wrong:
         raise SystemExit(ExitCode.FINDING)
 
 
@@ -578,7 +658,11 @@ def _tell(message: str) -> None:
 
 
 def _show(
-    tables: Iterable[Any], page: Path, closing: Iterable[str] = (), *, noted: bool = False
+    tables: Iterable[Any],
+    page: Path | None = None,
+    closing: Iterable[str] = (),
+    *,
+    noted: bool = False,
 ) -> None:
     """Print tables, each with its note where `noted`, then closing lines and where the page is."""
     from attnbench.report.tables import table
@@ -591,7 +675,8 @@ def _show(
     click.echo("")
     for line in closing:
         say(line)
-    click.echo(f"tables:  {page}")
+    if page:
+        click.echo(f"tables:  {page}")
 
 
 if __name__ == "__main__":

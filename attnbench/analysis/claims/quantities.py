@@ -21,7 +21,6 @@ from attnbench.analysis.claims.statement import (
     Where,
 )
 from attnbench.analysis.columns import COLUMNS, TableRow
-from attnbench.analysis.crossovers import Crossover, crossovers, size_text
 from attnbench.analysis.pairs import ratio
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.decide import TO_REFUTE
@@ -43,7 +42,7 @@ _GROWTH_OF = {"flops_counted": "flops", "memory_workspace_bytes": "workspace"}
 class Observation:
     """A value seen `at` a cell, pair, series or model, with its 95 % interval (None without one).
 
-    A count is its own interval. An end is infinite where the value lies beyond the run's sizes.
+    A count is its own interval.
     """
 
     at: str
@@ -62,8 +61,8 @@ class Observation:
         """As `31.1× (29.3×–32.5×)`; of a count `2.00`."""
         if self.low is None or self.high is None:
             return f"{written(self.value)} (no interval)"
-        ends = ("" if math.isinf(end) else written(end) for end in (self.low, self.high))
-        return written(self.value) + ("" if self.low == self.high else f" ({'–'.join(ends)})")
+        ends = f" ({written(self.low)}–{written(self.high)})"
+        return written(self.value) + ends * (self.low != self.high)
 
 
 @dataclass(frozen=True)
@@ -162,32 +161,6 @@ def _slope(fit: ExponentFit) -> Observation:
     return Observation(fit.series.subject, whole.value, *interval)
 
 
-def _crossover(quantity: statement.Overtaking, cells: Cells) -> Observed:
-    ((by, first),), ((_, second),) = quantity.first.items(), quantity.second.items()
-    cases = {record.cell.case for record in cells.select(quantity.where)}
-    found = [
-        seen
-        for one in crossovers(cells.run)
-        if one.by == by and {one.first, one.second} == {first, second} and one.case in cases
-        for seen in _lead_taken(one, first)
-    ]
-    return Observed(f"{first} overtakes {second} at n =", found, size_text)
-
-
-def _lead_taken(found: Crossover, by: str) -> list[Observation]:
-    """Where the lead passes to `by`; beyond the sizes where one of the two has it at all."""
-    at, inf, sizes = found.same, math.inf, (float(found.sizes[0]), float(found.sizes[-1]))
-    if found.outcome == "none":
-        leader = found.second if found.ratios[-1].value > 1 else found.first
-        beyond = (sizes[0], 0.0, sizes[0]) if leader == by else (sizes[1], sizes[1], inf)
-        return [Observation(at, *beyond)]
-    return [
-        Observation(at, c.n, 0.0 if c.open_below else c.low, inf if c.open_above else c.high)
-        for c in found.crossings
-        if c.faster_above == by
-    ]
-
-
 def _share(quantity: statement.Share, cells: Cells) -> Observed:
     found = []
     for model in cells.scaling.models:
@@ -205,7 +178,7 @@ def _label(record: Record) -> str:
 
 _OBSERVERS: dict[type, Callable[[Any, Cells], Observed]] = {
     statement.Value: _value, statement.Ratio: _ratio, statement.Exponent: _exponent,
-    statement.Overtaking: _crossover, statement.Share: _share,
+    statement.Share: _share,
 }  # fmt: skip
 
 

@@ -74,21 +74,6 @@ class Exponent(Strict, frozen=True, tag_field="kind", tag="exponent"):
     axis: Axis = "n"
 
 
-class Overtaking(Strict, frozen=True, tag_field="kind", tag="crossover"):
-    """The n from which on the way `first` is faster than the way `second`.
-
-    A way is an implementation, or a cache or projection of one: `{ impl = "sdpa" }`.
-    """
-
-    first: dict[Literal["impl", "cache", "projection"], str]
-    second: dict[Literal["impl", "cache", "projection"], str]
-    where: Where = {}
-
-    def __post_init__(self) -> None:
-        if len(self.first) != 1 or self.first.keys() != self.second.keys():
-            raise ValueError("first and second both name one impl, one cache or one projection")
-
-
 class Share(Strict, frozen=True, tag_field="kind", tag="share"):
     """The part of the time, 0 to 1, that each `term` of the model takes at the largest n."""
 
@@ -103,7 +88,7 @@ class Unmeasured(Strict, frozen=True, tag_field="kind", tag="unmeasured"):
     why: str
 
 
-Quantity = Value | Ratio | Exponent | Overtaking | Share | Unmeasured
+Quantity = Value | Ratio | Exponent | Share | Unmeasured
 
 
 class Relation(Strict, frozen=True):

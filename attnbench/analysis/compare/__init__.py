@@ -1,4 +1,4 @@
-"""Two or more measurements held against each other: runs, other tools' files, published tables."""
+"""Two or more measurements held against each other: runs, and files of pytest-benchmark."""
 
 from __future__ import annotations
 

@@ -135,8 +135,8 @@ def _share(source: Source, cell: SourceCell) -> float | None:
 
 def _ratio(a: SourceCell, b: SourceCell) -> float:
     """Time of one / that of the other; 1 where the run does not tell them apart."""
-    if a.record is None or b.record is None:
-        return _time(a) / _time(b)  # as published
+    assert a.record is not None, "cells with a case are of runs"
+    assert b.record is not None, "cells with a case are of runs"
     value, interval = pairs.ratio(a.record, b.record)
     return value if pairs.decided(*(interval or (None, None))) else 1.0
 

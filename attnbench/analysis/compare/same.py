@@ -76,21 +76,16 @@ class Compared:
 
 
 def same_machine(a: Source, b: Source) -> bool:
-    """Whether both were measured on one machine, as far as their facts say; a table never was."""
+    """Whether both were measured on one machine, as far as their facts say."""
     known = [n for n in MACHINE if None not in (a.environment.get(n), b.environment.get(n))]
     alike = all(a.environment[name] == b.environment[name] for name in known)
-    return "device_name" in known and alike and not (a.published or b.published)
+    return "device_name" in known and alike
 
 
 def environment_changes(a: Source, b: Source) -> list[tuple[str, Any, Any]]:
-    """Name and both values of each fact of the environments that differs.
-
-    What is known in one alone is a difference, too, but where it is a table that does not say it.
-    """
+    """Name and both values of each fact of the environments that differs, or is known in one."""
     names = [n for n in dict.fromkeys([*a.environment, *b.environment]) if n not in VOLATILE]
     both = [(name, a.environment.get(name), b.environment.get(name)) for name in names]
-    if a.published or b.published:
-        both = [x for x in both if None not in x]
     # A virtual machine's memory differs by pages from boot to boot.
     return [
         (name, x, y)

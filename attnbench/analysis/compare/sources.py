@@ -1,13 +1,12 @@
-"""What can be compared, read into one shape: runs, pytest-benchmark's files, published tables."""
+"""What can be compared, read into one shape: runs, and files of pytest-benchmark."""
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +19,10 @@ from attnbench.analysis.apart import CellTime, Key, time_of
 from attnbench.analysis.history.entries import Entry
 from attnbench.base import files
 from attnbench.base.jsontext import decode
-from attnbench.errors import StoreError, UsageError
+from attnbench.errors import StoreError
 from attnbench.execution.store import Run, find_run, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
-from attnbench.theory import costs
 from attnbench.theory.traits import case_label
 
 _NOTCH = 1.57  # McGill, Tukey, Larsen, "Variations of box plots", Am. Stat. 32 (1978): of a median
@@ -54,11 +52,10 @@ class SourceCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A measurement of some cells: a run, a file of pytest-benchmark's, or a published table.
+    """A measurement of some cells: a run, or a file of pytest-benchmark.
 
     `environment` are facts of the machine and its libraries, `settings` how it was measured,
-    `code` the commit where that is known. `published` is the source that a table names: its times
-    have no interval.
+    `code` the commit where that is known.
     """
 
     name: str
@@ -68,7 +65,6 @@ class Source:
     environment: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     code: str | None = None
-    published: str | None = None
     run: Run | None = None
 
     @cached_property
@@ -88,18 +84,17 @@ class Source:
 
 
 def read(text: str, output: Path) -> Source:
-    """A run as `find_run` takes it; a .json of pytest-benchmark; a .csv with units and source.
+    """A run as `find_run` takes it, or a .json of pytest-benchmark.
 
     Raises:
         StoreError: there is no such thing, it is damaged, or of another schema.
-        UsageError: a table without a source or a unit.
     """
-    if (file := Path(text)).suffix in (".csv", ".json") and not os.path.isdir(file):
+    if (file := Path(text)).suffix == ".json" and not os.path.isdir(file):
         try:
-            data = files.read(file).decode("utf-8-sig")  # spreadsheets begin with a mark
+            data = files.read(file).decode()
         except (OSError, ValueError) as err:
             raise StoreError(f"{file} cannot be read ({err})") from err
-        return (published_table if file.suffix == ".csv" else pytest_benchmark)(file, data)
+        return pytest_benchmark(file, data)
     return of_run(load_run(find_run(text, output)))
 
 
@@ -188,65 +183,3 @@ def pytest_benchmark(file: Path, text: str) -> Source:
         name=file.name, path=file, cells=cells, created=found.datetime or None,
         environment=environment, code=commit["id"] if known else None,  # else `unversioned`
     )  # fmt: skip
-
-
-# Column of a published table: from its number and the case to µs a call (decode: a token).
-_QUANTITIES: dict[str, Callable[[float, Case], float]] = {
-    "time_us": lambda value, _: value,
-    "time_ms": lambda value, _: 1e3 * value,
-    "time_s": lambda value, _: 1e6 * value,
-    "gflops": lambda value, case: _useful(case) / value / 1e3,
-    "tflops": lambda value, case: _useful(case) / value / 1e6,
-}
-
-
-def _useful(case: Case) -> float:
-    if case.workload != "attention":
-        raise UsageError(f"a rate of {case.workload} has no convention; give a time")
-    return costs.attention_flops_useful(case)
-
-
-def published_table(file: Path, text: str) -> Source:
-    """A table someone published: fields of a case, `impl`, and one quantity with its unit.
-
-    Lines `# name: value` before the header say where it is from (`# source: …`, required) and of
-    which machine (`# device_name: …`, `# torch: …`).
-
-    Raises:
-        UsageError: no source, no or several quantities with a unit, or a row that makes no cell.
-    """
-    lines = text.splitlines()
-    head = [line.lstrip("# ").partition(":") for line in lines if line.startswith("#")]
-    facts: dict[str, Any] = {name.strip(): value.strip() for name, _, value in head}
-    rows = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
-    columns = rows.fieldnames or []
-    if not (source := facts.pop("source", "")):
-        raise UsageError(f"{file} does not say where it is from: begin it with '# source: …'")
-    units = [name for name in columns if name in _QUANTITIES]
-    if len(units) != 1 or "impl" not in columns:
-        raise UsageError(
-            f"{file} needs a column impl and exactly one with a unit, {', '.join(_QUANTITIES)}; its"
-            f" columns are {', '.join(columns) or 'none'}"
-        )
-    cells = {}
-    for number, row in enumerate(rows, start=1):
-        try:
-            if None in row:
-                raise ValueError("it has more values than there are columns")
-            given = {k: _value(v) for k, v in row.items() if k not in ("impl", *units) and v}
-            case = Case.from_json({"device": facts.get("device", "cpu")} | given)
-            time_us = _QUANTITIES[units[0]](float(row[units[0]]), case)
-            if not 0 < time_us < math.inf:
-                raise ValueError(f"{units[0]} is {row[units[0]]}")
-            if (case.case_id, row["impl"]) in cells:
-                raise ValueError(f"{row['impl']} stands in an earlier row with the same case")
-        except (ValueError, TypeError, ZeroDivisionError, UsageError) as err:
-            raise UsageError(f"{file}, row {number}: {err}") from err
-        cells[case.case_id, row["impl"]] = SourceCell(
-            label=case_label(case), impl=row["impl"], case=case, time=CellTime(time_us=time_us)
-        )
-    return Source(name=file.name, path=file, cells=cells, environment=facts, published=source)
-
-
-def _value(text: str) -> Any:
-    return int(text) if text.isascii() and text.isdecimal() else text

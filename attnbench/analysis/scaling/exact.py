@@ -77,10 +77,7 @@ def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> E
     rows = zip(series.sizes, measured, predicted, strict=True)
     both = [(s, m, p) for s, m, p in rows if m is not None and p is not None]
     growth = top_power(known)
-    # What is said to be an estimate cannot be wrong by a few percent.
-    sources = {cell.record.metrics.get("memory_predicted_source") for cell in group.cells}
-    judged = both and not (quantity == "workspace" and "estimate" in sources)
-    checks = [_formula(group, row, both)] if judged else []
+    checks = [_formula(group, row, both)] if both else []
     grown = _grown(law, series.axis, quantity, known, group.case) if law else None
     checks += [grown] if grown else []
     finding = None

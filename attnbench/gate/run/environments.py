@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from attnbench.base.files import cache_folder
 from attnbench.errors import UsageError, WorkerError
 from attnbench.gate.decide.data import Environment
 from attnbench.gate.run.worktree import temporary_folder
@@ -149,9 +150,9 @@ def build_environment(
     asked = f"--env {text}"
     made_of = f"{sys.version} {sys.platform} {requirements.parent}".encode()
     key = hashlib.sha256(made_of + requirements.read_bytes()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "attnbench" / "environments" / key
+    folder = Path("environments", key)
     try:
+        folder = cache_folder() / folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with open(f"{folder}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

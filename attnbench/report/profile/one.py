@@ -15,16 +15,6 @@ HEADER = ("op", "self time", "share", "calls", "rate", "bandwidth", "of ceiling"
 _LONGEST = 28  # letters of an op's name on 80 columns: kernels have hundreds
 _SLOWER = 1.1  # a call without the profiler, by as much as noise makes it; else the machine did
 _LEAST = 0.001  # of the time of a call
-_OTHER = {"instructions": "instructions", "cycles": "cycles", "cache-misses": "cache misses",
-          "page-faults": "page faults", "context-switches": "context switches",
-          "task-clock-ns": "of processor time"}  # fmt: skip
-_WHY = {
-    "forbidden": "not permitted (kernel.perf_event_paranoid)",
-    "unsupported": "not in this machine (virtual ones often have none)",
-    "no-perf": "not of this system",
-    "no-valgrind": "Valgrind is not installed",
-    "not-emulated": "the cell fails or takes too long under Valgrind",
-}
 _NOTES = {
     "profiler-cost": "calls took {ratio:.3g} times as long under the profiler, which makes short"
     " ops, and what is between them, longer",
@@ -92,15 +82,9 @@ def head(profile: Profile) -> str:
 
 
 def sentences(profile: Profile) -> Iterator[str]:
-    """How the times add up, the memory, the counters, and what to know."""
+    """How the times add up, the memory, and what to know."""
     yield _sums(profile)
     yield _memory(profile)
-    if profile.counters:
-        yield _counters(profile)
-    if (counted := profile.instructions) is not None:
-        known = counted.value is not None
-        what = units.count(counted.value) if known else f"unknown: {_WHY[counted.reason or '']}"
-        yield f"instructions of a call on the host, by Callgrind: {what}"
     for sentence in notes(profile):
         yield f"note: {sentence}"
 
@@ -145,21 +129,6 @@ def _memory(profile: Profile) -> str:
         f"memory: at most {units.size(of.peak_bytes)} at once{where},"
         f" outputs {units.size(of.outputs_bytes)}; workspace {workspace}"
     )
-
-
-def _counters(profile: Profile) -> str:
-    known, unknown = [], dict[str, list[str]]()
-    for name, counter in profile.counters.items():
-        word = _OTHER.get(name, name)
-        if counter.value is None:
-            unknown.setdefault(_WHY.get(counter.reason or "", "unknown"), []).append(word)
-        elif name == "task-clock-ns":
-            known.append(f"{units.time(counter.value / 1000)} {word}")
-        else:
-            value = f"{counter.value:.3g}" if counter.value < 1000 else units.count(counter.value)
-            known.append(f"{value} {word}")
-    refused = [f"{', '.join(words)}: {why}" for why, words in unknown.items()]
-    return f"counters of a call: {'; '.join(filter(None, (', '.join(known), *refused)))}"
 
 
 def _sentence(note: Note) -> str:

@@ -33,7 +33,7 @@ def with_position(core: AttentionCall, case: Case) -> AttentionCall:
 class _Attention(Workload):
     """q_BHLD, k_BGSD, v_BGSV -> o_BHLV: O(n²d)."""
 
-    def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
+    def tensors(self, case: Case) -> Tensors:
         """q_BHLD, k_BGSD, v_BGSV and, where the pass differentiates, do_BHLV."""
         batch, d, v = case.batch, case.head_dim, case.value_dim
         shapes = {
@@ -43,7 +43,7 @@ class _Attention(Workload):
         }
         if case.needs_grad:
             shapes["do"] = (batch, case.heads, case.seq_len, v)
-        tensors = {name: empty(case, shape, strided=strided) for name, shape in shapes.items()}
+        tensors = {name: empty(case, shape) for name, shape in shapes.items()}
         for name in "qkv":
             tensors[name].requires_grad_(case.needs_grad)
         return tensors
@@ -63,7 +63,8 @@ class _Attention(Workload):
         inputs, core = tuple(tensors[name] for name in "qkv"), with_position(impl.build(case), case)
 
         def named(gradients: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-            return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+            asked = ["d" + name for name in "qkv" if tensors[name].requires_grad]
+            return dict(zip(asked, gradients, strict=True))
 
         return bind_pass(case.pass_, core, inputs, tensors.get("do"), named)
 
@@ -75,7 +76,7 @@ class _Attention(Workload):
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         rotating = costs.rotation_flops(case, case.seq_len, case.kv_len)
         return {
-            "flops_useful": costs.attention_flops_useful(case),
+            "flops_useful": (impl.useful or costs.attention_flops_useful)(case),
             "flops_executed": impl.flops(case) + rotating if impl.flops else None,
             "bytes_min": costs.attention_bytes_min(case),
             "memory_predicted_bytes": rotated_workspace(case, impl),
@@ -107,15 +108,15 @@ def plant_needles(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, case: Case, seed: 
 def rotated_workspace(case: Case, impl: Implementation) -> int | None:
     """Workspace of a core (bytes); with rotary encoding q and k are there a second time, rotated.
 
-    That is an estimate, since turning them takes as much again for a moment. None for the backward
-    passes of a rotary encoding, where it is not known.
+    At most, since turning them takes as much again for a moment, and a backward pass turns their
+    gradients back beside them.
     """
     core_bytes = impl.workspace(case) if impl.workspace else None
     if core_bytes is None or case.position.encoding.kind != "rotary":
         return core_bytes
     rows = case.heads * case.seq_len + case.kv_heads * case.kv_len
     rotated = case.batch * rows * case.head_dim * case.element_bytes
-    return None if case.needs_grad else Estimate(rotated + core_bytes)
+    return Estimate((2 + 2 * case.needs_grad) * rotated + core_bytes)
 
 
 WORKLOADS.add("attention", _Attention())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class Workload(abc.ABC):
         return case
 
     @abc.abstractmethod
-    def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
+    def tensors(self, case: Case) -> Tensors:
         """Uninitialised inputs by name; matrices are (out features, in features)."""
 
     @abc.abstractmethod
@@ -97,7 +97,14 @@ class Workload(abc.ABC):
 
     @abc.abstractmethod
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
-        """flops_useful, flops_executed, bytes_min (each per unit), memory_predicted_bytes."""
+        """flops_useful, flops_executed, bytes_min (each per unit), memory_predicted_bytes.
+
+        The last is exact, or an `Estimate`; None where the core declares none.
+        """
+
+    def live_bytes(self, case: Case, found: Mapping[str, Any]) -> tuple[int, int]:
+        """Bytes of inputs and outputs, by the costs `found`; and of what is prepared, at least."""
+        return found["bytes_min"], 0
 
     def why_flops(self, case: Case, flops: int) -> list[str]:
         """In plain words, why `flops` a unit are not the useful ones; empty where unknown."""
@@ -116,14 +123,15 @@ def bind_pass(
 ) -> Bound:
     """`function(*inputs)` for a pass; `do` is the gradient of its result where one is asked for.
 
-    `named` gives the gradients, one for each of the inputs, the names that the check knows. For
-    `backward` the graph is made once per content of the inputs, and held.
+    `named` gives the gradients, one for each of the inputs that require one, the names that the
+    check knows. For `backward` the graph is made once per content of the inputs, and held.
     """
     if pass_ == "forward":
         return Bound(
             call=functools.partial(function, *inputs), named=lambda o: {"o": o}, grad=False
         )
     # An input that the output does not depend on has gradient 0, which the check then judges.
+    asked = tuple(x for x in inputs if x.requires_grad)
     gradients = functools.partial(
         torch.autograd.grad, grad_outputs=do, allow_unused=True, materialize_grads=True
     )
@@ -131,7 +139,7 @@ def bind_pass(
 
         def both() -> tuple[torch.Tensor, Gradients]:
             o = function(*inputs)
-            return o, gradients(o, inputs)
+            return o, gradients(o, asked)
 
         return Bound(call=both, named=lambda result: {"o": result[0]} | named(result[1]), grad=True)
     held: list[torch.Tensor] = []
@@ -142,7 +150,7 @@ def bind_pass(
 
     refresh()
     return Bound(
-        call=lambda: gradients(held[0], inputs, retain_graph=True),
+        call=lambda: gradients(held[0], asked, retain_graph=True),
         named=named,
         refresh=refresh,
         grad=True,

@@ -285,12 +285,12 @@ class EightBits(Store):
     def __init__(self, layer: DecodeLayer) -> None:
         context = layer.keys_values(0, layer.context)
         self._layer = layer
-        self._scales_of_context = [self.scale(x) for x in context]
+        scales = [self.scale(x) for x in context]
         self.codes = [
             _with_room(self._rounded(x, scale), layer.total)
-            for x, scale in zip(context, self._scales_of_context, strict=True)
+            for x, scale in zip(context, scales, strict=True)
         ]
-        self.scales = self._roomy_scales()
+        self.scales = scales if 2 in self.dims else [_with_room(x, layer.total) for x in scales]
         self._wide = [_with_room(x, layer.total) for x in context]
 
     @classmethod
@@ -303,21 +303,14 @@ class EightBits(Store):
         """Round the new ones, and multiply all by their scales."""
         new = self._layer.keys_values(first, end)
         for x, codes, scales in zip(new, self.codes, self.scales, strict=True):
-            self._take(x, codes, scales, first)
+            own = scales if 2 in self.dims else self.scale(x)
+            self._layer.write(codes, self._rounded(x, own), first)
+            if own is not scales:
+                self._layer.write(scales, own, first)
         for codes, scales, wide in zip(self.codes, self.scales, self._wide, strict=True):
             wide[:, :, :end].copy_(codes[:, :, :end]).mul_(scales[:, :, :end])
         k, v = self._wide
         return k[:, :, :end], v[:, :, :end]
-
-    def _roomy_scales(self) -> list[torch.Tensor]:
-        return [_with_room(x, self._layer.total) for x in self._scales_of_context]
-
-    def _take(
-        self, x_BGAD: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, first: int
-    ) -> None:
-        own = self.scale(x_BGAD)
-        self._layer.write(codes, self._rounded(x_BGAD, own), first)
-        self._layer.write(scales, own, first)
 
     @staticmethod
     def _rounded(x_BGLD: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -330,22 +323,17 @@ class EightBitsByHead(EightBits):
 
     dims = (2, 3)
 
-    def _roomy_scales(self) -> list[torch.Tensor]:
-        return self._scales_of_context
-
-    def _take(
-        self, x_BGAD: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, first: int
-    ) -> None:
-        self._layer.write(codes, self._rounded(x_BGAD, scales), first)
-
 
 # Keys or values (B, G, S, D) as a cache gives them back, by its definition, in their dtype; the
 # first tokens, so many, are the context.
 AsRead = Callable[[torch.Tensor, int], torch.Tensor]
 
 
-def as_read_of(case: Case) -> AsRead | None:
-    """What the case's cache makes of keys and values; None where they come back as they were."""
+def as_read_of(case: Case, later: int = 0) -> AsRead | None:
+    """What the case's cache makes of keys and values; None where they come back as they were.
+
+    Each is read with the scale of the token so many places `later`.
+    """
     store = STORES.get(base_name(case.cache or DEFAULT))
     dims: tuple[int, ...] | None = getattr(store, "dims", None)
 
@@ -354,7 +342,8 @@ def as_read_of(case: Case) -> AsRead | None:
         wide = x_BGSD.to(torch.promote_types(x_BGSD.dtype, torch.float32))
         measured = wide if dims == (3,) else wide[:, :, :context]
         step = measured.abs().amax(dims, keepdim=True) / 127
-        return ((wide / step).round().clamp(-127, 127) * step).to(x_BGSD.dtype)
+        codes, places = (wide / step).round().clamp(-127, 127), torch.arange(step.shape[2]) + later
+        return (codes * step[:, :, places.clamp(0, len(places) - 1)]).to(x_BGSD.dtype)
 
     return as_read if dims else None
 

@@ -11,8 +11,9 @@ would add to those of the next changes no work.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ from attnbench.theory.caches import (
     weights_of,
 )
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
-from attnbench.worker.positions import placed, rotated
+from attnbench.worker.positions import placed, rotated_last
 from attnbench.worker.reference import (
     Core,
     PlainResult,
@@ -188,33 +189,38 @@ class Generate:
 
 
 def plain_layer(
-    case: Case, tensors: Tensors, keys_from: Tensors, core: Core, as_read: AsRead | None
-) -> torch.Tensor:
-    """One layer's output for the new tokens, (B, T, E), with the keys and values of a layer.
+    case: Case, tensors: Tensors, keys: Tensors, core: Core, as_read: AsRead | None, terms: bool
+) -> list[torch.Tensor]:
+    """One layer's output for the new tokens, (B, T, E), with the `keys` and values of a layer.
 
-    Step by step, as generation goes: the sum over n keys of a single query is added up in another
-    way than those of eight at once, and rounds otherwise (float32, n = 32768: seven times the
-    error).
+    Behind it, where asked for, its terms, which go through wo by their squares. Step by step, as
+    generation goes: a sum over n keys for one query is added up in another way than for eight at
+    once, and rounds otherwise (float32, n = 32768: seven times the error).
     """
     if case.mask.lengths:
-        items = zip(each_item(case, tensors), each_item(case, keys_from), strict=True)
-        return torch.cat([plain_layer(c, own, k, core, as_read) for (c, own), (_, k) in items])
+        items = zip(each_item(case, tensors), each_item(case, keys), strict=True)
+        each = [plain_layer(c, own, k, core, as_read, terms) for (c, own), (_, k) in items]
+        return [torch.cat(of_items) for of_items in zip(*each, strict=True)]
     layer = unplaced(case, tensors)
-    k, v = unplaced(case, keys_from).keys_values(0, layer.total)
+    k, v = unplaced(case, keys).keys_values(0, layer.total)
     q = layer.queries(layer.context, layer.total)
     mask = case.mask if case.mask.after is not None else _CAUSAL
     step = replace(case, workload="attention", seq_len=case.query_tokens, mask=mask)
     if as_read:
-        places = torch.arange(layer.total, device=case.device)
-        q = rotated(q, case.position, places[layer.context :], layer.total)
-        k = as_read(rotated(k, case.position, places, layer.total), layer.context)
+        q = rotated_last(q, case.position, layer.total)
+        k = as_read(rotated_last(k, case.position, layer.total), layer.context)
         v, step = as_read(v, layer.context), replace(step, position=for_core(case.position))
     steps = []
     for end in step_ends(case):
         new = slice(end - case.query_tokens - layer.context, end - layer.context)
         seen = {"q": q[:, :, new], "k": k[:, :, :end], "v": v[:, :, :end]}
-        steps.append(core(replace(step, kv_len=end), seen).values["o"])
-    return layer.output(torch.cat(steps, dim=2))
+        steps.append(core(replace(step, kv_len=end), seen, terms=terms))
+    o = layer.output(torch.cat([found.values["o"] for found in steps], dim=2))
+    if not terms:
+        return [o]
+    squares_BHTV = torch.cat([found.terms["o"].square() for found in steps], dim=2)
+    squares = squares_BHTV.transpose(1, 2).flatten(2) @ tensors["wo"].square().mT
+    return [o, squares.sqrt()]
 
 
 class _Decode(Workload):
@@ -223,11 +229,10 @@ class _Decode(Workload):
     def reason_against(self, case: Case, impl: Implementation) -> str | None:
         if case.mask.name not in ("causal", "window", "padding"):
             return f"decode is causal; mask {case.mask.text} makes no sense (--masks causal)"
-        if case.position.encoding.by_length:
-            return (
-                f"{case.position.name} turns every key anew with each token;"
-                " those in a cache are turned already"
-            )
+        of_length, values = case.position.encoding.frequencies, case.position.values
+        ends = case.seq_len, step_ends(case)[-1]
+        if len({tuple(of_length(values, case.head_dim, end)) for end in ends}) > 1:
+            return f"{case.position.name} turns keys anew that are in a cache, past its length"
         if cache_of(case)[0].keeps_window and impl.definition is not None:
             return f"cache {case.cache} keeps keys in any order, and {impl.name} minds their places"
         if as_seen(case) != case and impl.family not in ("exact", "sparse"):
@@ -239,7 +244,7 @@ class _Decode(Workload):
     def core_case(self, case: Case) -> Case:
         return step_case(case, case.seq_len + case.query_tokens)
 
-    def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
+    def tensors(self, case: Case) -> Tensors:
         """x_BNE and wq, wk, wv, wo of each layer, or what is in their place where it keeps latents.
 
         One that reads another's keys has a wk and a wv all the same, and does not use them.
@@ -282,16 +287,14 @@ class _Decode(Workload):
         core: Core = plain_attention,
         as_read: AsRead | None = None,
     ) -> PlainResult:
-        """The output of every layer; floors of errors scale with it, so that it has no terms.
-
-        `as_read` turns keys and values into what a cache gives back.
-        """
+        """The output of every layer; `as_read` makes of keys and values what a cache gives back."""
         every = each_layer(case, tensors)
         outputs = [
-            plain_layer(case, own, every[number], core, as_read)
+            plain_layer(case, own, every[number], core, as_read, terms)
             for own, number in zip(every, keys_of_layers(case), strict=True)
         ]
-        return PlainResult(values={"o": torch.cat(outputs, dim=-1)})
+        o, *squares = (torch.cat(parts, dim=-1) for parts in zip(*outputs, strict=True))
+        return PlainResult(values={"o": o}, terms={"o": squares[0]} if squares else {})
 
     def truth(self, case: Case, tensors: Tensors, impl: Implementation | None = None) -> Reference:
         """As for all; a cache that rounds may err by twice as much as its rounding alone makes.
@@ -310,13 +313,19 @@ class _Decode(Workload):
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         """FLOPs and traffic per token; the predicted workspace is that of a whole generation."""
+        steps = (replace(step_case(case, n), seq_len=case.query_tokens) for n in step_ends(case))
+        useful = sum(map(impl.useful, steps)) if impl.useful else None
         return {
-            "flops_useful": costs.decode_flops_useful(case),
+            "flops_useful": costs.decode_flops_useful(case, useful),
             "flops_executed": _flops_of(case, impl.flops) if impl.flops else None,
             "bytes_min": costs.decode_bytes_min(case),
             "memory_predicted_bytes": _workspace(case, impl),
             "cache_bytes": cache_bytes(case),
         }
+
+    def live_bytes(self, case: Case, found: Mapping[str, Any]) -> tuple[int, int]:
+        """The cache beside inputs and outputs; that it is made wide or gathered is left out."""
+        return costs.decode_bytes_given(case), found["cache_bytes"]
 
     def why_flops(self, case: Case, flops: int) -> list[str]:
         kind, _ = cache_of(case)
@@ -330,29 +339,34 @@ def _workspace(case: Case, impl: Implementation) -> int | None:
     """Bytes that a generation allocates beyond its outputs, at its worst moment, the last step.
 
     It holds q; then the new tokens' k and v and, where the cache grows, keys and values of both
-    lengths; then the longer ones, o and what the core takes. None without a cache: a core is then
-    handed strided keys, of which it may make copies. None of several layers, and none in half
-    precision on CPU, where oneDNN packs the operands of products as the processor wants. What a
-    cache takes to find places or to round is left out, so that those that do give an estimate; so
-    does one of latents, whose queries and outputs are made from narrower ones.
+    lengths; then the longer ones, o and what the core takes. An upper bound, with a copy of each,
+    without a cache, since a core may copy strided keys; of several layers; in half precision on
+    CPU, where oneDNN packs the operands of products as the processor wants; and of a cache that
+    finds places, rounds, or makes queries and outputs from narrower ones.
     """
     (kind, _), seen = cache_of(case), as_seen(case)
     *before, end = step_ends(case)
     packed = case.device == "cpu" and case.element_bytes < 4
     taken = impl.workspace(step_case(case, end)) if impl.workspace else None
-    if taken is None or kind.all_keys or packed or case.layers > 1:
+    if taken is None:
         return None
     element = case.batch * case.element_bytes
     token = element * seen.kv_heads * (seen.head_dim + seen.value_dim)  # of k and v
-    element *= case.query_tokens
+    element *= end if kind.all_queries else case.query_tokens
     y = element * case.model_width
     q, o = element * case.heads * seen.head_dim, element * case.heads * seen.value_dim
-    longer = token * end * kind.grows
+    longer = token * end * (kind.grows or kind.all_keys)
     shorter = token * (end - case.query_tokens) * kind.grows * bool(before)
+    new = token * (end if kind.all_keys else case.query_tokens)
+    most = q + max(new + shorter + longer, longer + o + max(y, taken))
+    turned = q + new if case.position.encoding.kind == "rotary" else 0
+    if case.position.encoding.kind == "additive":  # x with what was added
+        most += element * case.model_width
     indexes = case.mask.lengths or (kind.moves and not kind.grows) or seen != case
-    exact = Estimate if indexes else type(taken)
-    new = token * case.query_tokens
-    return exact(q + max(new + shorter + longer, longer + o + max(y, taken)) - y)
+    if indexes or kind.all_keys or packed or case.layers > 1 or 2 * turned > longer + o + taken:
+        of_layers = (case.layers - 1) * (longer + y)
+        return Estimate(most + q + new + o + y + turned + of_layers + 2 * packed * token * end)
+    return type(taken)(most - y)
 
 
 def _flops_of(case: Case, core_flops: SizeFormula) -> int:

@@ -13,19 +13,20 @@ from typing import TypeVar
 import torch
 from torch.nn.functional import linear
 
-from attnbench.api import Implementation
+from attnbench.api import Estimate, Implementation
 from attnbench.schema.case import Case
 from attnbench.schema.position import for_core
 from attnbench.theory import costs
 from attnbench.theory.projections import computed, parts_of, sets_of_weights, weights_of
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, needle_pairs, wanted_keys
 from attnbench.worker.positions import addition, placed, rotated, rotated_back, rotated_squares
-from attnbench.worker.reference import Core, PlainResult, plain_attention
+from attnbench.worker.reference import Core, PlainResult, Size, plain_attention
 from attnbench.worker.workloads.attention import rotated_workspace, with_position
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
 from attnbench.worker.workloads.projections import by_head, projection_of
 
 _RIDGE = 0.05  # of weights whose rows have length 1, and so singular values between 0 and 2
+_DRAWS = 4  # of signs; each costs a float64 stack, and only where there are several layers
 T = TypeVar("T")
 
 
@@ -47,7 +48,7 @@ def core_case(case: Case) -> Case:
     return replace(
         computed(case),
         workload="attention",
-        position=for_core(case.position),
+        position=for_core(case.position, case.heads if computed(case).heads < case.heads else 0),
         width=None,
         projection=None,
         layers=1,
@@ -87,7 +88,7 @@ class _Layer(Workload):
     def core_case(self, case: Case) -> Case:
         return core_case(case)
 
-    def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
+    def tensors(self, case: Case) -> Tensors:
         """x_BLE, the weights of each set, and do_BLE where the pass differentiates."""
         shapes: dict[str, tuple[int, ...]] = {"x": (case.batch, case.seq_len, case.model_width)}
         for names in weight_names(case):
@@ -111,6 +112,10 @@ class _Layer(Workload):
         with torch.no_grad():
             for weight in (*wqkvs, *(x for name, x in drawn.items() if name.startswith("w"))):
                 weight.mul_(weight.shape[1] ** -0.5)
+            # A stack adds to x as much as one layer: N outputs add up by squares (GPT-2's 1/√N,
+            # Radford et al. 2019), those of tied layers by amplitudes. Else x doubles in each.
+            for names in sets:
+                tensors[names[-1]].mul_(len(sets) ** 0.5 / case.layers)
             if draw.needles:
                 first = whole(case, *(tensors[name] for name in sets[0]))[0] if whole else wqkvs[0]
                 plant_needle_tokens(case, tensors["x"], first, draw.seed)
@@ -137,38 +142,51 @@ class _Layer(Workload):
     def plain(
         self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
     ) -> PlainResult:
-        """Layer by layer, and back again; the terms of a gradient are those of its own layer."""
-        one, whole = replace(case, projection=None, layers=1), projection_of(case).whole
-        sets = by_layer(case, weight_names(case))
-        owns = [[tensors[name].detach() for name in names] for names in sets]
-        layers = [whole(case, *own) if whole else (*own,) for own in owns]
-        inputs = [placed(tensors["x"].detach(), case)]
-        for weights in layers[:-1]:
-            o = _plain_layer(one, inputs[-1], weights, None, core, terms=False).values["o"]
-            inputs.append(inputs[-1] + o)
-        do, result = tensors.get("do"), PlainResult()
-        for number in reversed(range(case.layers)):
-            found = _plain_layer(one, inputs[number], layers[number], do, core, terms=terms)
-            last = number == case.layers - 1
-            if last:
-                result.values["o"] = found.values["o"]
-                result.terms |= {"o": found.terms["o"]} if terms else {}
-            if do is None:
-                break
-            do = found.values["dx"] = found.values["dx"] if last else found.values["dx"] + do
-            for name, value, term in _gradients(case, sets[number], owns[number], found):
-                tied = name in result.values and name != "dx"
-                result.values[name] = result.values[name] + value if tied else value
-                if term is not None:
-                    result.terms[name] = torch.hypot(result.terms[name], term) if tied else term
+        """The results of the stack; to a layer's own terms come the errors that others pass on.
+
+        Between layers each number and its gradient is as uncertain as the terms of what a layer
+        gives, and as the rounding of the sum, eps/2 of it at most (Higham, Accuracy and Stability
+        of Numerical Algorithms, 2nd ed., (2.4)). What becomes of that in the other layers is
+        measured: the float64 stack is run again with all of these changed by so much in the dtype's
+        own eps, the signs at random (as Monte Carlo arithmetic samples rounding; Parker 1997), and
+        the squares of the largest changes are added to those of the terms.
+        """
+        sizes: Tensors = {}
+
+        def noted(name: str, x: torch.Tensor, found: PlainResult) -> torch.Tensor:
+            if terms:
+                of = found.terms.get("dx" if name.startswith("dx") else "o", torch.zeros_like(x))
+                sizes[name] = torch.hypot(x / 2, of)
+            return x
+
+        result = _stack(case, tensors, core, noted, terms=terms)
+        if case.layers == 1 or not terms:
+            return result
+        eps = torch.finfo(getattr(torch, case.dtype)).eps
+        changes = {name: torch.zeros_like(x) for name, x in result.values.items()}
+        generator = torch.Generator(tensors["x"].device).manual_seed(0)
+
+        def shaken(name: str, x: torch.Tensor, _: PlainResult) -> torch.Tensor:
+            signs = torch.empty_like(x).bernoulli_(generator=generator).mul_(2).sub_(1)
+            return x + signs * sizes[name] * eps
+
+        for _ in range(_DRAWS):
+            moved = _stack(case, tensors, core, shaken, terms=False).values
+            for name, x in result.values.items():
+                changes[name] = changes[name].maximum((moved[name] - x).abs_() / eps)
+        for name, x in result.values.items():
+            # The next order is about the square of this one, relative to the values.
+            more = 1 + eps * Size.of(changes[name]).rms / (Size.of(x).rms or 1)
+            result.terms[name] = torch.hypot(result.terms.get(name, x), changes[name] * more)
         return result
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         projections, core = costs.layer_projection_flops(case), core_case(case)
         turning = costs.rotation_flops(replace(core, position=case.position), *[case.seq_len] * 2)
         executed = case.layers * (impl.flops(core) + turning) if impl.flops else None
+        of_core = (impl.useful or costs.attention_flops_useful)(core)
         return {
-            "flops_useful": projections + case.layers * costs.attention_flops_useful(core),
+            "flops_useful": projections + case.layers * of_core,
             "flops_executed": None if executed is None else projections + executed,
             "bytes_min": costs.layer_bytes_min(case),
             "memory_predicted_bytes": workspace(case, impl),
@@ -210,6 +228,49 @@ def _named(case: Case, names: Sequence[str], gradients: Sequence[torch.Tensor]) 
         return {f"d{name}": x for name, x in zip(names, gradients, strict=True)}
     suffix = names[-1].removeprefix("wo")
     return {f"dwqkv{suffix}": torch.cat([*gradients[:-1]]), f"dwo{suffix}": gradients[-1]}
+
+
+def _stack(
+    case: Case,
+    tensors: Tensors,
+    core: Core,
+    passed: Callable[[str, torch.Tensor, PlainResult], torch.Tensor],
+    *,
+    terms: bool,
+) -> PlainResult:
+    """Layer by layer, and back again; the terms of a gradient are those of its own layer.
+
+    `passed` is given the name of each tensor between two layers, it, and what the layer found; what
+    it returns goes on.
+    """
+    one, whole = replace(case, projection=None, layers=1), projection_of(case).whole
+    sets = by_layer(case, weight_names(case))
+    owns = [[tensors[name].detach() for name in names] for names in sets]
+    layers = [whole(case, *own) if whole else (*own,) for own in owns]
+    x, inputs = placed(tensors["x"].detach(), case), list[torch.Tensor]()
+    for number, weights in enumerate(layers):
+        inputs.append(passed(f"read{number}", x, PlainResult()))
+        if number + 1 < case.layers:
+            found = _plain_layer(one, inputs[-1], weights, None, core, terms=terms)
+            x = passed(f"x{number}", x + found.values["o"], found)
+    do, result = tensors.get("do"), PlainResult()
+    for number in reversed(range(case.layers)):
+        found = _plain_layer(one, inputs[number], layers[number], do, core, terms=terms)
+        last = number == case.layers - 1
+        if last:
+            result.values["o"] = found.values["o"]
+            result.terms |= {"o": found.terms["o"]} if terms else {}
+        if do is None:
+            break
+        do = found.values["dx"] = found.values["dx"] if last else found.values["dx"] + do
+        for name, value, term in _gradients(case, sets[number], owns[number], found):
+            tied = name in result.values and name != "dx"
+            result.values[name] = result.values[name] + value if tied else value
+            if term is not None:
+                result.terms[name] = torch.hypot(result.terms[name], term) if tied else term
+        if number:
+            do = passed(f"dx{number}", do, found)
+    return result
 
 
 def _gradients(
@@ -310,16 +371,16 @@ def workspace(case: Case, impl: Implementation) -> int | None:
     """Bytes that a forward call allocates beyond its output: q, k, v, o, and what the core takes.
 
     Or what the projections hold before, where that is more; and what goes into a layer where that
-    is not x itself. None where sizes alone do not say it: for passes that differentiate; for
-    strided heads of several batch items, which torch copies or not as the core goes about it; in
-    half precision on CPU, where oneDNN packs the operands of products; and where the heads to be
-    merged weigh most, which some cores need no copy for.
+    is not x itself. An upper bound, with a copy of each, where sizes alone do not say it: for
+    passes that differentiate; for strided heads of several batch items, which torch copies or not
+    as the core goes about it; in half precision on CPU, where oneDNN packs the operands of
+    products; and where the heads to be merged weigh most, which some cores need no copy for.
     """
     seen = core_case(case)
     core = rotated_workspace(replace(seen, position=case.position), impl)
     projection, element = projection_of(case), case.batch * case.seq_len * case.element_bytes
     packed = case.device == "cpu" and case.element_bytes < 4
-    if core is None or case.needs_grad or packed or (projection.strided and case.batch > 1):
+    if core is None:
         return None
     q, k, v = (element * heads * dims for heads, dims in parts_of(seen).values())
     o, output = element * seen.heads * case.value_dim, element * case.model_width
@@ -329,8 +390,14 @@ def workspace(case: Case, impl: Implementation) -> int | None:
         projecting = max(2 * q, q + 2 * k, q + k + 2 * v)
     most = max(projecting, q + k + v + o + core)
     merging = (o if min(seen.heads, case.seq_len) == 1 else 2 * o) + output
+    if case.layers > 1:  # what went in, what comes out, and their sum
+        merging = max(merging, 2 * output)
     given = case.layers == 1 and case.position.encoding.kind != "additive"
-    return None if merging > most else type(core)(most - output * given)
+    strided = projection.strided and case.batch > 1
+    if case.needs_grad or packed or strided or merging > most:
+        kept = case.layers if case.pass_ == "both" else 1
+        return Estimate(kept * (max(most, merging) + q + k + v + o + output))
+    return type(core)(most - output * given)
 
 
 WORKLOADS.add("layer", _Layer())

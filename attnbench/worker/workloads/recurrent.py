@@ -6,6 +6,8 @@ n − 1 steps, none of which can begin before the one before has ended.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from attnbench.api import Implementation
@@ -13,13 +15,13 @@ from attnbench.schema.case import Case
 from attnbench.theory import costs
 from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal
 from attnbench.worker.reference import Core, PlainResult, plain_attention
-from attnbench.worker.workloads.base import WORKLOADS, Bound, Gradients, Workload, bind_pass
+from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
 
 
 class _Recurrent(Workload):
     """x_BLE -> the hidden states o_BLE of a GRU without biases: O(nd²), in n steps."""
 
-    def tensors(self, case: Case, *, strided: bool = False) -> Tensors:
+    def tensors(self, case: Case) -> Tensors:
         """x_BLE; w_ih and w_hh, (3E, E) each, gates r, z, n one under the other; and do_BLE.
 
         The weights begin one block of memory that ends in two biases, 3E zeros each, as cuDNN
@@ -49,44 +51,56 @@ class _Recurrent(Workload):
     def plain(
         self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
     ) -> PlainResult:
-        """The states, and their gradients; the floors of errors scale with the values."""
+        """The states, and their gradients: gates of the size of 1 round, whatever they leave.
+
+        Floors of sums scale with the squares of gradients of states, times what these multiply.
+        """
         inputs = [tensors[name].detach() for name in ("x", "w_ih", "w_hh")]
         if "do" not in tensors:
-            return PlainResult(values={"o": gru_states(*inputs)})
+            o = gru_states(*inputs)
+            return PlainResult(values={"o": o}, terms={"o": torch.ones_like(o)})
+        inputs.append(torch.zeros_like(inputs[0]))  # added to the states: its gradient is theirs
         with torch.enable_grad():
             for x in inputs:
                 x.requires_grad_()
             o = gru_states(*inputs)
-            gradients = torch.autograd.grad(o, inputs, tensors["do"])
-        return PlainResult(values={"o": o.detach()} | _named(gradients))
+            *gradients, dh = torch.autograd.grad(o, inputs, tensors["do"])
+        x, w_ih, before = *inputs[:2], torch.nn.functional.pad(o, (0, 0, 1, -1))
+        squares = (dh.square() + tensors["do"].square()).repeat(1, 1, 3)
+        sums = [squares @ w_ih.square()]
+        sums += [torch.einsum("blf,ble->fe", squares, y.square()) for y in (x, before)]
+        of_terms = {"o": torch.ones_like(o)} | _named([y.detach().sqrt() for y in sums])
+        return PlainResult(values={"o": o.detach()} | _named(gradients), terms=of_terms)
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
         return {
-            "flops_useful": costs.recurrent_flops_useful(case),
+            "flops_useful": (impl.useful or costs.recurrent_flops_useful)(case),
             "flops_executed": impl.flops(case) if impl.flops else None,
             "bytes_min": costs.recurrent_bytes_min(case),
             "memory_predicted_bytes": impl.workspace(case) if impl.workspace else None,
         }
 
 
-def _named(gradients: Gradients) -> dict[str, torch.Tensor]:
+def _named(gradients: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     return dict(zip(("dx", "dw_ih", "dw_hh"), gradients, strict=True))
 
 
-def gru_states(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor) -> torch.Tensor:
+def gru_states(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor,
+               added_BLE: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
     """A GRU by its definition (Cho et al. 2014, arXiv:1406.1078), with the reset gate as in cuDNN.
 
     r = σ(W_ir·x + W_hr·h), z = σ(W_iz·x + W_hz·h), c = tanh(W_ic·x + r·(W_hc·h)), and the new
     state is (1 − z)·c + z·h. It begins with 0.
     """
     h_BE = torch.zeros_like(x_BLE[:, 0])
-    states = []
+    states: list[torch.Tensor] = []
     for x_BE in x_BLE.unbind(dim=1):
         r_in, z_in, c_in = (x_BE @ w_ih.mT).chunk(3, dim=-1)
         r_hidden, z_hidden, c_hidden = (h_BE @ w_hh.mT).chunk(3, dim=-1)
         reset, update = torch.sigmoid(r_in + r_hidden), torch.sigmoid(z_in + z_hidden)
         candidate = torch.tanh(c_in + reset * c_hidden)
         h_BE = (1 - update) * candidate + update * h_BE
+        h_BE = h_BE if added_BLE is None else h_BE + added_BLE[:, len(states)]
         states.append(h_BE)
     return torch.stack(states, dim=1)
 

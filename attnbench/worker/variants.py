@@ -1,0 +1,193 @@
+"""What kernels often do instead: with other masks, scales, heads, places, layouts, parts of keys.
+
+Each has a code, of which `cli.faults` makes a sentence; what follows a colon tells apart those that
+share it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from attnbench.api import dense_mask
+from attnbench.schema.case import Case, Mask
+from attnbench.schema.mask import FULL
+from attnbench.schema.position import NONE
+from attnbench.theory.caches import cache_of
+from attnbench.worker.inputs import Tensors
+from attnbench.worker.positions import rotated_last
+from attnbench.worker.reference import Core, plain_attention
+from attnbench.worker.workloads.caches import AsRead, as_read_of
+
+# Of each bound of a mask: one more, one less, none.
+_BOUNDS = {
+    "after": ("one-key-more", "one-key-less", None),
+    "before": ("window-wider", "window-narrower", "window-ignored"),
+    "prefix": ("prefix-longer", "prefix-shorter", "prefix-ignored"),
+}
+_BASES = (100.0, 1e3, 1e4, 5e5, 1e6)  # of rotary encodings
+_PARTS = (16, 32, 64, 128, 256, 512)  # keys of a block, or of a part of split keys
+# Whose maxima the exponents of the parts' numerators and denominators are relative to; "each" part
+# is divided by its own denominator.
+_RELATIVE = (("part", "part"), ("running", "running"), ("all", "part"), ("all", "running"),
+             ("part", "all"), ("running", "all"), ("part", "each"))  # fmt: skip
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def variants(
+    case: Case, tensors: Tensors, before: Tensors, core: Core
+) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    """Codes, and what gives o_BHLV in place of `core`; `before` are earlier inputs, or none."""
+
+    def of(
+        names: str = "", change: Change = torch.clone, given: Tensors = tensors, /, **fields: Any
+    ) -> Callable[[], torch.Tensor]:
+        def output() -> torch.Tensor:
+            inputs = tensors | {name: change(given[name]) for name in names}
+            return core(replace(case, **fields), _wide(inputs)).values["o"]
+
+        return output
+
+    for code, mask in _masks(case):
+        yield code, of(mask=mask)
+    scale, head_dim, log2_e = case.softmax_scale, case.head_dim, math.log2(math.e)
+    scales = {"missing": 1.0, "1/D": 1 / head_dim, "twice": scale**2, "sqrt(D)": head_dim**0.5,
+              "log2(e)": scale * log2_e, "ln(2)": scale / log2_e, "ignored": None}  # fmt: skip
+    for name, other in scales.items():
+        yield f"scale-{name}", of(scale=other)
+    tiled, first = [head % case.kv_heads for head in range(case.heads)], [0] * case.heads
+    for code, group_H in (("heads-tiled", tiled), ("first-head", first)):
+        yield code, of("kv", operator.itemgetter((slice(None), group_H)), kv_heads=case.heads)
+    for names in ("q", "k", "v", "kv", "qkv"):
+        yield f"layout-strides:{names}", of(names, _dense)
+        if before:
+            yield f"kept-{names}", of(names, torch.clone, before)
+    if case.seq_len % case.kv_len == 0:
+        sizes = {"heads": case.seq_len, "kv_heads": case.kv_len, "kv_len": case.kv_heads}
+        across = operator.methodcaller("transpose", 1, 2)
+        swapped = of("qkv", across, **sizes, seq_len=case.heads, position=NONE)
+        yield "layout-swapped", lambda: across(swapped())
+    if case.position.encoding.kind in ("rotary", "bias"):
+        yield "position-ignored", of(position=NONE)
+    rotary = case.position.encoding.kind == "rotary"
+    if rotary or core is not plain_attention:  # a definition may rotate by itself
+        yield "rope-layout", of("qk", partial(_other_layout, case))
+    if rotary:
+        for base in _BASES:
+            values = dict(case.position.values) | {"base": base}
+            yield f"rope-base:{base:g}", of(position=replace(case.position, values=values))
+        yield "rope-twice", of("qk", lambda x: rotated_last(x, case.position, case.kv_len))
+    if core is plain_attention:
+        scores = functools.cache(lambda: scores_of(case, tensors))
+        parts = {str(n): n for n in _PARTS} | {f"1/{n}": -(-case.kv_len // n) for n in (2, 3, 4, 8)}
+        for name, size in parts.items():
+            for how in _RELATIVE if size < case.kv_len else ():
+                joined = partial(_joined, case, tensors, scores, size, how)
+                yield f"not-rescaled:{name} {how}", joined
+
+
+def _wide(tensors: Tensors) -> Tensors:
+    return {name: tensors[name].detach().double() for name in "qkv"}
+
+
+def _masks(case: Case) -> Iterator[tuple[str, Mask]]:
+    mask, shift, lengths = case.mask, case.seq_len - case.kv_len, case.mask.lengths
+    yield ("always-causal", Mask(after=0)) if case.unmasked else ("mask-ignored", FULL)
+    for name, (more, less, ignored) in _BOUNDS.items():
+        bound = getattr(mask, name)
+        if bound is not None and (bound or name == "after"):
+            yield more, replace(mask, **{name: bound + 1})
+            yield less, replace(mask, **{name: bound - 1})
+        if bound and ignored:
+            yield ignored, replace(mask, **{name: getattr(FULL, name)})
+    if mask.after is not None and shift and not mask.documents:
+        left = None if mask.before is None else mask.before - shift
+        yield "top-left", replace(mask, before=left, after=mask.after + shift)
+    if mask.documents:
+        yield "documents-ignored", replace(mask, documents=())
+    if lengths:
+        yield "one-key-more", replace(mask, lengths=tuple(x + 1 for x in lengths))
+        yield "one-key-less", replace(mask, lengths=tuple(x - 1 for x in lengths))
+        yield "first-length", replace(mask, lengths=lengths[:1])
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """What lies in memory where a dense tensor would, which begins at no offset."""
+    first = 0 if x.is_contiguous() else x.storage_offset()
+    fits = first + x.numel() <= x.untyped_storage().nbytes() // x.element_size()
+    strides = torch.empty(x.shape, device="meta").stride()
+    return x.as_strided(x.shape, strides, first) if fits else x
+
+
+def _other_layout(case: Case, x: torch.Tensor) -> torch.Tensor:
+    """With dimensions where the other layout of rotary pairs, halves or neighbours, has them."""
+    encoding = case.position.encoding
+    turned = encoding.frequencies(case.position.values, case.head_dim, case.kv_len)
+    pairs = len(turned) or case.head_dim // 2
+    sides = (2, pairs) if encoding.layout == "neighbours" else (pairs, 2)
+    dims = torch.arange(case.head_dim, device=x.device)
+    return x[..., torch.cat((dims[: 2 * pairs].view(sides).mT.flatten(), dims[2 * pairs :]))]
+
+
+def scores_of(case: Case, tensors: Tensors) -> torch.Tensor:
+    """Scores (B, H, L, S) of all pairs, hidden ones, too, but for a number in each row."""
+    eye_SS = torch.eye(case.kv_len, dtype=torch.float64, device=case.device)
+    values = {"v": eye_SS.expand(case.batch, case.kv_heads, -1, -1)}
+    every = replace(case, mask=FULL, value_dim=case.kv_len)
+    return plain_attention(every, _wide(tensors | values)).values["o"].log()
+
+
+def _joined(
+    case: Case, tensors: Tensors, every: Callable[[], torch.Tensor], size: int, how: Sequence[str]
+) -> torch.Tensor:
+    """o_BHLV of parts of `size` keys, added up as they are; `how` is one of `_RELATIVE`."""
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    scores = torch.split(every().masked_fill(~admitted, -math.inf), size, 3)
+    v_BHSV = tensors["v"].detach().double().repeat_interleave(case.heads // case.kv_heads, 1)
+    own = torch.stack([part.amax(-1, keepdim=True) for part in scores])
+    tops = {"part": own, "running": own.cummax(0).values, "all": own.amax(0, keepdim=True)}
+    weights = [
+        [(part - most).exp().nan_to_num(0) for part, most in zip(scores, top, strict=True)]
+        for top in (tops.get(name, own).expand_as(own) for name in how)
+    ]
+    values = zip(weights[0], torch.split(v_BHSV, size, 2), strict=True)
+    above = torch.stack([weight @ part for weight, part in values])
+    below = torch.stack([weight.sum(-1, keepdim=True) for weight in weights[1]])
+    if how[1] == "each":
+        return (above / below).nan_to_num(0).mean(0)
+    return (above.sum(0) / below.sum(0)).nan_to_num(0)
+
+
+def reads(case: Case) -> Iterator[tuple[str, AsRead]]:
+    """What the caches of decoding may give back instead of the keys and values of the tokens."""
+    total = case.seq_len + (case.new_tokens or 1)
+    page = cache_of(case)[1].get("page", total)
+
+    def instead(other: Change, at: slice | None = None) -> AsRead:
+        def as_read(x_BGSD: torch.Tensor, context: int) -> torch.Tensor:
+            read_BGSD, rows = x_BGSD.clone(), at or slice(context, None)
+            read_BGSD[:, :, rows] = other(x_BGSD)[:, :, rows]
+            return read_BGSD
+
+        return as_read
+
+    yield "new-tokens-lost", instead(torch.zeros_like)
+    yield "new-tokens-early", instead(lambda x: x.roll(-1, 2))
+    yield "new-tokens-late", instead(lambda x: x.roll(1, 2))
+    for later in (-1, 1):
+        if as_read := as_read_of(case, later):
+            yield "int8-other-token", as_read
+    pages = [slice(first, first + page) for first in range(0, total, page)]
+    for at in [slice(0, total), *pages] if page < total else ():
+        yield "page-stale", instead(torch.zeros_like, at)
+        yield "page-foreign", instead(lambda x: x.roll(1, 0), at)
+        for other in pages:
+            by = at.start - other.start
+            yield "page-foreign", instead(partial(torch.roll, shifts=by, dims=2), at)

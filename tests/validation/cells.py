@@ -1,0 +1,426 @@
+"""Random tiny cells over all axes, right built-ins: none may be incorrect, fail or end a process.
+
+A cell is drawn from its number and a seed, so that these find it again. It takes the way of a cell
+of a sweep up to where it would be timed: reasons, what it needs, two checks, the distance from
+exact attention, the probe. A process serves some hundred of them and is then replaced; one that
+ends is the fault of the cell that it was at. Sweeps with random lists of axes go through the
+command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnbench.api import IMPLEMENTATIONS, Implementation, implementation
+from attnbench.api.loader import load_built_in
+from attnbench.base.parameters import Parameter, base_name
+from attnbench.errors import AttnbenchError
+from attnbench.execution.store import load_run
+from attnbench.machine.state import remember
+from attnbench.planning.plan import work
+from attnbench.report.tables import table
+from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.schema.mask import MASKS
+from attnbench.schema.position import POSITIONS
+from attnbench.schema.record import Record
+from attnbench.theory.caches import CACHES
+from attnbench.theory.flags import case_flags
+from attnbench.theory.projections import PROJECTIONS
+from attnbench.theory.pruning import Pruning
+from attnbench.theory.traits import OPTIONAL_AXES, TRAITS, case_label
+from attnbench.worker.catalogue import reasons_against
+from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
+from attnbench.worker.fitting import fitting
+from attnbench.worker.inputs import Draw
+from attnbench.worker.measuring import prepare
+from attnbench.worker.trial import Trial
+from attnbench.worker.workloads import WORKLOADS
+
+WELL = ("ok", "unsupported", "skipped")
+SILENT_S = 120.0  # after which a cell hangs, on a machine with other work
+_A_PROCESS = 500  # cells
+_PROBED = 20  # one in so many is profiled as well, which takes longer than all the rest
+_LENGTHS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 21, 31, 32, 33, 40, 47, 65)
+_DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 16, 17, 20, 24, 32, 33)
+# Parameters whose size is that of a sequence, or of a vector; others are small numbers.
+_SMALL = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+_SCALES = (1.0, 0.5, 0.3, 0.05, 1.7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One drawn cell, and what became of it."""
+
+    number: int
+    case: Case
+    impl: str
+    status: str = "ok"
+    reason: str | None = None
+
+    @property
+    def command(self) -> str:
+        """A sweep of this cell alone, where flags can say it."""
+        if self.case.scale is not None:
+            return f"(scale {self.case.scale:g}, which no flag has)"
+        return shlex.join(["attnbench", "sweep", "--impls", self.impl, *case_flags(self.case)])
+
+
+@dataclass
+class Found:
+    """How many cells there were of each status and kind, and those that went wrong."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    wrong: list[Cell] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+def _with_values(rng: random.Random, name: str, declared: Any, length: int) -> str:
+    """The name with random small parameters: most of them, and each that must be given."""
+    parts = [name]
+    for key, parameter in declared.items():
+        if parameter.default is None or rng.random() < 0.6:
+            parts.append(f"{key}={_value(rng, key, parameter, length)}")
+    return ":".join(parts)
+
+
+def _value(rng: random.Random, key: str, parameter: Parameter, length: int) -> str:
+    if parameter.many:
+        few = rng.choice((1, 2, 2, 3))
+        return "+".join(str(rng.randint(1, length + 3)) for _ in range(few))
+    if parameter.real:
+        least, most = parameter.least, parameter.most or 40.0
+        return f"{rng.uniform(max(least, 0.05), min(most, 40.0)):.3g}"
+    if key in ("width", "keys", "window", "length", "capacity"):
+        drawn = rng.choice((rng.randint(1, length + 3), rng.choice(_SMALL)))
+        return str(max(int(parameter.least), drawn + 12 * (key == "capacity")))
+    if key == "buckets":
+        return str(rng.choice((2, 4, 8, 8, 16, 32)))
+    return str(max(int(parameter.least), rng.choice((*_SMALL, int(parameter.least)))))
+
+
+def _drawn(rng: random.Random) -> dict[str, Any]:
+    """The fields of a case; they may contradict each other."""
+    workload = rng.choices(("attention", "layer", "decode", "recurrent"), (50, 23, 24, 3))[0]
+    traits = TRAITS.get(workload)
+    groups, sharing = rng.choice((1, 1, 2, 3, 4)), rng.choice((1, 1, 2, 3, 3, 4, 5))
+    length, d = rng.choice(_LENGTHS), rng.choice(_DIMS)
+    row: dict[str, Any] = {
+        "workload": workload,
+        "pass_": rng.choice(traits.passes),
+        "dtype": rng.choices(("float32", "bfloat16", "float16", "float64"), (45, 20, 15, 20))[0],
+        "batch": rng.randint(1, 3),
+        "heads": groups * sharing,
+        "kv_heads": groups,
+        "seq_len": length,
+        "head_dim": d,
+        "value_dim": rng.choice((d, d, rng.choice(_DIMS))),
+    }
+    if not traits.heads:
+        row |= {"heads": 1, "kv_heads": 1, "value_dim": d}
+    if "kv_lens" in traits.axes and rng.random() < 0.6:
+        row["kv_len"] = rng.choice(_LENGTHS)
+    longest = max(length, row.get("kv_len", length))
+    kind = "full" if rng.random() < 0.2 else rng.choice(MASKS.names())
+    mask = _with_values(rng, kind, MASKS.get(kind).parameters, longest)
+    row["mask"] = parse_mask("causal" if traits.causal and mask == "full" else mask)
+    if traits.heads and rng.random() < 0.6:
+        name = rng.choice(POSITIONS.names())
+        text = _with_values(rng, name, POSITIONS.get(name).parameters, longest)
+        row["position"] = parse_position(text)
+    own: dict[str, Callable[[], Any]] = {
+        "widths": lambda: rng.choice((None, row["heads"] * d, rng.randint(1, 60))),
+        "projections": lambda: _of(rng, PROJECTIONS, longest),
+        "caches": lambda: _of(rng, CACHES, longest),
+        "new_tokens": lambda: rng.choice((1, 2, 3, 4, 6)),
+        "query_tokens": lambda: rng.choice((1, 1, 1, 2, 3)),
+        "layers": lambda: rng.choice((1, 1, 1, 2, 3, 4, 8)),
+    }
+    # Every field that a sweep would fill in, too: width, projection, cache.
+    row |= {OPTIONAL_AXES[axis]: own[axis]() for axis in own if axis in traits.axes}
+    if "widths" in traits.axes and row["width"] is None:
+        row["width"] = row["heads"] * d
+    if rng.random() < 0.2:
+        row["scale"] = rng.choice(_SCALES)
+    return row
+
+
+def _of(rng: random.Random, registry: Any, length: int) -> str:
+    name = rng.choice(registry.names())
+    return _with_values(rng, name, registry.get(name).parameters, length)
+
+
+def serving(workload: str) -> list[Implementation]:
+    """The built-ins that serve a workload on this machine without compiling."""
+    return [
+        impl
+        for _, impl in IMPLEMENTATIONS.items()
+        if workload in impl.workloads and "cpu" in impl.devices and not impl.compiles
+    ]
+
+
+def drawn(number: int, seed: int, refused: Counter[str] | None = None) -> Cell:
+    """The cell of a number: the first one drawn that its implementation takes."""
+    rng = random.Random(f"{seed} {number}")
+    while True:
+        try:
+            case = Case(**_drawn(rng))
+        except Exception as err:  # parameters that do not fit together
+            reason: str | None = f"{type(err).__name__}: {err}"
+        else:
+            impl = rng.choice(serving(case.workload))
+            name = _with_values(rng, impl.name, impl.parameters, case.kv_len)
+            name = implementation(name).name
+            (reason,) = reasons_against([case], [name])[name]
+            if reason is None:
+                return Cell(number=number, case=case, impl=name)
+            if "raised" in reason:
+                return Cell(
+                    number=number,
+                    case=case,
+                    impl=name,
+                    status="error",
+                    reason=f"supports: {reason}",
+                )
+        if refused is not None:
+            refused[_plain(reason)] += 1
+
+
+def ended(cell: Cell) -> Cell:
+    """What becomes of it up to where it would be timed."""
+    if cell.status != "ok":
+        return cell
+    records: list[Record] = []
+    reporter = Reporter(at=lambda *_: None, record=lambda _, found: records.append(found))
+    entry = Entry(index=0, case=Case.from_json(cell.case.to_json()), impls=(cell.impl,))
+    if entry.case != cell.case:
+        return replace(cell, status="error", reason="its JSON is another case")
+    for fit in fitting([entry], reporter, Pruning()):
+        (_checked if cell.number % _PROBED else prepare)(fit, cell.number, reporter)
+    if not records:
+        return cell
+    return replace(cell, status=records[0].status, reason=records[0].reason)
+
+
+def _checked(entry: Entry, seed: int, reporter: Reporter) -> None:
+    """As `prepare`, without the memory and the kernels of a call."""
+    tensors = WORKLOADS.get(entry.case.workload).tensors(entry.case)
+    (name,) = entry.impls
+    trial = Trial(impl=implementation(name), case=entry.case, tensors=tensors, checks_alone=True)
+    trials, draws = {name: trial}, (Draw(seed=2 * seed + 1, needles=True), Draw(seed=2 * seed + 2))
+    check_twice(entry, trials, draws, reporter)
+    measure_distances(entry, trials, draws[1].seed, reporter)
+    for left in list(trials):
+        with reporter.stage(entry.index, trials, left, "probe"):
+            trial.costs()
+
+
+def _raised(cell: Cell, err: Exception) -> Cell:
+    """The cell with what came out of the worker's own code, and where."""
+    last = traceback.extract_tb(err.__traceback__)[-1]
+    where = f"{Path(last.filename).name}:{last.lineno}"
+    text = " ".join(str(err).split())[:200]
+    return replace(cell, status="internal", reason=f"{where}: {type(err).__name__}: {text}")
+
+
+def _serve(numbers: range, seed: int, send: Connection) -> None:
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)  # which torch's profiler writes to
+    torch.set_num_threads(1)
+    remember(1)
+    for number in numbers:
+        refused = Counter[str]()
+        send.send((number, None, None))
+        try:
+            cell = drawn(number, seed, refused)
+        except Exception as err:  # nothing may get through, here and below
+            cell = _raised(Cell(number=number, case=Case(), impl=""), err)
+        else:
+            try:
+                cell = ended(cell)
+            except Exception as err:
+                cell = _raised(cell, err)
+        told = cell.case.to_json(), cell.impl, cell.status, cell.reason
+        send.send((number, told, refused))
+
+
+def cells(numbers: range, seed: int, tell: Callable[[str], None]) -> Iterator[tuple[Cell, Any]]:
+    """Each cell of the numbers with why others were refused before it."""
+    context, first = multiprocessing.get_context("fork"), numbers.start
+    while first < numbers.stop:
+        receive, send = context.Pipe(duplex=False)
+        some = range(first, min(first + _A_PROCESS, numbers.stop))
+        process = context.Process(target=_serve, args=(some, seed, send))
+        process.start()
+        send.close()
+        at, first = first, some.stop
+        try:
+            while True:
+                if not receive.poll(SILENT_S):
+                    raise EOFError
+                at, told, refused = receive.recv()
+                if told is not None:
+                    row, impl, status, reason = told
+                    case = Case.from_json(row)
+                    yield (
+                        Cell(number=at, case=case, impl=impl, status=status, reason=reason),
+                        refused,
+                    )
+                    at += 1
+        except EOFError:
+            status = "timeout" if process.is_alive() and at < some.stop else "crashed"
+            process.kill() if status == "timeout" else process.join()
+            if at < some.stop:
+                lost = drawn(at, seed)
+                reason = f"the process ended with {process.exitcode}"
+                yield replace(lost, status=status, reason=reason), Counter()
+                first = at + 1
+        except GeneratorExit:
+            process.kill()
+            raise
+        finally:
+            process.join()
+            receive.close()
+        tell(f"{min(at, some.stop)} of {numbers.stop}: --first {first} goes on from here")
+
+
+def examine(numbers: range, seed: int, tell: Callable[[str], None]) -> tuple[Found, bool]:
+    """What became of the cells of some numbers; whether an interrupt ended that."""
+    load_built_in()
+    found, begin = Found(), time.monotonic()
+    try:
+        for cell, refused in cells(numbers, seed, tell):
+            family = implementation(cell.impl).family if cell.impl else "none"
+            found.counts[f"{cell.case.workload} {family}", cell.status] += 1
+            found.refused += refused
+            if cell.status not in WELL:
+                found.wrong.append(cell)
+                tell(f"{cell.number}: {cell.status} {cell.impl}: {case_label(cell.case)}")
+    except KeyboardInterrupt:
+        return found, True
+    count, took = found.counts.total(), time.monotonic() - begin
+    tell(f"{count} cells in {took:.0f} s, {count / max(took, 1e-9):.1f} a second, seed {seed}")
+    return found, False
+
+
+def _plain(reason: str | None) -> str:
+    """A reason without its figures."""
+    return re.sub(r"\d[\d.e+-]*|\bnan\b|\binf\b", "#", reason or "")[:110]
+
+
+def grouped(wrong: list[Cell]) -> list[list[Cell]]:
+    """Cells that went wrong alike, the simplest first in each; the largest group first."""
+    groups: dict[Any, list[Cell]] = {}
+    for cell in wrong:
+        key = cell.status, base_name(cell.impl), cell.case.workload, _plain(cell.reason)
+        groups.setdefault(key, []).append(cell)
+    for group in groups.values():
+        group.sort(key=lambda cell: (cell.case.scale is not None, work(cell.case)))
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+# Sweeps through the command line.
+
+
+def sweep_command(number: int, seed: int) -> list[str]:
+    """A cell with random lists of some axes around it: about ten, some of which make no sense."""
+    rng, others = random.Random(f"sweep {seed} {number}"), list[Case]()
+    base = drawn(10**6 + number, seed)
+    row = replace(base.case, scale=None)
+    while len(others) < 2:
+        with contextlib.suppress(AttnbenchError):  # parameters that do not fit together
+            others.append(Case(**(_drawn(rng) | {"workload": row.workload, "scale": None})))
+    flags = [row, *others]
+    known = list(zip(*[iter(case_flags(flags[0]))] * 2, strict=True))
+    lists = dict(known)
+    varied = rng.sample(list(lists), min(len(lists), 2)) if lists else []
+    for other in flags[1:]:
+        theirs = dict(zip(*[iter(case_flags(other))] * 2, strict=True))
+        for flag in varied:
+            value = theirs.get(flag)
+            if flag != "--workload" and value and value not in lists[flag].split(","):
+                lists[flag] += f",{value}"
+    impls = rng.sample(serving(row.workload), min(2, len(serving(row.workload))))
+    names = [_with_values(rng, impl.name, impl.parameters, row.kv_len) for impl in impls]
+    return [
+        "--impls",
+        ",".join(dict.fromkeys([base.impl, *names])),
+        *(x for pair in lists.items() for x in pair),
+    ]
+
+
+def swept(number: int, seed: int) -> tuple[str, int, list[str]]:
+    """One sweep: its command, its exit code, and what went wrong in it."""
+    flags = sweep_command(number, seed)
+    quick = ["--min-time", "0.001", "--max-time", "0.002", "--ceilings", "none", "--device", "cpu"]
+    with tempfile.TemporaryDirectory(prefix="attnbench-cells-") as folder:
+        command = ["sweep", *flags, *quick, "--output", folder, "--name", "run"]
+        done = subprocess.run(
+            [sys.executable, "-m", "attnbench", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        bad = [] if done.returncode in (0, 2, 3) else [f"exit {done.returncode}"]
+        stored = (Path(folder) / "run" / "records.jsonl").exists()
+        records = load_run(Path(folder) / "run").records if stored else ()
+        bad += [f"{r.status}: {r.cell.impl}: {r.reason}" for r in records if r.status not in WELL]
+        if bad and done.returncode == 70:
+            bad.append(done.stderr[-600:])
+    return shlex.join(["attnbench", "sweep", *flags]), done.returncode, bad
+
+
+def sweeps(count: int, seed: int, tell: Callable[[str], None]) -> tuple[Counter[int], list[Any]]:
+    """How so many sweeps ended, and those in which something went wrong."""
+    load_built_in()
+    exits, wrong = Counter[int](), []
+    for number in range(count):
+        command, code, bad = swept(number, seed)
+        exits[code] += 1
+        if bad:
+            wrong.append((command, bad))
+            tell(f"sweep {number}: {command}: {'; '.join(bad)}")
+        elif number % 20 == 19:
+            tell(f"sweep {number + 1} of {count}")
+    return exits, wrong
+
+
+def tables(found: Found) -> Iterator[str]:
+    """How many cells there were of each kind and status, why others were refused, what is wrong."""
+    statuses = sorted({status for _, status in found.counts}, key=lambda x: (x not in WELL, x))
+    rows = [
+        [kind, *(str(found.counts[kind, status]) for status in statuses)]
+        for kind in sorted({kind for kind, _ in found.counts})
+    ]
+    sums = [sum(n for (_, s), n in found.counts.items() if s == status) for status in statuses]
+    yield table(["cells", *statuses], [*rows, ["all", *map(str, sums)]], right=statuses)
+    total, most = found.refused.total(), found.refused.most_common(12)
+    refused = [(str(count), reason) for reason, count in most]
+    if total > sum(count for _, count in most):
+        refused.append((str(total - sum(count for _, count in most)), "for other reasons"))
+    yield table(["drawn and refused", "why"], refused, right=["drawn and refused"])
+    for group in grouped(found.wrong):
+        first = group[0]
+        yield (
+            f"{len(group)} {first.status}: {first.impl}: {case_label(first.case)}\n"
+            f"  {first.reason}\n  {first.command}\n"
+            f"  numbers {', '.join(str(cell.number) for cell in group[:8])}"
+        )

@@ -1,0 +1,297 @@
+"""Do definitions keep their digits? In float64 they are held against mpmath, formula by formula.
+
+Each formula is written down here a second time, pair by pair and without a stabiliser, for numbers
+of any kind: with 50 digits it gives the exact result, with intervals of 53 bits (mpmath's `iv`) the
+numbers between which every computation lies that rounds as float64 does. A definition must lie
+within four of their widths: it rounds exponents twice more, where a maximum is subtracted, and sums
+in another order, by functions of the library that are right to an ulp. Below the least normal
+number float64 has no digits to keep. Intervals take the numbers of a formula for independent, so
+that each step of Nyströmformer's iteration widens them tenfold. What is drawn (directions,
+mixtures, rotations, patterns) is taken from the implementations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from mpmath import iv, mp  # type: ignore[import-untyped]
+
+from attnbench.api import Case, Patterned, implementation
+from attnbench.api.loader import load_built_in
+from attnbench.schema.case import parse_mask
+from tests.validation.page import Table
+
+WIDTHS, LEAST = 4, sys.float_info.min
+HEADS, DIMS, VALUES = 2, 3, 2
+INPUTS = ("x 1", "x 100", "x 0.01", "far below 0", "first keys x 100")
+Matrix = list[list[Any]]
+# (numbers, case, what is drawn, head, q, k, v) -> o, of one head.
+Formula = Callable[[Any, Case, Any, int, Matrix, Matrix, Matrix], Matrix]
+
+
+class Checked(NamedTuple):
+    """One definition on some inputs; errors and what they may be relative to the largest output."""
+
+    name: str
+    inputs: str
+    error: float
+    allowed: float
+    of_allowed: float  # the largest error of an element / what that may be
+
+
+def dot(a: list[Any], b: list[Any]) -> Any:
+    return sum((x * y for x, y in zip(a[1:], b[1:], strict=True)), a[0] * b[0])
+
+
+def columns(x: Matrix) -> Matrix:
+    return [list(column) for column in zip(*x, strict=True)]
+
+
+def product(a: Matrix, b: Matrix) -> Matrix:
+    return [[dot(row, column) for column in columns(b)] for row in a]
+
+
+def softmax(numbers: Any, scores: Matrix) -> Matrix:
+    weights = [[numbers.exp(score) for score in row] for row in scores]
+    return [[weight / sum(row) for weight in row] for row in weights]
+
+
+def scaled(numbers: Any, case: Case, q: Matrix, k: Matrix) -> Matrix:
+    scale = numbers.mpf(case.softmax_scale)
+    return [[dot(x, y) * scale for y in k] for x in q]
+
+
+def mean(weights: list[tuple[Any, list[Any]]]) -> list[Any]:
+    """Of rows by their weights; 0 of none."""
+    if not weights:
+        return [0] * VALUES
+    total = sum(weight for weight, _ in weights)
+    return [sum(weight * row[n] for weight, row in weights) / total for n in range(VALUES)]
+
+
+def admitted(case: Case, query: int) -> range:
+    later = case.kv_len - case.seq_len
+    return range(case.kv_len if case.unmasked else max(0, query + later + 1))
+
+
+def linear(numbers: Any, case: Case, _: Any, head: int, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
+    phi_q, phi_k = (
+        [[numbers.exp(x) if x < 0 else x + 1 for x in row] for row in rows] for rows in (q, k)
+    )
+    return [
+        mean([(dot(phi_q[i], phi_k[j]), v[j]) for j in admitted(case, i)])
+        for i in range(case.seq_len)
+    ]
+
+
+def performer(
+    numbers: Any, case: Case, omega: Matrix, head: int, q: Matrix, k: Matrix, v: Matrix
+) -> Matrix:
+    half = numbers.mpf(case.softmax_scale) / 2
+    of_keys = [[x - half * dot(row, row) for x in product([row], omega)[0]] for row in k]
+    of_queries = product(q, omega)
+
+    def weight(i: int, j: int) -> Any:
+        return sum(numbers.exp(x + y) for x, y in zip(of_queries[i], of_keys[j], strict=True))
+
+    return [mean([(weight(i, j), v[j]) for j in admitted(case, i)]) for i in range(case.seq_len)]
+
+
+def retention(
+    numbers: Any, case: Case, _: Any, head: int, q: Matrix, k: Matrix, v: Matrix
+) -> Matrix:
+    gamma = 1 - numbers.mpf(2) ** (-5 - head * case.kv_heads // case.heads)
+    scores, later = scaled(numbers, case, q, k), case.kv_len - case.seq_len
+    return [
+        [
+            sum(gamma ** (i + later - j) * scores[i][j] * v[j][n] for j in admitted(case, i))
+            for n in range(VALUES)
+        ]
+        for i in range(case.seq_len)
+    ]
+
+
+def linformer(
+    numbers: Any, case: Case, drawn: list[Matrix], head: int, q: Matrix, k: Matrix, v: Matrix
+) -> Matrix:
+    mixed_k, mixed_v = (product(mixture, x) for mixture, x in zip(drawn, (k, v), strict=True))
+    return product(softmax(numbers, scaled(numbers, case, q, mixed_k)), mixed_v)
+
+
+def nystrom(
+    numbers: Any, case: Case, sizes: tuple[int, int], head: int, q: Matrix, k: Matrix, v: Matrix
+) -> Matrix:
+    count, iterations = sizes
+
+    def landmarks(x: Matrix) -> Matrix:
+        ends = [(i * len(x) // count, -(-(i + 1) * len(x) // count)) for i in range(count)]
+        return [[sum(c) / (end - first) for c in columns(x[first:end])] for first, end in ends]
+
+    few_q, few_k = landmarks(q), landmarks(k)
+    a, first, last = (
+        softmax(numbers, scaled(numbers, case, x, y))
+        for x, y in ((few_q, few_k), (q, few_k), (few_q, k))
+    )
+
+    def less(number: int, x: Matrix) -> Matrix:
+        return [
+            [(number if i == j else 0) - y for j, y in enumerate(row)] for i, row in enumerate(x)
+        ]
+
+    sums = [sum(column) for column in columns(a)]
+    largest = max(sums, key=lambda x: float(x.mid if hasattr(x, "mid") else x))
+    z = [[x / largest for x in row] for row in columns(a)]
+    for _ in range(iterations):
+        az = product(a, z)
+        inner = less(13, product(az, less(15, product(az, less(7, az)))))
+        z = [[x / 4 for x in row] for row in product(z, inner)]
+    return product(product(product(first, z), last), v)
+
+
+def reformer(
+    numbers: Any, case: Case, drawn: list[Matrix], head: int, q: Matrix, k: Matrix, v: Matrix
+) -> Matrix:
+    tokens, chunk = range(case.seq_len), 2
+    keys = [[x / numbers.sqrt(dot(row, row)) for x in row] for row in q]
+    scores, met = scaled(numbers, case, q, keys), [[0 for _ in tokens] for _ in tokens]
+    for rotation in drawn:
+        turned = [
+            [float(x.mid if hasattr(x, "mid") else x) for x in y] for y in product(q, rotation)
+        ]
+        both = [row + [-x for x in row] for row in turned]
+        bucket = [row.index(max(row)) for row in both]
+        chunks = [sum(bucket[j] == bucket[i] for j in range(i)) // chunk for i in tokens]
+        for i in tokens:
+            for j in tokens:
+                met[i][j] += bucket[i] == bucket[j] and chunks[i] - chunks[j] in (0, 1)
+
+    def weights(i: int) -> Iterator[tuple[Any, list[Any]]]:
+        others = [j for j in tokens if j != i and met[i][j] and (case.unmasked or j < i)]
+        for j in others or [i]:
+            yield (met[i][j] * numbers.exp(scores[i][j]) if others else numbers.mpf(1)), v[j]
+
+    return [mean(list(weights(i))) for i in tokens]
+
+
+def pattern(
+    numbers: Any, case: Case, pairs: Matrix, head: int, q: Matrix, k: Matrix, v: Matrix
+) -> Matrix:
+    scores = scaled(numbers, case, q, k)
+    return [
+        mean([(numbers.exp(scores[i][j]), v[j]) for j in range(case.kv_len) if pairs[i][j]])
+        for i in range(case.seq_len)
+    ]
+
+
+FORMULAS: dict[str, Formula] = {
+    "linear": linear, "linear-recurrent": linear, "linear-parallel": linear,
+    "performer:features=5": performer, "retention": retention,
+    "linformer:3": linformer, "nystrom:3": nystrom,
+    "reformer:buckets=2:rounds=2:chunk=2": reformer,
+    "sliding-window:4": pattern, "dilated-window:window=2:dilation=2": pattern,
+    "window-global:window=2:global_tokens=1": pattern,
+    "strided:3": pattern, "strided-fixed:stride=3:summary=1": pattern,
+    "bigbird:block=1:random_blocks=1": pattern,
+}  # fmt: skip
+
+
+def drawn(name: str, case: Case) -> Any:
+    """What a formula needs beside q, k and v, as floats."""
+    impl = implementation(name)
+    base = name.partition(":")[0]
+    module: Any = sys.modules.get(f"attnbench_impls.{base}")
+    definition = impl.definition(case) if impl.definition else None
+    if isinstance(definition, Patterned):
+        return definition.admitted.tolist()
+    if base == "performer":
+        return module.directions(case, 5, 0).tolist()
+    if base == "linformer":
+        return module.projections(case, 3, 0).tolist()
+    if base == "reformer":
+        return module.draw(case, 2, 2, 0).tolist()
+    return (3, impl.values["iterations"]) if base == "nystrom" else None
+
+
+def inputs(case: Case, how: str, seed: int) -> list[torch.Tensor]:
+    """q, k and v, normal numbers made larger or smaller."""
+    generator, h, g = torch.Generator().manual_seed(seed), case.heads, case.kv_heads
+    shapes = (h, case.seq_len, DIMS), (g, case.kv_len, DIMS), (g, case.kv_len, VALUES)
+    like: Any = {"generator": generator, "dtype": torch.float64}
+    q, k, v = (torch.randn(1, *shape, **like) for shape in shapes)
+    factor = {"x 100": 100.0, "x 0.01": 0.01}.get(how, 1.0)
+    q, k = q * factor, k * factor
+    if how == "far below 0":
+        q, k = q - 50, k - 50
+    if how == "first keys x 100":
+        k[:, :, : case.kv_len // 2] *= 100
+    return [q, k, v]
+
+
+def checked(name: str, mask: str, how: str, seed: int) -> Checked | None:
+    """One definition held against its formula; None where it takes no such case."""
+    case = Case(
+        heads=HEADS, kv_heads=1, head_dim=DIMS, value_dim=VALUES, dtype="float64",
+        seq_len=6 if name.startswith("reformer") else 5, kv_len=6, mask=parse_mask(mask),
+    )  # fmt: skip
+    impl = implementation(name)
+    if impl.reason_against(case):
+        return None
+    assert impl.definition is not None
+    q, k, v = inputs(case, how, seed)
+    found = impl.definition(case)(q, k, v)[0].tolist()
+    given = drawn(name, case)
+
+    def exactly(numbers: Any, x: Any) -> Any:
+        if isinstance(x, list):
+            return [exactly(numbers, y) for y in x]
+        return numbers.mpf(x) if isinstance(x, float) else x
+
+    results = []
+    for numbers in (mp, iv):
+        of_head = [exactly(numbers, x[0].tolist()) for x in (q, k, v)]
+        results.append(
+            [
+                FORMULAS[name](
+                    numbers, case, exactly(numbers, given), head,
+                    of_head[0][head], of_head[1][0], of_head[2][0],
+                )
+                for head in range(HEADS)
+            ]
+        )  # fmt: skip
+    triples = [
+        (abs(x - exact), WIDTHS * mp.mpf(getattr(between, "delta", 0)) + LEAST, abs(exact))
+        for got, right, bounds in zip(found, *results, strict=True)
+        for of_query in zip(got, right, bounds, strict=True)
+        for x, exact, between in zip(*of_query, strict=True)
+    ]
+    errors, allowed, sizes = zip(*triples, strict=True)
+    of_allowed = max(map(operator.truediv, errors, allowed))
+    error, may_be = (float(max(some) / max(sizes)) for some in (errors, allowed))
+    return Checked(name, how, error, may_be, float(of_allowed))
+
+
+def examine(draws: int) -> list[Checked]:
+    """The worst of so many draws under both masks, of each definition and kind of inputs."""
+    load_built_in()
+    mp.dps, iv.prec = 50, 53
+    found = []
+    for name, how in itertools.product(FORMULAS, INPUTS):
+        cases = itertools.product(("full", "causal"), range(draws))
+        rows = [checked(name, mask, how, seed) for mask, seed in cases]
+        some = [row for row in rows if row is not None]
+        found.append(max(some, key=lambda row: row.of_allowed))
+    return found
+
+
+def table(found: list[Checked]) -> Table:
+    rows = [
+        (r.name, r.inputs, f"{r.error:.1e}", f"{r.allowed:.1e}", f"{r.of_allowed:.2g}")
+        for r in found
+    ]
+    header = ("definition", "inputs", "relative error", "allowed", "error / allowed")
+    return Table(title="Definitions in float64 against mpmath", header=header, rows=tuple(rows))

@@ -1,0 +1,879 @@
+"""Definitions, kernels, masks, positions and caches held against what other packages have.
+
+A row is one function of theirs: package, function, what of ours is held against it, and how far the
+two may lie apart, as a part of their largest number. Bounds are what rounding explains: 1e-12 where
+both compute in float64, DENSE where theirs rounds to float32 on the way, ANGLES where it makes
+angles of up to 64 radians in float32, which are off by 64 × 2⁻²⁴ = 4e-6. What they have not,
+`own loops`, are the rules of a paper, pair by pair.
+
+The packages live in an environment of their own (`packages.txt`), in which this file runs; single
+files of a package stand for it where the whole would bring Triton or data loaders along.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUIRED = Path(__file__).with_name("packages.txt")
+PAGE = "packages.md"
+EXACT, DENSE, ANGLES = 1e-12, 1e-6, 1e-5
+Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # ours, theirs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One function of a package; `pairs` yields what ours gives and what theirs, case by case."""
+
+    package: str
+    function: str
+    ours: str
+    tolerance: float
+    pairs: Callable[[], Pairs]
+
+
+ROWS: list[Row] = []
+
+
+def row(package: str, function: str, ours: str, tolerance: float) -> Any:
+    """Add what is decorated to the table."""
+
+    def add(pairs: Callable[[], Pairs]) -> Callable[[], Pairs]:
+        ROWS.append(
+            Row(package=package, function=function, ours=ours, tolerance=tolerance, pairs=pairs)
+        )
+        return pairs
+
+    return add
+
+
+def take(module: str, name: str) -> Any:
+    """`name` of a module of one of the packages."""
+    return getattr(importlib.import_module(module), name)
+
+
+def of_file(package: str, path: str, name: str) -> Any:
+    """`name` of a single file of a package, without what the rest of it needs."""
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    file = Path(found.submodule_search_locations[0]) / path
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def case_of(**fields: Any) -> Any:
+    """A case in float64; masks and positions as text."""
+    from attnbench.schema.case import Case
+
+    return Case.from_json({"dtype": "float64", "seq_len": 24, "head_dim": 16} | fields)
+
+
+def qkv(case: Any, *, size: float = 1.0) -> list[torch.Tensor]:
+    """q_BHLD, k_BGSD, v_BGSV from N(0, size²), the same for the same case."""
+    torch.manual_seed(0)
+    queries, keys = (case.batch, case.heads, case.seq_len), (case.batch, case.kv_heads, case.kv_len)
+    shapes = (*queries, case.head_dim), (*keys, case.head_dim), (*keys, case.value_dim)
+    return [size * torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+
+def computed(name: str, case: Any, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """What the implementation's call gives and, where it has one, its definition."""
+    from attnbench.api import implementation
+
+    impl = implementation(name)
+    calls = [impl.build(case), *([impl.definition(case)] if impl.definition else [])]
+    return [call(*inputs) for call in calls]
+
+
+def token_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """(B, heads, tokens, dims) as (B, tokens, heads, dims)."""
+    return [x.transpose(1, 2).contiguous() for x in tensors]
+
+
+def scores_added(case: Any) -> torch.Tensor:
+    """The whole bias of a position encoding by distance, (H, L, S)."""
+    from attnbench.api import dense_bias
+
+    bias = dense_bias(case)
+    assert bias is not None
+    return bias(torch.zeros(()))[0]
+
+
+def rotated(text: str, x: torch.Tensor, length: int = 0) -> torch.Tensor:
+    """x (B, heads, tokens, dims) as the timed rotation gives it."""
+    from attnbench.worker.positions import rotation
+
+    count = x.shape[2]
+    case = case_of(head_dim=x.shape[3], position=text)
+    turn = rotation(case, 0, count, length or count)
+    assert turn is not None
+    return turn(x)
+
+
+# Position encodings
+
+LENGTH = 16  # the trained length of the blocks below
+LONG = [1 + i / 4 for i in range(8)]
+# Ours, the trained length, and `rope_parameters` of transformers.
+SCALINGS: list[tuple[str, int, dict[str, Any]]] = [
+    ("rope-linear:factor=4", LENGTH, {"rope_type": "linear", "factor": 4.0}),
+    ("rope-dynamic:length=16", LENGTH, {"rope_type": "dynamic", "factor": 1.0}),
+    ("rope-dynamic:length=16:factor=4", LENGTH, {"rope_type": "dynamic", "factor": 4.0}),
+    *[
+        (
+            f"rope-yarn:factor={factor}:length={length}{text}",
+            length,
+            {"rope_type": "yarn", "factor": float(factor), **given},
+        )
+        for factor, length in ((4, LENGTH), (16, 4096), (40, 2048))
+        for text, given in (
+            ("", {}),
+            (":truncate=0", {"truncate": False}),
+            (":slow=2:fast=8", {"beta_slow": 2.0, "beta_fast": 8.0}),
+            (":base=1000000", {"rope_theta": 1e6}),
+            (":mscale=0.7:mscale_all_dim=1", {"mscale": 0.7, "mscale_all_dim": 1.0}),
+            (":attention_factor=1.5", {"attention_factor": 1.5}),
+        )
+    ],
+    *[
+        (
+            f"rope-llama3:factor=8:length={length}:base=500000",
+            length,
+            {
+                "rope_type": "llama3", "factor": 8.0, "rope_theta": 500000.0,
+                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            },
+        )
+        for length in (LENGTH, 8192)
+    ],
+    *[
+        (
+            f"rope-longrope:factor=4:length=16{text}:long={'+'.join(map(str, LONG))}",
+            LENGTH,
+            {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8} | given,
+        )
+        for text, given in (("", {}), (":short=1.1", {"short_factor": [1.1] * 8}))
+    ],
+]  # fmt: skip
+
+
+def llama(length: int, rope: dict[str, Any]) -> Any:
+    """A configuration of two key heads and four query heads of 16 dims."""
+    lists = {"long_factor": LONG} if rope["rope_type"] == "longrope" else {}
+    own = {"rope_theta": 10000.0, "original_max_position_embeddings": length} | lists | rope
+    if rope["rope_type"] == "dynamic":
+        own.pop("original_max_position_embeddings")
+    return take("transformers", "LlamaConfig")(
+        hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        max_position_embeddings=length if rope["rope_type"] == "dynamic" else 4 * length,
+        rope_parameters=own, attn_implementation="eager",
+    )  # fmt: skip
+
+
+for _kind in dict.fromkeys(rope["rope_type"] for _, _, rope in SCALINGS):
+
+    @row("transformers", f"ROPE_INIT_FUNCTIONS['{_kind}']", f"rope-{_kind}", DENSE)
+    def _frequencies(kind: str = _kind) -> Pairs:
+        """Each frequency over theirs, below and past the trained length; and the factor."""
+        from attnbench.schema.case import parse_position
+
+        functions = take("transformers.modeling_rope_utils", "ROPE_INIT_FUNCTIONS")
+        for text, length, rope in SCALINGS:
+            position = parse_position(text)
+            for n in (
+                (length // 2, length, length + 1, 5 * length) if kind == rope["rope_type"] else ()
+            ):
+                theirs, factor = functions[kind](llama(length, rope), "cpu", seq_len=n)
+                ours = position.encoding.frequencies(position.values, 16, n)
+                ratio = torch.tensor(ours, dtype=torch.float64) / theirs.double()
+                yield ratio, torch.ones_like(ratio)
+                own = position.encoding.factor(position.values)
+                yield torch.tensor(own), torch.tensor(float(factor))
+
+
+def filled(case: Any) -> dict[str, torch.Tensor]:
+    """A layer's or a decoding's x and weights, so that heads are of the size of x."""
+    from attnbench.worker.workloads import WORKLOADS
+
+    torch.manual_seed(case.seq_len)
+    tensors = WORKLOADS.get(case.workload).tensors(case)
+    for name, x in tensors.items():
+        drawn = torch.randn(x.shape, dtype=x.dtype)
+        x.copy_(drawn if name == "x" else drawn * x.shape[-1] ** -0.5)
+    return tensors
+
+
+def output_of(case: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The reference that every implementation is held against."""
+    from attnbench.worker.workloads import WORKLOADS
+
+    return WORKLOADS.get(case.workload).truth(case, tensors).values["o"]
+
+
+def blocks(kind: str, cache: str = "", window: int = 0) -> Pairs:
+    """A layer of Llama's attention with the same weights: at once, or token by token by a cache."""
+    turning, attention = (
+        take("transformers.models.llama.modeling_llama", f"Llama{name}")
+        for name in ("RotaryEmbedding", "Attention")
+    )
+    for (text, length, rope), n in product(SCALINGS, (12, 24)):
+        if rope["rope_type"] != kind or (cache and n > length):
+            continue
+        config, context = llama(length, rope), n - 4 if cache else n
+        config.sliding_window = window or None
+        sizes = {"seq_len": context, "batch": 2, "heads": 4, "kv_heads": 2, "width": 48}
+        mask = f"window:{window}" if window else "causal"
+        how = {"workload": "decode", "cache": cache, "new_tokens": 4} if cache else {
+            "workload": "layer", "projection": "separate",
+        }  # fmt: skip
+        case = case_of(mask=mask, position=text, **sizes, **how)
+        theirs, tensors = attention(config, 0).double(), filled(case)
+        weights = [tensors[name] for name in ("wq", "wk", "wv", "wo") if name in tensors]
+        if "wqkv" in tensors:
+            weights = [*torch.split(tensors["wqkv"], [64, 32, 32]), tensors["wo"]]
+        for name, weight in zip("qkvo", weights, strict=True):
+            getattr(theirs, f"{name}_proj").weight.data.copy_(weight)
+        places = torch.arange(n).expand(2, -1)
+        cos_sin = turning(config)(tensors["x"], places)
+        kept = take("transformers", "DynamicCache")(config=config) if cache else None
+        steps = [slice(0, context), *(slice(i, i + 1) for i in range(context, n))]
+        outputs = []
+        with torch.no_grad():
+            for step in steps:
+                # One token sees whatever its cache has kept.
+                back = torch.arange(step.stop)[:, None] - torch.arange(step.stop)
+                seen = (back >= 0) & (back < (window or n))
+                hidden = torch.zeros(seen.shape).double().masked_fill(~seen, -math.inf)
+                turns = tuple(x[:, step] for x in cos_sin)
+                added = hidden if step.start == 0 else None
+                outputs.append(theirs(tensors["x"][:, step], turns, added, cache=kept)[0])
+        yield output_of(case, tensors), torch.cat(outputs[1:] if cache else outputs, 1)
+
+
+for _kind in dict.fromkeys(rope["rope_type"] for _, _, rope in SCALINGS):
+
+    @row("transformers", "LlamaAttention", f"layer, rope-{_kind}", DENSE)
+    def _layer(kind: str = _kind) -> Pairs:
+        return blocks(kind)
+
+
+@row("transformers", "LlamaAttention, DynamicCache", "decode, rope-llama3", DENSE)
+def _decode() -> Pairs:
+    return blocks("llama3", "concat")
+
+
+@row("transformers", "LlamaAttention, its sliding DynamicCache", "decode, sliding", DENSE)
+def _sliding() -> Pairs:
+    return blocks("llama3", "sliding", window=5)
+
+
+@row("transformers", "gptj: apply_rotary_pos_emb", "rope-interleaved, rope-matrix", ANGLES)
+def _gptj() -> Pairs:
+    turn, tables = (
+        take("transformers.models.gptj.modeling_gptj", name)
+        for name in ("apply_rotary_pos_emb", "create_sinusoidal_positions")
+    )
+    x = torch.randn(2, 3, 64, 16, dtype=torch.float64)
+    sin, cos = tables(64, 16).expand(2, -1, -1).chunk(2, dim=-1)
+    for text in ("rope-interleaved", "rope-matrix"):
+        yield rotated(text, x), turn(x.transpose(1, 2), sin, cos).transpose(1, 2)
+
+
+@row("transformers", "gpt_neox: apply_rotary_pos_emb", "rope-partial", ANGLES)
+def _neox() -> Pairs:
+    module, x = "transformers.models.gpt_neox.modeling_gpt_neox", torch.randn(2, 3, 64, 32)
+    for share in (0.25, 0.5, 1.0):
+        rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
+        config = take("transformers", "GPTNeoXConfig")(
+            hidden_size=96, num_attention_heads=3, rope_parameters=rope
+        )
+        places = torch.arange(64).expand(2, -1)
+        cos, sin = take(module, "GPTNeoXRotaryEmbedding")(config)(x, places)
+        theirs, _ = take(module, "apply_rotary_pos_emb")(x, x, cos, sin)
+        yield rotated(f"rope-partial:{share}", x.double()), theirs
+
+
+@row("torchtune", "RotaryPositionalEmbeddings", "rope-interleaved", ANGLES)
+def _torchtune() -> Pairs:
+    make = of_file("torchtune", "modules/position_embeddings.py", "RotaryPositionalEmbeddings")
+    for base, dims in product((10000, 500000), (16, 64)):
+        x = torch.randn(2, 3, 64, dims)
+        theirs = make(dims, 64, base)(x.transpose(1, 2)).transpose(1, 2)
+        yield rotated(f"rope-interleaved:{base}", x.double()), theirs
+
+
+@row("torchtune", "Llama3ScaledRoPE.theta", "rope-llama3", DENSE)
+def _torchtune_llama3() -> Pairs:
+    from attnbench.schema.case import parse_position
+
+    make = of_file("torchtune", "models/llama3_1/_position_embeddings.py", "Llama3ScaledRoPE")
+    for dims, base, factor in product((16, 128), (10000, 500000), (8, 32)):
+        position = parse_position(f"rope-llama3:factor={factor}:base={base}")
+        ours = position.encoding.frequencies(position.values, dims, 1)
+        theirs = make(dims, 16, base, factor).theta.double()
+        yield torch.tensor(ours, dtype=torch.float64) / theirs, torch.ones(len(ours)).double()
+
+
+LUCIDRAINS: dict[str, dict[str, float]] = {
+    "rope-interleaved": {},
+    "rope-interleaved:500000": {"theta": 500000},
+    "rope-ntk:factor=4": {"theta_rescale_factor": 4.0},
+    "rope-linear:factor=4": {"interpolate_factor": 4.0},
+}
+for _text, _given in LUCIDRAINS.items():
+
+    @row("rotary-embedding-torch", f"RotaryEmbedding({', '.join(_given)})", _text, ANGLES)
+    def _lucidrains(text: str = _text, given: dict[str, Any] = _given) -> Pairs:
+        """It pairs neighbours; ours may pair halves, so the dims are reordered for it."""
+        x = torch.randn(2, 3, 64, 16)
+        halves = "interleaved" not in text
+        paired = torch.stack(x.chunk(2, dim=-1), dim=-1).flatten(-2) if halves else x
+        turn = take("rotary_embedding_torch", "RotaryEmbedding")(dim=16, **given)
+        theirs = turn.rotate_queries_or_keys(paired)
+        if halves:
+            theirs = torch.cat((theirs[..., ::2], theirs[..., 1::2]), dim=-1)
+        yield rotated(text, x.double()), theirs
+
+
+@row("x-transformers", "RotaryEmbedding(base_rescale_factor)", "rope-ntk", DENSE)
+def _x_rotary() -> Pairs:
+    from attnbench.schema.case import parse_position
+
+    for dims, factor in product((16, 64), (2, 8)):
+        made = take("x_transformers.x_transformers", "RotaryEmbedding")
+        theirs = made(dims, base_rescale_factor=factor).inv_freq.double()
+        position = parse_position(f"rope-ntk:{factor}")
+        ours = torch.tensor(position.encoding.frequencies(position.values, dims, 1))
+        yield ours.double() / theirs, torch.ones_like(theirs)
+
+
+@row("transformers", "xlm: create_sinusoidal_embeddings", "sinusoidal", DENSE)
+def _sinusoidal() -> Pairs:
+    from attnbench.worker.positions import addition
+
+    make = take("transformers.models.xlm.modeling_xlm", "create_sinusoidal_embeddings")
+    for tokens, width in ((5, 6), (64, 48), (300, 20)):
+        ours = addition(case_of(workload="layer", width=width, position="sinusoidal"), tokens)
+        assert ours is not None
+        yield ours, make(tokens, width, torch.empty(tokens, width))
+
+
+@row("transformers", "bloom: build_alibi_tensor", "alibi", DENSE)
+def _bloom() -> Pairs:
+    """It adds slope × j, which differs from ours by a number a query: softmax drops it."""
+    make = take("transformers.models.bloom.modeling_bloom", "build_alibi_tensor")
+    for heads in (*range(1, 21), 32, 71, 112):
+        theirs_H1S = make(torch.ones(1, 9), heads, torch.float32)
+        ours_HS = scores_added(case_of(heads=heads, seq_len=1, kv_len=9, position="alibi"))
+        yield ours_HS - ours_HS[..., :1], theirs_H1S.view(heads, 1, 9)
+
+
+@row("transformers", "mpt: build_mpt_alibi_tensor", "alibi", DENSE)
+def _mpt() -> Pairs:
+    make = take("transformers.models.mpt.modeling_mpt", "build_mpt_alibi_tensor")
+    for heads in (*range(1, 21), 32, 71, 112):
+        yield (
+            scores_added(case_of(heads=heads, seq_len=1, kv_len=9, position="alibi")),
+            make(heads, 9),
+        )
+
+
+@row("x-transformers", "AlibiPositionalBias", "alibi", DENSE)
+def _x_alibi() -> Pairs:
+    make = take("x_transformers.x_transformers", "AlibiPositionalBias")
+    for heads, (queries, keys) in product((1, 3, 4, 6, 12), ((9, 9), (3, 11))):
+        case = case_of(heads=heads, seq_len=queries, kv_len=keys, position="alibi")
+        yield scores_added(case), make(heads)(queries, keys)
+
+
+for _package, _module, _class in (
+    ("transformers", "transformers.models.t5.modeling_t5", "T5Attention"),
+    ("x-transformers", "x_transformers.x_transformers", "RelativePositionBias"),
+    ("torchscale", "torchscale.component.relative_position_bias", "RelativePositionBias"),
+):
+
+    @row(_package, f"{_class}._relative_position_bucket", "t5", EXACT)
+    def _t5(module: str = _module, name: str = _class) -> Pairs:
+        """The table's row of each bucket of theirs; distances at a bucket's edge left out."""
+        from attnbench.api.bias import learned
+
+        bucket = take(module, name)._relative_position_bucket
+        for (buckets, most), mask in product(((32, 128), (16, 64), (64, 1000)), ("full", "causal")):
+            text = f"t5:buckets={buckets}:distance={most}"
+            case = case_of(heads=3, seq_len=200, mask=mask, position=text)
+            distance_LS = torch.arange(200) - torch.arange(200)[:, None]
+            sides = mask == "full"
+            flag = {"causal": not sides} if "x_trans" in module else {"bidirectional": sides}
+            found = bucket(distance_LS, **flag, num_buckets=buckets, max_distance=most)
+            theirs = learned(buckets, 3, "cpu")[found].movedim(-1, 0)
+            side = buckets // 2 if sides else buckets
+            growth = torch.log(distance_LS.abs().double().clamp(min=1) / (side // 2))
+            growth = growth / math.log(most / (side // 2)) * (side - side // 2)
+            at_edge = ((growth - growth.round()).abs() < 1e-5) & (distance_LS.abs() > side // 2)
+            yield scores_added(case).masked_fill(at_edge, 0), theirs.masked_fill(at_edge, 0)
+
+
+@row("transformers", "SeamlessM4Tv2ConformerSelfAttention", "layer, shaw", EXACT)
+def _shaw() -> Pairs:
+    from attnbench.api.bias import relative_vectors
+
+    module = "transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2"
+    for clip, n in ((3, 10), (16, 40)):
+        config = take("transformers", "SeamlessM4Tv2Config")(
+            hidden_size=48, speech_encoder_attention_heads=3, attn_implementation="eager",
+            position_embeddings_type="relative_key", left_max_position_embeddings=clip,
+            right_max_position_embeddings=clip, speech_encoder_dropout=0.0,
+        )  # fmt: skip
+        theirs = take(module, "SeamlessM4Tv2ConformerSelfAttention")(config).double().eval()
+        case = case_of(
+            workload="layer", seq_len=n, batch=2, heads=3, width=48, projection="separate",
+            position=f"shaw:{clip}",
+        )  # fmt: skip
+        tensors = filled(case)
+        for name, weight in (("q", "wq"), ("k", "wk"), ("v", "wv"), ("out", "wo")):
+            getattr(theirs, f"linear_{name}").weight.data.copy_(tensors[weight])
+            getattr(theirs, f"linear_{name}").bias.data.zero_()
+        theirs.distance_embedding.weight.data.copy_(relative_vectors(case, "cpu"))
+        with torch.no_grad():
+            yield output_of(case, tensors), theirs(tensors["x"])[0]
+
+
+# Masks
+
+
+@row("transformers", "masking_utils", "causal, window, document, padding", EXACT)
+def _masks() -> Pairs:
+    from attnbench.api import dense_mask
+    from attnbench.schema.case import parse_mask
+
+    def theirs(name: str, *arguments: Any) -> Any:
+        return take("transformers.masking_utils", name)(*arguments)
+
+    causal = take("transformers.masking_utils", "causal_mask_function")
+    packed = torch.tensor([[0] * 5 + [1] * 3 + [2] * 5 + [3] * 3 + [4] * 5]).expand(3, -1)
+    kept = torch.arange(21) < torch.tensor([4, 21, 9])[:, None]
+    both = take("transformers.masking_utils", "and_masks")
+    masks = {
+        "causal": causal,
+        "window:4": theirs("sliding_window_causal_mask_function", 4),
+        "window:1": theirs("sliding_window_causal_mask_function", 1),
+        "document:6": theirs("chunked_causal_mask_function", 6, torch.zeros(3, dtype=torch.int)),
+        "document:5+3": both(causal, theirs("packed_sequence_mask_function", packed)),
+        "padding:4+21+9": theirs("padding_mask_function", kept),
+    }
+    for (text, function), queries in product(masks.items(), (21, 8, 1)):
+        item, place, key = torch.arange(3), torch.arange(21 - queries, 21), torch.arange(21)
+        found = function(item[:, None, None], 0, place[:, None], key)
+        ours = dense_mask(parse_mask(text), queries, 21, "cpu", batch=3)
+        ours = ours.view(-1, queries, 21).expand(3, -1, -1)
+        yield ours.double(), found.expand(3, queries, 21).double()
+
+
+@row("torch", "attention.bias.causal_lower_right", "causal", EXACT)
+def _lower_right() -> Pairs:
+    from attnbench.api import dense_mask
+    from attnbench.schema.case import parse_mask
+
+    for queries, keys in ((5, 5), (3, 9), (9, 3)):
+        theirs = take("torch.nn.attention.bias", "causal_lower_right")(queries, keys)
+        ours = dense_mask(parse_mask("causal"), queries, keys, "cpu")
+        yield ours.double(), theirs._materialize().double()
+
+
+# Softmax attention and layers
+
+CORES = ("naive", "naive-heads", "sdpa", "sdpa-math", "chunked", "split-kv")
+SIZES: list[dict[str, Any]] = [
+    {"batch": 2, "heads": 4, "kv_heads": 4, "seq_len": 70},
+    {"batch": 2, "heads": 6, "kv_heads": 2, "seq_len": 70, "value_dim": 8},
+    {"heads": 4, "kv_heads": 1, "seq_len": 130, "scale": 0.3},
+]
+
+
+@row("transformers", "llama: eager_attention_forward, repeat_kv", ", ".join(CORES), DENSE)
+def _eager() -> Pairs:
+    attend = take("transformers.models.llama.modeling_llama", "eager_attention_forward")
+    for name, sizes, mask in product(CORES, SIZES, ("full", "causal")):
+        case = case_of(**sizes, mask=mask)
+        inputs = qkv(case)
+        groups = SimpleNamespace(num_key_value_groups=case.heads // case.kv_heads, training=False)
+        hidden = torch.full((case.seq_len,) * 2, -math.inf, dtype=torch.float64).triu(1)
+        added = hidden if mask == "causal" else None
+        theirs = attend(groups, *inputs, added, case.softmax_scale)[0].transpose(1, 2)
+        for ours in computed(name, case, *inputs):
+            yield ours, theirs
+
+
+@row("fla-core", "naive_parallel_attn", ", ".join(CORES), EXACT)
+def _fla_attention() -> Pairs:
+    attend = of_file("fla", "ops/attn/naive.py", "naive_parallel_attn")
+    for name, sizes, window in product(CORES, SIZES, (None, 1, 9)):
+        case = case_of(**sizes, mask=f"window:{window}" if window else "causal")
+        inputs = qkv(case)
+        theirs = attend(*token_first(*inputs), scale=case.softmax_scale, window_size=window)[0]
+        for ours in computed(name, case, *inputs):
+            yield ours, theirs.transpose(1, 2)
+
+
+@row("local-attention", "LocalAttention(exact_windowsize)", "naive, chunked, sdpa", EXACT)
+def _local() -> Pairs:
+    for name, window in product(("naive", "chunked", "sdpa"), (4, 16)):
+        case = case_of(batch=2, heads=2, seq_len=64, mask=f"window:{window + 1}")
+        inputs = qkv(case)
+        theirs = take("local_attention", "LocalAttention")(
+            window_size=window, causal=True, look_backward=1, exact_windowsize=True,
+            use_rotary_pos_emb=False,
+        )  # fmt: skip
+        for ours in computed(name, case, *inputs):
+            yield ours, theirs(*inputs)
+
+
+@row("torch", "nn.MultiheadAttention", "layer, fused", EXACT)
+def _multihead() -> Pairs:
+    for mask, heads in product(("full", "causal"), (1, 3)):
+        case = case_of(
+            workload="layer", projection="fused", batch=2, heads=heads, width=16 * heads, mask=mask
+        )
+        theirs = torch.nn.MultiheadAttention(16 * heads, heads, bias=False, batch_first=True)
+        theirs = theirs.double()
+        tensors = filled(case)
+        theirs.in_proj_weight.data.copy_(tensors["wqkv"])
+        theirs.out_proj.weight.data.copy_(tensors["wo"])
+        hidden = torch.ones(24, 24, dtype=torch.bool).triu(1) if mask == "causal" else None
+        with torch.no_grad():
+            wanted = theirs(*[tensors["x"]] * 3, attn_mask=hidden, need_weights=False)[0]
+        yield output_of(case, tensors), wanted
+
+
+@row("transformers", "DeepseekV2Attention without its rotary part", "layer, mla", DENSE)
+def _mla() -> Pairs:
+    module = "transformers.models.deepseek_v2.modeling_deepseek_v2"
+    for heads, rank, values in ((2, 8, 16), (4, 12, 6)):
+        config = take("transformers", "DeepseekV2Config")(
+            hidden_size=40, num_attention_heads=heads, num_key_value_heads=heads, q_lora_rank=None,
+            kv_lora_rank=rank, qk_nope_head_dim=16, qk_rope_head_dim=4, v_head_dim=values,
+            attn_implementation="eager",
+        )  # fmt: skip
+        theirs = take(module, "DeepseekV2Attention")(config, 0).double()
+        theirs.kv_a_layernorm = torch.nn.Identity()
+        case = case_of(
+            workload="layer", projection=f"mla:{rank}", batch=2, heads=heads, width=40,
+            value_dim=values, mask="causal", scale=20**-0.5,
+        )  # fmt: skip
+        tensors = filled(case)
+        zero = torch.zeros(heads, 4, 40, dtype=torch.float64)
+        wq = torch.cat((tensors["wq"].view(heads, 16, 40), zero), 1).flatten(0, 1)
+        up = tensors["wupk"].view(heads, 16, rank), tensors["wupv"].view(heads, values, rank)
+        theirs.q_proj.weight.data.copy_(wq)
+        theirs.kv_a_proj_with_mqa.weight.data.copy_(torch.cat((tensors["wdown"], zero[0])))
+        theirs.kv_b_proj.weight.data.copy_(torch.cat(up, 1).flatten(0, 1))
+        theirs.o_proj.weight.data.copy_(tensors["wo"])
+        hidden = torch.full((24, 24), -math.inf, dtype=torch.float64).triu(1)
+        unturned = torch.ones(2, 24, 2, dtype=torch.complex64)
+        with torch.no_grad():
+            wanted = theirs(tensors["x"], hidden, position_embeddings=unturned)[0]
+        yield output_of(case, tensors), wanted
+
+
+# Sparse patterns
+
+
+@row("transformers", "LongformerSelfAttention", "sliding-window", DENSE)
+def _longformer() -> Pairs:
+    make = take("transformers.models.longformer.modeling_longformer", "LongformerSelfAttention")
+    for window in (4, 8):
+        config = take("transformers", "LongformerConfig")(
+            hidden_size=32, num_attention_heads=2, attention_window=[window],
+            attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        theirs = make(config, 0).double().eval()
+        x = torch.randn(2, 32, 32, dtype=torch.float64)
+        nowhere = torch.zeros(2, 32, dtype=torch.bool)
+        with torch.no_grad():
+            heads = [getattr(theirs, name)(x) for name in ("query", "key", "value")]
+            inputs = [y.view(2, 32, 2, 16).transpose(1, 2) for y in heads]
+            wanted = theirs(x, torch.zeros(2, 32).double(), is_index_masked=nowhere,
+                            is_index_global_attn=nowhere, is_global_attn=False)[0]  # fmt: skip
+        case = case_of(batch=2, heads=2, seq_len=32)
+        for ours in computed(f"sliding-window:{window}", case, *inputs):
+            yield ours, wanted.view(2, 32, 2, 16).transpose(1, 2)
+
+
+# The place of a query and that of a key, and whether the pair is admitted; before it, if causal.
+RULES: dict[str, Callable[[int, int], bool]] = {
+    "sliding-window:6": lambda i, j: abs(i - j) <= 3,
+    "dilated-window:window=6:dilation=2": lambda i, j: abs(i - j) <= 6 and (i - j) % 2 == 0,
+    "window-global:window=6:global_tokens=2": lambda i, j: abs(i - j) <= 3 or min(i, j) < 2,
+    "strided:5": lambda i, j: abs(i - j) < 5 or (i - j) % 5 == 0,
+    "strided-fixed:stride=5:summary=2": lambda i, j: i // 5 == j // 5 or j % 5 >= 3,
+}
+for _name, _rule in RULES.items():
+
+    @row("own loops", _name.partition(":")[0], _name, EXACT)
+    def _pattern(name: str = _name, rule: Callable[[int, int], bool] = _rule) -> Pairs:
+        for mask, queries in product(("full", "causal"), (24, 9)):
+            case = case_of(batch=2, heads=2, seq_len=queries, kv_len=24, mask=mask)
+            q, k, v = qkv(case)
+            wanted = torch.zeros_like(q)
+            for row, i in enumerate(range(24 - queries, 24)):
+                seen = [j for j in range(24) if rule(i, j) and (j <= i or mask == "full")]
+                scores = (q[:, :, row, None] * k[:, :, seen]).sum(-1) * case.softmax_scale
+                weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+                wanted[:, :, row] = (weights[..., None] * v[:, :, seen]).sum(-2)
+            for ours in computed(name, case, q, k, v):
+                yield ours, wanted
+
+
+# Linear and low-rank attention
+
+
+@row("fla-core", "naive_chunk_linear_attn(normalize)", "linear, -recurrent, -parallel", 1e-9)
+def _fla_linear() -> Pairs:
+    """It adds 1e-10 to sums of weights."""
+    attend = of_file("fla", "ops/linear_attn/naive.py", "naive_chunk_linear_attn")
+    for name, n in product(("linear", "linear-recurrent", "linear-parallel"), (64, 192)):
+        case = case_of(batch=2, heads=2, seq_len=n, mask="causal")
+        q, k, v = qkv(case)
+        features = [torch.nn.functional.elu(x) + 1 for x in (q, k)]
+        theirs = attend(*token_first(*features, v), scale=1.0, normalize=True)
+        for ours in computed(name, case, q, k, v):
+            yield ours, theirs.transpose(1, 2)
+
+
+@row("fla-core", "naive_recurrent_linear_attn(normalize)", "linear, its state", ANGLES)
+def _fla_recurrent() -> Pairs:
+    attend = of_file("fla", "ops/linear_attn/naive.py", "naive_recurrent_linear_attn")
+    case = case_of(batch=2, heads=2, seq_len=50, mask="causal")
+    q, k, v = qkv(case)
+    features = [torch.nn.functional.elu(x) + 1 for x in (q, k)]
+    theirs = attend(*token_first(*features, v), scale=1.0, normalize=True)[0]
+    for ours in computed("linear-recurrent", case, q, k, v):
+        yield ours, theirs.transpose(1, 2)
+
+
+@row("fla-core", "naive_retention", "retention", ANGLES)
+def _fla_retention() -> Pairs:
+    attend = of_file("fla", "ops/retention/naive.py", "naive_retention")
+    for heads, n in ((1, 40), (4, 200), (8, 64)):
+        case = case_of(batch=2, heads=heads, seq_len=n, mask="causal")
+        inputs = qkv(case)
+        for ours in computed("retention", case, *inputs):
+            yield ours, attend(*inputs)
+
+
+@row("fla-core", "naive_chunk_simple_gla", "retention", ANGLES)
+def _fla_gla() -> Pairs:
+    attend = of_file("fla", "ops/simple_gla/naive.py", "naive_chunk_simple_gla")
+    for heads, n in ((4, 150), (8, 64)):
+        case = case_of(batch=2, heads=heads, seq_len=n, mask="causal")
+        inputs = qkv(case)
+        fade = torch.log1p(-(2.0 ** (-5 - torch.arange(heads).double()))).expand(2, n, -1)
+        theirs = attend(*token_first(*inputs), fade)[0]
+        for ours in computed("retention", case, *inputs):
+            yield ours, theirs.transpose(1, 2)
+
+
+@row("performer-pytorch", "softmax_kernel, linear_attention", "performer", EXACT)
+def _performer() -> Pairs:
+    """With its directions ours, and without what it adds to features and sums."""
+    kernel, whole, causal = (
+        take("performer_pytorch.performer_pytorch", name)
+        for name in ("softmax_kernel", "linear_attention", "causal_linear_attention_noncuda")
+    )
+    directions = take("attnbench_impls.performer", "directions")
+    for features, mask in product((16, 40), ("full", "causal")):
+        case = case_of(batch=2, heads=2, seq_len=50, mask=mask)
+        q, k, v = qkv(case, size=0.5)
+        omega_FD = directions(case, features, 0).mT * case.head_dim**0.25
+        made = [kernel(x, projection_matrix=omega_FD, is_query=x is q, eps=0.0) for x in (q, k)]
+        theirs = whole(*made, v) if mask == "full" else causal(*made, v, eps=0.0)
+        for ours in computed(f"performer:{features}", case, q, k, v):
+            yield ours, theirs
+
+
+@row("linformer", "LinformerSelfAttention", "linformer", EXACT)
+def _linformer() -> Pairs:
+    for rank, heads in ((8, 1), (24, 4)):
+        case, width = case_of(heads=heads, seq_len=40), 16 * heads
+        x = torch.randn(1, 40, width, dtype=torch.float64)
+        theirs = take("linformer.linformer", "LinformerSelfAttention")(
+            width, 40, k=rank, heads=heads
+        ).double()
+        e_RS, f_RS = take("attnbench_impls.linformer", "projections")(case, rank, 0)
+        theirs.proj_k.data.copy_(e_RS.mT)
+        theirs.proj_v.data.copy_(f_RS.mT)
+        theirs.to_out = torch.nn.Identity()
+        with torch.no_grad():
+            heads_of = [getattr(theirs, f"to_{name}")(x) for name in "qkv"]
+            wanted = theirs(x).view(1, 40, heads, 16).transpose(1, 2)
+        inputs = [y.view(1, 40, heads, 16).transpose(1, 2) for y in heads_of]
+        for ours in computed(f"linformer:{rank}", case, *inputs):
+            yield ours, wanted
+
+
+@row("nystrom-attention", "NystromAttention", "nystrom", EXACT)
+def _nystrom() -> Pairs:
+    """One head of one item, since its first guess of the inverse is that of all together."""
+    for landmarks, steps in ((8, 6), (16, 4)):
+        case = case_of(heads=1, seq_len=64)
+        theirs = take("nystrom_attention", "NystromAttention")(
+            16, 16, 1, landmarks, steps, residual=False
+        ).double()
+        theirs.to_out = torch.nn.Identity()
+        x = torch.randn(1, 64, 16, dtype=torch.float64)
+        with torch.no_grad():
+            inputs = [y.unsqueeze(1) for y in theirs.to_qkv(x).chunk(3, dim=-1)]
+            wanted = theirs(x).unsqueeze(1)
+        for ours in computed(f"nystrom:{landmarks}:iterations={steps}", case, *inputs):
+            yield ours, wanted
+
+
+@row("transformers", "NystromformerSelfAttention", "nystrom", EXACT)
+def _nystromformer() -> Pairs:
+    make = take(
+        "transformers.models.nystromformer.modeling_nystromformer", "NystromformerSelfAttention"
+    )
+    for landmarks in (8, 16):
+        config = take("transformers", "NystromformerConfig")(
+            hidden_size=16, num_attention_heads=1, num_landmarks=landmarks,
+            segment_means_seq_len=64,
+        )  # fmt: skip
+        theirs, case = make(config).double().eval(), case_of(heads=1, seq_len=64)
+        theirs.conv.weight.data.zero_()
+        x = torch.randn(1, 64, 16, dtype=torch.float64)
+        with torch.no_grad():
+            inputs = [getattr(theirs, n)(x).unsqueeze(1) for n in ("query", "key", "value")]
+            wanted = theirs(x)[0].unsqueeze(1)
+        for ours in computed(f"nystrom:{landmarks}", case, *inputs):
+            yield ours, wanted
+
+
+# The table
+
+
+def compared(one: Row) -> dict[str, Any]:
+    """How far apart the two are at most, as a part of theirs; or what was raised."""
+    cases, most = 0, 0.0
+    version = None if one.package == "own loops" else importlib.metadata.version(one.package)
+    try:
+        torch.manual_seed(0)
+        for ours, theirs in one.pairs():
+            ours, theirs = (x.detach().double() for x in (ours, theirs))
+            apart = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-300))
+            cases, most = cases + 1, max(most, apart if apart == apart else math.inf)
+    except Exception as err:
+        return {"version": version, "cases": cases, "error": f"{type(err).__name__}: {err}"[:200]}
+    if not cases:
+        return {"version": version, "cases": 0, "error": "no case"}
+    return {"version": version, "cases": cases, "apart": most}
+
+
+def environment(folder: Path, tell: Callable[[str], None]) -> Path:
+    """The interpreter of the environment, made where it is not as `packages.txt` has it.
+
+    Raises:
+        UsageError: pip cannot install it.
+    """
+    from attnbench.errors import UsageError
+
+    python, made = folder / "bin" / "python", folder / "made-of.txt"
+    if made.exists() and made.read_text() == REQUIRED.read_text():
+        return python
+    tell(f"making an environment in {folder}: about 1 GB")
+    venv.create(folder, clear=True, with_pip=True)
+    install: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "-c",
+        ROOT / "constraints.txt",
+    ]
+    # What the packages want beside these is not needed for the functions that are compared.
+    for wanted in (["torch", "numpy", "msgspec", "psutil"], ["--no-deps", "-r", REQUIRED]):
+        done = subprocess.run([*install, *wanted], capture_output=True, text=True)
+        if done.returncode:
+            raise UsageError(f"pip in {folder}: {done.stderr.strip().splitlines()[-1]}")
+    made.write_text(REQUIRED.read_text())
+    return python
+
+
+def examine(output: Path, tell: Callable[[str], None]) -> tuple[Path, list[Any], bool]:
+    """Compare all rows in their environment; the page, its table, and whether all are within.
+
+    Raises:
+        UsageError: the environment cannot be made, or its process ends early.
+        StoreError: the folder cannot be written.
+    """
+    from attnbench.errors import UsageError
+    from tests.validation.page import Table, markdown, write_texts
+
+    python = environment(ROOT / "build" / "packages", tell)
+    settings = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    rows, well = [], True
+    with subprocess.Popen(
+        [python, "-W", "ignore", "-m", __name__], cwd=ROOT, env=settings, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for one, line in zip(
+            ROWS, filter(lambda x: x.startswith("{"), process.stdout), strict=False
+        ):
+            found = json.loads(line)
+            within = "error" not in found and found["apart"] <= one.tolerance
+            well &= within
+            rows.append((
+                one.package, found["version"] or "–", one.function, one.ours, str(found["cases"]),
+                found["error"] if "error" in found else f"{found['apart']:.1e}",
+                f"{one.tolerance:.0e}", "within" if within else "BEYOND",
+            ))  # fmt: skip
+            tell("  ".join(rows[-1]))
+    if len(rows) < len(ROWS):
+        raise UsageError(f"{python} ended with {process.returncode} at row {len(rows) + 1}")
+    header = (
+        "package", "version", "function", "held against it", "cases", "largest difference",
+        "tolerance", "verdict",
+    )  # fmt: skip
+    cases = sum(int(x[4]) for x in rows)
+    table = Table(
+        title=f"{len(rows)} functions of other packages, {cases} cases",
+        header=header, rows=tuple(rows),
+        note="Differences are parts of their largest number. torch of the environment:"
+        f" {importlib.metadata.version('torch')}.",
+    )  # fmt: skip
+    folder = output / "selftest-packages"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_texts(folder, {PAGE: markdown("make validate PART=packages", [table])})
+    return folder / PAGE, [table], well
+
+
+if __name__ == "__main__":
+    from attnbench.api.loader import load_built_in
+
+    torch.set_num_threads(1)
+    load_built_in()
+    for each in ROWS:
+        print(json.dumps(compared(each)), flush=True)
+    sys.exit(0)

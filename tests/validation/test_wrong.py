@@ -1,0 +1,55 @@
+"""What `check` prints is read by kernel; drawn cells are found again by their numbers."""
+
+from collections import Counter
+
+from attnbench.api.loader import load_built_in
+from attnbench.schema.case import Case
+from tests.validation import cells, wrong
+from tests.validation.wrong_kernels import RIGHT, SAYS
+
+OUTPUT = """\
+heads-modulo
+1. o is wrong: 59 checks, only grouped heads
+   query head h uses key/value head h mod G, not h // (H / G)
+   padding, causal: attention forward n=48 B=1 H=4 G=2 D=32 float32 causal
+   batch 0, head 1, query 2, dim 1: expected -1.014, got 1.508; the error may be 1.889e-05
+   query 2 misses keys 4 … 9; it should see 0 … 12
+
+2. it raises ValueError: 1 check
+
+implementation     verdict            passed   failed   worst error/allowed
+────────────────────────────────────────────────────────────────────────────
+heads-modulo       FAILED                 41       60                > 1000
+right-as-view      right (6 of 366)        6        0                 0.505
+
+right-as-view returns the same memory at each call
+"""
+
+
+def test_sentences_are_read_and_the_name_of_the_check_that_is_shown_is_not():
+    heads, view = wrong.read(OUTPUT, ["heads-modulo", "right-as-view"])
+    assert (heads.verdict, heads.passed, heads.failed) == ("FAILED", 41, 60)
+    assert heads.sentences == (
+        "o is wrong: 59 checks, only grouped heads",
+        "query head h uses key/value head h mod G, not h // (H / G)",
+        "query 2 misses keys 4 … 9; it should see 0 … 12",
+        "it raises ValueError: 1 check",
+    )
+    assert heads.explained
+    assert heads.well
+    assert view.sentences == ("right-as-view returns the same memory at each call",)
+    assert view.well
+
+
+def test_kernels_are_told_apart_by_name():
+    assert len(SAYS) >= 40
+    assert len(RIGHT) >= 10
+    assert not set(RIGHT) & set(SAYS)
+
+
+def test_a_cell_is_found_again_by_its_number_and_makes_sense():
+    load_built_in()
+    found = [cells.drawn(number, 3, Counter()) for number in range(40)]
+    assert found == [cells.drawn(number, 3) for number in range(40)]
+    assert all(Case.from_json(cell.case.to_json()) == cell.case for cell in found)
+    assert len({cell.impl.partition(":")[0] for cell in found}) > 8
