@@ -6,7 +6,7 @@ BIN := .venv/bin
 OUT ?= results/gpu
 LIMIT ?= 270
 
-.PHONY: bench test unit test-fresh lint mutants gate history benchmark validate chaos gpu gpu-verify gpu-rehearsal clean
+.PHONY: bench test unit test-fresh lint mutation gate history benchmark validate chaos gpu gpu-verify gpu-rehearsal clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
@@ -30,9 +30,18 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Does a test notice each of these deliberately broken variants of the package? About five minutes.
-mutants: .venv/installed
-	$(BIN)/python -m tests.mutants --jobs 2
+# How many small changes of a deciding module do its tests notice? MODULE is gate/decide, worker/reference,
+# theory/costs, base/stats or execution/supervision. cosmic-ray draws the changes, always the same ones of
+# the same source, for SECONDS or until CHANGES of them are tried.
+SECONDS ?= 300
+CHANGES ?= 1000
+mutation: .venv/installed build/mutation/installed
+	build/mutation/bin/python tests/mutation.py "$(MODULE)" $(SECONDS) $(CHANGES)
+
+build/mutation/installed:
+	$(PYTHON) -m venv build/mutation
+	build/mutation/bin/pip install --quiet cosmic-ray==8.7.0
+	touch $@
 
 # Is the working tree slower, larger or wrong, held against BASE (or where its branch began)?
 # Advisory: it says so, and ends with 0.
