@@ -15,9 +15,9 @@ bench: .venv/installed
 test: lint
 	@$(MAKE) --no-print-directory unit
 
-# One process a core; whole files, so that what a file's tests share is made once.
+# One process a core; one that is done takes work from the others. SLOW=yes also runs the tests marked slow.
 unit: .venv/installed
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist worksteal $(if $(SLOW),,-m "not slow")
 
 # All of that in a new clone of HEAD, as on a machine where nobody has run before; narrower with
 # ISA=avx2 or sse4 (the instructions that libraries may use) and CPUS=0 (the cores). See tests/fresh.sh.

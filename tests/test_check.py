@@ -404,12 +404,6 @@ def _softmax(scores, v):
 # Wrong kernels of others: most were right in a battery that left each axis at its default.
 WRONG: dict[str, Any] = {
     "ignores the scale": lambda q, k, v, scale: _softmax(q * q.shape[-1] ** -0.5 @ k.mT, v),
-    "squares the scale": lambda q, k, v, scale: _softmax(
-        q @ k.mT * scale**2 * q.shape[-1] ** 0.5, v
-    ),
-    "rounds D up": lambda q, k, v, scale: _softmax(
-        q @ k.mT * (scale if q.shape[-1] % 2 == 0 else 0.9 * scale), v
-    ),
     "reads q as if it were contiguous": lambda q, k, v, scale: _softmax(
         torch.as_strided(q, q.shape, torch.empty(q.shape).stride(), 0) * scale @ k.mT, v
     ),

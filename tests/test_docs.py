@@ -103,6 +103,7 @@ def test_the_claims_in_the_docs_are_read(tmp_path):
     assert read(file).names() == ["sdpa-speed"]
 
 
+@pytest.mark.slow
 def test_the_kernels_of_the_docs_are_right_but_for_what_the_text_says(tmp_path):
     from attnbench.execution.checks import run_checks
 

@@ -257,7 +257,13 @@ def test_resume_elsewhere_is_refused_and_names_the_difference(
     assert (killed_copy / RECORDS).read_bytes() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+SLOWLY = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(x, marks=SLOWLY) for x in (signal.SIGTERM, signal.SIGHUP))],
+)
 def test_an_interrupt_ends_with_its_code_the_resume_command_and_no_worker(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -413,6 +419,7 @@ def test_records_of_a_run_that_was_removed_are_not_taken_for_stored(tmp_path: Pa
             writer.append(synthetic.ok(Case(seq_len=16), "naive"))
 
 
+@pytest.mark.slow
 def test_a_file_that_ends_the_worker_is_one_line_with_its_last_words_which_steer_no_terminal(
     cli: Cli, assert_refused: Refused, tmp_path: Path
 ) -> None:

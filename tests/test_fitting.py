@@ -302,6 +302,7 @@ def swept(folder: Any, name: str, *args: object) -> dict[tuple[str, int], Record
     return {(x.cell.impl, x.cell.case.seq_len): x for x in run.records}
 
 
+@pytest.mark.slow
 def test_larger_cells_than_one_that_ran_out_are_skipped_unless_they_are_to_be_tried(tmp_path):
     sizes = ("--impls", "hungry,naive", "--seq-lens", "32..128")
     rows = swept(tmp_path, "pruned", *sizes, "--processes", "1")

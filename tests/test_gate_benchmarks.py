@@ -162,6 +162,7 @@ def test_a_round_is_in_one_test_at_a_time_as_its_author_meant_it(tmp_path, monke
         assert not (Path(version.root) / "__pycache__").exists()
 
 
+@pytest.mark.slow
 def test_what_becomes_of_tests_before_they_are_timed(tmp_path):
     """What fails in one version alone is tried once more."""
     broken = "from flags import ONLY_NEW\n\ndef test_broken(benchmark):\n    benchmark(int)\n"

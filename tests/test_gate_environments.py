@@ -156,8 +156,13 @@ while control.recv(99): pass
     ("trouble", "limit_s", "why"),
     [
         ("echo 'the last word' >&2; exit 3", 120.0, "the last word"),
-        ("exit 3", 120.0, "exit code 3"),
-        (f"exec {PYTHON} -c '{SILENT}' \"$@\"", 0.1, "no answer for 0.1 s"),
+        pytest.param("exit 3", 120.0, "exit code 3", marks=pytest.mark.slow),
+        pytest.param(
+            f"exec {PYTHON} -c '{SILENT}' \"$@\"",
+            0.1,
+            "no answer for 0.1 s",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_environment_that_dies_or_hangs_costs_its_round_and_twice_in_a_row_the_run(

@@ -61,6 +61,7 @@ def wait_until(holds: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_each_has_its_fate_the_innocent_have_times_and_nothing_is_left(
     tmp_path: Path, marked: Marked
 ) -> None:

@@ -61,6 +61,7 @@ def entries(catalogue: Catalogue) -> set[str]:
     return rows.union(*(getattr(catalogue, kind) for kind in kinds))
 
 
+@pytest.mark.slow
 def test_each_name_of_the_table_and_each_entry_has_a_command_that_measures_what_it_names(
     worker: LocalRunner, planned: Any
 ) -> None:

@@ -470,6 +470,7 @@ def test_more_than_two_profiles_are_refused(profiled, assert_refused, line):
     assert_refused(profiled(line), "two profiles are compared")
 
 
+@pytest.mark.slow
 def test_one_implementation_in_two_environments_is_two_profiles(profiled):
     python = f"--python {shlex.quote(sys.executable)}"
     done = profiled(f"naive {python} {python} --name p")

@@ -135,6 +135,7 @@ def keys(path: Path) -> list[tuple[str, str]]:
     return sorted((line["case_id"], line["impl"]) for line in lines)
 
 
+@pytest.mark.slow
 def test_every_cell_has_one_record_though_a_node_is_lost(survived: tuple[Path, str]) -> None:
     path, err = survived
     assert "node b: " in err
@@ -146,6 +147,7 @@ def test_every_cell_has_one_record_though_a_node_is_lost(survived: tuple[Path, s
     assert {record.status for record in run.records} == {"ok"}
 
 
+@pytest.mark.slow
 def test_the_cells_of_a_case_are_on_one_node_which_the_table_names(
     survived: tuple[Path, str],
 ) -> None:
@@ -159,6 +161,7 @@ def test_the_cells_of_a_case_are_on_one_node_which_the_table_names(
     assert {row["node"] for row in rows} <= of.keys() <= {"a", "b"}
 
 
+@pytest.mark.slow
 def test_code_is_sent_along_and_nothing_is_left_on_a_lost_node(
     survived: tuple[Path, str], flags: Path
 ) -> None:
@@ -167,6 +170,7 @@ def test_code_is_sent_along_and_nothing_is_left_on_a_lost_node(
     wait_for(lambda: not psutil.pid_exists(int(pid)))
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_measured_on_another_model_if_that_is_asked_for(
     survived: tuple[Path, str], cluster: Any, tmp_path: Path
 ) -> None:
@@ -184,6 +188,7 @@ def test_what_is_missing_is_measured_on_another_model_if_that_is_asked_for(
     assert "Measured on 2 device models: another CPU (7 cells), " in ended.stdout
 
 
+@pytest.mark.slow
 def test_more_threads_than_a_node_has_cpus_are_refused_before_anything_is_written(
     cluster: Any, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from attnbench.api import IMPLEMENTATIONS, attention_builder
 from attnbench.measure.probes import call_kept
-from attnbench.schema.case import Case, parse_mask, parse_position
+from attnbench.schema.case import Case, parse_position
 from attnbench.schema.record import Record
 from attnbench.worker.checking import Entry
 from attnbench.worker.measuring import prepare
@@ -146,13 +146,10 @@ ATTENTION: dict[str, Any] = {"heads": 4, "seq_len": 48, "head_dim": 16}
 LAYER = ATTENTION | {"workload": "layer", "width": 64, "projection": "fused"}
 DECODE = LAYER | {"workload": "decode", "projection": "separate", "new_tokens": 4}
 CASES: dict[str, dict[str, Any]] = {
-    "causal": {"mask": parse_mask("causal"), **ATTENTION},
     "grouped, rope": {"kv_heads": 2, "position": parse_position("rope"), **ATTENTION},
     "half, both": {"dtype": "bfloat16", "pass_": "both", **ATTENTION},
-    "backward": {"pass_": "backward", **ATTENTION},
     "layer, both": {"pass_": "both", **LAYER},
     "decode": {"cache": "static", **DECODE},
-    "decode, uncached": {"cache": "none", **DECODE},
     "network, both": {"workload": "recurrent", "seq_len": 16, "width": 32, "pass_": "both"},
 }
 

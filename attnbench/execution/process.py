@@ -315,7 +315,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
     def ended(self) -> int | None:
         """End it; its exit code, or None if it had to be killed."""
         self._control.close()
-        return self._child.ended()
+        return self._child.ended(_GRACE_S)
 
     def __exit__(self, *_: object) -> None:
         self._held.close()

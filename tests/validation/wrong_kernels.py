@@ -21,10 +21,8 @@ from attnbench.api import (
     Case,
     attention_builder,
     dense_bias,
-    dense_mask,
     hidden_and_blind,
     mask_spans,
-    position_bias,
 )
 
 Tensor = torch.Tensor
@@ -118,34 +116,12 @@ def own_scale(case):
     return lambda q, k, v: attend(q, k, v, q.shape[-1] ** -0.5, masks)
 
 
-@wrong("scale-twice", "twice|squared")
-def scale_twice(case):
-    """q is scaled when it is loaded, and the scores once more: two people fixed one overflow."""
-    masks, scale = hidden_and_blind(case), case.softmax_scale
-    return lambda q, k, v: attend(q * scale, k, v, scale, masks)
-
-
-@wrong("scale-by-width", "1/D")
-def scale_by_width(case):
-    """1/D in place of 1/√D: muP's rule read into a kernel for ordinary models."""
-    masks = hidden_and_blind(case)
-    scale = case.scale or 1 / case.head_dim
-    return lambda q, k, v: attend(q, k, v, scale, masks)
-
-
 @wrong("scale-of-64", r"scale|\bD\b")
 def scale_of_64(case):
     """0.125, the scale of D = 64, which all of the author's models have."""
     masks = hidden_and_blind(case)
     scale = case.scale or 0.125
     return lambda q, k, v: attend(q, k, v, scale, masks)
-
-
-@wrong("scale-of-values", r"scale|V != D")
-def scale_of_values(case):
-    """1/√V: the width is read off the last tensor that came by."""
-    masks = hidden_and_blind(case)
-    return lambda q, k, v: attend(q, k, v, case.scale or v.shape[-1] ** -0.5, masks)
 
 
 @wrong("exp2-unscaled", r"exp2|ln\(2\)|log2")
@@ -161,14 +137,6 @@ def exp2_unscaled(case):
         return o if blind is None else o.masked_fill(blind, 0)
 
     return call
-
-
-@wrong("scale-folded-once", "scale")
-def scale_folded_once(case):
-    """The scale is compared with its default and left to SDPA: another one is passed as √scale."""
-    masks = hidden_and_blind(case)
-    scale = case.softmax_scale if case.scale is None else math.sqrt(abs(case.scale))
-    return lambda q, k, v: attend(q, k, v, scale, masks)
 
 
 # Masks.
@@ -216,29 +184,6 @@ def window_one_wide(case):
     return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
 
 
-@wrong("window-one-narrow", "one key too narrow", masks=("full", "causal", "window"))
-def window_one_narrow(case):
-    """`key > place - window + 1`: exclusive where the other end is inclusive."""
-    place, key = places(case)
-    admitted = causal_of(case)
-    if case.mask.before is not None:
-        admitted = (key <= place) & (key > place - case.mask.before)
-    masks = masked_by(admitted)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
-@wrong("window-from-left", "window|top left|L != S", masks=("full", "causal", "window"))
-def window_from_left(case):
-    """The window's near end is bottom-right, its far end is counted from the query's own number."""
-    place, key = places(case)
-    admitted = causal_of(case)
-    if case.mask.before is not None:
-        row = torch.arange(case.seq_len).unsqueeze(1)
-        admitted = (key <= place) & (key >= row - case.mask.before)
-    masks = masked_by(admitted)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
 @wrong("padding-of-first", "length of the first|padding", masks=ALL_MASKS)
 def padding_of_first(case):
     """The mask is built for batch item 0 and broadcast."""
@@ -246,33 +191,6 @@ def padding_of_first(case):
     if case.mask.lengths:
         hidden, blind = masks
         masks = None if hidden is None else hidden[:1], None if blind is None else blind[:1]
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
-@wrong("padding-rounded", "padding", masks=("full", "causal", "padding"))
-def padding_rounded(case):
-    """Lengths are rounded up to what a vector load takes, 8, and the rest is not hidden again."""
-    masks = hidden_and_blind(case)
-    if case.mask.lengths:
-        lengths = [-(-case.mask.length(case.kv_len, item) // 8) * 8 for item in range(case.batch)]
-        admitted = torch.arange(case.kv_len) < torch.tensor(lengths).view(-1, 1, 1, 1)
-        masks = masked_by(admitted.expand(-1, -1, case.seq_len, -1))
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
-@wrong("document-one-early", "document|key", masks=("full", "causal", "document"))
-def document_one_early(case):
-    """Cumulative lengths searched from the wrong side: a document's first token is the last's."""
-    masks = hidden_and_blind(case)
-    if case.mask.documents:
-        place, key = places(case)
-        starts = torch.tensor(case.mask.document_starts)
-        number = [
-            torch.searchsorted(starts, x.clamp(min=0) % starts[-1])
-            + x.clamp(min=0) // starts[-1] * len(starts)
-            for x in (place, key)
-        ]
-        masks = masked_by((number[0] == number[1]) & (key <= place))
     return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
 
 
@@ -284,29 +202,11 @@ def documents_across(case):
     return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
 
 
-@wrong("prefix-inclusive", "prefix is one key too long", masks=("full", "causal", "prefix"))
-def prefix_inclusive(case):
-    """`key <= prefix`, though key numbers begin at 0."""
-    place, key = places(case)
-    admitted = causal_of(case)
-    if case.mask.prefix:
-        admitted = (key <= place) | (key <= case.mask.prefix)
-    masks = masked_by(admitted)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
 @wrong("nan-without-keys", "no key")
 def nan_without_keys(case):
     """-inf in a whole row: softmax is NaN there. Only where L > S, which no training has."""
     hidden = ~causal_of(case)
     return lambda q, k, v: attend(q, k, v, case.softmax_scale, (hidden, None))
-
-
-@wrong("mean-without-keys", "no key")
-def mean_without_keys(case):
-    """A large negative number in place of -inf: a row without keys gets the mean of v."""
-    bias = (~causal_of(case)) * -1e4
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, bias=bias.to(q.dtype))
 
 
 # Grouped heads.
@@ -320,54 +220,6 @@ def heads_modulo(case):
     def call(q, k, v):
         k, v = (x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v))
         return attend(q, k, v, case.softmax_scale, masks)
-
-    return call
-
-
-@wrong("groups-by-shift", r"group|H ?/ ?G|heads")
-def groups_by_shift(case):
-    """h >> log2(H/G): right for 1, 2 and 4 heads a group, and off the end of the groups for 3."""
-    masks, shift = hidden_and_blind(case), (case.heads // case.kv_heads).bit_length() - 1
-    group = (torch.arange(case.heads) >> shift).clamp(max=case.kv_heads - 1)
-    return lambda q, k, v: attend(q, k[:, group], v[:, group], case.softmax_scale, masks)
-
-
-@wrong("groups-in-pairs", r"group|H ?/ ?G|heads")
-def groups_in_pairs(case):
-    """Two query heads of a group at a time; an odd one at the end is left as the one before it."""
-    masks, sharing = hidden_and_blind(case), case.heads // case.kv_heads
-
-    def call(q, k, v):
-        o = attend(q, k, v, case.softmax_scale, masks)
-        if sharing > 1 and sharing % 2:
-            kept = [h - (h % sharing == sharing - 1) for h in range(case.heads)]
-            return o[:, kept]
-        return o
-
-    return call
-
-
-@wrong("one-group-or-all", "key/value head 0|group", gqa=True)
-def one_group_or_all(case):
-    """Multi-head and multi-query alone were thought of: fewer groups than heads means one."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        if k.shape[1] != q.shape[1]:
-            k, v = k[:, :1], v[:, :1]
-        return attend(q, k, v, case.softmax_scale, masks)
-
-    return call
-
-
-@wrong("heads-packed", r"heads|\bH\b")
-def heads_packed(case):
-    """Heads are packed by powers of two; those beyond the last full pack get its last's o."""
-    masks, packed = hidden_and_blind(case), 1 << (case.heads.bit_length() - 1)
-
-    def call(q, k, v):
-        o = attend(q, k, v, case.softmax_scale, masks)
-        return o[:, torch.arange(case.heads).clamp(max=packed - 1)]
 
     return call
 
@@ -398,81 +250,11 @@ def alibi_by_count(case):
     return with_alibi(case, [2 ** (-8 * h / case.heads) for h in range(1, case.heads + 1)])
 
 
-@wrong("alibi-from-0", "alibi|slope", positions=("alibi",))
-def alibi_from_0(case):
-    """Slopes counted from h = 0: each head has its neighbour's, the first one 1."""
-    return with_alibi(case, [1.0, *slopes_of(case.heads)][: case.heads])
-
-
-@wrong("alibi-reversed", "alibi|slope", positions=("alibi",))
-def alibi_reversed(case):
-    """The list of slopes the other way round, as one sorted it."""
-    return with_alibi(case, slopes_of(case.heads)[::-1])
-
-
 @wrong("alibi-sign", "alibi|slope|sign", positions=("alibi",))
 def alibi_sign(case):
     """What is far gets more: the minus stands in the paper's figure alone."""
     place, key = places(case)
     return with_alibi(case, slopes_of(case.heads), (key - place).abs())
-
-
-@wrong(
-    "alibi-signed",
-    "alibi.*(full|mask|unmasked|causal)|(full|unmasked).*alibi",
-    positions=("alibi",),
-)
-def alibi_signed(case):
-    """slope·(j − i): the same under a causal mask, and a premium on later keys without one."""
-    place, key = places(case)
-    return with_alibi(case, slopes_of(case.heads), key - place)
-
-
-@wrong("alibi-without-offset", r"alibi.*L|L.*alibi", positions=("alibi",))
-def alibi_without_offset(case):
-    """Distances from the query's own number: right where L = S, or softmax forgives it."""
-    _, key = places(case)
-    row = torch.arange(case.seq_len).unsqueeze(1)
-    return with_alibi(case, slopes_of(case.heads), -(key - row).abs())
-
-
-@wrong("bias-before-scale", "alibi|t5|bias", positions=("alibi", "t5"))
-def bias_before_scale(case):
-    """scale·(qk + bias) where qk·scale + bias is meant: BERT's order of operations."""
-    masks, added = hidden_and_blind(case), dense_bias(case)
-
-    def call(q, k, v):
-        bias = None if added is None else added(q) * case.softmax_scale
-        return attend(q, k, v, case.softmax_scale, masks, bias)
-
-    return call
-
-
-@wrong("bias-of-first-head", "alibi|t5|head", positions=("alibi", "t5"))
-def bias_of_first_head(case):
-    """The bias of head 0 is broadcast: a stride of 0 is passed for the head axis."""
-    masks, added = hidden_and_blind(case), dense_bias(case)
-
-    def call(q, k, v):
-        bias = None if added is None else added(q)[:, :1]
-        return attend(q, k, v, case.softmax_scale, masks, bias)
-
-    return call
-
-
-@wrong("shaw-unscaled", "shaw", positions=("shaw",))
-def shaw_unscaled(case):
-    """q·r is added to the scaled scores without the scale: r is thought of as a bias."""
-    masks, bias = hidden_and_blind(case), position_bias(case)
-    whole = slice(0, case.seq_len), slice(0, case.kv_len)
-
-    def call(q, k, v):
-        if bias is None:
-            return attend(q, k, v, case.softmax_scale, masks)
-        added = bias.block(bias.columns(q), *whole)
-        return attend(q, k, v, case.softmax_scale, masks, added.to(q.dtype))
-
-    return call
 
 
 # Rotary encodings inside the kernel: its definition says which one it is.
@@ -521,41 +303,6 @@ def rope_neighbours(case):
     return call
 
 
-@wrong("rope-base", "rotar|rope|θ|base|frequenc", **ROPE)
-def rope_base(case):
-    """θ from a base of 500,000, Llama 3's, for a model of the older one."""
-    masks, (place, key) = hidden_and_blind(case), places(case)
-
-    def call(q, k, v):
-        q, k = turned(q, place[:, 0], 5e5), turned(k, key, 5e5)
-        return attend(q, k, v, case.softmax_scale, masks)
-
-    return call
-
-
-@wrong("rope-one-on", "rotar|rope|place|position", **ROPE)
-def rope_one_on(case):
-    """The query stands one place further on: the cache's length was raised too early."""
-    masks, (place, key) = hidden_and_blind(case), places(case)
-
-    def call(q, k, v):
-        return attend(turned(q, place[:, 0] + 1), turned(k, key), v, case.softmax_scale, masks)
-
-    return call
-
-
-@wrong("rope-no-offset", r"L != S|L < S|L > S", **ROPE)
-def rope_no_offset(case):
-    """Queries are turned from place 0 on, though keys were there before them."""
-    masks, (_, key) = hidden_and_blind(case), places(case)
-
-    def call(q, k, v):
-        row = torch.arange(q.shape[2])
-        return attend(turned(q, row), turned(k, key), v, case.softmax_scale, masks)
-
-    return call
-
-
 @wrong("rope-again", "rotar|rope")
 def rope_again(case):
     """A kernel that fuses RoPE turns q and k that came turned already."""
@@ -579,13 +326,6 @@ def dims_of_16(case):
     return lambda q, k, v: attend(q[..., :whole], k[..., :whole], v, case.softmax_scale, masks)
 
 
-@wrong("dims-in-pairs", r"D (is )?(odd|not|no)|\bD\b")
-def dims_in_pairs(case):
-    """Two half-precision numbers a load: the last dimension of an odd D is lost."""
-    masks, whole = hidden_and_blind(case), max(1, case.head_dim // 2 * 2)
-    return lambda q, k, v: attend(q[..., :whole], k[..., :whole], v, case.softmax_scale, masks)
-
-
 @wrong("values-as-wide", "V != D|shape")
 def values_as_wide(case):
     """The output is made like q, and filled as far as values reach: V is taken to be D."""
@@ -598,18 +338,6 @@ def values_as_wide(case):
             if o.shape[-1] > q.shape[-1]
             else F.pad(o, (0, q.shape[-1] - o.shape[-1]))
         )
-
-    return call
-
-
-@wrong("values-of-8", r"\bV\b")
-def values_of_8(case):
-    """Values are added up in vectors of 8; the columns beyond the last full one stay 0."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        o = attend(q, k, v, case.softmax_scale, masks)
-        return torch.where(torch.arange(o.shape[-1]) < max(8, o.shape[-1] // 8 * 8), o, 0)
 
     return call
 
@@ -639,19 +367,6 @@ def last_block_dropped(case):
     return with_first_keys(case, max(case.kv_len // 32 * 32, min(32, case.kv_len)))
 
 
-@wrong("block-starts-twice", "twice|double|counted|key")
-def block_starts_twice(case):
-    """Blocks overlap by one key, as `range(0, S, 63)` with slices of 64 has them."""
-    hidden, blind = hidden_and_blind(case)
-    taken = [j for at in range(0, case.kv_len, 31) for j in range(at, min(at + 32, case.kv_len))]
-
-    def call(q, k, v):
-        shown = None if hidden is None else hidden[..., taken]
-        return attend(q, k[:, :, taken], v[:, :, taken], case.softmax_scale, (shown, blind))
-
-    return call
-
-
 @wrong("batch-of-first", "batch")
 def batch_of_first(case):
     """The batch index is left out of the address of keys and values."""
@@ -659,18 +374,6 @@ def batch_of_first(case):
     return lambda q, k, v: attend(
         q, k[:1].expand_as(k), v[:1].expand_as(v), case.softmax_scale, masks
     )
-
-
-@wrong("batch-of-two", "batch")
-def batch_of_two(case):
-    """A grid of two along the batch, from the author's own test: the third item is the first's."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        item = torch.arange(q.shape[0]) % 2
-        return attend(q, k[item], v[item], case.softmax_scale, masks)
-
-    return call
 
 
 # Softmax by parts.
@@ -703,12 +406,6 @@ def online(case: Case, size: int, *, rescale: bool = True) -> Any:
 HALF: Any = {"dtypes": ("float32", "bfloat16", "float16")}
 
 
-@wrong("online-not-rescaled", "rescal|maximum|split|parts|block", **HALF)
-def online_not_rescaled(case):
-    """The sum is rescaled when the maximum rises, the output so far is not."""
-    return online(case, 32, rescale=False)
-
-
 def by_splits(case: Case, count: int, *, rescale: bool = True) -> Any:
     """Keys in splits of their own maximum, joined by their log-sum-exps."""
     (hidden, blind), scale = hidden_and_blind(case), case.softmax_scale
@@ -736,21 +433,6 @@ def split_not_rescaled(case):
     return by_splits(case, 4, rescale=False)
 
 
-@wrong("split-averaged", "rescal|split|parts|weigh", **HALF)
-def split_averaged(case):
-    """The outputs of two halves of the keys are averaged: right where both weigh the same."""
-    hidden, blind = hidden_and_blind(case)
-
-    def call(q, k, v):
-        if k.shape[2] < 2 or hidden is not None:
-            return attend(q, k, v, case.softmax_scale, (hidden, blind))
-        halves = blocks(k.shape[2], -(-k.shape[2] // 2))
-        found = [attend(q, k[:, :, j], v[:, :, j], case.softmax_scale) for j in halves]
-        return torch.stack(found).mean(0)
-
-    return call
-
-
 @wrong("not-normalised", "normalis|sum of (the )?(weights|exponentials)|divided", **HALF)
 def not_normalised(case):
     """exp(s − max)·V without the division by the sum: the epilogue was never written."""
@@ -761,52 +443,6 @@ def not_normalised(case):
         scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
         p = (scores - scores.amax(-1, keepdim=True)).exp()
         o = (p.to(v.dtype) @ repeated(q, v)).to(q.dtype)
-        return o if blind is None else o.masked_fill(blind, 0)
-
-    return call
-
-
-@wrong("sum-over-heads", "head", **HALF)
-def sum_over_heads(case):
-    """The buffer of row sums is cleared once a batch item, not once a head: sums pile up."""
-    (hidden, blind), scale = hidden_and_blind(case), case.softmax_scale
-
-    def call(q, k, v):
-        scores = ((q * scale) @ repeated(q, k).mT).float()
-        scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-        p = (scores - scores.amax(-1, keepdim=True)).exp()
-        o = (p @ repeated(q, v).float() / p.sum(-1, keepdim=True).cumsum(1)).to(q.dtype)
-        return o if blind is None else o.masked_fill(blind, 0)
-
-    return call
-
-
-@wrong("maximum-over-heads", "large logits|head|finite", **HALF)
-def maximum_over_heads(case):
-    """The running maximum is kept from head to head; too large a one lets a whole row vanish."""
-    (hidden, blind), scale = hidden_and_blind(case), case.softmax_scale
-
-    def call(q, k, v):
-        scores = ((q * scale) @ repeated(q, k).mT).float()
-        scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-        top = scores.detach().amax(-1, keepdim=True).cummax(1).values
-        p = (scores - top).exp()
-        o = (p @ repeated(q, v).float() / p.sum(-1, keepdim=True)).to(q.dtype)
-        return o if blind is None else o.masked_fill(blind, 0)
-
-    return call
-
-
-@wrong("no-maximum", "large logits|overflow", **HALF)
-def no_maximum(case):
-    """exp(s) as it is: random inputs never overflow it."""
-    (hidden, blind), scale = hidden_and_blind(case), case.softmax_scale
-
-    def call(q, k, v):
-        scores = ((q * scale) @ repeated(q, k).mT).float()
-        scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-        p = scores.exp()
-        o = (p @ repeated(q, v).float() / p.sum(-1, keepdim=True)).to(q.dtype)
         return o if blind is None else o.masked_fill(blind, 0)
 
     return call
@@ -830,23 +466,6 @@ def half_scores_unscaled(case):
     return call
 
 
-@wrong("half-sums", "error is|precision|half|bfloat16|float16")
-def half_sums(case):
-    """Outputs and sums are kept in half precision, key after key: each addition rounds."""
-    masks, scale = hidden_and_blind(case), case.softmax_scale
-
-    def call(q, k, v):
-        if case.element_bytes > 2:
-            return attend(q, k, v, scale, masks)
-        p, v = weights_of(q, repeated(q, k), scale, masks[0]).to(q.dtype), repeated(q, v)
-        o = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
-        for j in range(v.shape[2]):
-            o = o + p[..., j : j + 1] * v[:, :, j : j + 1]
-        return o if masks[1] is None else o.masked_fill(masks[1], 0)
-
-    return call
-
-
 @wrong("weights-in-bfloat16", "bfloat16", dtypes=("float32",))
 def weights_in_bfloat16(case):
     """Weights are rounded to bfloat16 for the second product, in float32, too."""
@@ -856,26 +475,6 @@ def weights_in_bfloat16(case):
         p = weights_of(q, repeated(q, k), case.softmax_scale, hidden).bfloat16().to(v.dtype)
         o = p @ repeated(q, v)
         return o if blind is None else o.masked_fill(blind, 0)
-
-    return call
-
-
-@wrong("scores-in-bfloat16", "bfloat16", dtypes=("float32",))
-def scores_in_bfloat16(case):
-    """q and k go through the tensor cores' narrow type; only sums are float32."""
-    masks = hidden_and_blind(case)
-    return lambda q, k, v: attend(
-        q.bfloat16().float(), k.bfloat16().float(), v, case.softmax_scale, masks
-    )
-
-
-@wrong("float64-in-float32", "float32|float64")
-def float64_in_float32(case):
-    """`.float()` where the accumulator is chosen: float64 becomes narrower by it."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        return attend(q.float(), k.float(), v.float(), case.softmax_scale, masks).to(q.dtype)
 
     return call
 
@@ -916,24 +515,6 @@ def offset_ignored(case):
     return call
 
 
-@wrong("row-stride-of-q", "strided|stride")
-def row_stride_of_q(case):
-    """One stride of rows is passed, that of q, and used for keys and values, too."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        step = q.stride(2)
-        if k.shape[2] > 1 and step != k.stride(2) and step <= k.stride(2):
-            k = torch.as_strided(
-                k, k.shape, (*k.stride()[:2], step, k.stride(3)), k.storage_offset()
-            )
-        elif k.shape[2] > 1 and step > k.stride(2):
-            k = k.roll(1, 2)
-        return attend(q, k, v, case.softmax_scale, masks)
-
-    return call
-
-
 @wrong("same-buffer", "same memory|buffer|kept", passes=("forward",))
 def same_buffer(case):
     """The output is allocated once, in `build`: the result of the call before changes under it."""
@@ -956,18 +537,6 @@ def result_by_address(case):
     return call
 
 
-@wrong("keys-by-address", "k of an earlier call|kept", passes=("forward",))
-def keys_by_address(case):
-    """Keys are packed once and found again by address, though a cache is written in place."""
-    masks, kept = hidden_and_blind(case), dict[Any, Tensor]()
-
-    def call(q, k, v):
-        packed = kept.setdefault((k.data_ptr(), k.shape), k.clone())
-        return attend(q, packed, v, case.softmax_scale, masks)
-
-    return call
-
-
 @wrong("query-scaled-in-place", "changes its input", passes=("forward",))
 def query_scaled_in_place(case):
     """`q *= scale` to spare a buffer: the caller's q."""
@@ -975,32 +544,7 @@ def query_scaled_in_place(case):
     return lambda q, k, v: attend(q.mul_(scale), k, v, 1.0, masks)
 
 
-@wrong("output-not-transposed", "transpose|laid out")
-def output_not_transposed(case):
-    """Computed as (B, L, H, V), and given the asked-for shape by `view`."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        o = attend(q, k, v, case.softmax_scale, masks)
-        return o.transpose(1, 2).reshape(o.shape)
-
-    return call
-
-
 # Decoding.
-
-
-@wrong("one-query-short", "one query|decod|last key")
-def one_query_short(case):
-    """The path for a single query has the cache's length before the new token was written."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        if q.shape[2] == 1 and k.shape[2] > 1:
-            return attend(q, k[:, :, :-1], v[:, :, :-1], case.softmax_scale)
-        return attend(q, k, v, case.softmax_scale, masks)
-
-    return call
 
 
 @wrong("few-queries-see-all", r"L < S|L != S|quer|mask is not applied")
@@ -1008,20 +552,6 @@ def few_queries_see_all(case):
     """The decoding path is taken for up to 8 queries, so drafted tokens see the future."""
     masks = (None, None) if 1 < case.seq_len <= 8 else hidden_and_blind(case)
     return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
-@wrong("own-copy-of-keys", "earlier call|kept|decod", passes=("forward",))
-def own_copy_of_keys(case):
-    """For one query the kernel keeps keys of its own and appends the last one, whoever asks."""
-    masks, own = hidden_and_blind(case), dict[Any, Tensor]()
-
-    def call(q, k, v):
-        if q.shape[2] > 1 or k.shape[2] < 2:
-            return attend(q, k, v, case.softmax_scale, masks)
-        kept = own.setdefault(k.shape, k[:, :, :-1].clone())
-        return attend(q, torch.cat((kept, k[:, :, -1:]), 2), v, case.softmax_scale)
-
-    return call
 
 
 # Chance.
@@ -1114,18 +644,6 @@ def dk_of_first_in_group(case):
     return by_hand(case, backward)
 
 
-@wrong("dk-averaged", "G/H|group")
-def dk_averaged(case):
-    """dk and dv are averaged over the group, as expanded tensors' gradients are by some."""
-
-    def backward(q, k, v, p, do, scale):
-        dq, dk, dv = gradients(q, k, v, p, do, scale)
-        share = k.shape[1] / q.shape[1]
-        return dq, dk * share, dv * share
-
-    return by_hand(case, backward)
-
-
 @wrong("dq-unscaled", r"scale|sqrt\(D\)|√D")
 def dq_unscaled(case):
     """q was scaled when it was loaded, so dq still lacks the factor, and dk has it."""
@@ -1188,13 +706,6 @@ def all_need_gradients(case):
     return call
 
 
-@wrong("values-detached", "dv|gradient|grad")
-def values_detached(case):
-    """`v.detach()` was meant for the saved copy, and stands in the product."""
-    masks = hidden_and_blind(case)
-    return lambda q, k, v: attend(q, k, v.detach() + 0 * v, case.softmax_scale, masks)
-
-
 @wrong("backward-of-first-call", "earlier call|kept|gradient|second")
 def backward_of_first_call(case):
     """Weights for the backward pass are kept in `build`'s cache: those of the first call."""
@@ -1235,12 +746,6 @@ def right_blocks(case):
     return online(case, 48)
 
 
-@right("right-seven-splits", **HALF)
-def right_splits(case):
-    """Split-KV in seven splits, joined by their maxima."""
-    return by_splits(case, 7)
-
-
 @right("right-in-float64", masks=ALL_MASKS)
 def right_in_float64(case):
     """All in float64, rounded once."""
@@ -1258,18 +763,6 @@ def right_as_view(case):
     def call(q, k, v):
         o = attend(q, k, F.pad(v, (3, 5)), case.softmax_scale, masks)
         return o[..., 3:-5]
-
-    return call
-
-
-@right("right-transposed")
-def right_transposed(case):
-    """The output is stored as (B, L, H, V), as the next projection likes it."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        o = attend(q, k, v, case.softmax_scale, masks)
-        return o.transpose(1, 2).contiguous().transpose(1, 2)
 
     return call
 
@@ -1318,23 +811,6 @@ def right_grouped_einsum(case):
     return call
 
 
-@right("right-padded")
-def right_padded(case):
-    """D is filled up to a multiple of 16, and S to one of 64, whose keys are hidden."""
-    hidden, blind = hidden_and_blind(case)
-    more = -case.kv_len % 64
-    if hidden is None:
-        hidden = torch.zeros(case.seq_len, case.kv_len, dtype=torch.bool)
-    hidden = F.pad(hidden, (0, more), value=True)
-
-    def call(q, k, v):
-        q, k = (F.pad(x, (0, -x.shape[-1] % 16)) for x in (q, k))
-        k, v = (F.pad(x, (0, 0, 0, more)) for x in (k, v))
-        return attend(q, k, v, case.softmax_scale, (hidden, blind))
-
-    return call
-
-
 @right("right-by-log-sum-exp", masks=ALL_MASKS, positions=("alibi", "t5", "shaw"))
 def right_by_log_sum_exp(case):
     """exp(s − lse): the normaliser goes into the exponent, biases included."""
@@ -1350,22 +826,5 @@ def right_by_log_sum_exp(case):
         p = (scores - scores.logsumexp(-1, keepdim=True)).exp()
         o = p.to(v.dtype) @ repeated(q, v)
         return o if blind is None else o.masked_fill(blind, 0)
-
-    return call
-
-
-@right("right-query-by-query", passes=("forward",))
-def right_query_by_query(case):
-    """Each query by itself, with as many keys as it sees and no mask at all."""
-    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device)
-
-    def call(q, k, v):
-        o = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
-        for i in range(q.shape[2]):
-            keys = admitted[i].nonzero().flatten()
-            if len(keys):
-                row = q[:, :, i : i + 1], k[:, :, keys], v[:, :, keys]
-                o[:, :, i : i + 1] = attend(*row, case.softmax_scale)
-        return o
 
     return call
