@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
     "gate/decide": "gate_sign_test gate_sequential gate_verdict gate_exact gate_observation"
     " gate_stored",
-    "worker/reference": "check fault layer families",
-    "theory/costs": "costs decode",
+    "worker/reference": "check fault",
+    "theory/costs": "costs",
     "base/stats": "times speed",
     "execution/supervision": "supervision",
 }

@@ -11,30 +11,22 @@ import pandas as pd
 import pytest
 
 from attnbench.analysis import doubts
-from attnbench.analysis.axes import fixed, label, label_axes, varying
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.doubts import doubt_sentence
 from attnbench.analysis.highlights import (
-    SUMMARY,
-    cache_sentence,
-    fastest_sentence,
     highlights,
-    summary_rows,
 )
 from attnbench.analysis.table import (
     compared,
-    failures,
     load,
     rope_cost,
-    spent,
     to_csv,
     to_json,
     to_parquet,
 )
 from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
-from attnbench.schema.case import Case, Position, parse_mask, parse_position
-from attnbench.schema.record import Record
+from attnbench.schema.case import Case
 from tests import synthetic
 
 DESIGNED = """
@@ -85,20 +77,6 @@ def test_what_is_unknown_is_null_and_never_zero(loaded):
     assert frame["time_us_ci_low"].isna().all()  # four samples give no interval
     assert frame["interval"].isna().all()
     assert frame["time_us_median"].notna().all()
-
-
-def test_a_known_zero_stays_zero_and_large_counts_keep_every_digit(tmp_path):
-    metrics = {"memory_workspace_bytes": 0, "error_max": 0.0, "flops_useful": 2**60 + 1}
-    record = replace(synthetic.ok(Case(), "naive"), metrics=metrics)
-    row = load(synthetic.write_run(tmp_path, "cell", [record])).iloc[0]
-    assert {name: row[name] for name in metrics} == metrics
-
-
-def test_integers_beside_nulls_stay_integers(loaded):
-    frame = loaded["quick"].frame
-    assert frame["flops_useful"].isna().any()
-    integers = [name for name, column in COLUMNS.items() if column.kind == "int"]
-    assert {str(frame[name].dtype) for name in integers} == {"Int64"}
 
 
 def test_rates_are_the_metrics_over_the_median_time(loaded):
@@ -159,28 +137,6 @@ def test_speed_is_naives_time_over_this_time(loaded):
         assert (others["speed"] <= others["speed_high"]).all()
 
 
-def test_the_cost_of_rope_pairs_the_same_case_with_and_without(tmp_path):
-    def cell(position: Position, factor: float) -> Record:
-        record = synthetic.ok(Case(position=position), "naive")
-        samples = synthetic.samples(100.0 * factor, "same")
-        return Record(cell=record.cell, status="ok", samples=samples)
-
-    alone = synthetic.ok(Case(seq_len=64, position=parse_position("rope")), "naive")
-    pair = [cell(Position(), 1.0), cell(parse_position("rope"), 1.25)]
-    costs = rope_cost(load_run(synthetic.write_run(tmp_path, "rope", [*pair, alone])))
-    assert costs["cost"].tolist() == [pytest.approx(1.25)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_highlights_and_summaries_are_whole_texts(loaded, name):
-    sentences = highlights(loaded[name].run, loaded[name].compared, loaded[name].costs)
-    assert sentences
-    assert all(text.endswith(".") and "nan" not in text.split() for text in sentences)
-    for row in summary_rows(loaded[name].compared):
-        assert list(row) == ["case", *SUMMARY.names()]
-        assert all(isinstance(text, str) and text for text in row.values())
-
-
 def sentences(**times: float) -> str:
     """The highlights of one case of implementations that take so many microseconds."""
     records = [
@@ -199,85 +155,6 @@ def test_highlights_name_the_fastest_only_where_it_is_faster_than_every_other():
     assert "fastest" not in text
     assert re.search(r"twin with 5.* µs is level with sdpa \(± \d+(\.\d+)? %\)\.", text)
     assert "naive takes 1" in sentences(naive=100.0)
-
-
-def test_what_a_cache_saves_is_of_cases_that_differ_in_nothing_but_the_cache():
-    one = Case(workload="decode", mask=parse_mask("causal"), cache="static", new_tokens=8)
-    times = {one: 100.0, replace(one, cache="concat"): 200.0}
-    times |= {replace(case, layers=4): 4 * time_us for case, time_us in times.items()}
-    records = [
-        replace(synthetic.ok(case, "naive"), samples=synthetic.samples(time_us, "naive"))
-        for case, time_us in times.items()
-    ]
-    run = Run(path=Path("r"), info={"run_id": "r"}, records=records)
-    sentence = cache_sentence(run, compared(run))
-    assert "cache concat" in sentence
-    assert "2.00×" in sentence
-
-
-def test_a_tie_that_is_known_badly_is_no_level_in_the_sentence_either():
-    records = [
-        replace(synthetic.ok(Case(), impl), samples=synthetic.samples(us, impl))
-        for impl, us in (("naive", 100.0), ("sdpa", 50.0), ("twin", 60.0), ("other", 70.0))
-    ]
-    frame = compared(Run(path=Path("r"), info={"run_id": "r"}, records=records))
-    for impl, low, high in (("twin", 0.97, 1.06), ("other", 0.6, 1.7), ("naive", 1.8, 2.2)):
-        frame.loc[frame["impl"] == impl, ["behind_low", "behind_high"]] = low, high
-    end = "is level with twin (± 6 %), and not told apart from other (0.600–1.70×)."
-    assert fastest_sentence(frame).endswith(end)
-
-
-def test_what_is_level_with_naive_is_called_so_in_the_table_too():
-    for time_us, expected in ((100.4, r"level ± [\d.]+ %"), (50.0, r"[\d.]+×")):
-        records = [
-            replace(synthetic.ok(Case(), impl), samples=synthetic.samples(us, impl))
-            for impl, us in (("naive", 100.0), ("mine", time_us))
-        ]
-        rows = summary_rows(compared(Run(path=Path("r"), info={"run_id": "r"}, records=records)))
-        assert re.fullmatch(expected, next(r["speed"] for r in rows if r["impl"] == "mine"))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "shown"),
-    [(0.98, 1.06, "level ± 6 %"), (0.9, 1.7, "0.900–1.70×"), (1.1, 1.7, "1.30×")],
-)
-def test_a_tie_that_is_known_badly_is_shown_as_its_interval(low, high, shown):
-    row = {"impl": "mine", "speed": 1.3, "speed_low": low, "speed_high": high}
-    assert SUMMARY.get("speed").text(row) == shown
-
-
-def test_failures_are_gathered_by_reason_and_the_wrong_ones_come_first(loaded):
-    rows = failures(loaded["failed"].frame)
-    assert rows["status"].tolist()[0] == "incorrect"
-    assert len(rows) == 7
-    quick = failures(loaded["quick"].frame)
-    flex = quick[quick["impl"] == "flex"].iloc[0]
-    assert (flex["cells"], flex["smallest_n"], flex["largest_n"]) == (5, 128, 2048)
-
-
-def test_wall_time_adds_up_and_a_killed_run_tells_what_its_records_know(loaded):
-    run = loaded["quick"].run
-    assert sum(s for _, s in spent(run)) == pytest.approx(run.info["spent"]["wall_s"])
-    killed = dict(spent(replace(run, info=run.info | {"spent": None})))
-    assert killed["check"] == pytest.approx(sum(r.spent_s["check"] for r in run.records))
-
-
-def test_labels_name_only_what_varies_in_a_workload(loaded):
-    frame = loaded["quick"].frame
-    names = label_axes(frame)
-    assert "width" in varying(frame)
-    assert "width" not in names["decode"]
-    assert names["attention"] == ["workload", "position", "heads", "seq_len"]
-    assert label(frame.iloc[0], names["attention"]) == "attention H=4 n=128"
-    assert fixed(frame) == "cpu, float32, forward, full, D=64, B=1"
-
-
-def test_a_cell_recorded_twice_is_one_row_and_one_of_another_device_has_no_device_name(tmp_path):
-    lost = synthetic.failed(Case(), "naive", "timeout", "60 s")
-    records = [lost, *(synthetic.ok(Case(device=d), "naive") for d in ("cpu", "cuda"))]
-    frame = load(synthetic.write_run(tmp_path, "again", records))
-    assert frame["status"].tolist() == ["ok", "ok"]
-    assert frame["device_name"].notna().tolist() == [True, False]
 
 
 def test_a_command_that_is_proposed_repeats_no_default() -> None:

@@ -17,7 +17,7 @@ import attnbench
 from attnbench.analysis import doubts
 from attnbench.api import IMPLEMENTATIONS, loader
 from attnbench.cli.sweep import sweep
-from attnbench.errors import UnknownNameError, UsageError
+from attnbench.errors import UsageError
 from attnbench.execution.store import load_run
 
 # The example of the design, with a body.
@@ -72,14 +72,6 @@ def test_causal_is_bottom_right_where_the_lengths_differ() -> None:
     torch.testing.assert_close(attnbench.get("naive")(q, k, v, causal=True), expected)
 
 
-def test_gradients_flow_through() -> None:
-    q = draw(1, 2, 5, 4).requires_grad_()
-    k, v = draw(1, 2, 6, 4), draw(1, 2, 6, 4)
-    (got,) = torch.autograd.grad(attnbench.get("naive")(q, k, v).sum(), q)
-    (expected,) = torch.autograd.grad(scaled_dot_product_attention(q, k, v).sum(), q)
-    torch.testing.assert_close(got, expected)
-
-
 GOOD = (2, 4, 6, 8)
 MISFITS: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], list[str]]] = {
     "three axes": (lambda: (draw(4, 6, 8),) * 3, ["four axes"]),
@@ -119,22 +111,6 @@ def test_what_an_implementation_cannot_take_is_said(tmp_path: Path) -> None:
     IMPLEMENTATIONS.remove("picky")
     with pytest.raises(UsageError, match="picky cannot take this: takes bfloat16, not float64"):
         call(draw(*GOOD), draw(*GOOD), draw(*GOOD))
-
-
-def test_a_file_may_be_named_again_and_no_other_stands_in_for_it(
-    mine: Path, tmp_path: Path
-) -> None:
-    first, second = (attnbench.get("mine", file=str(mine)) for _ in range(2))
-    q, k, v = draw(*GOOD), draw(*GOOD), draw(*GOOD)
-    assert torch.equal(first(q, k, v), second(q, k, v))
-    (tmp_path / "other.py").write_text(MINE)
-    for name, file, says in (
-        ("mine", str(tmp_path / "other.py"), "'mine' is already registered"),
-        ("naive", "no/such/file.py", "does not exist"),
-        ("naiv", None, "did you mean 'naive'"),
-    ):
-        with pytest.raises((UsageError, UnknownNameError), match=says):
-            attnbench.get(name, file=file)
 
 
 def test_a_broken_entry_point_only_warns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,12 +159,3 @@ def test_sweep_and_load_return_the_same_table(mine: Path, tmp_path: Path) -> Non
     assert typed["files"] == (str(mine),)
     assert (typed["device"], typed["impls"], typed["heads"]) == ("cpu", ("naive",), (2,))
     assert typed["max_time"] == pytest.approx(0.03)
-
-
-@pytest.mark.usefixtures("imagined_worker")
-def test_a_sweep_of_nonsense_raises_and_writes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--impls"):
-        attnbench.sweep(output=tmp_path / "out", impls=("naiv",))
-    with pytest.raises(UsageError, match="seq_len must be a whole number"):
-        attnbench.sweep(output=tmp_path / "out", seq_lens=(0,))
-    assert not (tmp_path / "out").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Callable, Iterable
@@ -16,7 +15,6 @@ import pytest
 from attnbench.analysis.claims.judging import agrees, exit_code, finding, judged, read
 from attnbench.analysis.claims.quantities import Cells
 from attnbench.analysis.claims.statement import Formula, Relation, Unmeasured
-from attnbench.cli import main
 from attnbench.errors import UnknownNameError, UsageError
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case
@@ -189,25 +187,6 @@ def test_a_value_carries_the_interval_that_its_column_has(tmp_path, column, rela
     assert found.verdict == verdict, found.reason
 
 
-def test_where_no_cell_matches_the_nearest_implementation_is_named(tmp_path):
-    claim = stated(tmp_path, """
-        quantity = { kind = "value", column = "tflops", where = { impl = "naiv" } }
-        relation = { is = ">", limit = 1 }
-        """)  # fmt: skip
-    found = finding(claim, Cells(VERIFIED))
-    assert found.verdict == "inconclusive"
-    assert "impl = naiv, did you mean 'naive'?" in found.reason
-
-
-def test_a_term_that_is_no_part_of_the_time_has_a_share_of_nothing(tmp_path):
-    claim = stated(tmp_path, """
-        quantity = { kind = "share", workload = "attention", term = ["n d^2"], impl = "naive" }
-        relation = { is = "<", limit = 0.1 }
-        """)  # fmt: skip
-    found = finding(claim, Cells(VERIFIED))
-    assert found.verdict == "holds", found.reason
-
-
 @pytest.mark.parametrize(
     ("comparison", "limit", "tolerance", "low", "high", "verdict"),
     [
@@ -289,36 +268,6 @@ def test_a_file_that_makes_no_sense_is_one_line(
 
 
 # The command.
-
-
-def test_the_example_in_the_help_can_be_used_as_it_stands(cli: Cli, tmp_path):
-    text = main.commands["claims"].help or ""
-    example = textwrap.dedent(text[text.index("      [[claim]]") : text.index("`where`")])
-    (tmp_path / "mine.toml").write_text(example)
-    records = [cell(Case(seq_len=2048), impl, us) for impl, us in (("naive", 30), ("sdpa", 10))]
-    synthetic.write_run(tmp_path, "mine", records)
-    result = cli("claims", "--file", tmp_path / "mine.toml", "--output", tmp_path)
-    assert result.exit_code == 0, result.output
-    assert "sdpa-speed" in result.stdout
-    assert "1 holds, 0 refuted, 0 inconclusive; none against what is expected" in result.stdout
-
-
-def test_the_latest_run_is_taken_and_json_holds_claims_with_findings(
-    cli: Cli, assert_refused: Refused, tmp_path
-):
-    assert_refused(cli("claims", "--output", tmp_path), "no run", "attnbench sweep")
-    synthetic.write_run(tmp_path, "mine", of("decode"))
-    result = cli("claims", "--output", tmp_path, "--only", "rerun-flops,cached-flops", "--json")
-    found = json.loads(result.stdout, parse_constant=pytest.fail)
-    assert found["run"] == "mine"
-    assert [row["finding"]["verdict"] for row in found["claims"]] == ["refuted", "holds"]
-    assert [row["expected"] for row in found["claims"]] == ["refuted", "holds"]
-    assert result.exit_code == 0
-    result = cli("claims", "--output", tmp_path, "--only", "total-flops,rope-perplexity")
-    assert result.exit_code == 3
-    assert "not measured: needs a trained model" in result.stdout
-    result = cli("claims", "--output", tmp_path, "--only", "cached-flosp")
-    assert_refused(result, "unknown claim 'cached-flosp' (--only)", "did you mean 'cached-flops'")
 
 
 def test_a_verdict_that_is_not_expected_exits_1_and_is_named(cli: Cli, tmp_path):

@@ -251,31 +251,7 @@ def test_on_a_narrow_terminal_no_word_is_split_and_each_command_has_its_whole_se
     assert "against a run." in shown
 
 
-@pytest.mark.usefixtures("imagined_worker")
-@pytest.mark.parametrize(
-    ("flag", "value", "found"),
-    [
-        ("--max-time", "0.05", (0.05, 0.05)),
-        ("--min-time", "9", (9, 9)),
-        ("--max-time", "3", (0.1, 3)),
-    ],
-)
-def test_where_one_limit_of_time_is_given_the_other_gives_way(
-    cli: Cli, flag: str, value: str, found: tuple[float, float]
-) -> None:
-    assert cli("sweep", "--impls", "naive", flag, value, "--name", "r").exit_code == 0
-    settings = load_info(Path("results/r"))["settings"]
-    assert (settings["min_time_s"], settings["max_time_s"]) == found
-
-
 # What makes sense only in part is run in part.
-
-
-@pytest.mark.usefixtures("imagined_worker")
-def test_in_a_preset_the_axes_of_decode_apply_to_decode_alone(cli: Cli) -> None:
-    result = cli("sweep", "--preset", "quick", "--caches", "concat", "--name", "r", "--quiet")
-    assert result.exit_code == 0, result.stderr
-    assert {row["cache"] for row in exported(Path("results/r"))} == {None, "concat"}
 
 
 @pytest.mark.usefixtures("imagined_worker")
@@ -511,12 +487,6 @@ def test_a_worker_that_cannot_start_is_one_line_and_no_hang(
     assert_refused(cli("list"), "a worker", python, exit_code=4)
 
 
-COMPLETED = (
-    ["export"], ["report"], ["verify"], ["claims"], ["compare", "made"], ["merge", "made"],
-    ["history", "folder", "--add"], ["profile", "naive", "--from"], ["sweep", "--resume"],
-)  # fmt: skip
-
-
 def completed(*args: str, incomplete: str = "") -> list[str]:
     """The names that a shell offers after these arguments, beside files."""
     offered = ShellComplete(main, {}, "attnbench", "_ATTNBENCH_COMPLETE").get_completions(
@@ -524,23 +494,6 @@ def completed(*args: str, incomplete: str = "") -> list[str]:
     )
     assert [item.type for item in offered] == ["file"] + ["plain"] * (len(offered) - 1)
     return [item.value for item in offered[1:]]
-
-
-@pytest.mark.parametrize("args", COMPLETED, ids=" ".join)
-def test_a_shell_completes_names_of_runs_wherever_one_is_named(
-    run: Path, tmp_path: Path, args: list[str]
-) -> None:
-    for folder in ("damaged", "gate", "line\nbreak", "elsewhere/results/other"):
-        (tmp_path / "results" / folder).mkdir(parents=True)
-    (tmp_path / "results" / "file").write_text("")
-    (tmp_path / "results" / "gate" / "gate.json").write_text("")
-    for folder in ("damaged", "line\nbreak", "elsewhere/results/other"):
-        (tmp_path / "results" / folder / "run.json").write_text("{")
-    assert completed(*args) == ["latest", "previous", "damaged", "made"]
-    assert completed(*args, incomplete="ma") == ["made"]
-    there = [*args[:1], "--output", str(tmp_path / "results" / "elsewhere" / "results"), *args[1:]]
-    assert completed(*there) == ["latest", "previous", "other"]
-    assert completed("gate", "--replay") == ["latest", "previous", "gate"]
 
 
 @pytest.mark.parametrize("output", ["nowhere", "file", "x" * 5000, "a/b", ""])
@@ -551,32 +504,7 @@ def test_completion_of_a_folder_that_cannot_be_read_offers_what_has_a_meaning(
     assert completed("export", "--output", output) == ["latest", "previous"]
 
 
-def test_completion_is_printed_for_bash(run: Path) -> None:
-    asked = {"COMP_WORDS": "attnbench export m", "COMP_CWORD": "2"}
-    ended = subprocess.run(
-        COMMAND, env=environment(_ATTNBENCH_COMPLETE="bash_complete", **asked),
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
-    assert (ended.stdout, ended.stderr) == ("file,m\nplain,made\n", "")
-
-
 # The latest run, and the one before it.
-
-
-def test_latest_and_previous_name_runs_by_when_they_were_made(
-    cli: Cli, assert_refused: Refused, run: Path, tmp_path: Path
-) -> None:
-    assert_refused(cli("export", "previous"), "only made in results yet")
-    assert_refused(cli("compare", "latest", "previous"), "only made in results yet")
-    newer = synthetic.write_named(tmp_path / "elsewhere", "one").rename(run.parent / "a-newer")
-    write_info(newer, load_info(newer) | {"created": "2999-01-01"})
-    (run.parent / "no-run").mkdir()
-    shown = cli("compare", "latest", "previous")
-    assert (shown.exit_code, shown.stdout) == (0, cli("compare", "a-newer", "made").stdout)
-    assert cli("report", "latest").stdout == "results/a-newer/report.html\n"
-    assert cli("report", "previous").stdout == "results/made/report.html\n"
-    (run.parent / "previous").mkdir()  # as an older version could make it: it is found as a folder
-    assert_refused(cli("export", "results/previous"), "results/previous is not a run")
 
 
 @pytest.mark.usefixtures("imagined_worker")

@@ -87,12 +87,6 @@ def examined(diagnosis: Diagnosis) -> doctor.Examination:
     return doctor.Examination(diagnosis=diagnosis, findings=doctor.judge(diagnosis))
 
 
-def test_a_fit_machine_has_nothing_but_passed_tests():
-    examination = examined(FIT)
-    assert {(f.kind, f.level, f.remedy) for f in examination.findings} == {("test", "ok", None)}
-    assert (examination.exit_code, examination.verdict) == (0, "fit to measure (no warnings)")
-
-
 UNFIT: dict[str, dict[str, Any]] = {
     "clock resolution": {"tests.clock.seen_us": 1.5},
     "spin of known length": {"tests.spin.error": -0.011},
@@ -206,16 +200,6 @@ def test_what_is_amiss_warns_with_fact_number_and_remedy_and_never_fails(name):
     assert (examination.exit_code, examination.verdict) == (0, "fit to measure (1 warning)")
 
 
-def test_what_is_unknown_warns_of_nothing():
-    diagnosis = copy.deepcopy(FIT)
-    for name in diagnosis["facts"]:
-        if name not in ("device", "threads", "thread_env", "system", "architecture"):
-            diagnosis["facts"][name] = None
-    diagnosis["meanwhile"] |= {"steal_share": None, "throttled_us": None}
-    diagnosis["gpu"] = dict.fromkeys(GPU)
-    assert found(diagnosis) == {}
-
-
 BOUNDS: dict[str, tuple[dict[str, Any], float | None]] = {
     "cores at the highest frequency": ({}, 4 * 64 * 3.0e-3),
     "no more cores than there are": ({"threads": 99}, 8 * 64 * 3.0e-3),
@@ -251,18 +235,6 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Diagnosis], None]:
 
     monkeypatch.setattr("attnbench.machine.host.thread_env", dict)
     return use
-
-
-def test_the_output_is_a_table_then_remedies_then_the_verdict(cli: Cli, diagnosed):
-    diagnosed(changed(**{"facts.governor": "powersave", "tests.spin.error": 0.03}))
-    result = cli("doctor")
-    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
-    assert result.exit_code == 4
-    assert lines[0].startswith("A processor · 4 threads on CPUs 0-7 · torch 2.13.0 (MKL 2024.2)")
-    assert any(line.startswith("✗   spin of known length") for line in lines)
-    assert "! CPU frequency governor: powersave" in lines
-    assert "→ fix the frequency: sudo cpupower frequency-set -g performance" in lines
-    assert lines[-1].startswith("✗ not fit to measure: spin of known length (1 warning")
 
 
 def test_a_gpu_is_shown_with_what_works_on_it_on_one_page_of_80_columns(
@@ -303,15 +275,6 @@ def test_json_is_one_object_with_facts_tests_findings_and_the_verdict(cli: Cli, 
     assert {"facts", "tests", "findings", "verdict", "meanwhile", "gpu"} <= set(told)
     assert (told["fit"], told["exit_code"]) == (True, 0)
     assert [f["name"] for f in told["findings"] if f["level"] == "warning"] == ["load"]
-
-
-def test_the_users_own_variables_are_judged_not_those_the_worker_was_given(
-    cli: Cli, diagnosed, monkeypatch
-):
-    diagnosed(changed(**{"facts.thread_env": {"OMP_NUM_THREADS": "4"}}))
-    monkeypatch.setattr("attnbench.machine.host.thread_env", lambda: {"OMP_NUM_THREADS": "16"})
-    result = cli("doctor", "--threads", "4")
-    assert "! OMP_NUM_THREADS=16, but 4 threads compute" in result.stdout
 
 
 def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypatch):

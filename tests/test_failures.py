@@ -51,13 +51,6 @@ def test_the_pattern_is_what_all_failed_and_none_that_passed_have(fails, found):
     assert pattern(failed, passed) == (found, (len(failed), len(passed) * (not found)))
 
 
-def test_those_that_passed_with_the_same_pattern_are_counted():
-    failed = [item for item in ITEMS if masked(item)]
-    assert pattern(failed[1:], [*failed[:1], *(x for x in ITEMS if not masked(x))]) == (
-        ("causal",), (len(failed) - 1, 1),
-    )  # fmt: skip
-
-
 def crossed(**values: Any) -> list[Item]:
     """An item for each combination of values of the case's fields."""
     rows = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
@@ -134,18 +127,6 @@ def test_what_others_may_follow_from_comes_first_and_what_was_not_tried_last():
     found = failures(results(lambda item: True, lambda item: {"code": next(codes)}))
     assert [kind.first.code for kind in found] == ["kept-result", "shape", "wrong", "skipped"]
     assert sum(len(kind.results) for kind in found) == len(ITEMS)
-
-
-def test_of_several_explanations_the_one_that_serves_most_counts():
-    def fault(item: Item) -> dict[str, Any]:
-        single = item.case.seq_len == 1
-        codes = ["scale-missing", "mask-ignored"] if single else ["mask-ignored"]
-        around = item.case.workload != "attention"
-        return {"code": "wrong", "tensor": "o", "explained": None if around else codes}
-
-    (kind,) = failures(results(lambda item: True, fault))
-    assert (kind.explained, len(kind.results)) == ("mask-ignored", len(ITEMS))
-    assert kind.first.item.case.workload == "attention"
 
 
 @pytest.mark.parametrize(

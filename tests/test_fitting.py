@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from attnbench.api import IMPLEMENTATIONS, Estimate, attention
 from attnbench.api.loader import load_built_in
-from attnbench.base.units import parse_memory
 from attnbench.errors import UsageError
 from attnbench.execution.store import load_run
 from attnbench.machine import facts, host
@@ -30,29 +29,6 @@ from tests.conftest import TINY, collector, run_attnbench
 load_built_in()
 GIB = 1 << 30
 SMALL = Case(heads=2, seq_len=24, head_dim=8)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("8GB", 8e9),
-        ("1.5 GiB", 1.5 * GIB),
-        ("80%", 0.8),
-        ("100 %", 1),
-        ("64mib", 64 << 20),
-        ("none", 0),
-    ],
-)
-def test_a_limit_of_memory_is_read(text, value):
-    assert parse_memory(text, "--memory-limit") == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "8", "0GB", "0%", "101%", "-1GB", "nan%", "1e9GB", "8 PB", "GB", "9" * 50 + "TB"]
-)
-def test_a_limit_that_makes_no_sense_is_refused_with_the_flag(text):
-    with pytest.raises(UsageError, match=r"^--memory-limit takes 8GB, 500MiB, 80% or none, not "):
-        parse_memory(text, "--memory-limit")
 
 
 def test_a_sweep_refuses_such_a_limit_in_one_line(cli, assert_refused, tmp_path):
@@ -166,11 +142,6 @@ def test_what_cannot_fit_is_skipped_and_the_others_of_its_case_are_kept(monkeypa
     assert looked_at("chunked", "sdpa", case=case)[0] == []
 
 
-def test_what_is_not_known_to_be_too_large_is_tried(monkeypatch):
-    monkeypatch.setattr(module, "free_bytes", lambda device: None)
-    assert looked_at("naive")[0] == ["naive"]
-
-
 @pytest.mark.parametrize(
     ("declared", "pruned", "says"),
     [
@@ -219,16 +190,6 @@ def test_what_decoding_keeps_alive_is_not_what_it_reads_in_a_step(monkeypatch, c
     assert given + prepared <= live
     monkeypatch.setattr(module, "free_bytes", lambda device: given)
     assert looked_at("naive", case=case)[0] == []
-
-
-def test_a_prediction_that_cannot_be_made_is_an_error_of_its_own_cell():
-    attention("odd", workspace=lambda case: -1)(lambda q, k, v, *, causal, scale: q)
-    try:
-        kept, [record] = looked_at("odd", "naive")
-    finally:
-        IMPLEMENTATIONS.remove("odd")
-    assert kept == ["naive"]
-    assert (record.cell.impl, record.status) == ("odd", "error")
 
 
 def test_what_a_smaller_one_implies_is_skipped_without_a_look(monkeypatch):

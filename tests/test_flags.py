@@ -1,15 +1,12 @@
 """The flags of a case, parsed by `sweep` itself, are that case again."""
 
-import shlex
-
 import pytest
 
 from attnbench.cli import main
 from attnbench.cli.options import AXIS_FIELDS
 from attnbench.planning.plan import Axes, expand, overridden
-from attnbench.planning.presets import PRESETS
 from attnbench.schema.case import Case, parse_mask, parse_position
-from attnbench.theory.flags import case_flags, profile_command
+from attnbench.theory.flags import case_flags
 
 
 def parsed(flags: list[str], device="cpu") -> list[Case]:
@@ -17,14 +14,6 @@ def parsed(flags: list[str], device="cpu") -> list[Case]:
     assert given["device"] in ("auto", device)
     (axes,) = overridden((Axes(),), {name: given[name] for name in (*AXIS_FIELDS, "threads")})
     return list(expand(axes, device))
-
-
-CASES = [case for _, p in PRESETS.items() for axes in p.sweeps for case in expand(axes, "cpu", 2)]
-
-
-def test_flags_of_every_case_of_every_preset_are_that_case_again():
-    assert len(CASES) > 400
-    assert [case for case in CASES if parsed(case_flags(case)) != [case]] == []
 
 
 @pytest.mark.parametrize(
@@ -40,11 +29,3 @@ def test_flags_of_every_case_of_every_preset_are_that_case_again():
 )
 def test_flags_of_odd_cases_are_these_again(case):
     assert parsed(case_flags(case), case.device) == [case]
-
-
-def test_a_command_is_short_where_all_is_plain_and_names_the_device_that_auto_would_not_take():
-    case = Case(seq_len=1024)
-    assert profile_command(case, "sdpa") == "attnbench profile sdpa --seq-lens 1024"
-    assert profile_command(case, "sdpa", auto="cuda").endswith("--device cpu")
-    name = profile_command(case, "performer:features=64;x")
-    assert shlex.split(name)[2] == "performer:features=64;x"

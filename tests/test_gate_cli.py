@@ -5,7 +5,6 @@ And what it refuses, by one line with the flag, before anything is measured or w
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,22 +98,6 @@ def test_both_sides_are_asked_for_and_the_base_is_gone_afterwards(
     assert "results" not in git(root, "status", "--porcelain")
 
 
-def test_flags_reach_the_request(cli: Cli, imagined: Imagined) -> None:
-    args = "--impl b.py --seq-lens 64 --heads 2 --workload layer --threshold 5% --budget 1m30s"
-    more = "--growth 2% --threads 2 --device cuda --seed 7 --timeout 9 --base main --keep-going"
-    assert cli("gate", *args.split(), *more.split()).exit_code == 0
-    asked = imagined.request
-    assert [Path(file).name for file in asked.candidate.files] == ["b.py"]
-    assert asked.sweeps == (Axes(workload="layer", seq_lens=(64,), heads=(2,), threads=(2,)),)
-    assert (asked.rules.threshold, asked.rules.budget_s, asked.rules.growth) == (0.05, 90, 0.02)
-    settings = asked.settings
-    assert (settings.threads, settings.device, settings.seed) == (2, "cuda", 7)
-    assert settings.timeout_s == 9
-    json.dumps(dict(asked.options))
-    assert asked.options["--seq-lens"] == (64,)
-    assert asked.keep_going
-
-
 def test_on_a_gpu_the_threshold_is_finer_and_what_is_uncommitted_is_said(
     cli: Cli, imagined: Imagined, root: Path
 ) -> None:
@@ -172,22 +155,6 @@ def test_what_ends_a_run_before_its_first_round_leaves_nothing_behind(
     if code == 4:
         assert cli("gate", "--advisory").exit_code == 0
     assert_nothing_is_left(root)
-
-
-def test_rounds_outlive_what_ends_a_run_and_can_be_decided_from(
-    cli: Cli, imagined: Imagined
-) -> None:
-    imagined.error = KeyboardInterrupt()
-    imagined.run = replace(imagined.run, rounds=imagined.run.rounds[:5])
-    result = cli("gate", "--name", "r")
-    assert result.exit_code == 130
-    assert "attnbench gate --replay results/r" in result.stderr
-    kept = Path("results/r/rounds.jsonl")
-    assert len(kept.read_text().splitlines()) == 1 + 5
-    kept.write_text(kept.read_text() + '{"stage": "scr')  # a kill in mid-write
-    again = cli("gate", "--replay", "r")
-    assert again.exit_code == 3
-    assert "after 5 of 8 screening rounds" in again.stdout
 
 
 def test_what_nobody_foresaw_is_no_finding_and_leaves_its_rounds(

@@ -51,14 +51,6 @@ def fake(folder: Path, name: str = "fake", **facts: Any) -> Path:
     return script.parent.parent
 
 
-def test_an_environment_is_named_by_its_interpreter_or_its_folder(tmp_path):
-    folder = fake(tmp_path)
-    found = find_environment(str(folder))
-    assert found == find_environment(str(folder / "bin" / "python"), str(folder))
-    assert (found.torch, found.packages) == ("2.11.0+cpu", {"numpy": "2.4.6"})
-    assert found.label == f"torch 2.11.0+cpu, Python 3.11.7 ({folder})"
-
-
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
@@ -212,22 +204,6 @@ class _Pip:
         return subprocess.CompletedProcess(command, int(self.fails and "pip" in command))
 
 
-def test_an_environment_of_requirements_is_built_once_and_anew_when_they_change(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(subprocess, "run", pip := _Pip())
-    file, told = tmp_path / "old.txt", list[str]()
-    file.write_text("torch==2.11.0")
-    first = build_environment(f"old={file}", told.append)
-    assert (first.name, len(pip.commands), len(told)) == ("old", 2, 1)
-    assert pip.commands[1][-1] == str(file)
-    assert build_environment(f"old={file}", told.append) == first
-    assert (len(pip.commands), len(told)) == (2, 1)
-    file.write_text("torch==2.12.0")
-    assert build_environment(f"old={file}", told.append).python != first.python
-
-
 def test_without_a_home_no_environment_is_built_and_a_line_says_why(tmp_path, monkeypatch):
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -377,14 +353,6 @@ def test_a_bisection_that_meets_an_open_suspect_says_between_which_it_lies(
         "worse since somewhere between torch 2.0, Python 3.11 (0) and torch 2.5, Python 3.11 (5):"
         " undecided at torch 2.2, Python 3.11 (2); rerun"
     )
-
-
-def test_a_bisection_goes_on_where_another_cell_than_the_suspect_is_worse(monkeypatch, capsys):
-    def compared(options, both):
-        return outcome(*(("regressed", "ok"), ("ok", "regressed"))[int(both[1].name) < 4])
-
-    assert bisected(monkeypatch, compared) == ExitCode.FINDING
-    assert capsys.readouterr().out.startswith("worse since torch 2.4, Python 3.11 (4), not yet in")
 
 
 def test_a_bisection_in_which_nothing_is_slower_ends_as_its_first_comparison(monkeypatch):

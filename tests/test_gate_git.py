@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from attnbench.errors import UsageError
 from attnbench.gate.run.git import changes, default_base, is_shallow, repository, resolve
 from tests import repositories
-from tests.repositories import commit, git, kernel, write
+from tests.repositories import commit, git, write
 
 
 @pytest.fixture
@@ -51,27 +50,6 @@ def test_a_repository_of_another_user_has_gits_own_remedy(
         repository(root)
 
 
-def test_a_ref_becomes_a_full_id_or_one_line_that_names_the_flag(root: Path) -> None:
-    git(root, "tag", "--annotate", "--message", "m", "v1", "HEAD~1")
-    for ref in ("HEAD~1", "main~1", "v1"):
-        assert resolve(root, ref) == git(root, "rev-parse", "HEAD~1")
-    for ref in ("gone", "HEAD~9", "", "--all", "HEAD:a.py", "0" * 40, "a b", "é"):
-        with pytest.raises(UsageError, match=r"no commit .*--base.*git branch -a") as caught:
-            resolve(root, ref)
-        assert "\n" not in str(caught.value)
-
-
-def test_a_misspelt_branch_or_one_that_only_the_remote_has_is_answered_with_the_nearest(
-    root: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="did you mean 'main'"):
-        resolve(root, "mian")
-    git(root, "branch", "topic")
-    git(tmp_path, "clone", "--quiet", str(root), "clone")
-    with pytest.raises(UsageError, match="did you mean 'origin/topic'"):
-        resolve(tmp_path / "clone", "topic")
-
-
 def test_the_base_is_where_head_left_the_default_branch_or_what_came_before_on_it(
     root: Path,
 ) -> None:
@@ -88,16 +66,6 @@ def test_the_base_is_where_head_left_the_default_branch_or_what_came_before_on_i
     commit(root, b="4")
     git(root, "checkout", "--quiet", "topic")
     assert base_of(root) == ("main", left)
-
-
-def test_the_default_branch_is_what_origin_says(root: Path, tmp_path: Path) -> None:
-    git(root, "branch", "--move", "main", "trunk")
-    git(root, "branch", "main", "HEAD~1")
-    git(tmp_path, "clone", "--quiet", str(root), "clone")
-    clone = tmp_path / "clone"
-    git(clone, "checkout", "--quiet", "-b", "topic")
-    commit(clone, a="3")
-    assert base_of(clone) == ("origin/trunk", git(root, "rev-parse", "trunk"))
 
 
 def test_where_there_is_no_base_by_default_one_must_be_named(root: Path, tmp_path: Path) -> None:
@@ -127,33 +95,3 @@ def test_a_shallow_clone_names_the_next_command_and_compares_what_it_has(
             ask()
     write(shallow, a="3")
     assert base_of(shallow) == ("HEAD", git(shallow, "rev-parse", "HEAD"))
-
-
-def test_changed_staged_moved_and_untracked_files_of_any_name_are_counted(root: Path) -> None:
-    commit(root, b="b", c="c")
-    assert changes(root) == (False, "")
-    (root / "two\nlines ü -> x.py").write_text("")
-    (root / os.fsdecode(b"\xff.py")).write_text("")
-    assert changes(root) == (False, "files changed: 0, untracked: 2")
-    write(root, a="changed", staged="s")
-    git(root, "add", "staged.py")
-    git(root, "mv", "b.py", "moved.py")
-    (root / "c.py").unlink()
-    # a moved file is one that is gone and one that is new
-    assert changes(root) == (True, "files changed: 5, untracked: 2")
-
-
-def test_ignored_files_and_results_are_no_changes_nor_what_hooks_point_at(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (root / ".gitignore").write_text("*.log\n")
-    commit(root)
-    (root / "x.log").write_text("")
-    (root / "results" / "r").mkdir(parents=True)
-    (root / "results" / "r" / "gate.json").write_text("")
-    commit(other := repositories.new(tmp_path / "other"), a=kernel())
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):  # as git sets them for its hooks
-        monkeypatch.setenv(name, str(other / ".git"))
-    assert repository(root) == root
-    assert changes(root, besides=root / "results") == (False, "")
-    assert changes(root)[1] == "files changed: 0, untracked: 1"

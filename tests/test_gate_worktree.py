@@ -16,7 +16,7 @@ from attnbench.gate.run import worktree
 from attnbench.gate.run.worktree import checked_out
 from tests import repositories
 from tests.conftest import environment
-from tests.repositories import commit, git, write
+from tests.repositories import commit, git
 
 FOREVER = """
 import sys, time
@@ -55,46 +55,6 @@ def assert_nothing_is_left(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def files(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_the_tree_is_that_of_the_commit_no_hook_runs_and_all_stays_as_it_was(
-    root: Path, old: str, temporary: Path, tmp_path: Path
-) -> None:
-    write(root, a="edited")
-    hook = root / ".git" / "hooks" / "post-checkout"
-    hook.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
-    hook.chmod(0o755)
-    watched = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    before = [signal.getsignal(number) for number in watched]
-    repository = files(root)
-    with checked_out(root, old) as tree:
-        assert files(tree) == {tree / "a.py": b"old"}
-        assert tree.parent.parent == temporary
-        assert files(root) == repository
-        assert signal.getsignal(signal.SIGTERM) is not before[0]
-    assert [signal.getsignal(number) for number in watched] == before
-    assert not (tmp_path / "ran").exists()
-    assert_nothing_is_left(temporary)
-
-
-def test_nothing_is_left_after_an_exception_nor_of_a_tree_that_was_changed_or_taken_away(
-    root: Path, old: str, temporary: Path
-) -> None:
-    for error in (ValueError, KeyboardInterrupt, SystemExit):
-        with pytest.raises(error), checked_out(root, old):
-            raise error
-        assert_nothing_is_left(temporary)
-    with checked_out(root, old) as tree:
-        (tree / "__pycache__").mkdir()
-        (tree / "__pycache__" / "a.pyc").write_text("")
-    assert_nothing_is_left(temporary)
-    with checked_out(root, old) as tree:
-        subprocess.run(["rm", "-r", str(tree)], check=True)
-    assert_nothing_is_left(temporary)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_the_process_and_leaves_nothing(
     root: Path, old: str, temporary: Path, number: signal.Signals
@@ -119,24 +79,6 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
         os.utime(folder, (0, 0))
     with checked_out(root, old) as tree:
         assert set(temporary.iterdir()) == {tree.parent, young}
-
-
-def test_the_tree_of_a_living_process_stays(root: Path, old: str, temporary: Path) -> None:
-    with running(root, old, temporary):
-        os.utime(next(temporary.iterdir()), (0, 0))
-        with checked_out(root, old):
-            assert len(list(temporary.iterdir())) == 2
-        assert len(list(temporary.iterdir())) == 1
-
-
-def test_large_files_stay_pointers_and_their_filter_is_not_called(root: Path) -> None:
-    (root / ".gitattributes").write_text("*.bin filter=lfs\n")
-    (root / "w.bin").write_text("pointer")
-    commit(root)
-    for name, value in {"smudge": "false", "process": "false", "required": "true"}.items():
-        git(root, "config", f"filter.lfs.{name}", value)
-    with checked_out(root, git(root, "rev-parse", "HEAD")) as tree:
-        assert (tree / "w.bin").read_text() == "pointer"
 
 
 def test_what_cannot_be_checked_out_is_one_line_and_leaves_nothing(

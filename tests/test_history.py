@@ -3,7 +3,6 @@
 import math
 import random
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -67,35 +66,6 @@ def verdicts(entries_, name="impl-0", rules=RULES):
     return [(f.at, f.verdict, f.why) for f in line_of(only(entries_, rules), name).found]
 
 
-@pytest.mark.parametrize(("by", "verdict"), [(0.1, "regression"), (-0.1, "improvement")])
-def test_a_step_of_one_cell_is_found_where_it_is(by, verdict):
-    logs = quiet()
-    logs["impl-0"] = stepped(logs["impl-0"], 33, by)
-    found = only(made(logs))
-    (step,) = line_of(found, "impl-0").found
-    assert (step.at, step.verdict, step.why) == (33, verdict, ())
-    assert math.isclose(step.step.log, by, abs_tol=0.02)
-    assert found.lines[0].name.startswith("impl-0")  # what changed most comes first
-    assert {line.verdict for line in found.lines[1:]} == {"no change"}
-
-
-def test_what_moves_all_cells_of_a_run_is_a_line_of_its_own_and_no_finding():
-    logs = {name: stepped(row, 30, 0.3) for name, row in quiet().items()}
-    found = only(made(logs))
-    assert [(f.at, f.verdict, f.why) for f in line_of(found, "the whole run").found] == [
-        (30, "suspicious", ("together",))
-    ]
-    assert all(not line.found for line in found.lines if line.kind == "cell")
-
-
-def test_a_cells_step_does_not_become_that_of_its_group():
-    logs = quiet(cells=5)
-    logs["impl-0"] = stepped(logs["impl-0"], 30, -0.1)
-    found = only(made(logs, group="case"))
-    assert [f.at for f in line_of(found, "impl-0").found] == [30]
-    assert [line.name for line in found.lines if line.found] == [line_of(found, "impl-0").name]
-
-
 def test_a_step_of_the_middle_cell_is_not_taken_for_the_groups():
     # The others of its group scatter widely: in half of the runs it is in the middle.
     logs = {"impl-0": stepped(noise(60, 0), 30, -0.1), "impl-1": noise(60, 1, sd=0.3)}
@@ -116,18 +86,6 @@ def test_of_two_implementations_of_a_case_that_move_alike_none_is_a_finding():
         assert [(at, found) for at, _, found in verdicts(runs)] == [(30, why)]
 
 
-def test_a_neighbour_that_slows_a_whole_group_makes_no_cell_of_it_slower():
-    logs = quiet(cells=12)
-    slowed = [made({n: stepped(r, 30, 0.3) for n, r in logs.items() if int(n[5:]) < 4}, group="a")]
-    slowed.append(made({n: r for n, r in logs.items() if int(n[5:]) >= 4}, group="b"))
-    runs = [
-        msgspec.structs.replace(a, cells=a.cells + b.cells) for a, b in zip(*slowed, strict=True)
-    ]
-    found = only(runs)
-    assert {line.kind for line in found.lines if line.found} == {"group"}
-    assert {f.verdict for line in found.lines for f in line.found} == {"suspicious"}
-
-
 def test_a_step_where_the_environment_changed_is_suspicious_and_says_what_changed():
     logs = quiet()
     logs["impl-0"] = stepped(logs["impl-0"], 33, 0.1)
@@ -138,34 +96,6 @@ def test_a_step_where_the_environment_changed_is_suspicious_and_says_what_change
     assert line_of(found, "impl-0").found[0].mark == found.marks[0]
 
 
-def test_a_fact_that_older_runs_did_not_record_is_no_change_of_the_environment():
-    runs = made(quiet(20), environments={i: {"allocator": "settled"} for i in range(10, 20)})
-    assert only(runs).marks == ()
-
-
-def test_a_step_in_the_last_few_runs_is_suspicious_until_later_runs_confirm_it():
-    row = {n: noise(60, i) for i, n in enumerate(quiet())}
-    row["impl-0"] = stepped(row["impl-0"], 46, 0.1)
-    runs = made(row)
-    assert verdicts(runs[:49]) == [(46, "suspicious", ("few runs",))]
-    assert verdicts(runs) == [(46, "regression", ())]
-
-
-def test_below_the_fewest_runs_nothing_is_said():
-    logs = quiet(11)
-    logs["impl-0"] = stepped(logs["impl-0"], 6, 0.5)
-    found = only(made(logs))
-    assert {line.verdict for line in found.lines} == {"insufficient data"}
-    assert only(made(quiet(12))).lines[0].verdict == "no change"
-
-
-def test_a_step_smaller_than_asked_for_is_none():
-    logs = quiet()
-    logs["impl-0"] = stepped(logs["impl-0"], 30, 0.08)
-    assert [at for at, _, _ in verdicts(made(logs))] == [30]
-    assert verdicts(made(logs), rules=replace(RULES, least=0.1)) == []
-
-
 def test_times_of_another_machine_are_another_series():
     logs = quiet(40)
     there = {i: {"device_name": "Xeon"} for i in range(1, 40, 2)}
@@ -173,15 +103,6 @@ def test_times_of_another_machine_are_another_series():
     found = series.history(made(slower, environments=there), RULES)
     assert [len(one.runs) for one in found] == [20, 20]
     assert not any(line.found for one in found for line in one.lines)
-
-
-def test_a_cell_that_was_not_measured_in_every_run_keeps_its_runs():
-    logs = quiet(60)
-    row = stepped(logs["impl-0"], 40, 0.1)
-    logs["impl-0"] = [None if i % 3 == 0 else x for i, x in enumerate(row)]
-    (found,) = line_of(only(made(logs)), "impl-0").found
-    assert found.at == 40
-    assert found.step.before == 26
 
 
 def heavy_tailed(seed, factor=0.0, count=150):
@@ -198,12 +119,6 @@ def test_noise_alone_makes_no_steps(factor):
     assert [steps(heavy_tailed(s, factor), RULES, tests=40 * 149) for s in range(40)] == [[]] * 40
 
 
-def test_a_few_slow_runs_in_a_row_are_no_regression():
-    logs = {name: noise(80, i, sd=0.02) for i, name in enumerate(quiet())}
-    logs["impl-0"] = [x + 0.5 * (30 <= i < 33) for i, x in enumerate(logs["impl-0"])]
-    assert {why for _, _, why in verdicts(made(logs))} == {("few runs",)}
-
-
 def test_outliers_hide_no_step():
     row = stepped(noise(80, 1, sd=0.01), 40, 0.08)
     hit = [x + (0.6 if i % 7 == 3 else 0.0) for i, x in enumerate(row)]
@@ -214,11 +129,6 @@ def test_what_was_tried_often_must_be_surer():
     row = stepped(noise(20, 0, sd=0.03), 10, 0.06)
     assert len(steps(row, RULES, tests=1)) == 1
     assert steps(row, RULES, tests=10**6) == []
-
-
-def test_one_value_all_the_time_has_no_step():
-    assert steps([1.0] * 50, RULES, tests=49) == []
-    assert [s.at for s in steps([0.0] * 25 + [1.0] * 25, RULES, tests=49)] == [25]
 
 
 def stored(folder, name="first", **info):
@@ -241,13 +151,6 @@ def test_a_run_is_added_once_and_read_as_it_was(tmp_path):
     assert len(entries.read(tmp_path / "kept")) == 1
 
 
-def test_a_run_of_the_same_name_on_another_day_is_another_run(tmp_path):
-    folder = tmp_path / "kept"
-    entries.add(folder, load_run(stored(tmp_path / "a")))
-    entries.add(folder, load_run(stored(tmp_path / "b", created="2026-11-20T01:02:03+00:00")))
-    assert [e.created[:10] for e in entries.read(folder)] == ["2026-11-20", "2026-11-21"]
-
-
 def test_only_times_that_can_be_right_are_kept(tmp_path):
     case = Case(seq_len=512)
     records = [ok(case, "naive"), failed(case, "sdpa", "oom", "out of memory")]
@@ -267,29 +170,6 @@ def test_an_unfinished_run_is_not_added(tmp_path):
     with pytest.raises(StoreError, match="--resume"):
         entries.add(tmp_path / "kept", load_run(path))
     assert not (tmp_path / "kept").exists()
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ('{"schema": 2, "run": "x"}', "schema"),
-        ('{"schema": 1, "run"', "line 2"),
-        ('{"schema":1,"run":"x","created":"yesterday","environment":{},"cells":[]}', "yesterday"),
-        ('{"schema":1,"run":"x","created":"2026-01-01","environment":{},"cells":[["a","b","c",0]]}',
-         "cells"),
-    ],
-)  # fmt: skip
-def test_a_damaged_line_is_named_by_file_and_line(tmp_path, line, what):
-    entries.add(tmp_path, load_run(stored(tmp_path)))
-    file = tmp_path / entries.FILE
-    before = file.read_text() + line + "\n"
-    file.write_text(before)
-    with pytest.raises(StoreError, match=what) as caught:
-        entries.read(tmp_path)
-    assert f"{file}, line 2" in str(caught.value)
-    with pytest.raises(StoreError):
-        entries.add(tmp_path, load_run(stored(tmp_path, "second")))
-    assert file.read_text() == before
 
 
 def test_a_python_without_the_library_of_change_points_is_told_so(monkeypatch):

@@ -12,7 +12,6 @@ from attnbench.analysis.history import entries
 from attnbench.base.commit import commit_of
 from attnbench.base.jsontext import encode
 from attnbench.cli import main
-from tests import synthetic
 from tests.test_history import made, noise, quiet, stepped, stored
 
 
@@ -47,22 +46,6 @@ def test_the_terminal_names_what_changed_most_first_in_80_columns(kept):
     assert "1 regression, 2 suspicious, 3 no change" in said
 
 
-def test_the_page_needs_nothing_but_itself_and_says_what_it_leaves_out(kept, monkeypatch):
-    monkeypatch.setattr("attnbench.report.history.PANELS", 3)
-    history(kept)
-    page = (kept / "history.html").read_text()
-    assert page.count("<figure>") == page.count("data:image/svg+xml;base64,") == 3
-    assert "4 more lines are not drawn" in page
-    assert not re.search(r'(?:src|href)="(?!data:|#)', page)
-    markdown = (kept / "history.md").read_text()
-    assert re.search(r"\| impl-0 \| ✗ regression \| .* \| \+2[12]\.. % \|", markdown)
-    assert "### Changes of the environment" in markdown
-
-
-def test_what_a_history_is_asked_to_look_for_is_an_option(kept):
-    assert "impl-0" not in history(kept, "--least", "30%").split("page:")[0]
-
-
 def test_a_run_is_added_and_not_twice(tmp_path):
     run, folder = stored(tmp_path), tmp_path / "kept"
     assert "added to" in history(folder, "--add", run)
@@ -85,12 +68,6 @@ def test_what_makes_no_sense_is_one_line_and_exit_code_2(tmp_path, arguments, sa
     output = history(folder, *arguments, code=2)
     assert says in " ".join(output.split())
     assert not folder.exists()
-
-
-def test_a_run_of_another_schema_is_named(tmp_path):
-    path = stored(tmp_path)
-    synthetic.edit(path / "run.json", lambda info: info | {"schema": 1})
-    assert "has schema 1" in " ".join(history(tmp_path, code=2).split())
 
 
 def git(folder, *arguments):

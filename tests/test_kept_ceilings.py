@@ -74,33 +74,6 @@ def sweep(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[st
     return swept
 
 
-def test_ceilings_are_measured_after_the_first_times_and_not_again_the_day_after(
-    sweep: Callable[..., dict[str, Any]],
-) -> None:
-    first = sweep()
-    assert first["done"] == ["x", "ceilings", "y"]
-    again = sweep()
-    assert again["done"] == ["x", "y"]
-    assert (again["1"], again["cached"]) == (first["1"], True)
-    assert "cached" not in first
-    assert again["warned"] == first["warned"] == []
-
-
-@pytest.mark.parametrize(("how", "times"), [("fresh", 1), ("none", 0)])
-def test_they_are_measured_anew_or_not_at_all_where_that_is_asked_for(
-    sweep: Callable[..., dict[str, Any]], how: str, times: int
-) -> None:
-    sweep()
-    assert sweep(ceilings=how)["done"].count("ceilings") == times
-
-
-def test_a_time_little_above_kept_ceilings_is_no_reason_to_measure_them_again(
-    sweep: Callable[..., dict[str, Any]],
-) -> None:
-    sweep(NEAR)
-    assert sweep(FAST)["done"] == ["x", "y"]
-
-
 def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspect(
     sweep: Callable[..., dict[str, Any]],
 ) -> None:
@@ -113,23 +86,6 @@ def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspec
     assert found["1"]["matmul_tflops"]["float32"] == FAST
     assert "cached" not in found
     assert sweep()["1"]["matmul_tflops"]["float32"] == FAST, "kept in place of the others"
-
-
-OTHERS: dict[str, Any] = {
-    "another machine": {"facts": synthetic.CPU | {"device_name": "other"}},
-    "another torch": {"facts": synthetic.CPU | {"torch": "2.14.0"}},
-    "other instructions": {"facts": synthetic.CPU | {"thread_env": {"ATEN_CPU_CAPABILITY": "x"}}},
-    "less memory": {"memory_limit": "1GB"},
-}
-
-
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_those_of_other_circumstances_are_not_believed(
-    sweep: Callable[..., dict[str, Any]], other: dict[str, Any]
-) -> None:
-    sweep()
-    found = sweep(**other)
-    assert (found["done"].count("ceilings"), found["warned"]) == (1, [])
 
 
 def test_after_a_restart_they_are_measured_again(

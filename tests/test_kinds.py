@@ -1,38 +1,26 @@
 """What planning knows of the workloads, and the laws that implementations declare."""
 
-import inspect
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from attnbench.api import IMPLEMENTATIONS, attention, attention_builder, recurrent_builder
+from attnbench.api import IMPLEMENTATIONS, attention
 from attnbench.api.loader import load_built_in
 from attnbench.errors import UsageError
-from attnbench.planning.plan import Axes
 from attnbench.schema.case import Case, parse_mask
 from attnbench.theory.law import parse
 from attnbench.theory.traits import (
-    OPTIONAL_AXES,
     TRAITS,
-    case_label,
     impossible,
 )
-from attnbench.worker.workloads import WORKLOADS
 
 CAUSAL = parse_mask("causal")
 
 
 def decode(cache: str) -> Case:
     return Case(workload="decode", cache=cache, mask=CAUSAL)
-
-
-def test_every_workload_has_one_row_for_planning():
-    assert set(TRAITS.names()) == set(WORKLOADS.names())
-    assert set(OPTIONAL_AXES) <= set(Axes.__dataclass_fields__)
-    names = {name: kind.n_name for name, kind in TRAITS.items()}
-    assert [name for name, n in names.items() if n == "context n"] == ["decode"]
 
 
 @pytest.mark.parametrize(
@@ -59,18 +47,6 @@ def test_every_workload_has_one_row_for_planning():
 )
 def test_a_core_s_law_becomes_the_workload_s(case, core, law):
     assert TRAITS.get(case.workload).time(parse(core), case) == parse(law)
-
-
-@pytest.mark.parametrize(
-    ("case", "law"),
-    [
-        (Case(), "n^2"), (Case(workload="layer"), "n d + n^2"), (decode("rerun"), "n d + n^2"),
-        (decode("none"), "n d + n"), (decode("static"), "d + n"), (decode("int8"), "d + n"),
-        (decode("sliding"), "d + w"), (decode("concat"), "n d + n"),
-    ],
-)  # fmt: skip
-def test_a_core_s_memory_becomes_the_workload_s(case, law):
-    assert TRAITS.get(case.workload).memory(parse("n^2"), case) == parse(law)
 
 
 @pytest.mark.parametrize(
@@ -117,34 +93,6 @@ def test_a_law_that_is_none_is_refused_by_name_with_examples(declared: Any, says
     assert ("'n^2 d'" in text) == (value == "n^2 q")
     assert "\n" not in text
     assert "lawful" not in IMPLEMENTATIONS
-
-
-def test_what_is_declared_is_kept_in_one_way_of_writing(forgotten):
-    attention("lawful", time="d n^2 + n*d*d", memory="O( n )")(lambda q, k, v, **_: q)
-    kept = IMPLEMENTATIONS.get("lawful")
-    assert (kept.time, kept.memory, kept.flops_law) == ("n^2 d + n d^2", "O(n)", None)
-    IMPLEMENTATIONS.remove("lawful")
-    recurrent_builder("lawful")(lambda case: lambda x, w_ih, w_hh: x)
-    network = IMPLEMENTATIONS.get("lawful")
-    assert network.workloads == ("recurrent",)
-    assert network.reason_against_workload("recurrent") is None
-    assert network.reason_against_workload("layer") == "serves recurrent, not layer"
-
-
-def test_what_an_author_can_declare_are_real_parameters():
-    wanted = inspect.signature(attention_builder).parameters
-    for decorator in (attention, recurrent_builder):
-        assert list(inspect.signature(decorator).parameters) == list(wanted)
-    assert {"dtypes", "devices", "passes", "masks", "gqa", "workspace"} <= set(wanted)
-    with pytest.raises(TypeError, match="speed"):
-        attention("lawful", speed=9)(lambda q, k, v, *, causal, scale: q)  # type: ignore[call-arg]
-
-
-def test_a_label_of_what_has_no_heads_gives_its_width():
-    network = Case(workload="recurrent", heads=1, head_dim=96, width=96, seq_len=8, mask=CAUSAL)
-    assert case_label(network) == "recurrent forward n=8 B=1 E=96 float32 causal"
-    grouped = Case(workload="layer", kv_heads=2, value_dim=8, width=96, seq_len=8)
-    assert case_label(grouped) == "layer forward n=8 B=1 H=4 G=2 D=64 V=8 E=96 float32"
 
 
 def declaring_bytes() -> list[str]:

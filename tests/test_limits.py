@@ -32,20 +32,6 @@ def row_of(
     return load(Run(path=Path("r"), info=info, records=[record])).iloc[0]
 
 
-def test_each_column_is_its_formula():
-    row = row_of(CPU)
-    seconds = 100e-6
-    assert row["arithmetic_intensity"] == pytest.approx(1e6 / 1e5)
-    assert row["fraction_of_compute_peak"] == pytest.approx(2e6 / seconds / 0.2e12)
-    assert row["fraction_of_memory_peak"] == pytest.approx(1e5 / seconds / 20e9)
-    assert row["peak_tflops_measured"] == 0.2
-    assert row["read_gbps_measured"] == 20.0
-    assert row["copy_gbps_measured"] == 25.0
-    assert row["launch_us_measured"] == 1.0
-    useful = row_of(CPU, flops_executed=None)  # these are then held against the matmul
-    assert useful["fraction_of_compute_peak"] == pytest.approx(1e6 / 100e-6 / 0.2e12)
-
-
 @pytest.mark.parametrize(
     ("metrics", "bound"),
     [
@@ -91,44 +77,6 @@ def test_a_ceiling_that_is_unknown_leaves_what_needs_it_unknown_and_no_more(lost
     assert pd.isna(row["bound"])
 
 
-def test_kernels_of_a_decode_are_shared_by_its_tokens():
-    case = synthetic.decode_case(128, "static")  # 8 tokens a call, times are per token
-    assert case.new_tokens == 8
-    assert row_of(CPU, case, kernel_count=79)["bound"] == "compute"  # 9.9 µs of launches, 10 µs
-    assert row_of(CPU, case, kernel_count=81)["bound"] == "launch"
-
-
-def test_the_datasheet_stands_beside_what_was_measured():
-    measured = MEASURED | {"matmul_tflops": {"bfloat16": 700.0}, "read_gbps": 4200.0}
-    case = Case(device="cuda", dtype="bfloat16")
-    row = row_of(H200 | {"ceilings": measured}, case)
-    assert (row["peak_tflops_measured"], row["peak_tflops_datasheet"]) == (700.0, 989.0)
-    assert (row["read_gbps_measured"], row["memory_gbps_datasheet"]) == (4200.0, 4800.0)
-    unknown = row_of({**CPU, "device": "cuda", "ceilings": measured}, case)
-    assert unknown["peak_tflops_measured"] == 700.0
-    assert unknown[["peak_tflops_datasheet", "memory_gbps_datasheet"]].isna().all()
-
-
-def test_a_cell_is_not_held_against_the_ceilings_of_another_device():
-    row = row_of(CPU, Case(device="cuda"))
-    assert row[["peak_tflops_measured", "fraction_of_memory_peak", "bound"]].isna().all()
-    assert row["arithmetic_intensity"] == 10.0
-
-
-@pytest.mark.parametrize(
-    ("environment", "known"),
-    [
-        ({}, None),
-        ({"ceilings": {"matmul_tflops": {"float32": 0.2}, "of a later version": 1}}, 0.2),
-    ],
-)
-def test_runs_of_other_versions_load(environment, known):
-    assert limits.ceilings_of(environment).matmul_tflops.get("float32") == known
-    row = row_of(environment)
-    assert row[["read_gbps_measured", "fraction_of_memory_peak", "bound"]].isna().all()
-    assert known is None or row["peak_tflops_measured"] == known
-
-
 H200_NAME, MATMUL = "NVIDIA H200", {"matmul_tflops": {"float32": 0.2, "float64": 50.0}}
 PAST = 2**25 + 1  # bytes, one more than the last cache
 COPIED_US = PAST / (3 * 25e9) * 1e6  # at three times the faster of copy and read
@@ -171,8 +119,3 @@ def test_a_known_device_is_held_against_its_datasheet(
         {"flops_executed": flops, "bytes_min": bytes_min},
     )
     assert found is None if why is None else why in str(found)
-
-
-def test_executed_flops_make_a_time_suspect_not_useful_ones():
-    assert pd.isna(row_of(CPU, time_us=4.0, flops_executed=10**6)["suspect"])
-    assert "TFLOP/s executed" in row_of(CPU, time_us=4.0, flops_executed=10**7)["suspect"]

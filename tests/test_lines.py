@@ -5,12 +5,10 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from attnbench.execution.process import Child, GarbledError, Line, Settings
-from attnbench.schema.messages import Event
+from attnbench.execution.process import Child, Line, Settings
 
 # A process that answers each request, until it is told how to end.
 ECHO = """
@@ -39,14 +37,6 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Chil
     yield child, line
     child.kill()
     line.close()
-
-
-def test_requests_are_answered_in_order_however_long_they_are(echo: tuple[Child, Line]) -> None:
-    _, line = echo
-    texts = ["a", "é" * 200_000, "\ud800"]
-    for text in texts:
-        line.send(text)
-        assert line.receive(str, 60) == text.replace("\ud800", "\ufffd")
 
 
 def test_a_death_ends_the_answers_and_leaves_its_last_words(echo: tuple[Child, Line]) -> None:
@@ -83,16 +73,3 @@ def test_one_that_hangs_misses_the_deadline_and_is_ended_with_what_it_started(
     while lives(sleeper):
         assert time.monotonic() < deadline, "what it started lives on"
         time.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    "text", [b"hello", b"[1]", b'{"type":"Nobody"}', b'{"type":"Ready","warnings":3}', b"[" * 9999]
-)
-def test_a_line_that_is_no_event_is_garbled(text: bytes) -> None:
-    line = Line()
-    os.write(line.ends[1], text + b"\n")
-    kind: Any = Event
-    with pytest.raises(GarbledError):
-        line.receive(kind, 60)
-    line.hand_over()
-    line.close()

@@ -1,38 +1,13 @@
 """Masks: what they admit, held against each in words; what is read, and what blocks they need."""
 
-import itertools
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.api import building_mask, dense_mask, mask_for
-from attnbench.errors import UsageError
+from attnbench.api import dense_mask, mask_for
 from attnbench.schema.case import Case, parse_mask
-from attnbench.schema.mask import MASKS
 from attnbench.theory.masks import BLOCK, mask_block_density, visible_blocks
-from tests.conftest import probed
 from tests.masks import admitted, masks, sizes
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "causl", "window", "window:0", "window:x", "full:3", "prefix", "prefix:0", "document:",
-        "document:8+", "document:8+0", "padding:0", "padding:8:8", "window:widht=8",
-    ],
-)  # fmt: skip
-def test_masks_that_make_no_sense_are_refused_in_one_line(text):
-    with pytest.raises(UsageError, match=r"mask .*--masks") as caught:
-        parse_mask(text)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_mask_has_one_text_however_it_is_written():
-    assert parse_mask("window:width=8") == parse_mask("window:8")
-    assert parse_mask("document:lengths=64+128").text == "document:64+128"
-    assert parse_mask("padding:3").name == "padding"
 
 
 def test_the_query_s_own_key_is_one_of_a_window():
@@ -84,29 +59,3 @@ def test_the_density_of_blocks_counts_those_of_128_that_are_not_empty():
     assert of(f"document:{BLOCK}", seq_len=n) == 4 / 16
     assert of("prefix:1", seq_len=n) == 10 / 16
     assert of("padding:1+129", seq_len=n, batch=2) == (4 + 8) / 32
-
-
-def test_every_mask_is_described_by_a_text_that_reads():
-    for name, kind in MASKS.items():
-        example = kind.doc.split(": ")[0] if kind.parameters else name
-        assert parse_mask(example).name == name
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_the_time_to_make_a_mask_is_a_column_and_null_where_none_was_made():
-    for name in ("naive", "sdpa", "chunked"):
-        assert probed(Case(seq_len=64), name)["mask_build_us"] is None
-        for text in ("window:7", "document:30", "padding:20"):
-            spent_us = probed(Case(seq_len=64, mask=parse_mask(text)), name)["mask_build_us"]
-            assert spent_us > 0
-
-
-def test_a_mask_made_of_another_is_timed_once(monkeypatch):
-    now = itertools.count()
-    monkeypatch.setattr("time.perf_counter", lambda: next(now) * 1e-6)
-    building_mask.reset()
-    with building_mask:  # at 0; the inner ones begin at 1 and 2, and it ends at 3
-        for _ in range(2):
-            with building_mask:
-                pass
-    assert building_mask.spent_us == pytest.approx(3)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from attnbench.base.units import parse_shard
 from attnbench.errors import UsageError
-from attnbench.execution.store import INFO, RECORDS, environment_key, load_run
+from attnbench.execution.store import INFO, RECORDS, load_run
 from attnbench.planning.plan import Axes, Plan, cell_s, expand, make_plan, sharded
-from attnbench.schema.record import Cell, Record
+from attnbench.schema.record import Cell
 from tests import synthetic
 from tests.conftest import TINY, Cli, Refused
 
@@ -158,25 +158,3 @@ class TestMerged:
         assert_refused(result, "are not of one experiment", says)
         mixed = cli("merge", *names, "--output", tmp_path, "--mixed")
         assert (mixed.exit_code == 0) == ("--mixed" in says)
-
-    def test_records_name_the_machine_that_measured_them(self, cli: Cli, tmp_path: Path) -> None:
-        names = shards(cli, tmp_path, 2)
-        facts = load_run(tmp_path / names[1]).info["environment"] | {"device_name": "another"}
-        synthetic.edit(tmp_path / names[1] / INFO, lambda info: info | {"environment": facts})
-        assert cli("merge", *names, "--output", tmp_path, "--name", "all").exit_code == 0
-        merged = load_run(tmp_path / "all")
-
-        def device(record: Record) -> object:
-            return merged.environment_of(record)["device_name"]
-
-        elsewhere = [r.cell.key for r in merged.records if device(r) == "another"]
-        assert elsewhere == [r.cell.key for r in load_run(tmp_path / names[1]).records]
-        assert {r.environment for r in merged.records} == {"", environment_key(facts)}
-
-    def test_a_shard_is_resumed_as_any_run(self, cli: Cli, tmp_path: Path) -> None:
-        (name,) = shards(cli, tmp_path, 1)
-        records = tmp_path / name / RECORDS
-        whole = records.read_bytes()
-        records.write_bytes(whole[: whole.index(b"\n") + 1])
-        assert cli("sweep", "--resume", tmp_path / name).exit_code == 0
-        assert not load_run(tmp_path / name).unfinished

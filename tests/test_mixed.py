@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.compare.same import same_machine
-from attnbench.analysis.compare.sources import of_run
 from attnbench.analysis.table import compared
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RECORDS, Run, load_info, load_run, write_info
 from attnbench.schema.record import Cell, Record
-from tests.conftest import Cli, Refused, exported
+from tests.conftest import Cli
 
 pytestmark = pytest.mark.usefixtures("imagined_worker")
 
@@ -35,35 +33,12 @@ def changed(path: Path, **facts: object) -> None:
     write_info(path, info | {"environment": info["environment"] | facts})
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [{"device_name": "another CPU"}, {"torch": "2.0"}, {"attnbench": "0.0"}, {"python": "3.1"},
-     {"cores": 77}],
-)  # fmt: skip
-def test_another_machine_or_version_is_refused_and_the_way_out_named(
-    cli: Cli, assert_refused: Refused, elsewhere: Path, facts: dict[str, object]
-) -> None:
-    changed(elsewhere, **facts)
-    before = (elsewhere / RECORDS).read_bytes()
-    ((name, value),) = facts.items()
-    assert_refused(cli("sweep", "--resume", elsewhere), f"{name} was {value}, is ", "--mixed")
-    assert (elsewhere / RECORDS).read_bytes() == before
-
-
 @pytest.fixture
 def mixed(cli: Cli, elsewhere: Path) -> Run:
     changed(elsewhere, device_name="another CPU")
     result = cli("sweep", "--resume", elsewhere, "--mixed")
     assert result.exit_code == 0, result.stderr
     return load_run(elsewhere)
-
-
-def test_with_mixed_the_records_name_the_machine_they_are_from(mixed: Run) -> None:
-    (key,) = set(mixed.environments) - {""}
-    assert [record.environment for record in mixed.records] == ["", "", "", key]
-    assert "ceilings" in mixed.environments[key]
-    names = {row["device_name"] for row in exported(mixed.path)}
-    assert names == {"another CPU", mixed.environments[key]["device_name"]}
 
 
 @pytest.mark.parametrize("known", ["another CPU", None])
@@ -86,14 +61,6 @@ def test_what_ran_out_of_memory_elsewhere_implies_nothing_here(
     assert implied == ([] if known else [first.cell])
 
 
-def test_resumed_again_a_machine_keeps_its_key(cli: Cli, mixed: Run) -> None:
-    lines = (mixed.path / RECORDS).read_text().splitlines(keepends=True)
-    (mixed.path / RECORDS).write_text("".join(lines[:-1]))
-    assert cli("sweep", "--resume", mixed.path).exit_code == 0  # it is one of the run's by now
-    assert load_run(mixed.path).environments.keys() == mixed.environments.keys()
-    assert load_run(mixed.path).records[-1].environment == mixed.records[-1].environment
-
-
 def test_no_ratio_is_taken_across_device_models(mixed: Run) -> None:
     frame = compared(mixed)
     split = frame.groupby("case_id")["device_name"].transform("nunique") > 1
@@ -101,16 +68,6 @@ def test_no_ratio_is_taken_across_device_models(mixed: Run) -> None:
     other = split & (frame["impl"] == "sdpa")
     assert frame[other][["speed", "speed_low"]].isna().all(axis=None)
     assert (frame[split]["behind"] == 1).all()  # each leads on its own device
-
-
-def test_a_run_on_several_models_is_not_compared_with_one_on_one_of_them(
-    cli: Cli, mixed: Run, tmp_path: Path
-) -> None:
-    args = ("--impls", "naive,sdpa", "--seq-lens", "64,128", "--output", tmp_path, "--name", "one")
-    assert cli("sweep", *args).exit_code == 0
-    source = of_run(mixed)
-    assert "device_name" not in source.environment
-    assert not same_machine(source, of_run(load_run(tmp_path / "one")))
 
 
 def test_table_and_report_say_that_there_are_two_models(cli: Cli, mixed: Run) -> None:

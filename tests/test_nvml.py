@@ -63,17 +63,6 @@ def sensor_with(monkeypatch):
     return opened
 
 
-def test_a_working_sensor_reads_everything_and_has_no_problem(sensor_with):
-    library = FakeNvml()
-    sensor = sensor_with(library)
-    assert (sensor.read(), sensor.energy_mj(), sensor.problem) == (WHOLE, 123_456, None)
-    assert library.asked[1] == f"nvmlDeviceGetHandleByUUID GPU-{UUID}"
-    for _ in range(2):
-        sensor.close()
-        assert (sensor.read(), sensor.energy_mj()) == (None, None)
-    assert library.asked.count("nvmlShutdown") == 1
-
-
 @pytest.mark.parametrize(
     ("library", "says"),
     [
@@ -140,15 +129,6 @@ def test_a_half_working_library_gives_what_it_can(sensor_with, field, function, 
     assert vars(reading) == vars(WHOLE) | {field: None}
     assert str(sensor.problem).startswith(f"NVML: no {field} (")
     assert says in str(sensor.problem)
-
-
-def test_a_question_that_failed_and_answers_then_is_no_problem(sensor_with):
-    library = FakeNvml(nvmlDeviceGetPowerUsage=NVMLError("Timeout"))
-    sensor = sensor_with(library)
-    assert sensor.read().power_w is None
-    assert "Timeout" in str(sensor.problem)
-    library.faults.clear()
-    assert (sensor.read(), sensor.problem) == (WHOLE, None)
 
 
 @pytest.mark.parametrize(

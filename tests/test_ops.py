@@ -9,9 +9,7 @@ import torch
 
 from attnbench.base.sample import ALONE
 from attnbench.measure import ops
-from attnbench.measure.opcosts import TooManyOpsError, op_costs
-from attnbench.measure.probes import count_flops
-from attnbench.theory.costs import OPAQUE_FORMULAS
+from attnbench.measure.opcosts import op_costs
 from tests.test_profiling import Event as KinetoEvent
 
 
@@ -30,18 +28,6 @@ def allocation(size: int, address: int, at_us: float, device: str = "cpu") -> An
         name="[memory]", tag=SimpleNamespace(name="Allocation"), children=[], typed=(None, typed),
         duration_time_ns=0, start_time_ns=round(1000 * at_us),
     )  # fmt: skip
-
-
-def test_self_times_and_gaps_of_a_call_add_up_to_all_of_it():
-    matmul = node("aten::matmul", 60, node("aten::expand", 3), node("aten::bmm", 50))
-    clone = node("aten::contiguous", 12, node("aten::clone", 10, node("aten::copy_", 9)))
-    found = ops.cpu_call(node(ops.CALL, 100, matmul, clone))
-    assert found.self_us == {
-        "aten::matmul": 7, "aten::expand": 3, "aten::bmm": 50,
-        "aten::contiguous": 2, "aten::clone": 10,
-    }  # fmt: skip
-    assert found.gaps_us == 28
-    assert sum(found.self_us.values()) + found.gaps_us == found.total_us == 100
 
 
 def test_what_an_op_calls_inside_of_its_kernel_belongs_to_it():
@@ -86,19 +72,6 @@ def test_of_ops_longer_than_the_slices_of_other_work_the_processor_time_counts()
     found = ops.quietest([seen(200, 0.5, a=160, b=40), seen(220, 0.5, a=170, b=50)])
     assert found.total_us == pytest.approx(100 / ALONE)
     assert found.self_us == {"a": pytest.approx(80 / ALONE), "b": pytest.approx(20 / ALONE)}
-
-
-def test_calls_that_nothing_disturbed_keep_their_times():
-    found = ops.quietest([seen(100, 0.99, a=60, b=30), seen(104, 1.0, a=62, b=29)])
-    assert (found.total_us, found.self_us) == (100, {"a": 60, "b": 29})
-
-
-def test_self_times_are_means_longest_first_and_an_op_that_now_and_then_runs_counts_as_that():
-    found = ops.self_times([seen(30, a=10, b=20), seen(30, a=14, b=16), seen(40, a=12, b=18, c=3)])
-    assert [(x.name, x.calls, x.self_us) for x in found] == [
-        ("b", 1, 18), ("a", 1, 12), ("c", pytest.approx(1 / 3), 1),
-    ]  # fmt: skip
-    assert (found[1].low_us, found[1].high_us) == (11, 13)
 
 
 def launches(*rows: tuple[str, float, float, float]) -> list[Any]:
@@ -152,17 +125,6 @@ def test_allocations_belong_to_the_op_whose_kernel_made_them_and_frees_of_older_
     assert ops.memory_changes(call, "cuda") == [(11.0, 999, "aten::bmm")]
 
 
-def test_flops_of_the_ops_add_up_to_what_torch_counts():
-    q = torch.randn(1, 2, 16, 8, requires_grad=True)
-
-    def call() -> Any:
-        o = torch.nn.functional.scaled_dot_product_attention(q, q, q) @ q.mT
-        return torch.autograd.grad(o.sum(), q)
-
-    found = op_costs(call, OPAQUE_FORMULAS, 1000)
-    assert found.flops.total() == count_flops(call, OPAQUE_FORMULAS)[0]
-
-
 @pytest.mark.parametrize(
     ("call", "op", "bytes_"),
     [
@@ -176,23 +138,3 @@ def test_flops_of_the_ops_add_up_to_what_torch_counts():
 )
 def test_bytes_are_those_that_an_op_must_read_and_write(call, op, bytes_):
     assert op_costs(lambda: call(torch.ones(10, 20)), {}, 100).bytes[f"aten::{op}"] == bytes_
-
-
-def test_what_only_describes_memory_has_no_bytes():
-    found = op_costs(lambda: torch.ones(10, 20).view(20, 10).expand(3, 20, 10).mT, {}, 100)
-    assert set(found.bytes) == {"aten::ones"}
-
-
-def test_a_call_with_more_ops_than_a_trace_can_take_is_stopped():
-    x = torch.ones(1)
-    assert op_costs(lambda: [x + 1 for _ in range(9)], {}, 9).counts.total() == 9
-    with pytest.raises(TooManyOpsError, match="more than 9 ops"):
-        op_costs(lambda: [x + 1 for _ in range(10)], {}, 9)
-
-
-def test_a_session_marks_each_call_and_leaves_out_the_first():
-    x, times = torch.ones(4), []
-    session = ops.run_session(lambda: x + x, "cpu", 3, before=lambda: times.append(x * 2))
-    found = ops.calls_of(session, "cpu") or []
-    assert len(times) == len(found) == len(session.alone) == 3
-    assert [call.counts for call in found] == [{"aten::add": 1}] * 3, "what is before is not in it"

@@ -17,24 +17,6 @@ def read(text: str) -> tuple[str, dict[str, object]]:
     return name, dict(values)
 
 
-def test_one_thing_has_one_name_however_its_parameters_are_written() -> None:
-    for text in ("it:features=512:seed=0", "it:512", "it:seed=0:features=512"):
-        assert read(text)[0] == "it:512"
-    assert read("it:features=256:share=0.5")[0] == "it"
-    assert read("it:seed=1:share=.25") == (
-        "it:seed=1:share=0.25",
-        {"features": 256, "seed": 1, "share": 0.25},
-    )
-
-
-def test_a_single_parameter_is_written_without_its_key() -> None:
-    lengths = {"lengths": Parameter(many=True)}
-    assert read_parameters("document:lengths=100+28", lengths, "mask", "--masks") == (
-        "document:100+28",
-        {"lengths": (100, 28)},
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -51,8 +33,3 @@ def test_what_no_parameter_takes_is_refused_in_one_line(text: str, words: str) -
         read(text)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_parameter_without_a_default_must_be_given() -> None:
-    with pytest.raises(UsageError, match="needs its width, a whole number"):
-        read_parameters("window", {"width": Parameter()}, "mask", "--masks")

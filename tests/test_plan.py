@@ -1,10 +1,5 @@
-from functools import partial
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from attnbench.base.parameters import Parameter
 from attnbench.base.units import parse_sizes, parse_threads
 from attnbench.errors import UsageError
 from attnbench.planning.plan import (
@@ -12,14 +7,12 @@ from attnbench.planning.plan import (
     Axes,
     chosen,
     expand,
-    implementations,
     jobs_of,
     make_plan,
     mismatch,
 )
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.record import Cell
-from attnbench.theory.traits import impossible
 
 
 @pytest.mark.parametrize(
@@ -34,14 +27,6 @@ from attnbench.theory.traits import impossible
 )
 def test_lists_are_commas_and_doublings(text, sizes):
     assert parse_sizes(text, "--seq-lens") == sizes
-
-
-@pytest.mark.parametrize(
-    ("text", "says"), [("1024..128", "reversed: 128..1024"), ("8..9", "8..16")]
-)
-def test_a_range_that_is_none_says_which_was_meant(text, says):
-    with pytest.raises(UsageError, match=says):
-        parse_sizes(text, "--seq-lens")
 
 
 def test_threads_are_an_axis_of_a_cpu_and_all_is_what_torch_takes():
@@ -59,13 +44,6 @@ def test_axes_multiply():
     cases = list(expand(axes, "cpu"))
     assert len(cases) == 8
     assert len({case.case_id for case in cases}) == 8
-
-
-def test_axes_follow_others_unless_given():
-    (case,) = expand(Axes(seq_lens=(64,), heads=(8,)), "cpu")
-    assert (case.kv_heads, case.kv_len, case.value_dim) == (8, 64, 64)
-    (case,) = expand(Axes(workload="decode", heads=(2,), head_dims=(16,)), "cpu")
-    assert (case.mask.text, case.width, case.cache, case.new_tokens) == ("causal", 32, "static", 8)
 
 
 def cells(*cases: Case, impls: tuple[str, ...] = ("naive", "sdpa")) -> list[Cell]:
@@ -107,22 +85,6 @@ def test_implementations_of_one_case_share_a_process_and_kinds_do_not():
     assert sum(len(job.cases) for job in jobs) == len(cases)
 
 
-def sizes_of(workload: str = "layer", **given: Any) -> list[tuple[int | None, int, int]]:
-    axes = Axes(workload=workload, **given)
-    cases = list(expand(axes, "cpu"))
-    assert not any(mismatch(axes, case) or impossible(case) for case in cases)
-    return [(case.width, case.heads, case.head_dim) for case in cases]
-
-
-def test_a_width_is_heads_times_dims_whichever_of_the_three_is_not_given():
-    assert sizes_of() == [(256, 4, 64)]
-    assert sizes_of(heads=(8,)) == [(512, 8, 64)]
-    assert sizes_of(widths=(512, 256)) == [(512, 4, 128), (256, 4, 64)]
-    assert sizes_of(widths=(512,), heads=(2, 16)) == [(512, 2, 256), (512, 16, 32)]
-    assert sizes_of(widths=(512,), head_dims=(32, 64)) == [(512, 16, 32), (512, 8, 64)]
-    assert sizes_of(widths=(100,), heads=(3,), head_dims=(64,)) == [(100, 3, 64)]
-
-
 @pytest.mark.parametrize(
     ("axes", "reason"),
     [
@@ -139,14 +101,6 @@ def test_a_width_that_does_not_divide_is_a_skipped_row_with_the_reason(axes, rea
     assert not plan.jobs
 
 
-def test_a_network_without_heads_is_one_case_for_each_width():
-    networks = partial(sizes_of, "recurrent")
-    assert networks(widths=(510, 256)) == [(510, 1, 510), (256, 1, 256)]
-    assert networks(widths=(512,), heads=(2, 4)) == [(512, 1, 512)]
-    assert networks(heads=(2, 4), head_dims=(64,)) == [(128, 1, 128), (256, 1, 256)]
-    assert networks(masks=("full", "causal")) == [(256, 1, 256)]
-
-
 def test_a_layer_has_a_projection_and_attention_has_none():
     (layer,) = expand(Axes(workload="layer"), "cpu")
     (attention,) = expand(Axes(), "cpu")
@@ -155,26 +109,6 @@ def test_a_layer_has_a_projection_and_attention_has_none():
     assert [case.projection for case in spread] == ["mla:64", "mla", "mla:256"]
     both = expand(Axes(workload="layer", projections=("fused", "per-head")), "cpu")
     assert len({group for job in jobs_of(cells(*both)) for group in job.groups}) == 1
-
-
-def test_a_sweep_takes_whom_its_workload_is_served_by_and_whoever_is_asked_for_by_name():
-    serves = {"naive": ["attention", "layer"], "gru": ["recurrent"], "mine": ["attention"]}
-    serves["linear"] = ["attention", "layer"]
-    features = {"features": Parameter(default=4)}
-    rows = [
-        SimpleNamespace(
-            name=name, workloads=served, approximates=name == "linear", parameters=features
-        )
-        for name, served in serves.items()
-    ]
-    catalogue: Any = SimpleNamespace(implementations=rows)
-    assert implementations(Axes(), catalogue) == ["naive", "mine"]
-    assert implementations(Axes(workload="recurrent"), catalogue) == ["gru"]
-    assert implementations(Axes(workload="recurrent", impls=("naive",)), catalogue) == ["naive"]
-    asked = implementations(Axes(workload="layer"), catalogue, own=[["mine"]])
-    assert asked == ["naive", "mine"]  # a file of the user's was asked for: refused, not dropped
-    spread = implementations(Axes(impls=("linear:features=2..8", "linear")), catalogue)
-    assert spread == ["linear:2", "linear", "linear:8"]
 
 
 @pytest.mark.parametrize(

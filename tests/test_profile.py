@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from attnbench.base.jsontext import sealed
 from attnbench.errors import StoreError
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.profile import (
@@ -16,7 +14,6 @@ from attnbench.schema.profile import (
     Profile,
     Unprofiled,
     read_profile,
-    write_profile,
 )
 
 CASE = Case(seq_len=64, mask=parse_mask("causal"))
@@ -43,41 +40,6 @@ def profile(**given):
         "notes": (Note("profiler-cost", {"ratio": 1.05}),),
     }  # fmt: skip
     return Profile(**fields | given)
-
-
-def test_a_profile_comes_back_from_its_file_as_it_was(tmp_path):
-    written = profile()
-    write_profile(tmp_path, written)
-    assert read_profile(tmp_path) == written
-    assert read_profile(tmp_path / "profile.json").cell.case == CASE
-
-
-def test_self_times_and_what_is_outside_of_them_sum_to_the_unprofiled_time():
-    found = profile()
-    assert found.self_us == 90.0
-    assert found.outside_us == pytest.approx(10.0)
-    assert found.self_us + found.outside_us == pytest.approx(found.time.median_us)
-
-
-def test_rates_are_of_the_self_time_and_unknown_stays_unknown():
-    bmm, softmax = profile().ops
-    assert (bmm.tflops, bmm.gbps) == (pytest.approx(0.1), pytest.approx(20.0))
-    assert (softmax.tflops, softmax.gbps) == (None, None)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda row: row | {"schema": 3},
-        lambda row: row | {"case": {"seq_len": -1}},
-        lambda row: {k: v for k, v in row.items() if k != "ops"},
-    ],
-)
-def test_a_profile_of_another_schema_or_damaged_is_refused(tmp_path, edit):
-    row = msgspec.to_builtins(profile())
-    (tmp_path / "profile.json").write_text(sealed(msgspec.json.encode(edit(row)).decode()))
-    with pytest.raises(StoreError, match="schema 2"):
-        read_profile(tmp_path)
 
 
 def test_where_there_is_no_profile_the_message_names_the_command(tmp_path):

@@ -22,7 +22,6 @@ from attnbench.measure import probes
 from attnbench.measure.probes import profile_call
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
-from attnbench.schema.record import Cell
 from attnbench.worker import profiling
 from attnbench.worker.profiling import profile_cell
 from attnbench.worker.trial import Trial, kernels_of
@@ -279,15 +278,3 @@ def test_a_process_of_its_own_names_kernels_once_and_its_end_costs_their_names(
     assert len(timed) == 2, "of two runs"
     assert processes[:2] == [apart] * 2
     assert processes.count(apart) == 2, "one call to warm up, one profiled"
-
-
-def test_what_is_not_to_be_tried_is_not_profiled_either(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(runners, "_PROFILED_APART", ("cpu",))
-    (tmp_path / "own.py").write_text(FILE)
-    job = Job(groups=(((Case(seq_len=16), ("says-where",)),),))
-    with LocalRunner(Settings(device="cpu", files=(str(tmp_path / "own.py"),))) as runner:
-        runner.pruning.oom.append(Cell(case=Case(seq_len=15), impl="says-where"))
-        [record] = runner.run([job])
-    assert record.status == "skipped"
-    assert record.reason == "n=15 ran out of memory (--no-prune tries it)"
-    assert not (tmp_path / "processes").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,20 +20,17 @@ import ray
 
 import attnbench.execution.cluster as cluster_module
 from attnbench.errors import UsageError
-from attnbench.execution.cluster import RayRunner, _connected, _Place, _staged, _Work
+from attnbench.execution.cluster import RayRunner, _connected, _staged
 from attnbench.execution.process import Settings
 from attnbench.execution.session import Listener
-from attnbench.execution.store import RECORDS, load_info, load_run, write_info
+from attnbench.execution.store import RECORDS, load_run
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
-from attnbench.theory.traits import case_label
 from tests import synthetic
 from tests.conftest import (
     COMMAND,
     TINY,
-    Cli,
-    Refused,
     environment,
     exported,
     run_attnbench,
@@ -136,18 +132,6 @@ def keys(path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_every_cell_has_one_record_though_a_node_is_lost(survived: tuple[Path, str]) -> None:
-    path, err = survived
-    assert "node b: " in err
-    assert "will run on another" in err
-    run = load_run(path)
-    planned = [Cell.from_json(row).key for row in run.info["plan"]]
-    assert keys(path) == sorted(planned)
-    assert (len(planned), run.unfinished) == (10, "")
-    assert {record.status for record in run.records} == {"ok"}
-
-
-@pytest.mark.slow
 def test_the_cells_of_a_case_are_on_one_node_which_the_table_names(
     survived: tuple[Path, str],
 ) -> None:
@@ -168,24 +152,6 @@ def test_code_is_sent_along_and_nothing_is_left_on_a_lost_node(
     pid, *sources = (flags / "b").read_text().split()
     assert ["runtime_resources" in source for source in sources] == [True, True]
     wait_for(lambda: not psutil.pid_exists(int(pid)))
-
-
-@pytest.mark.slow
-def test_what_is_missing_is_measured_on_another_model_if_that_is_asked_for(
-    survived: tuple[Path, str], cluster: Any, tmp_path: Path
-) -> None:
-    whole, _ = survived
-    path = shutil.copytree(whole, tmp_path / "two")
-    lines = (path / RECORDS).read_text().splitlines(keepends=True)
-    (path / RECORDS).write_text("".join(lines[:-3]))
-    info = load_info(path)
-    for facts in (info["environment"], *info.get("environments", {}).values()):
-        facts["device_name"] = "another CPU"
-    write_info(path, info)
-    ended = run_attnbench("sweep", "--resume", path, *on(cluster), "--mixed", cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert keys(path) == keys(whole)
-    assert "Measured on 2 device models: another CPU (7 cells), " in ended.stdout
 
 
 @pytest.mark.slow
@@ -236,16 +202,6 @@ def test_without_ray_one_line_says_how_to_install_it() -> None:
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "Error: --on ray needs Ray: pip install 'attnbench[ray]'\n"
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [(["--ray-address", "auto"], "goes with --on ray"), (["--mixed"], "goes with --resume")],
-)
-def test_options_that_say_nothing_alone_are_refused(
-    cli: Cli, assert_refused: Refused, args: list[str], says: str
-) -> None:
-    assert_refused(cli("sweep", *args), args[0], says)
 
 
 class Actor:
@@ -324,14 +280,6 @@ def run_on_fake(
     return list(runner.run(taken(jobs))), runner._ray, warnings
 
 
-def test_a_case_stays_on_its_device_in_all_of_its_processes() -> None:
-    records, _, _ = run_on_fake(lambda node, cell: None)
-    assert len({(*r.cell.key, r.process) for r in records}) == len(records) == 16
-    assert {r.environment for r in records} == {"a", "b"}
-    cases = {r.cell.case.case_id for r in records}
-    assert len({(r.cell.case.case_id, r.environment) for r in records}) == len(cases) == 4
-
-
 def test_jobs_are_taken_as_slots_come_free_also_where_cases_live_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -393,39 +341,6 @@ def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end() -> N
     assert len(warnings) == 6
 
 
-def test_a_slot_that_another_job_has_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, taken, waits = Actor._open, list[Any](), iter(range(1000))
-
-    def open_(actor: Actor, place: int) -> Any:
-        answers = opened(actor, place)
-        taken.extend([answers] if actor.node == "b" else [])
-        return answers
-
-    def wait(fake: Ray, refs: list[Any], timeout: float) -> Any:
-        assert next(waits, None) is not None, "it waits for ever"
-        ready = [ref for ref in refs if ref not in taken]
-        return ready[:1], refs
-
-    monkeypatch.setattr(Actor, "_open", open_)
-    monkeypatch.setattr(Ray, "wait", wait)
-    records, fake, _ = run_on_fake(lambda *_: None)
-    assert ({r.environment for r in records}, len(records)) == ({"a"}, 16)
-    assert [actor.node for actor in fake.actors] == ["a"], "the other is asked for no more"
-
-
-def test_a_node_that_joins_later_takes_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "_LOOK_S", 0.0)
-
-    def wait(fake: Ray, refs: list[Any], timeout: float) -> Any:
-        fake.names = "abc"
-        return refs[:1], refs[1:]
-
-    monkeypatch.setattr(Ray, "wait", wait)
-    records, _, _ = run_on_fake(lambda *_: None)
-    assert len({(*r.cell.key, r.process) for r in records}) == len(records) == 16
-    assert {r.environment for r in records} == {"a", "b", "c"}
-
-
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_what_planned_is_the_slot_of_its_own_device_whatever_joins_meanwhile(first: str) -> None:
     records, found, _ = run_on_fake(lambda *_: None, planned_on=first)
@@ -444,26 +359,6 @@ def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_n
     assert warnings == ["node b: device_name is b"]
     with pytest.raises(UsageError, match="device_name is"):
         run_on_fake(lambda *_: None, admit=partial(admit, refused="ab"))
-
-
-def test_ceilings_are_measured_once_on_each_machine_that_has_none() -> None:
-    known: dict[str, Any] = {"a": {"ceilings": {}}}
-    _, found, _ = run_on_fake(lambda *_: None, limits=(["float32"], [1]), environments=known)
-    asked = {a.node: [x for x in a.asked if x] for a in found.actors}
-    assert asked == {"a": [], "b": [(["float32"], [1])]}
-
-
-def test_how_many_slots_are_busy_and_one_of_their_cases_are_told() -> None:
-    told: list[str] = []
-    listener = Listener()
-    listener.working = lambda case, impl, stage: told.append(stage)  # type: ignore[method-assign]
-    runner = RayRunner(Settings(), "auto", listener)
-    cell = Cell(case=Case(seq_len=64), impl="naive")
-    node = {"NodeName": "10.0.0.1", "NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "a"}
-    works = [_Work({cell.key: cell}, 0), _Work({cell.key: cell}, 0), None]
-    runner._places = [_Place(node, i, None, work) for i, work in enumerate(works)]
-    runner._show()
-    assert told == [f"2 of 3 slots busy, node a: {case_label(cell.case)}"]
 
 
 def test_a_folder_that_is_too_large_is_not_sent_and_that_is_said(

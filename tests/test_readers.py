@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from attnbench.base.guard import guarded
 from attnbench.cli import options, progress
 from attnbench.execution.session import Listener, SweepRequest, resume, sweep
 from attnbench.execution.store import RECORDS, RunWriter, load_info, load_run, write_info
@@ -156,16 +155,6 @@ def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_
     resume(path, Listener())
     assert measured == []
     assert load_info(path)["spent"]["samples"] == 77.0
-
-
-def test_an_interrupt_in_a_listener_is_one() -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    listener = Listener()
-    listener.starting = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt), guarded(listener) as watching:
-        watching.starting()
 
 
 def test_a_plot_that_cannot_be_drawn_hides_no_verdict(

@@ -1,16 +1,12 @@
 """The recurrent baseline: a GRU against its definition, its costs, and the loop it cannot avoid."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, recurrent_builder
-from attnbench.api.direct import get
-from attnbench.errors import UsageError
 from attnbench.schema.case import Case, parse_mask
-from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
 from attnbench.worker.workloads import WORKLOADS
@@ -24,15 +20,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def case_of(**fields: Any) -> Case:
     small: dict[str, Any] = {"batch": 2, "seq_len": 9, "width": 16}
     return Case(workload="recurrent", mask=parse_mask("causal"), **(small | fields))
-
-
-def test_the_reference_is_torch_s_module_without_biases():
-    generator = torch.Generator().manual_seed(0)
-    like: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
-    module = torch.nn.GRU(5, 5, bias=False, batch_first=True, dtype=torch.float64)
-    x_BLE = torch.randn(3, 7, 5, **like)
-    w_ih, w_hh = module.parameters()
-    torch.testing.assert_close(gru_states(x_BLE, w_ih, w_hh), module(x_BLE)[0])
 
 
 MUTANTS = {
@@ -83,34 +70,6 @@ def test_counted_flops_are_those_executed_and_none_is_in_vain(pass_, seq_len):
     assert counts == [useful] * 3
     assert metrics["flops_counted_source"] == "dispatched"
     assert metrics["flops_note"] is None
-
-
-@pytest.mark.parametrize(("seq_len", "batch"), [(1, 1), (3, 3), (4, 1), (5, 3), (64, 1)])
-def test_forward_workspace_is_what_sizes_say(seq_len, batch):
-    metrics = probed(case_of(seq_len=seq_len, batch=batch), "gru")
-    assert metrics["memory_predicted_bytes"] == metrics["memory_workspace_bytes"]
-
-
-@pytest.mark.parametrize("pass_", PASSES[:2])
-def test_weights_lie_together_and_before_two_biases_of_zero_as_cudnn_wants_them(pass_):
-    tensors = WORKLOADS.get("recurrent").tensors(case_of(pass_=pass_))
-    w_ih, w_hh = tensors["w_ih"], tensors["w_hh"]
-    assert w_ih.storage_offset() == 0
-    assert w_hh.data_ptr() == w_ih.data_ptr() + w_ih.numel() * w_ih.element_size()
-    block = w_ih.detach().new_empty(0).set_(w_ih.untyped_storage())
-    assert block.numel() == 6 * 16 * 16 + 2 * 3 * 16
-    assert not block[6 * 16 * 16 :].any()
-
-
-def test_cores_of_attention_serve_no_recurrence_nor_a_network_attention():
-    case = case_of()
-    assert reasons_against([case], ["naive"])["naive"] == (
-        "serves attention, layer, decode, not recurrent",
-    )
-    others = [replace(case, workload=name, cache=None) for name in ("attention", "layer", "decode")]
-    assert all(reasons_against(others, ["gru"])["gru"])
-    with pytest.raises(UsageError, match="serves recurrent, not attention"):
-        get("gru")(*[torch.zeros(1, 2, 3, 4)] * 3)
 
 
 @pytest.mark.gpu

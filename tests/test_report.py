@@ -13,7 +13,6 @@ from rich.console import Console
 from attnbench.base import units
 from attnbench.base.units import table
 from attnbench.cli.sweep import _print_summary
-from attnbench.errors import StoreError
 from attnbench.execution.store import load_run
 from attnbench.report import figures, tables
 from attnbench.report.pages import write_report
@@ -198,19 +197,6 @@ def test_a_killed_run_still_gets_its_page(tmp_path, monkeypatch):
         text = text.replace("\\", "")  # of Markdown
         assert f"{counts} off and is left out; go on with: attnbench sweep --resume {path}" in text
         assert "All 2 cells" not in text
-
-
-def test_a_second_report_replaces_the_first_with_the_same_bytes(pages):
-    path = pages["one"].parent
-    first = {p.name: p.read_bytes() for p in path.rglob("*") if p.is_file()}
-    (path / "plots" / "old.png").write_text("left over")
-    write_report(path)
-    assert {p.name: p.read_bytes() for p in path.rglob("*") if p.is_file()} == first
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(StoreError, match="not a run"):
-        write_report(tmp_path)
 
 
 def test_a_big_run_is_cut_short_and_the_page_says_so(tmp_path, monkeypatch):

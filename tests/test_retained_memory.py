@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, attention_builder
-from attnbench.measure.probes import call_kept
 from attnbench.schema.case import Case, parse_position
 from attnbench.schema.record import Record
 from attnbench.worker.checking import Entry
@@ -20,7 +19,6 @@ from tests.conftest import collector
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 64
-SQUARE = 2 * N * N * 4
 CASE = Case(heads=2, seq_len=N, head_dim=8)
 Build = Callable[[Case], Any]
 
@@ -29,11 +27,6 @@ def prepared(case: Case, *names: str) -> tuple[dict[str, Trial], list[Record]]:
     records: list[Record] = []
     trials = prepare(Entry(index=0, case=case, impls=names), 0, collector(records))
     return trials, records
-
-
-def retained(case: Case, name: str) -> Any:
-    trials, _ = prepared(case, name)
-    return trials[name].metrics["memory_retained_bytes"]
 
 
 @pytest.fixture
@@ -76,39 +69,6 @@ def keeps(keep: Callable[[list[Any], torch.Tensor], None]) -> Build:
     return build
 
 
-def in_a_dead_cycle(kept: list[Any], made: torch.Tensor) -> None:
-    cycle: list[Any] = [made]
-    cycle.append(cycle)
-
-
-keeps_nothing = keeps(lambda kept, made: None)
-
-
-@pytest.mark.parametrize(
-    ("build", "expected"),
-    [
-        (keeps(lambda kept, made: kept.append(made) if not kept else None), SQUARE),  # the first
-        (keeps(lambda kept, made: kept.__setitem__(slice(None), [made])), SQUARE),  # the last
-        (keeps(lambda kept, made: kept.append(made)), SQUARE),
-        (keeps(in_a_dead_cycle), 0),
-        (keeps_nothing, 0),
-    ],
-)
-def test_what_outlives_the_first_call_is_counted_once(registered, build, expected):
-    assert retained(CASE, registered(build)) == expected
-
-
-def test_a_view_of_something_larger_lives_only_as_long_as_the_result(registered):
-    def build(case: Case) -> Any:
-        def call(q, k, v):
-            padded = torch.cat([scores(case, q, k).softmax(-1) @ v] * 4, dim=-1)
-            return padded[..., : v.shape[-1]]
-
-        return call
-
-    assert retained(CASE, registered(build)) == 0
-
-
 @pytest.mark.parametrize("compiles", [True, False])
 def test_what_compiles_is_never_profiled_and_no_call_that_sets_the_pace_is(registered, compiles):
     profiled: list[bool] = []
@@ -118,28 +78,6 @@ def test_what_compiles_is_never_profiled_and_no_call_that_sets_the_pace_is(regis
     assert ("memory_retained_bytes" in trials[name].metrics) != compiles
     # The two checks, of which the second is the last that is timed; then FLOPs, and the probe.
     assert profiled[:2] == [False, False] if compiles else profiled == [True, False, False, True]
-
-
-def test_a_kernel_that_never_runs_finds_no_right_answer_though_it_is_profiled(registered):
-    name = registered(lambda case: lambda q, k, v: torch.empty_like(q))
-    trials, ended = prepared(CASE, name)
-    assert trials == {}
-    assert [record.status for record in ended] == ["incorrect"]
-
-
-def test_what_a_cycle_held_from_before_is_not_taken_off():
-    cycle: list[Any] = [torch.ones(1024)]
-    cycle.append(cycle)
-    del cycle
-    kept: list[torch.Tensor] = []
-
-    def call() -> torch.Tensor:
-        kept.append(torch.ones(256))
-        return torch.ones(64)
-
-    result, bytes_ = call_kept(call, "cpu")
-    assert bytes_ == 4 * (256 + 64)
-    assert result.shape == (64,)
 
 
 ATTENTION: dict[str, Any] = {"heads": 4, "seq_len": 48, "head_dim": 16}

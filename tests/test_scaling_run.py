@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -10,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
 from attnbench.analysis.scaling.series import Laws, all_series, measured
 from attnbench.api import IMPLEMENTATIONS, attention, core_flops
 from attnbench.execution.store import Run
-from attnbench.schema.case import Case, Device, parse_mask
+from attnbench.schema.case import Case, Device
 from attnbench.schema.finding import COSTS
 from attnbench.schema.record import Record, Sample, merged
 from tests import synthetic
@@ -69,102 +67,11 @@ def layer(n: int, width: int, heads: int = 4) -> Case:
 # Which cells make a series.
 
 
-def test_cells_that_differ_in_n_alone_are_a_series_with_its_overhead() -> None:
-    records = [cell(Case(seq_len=n, heads=2), "naive") for n in (1, *SIZES)]
-    records += [cell(Case(seq_len=n, heads=2, dtype="float64"), "naive") for n in SIZES]
-    first, second = series_of(run_of(records))
-    assert first.sizes == tuple(map(float, SIZES)), "the floor is no size"
-    assert first.overhead_us is not None
-    assert second.overhead_us is None, "another dtype is another floor"
-    assert second.least_overhead_us == pytest.approx(5 * 0.5)
-    assert first.same == "attention forward B=1 H=2 D=64 float32"
-    assert str(first.law) == "n^2 d"
-
-
 def test_the_least_overhead_of_cold_times_has_a_pair_of_events_in_it() -> None:
     run = run_of([cell(Case(seq_len=n, heads=2), "naive", l2="cold") for n in SIZES])
     run.info["environment"]["ceilings"]["launch_cold_us"] = 2.5
     (series,) = series_of(run)
     assert series.least_overhead_us == pytest.approx(5 * 0.5 + 2.0)
-
-
-def test_one_query_of_many_keys_and_one_token_of_a_wider_layer_are_no_overhead() -> None:
-    many_keys = cell(Case(seq_len=1, kv_len=65536), "naive", lambda case: 400.0)
-    plain = [many_keys, *(cell(Case(seq_len=n), "naive") for n in SIZES)]
-    layers = [cell(layer(n, 512), "naive") for n in SIZES]
-    for records, small in (
-        (plain, []),
-        (plain, [cell(Case(seq_len=1), "naive")]),
-        (layers, [cell(layer(1, 1024), "naive")]),
-        (layers, [cell(layer(1, 256), "naive")]),
-    ):
-        (series,) = series_of(run_of([*small, *records]))
-        right = bool(small) and (small[0].cell.case.width or 0) < 512
-        assert (series.overhead_us is not None) == right
-        assert max(series.overhead_us or [0]) < 20
-
-
-def test_each_axis_varies_alone_and_what_follows_it_follows() -> None:
-    records = [
-        cell(Case(seq_len=n, heads=h, head_dim=d), "naive")
-        for n, h, d in product((256, 512, 1024), (1, 2, 4), (32, 64, 128))
-    ]
-    found = {(s.axis, s.same): s for s in series_of(run_of(records))}
-    axes = [axis for axis, _ in found]
-    assert {axis: axes.count(axis) for axis in set(axes)} == {
-        "n": 9, "d": 3, "heads": 3, "heads at fixed width": 1,
-    }  # fmt: skip
-    (fixed,) = [s for (axis, _), s in found.items() if axis == "heads at fixed width"]
-    assert fixed.sizes == (1, 2, 4)
-    assert "H·D=128" in fixed.same
-    others = [s for (axis, _), s in found.items() if axis != "n"]
-    assert all("n=1024" in s.same for s in others), "a small problem shows its floor"
-    assert series_of(run_of([cell(Case(seq_len=n, kv_len=512), "naive") for n in SIZES])) == []
-
-
-def test_layers_that_widen_at_fixed_heads_vary_d_and_at_fixed_head_dim_heads() -> None:
-    (d,) = series_of(run_of([cell(layer(512, width), "naive") for width in (256, 512, 1024)]))
-    assert (d.axis, d.sizes, str(d.law)) == ("d", (256, 512, 1024), "n d^2 + n^2 d")
-    more = [cell(layer(512, 64 * heads, heads), "naive") for heads in (4, 8, 16)]
-    (heads,) = series_of(run_of(more))
-    assert (heads.axis, heads.sizes) == ("heads", (4, 8, 16))
-
-
-def test_decoding_and_windows_are_judged_by_laws_of_their_own() -> None:
-    records = [
-        cell(synthetic.decode_case(n, cache), "naive")
-        for n, cache in product((8, *SIZES), ("rerun", "static"))
-    ]
-    found = series_of(run_of(records))
-    laws = {s.same.split()[-2]: str(s.law) for s in found}
-    assert laws == {"rerun": "n d^2 + n^2 d", "static": "d^2 + n d"}
-    assert all(s.overhead_us for s in found), "8 tokens are a floor"
-    window = parse_mask("window:64")
-    (series,) = series_of(run_of([cell(Case(seq_len=n, mask=window), "chunked") for n in SIZES]))
-    assert str(series.law) == "O(n^2 d)"
-
-
-def test_failed_and_suspect_cells_keep_their_place_with_the_reason() -> None:
-    records = [cell(Case(seq_len=n), "naive") for n in SIZES[:3]]
-    records.append(cell(Case(seq_len=1024), "naive", flops_executed=10**18))
-    records.append(synthetic.failed(Case(seq_len=2048), "naive", "oom", "9.0 GiB wanted"))
-    (fit,) = scaling(run_of(records)).exponents
-    assert len(fit.series.sizes) == 5
-    assert fit.left_out[4] == "oom: 9.0 GiB wanted"
-    assert "suspect" in str(fit.left_out[3])
-    assert fit.finding is not None
-    assert fit.finding.verdict == "inconclusive"
-    assert "9.0 GiB wanted" in fit.finding.reason
-
-
-def test_what_never_ran_is_not_asked() -> None:
-    records = [cell(Case(seq_len=n), "naive") for n in SIZES]
-    records += [synthetic.failed(Case(seq_len=n), "flex", "unsupported", "no CPU") for n in SIZES]
-    found = scaling(run_of(records))
-    assert {fit.series.impl for fit in found.exponents} == {"naive"}
-    (problem,) = found.problems
-    assert (problem.impl, problem.workload, problem.quantity) == ("flex", "attention", "time")
-    assert "5 unsupported: no CPU" in problem.reason
 
 
 def on_cpu(n: int, process: int, samples: list[tuple[float, float, float]]) -> Record:
@@ -255,43 +162,6 @@ def test_flops_have_to_equal_the_formula_to_the_last_one() -> None:
     assert "n = 2048" in fit.finding.reason
 
 
-def test_a_price_of_an_opaque_op_refutes_no_formula() -> None:
-    records = [
-        cell(
-            Case(seq_len=n), "sdpa", flops_counted=8 * n * n * 64, flops_executed=4 * n * n * 64,
-            flops_counted_source="formula",
-        )
-        for n in SIZES
-    ]  # fmt: skip
-    fit = along(scaling(run_of(records)), "flops")
-    assert exact_verdict(fit) == "holds", "it grows as declared"
-    assert fit.finding is not None
-    assert "price of an opaque op" in fit.finding.reason
-
-
-@pytest.mark.parametrize(
-    ("workspace", "more", "expected"),
-    [
-        (lambda n: 32 * n * n * 1.015, {}, "holds"),  # within two percent of the formula
-        (lambda n: 32 * n * n * 1.03, {}, "refuted"),
-        # What is not predicted refutes nothing, though the law may.
-        (lambda n: 64 * n * n, {"memory_predicted_bytes": None}, "holds"),
-        (lambda n: 64 * n**3, {"memory_predicted_bytes": None}, "refuted"),
-    ],
-)
-def test_workspace_is_held_against_its_formula(workspace: Any, more: Any, expected: str) -> None:
-    records = [
-        cell(Case(seq_len=n), "naive", memory_workspace_bytes=round(workspace(n)),
-             **{"memory_predicted_bytes": 32 * n * n} | more)
-        for n in SIZES
-    ]  # fmt: skip
-    fit = along(scaling(run_of(records, naive={"memory": "n^2"})), "workspace")
-    assert exact_verdict(fit) == expected
-    assert fit.finding is not None
-    miss = None if more else max(workspace(n) / (32 * n * n) - 1 for n in SIZES)
-    assert fit.finding.figures["largest_miss"] == pytest.approx(miss, abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("flops", "expected"),
     [
@@ -313,46 +183,7 @@ def test_flops_of_several_terms_are_a_sum_of_just_these(flops: Any, expected: st
     assert fit.finding.law == "n d^2 + n^2 d"
 
 
-def test_flops_do_not_grow_with_heads_at_a_fixed_width() -> None:
-    records = [cell(Case(seq_len=512, heads=h, head_dim=256 // h), "naive") for h in (1, 2, 4, 8)]
-    fit = along(scaling(run_of(records)), "flops", "heads at fixed width")
-    assert fit.growth == 0
-    assert exact_verdict(fit) == "holds"
-
-
-def test_without_formula_and_law_growth_is_shown_and_nothing_judged() -> None:
-    records = [cell(Case(seq_len=n), "it", memory_predicted_bytes=None) for n in SIZES]
-    fit = along(scaling(run_of(records)), "workspace")
-    assert fit.finding is None
-    assert fit.growth == pytest.approx(2, abs=0.01)
-
-
 # Runs of no use.
-
-
-def no_times() -> list[Record]:
-    records = [cell(Case(seq_len=n), "naive") for n in SIZES]
-    samples = tuple(structs.replace(sample, time_us=math.nan) for sample in records[0].samples)
-    return [replace(record, samples=samples) for record in records]
-
-
-USELESS: dict[str, tuple[list[Record], str]] = {
-    "empty": ([], "no record in this run"),
-    "one size": (synthetic.single_n_records(), "one size of n only (512)"),
-    "failures": (synthetic.failed_records(), "no cell was measured (1 oom: 9.0 GiB wanted)"),
-    "times that are no numbers": (no_times(), "no two sizes of n"),
-    "floors alone": ([cell(Case(seq_len=1), "naive")], "one size of n only (1)"),
-}
-
-
-@pytest.mark.parametrize(("records", "says"), USELESS.values(), ids=USELESS)
-def test_a_run_of_no_use_says_why_in_one_line(records: list[Record], says: str) -> None:
-    found = scaling(run_of(records))
-    reasons = [problem.reason for problem in found.problems]
-    assert [text for text in reasons if says in text], reasons
-    assert all("\n" not in text for text in reasons)
-    timed = [f.finding for f in found.exponents if f.finding]
-    assert "holds" not in {f.verdict for f in (*timed, *found.problems)}
 
 
 def test_devices_are_fitted_apart_and_that_is_said() -> None:
@@ -362,11 +193,6 @@ def test_devices_are_fitted_apart_and_that_is_said() -> None:
     )
     assert "records of 2 devices (cpu, cuda)" in found.problems[-1].reason
     assert len(found.exponents) == 2
-
-
-@pytest.mark.parametrize("name", ["quick", "bare", "hostile", "one"])
-def test_no_run_is_too_odd_for_an_answer(name: str) -> None:
-    assert scaling(run_of(synthetic.RUNS[name]())).findings
 
 
 def test_laws_that_cannot_be_read_or_are_not_known_judge_nothing() -> None:

@@ -79,15 +79,6 @@ class WorldClock:
         pass
 
 
-def test_a_fine_clock_is_seen_to_resolve_its_tick_and_its_overhead():
-    world = World()
-    seen = selfcheck.resolution(WorldClock(world, tick_ns=20), batches=50)
-    assert seen["seen_us"] == pytest.approx(0.1)  # readings of 100 ns, and nothing finer
-    assert seen["block_us"] == pytest.approx(0.1)
-    assert seen["call_us"] == pytest.approx(0.0001)
-    assert seen["negative"] == 0
-
-
 def test_delays_of_many_lengths_show_the_tick_of_a_clock_that_always_reads_two():
     world = World(look_ns=2048)
     clock = WorldClock(world, tick_ns=1024)
@@ -107,45 +98,6 @@ def test_the_walk_needs_each_row_before_the_next_and_fits_the_cache():
 
 
 @pytest.mark.parametrize(
-    ("clock", "name", "seen"),
-    [({"gain": 0.0}, "seen_us", None), ({"noise": (0.0, -3.0)}, "negative", 25)],
-)
-def test_a_clock_that_stands_still_or_steps_back_shows(clock, name, seen):
-    world = World()
-    assert selfcheck.resolution(WorldClock(world, **clock), batches=50)[name] == seen
-
-
-def spun(world: World, clock: WorldClock, **options: Any) -> selfcheck.Numbers:
-    spin = selfcheck.Spin(2000.0, now=world.now)
-    return selfcheck.spin_reading(
-        clock, spin, lasted_us=lambda: spin.lasted_us, now=world.now, **options
-    )
-
-
-@pytest.mark.parametrize("gain", [1.0, 1.02, 0.5])
-def test_a_spin_tells_by_how_much_a_clock_is_wrong(gain):
-    world = World()
-    seen = spun(world, WorldClock(world, gain=gain))
-    assert seen["known_us"] == pytest.approx(2000.0)
-    assert seen["error"] == pytest.approx(gain - 1, abs=1e-3)
-
-
-def test_without_its_own_report_a_spin_is_known_by_the_time_around_the_block():
-    world = World()
-    clock, spin = WorldClock(world, gain=1.05), world.work(40_000.0)
-    seen = selfcheck.spin_reading(clock, spin, now=world.now)
-    assert seen["error"] == pytest.approx(0.05, abs=1e-3)
-
-
-def test_the_rate_of_a_matmul_is_its_flops_by_its_best_time():
-    world, a = World(look_ns=1000), torch.ones(8, 8)
-    seen = selfcheck.matmul_rate(WorldClock(world, noise=(1.0, 0.0)), a, batches=4)
-    assert seen["tflops"] == pytest.approx(2 * 8**3 / 1.0 / 1e6)
-    still = selfcheck.matmul_rate(WorldClock(world, gain=0.0), a)
-    assert still["tflops"] is None
-
-
-@pytest.mark.parametrize(
     ("miss_us", "gain", "ratio"), [(20.0, 1.0, 25.1 / 5.1), (0.0, 1.0, 1.0), (0.0, 0.0, None)]
 )
 def test_cold_and_warm_reads_are_told_apart_where_the_flush_works(miss_us, gain, ratio):
@@ -159,13 +111,6 @@ def test_cold_and_warm_reads_are_told_apart_where_the_flush_works(miss_us, gain,
     assert [seen[x] for x in ("ratio", "low", "high")] == [ratio and pytest.approx(ratio)] * 3
 
 
-def test_one_reading_of_nothing_voids_no_other_round():
-    world = World()
-    cold, warm = WorldClock(world, l2="cold"), WorldClock(world, noise=(0.0, -5.1, *[0.0] * 99))
-    seen = selfcheck.cold_and_warm(cold, warm, world.work(5.0), most=8)
-    assert (seen["ratio"], seen["low"]) == (1.0, 1.0)
-
-
 @pytest.fixture
 def world(monkeypatch, idle_machine) -> World:
     """A world of its own for all that timing looks at: the clocks, and the counters beside them."""
@@ -173,15 +118,6 @@ def world(monkeypatch, idle_machine) -> World:
     for name in ("perf_counter", "process_time"):
         monkeypatch.setattr(f"attnbench.measure.engine.time.{name}", lambda: made.ns / 1e9)
     return made
-
-
-def test_a_slowdown_of_5_percent_is_seen_and_identical_work_is_alike(world):
-    clock = WorldClock(world, noise=(0.004, -0.003, 0.0, 0.007, -0.006))
-    seen: dict[str, Any] = selfcheck.slowdown(clock, world.work(60.0), FEW)  # type: ignore[assignment]
-    assert seen["slowed"]["ratio"] == pytest.approx(1.05, abs=0.01)
-    assert seen["slowed"]["low"] > 1.03
-    assert seen["twin"]["low"] <= 1 <= seen["twin"]["high"]
-    assert seen["twin"]["rounds"] == 40
 
 
 def test_work_that_raises_ends_the_test_with_its_exception():

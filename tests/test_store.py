@@ -141,28 +141,6 @@ def test_unnamed_runs_that_begin_in_the_same_moment_have_folders_of_their_own(
     assert names == [f"gate-20260102-030405-678{more}" for more in ("", "-2", "-3")]
 
 
-@pytest.mark.parametrize(
-    "name", ["", "a/b", "..", ".hidden", "latest", "previous", "x" * 101, "a\nb", "-x"]
-)
-def test_a_name_is_a_plain_folder_name(tmp_path, name):
-    with pytest.raises(StoreError, match="--name"):
-        RunWriter.create(tmp_path, name or "\t", {})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_is_found_by_folder_or_name_or_as_one_of_the_last_two(tmp_path):
-    for name, created in (("old", "2026-01-01"), ("new", "2026-02-01"), ("mid", "2026-01-15")):
-        RunWriter.create(tmp_path, name, {"created": created}).close()
-    assert find_run("latest", tmp_path) == tmp_path / "new"
-    assert find_run("previous", tmp_path) == tmp_path / "mid"
-    with pytest.raises(StoreError, match="attnbench sweep"):
-        find_run("latest", tmp_path / "new")
-    assert find_run("mid", tmp_path) == tmp_path / "mid"
-    assert find_run(str(tmp_path / "old"), Path("elsewhere")) == tmp_path / "old"
-    with pytest.raises(StoreError, match="did you mean 'mid'"):
-        find_run("midd", tmp_path)
-
-
 EDITED = {
     "a time of zero": ("samples", {"time_us": [0.0] * 3}),
     "a time that is infinite": ("samples", {"time_us": [float("inf")] * 3}),
@@ -193,18 +171,6 @@ def test_two_sweeps_never_write_to_one_run(writer):
         RunWriter(writer.path)
     writer.close()
     RunWriter(writer.path).close()
-
-
-def test_the_records_of_a_cells_processes_are_one_record_when_loaded(writer):
-    parts = [replace(record(64), process=process) for process in (1, 0, 2)]
-    for part in [*parts, record(128)]:
-        writer.append(part)
-    loaded = load_run(writer.path)
-    assert len(loaded.parts) == 4
-    assert [r.cell.case.seq_len for r in loaded.records] == [64, 128]
-    assert [s.process for s in loaded.records[0].samples] == [
-        process for process in range(3) for _ in record(64).samples
-    ]
 
 
 def test_a_run_without_a_name_is_refused_in_a_line_that_says_what_to_name(tmp_path):
