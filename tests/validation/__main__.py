@@ -1,8 +1,7 @@
-"""Evidence for the rules of attnbench: `python -m tests.validation timer|tools|scaling|gate|…`.
+"""Evidence for the rules of attnbench: `python -m tests.validation scaling|laws|gate|…`.
 
 `make validate PART=scaling` runs one part with its defaults. The parts keep what they found in a
-folder under results/; `timer`, `laws`, `gate` and `perplexity` go on where they stopped. That last
-one is evidence for the notes' claims about trained models, which no sweep can decide.
+folder under results/; `laws` and `gate` go on where they stopped.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from attnbench.cli import Commands
 from attnbench.cli.options import (
     DURATION,
     NAMES,
-    POSITIVE,
     SIZES,
-    device_option,
     output_option,
     say,
     seed_option,
@@ -45,39 +42,7 @@ ENVIRONMENT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.group(cls=Commands)
 def main() -> None:
-    """Hold attnbench's own measuring against what is known, and against other tools."""
-
-
-@main.command()
-@click.option(
-    "--runs",
-    type=click.IntRange(min=2),
-    default=10,
-    show_default=True,
-    help="Runs alone, and beside each number of neighbours, that there shall be in the end.",
-)
-@click.option("--neighbours", type=SIZES, default="1,2", show_default=True, help="How many.")
-@click.option("--seq-lens", type=SIZES, default="128..2048", show_default=True, help="n.")
-@click.option(
-    "--each", "each_s", type=POSITIVE, default=1.0, show_default=True, help="Seconds a cell."
-)
-@seed_option
-@output_option
-@click.option("--name", default="selftest-timer", show_default=True, help="The folder.")
-def timer(**options: Any) -> None:
-    """Hold times, intervals and rankings measured beside neighbours against quiet ones.
-
-    Neighbours are processes that spin and sleep for random 0.2 to 4 s. A sweep in one thread of
-    naive, sdpa, chunked, sdpa-math and of naive and sdpa under a second name is run alone and
-    beside them in turns. The same command goes on where it stopped.
-    """
-    from tests.validation.beside.session import PAGE, Request, examine
-    from tests.validation.beside.summary import tables
-
-    path, summary = examine(Request(**options), _tell)
-    _show(tables(summary), path / PAGE, noted=True)
-    if summary["interrupted"]:
-        raise SystemExit(ExitCode.INTERRUPTED)
+    """Hold attnbench's own measuring against what is known."""
 
 
 @main.command()
@@ -104,53 +69,6 @@ def sweeps(runs: int, faulty: int, seed: int, output: Path, name: str) -> None:
 
 
 @main.command()
-@click.option("--impls", type=NAMES, help="Implementations by name [naive,sdpa].")
-@click.option("--seq-lens", type=SIZES, help="n [128,256,512,1024].")
-@click.option("--heads", type=SIZES, help="H [4].")
-@click.option("--head-dims", type=SIZES, help="D [64].")
-@click.option(
-    "--runs",
-    type=int,
-    default=10,
-    show_default=True,
-    help="Runs of each tool, each in fresh processes; at least 2.",
-)
-@click.option(
-    "--budget",
-    "budget_s",
-    type=POSITIVE,
-    default=10.0,
-    show_default=True,
-    help="Seconds a run of a tool may take, start-up and warm-up counted.",
-)
-@click.option(
-    "--threads", type=click.IntRange(min=1, max=1024), help="CPU threads [torch's default]."
-)
-@device_option
-@seed_option
-@output_option
-@click.option("--name", help="The folder's name, a new one [a time stamp].")
-def tools(**options: Any) -> None:
-    """Compare the spread of our times with that of other tools, at an equal budget.
-
-    attnbench (in one process and in three), pytest-benchmark, torch.utils.benchmark and, on a
-    GPU, triton's do_bench time the same cells in turns, in fresh processes. A tool that is not
-    installed is a row with the reason. Writes the raw samples, tables and a picture. Exits 3 if
-    fewer than 2 runs of attnbench succeeded; the figures decide nothing.
-    """
-    from tests.validation.timer.session import FEWEST_RUNS, PAGE, Request, compare
-    from tests.validation.timer.tables import sentences, tables
-
-    given = {name: value for name, value in options.items() if value is not None}
-    finished = compare(Request(**given), _tell)
-    _show(tables(finished.summary), finished.path / PAGE, sentences(finished.summary))
-    if finished.interrupted:
-        raise SystemExit(ExitCode.INTERRUPTED)
-    if finished.own_runs < FEWEST_RUNS:
-        raise SystemExit(ExitCode.INCONCLUSIVE)
-
-
-@main.command()
 @click.option(
     "--processes", type=click.IntRange(min=2), default=10, show_default=True, help="Each."
 )
@@ -161,15 +79,6 @@ def profiles(processes: int, seq_lens: tuple[int, ...], output: Path) -> None:
     from tests.validation.profiles import write
 
     write(output / "selftest-profile", processes, tuple(seq_lens), _tell)
-
-
-@main.command()
-@output_option
-def approximation(output: Path) -> None:
-    """How errors of Performer, Linformer and Nyströmformer fall with their parameters."""
-    from tests.validation.approximation import write
-
-    write(output / "selftest-approximation")
 
 
 @main.command()
@@ -185,20 +94,6 @@ def definitions(draws: int) -> None:
     _show([table(found)])
     if any(row.of_allowed > 1 for row in found):
         raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@click.argument("run")
-@output_option
-def positions(run: str, output: Path) -> None:
-    """Tables and pictures of what position encodings cost, and how far they reach.
-
-    RUN is one of `attnbench sweep --preset positions`; positions.md and the pictures go into it.
-    Nothing is timed.
-    """
-    from tests.validation.positions import examine_folder
-
-    click.echo(examine_folder(run, output))
 
 
 @main.command()
@@ -349,59 +244,6 @@ def gate(**options: Any) -> None:
         raise SystemExit(ExitCode.INTERRUPTED)
     if finished.missed:
         raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=4,
-    show_default=True,
-    help="Trainings of each variant there shall be in the end.",
-)
-@click.option(
-    "--heads",
-    type=SIZES,
-    default="1,2,8",
-    show_default=True,
-    help="H, of one width; sinusoids with the most.",
-)
-@click.option(
-    "--steps", type=click.IntRange(min=10), default=1000, show_default=True, help="Of a training."
-)
-@click.option(
-    "--rate", type=POSITIVE, default=0.008, show_default=True, help="The highest learning rate."
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="Trainings at a time, each in one thread.",
-)
-@output_option
-@click.option(
-    "--name",
-    default="selftest-perplexity",
-    show_default=True,
-    help="The folder, new or to go on with.",
-)
-def perplexity(steps: int, rate: float, **options: Any) -> None:
-    """Train small language models: RoPE against sinusoids, and many heads against few.
-
-    Decoders over bytes of equal size learn from docstrings of the standard library, and are judged
-    on other files: at the length that they were trained on, and beyond it. Ratios are paired by
-    seed. The same command goes on where it stopped. Decides nothing: exits 0.
-    """
-    from tests.validation.perplexity.session import PAGE, Request, examine
-    from tests.validation.perplexity.tables import facts, tables
-    from tests.validation.perplexity.training import Recipe
-
-    recipe = Recipe(steps=steps, rate=rate)
-    path, summary = examine(Request(recipe=recipe, **options), _tell)
-    _show(tables(summary), path / PAGE, facts(summary), noted=True)
-    if summary["interrupted"]:
-        raise SystemExit(ExitCode.INTERRUPTED)
 
 
 @main.command()
