@@ -23,7 +23,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -82,15 +82,6 @@ class Cell:
         if self.case.scale is not None:
             return f"(scale {self.case.scale:g}, which no flag has)"
         return shlex.join(["attnbench", "sweep", "--impls", self.impl, *case_flags(self.case)])
-
-
-@dataclass
-class Found:
-    """How many cells there were of each status and kind, and those that went wrong."""
-
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    wrong: list[Cell] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
 
 
 def _with_values(rng: random.Random, name: str, declared: Any, length: int) -> str:
@@ -180,31 +171,22 @@ def serving(workload: str) -> list[Implementation]:
     ]
 
 
-def drawn(number: int, seed: int, refused: Counter[str] | None = None) -> Cell:
+def drawn(number: int, seed: int) -> Cell:
     """The cell of a number: the first one drawn that its implementation takes."""
     rng = random.Random(f"{seed} {number}")
     while True:
         try:
             case = Case(**_drawn(rng))
-        except Exception as err:  # parameters that do not fit together
-            reason: str | None = f"{type(err).__name__}: {err}"
-        else:
-            impl = rng.choice(serving(case.workload))
-            name = _with_values(rng, impl.name, impl.parameters, case.kv_len)
-            name = implementation(name).name
-            (reason,) = reasons_against([case], [name])[name]
-            if reason is None:
-                return Cell(number=number, case=case, impl=name)
-            if "raised" in reason:
-                return Cell(
-                    number=number,
-                    case=case,
-                    impl=name,
-                    status="error",
-                    reason=f"supports: {reason}",
-                )
-        if refused is not None:
-            refused[_plain(reason)] += 1
+        except Exception:  # parameters that do not fit together
+            continue
+        impl = rng.choice(serving(case.workload))
+        name = implementation(_with_values(rng, impl.name, impl.parameters, case.kv_len)).name
+        (reason,) = reasons_against([case], [name])[name]
+        if reason is None:
+            return Cell(number=number, case=case, impl=name)
+        if "raised" in reason:
+            reason = f"supports: {reason}"
+            return Cell(number=number, case=case, impl=name, status="error", reason=reason)
 
 
 def ended(cell: Cell) -> Cell:
@@ -259,117 +241,77 @@ def off(metrics: dict[str, Any]) -> str | None:
     return None
 
 
-def _raised(cell: Cell, err: Exception) -> Cell:
-    """The cell with what came out of the worker's own code, and where."""
-    last = traceback.extract_tb(err.__traceback__)[-1]
-    where = f"{Path(last.filename).name}:{last.lineno}"
-    text = " ".join(str(err).split())[:200]
-    return replace(cell, status="internal", reason=f"{where}: {type(err).__name__}: {text}")
-
-
 def _serve(numbers: range, seed: int, send: Connection) -> None:
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # which torch's profiler writes to
     torch.set_num_threads(1)
     remember(1)
     for number in numbers:
-        refused = Counter[str]()
-        send.send((number, None, None))
+        cell = Cell(number=number, case=Case(), impl="")
         try:
-            cell = drawn(number, seed, refused)
-        except Exception as err:  # nothing may get through, here and below
-            cell = _raised(Cell(number=number, case=Case(), impl=""), err)
-        else:
-            try:
-                cell = ended(cell)
-            except Exception as err:
-                cell = _raised(cell, err)
-        told = cell.case.to_json(), cell.impl, cell.status, cell.reason
-        send.send((number, told, refused))
+            cell = drawn(number, seed)
+            cell = ended(cell)
+        except Exception as err:  # of the worker's own code: nothing may get through
+            last = traceback.extract_tb(err.__traceback__)[-1]
+            text = " ".join(f"{type(err).__name__}: {err}".split())[:200]
+            reason = f"{Path(last.filename).name}:{last.lineno}: {text}"
+            cell = replace(cell, status="internal", reason=reason)
+        send.send(cell)
 
 
-def drawn_cells(numbers: range, seed: int, tell: Tell) -> Iterator[tuple[Cell, Any]]:
-    """Each cell of the numbers with why others were refused before it."""
-    context, first = multiprocessing.get_context("fork"), numbers.start
-    while first < numbers.stop:
+def examined(numbers: range, seed: int, tell: Tell) -> Iterator[Cell]:
+    """Each cell of the numbers, and what became of it."""
+    context, at = multiprocessing.get_context("fork"), numbers.start
+    while at < numbers.stop:
+        some = range(at, min(at + _A_PROCESS, numbers.stop))
         receive, send = context.Pipe(duplex=False)
-        some = range(first, min(first + _A_PROCESS, numbers.stop))
         process = context.Process(target=_serve, args=(some, seed, send))
         process.start()
         send.close()
-        at, first = first, some.stop
+        status = "timeout"
         try:
-            while True:
-                if not receive.poll(SILENT_S):
-                    raise EOFError
-                at, told, refused = receive.recv()
-                if told is not None:
-                    row, impl, status, reason = told
-                    case = Case.from_json(row)
-                    yield (
-                        Cell(number=at, case=case, impl=impl, status=status, reason=reason),
-                        refused,
-                    )
-                    at += 1
+            while at < some.stop and receive.poll(SILENT_S):
+                yield receive.recv()
+                at += 1
         except EOFError:
-            status = "timeout" if process.is_alive() and at < some.stop else "crashed"
-            process.kill() if status == "timeout" else process.join()
-            if at < some.stop:
-                lost = drawn(at, seed)
-                reason = f"the process ended with {process.exitcode}"
-                yield replace(lost, status=status, reason=reason), Counter()
-                first = at + 1
-        except GeneratorExit:
-            process.kill()
-            raise
+            status = "crashed"
+            process.join()
         finally:
+            process.kill()
             process.join()
             receive.close()
-        tell(f"{min(at, some.stop)} of {numbers.stop}: --first {first} goes on from here")
+        if at < some.stop:
+            reason = f"the process ended with {process.exitcode}"
+            yield replace(drawn(at, seed), status=status, reason=reason)
+            at += 1
+        tell(f"{at} of {numbers.stop}: --first {at} goes on from here")
 
 
 def examine(tell: Tell, *, cells: int, first: int, sweeps: int, seed: int) -> Ended:
     """What became of so many cells from the `first` number on, and of so many sweeps."""
     load_built_in()
-    found, interrupted = examined(range(first, max(first, cells)), seed, tell)
-    lines = list(told(found.wrong))
-    if not interrupted:
-        exits, wrong = swept_all(sweeps, seed, tell)
-        ends = ", ".join(f"{times} with exit {code}" for code, times in sorted(exits.items()))
-        lines.append(f"{sweeps} sweeps: {ends or 'none'}; something went wrong in {len(wrong)}")
-        lines += wrong
-    well = not (found.wrong or (not interrupted and wrong))
-    return Ended(met=well, tables=tables(found), lines=lines, interrupted=interrupted)
-
-
-def examined(numbers: range, seed: int, tell: Tell) -> tuple[Found, bool]:
-    """What became of the cells of some numbers; whether an interrupt ended that."""
-    found, begin = Found(), time.monotonic()
+    found, begin = list[Cell](), time.monotonic()
     try:
-        for cell, refused in drawn_cells(numbers, seed, tell):
-            family = implementation(cell.impl).family if cell.impl else "none"
-            found.counts[f"{cell.case.workload} {family}", cell.status] += 1
-            found.refused += refused
+        for cell in examined(range(first, max(first, cells)), seed, tell):
+            found.append(cell)
             if cell.status not in WELL:
-                found.wrong.append(cell)
                 tell(f"{cell.number}: {cell.status} {cell.impl}: {case_label(cell.case)}")
+        tell(f"{len(found)} cells in {time.monotonic() - begin:.0f} s, seed {seed}")
+        swept, interrupted = swept_all(sweeps, seed, tell), False
     except KeyboardInterrupt:
-        return found, True
-    count, took = found.counts.total(), time.monotonic() - begin
-    tell(f"{count} cells in {took:.0f} s, {count / max(took, 1e-9):.1f} a second, seed {seed}")
-    return found, False
-
-
-def _plain(reason: str | None) -> str:
-    """A reason without its figures."""
-    return re.sub(r"\d[\d.e+-]*|\bnan\b|\binf\b", "#", reason or "")[:110]
+        swept, interrupted = ["interrupted"], True
+    wrong = [cell for cell in found if cell.status not in WELL]
+    met = not wrong and not swept
+    lines = [*told(wrong), *swept]
+    return Ended(met=met, tables=[table(found)], lines=lines, interrupted=interrupted)
 
 
 def told(wrong: list[Cell]) -> Iterator[str]:
     """Cells that went wrong alike, by the simplest of them; the most frequent first."""
     groups: dict[Any, list[Cell]] = {}
     for cell in wrong:
-        key = cell.status, base_name(cell.impl), cell.case.workload, _plain(cell.reason)
+        reason = re.sub(r"\d[\d.e+-]*|\bnan\b|\binf\b", "#", cell.reason or "")[:110]
+        key = cell.status, base_name(cell.impl), cell.case.workload, reason
         groups.setdefault(key, []).append(cell)
     for group in sorted(groups.values(), key=len, reverse=True):
         cell = min(group, key=lambda cell: (cell.case.scale is not None, work(cell.case)))
@@ -379,18 +321,19 @@ def told(wrong: list[Cell]) -> Iterator[str]:
         yield f"  {cell.command}"
 
 
-def tables(found: Found) -> list[Table]:
-    """How many cells there were of each kind and status, and why others were refused."""
-    statuses = sorted({status for _, status in found.counts}, key=lambda x: (x not in WELL, x))
+def table(found: list[Cell]) -> Table:
+    """How many cells there were of each kind and status."""
+    counts = Counter(
+        (f"{cell.case.workload} {implementation(cell.impl).family if cell.impl else 'none'}",
+         cell.status)
+        for cell in found
+    )  # fmt: skip
+    statuses = sorted({status for _, status in counts}, key=lambda x: (x not in WELL, x))
     rows = [
-        (kind, *(str(found.counts[kind, status]) for status in statuses))
-        for kind in sorted({kind for kind, _ in found.counts})
+        (kind, *(str(counts[kind, status]) for status in statuses))
+        for kind in sorted({kind for kind, _ in counts})
     ]
-    refused = tuple((reason, str(count)) for reason, count in found.refused.most_common(12))
-    return [
-        Table(title="Cells", header=("of", *statuses), rows=tuple(rows)),
-        Table(title="Drawn and refused", header=("why", "times"), rows=refused),
-    ]
+    return Table(title="Cells", header=("of", *statuses), rows=tuple(rows))
 
 
 # Sweeps through the command line.
@@ -440,14 +383,15 @@ def swept(number: int, seed: int) -> tuple[str, int, list[str]]:
     return shlex.join(["attnbench", "sweep", *flags]), done.returncode, bad
 
 
-def swept_all(count: int, seed: int, tell: Tell) -> tuple[Counter[int], list[str]]:
-    """How so many sweeps ended, and those in which something went wrong."""
-    exits, wrong = Counter[int](), []
+def swept_all(count: int, seed: int, tell: Tell) -> list[str]:
+    """The sweeps in which something went wrong."""
+    wrong, exits = list[str](), Counter[int]()
     for number in range(count):
         command, code, bad = swept(number, seed)
         exits[code] += 1
         if bad:
             wrong.append(f"{command}: {'; '.join(bad)}")
-        if bad or number % 20 == 19:
-            tell(f"sweep {number + 1} of {count}: {wrong[-1] if bad else 'well'}")
-    return exits, wrong
+            tell(wrong[-1])
+    ends = ", ".join(f"{times} with exit {code}" for code, times in sorted(exits.items()))
+    tell(f"{count} sweeps: {ends or 'none'}; something went wrong in {len(wrong)}")
+    return wrong

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -131,7 +130,7 @@ def test_compare_counts_again_from_what_it_kept(cli, tmp_path):
 
 def test_costs_of_drawn_cells_are_counted_and_a_number_finds_its_cell_again(cli):
     load_built_in()
-    found = [costs.drawn(number, 3, Counter()) for number in range(20)]
+    found = [costs.drawn(number, 3) for number in range(20)]
     assert found == [costs.drawn(number, 3) for number in range(20)]
     ended = cli("costs", "--cells", 8, "--sweeps", 0)
     assert ended.exit_code == 0, ended.output
