@@ -22,13 +22,10 @@ def examine(tell: Tell, *, inputs: int, seed: int) -> Ended:
     """Whether no damaged input ends otherwise than it may, and all goals of speed are reached."""
     with tempfile.TemporaryDirectory(prefix="attnbench-fuzz-") as folder:
         found = fuzz(Path(folder) / "fuzz", inputs, seed, tell)
-    lines = [f"{x.kind}, number {x.number}: {x.what} ({x.where})" for x in found.findings]
-    lines.append(
-        f"{inputs} inputs, {len(found.findings)} findings, at most {found.slowest_s:.2f} s"
-    )
+    end = f"{inputs} inputs, {len(found.findings)} findings, {found.slowest_s:.1f} s at most"
     with tempfile.TemporaryDirectory(prefix="attnbench-store-", dir=".") as folder:
         fast = measured(Path(folder), tell)
-    return Ended(met=fast and not found.findings, lines=lines)
+    return Ended(met=fast and not found.findings, lines=[*found.findings, end])
 
 
 def record(n: int, samples: int) -> Record:
