@@ -59,10 +59,10 @@ history: .venv/installed
 benchmark: .venv/installed
 	$(BIN)/pytest tests/benchmarks -o addopts= --benchmark-only --benchmark-columns=min,median,iqr,rounds
 
-# Evidence for our own rules: how often times, verdicts on growth, the gate and comparisons are wrong.
-# CONTRIBUTING.md says what each part does; minutes each, but for timer (20) and gate and environments
-# (hours). Those that take long go on where they stopped. Without PART the statistical tests. ARGS goes
-# to the part: make validate PART=scaling ARGS=--help
+# Evidence for our own rules: how often verdicts on growth, the gate and comparisons are wrong, and
+# more. CONTRIBUTING.md says what each part does; minutes each, but for gate and costs (hours). Those
+# that take long go on where they stopped. Without PART their short forms. ARGS goes to the part:
+# make validate PART=laws ARGS=--help
 validate: .venv/installed
 	$(BIN)/python -m $(if $(PART),tests.validation $(PART) $(ARGS),pytest tests/validation $(ARGS))
 

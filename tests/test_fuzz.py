@@ -1,4 +1,4 @@
-"""A few hundred of the inputs of `make validate PART=fuzz`: what crashes, hangs or misleads?"""
+"""A few hundred of the inputs of `make validate PART=store`: what crashes, hangs or misleads?"""
 
 from __future__ import annotations
 

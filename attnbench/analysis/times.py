@@ -27,7 +27,7 @@ PACED_US = 500.0
 FEWEST = 3  # samples that give a low end
 # Beyond what a run shows of itself its low end lies above that of other runs of the same code (a
 # core that was slow between two probes, the placement of pages), or below it. Taken from 540 cells,
-# alone and beside others, of which 3 to 4 % lie outside; `make validate PART=timer` counts anew.
+# alone and beside others, of which 3 to 4 % lie outside (docs/method.md).
 ABOVE_OTHERS, BELOW_OTHERS = 0.06, 0.04
 
 

@@ -111,7 +111,7 @@ def upper_quartile(fastest: Sequence[float]) -> float:
 
     How high a low end might have come out: the least of another run's w windows lies above it with
     probability 0.25^w if windows are independent, and more often where a machine's slow spells
-    last over several of them: `make validate PART=timer` counts how often.
+    last over several of them.
     """
     ordered = sorted(fastest)
     return ordered[math.ceil(0.75 * len(ordered)) - 1]

@@ -13,8 +13,8 @@ from attnbench.planning.plan import GROUPS_PER_JOB, Job, Plan, cell_s, work
 from attnbench.schema.record import Cell, Record
 
 _SWEEP_S, _PROCESS_S = 3.0, 0.3  # that any sweep and any process take
-# How far off a forecast is, as the standard deviation of its logarithm (`make validate
-# PART=forecast`): from run to run, by other sizes of the implementation, by others, by nothing.
+# How far off a forecast is, as the standard deviation of its logarithm, counted over the runs in
+# results/: from run to run, by other sizes of the implementation, by others, by nothing.
 _RUN, _SIZES, _OTHERS, _NOTHING = 0.2, 0.3, 0.6, 0.75
 
 

@@ -1,175 +1,172 @@
-"""Evidence for the rules of attnbench: `python -m tests.validation timer|tools|scaling|gate|…`.
+"""Evidence for the rules of attnbench: `python -m tests.validation gate|laws|sweeps|…`.
 
-`make validate PART=scaling` runs one part with its defaults. The parts keep what they found in a
-folder under results/; `timer`, `laws`, `gate` and `perplexity` go on where they stopped. That last
-one is evidence for the notes' claims about trained models, which no sweep can decide.
+`make validate PART=laws` runs one part with its defaults. Parts with a folder under results/ keep
+their runs there, and go on where they stopped.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Iterable
+import importlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from attnbench.base.files import check_name
 from attnbench.cli import Commands
 from attnbench.cli.options import (
     DURATION,
     NAMES,
-    POSITIVE,
     SIZES,
-    device_option,
+    Rows,
+    options_of,
     output_option,
     say,
     seed_option,
 )
 from attnbench.errors import ExitCode
-
-
-def _percents(context: Any, option: Any, texts: tuple[str, ...]) -> tuple[float, ...]:
-    """Read 10,2.5: numbers above 0."""
-    try:
-        numbers = tuple(map(float, texts))
-    except ValueError:
-        numbers = ()
-    if not numbers or not all(number > 0 for number in numbers):
-        raise click.BadParameter("takes numbers above 0 such as 10,2.5", context, option)
-    return numbers
-
-
-ENVIRONMENT = click.Path(exists=True, dir_okay=False, path_type=Path)
+from tests.validation.runner import Ended
 
 
 @click.group(cls=Commands)
 def main() -> None:
-    """Hold attnbench's own measuring against what is known, and against other tools."""
+    """Hold attnbench's own measuring against what is known."""
 
 
-@main.command()
-@click.option(
-    "--runs",
-    type=click.IntRange(min=2),
-    default=10,
-    show_default=True,
-    help="Runs alone, and beside each number of neighbours, that there shall be in the end.",
-)
-@click.option("--neighbours", type=SIZES, default="1,2", show_default=True, help="How many.")
-@click.option("--seq-lens", type=SIZES, default="128..2048", show_default=True, help="n.")
-@click.option(
-    "--each", "each_s", type=POSITIVE, default=1.0, show_default=True, help="Seconds a cell."
-)
-@seed_option
-@output_option
-@click.option("--name", default="selftest-timer", show_default=True, help="The folder.")
-def timer(**options: Any) -> None:
-    """Hold times, intervals and rankings measured beside neighbours against quiet ones.
-
-    Neighbours are processes that spin and sleep for random 0.2 to 4 s. A sweep in one thread of
-    naive, sdpa, chunked, sdpa-math and of naive and sdpa under a second name is run alone and
-    beside them in turns. The same command goes on where it stopped.
-    """
-    from tests.validation.beside.session import PAGE, Request, examine
-    from tests.validation.beside.summary import tables
-
-    path, summary = examine(Request(**options), _tell)
-    _show(tables(summary), path / PAGE, noted=True)
-    if summary["interrupted"]:
-        raise SystemExit(ExitCode.INTERRUPTED)
+def _count(name: str, default: int, text: str, least: int = 0) -> tuple[str, dict[str, Any], str]:
+    kind = click.IntRange(min=least)
+    return name, {"type": kind, "default": default, "show_default": True}, text
 
 
-@main.command()
-@click.option("--runs", type=int, default=100, show_default=True, help="Alone, and beside two.")
-@click.option("--faulty", type=int, default=50, show_default=True, help="With spoilt clocks.")
-@seed_option
-@output_option
-@click.option("--name", default="selftest-sweeps", show_default=True, help="The folder.")
-def sweeps(runs: int, faulty: int, seed: int, output: Path, name: str) -> None:
-    """Start sweeps of four small cells alone, beside two busy processes, and with spoilt clocks.
-
-    Each ends with 0, and the times of the last lie in the intervals of the first as often as those
-    of the first themselves. Exits 1 where one sweep did not. The same command goes on where it
-    stopped.
-    """
-    from tests.validation.sweeps import PAGE, examine, table
-
-    summary, interrupted = examine(output / name, runs, faulty, seed, _tell)
-    _show([table(summary)], output / name / PAGE, noted=True)
-    if interrupted:
-        raise SystemExit(ExitCode.INTERRUPTED)
-    if any(row["exits_of_0"] < row["sweeps"] for row in summary["conditions"]):
-        raise SystemExit(ExitCode.FINDING)
+def _percents(context: Any, option: Any, texts: tuple[str, ...]) -> tuple[float, ...]:
+    """Read 10,2.5."""
+    try:
+        return tuple(map(float, texts))
+    except ValueError:
+        raise click.BadParameter("takes numbers such as 10,2.5", context, option) from None
 
 
-@main.command()
-@click.option("--impls", type=NAMES, help="Implementations by name [naive,sdpa].")
-@click.option("--seq-lens", type=SIZES, help="n [128,256,512,1024].")
-@click.option("--heads", type=SIZES, help="H [4].")
-@click.option("--head-dims", type=SIZES, help="D [64].")
-@click.option(
-    "--runs",
-    type=int,
-    default=10,
-    show_default=True,
-    help="Runs of each tool, each in fresh processes; at least 2.",
-)
-@click.option(
-    "--budget",
-    "budget_s",
-    type=POSITIVE,
-    default=10.0,
-    show_default=True,
-    help="Seconds a run of a tool may take, start-up and warm-up counted.",
-)
-@click.option(
-    "--threads", type=click.IntRange(min=1, max=1024), help="CPU threads [torch's default]."
-)
-@device_option
-@seed_option
-@output_option
-@click.option("--name", help="The folder's name, a new one [a time stamp].")
-def tools(**options: Any) -> None:
-    """Compare the spread of our times with that of other tools, at an equal budget.
-
-    attnbench (in one process and in three), pytest-benchmark, torch.utils.benchmark and, on a
-    GPU, triton's do_bench time the same cells in turns, in fresh processes. A tool that is not
-    installed is a row with the reason. Writes the raw samples, tables and a picture. Exits 3 if
-    fewer than 2 runs of attnbench succeeded; the figures decide nothing.
-    """
-    from tests.validation.timer.session import FEWEST_RUNS, PAGE, Request, compare
-    from tests.validation.timer.tables import sentences, tables
-
-    given = {name: value for name, value in options.items() if value is not None}
-    finished = compare(Request(**given), _tell)
-    _show(tables(finished.summary), finished.path / PAGE, sentences(finished.summary))
-    if finished.interrupted:
-        raise SystemExit(ExitCode.INTERRUPTED)
-    if finished.own_runs < FEWEST_RUNS:
-        raise SystemExit(ExitCode.INCONCLUSIVE)
+BESIDE = _count("--neighbours", 2, "Processes that spin and sleep for random 0.2 to 4 s meanwhile.")
+FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
-@main.command()
-@click.option(
-    "--processes", type=click.IntRange(min=2), default=10, show_default=True, help="Each."
-)
-@click.option("--seq-lens", type=SIZES, default="512,1024", show_default=True, help="n.")
-@output_option
-def profiles(processes: int, seq_lens: tuple[int, ...], output: Path) -> None:
-    """Compare profiles of the same code, and of code with one planted copy more."""
-    from tests.validation.profiles import write
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A module with `examine(path, tell, **options)`, as a command; `path` only where `kept`."""
 
-    write(output / "selftest-profile", processes, tuple(seq_lens), _tell)
+    name: str
+    doc: str
+    options: Rows = ()
+    kept: bool = True
+
+    def command(self) -> click.Command:
+        """The command, which loads the module when it is called."""
+
+        def run(output: Path | None = None, name: str = "", **options: Any) -> None:
+            module = importlib.import_module(f"tests.validation.{self.name}")
+            place = () if output is None else (output / check_name(name),)
+            show(module.examine(*place, tell, **options))
+
+        where: Rows = (output_option, ("--name", {"default": f"selftest-{self.name}",
+                       "show_default": True}, "The folder, new or to go on with."))  # fmt: skip
+        made: Any = options_of((*self.options, *(where if self.kept else ())))(run)
+        return click.command(self.name, help=self.doc)(made)
 
 
-@main.command()
-@output_option
-def approximation(output: Path) -> None:
-    """How errors of Performer, Linformer and Nyströmformer fall with their parameters."""
-    from tests.validation.approximation import write
+PARTS = (
+    Part(
+        name="gate",
+        doc="""Count false alarms and detections of live gate runs on sides that are known.
 
-    write(output / "selftest-approximation")
+        Identical sides must pass, and a slowdown planted in one cell must be found. A run takes one
+        to five minutes. Exits 1 if all runs are there and a goal is missed.""",
+        options=(
+            _count("--aa", 40, "Runs of identical sides there shall be in the end."),
+            ("--inject", {"type": NAMES, "callback": _percents, "default": "10,5",
+             "show_default": True}, "Slowdowns in percent, each in one cell of runs of its own."),
+            _count("--each", 12, "Runs there shall be for each slowdown."),
+            ("--seq-lens", {"type": SIZES, "default": "128..1024", "show_default": True}, "n."),
+            _count("--neighbours", 0, BESIDE[2]),
+        ),
+    ),
+    Part(
+        name="laws",
+        doc="""Hold kernels of known law to right and to wrong laws, and count the verdicts.
+
+        Imagined kernels, with overheads, steps, logarithms and noise (4 minutes); and kernels that
+        take c·n, c·n^2 and c·n^3, swept beside other work and measured again until they are
+        decided (up to 3 minutes a run). Exits 1 if a goal is missed.""",
+        options=(
+            _count("--draws", 200, "Series drawn of each imagined kernel over each range.", 1),
+            _count("--runs", 20, "Sweeps there shall be in the end."),
+            BESIDE,
+            ("--budget", {"type": DURATION, "default": "3m", "show_default": True},
+             "How long a sweep may take, with what is measured again."),
+            seed_option,
+        ),
+    ),
+    Part(
+        name="sweeps",
+        doc="""Start small sweeps alone, beside two busy processes, and with spoilt clocks.
+
+        Each ends with 0, and the times of the last lie in the intervals of the first as often as
+        those of the first themselves. Exits 1 where one sweep did not end with 0.""",
+        options=(
+            _count("--runs", 100, "Alone, and beside two."),
+            _count("--faulty", 50, "With spoilt clocks."),
+            seed_option,
+        ),
+    ),
+    Part(
+        name="compare",
+        doc="""Hold runs of known code against each other as `attnbench compare` does.
+
+        Of identical code few cells may be called changed, and a cell that is 30 % slower must be
+        named: each in turn in the data, and an implementation that really is (`mine-0.3`, against
+        `mine-0`). Exits 1 if a goal is missed.""",
+        options=(("--runs", {"type": FOLDER}, "New runs to count: quick-1, mine-0-1 … [none]."),),
+    ),
+    Part(
+        name="chaos",
+        doc="""Sweep over hostile implementations, and kill runner and workers meanwhile.
+
+        Exits 1 where anything was lost, doubled, changed, mislabelled or left behind.""",
+        options=(
+            ("--on", {"type": NAMES, "default": "local", "show_default": True}, "local, ray"),
+            _count("--cells", 200, "At least so many."),
+            _count("--kills", 20, "kill -9.", 1),
+            seed_option,
+        ),
+    ),
+    Part(
+        name="costs",
+        doc="""Check random tiny cells over all axes, their FLOPs and memory, and random sweeps.
+
+        Exits 1 if a right built-in is called incorrect, fails, hangs or ends its process; executes
+        other FLOPs than are predicted, or takes other memory; or if a sweep ends with other codes
+        than 0, 2 and 3. About an hour.""",
+        options=(
+            _count("--cells", 20_000, "How many."),
+            _count("--first", 0, "The number to go on from."),
+            _count("--sweeps", 200, "By the command line."),
+            seed_option,
+        ),
+        kept=False,
+    ),
+    Part(
+        name="store",
+        doc="""Damage what is stored, lists and command lines, and time how fast runs load.
+
+        Exits 1 if an input ends in a traceback, hangs for 2 minutes or reads as other numbers than
+        were stored; or if 10,000 records, 10⁶ samples or an append take more than 2 s, 1 s, 2 ms.
+        10 minutes.""",
+        options=(_count("--inputs", 100_000, "Damaged inputs in all.", 1), seed_option),
+        kept=False,
+    ),
+)  # fmt: skip
+for part in PARTS:
+    main.add_command(part.command())
 
 
 @main.command()
@@ -182,314 +179,7 @@ def definitions(draws: int) -> None:
     from tests.validation.definitions import examine, table
 
     found = examine(draws)
-    _show([table(found)])
-    if any(row.of_allowed > 1 for row in found):
-        raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@click.argument("run")
-@output_option
-def positions(run: str, output: Path) -> None:
-    """Tables and pictures of what position encodings cost, and how far they reach.
-
-    RUN is one of `attnbench sweep --preset positions`; positions.md and the pictures go into it.
-    Nothing is timed.
-    """
-    from tests.validation.positions import examine_folder
-
-    click.echo(examine_folder(run, output))
-
-
-@main.command()
-@click.option(
-    "--draws",
-    type=click.IntRange(min=1, max=100_000),
-    default=200,
-    show_default=True,
-    help="Series drawn of each kernel over each range.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0, max=2**32 - 1),
-    default=0,
-    show_default=True,
-    help="Of the noise.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of tables.")
-@output_option
-@click.option("--name", help="The folder's name, a new one [a time stamp].")
-def scaling(as_json: bool, **options: Any) -> None:
-    """Judge imagined kernels of known law, and count verdicts that are right, wrong or missing.
-
-    Powers of n from 1 to 3, with floors, steps, kernel switches and logarithms, over realistic
-    ranges and noise, each held to its own law and to wrong ones by the code that judges runs;
-    beside it the rule that others use. Nothing is timed. Writes tables. Exits 1 if more than 1 %
-    of the verdicts are wrong, or more than 10 % inconclusive over four octaves.
-    """
-    from tests.validation.scaling.session import PAGE, Request, examine
-    from tests.validation.scaling.tables import tables
-
-    finished = examine(Request(**options), _tell)
-    if as_json:
-        click.echo(json.dumps(finished.summary))
-    else:
-        found = tables(finished.summary)
-        notes = dict.fromkeys(matrix.note for matrix in found)
-        _show(found, finished.path / PAGE, notes)
-    if not finished.met:
-        raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@click.option(
-    "--runs",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="Runs there shall be in the end.",
-)
-@click.option(
-    "--neighbours",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    help="Processes that spin and sleep meanwhile.",
-)
-@click.option(
-    "--budget",
-    "budget_s",
-    type=DURATION,
-    default="3m",
-    show_default=True,
-    help="How long a run may take, with what is measured again.",
-)
-@seed_option
-@output_option
-@click.option(
-    "--name", default="selftest-laws", show_default=True, help="The folder, new or to go on with."
-)
-def laws(**options: Any) -> None:
-    """Measure kernels of exact exponents beside other work, and hold them to every law.
-
-    Kernels that take c·n, c·n^2 and c·n^3, by the wall clock and by processor time, are swept,
-    measured again until they are decided as `verify --until-decided` does it, and held to n, n^2
-    and n^3. The same command goes on where it stopped. Exits 1 if a goal is missed.
-    """
-    from tests.validation.laws.session import PAGE, Request, examine, table
-
-    path, summary = examine(Request(**options), _tell)
-    _show([table(summary)], path / PAGE, noted=True)
-    if summary["interrupted"]:
-        raise SystemExit(ExitCode.INTERRUPTED)
-    if not summary["met"]:
-        raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@click.option(
-    "--aa",
-    type=click.IntRange(min=0, max=10_000),
-    default=40,
-    show_default=True,
-    help="Live gate runs of identical sides there shall be in the end.",
-)
-@click.option(
-    "--inject",
-    type=NAMES,
-    callback=_percents,
-    default="10,5",
-    show_default=True,
-    help="Slowdowns in percent, each planted in one cell of runs of its own.",
-)
-@click.option(
-    "--each",
-    type=click.IntRange(min=0, max=10_000),
-    default=12,
-    show_default=True,
-    help="Live gate runs there shall be for each planted slowdown.",
-)
-@click.option(
-    "--at-most", type=click.IntRange(min=1), help="Live runs in this sitting [all that miss]."
-)
-@click.option("--report-only", is_flag=True, help="Run nothing; count what is there again.")
-@click.option(
-    "--resamples",
-    type=click.IntRange(min=0, max=1_000_000),
-    default=2000,
-    show_default=True,
-    help="Runs of each kind resampled from the live ones' rounds, once all of those are there.",
-)
-@click.option("--cases", is_flag=True, help="Put real changes through the gate, too: minutes each.")
-@click.option("--seq-lens", type=SIZES, default="128..1024", show_default=True, help="n.")
-@click.option(
-    "--neighbours",
-    type=click.IntRange(min=0, max=64),
-    default=0,
-    show_default=True,
-    help="Processes that spin and sleep for random 0.2 to 4 s beside the runs.",
-)
-@output_option
-@click.option("--name", help="The folder, a new one or one to go on with [selftest-gate].")
-def gate(**options: Any) -> None:
-    """Hold the gate against sides that are known, and count false alarms and detections.
-
-    Identical sides must pass, and a slowdown planted in one cell must be found. Runs are kept in
-    one folder with all their times: the same command goes on where it stopped, a sitting may be
-    interrupted. Further runs are resampled from their rounds, and other tools' rules are applied
-    to the same times. A live run takes one to five minutes. Exits 1 if all runs are there (or with
-    --report-only) and a goal is missed.
-    """
-    from tests.validation.gate.session import PAGE, Request, examine
-    from tests.validation.gate.tables import tables
-
-    finished = examine(Request(**options), _tell)
-    _show(tables(finished.summary), finished.path / PAGE, noted=True)
-    if finished.interrupted:
-        raise SystemExit(ExitCode.INTERRUPTED)
-    if finished.missed:
-        raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=4,
-    show_default=True,
-    help="Trainings of each variant there shall be in the end.",
-)
-@click.option(
-    "--heads",
-    type=SIZES,
-    default="1,2,8",
-    show_default=True,
-    help="H, of one width; sinusoids with the most.",
-)
-@click.option(
-    "--steps", type=click.IntRange(min=10), default=1000, show_default=True, help="Of a training."
-)
-@click.option(
-    "--rate", type=POSITIVE, default=0.008, show_default=True, help="The highest learning rate."
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="Trainings at a time, each in one thread.",
-)
-@output_option
-@click.option(
-    "--name",
-    default="selftest-perplexity",
-    show_default=True,
-    help="The folder, new or to go on with.",
-)
-def perplexity(steps: int, rate: float, **options: Any) -> None:
-    """Train small language models: RoPE against sinusoids, and many heads against few.
-
-    Decoders over bytes of equal size learn from docstrings of the standard library, and are judged
-    on other files: at the length that they were trained on, and beyond it. Ratios are paired by
-    seed. The same command goes on where it stopped. Decides nothing: exits 0.
-    """
-    from tests.validation.perplexity.session import PAGE, Request, examine
-    from tests.validation.perplexity.tables import facts, tables
-    from tests.validation.perplexity.training import Recipe
-
-    recipe = Recipe(steps=steps, rate=rate)
-    path, summary = examine(Request(recipe=recipe, **options), _tell)
-    _show(tables(summary), path / PAGE, facts(summary), noted=True)
-    if summary["interrupted"]:
-        raise SystemExit(ExitCode.INTERRUPTED)
-
-
-@main.command()
-@click.option(
-    "--seeds", type=click.IntRange(min=1), default=20, show_default=True,
-    help="Histories fabricated in each noise.",
-)  # fmt: skip
-@click.option(
-    "--runs", type=click.Path(path_type=Path),
-    help="A folder of runs of one code, as of attnbench history, to take the noise `busy` from"
-    " [what noise.json has].",
-)  # fmt: skip
-@output_option
-@click.option("--name", default="selftest-history", show_default=True, help="The folder.")
-def history(**options: Any) -> None:
-    """Count which steps `attnbench history` finds in fabricated histories of 200 runs.
-
-    Steps of 10 % in the noise that runs of identical code showed; nothing is timed. Exits 1 if in
-    the calm noise fewer than 95 % of the series have four of five found and at most one false.
-    """
-    from tests.validation.history.session import PAGE, Request, examine, tables
-
-    path, summary = examine(Request(**options), _tell)
-    _show(tables(summary), path / PAGE, noted=True)
-    if not summary["met"]:
-        raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@click.option(
-    "--runs",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder with runs named by code and number, quick-1, to count as well [none].",
-)
-@output_option
-@click.option("--name", default="selftest-compare", show_default=True, help="The folder.")
-def compare(**options: Any) -> None:
-    """Hold runs of known code against each other as `attnbench compare` does.
-
-    Of identical code few cells may be called changed, and a cell that is 30 % slower must be named:
-    each in turn in the data, and an implementation that really is (`mine-0.3`, against `mine-0`).
-    What is kept of the runs is enough to count again without them. Exits 1 if a goal is missed.
-    """
-    from tests.validation.compare import PAGE, Request, examine, met, tables
-
-    path, summary = examine(Request(**options), _tell)
-    _show(tables(summary), path / PAGE, noted=True)
-    if not met(summary):
-        raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@click.option("--base", type=ENVIRONMENT, required=True, help="The base's interpreter.")
-@click.option("--same", type=ENVIRONMENT, required=True, help="One of another environment.")
-@click.option(
-    "--slow",
-    type=ENVIRONMENT,
-    required=True,
-    help="One of a third, into whose torch the slowdown is planted, for good.",
-)
-@click.option(
-    "--each", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of each kind."
-)
-@click.option(
-    "--seq-lens",
-    type=SIZES,
-    default="128..1024",
-    show_default=True,
-    help="n, of which the plant is measured: of 128, 256, 512, 1024.",
-)
-@output_option
-@click.option(
-    "--name",
-    default="selftest-environments",
-    show_default=True,
-    help="The folder, new or to go on with.",
-)
-def environments(**options: Any) -> None:
-    """Hold the gate against environments that are known: one torch twice, and a slower copy.
-
-    All three have the same version of torch. In the third, each call of
-    scaled_dot_product_attention is made to take 10 % more processor time. The same command goes on
-    where it stopped. A run takes one to five minutes.
-    """
-    from tests.validation.environments import Request, examine
-
-    page, tables = examine(Request(**options), _tell)
-    _show(tables, page, noted=True)
+    show(Ended(met=all(row.of_allowed <= 1 for row in found), tables=[table(found)]))
 
 
 @main.command()
@@ -502,42 +192,8 @@ def packages(output: Path) -> None:
     """
     from tests.validation.packages import examine
 
-    page, tables, well = examine(output, _tell)
-    _show(tables, page, noted=True)
-    if not well:
-        raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@output_option
-def forecast(output: Path) -> None:
-    """Hold forecasts of wall times against those of the runs in a folder."""
-    from tests.validation.forecast import tables
-
-    _show(tables(output), output)
-
-
-@main.command()
-@click.option(
-    "--inputs", type=click.IntRange(min=1), default=100_000, show_default=True, help="In all."
-)
-@seed_option
-def fuzz(inputs: int, seed: int) -> None:
-    """Damage files of runs, gates, profiles and claims, lists and command lines: what crashes?
-
-    Nothing is started or measured. Exits 1 if an input ends in a traceback, hangs for 2 minutes, or
-    reads as other numbers than were stored. About 10 minutes.
-    """
-    from tests.validation.fuzz import fuzz
-
-    with tempfile.TemporaryDirectory(prefix="attnbench-fuzz-") as folder:
-        found = fuzz(Path(folder) / "fuzz", inputs, seed, _tell)
-    for finding in found.findings:
-        say(f"{finding.kind}, number {finding.number}: {finding.what} ({finding.where})")
-    total = sum(ends.total() for ends in found.ends.values())
-    say(f"{total} inputs, {len(found.findings)} findings, the slowest took {found.slowest_s:.2f} s")
-    if found.findings:
-        raise SystemExit(ExitCode.FINDING)
+    page, tables, well = examine(output, tell)
+    show(Ended(met=well, tables=tables, page=page))
 
 
 @main.command()
@@ -549,17 +205,10 @@ def stacks(cells: int, repeats: int, seed: int) -> None:
 
     Nothing is timed. Exits 1 if a right one is incorrect. About 5 minutes.
     """
-    from attnbench.report.tables import table
     from tests.validation.stacks import right_stacks, wrong_layers
 
-    right, wrong = right_stacks(cells, seed, _tell)
-    for found in (right, wrong_layers(repeats, seed)):
-        click.echo(f"\n{found.title}")
-        click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
-    for line in wrong:
-        say(line)
-    if wrong:
-        raise SystemExit(ExitCode.FINDING)
+    right, wrong = right_stacks(cells, seed, tell)
+    show(Ended(met=not wrong, tables=[right, wrong_layers(repeats, seed)], lines=wrong))
 
 
 @main.command()
@@ -569,114 +218,39 @@ def wrong(kernels: tuple[str, ...] | None, dtypes: tuple[str, ...] | None) -> No
     """Check kernels that are wrong as people's are, and right ones of unusual make.
 
     For each the sentences that `attnbench check` says, and whether the expected words are in them.
-    Exits 1 if a wrong one is not found, or a right one is called wrong. About 15 minutes.
+    Exits 1 if a wrong one is not found, or a right one is called wrong. About 8 minutes.
     """
     from tests.validation.wrong import examine, tables
 
-    found = examine(kernels, ",".join(dtypes or ()), _tell)
+    found = examine(kernels, ",".join(dtypes or ()), tell)
     for text in tables(found):
         click.echo(text)
     if not all(said.well for said in found):
         raise SystemExit(ExitCode.FINDING)
 
 
-@main.command()
-@click.option("--cells", "count", type=int, default=20_000, show_default=True, help="How many.")
-@click.option("--first", type=int, default=0, show_default=True, help="The number to go on from.")
-@click.option("--sweeps", type=int, default=200, show_default=True, help="By the command line.")
-@seed_option
-def cells(count: int, first: int, sweeps: int, seed: int) -> None:
-    """Check random tiny cells over all axes, and sweeps with random lists of axes.
-
-    Implementations are right: exits 1 if a cell is incorrect, fails, hangs or ends its process, or
-    a sweep ends with other codes than 0, 2 and 3. About 40 minutes.
-    """
-    from tests.validation import cells as drawn
-
-    found, interrupted = drawn.examine(range(first, max(first, count)), seed, _tell)
-    for text in drawn.tables(found):
-        click.echo(text)
-    if interrupted:
-        raise SystemExit(ExitCode.INTERRUPTED)
-    exits, wrong = drawn.sweeps(sweeps, seed, _tell)
-    ends = ", ".join(f"{times} with exit {code}" for code, times in sorted(exits.items()))
-    say(f"{exits.total()} sweeps: {ends or 'none'}; something went wrong in {len(wrong)}")
-    if found.wrong or wrong:
-        raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-def store() -> None:
-    """Time how fast 10,000 records and 10⁶ samples load, and a record is stored.
-
-    Exits 1 if that takes more than 2 s, 1 s and 2 ms.
-    """
-    from tests.validation.store import measured
-
-    with tempfile.TemporaryDirectory(prefix="attnbench-store-", dir=".") as folder:
-        if not measured(Path(folder), _tell):
-            raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@click.option("--on", "kinds", type=NAMES, default="local", show_default=True, help="local, ray")
-@click.option("--cells", type=int, default=200, show_default=True, help="At least so many.")
-@click.option("--kills", type=click.IntRange(min=1), default=20, show_default=True, help="kill -9.")
-@seed_option
-@output_option
-def chaos(**options: Any) -> None:
-    """Sweep over hostile implementations, and kill runner and workers meanwhile.
-
-    Exits 1 where anything was lost, doubled, changed, mislabelled or left behind.
-    """
-    from tests.validation.chaos import examine
-
-    page, table, well = examine(**options, tell=_tell)
-    _show([table], page)
-    if not well:
-        raise SystemExit(ExitCode.FINDING)
-
-
-@main.command()
-@click.option("--cells", type=click.IntRange(min=20), default=2000, show_default=True, help="Many.")
-def ray(cells: int) -> None:
-    """Sweep over cells that do nothing on four slots of a Ray cluster: what is spent beside them.
-
-    Then once more, with one of two nodes killed halfway. Exits 1 where more than 5 % is spent, or
-    a cell lacks its record or has two.
-    """
-    from tests.validation.cluster import examine
-
-    with tempfile.TemporaryDirectory(prefix="attnbench-ray-", dir=".") as folder:
-        found = [examine(cells, kill, Path(folder), _tell) for kill in (False, True)]
-        if not all(found):
-            raise SystemExit(ExitCode.FINDING)
-
-
-def _tell(message: str) -> None:
+def tell(message: str) -> None:
+    """Say how far a part is."""
     say(message, err=True)
 
 
-def _show(
-    tables: Iterable[Any],
-    page: Path | None = None,
-    closing: Iterable[str] = (),
-    *,
-    noted: bool = False,
-) -> None:
-    """Print tables, each with its note where `noted`, then closing lines and where the page is."""
+def show(ended: Ended) -> None:
+    """Print what a part found, and end with its exit code."""
     from attnbench.report.tables import table
 
-    for found in tables:
+    for found in ended.tables:
         click.echo(f"\n{found.title}")
         click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
-        if noted and found.note:
+        if found.note:
             say(found.note)
-    click.echo("")
-    for line in closing:
+    for line in ended.lines:
         say(line)
-    if page:
-        click.echo(f"tables:  {page}")
+    if ended.page:
+        click.echo(f"tables:  {ended.page}")
+    if ended.interrupted:
+        raise SystemExit(ExitCode.INTERRUPTED)
+    if not ended.met:
+        raise SystemExit(ExitCode.FINDING)
 
 
 if __name__ == "__main__":

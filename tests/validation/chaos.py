@@ -23,13 +23,12 @@ from attnbench.base.units import seconds
 from attnbench.execution.store import RECORDS, load_run
 from tests import hostile
 from tests.validation.page import Table, markdown, write_texts
+from tests.validation.runner import SUMMARY, Ended, Figures, Tell
 
-NAME, SUMMARY, PAGE = "selftest-chaos", "summary.json", "chaos.md"
 INNOCENT = ("naive", "sdpa")
 _MARK = "ATTNBENCH_CHAOS"  # in the environment of all that a sweep starts, and whatever that starts
 _GONE_S = 20.0  # within which all of a killed runner's processes have to be gone
 _AFTER_S = (0.2, 30.0)  # between two kills
-Tell = Callable[[str], None]
 
 
 @dataclass(kw_only=True)
@@ -180,14 +179,13 @@ def _marked(mark: str) -> Iterator[tuple[int, str]]:
 
 
 def examine(
-    output: Path, kinds: tuple[str, ...], cells: int, kills: int, seed: int, tell: Tell
-) -> tuple[Path, Table, bool]:
-    """Run each kind of chaos; write the page; return it, its table, and whether all was well."""
-    folder = output / NAME
-    folder.mkdir(parents=True, exist_ok=True)
-    summary = folder / SUMMARY
-    found: dict[str, Any] = json.loads(summary.read_text()) if summary.exists() else {}
-    for kind in kinds:
+    path: Path, tell: Tell, *, on: tuple[str, ...], cells: int, kills: int, seed: int
+) -> Ended:
+    """Run each kind of chaos; a row of the same kind from before is replaced."""
+    path.mkdir(parents=True, exist_ok=True)
+    summary, page = path / SUMMARY, path / "chaos.md"
+    found: Figures = json.loads(summary.read_text()) if summary.exists() else {}
+    for kind in on:
         with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
             tell(f"{kind}: log in {scratch}/log")
             found[kind] = KINDS[kind](Path(scratch), cells, kills, seed, tell)
@@ -206,12 +204,9 @@ def examine(
     header = ("where", "cells", "statuses", "killed", "starts", "took", "wrong")
     table = Table(title="Chaos", header=header, rows=tuple(rows))
     wrong = [f"{kind}: {line}" for kind, of in found.items() for line in of["wrong"]]
-    texts = {
-        SUMMARY: json.dumps(found, indent=1) + "\n",
-        PAGE: markdown("What kills and hostile code leave of a sweep", [table], _READING, wrong),
-    }
-    write_texts(folder, texts)
-    return folder / PAGE, table, not wrong
+    text = markdown("What kills and hostile code leave of a sweep", [table], _READING, wrong)
+    write_texts(path, {SUMMARY: json.dumps(found, indent=1) + "\n", page.name: text})
+    return Ended(met=not wrong, tables=[table], page=page)
 
 
 _READING = [

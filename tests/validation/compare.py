@@ -6,73 +6,42 @@ kept of them, a line a run, is enough to count again without them.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from attnbench.analysis.apart import CellTime, Spread, scale, spread
 from attnbench.analysis.compare import same
 from attnbench.analysis.compare.sources import Source, SourceCell, of_run
 from attnbench.base import units
-from attnbench.base.files import make_folder
 from attnbench.base.stats import median
 from attnbench.execution.store import load_run, runs_in
-from attnbench.version import __version__
-from tests.validation.page import Table, markdown, write_texts
+from tests.validation.page import Table
+from tests.validation.runner import Ended, Figures, Tell, go_on
 
-Figures = dict[str, Any]
-SUMMARY, PAGE, LINES = "summary.json", "compare.md", "runs.jsonl"
 PLANTED = 1.3  # the slowdown that is to be named
 BEFORE, AFTER, SLOWER = "mine-0", "mine-0.3", "mine"  # codes, and the cells that differ in them
-TIMED = "selftest-timer*/runs.jsonl"  # what `make validate PART=timer` keeps, on other machines
-BANDED = "quick"  # the code whose pairs are counted by their typical residual, too
 CALLED, NAMED = 0.01, 0.90  # goals
-BANDS = ((0.03, "calm: below 3 %"), (0.06, "3 to 6 %"), (math.inf, "busy: 6 % and more"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What `make validate PART=compare` was asked for: `runs` is a folder of new ones, or None."""
-
-    runs: Path | None = None
-    output: Path = Path("results")
-    name: str = "selftest-compare"
-
-
-def examine(request: Request, tell: Callable[[str], None]) -> tuple[Path, Figures]:
-    """Keep what is new in the folder of runs, and count over all that is kept.
+def examine(path: Path, tell: Tell, *, runs: Path | None) -> Ended:
+    """Keep what is new in the folder `runs`, and count over all that is kept.
 
     Raises:
         StoreError: a folder cannot be read or written.
     """
-    path = request.output / request.name
-    if not path.exists():
-        make_folder(request.output, request.name)
-    file = path / LINES
-    lines = file.read_text().splitlines() if file.exists() else []
-    known = {json.loads(line)["run"] for line in lines}
-    for folder in runs_in(request.runs) if request.runs else ():
-        run = load_run(folder)
-        if folder.name not in known and run.records and not run.unfinished:
-            tell(folder.name)
-            lines.append(json.dumps(line_of(of_run(run))))
-    sources = [source_of(json.loads(line)) for line in lines]
-    for folder in sorted(request.output.glob(TIMED)):
-        sources += of_timer(folder)
-    summary = {"attnbench": __version__} | summarise(sources)
-    write_texts(
-        path,
-        {
-            LINES: "".join(f"{line}\n" for line in lines),
-            SUMMARY: json.dumps(summary, indent=1) + "\n",
-            PAGE: markdown(f"make validate PART=compare: {path.name}", tables(summary)),
-        },
-    )
-    return path, summary
+
+    def missing(done: list[Figures]) -> Iterator[Figures]:
+        known = {row["run"] for row in done}
+        for folder in runs_in(runs) if runs else ():
+            run = load_run(folder)
+            if folder.name not in known and run.records and not run.unfinished:
+                tell(folder.name)
+                yield line_of(of_run(run))
+
+    return go_on(path, {}, missing, lambda rows: summarise(map(source_of, rows)), tables)
 
 
 def line_of(source: Source) -> Figures:
@@ -108,56 +77,25 @@ def source_of(line: Figures) -> Source:
     )
 
 
-def of_timer(file: Path) -> list[Source]:
-    """The runs of one code that the part `timer` kept: alone, and beside one or two neighbours.
-
-    Their times come without errors, which makes intervals narrower than those of `compare`.
-    """
-    code = file.parent.name.removeprefix("selftest-")
-    return [
-        Source(
-            name=f"{code}-{number}",
-            path=file,
-            created=f"{number:04}",
-            cells={
-                (f"{n}", impl): SourceCell(
-                    label=f"n={n}",
-                    impl=impl,
-                    time=CellTime(time_us=time_us, group=f"{number} {n}"),
-                    unsteady=unsteady,
-                )
-                for n, impl, time_us, _, unsteady, *_ in run["cells"]
-            },
-        )
-        for number, run in enumerate(map(json.loads, file.read_text().splitlines()[1:]))
-    ]
-
-
-def summarise(sources: Sequence[Source]) -> Figures:
+def summarise(sources: Iterable[Source]) -> Figures:
     """Counts for each kind of pair; every pair's noise is that of the runs that are not in it."""
-    by_code: dict[str, list[Source]] = {BANDED: [], BEFORE: [], AFTER: []}
+    by_code: dict[str, list[Source]] = {BEFORE: [], AFTER: []}
     for source in sorted(sources, key=lambda s: s.created or ""):
         by_code.setdefault(source.name.rpartition("-")[0], []).append(source)
-    found: dict[str, list[Figures]] = {}
+    pairs: Figures = {}
     for code, runs in by_code.items():
         noise = _Noise([runs])
-        disjoint = list(zip(runs[::2], runs[1::2], strict=False))
-        pairs = [_identical(a, b, noise) for a, b in combinations(runs, 2)]
-        names = {(a.name, b.name) for a, b in disjoint}
-        found[f"{code}: disjoint pairs"] = [p for p in pairs if (p["a"], p["b"]) in names]
-        found[f"{code}: all pairs"] = pairs
-        for low, (high, words) in zip((0.0, *(b[0] for b in BANDS)), BANDS, strict=False):
-            if code == BANDED:
-                some = [p for p in pairs if low <= p["typical"] < high]
-                found[f"{code}: all pairs, {words}"] = some
+        found = [_identical(a, b, noise) for a, b in combinations(runs, 2)]
+        apart = set(zip((r.name for r in runs[::2]), (r.name for r in runs[1::2]), strict=False))
+        pairs[f"{code}: disjoint pairs"] = [p for p in found if (p["a"], p["b"]) in apart]
+        pairs[f"{code}: all pairs"] = found
     noise = _Noise([by_code[BEFORE], by_code[AFTER]])
-    real = [_real(a, b, noise) for a, b in zip(by_code[BEFORE], by_code[AFTER], strict=False)]
-    by_code = {code: runs for code, runs in by_code.items() if runs}
-    summary: Figures = {"pairs": {name: _total(pairs) for name, pairs in found.items() if pairs}}
-    summary["real"] = _total(real) if real else None
-    summary["runs"] = {code: len(runs) for code, runs in by_code.items()}
-    loads = [[s.environment["load_1m"] for s in runs if s.environment] for runs in by_code.values()]
-    summary["load_1m"] = [median(found) for found in loads if found]
+    pairs[f"{BEFORE} against {AFTER}, really slower"] = [
+        _real(a, b, noise) for a, b in zip(by_code[BEFORE], by_code[AFTER], strict=False)
+    ]
+    summary: Figures = {"pairs": {name: _total(some) for name, some in pairs.items() if some}}
+    summary["runs"] = {code: len(runs) for code, runs in by_code.items() if runs}
+    summary["met"] = met(summary)
     return summary
 
 
@@ -218,32 +156,22 @@ def _total(pairs: Sequence[Figures]) -> Figures:
     return total | {"pairs": len(pairs), "typical": median(pair["typical"] for pair in pairs)}
 
 
-def tables(summary: Figures) -> Iterator[Table]:
+def tables(summary: Figures) -> list[Table]:
     """One row for each kind of pair."""
-    rows = [(name, *_row(found)) for name, found in summary["pairs"].items()]
-    if summary["real"]:
-        rows.append((f"{BEFORE} against {AFTER}, really slower", *_row(summary["real"])))
-    counts = ", ".join(f"{count} of {code}" for code, count in summary["runs"].items())
-    loads = "–".join(units.digits(f(summary["load_1m"] or [math.nan])) for f in (min, max))
-    yield Table(
-        title="Runs against runs",
-        header=(
-            "runs", "pairs", "typical residual", "cells", "not comparable", "called changed",
-            f"{PLANTED - 1:.0%} slower", "named",
-        ),
-        rows=tuple(rows),
-        note=(
-            f"Runs: {counts}. Those of {BANDED} and {SLOWER} are of a machine of two cores beside"
-            f" other work, load average {loads} in the median of runs; those of timer, by"
-            " make validate PART=timer, are of others, alone and beside one or two processes that"
-            " spin, and without the errors of their times. Disjoint pairs are of neighbours in"
-            " time. Called changed: cells of identical code, in shares of all. Slower: each"
-            " comparable cell in turn, its times multiplied in the data, but for the last row,"
-            " where an implementation spins. Noise is known from the runs that are not in the"
-            f" pair. Goals: called at most {CALLED:.0%}, named {NAMED:.0%}:"
-            f" {'met' if met(summary) else 'MISSED'}."
-        ),
+    header = (
+        "runs", "pairs", "typical residual", "cells", "not comparable", "called changed",
+        f"{PLANTED - 1:.0%} slower", "named",
     )  # fmt: skip
+    rows = tuple((name, *_row(found)) for name, found in summary["pairs"].items())
+    counts = ", ".join(f"{count} of {code}" for code, count in summary["runs"].items())
+    note = (
+        f"Runs: {counts}. Disjoint pairs are of neighbours in time. Called changed: cells of"
+        " identical code, in shares of all. Slower: each comparable cell in turn, its times"
+        " multiplied in the data, but for the last row, where an implementation spins. Noise is"
+        f" known from the runs that are not in the pair. Goals: called at most {CALLED:.0%}, named"
+        f" {NAMED:.0%}: {'met' if summary['met'] else 'MISSED'}."
+    )
+    return [Table(title="Runs against runs", header=header, rows=rows, note=note)]
 
 
 def _row(found: Figures) -> tuple[str, ...]:
@@ -258,9 +186,8 @@ def _row(found: Figures) -> tuple[str, ...]:
 
 def met(summary: Figures) -> bool:
     """Whether disjoint pairs keep to both goals, and what really is slower is named."""
-    found = [value for name, value in summary["pairs"].items() if name.endswith("disjoint pairs")]
-    found += [summary["real"]] if summary["real"] else []
     return all(
         row["called"] <= CALLED * row["cells"] and row["named"] >= NAMED * row["planted"]
-        for row in found
+        for name, row in summary["pairs"].items()
+        if not name.endswith("all pairs")
     )

@@ -66,14 +66,9 @@ quantity.second = { impl = "sdpa" }
 relation = { is = ">=", limit = 1.5 }
 """
 PUBLISHED = "# source: a paper\n# device: cpu\nimpl,seq_len,heads,time_ms\nnaive,128,4,1.25\n"
-BENCHMARKS = json.dumps(
-    {
-        "benchmarks": [{"fullname": "a", "stats": {"median": 1e-3, "iqr": 1e-5, "rounds": 9}}],
-        "machine_info": {"cpu": {"brand_raw": "x"}},
-        "commit_info": {"id": "0" * 40, "dirty": False},
-        "datetime": "2026-11-21T01:02:03",
-    }
-)
+BENCHMARKS = """{"benchmarks": [{"fullname": "a", "stats":
+{"median": 1e-3, "iqr": 1e-5, "rounds": 9}}], "machine_info": {"cpu": {"brand_raw": "x"}},
+"commit_info": {"id": "0000000000", "dirty": false}, "datetime": "2026-11-21T01:02:03"}"""
 
 # Values that a field does not expect.
 ODD: tuple[Any, ...] = (
@@ -98,22 +93,12 @@ class Hang(Exception):  # noqa: N818
     """No OSError, which a command may take for that of a file."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """An input that ended otherwise than it may."""
-
-    kind: str
-    number: int
-    what: str
-    where: str
-
-
 @dataclass
 class Summary:
     """How many inputs of each kind there were, and how they ended."""
 
     ends: dict[str, Counter[str]] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
 
 
@@ -206,24 +191,36 @@ class Fuzzer:
                 self.history / entries.FILE, *(folder / name for name in self.texts),
             )
         }  # fmt: skip
+
+        def same_gate(_: random.Random) -> None:
+            assert load_gate(self.gate) == self.gate_run, "the gate run is read as something else"
+
+        def same_profile(_: random.Random) -> None:
+            assert read_profile(self.profile.parent) == profile(), "the profile is something else"
+
+        def judged(_: random.Random) -> None:
+            judging.judged(judging.read(folder / "claims.toml"), self.run)
+
         info, lines, history = self.path / INFO, self.path / RECORDS, self.history / entries.FILE
         # Of each kind how many of 124 inputs; what is changed how; and how it is judged.
         self.kinds: dict[str, tuple[int, Callable[[random.Random], str]]] = {
             "records, bytes": (30, partial(self._bytes, lines, self._same_run)),
             "run.json, bytes": (18, partial(self._bytes, info, self._same_run)),
             "plan.json, bytes": (4, partial(self._bytes, self.path / PLAN, self._same_run)),
-            "gate.json, bytes": (14, partial(self._bytes, self.gate, self._same_gate)),
-            "profile.json, bytes": (12, partial(self._bytes, self.profile, self._same_profile)),
+            "gate.json, bytes": (14, partial(self._bytes, self.gate, same_gate)),
+            "profile.json, bytes": (12, partial(self._bytes, self.profile, same_profile)),
             "records, values": (4, partial(self._values, lines, self._used)),
             "run.json, values": (4, partial(self._values, info, self._used)),
             "gate.json, values": (2, partial(self._values, self.gate, self._used_gate)),
-            "profile.json, values": (2, partial(self._values, self.profile, self._used_profile)),
-            "history.jsonl": (4, partial(self._bytes, history, self._used_history)),
-            "claims": (4, partial(self._bytes, folder / "claims.toml", self._used_claims)),
+            "profile.json, values": (2, partial(
+                self._values, self.profile, lambda _: read_profile(self.profile.parent).cell)),
+            "history.jsonl": (4, partial(
+                self._bytes, history, lambda _: entries.read(self.history))),
+            "claims": (4, partial(self._bytes, folder / "claims.toml", judged)),
             "tables of others": (3, self._others),
             "lists": (20, self._lists),
             "command lines": (3, self._commands),
-        }
+        }  # fmt: skip
 
     # Each returns how it ended, in a word; what it raises beside our own errors is a finding.
 
@@ -258,12 +255,6 @@ class Fuzzer:
         missing = len(self.run.records) - len(found.records)
         assert not missing or found.unfinished, "records are missing, and nothing says so"
 
-    def _same_gate(self, _: random.Random) -> None:
-        assert load_gate(self.gate) == self.gate_run, "the gate run is read as something else"
-
-    def _same_profile(self, _: random.Random) -> None:
-        assert read_profile(self.profile.parent) == profile(), "the profile is something else"
-
     def _used(self, rng: random.Random) -> None:
         run = load_run(self.path)
         uses: tuple[Callable[[Run], Any], ...] = (
@@ -284,15 +275,6 @@ class Fuzzer:
         decide(load_gate(self.gate))
         if rng.random() < 0.2:
             self._invoke(["gate", "--replay", str(self.gate)])
-
-    def _used_profile(self, _: random.Random) -> None:
-        assert read_profile(self.profile.parent).cell
-
-    def _used_history(self, _: random.Random) -> None:
-        entries.read(self.history)
-
-    def _used_claims(self, rng: random.Random) -> None:
-        judging.judged(judging.read(self.folder / "claims.toml"), self.run)
 
     def _others(self, rng: random.Random) -> str:
         file = self.folder / rng.choice(("table.csv", "bench.json"))
@@ -400,8 +382,8 @@ def fuzz(
                     frames = traceback.extract_tb(err.__traceback__)
                     at = [f for f in frames if "/attnbench/" in f.filename] or frames
                     where = f"{Path(at[-1].filename).name}:{at[-1].lineno}"
-                    what = f"{type(err).__name__}: {plain(str(err))[:400]}"
-                    summary.findings.append(Finding(kind, number, what, where))
+                    what = f"{type(err).__name__}: {plain(str(err))[:400]} ({where})"
+                    summary.findings.append(f"{kind}, number {number}: {what}")
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
                 summary.slowest_s = max(summary.slowest_s, time.monotonic() - start)

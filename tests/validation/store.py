@@ -1,7 +1,8 @@
-"""How long a run takes to load, and a record to be stored: large runs are fabricated."""
+"""What is stored stands damage, and large runs load fast."""
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,18 @@ from attnbench.execution.store import RunWriter, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from tests import synthetic
+from tests.validation.fuzz import fuzz
+from tests.validation.runner import Ended, Tell
+
+
+def examine(tell: Tell, *, inputs: int, seed: int) -> Ended:
+    """Whether no damaged input ends otherwise than it may, and all goals of speed are reached."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-fuzz-") as folder:
+        found = fuzz(Path(folder) / "fuzz", inputs, seed, tell)
+    end = f"{inputs} inputs, {len(found.findings)} findings, {found.slowest_s:.1f} s at most"
+    with tempfile.TemporaryDirectory(prefix="attnbench-store-", dir=".") as folder:
+        fast = measured(Path(folder), tell)
+    return Ended(met=fast and not found.findings, lines=[*found.findings, end])
 
 
 def record(n: int, samples: int) -> Record:
@@ -22,7 +35,7 @@ def record(n: int, samples: int) -> Record:
     return replace(like, cell=cell, samples=synthetic.samples(100.0, str(n), samples))
 
 
-def measured(folder: Path, tell: Callable[[str], None]) -> bool:
+def measured(folder: Path, tell: Tell) -> bool:
     """Whether all goals are reached; `folder` is new, and may be deleted."""
     met = True
 

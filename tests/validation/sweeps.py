@@ -1,8 +1,7 @@
-"""`make validate PART=sweeps`: do sweeps end well, alone, beside others and with spoilt clocks?"""
+"""Do sweeps end well, alone, beside others and with spoilt clocks?"""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -10,31 +9,25 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from attnbench.analysis import times
 from attnbench.base.stats import median
 from attnbench.execution.store import load_run
-from attnbench.version import __version__
 from tests.validation.clockfaults import FAULTS
 from tests.validation.neighbours import neighbours
-from tests.validation.page import Table, markdown, write_texts
-from tests.validation.sittings import sitting
+from tests.validation.page import Table
+from tests.validation.runner import Ended, Figures, Tell, go_on
 
-SUMMARY, PAGE = "summary.json", "sweeps.md"
 ALONE, BESIDE = "alone", "beside two"
 CELLS = ("--seq-lens", "128,256", "--impls", "naive,sdpa")
 FILE = Path(__file__).with_name("clockfaults.py")
-Figures = dict[str, Any]
 
 
-def examine(
-    path: Path, runs: int, faulty: int, seed: int, tell: Callable[[str], None]
-) -> tuple[Figures, bool]:
-    """Make the sweeps that the folder lacks, in random order; whether an interrupt ended them."""
+def examine(path: Path, tell: Tell, *, runs: int, faulty: int, seed: int) -> Ended:
+    """Make the sweeps that the folder lacks, in random order."""
     wanted = Counter({ALONE: runs, BESIDE: runs})
     wanted += Counter(FAULTS[i % len(FAULTS)] for i in range(faulty))
 
@@ -45,11 +38,7 @@ def examine(
             tell(f"sweep {number} of {len(left)}: {condition}")
             yield swept(condition, seed + number)
 
-    rows, interrupted = sitting(path, {"cells": CELLS, "seed": seed}, missing)
-    summary = {"attnbench": __version__} | summarise(rows)
-    page = markdown(f"make validate PART=sweeps: {path.name}", [table(summary)])
-    write_texts(path, {SUMMARY: json.dumps(summary, indent=1) + "\n", PAGE: page})
-    return summary, interrupted
+    return go_on(path, {"cells": CELLS, "seed": seed}, missing, summarise, tables)
 
 
 def swept(condition: str, seed: int) -> Figures:
@@ -112,13 +101,13 @@ def summarise(rows: list[Figures]) -> Figures:
                 "wall_s": median(row["wall_s"] for row in mine) if mine else None,
             }
         )
-    return {"conditions": found}
+    return {"conditions": found, "met": all(row["exit"] == 0 for row in rows)}
 
 
-def table(summary: Figures) -> Table:
+def tables(summary: Figures) -> list[Table]:
     """A row for each condition."""
     percent = lambda x: "–" if x is None else f"{100 * x:.1f} %"  # noqa: E731
-    return Table(
+    found = Table(
         title="Sweeps of four cells",
         header=(
             "condition", "sweeps", "exits of 0", "cells without interval",
@@ -136,3 +125,4 @@ def table(summary: Figures) -> Table:
         " alone, over all such sweeps (but its own). cpu: and wall: are clocks that fail in one"
         " reading of 400.",
     )  # fmt: skip
+    return [found]

@@ -2,9 +2,10 @@
 
 A cell is drawn from its number and a seed, so that these find it again. It takes the way of a cell
 of a sweep up to where it would be timed: reasons, what it needs, two checks, the distance from
-exact attention, the probe. A process serves some hundred of them and is then replaced; one that
-ends is the fault of the cell that it was at. Sweeps with random lists of axes go through the
-command line.
+exact attention. Then its costs are counted: FLOPs that were dispatched must be those that it
+executes by its formula, and the workspace what was predicted, or at most the bound. A process
+serves some hundred cells and is then replaced; one that ends is the fault of the cell that it was
+at. Sweeps with random lists of axes go through the command line.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ from attnbench.errors import AttnbenchError
 from attnbench.execution.store import load_run
 from attnbench.machine.state import remember
 from attnbench.planning.plan import work
-from attnbench.report.tables import table
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.mask import MASKS
 from attnbench.schema.position import POSITIONS
@@ -50,18 +50,20 @@ from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.fitting import fitting
 from attnbench.worker.inputs import Draw
-from attnbench.worker.measuring import prepare
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
+from tests.validation.page import Table
+from tests.validation.runner import Ended, Tell
 
 WELL = ("ok", "unsupported", "skipped")
 SILENT_S = 120.0  # after which a cell hangs, on a machine with other work
 _A_PROCESS = 500  # cells
-_PROBED = 20  # one in so many is profiled as well, which takes longer than all the rest
+_COUNTED = 4  # one in so many has its costs counted, which takes longer than all the rest
 _LENGTHS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 21, 31, 32, 33, 40, 47, 65)
 _DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 16, 17, 20, 24, 32, 33)
 # Parameters whose size is that of a sequence, or of a vector; others are small numbers.
 _SMALL = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+ROUGHLY = {"reformer": 0.02}  # of its workspace: its indexes are not counted one by one
 _SCALES = (1.0, 0.5, 0.3, 0.05, 1.7)
 
 
@@ -81,15 +83,6 @@ class Cell:
         if self.case.scale is not None:
             return f"(scale {self.case.scale:g}, which no flag has)"
         return shlex.join(["attnbench", "sweep", "--impls", self.impl, *case_flags(self.case)])
-
-
-@dataclass
-class Found:
-    """How many cells there were of each status and kind, and those that went wrong."""
-
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    wrong: list[Cell] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
 
 
 def _with_values(rng: random.Random, name: str, declared: Any, length: int) -> str:
@@ -172,35 +165,29 @@ def serving(workload: str) -> list[Implementation]:
     return [
         impl
         for _, impl in IMPLEMENTATIONS.items()
-        if workload in impl.workloads and "cpu" in impl.devices and not impl.compiles
+        if "impls" in impl.file
+        and workload in impl.workloads
+        and "cpu" in impl.devices
+        and not impl.compiles
     ]
 
 
-def drawn(number: int, seed: int, refused: Counter[str] | None = None) -> Cell:
+def drawn(number: int, seed: int) -> Cell:
     """The cell of a number: the first one drawn that its implementation takes."""
     rng = random.Random(f"{seed} {number}")
     while True:
         try:
             case = Case(**_drawn(rng))
-        except Exception as err:  # parameters that do not fit together
-            reason: str | None = f"{type(err).__name__}: {err}"
-        else:
-            impl = rng.choice(serving(case.workload))
-            name = _with_values(rng, impl.name, impl.parameters, case.kv_len)
-            name = implementation(name).name
-            (reason,) = reasons_against([case], [name])[name]
-            if reason is None:
-                return Cell(number=number, case=case, impl=name)
-            if "raised" in reason:
-                return Cell(
-                    number=number,
-                    case=case,
-                    impl=name,
-                    status="error",
-                    reason=f"supports: {reason}",
-                )
-        if refused is not None:
-            refused[_plain(reason)] += 1
+        except Exception:  # parameters that do not fit together
+            continue
+        impl = rng.choice(serving(case.workload))
+        name = implementation(_with_values(rng, impl.name, impl.parameters, case.kv_len)).name
+        (reason,) = reasons_against([case], [name])[name]
+        if reason is None:
+            return Cell(number=number, case=case, impl=name)
+        if "raised" in reason:
+            reason = f"supports: {reason}"
+            return Cell(number=number, case=case, impl=name, status="error", reason=reason)
 
 
 def ended(cell: Cell) -> Cell:
@@ -212,32 +199,52 @@ def ended(cell: Cell) -> Cell:
     entry = Entry(index=0, case=Case.from_json(cell.case.to_json()), impls=(cell.impl,))
     if entry.case != cell.case:
         return replace(cell, status="error", reason="its JSON is another case")
+    reason = None
     for fit in fitting([entry], reporter, Pruning()):
-        (_checked if cell.number % _PROBED else prepare)(fit, cell.number, reporter)
-    if not records:
-        return cell
-    return replace(cell, status=records[0].status, reason=records[0].reason)
+        reason = _checked(fit, cell.number, reporter)
+    if records:
+        return replace(cell, status=records[0].status, reason=records[0].reason)
+    return replace(cell, status="costs", reason=reason) if reason else cell
 
 
-def _checked(entry: Entry, seed: int, reporter: Reporter) -> None:
-    """As `prepare`, without the memory and the kernels of a call."""
-    tensors = WORKLOADS.get(entry.case.workload).tensors(entry.case)
-    (name,) = entry.impls
-    trial = Trial(impl=implementation(name), case=entry.case, tensors=tensors, checks_alone=True)
+def _checked(entry: Entry, seed: int, reporter: Reporter) -> str | None:
+    """Check a cell; of one in some, say how its costs differ from what is predicted."""
+    workload, (name,), counted = WORKLOADS.get(entry.case.workload), entry.impls, seed % _COUNTED
+    tensors = workload.tensors(entry.case)
+    trial = Trial(
+        impl=implementation(name), case=entry.case, tensors=tensors, checks_alone=bool(counted)
+    )
     trials, draws = {name: trial}, (Draw(seed=2 * seed + 1, needles=True), Draw(seed=2 * seed + 2))
     check_twice(entry, trials, draws, reporter)
     measure_distances(entry, trials, draws[1].seed, reporter)
-    for left in list(trials):
-        with reporter.stage(entry.index, trials, left, "probe"):
-            trial.costs()
+    workload.fill(entry.case, tensors, Draw(seed=seed))
+    # Of what oneDNN keeps inside nothing is predicted.
+    with torch.backends.mkldnn.flags(enabled=False):
+        for left in list(trials):
+            with reporter.stage(entry.index, trials, left, "probe"):
+                trial.costs() if counted else trial.probe()
+    return None if counted or not trials else off(base_name(name), trial.metrics)
 
 
-def _raised(cell: Cell, err: Exception) -> Cell:
-    """The cell with what came out of the worker's own code, and where."""
-    last = traceback.extract_tb(err.__traceback__)[-1]
-    where = f"{Path(last.filename).name}:{last.lineno}"
-    text = " ".join(str(err).split())[:200]
-    return replace(cell, status="internal", reason=f"{where}: {type(err).__name__}: {text}")
+def off(name: str, metrics: dict[str, Any]) -> str | None:
+    """How counted FLOPs or the measured workspace contradict what follows from the sizes.
+
+    A workspace is predicted to the byte but for a few numbers that stand alone.
+    """
+    executed, counted = metrics["flops_executed"], metrics["flops_counted"]
+    dispatched = metrics["flops_counted_source"] == "dispatched"
+    if dispatched and executed not in (None, counted):
+        return f"it executes {counted} FLOPs, by its formula {executed}"
+    measured = metrics["memory_workspace_bytes"]
+    predicted, most = metrics["memory_predicted_bytes"], metrics["memory_bound_bytes"]
+    if predicted is not None and abs(predicted - measured) > max(
+        64, ROUGHLY.get(name, 0) * measured
+    ):
+        return f"its workspace is {measured} bytes, predicted {predicted}"
+    # A bound is for admission: it leaves out what does not grow.
+    if most is not None and measured > 1.05 * most + 2**18:
+        return f"its workspace is {measured} bytes, at most {most} by its bound"
+    return None
 
 
 def _serve(numbers: range, seed: int, send: Connection) -> None:
@@ -246,94 +253,93 @@ def _serve(numbers: range, seed: int, send: Connection) -> None:
     torch.set_num_threads(1)
     remember(1)
     for number in numbers:
-        refused = Counter[str]()
-        send.send((number, None, None))
+        cell = Cell(number=number, case=Case(), impl="")
         try:
-            cell = drawn(number, seed, refused)
-        except Exception as err:  # nothing may get through, here and below
-            cell = _raised(Cell(number=number, case=Case(), impl=""), err)
-        else:
-            try:
-                cell = ended(cell)
-            except Exception as err:
-                cell = _raised(cell, err)
-        told = cell.case.to_json(), cell.impl, cell.status, cell.reason
-        send.send((number, told, refused))
+            cell = drawn(number, seed)
+            cell = ended(cell)
+        except Exception as err:  # of the worker's own code: nothing may get through
+            last = traceback.extract_tb(err.__traceback__)[-1]
+            text = " ".join(f"{type(err).__name__}: {err}".split())[:200]
+            reason = f"{Path(last.filename).name}:{last.lineno}: {text}"
+            cell = replace(cell, status="internal", reason=reason)
+        send.send(cell)
 
 
-def cells(numbers: range, seed: int, tell: Callable[[str], None]) -> Iterator[tuple[Cell, Any]]:
-    """Each cell of the numbers with why others were refused before it."""
-    context, first = multiprocessing.get_context("fork"), numbers.start
-    while first < numbers.stop:
+def examined(numbers: range, seed: int, tell: Tell) -> Iterator[Cell]:
+    """Each cell of the numbers, and what became of it."""
+    context, at = multiprocessing.get_context("fork"), numbers.start
+    while at < numbers.stop:
+        some = range(at, min(at + _A_PROCESS, numbers.stop))
         receive, send = context.Pipe(duplex=False)
-        some = range(first, min(first + _A_PROCESS, numbers.stop))
         process = context.Process(target=_serve, args=(some, seed, send))
         process.start()
         send.close()
-        at, first = first, some.stop
+        status = "timeout"
         try:
-            while True:
-                if not receive.poll(SILENT_S):
-                    raise EOFError
-                at, told, refused = receive.recv()
-                if told is not None:
-                    row, impl, status, reason = told
-                    case = Case.from_json(row)
-                    yield (
-                        Cell(number=at, case=case, impl=impl, status=status, reason=reason),
-                        refused,
-                    )
-                    at += 1
+            while at < some.stop and receive.poll(SILENT_S):
+                yield receive.recv()
+                at += 1
         except EOFError:
-            status = "timeout" if process.is_alive() and at < some.stop else "crashed"
-            process.kill() if status == "timeout" else process.join()
-            if at < some.stop:
-                lost = drawn(at, seed)
-                reason = f"the process ended with {process.exitcode}"
-                yield replace(lost, status=status, reason=reason), Counter()
-                first = at + 1
-        except GeneratorExit:
-            process.kill()
-            raise
+            status = "crashed"
+            process.join()
         finally:
+            process.kill()
             process.join()
             receive.close()
-        tell(f"{min(at, some.stop)} of {numbers.stop}: --first {first} goes on from here")
+        if at < some.stop:
+            reason = f"the process ended with {process.exitcode}"
+            yield replace(drawn(at, seed), status=status, reason=reason)
+            at += 1
+        tell(f"{at} of {numbers.stop}: --first {at} goes on from here")
 
 
-def examine(numbers: range, seed: int, tell: Callable[[str], None]) -> tuple[Found, bool]:
-    """What became of the cells of some numbers; whether an interrupt ended that."""
+def examine(tell: Tell, *, cells: int, first: int, sweeps: int, seed: int) -> Ended:
+    """What became of so many cells from the `first` number on, and of so many sweeps."""
     load_built_in()
-    found, begin = Found(), time.monotonic()
+    found, begin = list[Cell](), time.monotonic()
     try:
-        for cell, refused in cells(numbers, seed, tell):
-            family = implementation(cell.impl).family if cell.impl else "none"
-            found.counts[f"{cell.case.workload} {family}", cell.status] += 1
-            found.refused += refused
+        for cell in examined(range(first, max(first, cells)), seed, tell):
+            found.append(cell)
             if cell.status not in WELL:
-                found.wrong.append(cell)
                 tell(f"{cell.number}: {cell.status} {cell.impl}: {case_label(cell.case)}")
+        tell(f"{len(found)} cells in {time.monotonic() - begin:.0f} s, seed {seed}")
+        swept, interrupted = swept_all(sweeps, seed, tell), False
     except KeyboardInterrupt:
-        return found, True
-    count, took = found.counts.total(), time.monotonic() - begin
-    tell(f"{count} cells in {took:.0f} s, {count / max(took, 1e-9):.1f} a second, seed {seed}")
-    return found, False
+        swept, interrupted = ["interrupted"], True
+    wrong = [cell for cell in found if cell.status not in WELL]
+    met = not wrong and not swept
+    lines = [*told(wrong), *swept]
+    return Ended(met=met, tables=[table(found)], lines=lines, interrupted=interrupted)
 
 
-def _plain(reason: str | None) -> str:
-    """A reason without its figures."""
-    return re.sub(r"\d[\d.e+-]*|\bnan\b|\binf\b", "#", reason or "")[:110]
-
-
-def grouped(wrong: list[Cell]) -> list[list[Cell]]:
-    """Cells that went wrong alike, the simplest first in each; the largest group first."""
+def told(wrong: list[Cell]) -> Iterator[str]:
+    """Cells that went wrong alike, by the simplest of them; the most frequent first."""
     groups: dict[Any, list[Cell]] = {}
     for cell in wrong:
-        key = cell.status, base_name(cell.impl), cell.case.workload, _plain(cell.reason)
+        reason = re.sub(r"\d[\d.e+-]*|\bnan\b|\binf\b", "#", cell.reason or "")[:110]
+        key = cell.status, base_name(cell.impl), cell.case.workload, reason
         groups.setdefault(key, []).append(cell)
-    for group in groups.values():
-        group.sort(key=lambda cell: (cell.case.scale is not None, work(cell.case)))
-    return sorted(groups.values(), key=len, reverse=True)
+    for group in sorted(groups.values(), key=len, reverse=True):
+        cell = min(group, key=lambda cell: (cell.case.scale is not None, work(cell.case)))
+        numbers = ", ".join(str(cell.number) for cell in group[:8])
+        yield f"{len(group)} {cell.status}: {cell.impl}: {case_label(cell.case)}"
+        yield f"  {cell.reason}; numbers {numbers}"
+        yield f"  {cell.command}"
+
+
+def table(found: list[Cell]) -> Table:
+    """How many cells there were of each kind and status."""
+    counts = Counter(
+        (f"{cell.case.workload} {implementation(cell.impl).family if cell.impl else 'none'}",
+         cell.status)
+        for cell in found
+    )  # fmt: skip
+    statuses = sorted({status for _, status in counts}, key=lambda x: (x not in WELL, x))
+    rows = [
+        (kind, *(str(counts[kind, status]) for status in statuses))
+        for kind in sorted({kind for kind, _ in counts})
+    ]
+    return Table(title="Cells", header=("of", *statuses), rows=tuple(rows))
 
 
 # Sweeps through the command line.
@@ -347,23 +353,22 @@ def sweep_command(number: int, seed: int) -> list[str]:
     while len(others) < 2:
         with contextlib.suppress(AttnbenchError):  # parameters that do not fit together
             others.append(Case(**(_drawn(rng) | {"workload": row.workload, "scale": None})))
-    flags = [row, *others]
-    known = list(zip(*[iter(case_flags(flags[0]))] * 2, strict=True))
-    lists = dict(known)
-    varied = rng.sample(list(lists), min(len(lists), 2)) if lists else []
-    for other in flags[1:]:
-        theirs = dict(zip(*[iter(case_flags(other))] * 2, strict=True))
+    lists = _flags(row)
+    varied = rng.sample(list(lists), min(len(lists), 2))
+    for theirs in map(_flags, others):
         for flag in varied:
             value = theirs.get(flag)
             if flag != "--workload" and value and value not in lists[flag].split(","):
                 lists[flag] += f",{value}"
     impls = rng.sample(serving(row.workload), min(2, len(serving(row.workload))))
     names = [_with_values(rng, impl.name, impl.parameters, row.kv_len) for impl in impls]
-    return [
-        "--impls",
-        ",".join(dict.fromkeys([base.impl, *names])),
-        *(x for pair in lists.items() for x in pair),
-    ]
+    flags = [word for pair in lists.items() for word in pair]
+    return ["--impls", ",".join(dict.fromkeys([base.impl, *names])), *flags]
+
+
+def _flags(case: Case) -> dict[str, str]:
+    words = case_flags(case)
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def swept(number: int, seed: int) -> tuple[str, int, list[str]]:
@@ -371,13 +376,9 @@ def swept(number: int, seed: int) -> tuple[str, int, list[str]]:
     flags = sweep_command(number, seed)
     quick = ["--min-time", "0.001", "--max-time", "0.002", "--ceilings", "none", "--device", "cpu"]
     with tempfile.TemporaryDirectory(prefix="attnbench-cells-") as folder:
-        command = ["sweep", *flags, *quick, "--output", folder, "--name", "run"]
+        command = [sys.executable, "-m", "attnbench", "sweep", *flags, *quick, "--output", folder]
         done = subprocess.run(
-            [sys.executable, "-m", "attnbench", *command],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
+            [*command, "--name", "run"], capture_output=True, text=True, check=False, timeout=600
         )
         bad = [] if done.returncode in (0, 2, 3) else [f"exit {done.returncode}"]
         stored = (Path(folder) / "run" / "records.jsonl").exists()
@@ -388,39 +389,15 @@ def swept(number: int, seed: int) -> tuple[str, int, list[str]]:
     return shlex.join(["attnbench", "sweep", *flags]), done.returncode, bad
 
 
-def sweeps(count: int, seed: int, tell: Callable[[str], None]) -> tuple[Counter[int], list[Any]]:
-    """How so many sweeps ended, and those in which something went wrong."""
-    load_built_in()
-    exits, wrong = Counter[int](), []
+def swept_all(count: int, seed: int, tell: Tell) -> list[str]:
+    """The sweeps in which something went wrong."""
+    wrong, exits = list[str](), Counter[int]()
     for number in range(count):
         command, code, bad = swept(number, seed)
         exits[code] += 1
         if bad:
-            wrong.append((command, bad))
-            tell(f"sweep {number}: {command}: {'; '.join(bad)}")
-        elif number % 20 == 19:
-            tell(f"sweep {number + 1} of {count}")
-    return exits, wrong
-
-
-def tables(found: Found) -> Iterator[str]:
-    """How many cells there were of each kind and status, why others were refused, what is wrong."""
-    statuses = sorted({status for _, status in found.counts}, key=lambda x: (x not in WELL, x))
-    rows = [
-        [kind, *(str(found.counts[kind, status]) for status in statuses)]
-        for kind in sorted({kind for kind, _ in found.counts})
-    ]
-    sums = [sum(n for (_, s), n in found.counts.items() if s == status) for status in statuses]
-    yield table(["cells", *statuses], [*rows, ["all", *map(str, sums)]], right=statuses)
-    total, most = found.refused.total(), found.refused.most_common(12)
-    refused = [(str(count), reason) for reason, count in most]
-    if total > sum(count for _, count in most):
-        refused.append((str(total - sum(count for _, count in most)), "for other reasons"))
-    yield table(["drawn and refused", "why"], refused, right=["drawn and refused"])
-    for group in grouped(found.wrong):
-        first = group[0]
-        yield (
-            f"{len(group)} {first.status}: {first.impl}: {case_label(first.case)}\n"
-            f"  {first.reason}\n  {first.command}\n"
-            f"  numbers {', '.join(str(cell.number) for cell in group[:8])}"
-        )
+            wrong.append(f"{command}: {'; '.join(bad)}")
+            tell(wrong[-1])
+    ends = ", ".join(f"{times} with exit {code}" for code, times in sorted(exits.items()))
+    tell(f"{count} sweeps: {ends or 'none'}; something went wrong in {len(wrong)}")
+    return wrong

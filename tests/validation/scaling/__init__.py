@@ -1,1 +1,0 @@
-"""`make validate PART=scaling`: kernels of known law, and whether they are judged rightly."""

@@ -1,1 +1,0 @@
-"""How repeatable the timing engine is, against what people use instead. Knows no torch."""
