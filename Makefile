@@ -81,7 +81,7 @@ $(GPU) $(GPU_VERIFY):
 	@$(ON_GPU) $@
 
 # The parts of `make gpu` on a CPU, on a simulated H100: does each work, and is each time the true one?
-# At most ten minutes on two cores; see docs/gpu.md.
+# See docs/gpu.md.
 gpu-rehearsal: .venv/installed
 	$(BIN)/python -m tests.rehearsal
 
