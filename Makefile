@@ -89,10 +89,10 @@ gpu gpu-verify:
 $(GPU) $(GPU_VERIFY):
 	@$(ON_GPU) $@
 
-# All of that on a CPU, on simulated GPUs: does each part work, is each time the true one, and how
-# long would a GPU take? PROFILES are among H100, H200, A100, RTX4090 and L4; see docs/gpu.md.
+# The parts of `make gpu` on a CPU, on a simulated H100: does each work, and is each time the true one?
+# See docs/gpu.md.
 gpu-rehearsal: .venv/installed
-	$(BIN)/python -m tests.rehearsal $(PROFILES)
+	$(BIN)/python -m tests.rehearsal
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

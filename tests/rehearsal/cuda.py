@@ -1,377 +1,249 @@
-"""What stands in for torch.cuda, pynvml and the host's clocks while a GPU is simulated.
-
-Each stand-in takes what the original takes; `tests/test_rehearsal.py` compares their signatures.
-"""
+"""What stands in for torch.cuda, pynvml and the host's clocks while a GPU is simulated."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.utils._triton
+from torch.autograd import profiler
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
 
+from attnbench.machine import host
 from tests.rehearsal import device as simulated
-from tests.rehearsal.device import Device
+from tests.rehearsal.device import CACHE_BYTES, CAPABILITY, MEMORY_BYTES, NAME, Device
+from tests.rehearsal.nvml import nvml_of
+from tests.rehearsal.profiler import profiler_of
 from tests.rehearsal.tensors import CUDA, Dispatch, OnGpu
 
 UUID = "5c3a1e70-0000-4000-8000-00000000a77e"
+SDPA = "scaled_dot_product_attention"
+DEVICE = Device()  # of this process
 
 
-class Gpu:
-    """One simulated GPU with all that stands in front of it in this process."""
+class Stream(simulated.Stream):
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
-    def __init__(self, device: Device, *, scale: float = 1.0) -> None:
-        self.device, self.dispatch = device, Dispatch(device, scale=scale)
-        self.initialized = False
-        self.compiled = itertools.count()
-        self.bytes_before = 0
+    def wait_stream(self, stream: Any) -> None:
+        self.ready_us = max(self.ready_us, stream.ready_us)
 
-    def use(self) -> Device:
-        """The device; whoever asks first waits for its context."""
-        if not self.initialized:
-            self.initialized = True
-            self.device.host_us += self.device.profile.context_s * 1e6
-        return self.device
 
-    # torch.cuda, by name.
+class Event(simulated.Event):
+    def __init__(self, enable_timing: bool = False, external: bool = False) -> None:
+        super().__init__()
+        self.external = external
 
-    def replacements(self) -> dict[str, Any]:
-        """Functions and classes to stand where torch.cuda has those names."""
-        gpu, profile = self, self.device.profile
+    def record(self, stream: Any = None) -> None:
+        if DEVICE.current.capturing and not self.external:
+            raise RuntimeError("CUDA error: a captured event cannot be timed")
+        DEVICE.record(self)
 
-        class Stream:
-            """A queue of work."""
+    def synchronize(self) -> None:
+        DEVICE.wait(self.at_us)
 
-            queue: simulated.Stream
+    def elapsed_time(self, end_event: Any) -> float:
+        return DEVICE.elapsed_ms(self, end_event)
 
-            def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
-                made = super().__new__(cls)
-                made.queue = simulated.Stream()
-                return made
 
-            def wait_stream(self, stream: Any) -> None:
-                self.queue.ready_us = max(self.queue.ready_us, stream.queue.ready_us)
+class CUDAGraph(simulated.Graph):
+    def capture_begin(self, *args: Any, **options: Any) -> None:
+        if DEVICE.current is DEVICE.default:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        DEVICE.current.capturing = self
 
-            def synchronize(self) -> None:
-                gpu.use().synchronize()
+    def capture_end(self) -> None:
+        DEVICE.current.capturing = None
 
-            def query(self) -> bool:
-                return self.queue.ready_us <= gpu.device.host_us
+    def replay(self) -> None:
+        DEVICE.replay(self)
 
-            def wait_event(self, event: Any) -> None:
-                self.queue.ready_us = max(self.queue.ready_us, event.mark.at_us or 0.0)
+    def reset(self) -> None:
+        self.nodes.clear()
 
-        class Event:
-            """A mark in a stream."""
+    def pool(self) -> Any:
+        return 0, 1
 
-            timing: bool
-            external: bool
-            mark: simulated.Event
 
-            def __new__(
-                cls,
-                enable_timing: bool = False,
-                blocking: bool = False,
-                interprocess: bool = False,
-                external: bool = False,
-            ) -> Any:
-                made = super().__new__(cls)
-                made.timing, made.external, made.mark = enable_timing, external, simulated.Event()
-                return made
+DEVICE.default = DEVICE.current = Stream()
 
-            def record(self, stream: Any = None) -> None:
-                if gpu.device.current.capturing is not None and not self.external:
-                    raise RuntimeError("CUDA error: a captured event cannot be timed")
-                gpu.use().record(self.mark)
 
-            def synchronize(self) -> None:
-                gpu.use().wait_event(self.mark)
+@contextlib.contextmanager
+def _stream(stream: Any) -> Iterator[None]:
+    before, DEVICE.current = DEVICE.current, stream
+    try:
+        yield
+    finally:
+        DEVICE.current = before
 
-            def query(self) -> bool:
-                return (self.mark.at_us or 0.0) <= gpu.device.host_us
 
-            def wait(self, stream: Any = None) -> None:
-                pass  # within one stream nothing is to be waited for
+def _memory_stats(device: Any = None) -> dict[str, Any]:
+    return {
+        "requested_bytes.all.current": DEVICE.live,
+        "requested_bytes.all.peak": DEVICE.peak,
+        "allocation.all.allocated": DEVICE.driver_calls,
+        "num_device_alloc": DEVICE.driver_calls,
+        "num_alloc_retries": 0,
+    }
 
-            def elapsed_time(self, end_event: Any) -> float:
-                if not (self.timing and end_event.timing):
-                    raise RuntimeError("Both events must be created with enable_timing")
-                return gpu.use().elapsed_ms(self.mark, end_event.mark)
 
-        class CUDAGraph:
-            """What was captured."""
+def _reset_peak(device: Any = None) -> None:
+    DEVICE.peak = DEVICE.live
 
-            graph: simulated.Graph
 
-            def __new__(cls, keep_graph: bool = False) -> Any:
-                made = super().__new__(cls)
-                made.graph = simulated.Graph()
-                return made
+def _empty_cache() -> None:
+    DEVICE.reserved = DEVICE.live
 
-            def capture_begin(
-                self,
-                pool: Any = None,
-                capture_error_mode: str = "global",
-                check_input_liveness: bool = False,
-            ) -> None:
-                gpu.use().begin_capture(self.graph, gpu.device.current)
 
-            def capture_end(self) -> None:
-                gpu.device.end_capture(gpu.device.current)
+def _sleep(cycles: int) -> None:
+    DEVICE.launch("spin_kernel", simulated.KERNEL_US + cycles / simulated.MHZ)
 
-            def replay(self) -> None:
-                gpu.use().replay(self.graph)
 
-            def reset(self) -> None:
-                self.graph.nodes.clear()
+_PROPERTIES = SimpleNamespace(
+    name=NAME, total_memory=MEMORY_BYTES, uuid=UUID, major=CAPABILITY[0], minor=CAPABILITY[1],
+    L2_cache_size=CACHE_BYTES, multi_processor_count=132,
+)  # fmt: skip
+_TORCH_CUDA: dict[str, Any] = {
+    "Stream": Stream,
+    "Event": Event,
+    "CUDAGraph": CUDAGraph,
+    "stream": _stream,
+    "current_stream": lambda device=None: DEVICE.current,
+    "default_stream": lambda device=None: DEVICE.default,
+    "synchronize": lambda device=None: DEVICE.wait(),
+    "memory_stats": _memory_stats,
+    "reset_peak_memory_stats": _reset_peak,
+    "memory_reserved": lambda device=None: DEVICE.reserved,
+    "memory_allocated": lambda device=None: DEVICE.live,
+    "mem_get_info": lambda device=None: (MEMORY_BYTES - DEVICE.reserved, MEMORY_BYTES),
+    "set_per_process_memory_fraction": lambda fraction, device=None: None,
+    "empty_cache": _empty_cache,
+    "get_device_properties": lambda device=None: _PROPERTIES,
+    "get_device_name": lambda device=None: NAME,
+    "get_device_capability": lambda device=None: CAPABILITY,
+    "list_gpu_processes": lambda device=None: "GPU:0\nno processes are running",
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "is_current_stream_capturing": lambda: DEVICE.current.capturing is not None,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "set_device": lambda device: None,
+    "manual_seed_all": lambda seed: None,
+    "_sleep": _sleep,
+    "_lazy_init": lambda: None,
+}
 
-            def pool(self) -> Any:
-                return 0, 1
 
-        default = Stream()
-        default.queue = gpu.device.default
-        streams = [default]
+def _clocks() -> dict[str, Callable[..., Any]]:
+    """Functions of `time`: the simulated host's, which does nothing but issue and wait."""
+    real_sleep = time.sleep
 
-        @contextlib.contextmanager
-        def stream(stream: Any) -> Iterator[None]:
-            streams.append(stream)
-            gpu.device.current = stream.queue
-            try:
-                yield
-            finally:
-                streams.pop()
-                gpu.device.current = streams[-1].queue
+    def seconds() -> float:
+        DEVICE.host_us += simulated.READ_US
+        return DEVICE.host_us / 1e6
 
-        def memory_stats(device: Any = None) -> dict[str, Any]:
-            at = gpu.device
-            return {
-                "requested_bytes.all.current": at.live,
-                "requested_bytes.all.peak": at.peak,
-                "allocated_bytes.all.current": at.live,
-                "reserved_bytes.all.current": at.reserved,
-                "allocation.all.allocated": at.device_allocs,
-                "num_alloc_retries": at.retries,
-                "num_device_alloc": at.device_allocs,
-                "num_ooms": at.ooms,
-            }
+    def nanoseconds(clock: int = 0, /) -> int:
+        return round(seconds() * 1e9)
 
-        def reset_peak_memory_stats(device: Any = None) -> None:
-            gpu.device.peak = gpu.device.live
+    def sleep(seconds: float, /) -> None:
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            DEVICE.host_us += 1e6 * seconds
+        else:  # a child, which takes its own time
+            real_sleep(seconds)
 
-        def mem_get_info(device: Any = None) -> tuple[int, int]:
-            return profile.memory_bytes - gpu.use().reserved, profile.memory_bytes
+    names = ("perf_counter", "process_time", "thread_time")
+    found: dict[str, Callable[..., Any]] = dict.fromkeys(names, seconds)
+    found |= {f"{name}_ns": nanoseconds for name in names}
+    return found | {"clock_gettime_ns": nanoseconds, "sleep": sleep}
 
-        def properties(device: Any = None) -> Any:
-            major, minor = profile.capability
-            return types.SimpleNamespace(
-                name=profile.name, total_memory=profile.memory_bytes, uuid=UUID, major=major,
-                minor=minor, L2_cache_size=profile.cache_bytes, multi_processor_count=100,
-            )  # fmt: skip
 
-        def sleep(cycles: int) -> None:
-            if cycles < 0:  # what a rehearsal does to lose the device
-                gpu.device.lost = True
-            gpu.use().sleep(cycles)
-
-        def synchronize(device: Any = None) -> None:
-            gpu.use().synchronize()
-
-        def of_the_device(value: Any) -> Callable[..., Any]:
-            def function(device: Any = None) -> Any:
-                return value
-
-            return function
-
-        return {
-            "Stream": Stream,
-            "Event": Event,
-            "CUDAGraph": CUDAGraph,
-            "stream": stream,
-            "current_stream": lambda device=None: streams[-1],
-            "default_stream": lambda device=None: default,
-            "synchronize": synchronize,
-            "memory_stats": memory_stats,
-            "reset_peak_memory_stats": reset_peak_memory_stats,
-            "memory_reserved": lambda device=None: gpu.device.reserved,
-            "memory_allocated": lambda device=None: gpu.device.live,
-            "mem_get_info": mem_get_info,
-            "set_per_process_memory_fraction": lambda fraction, device=None: None,
-            "empty_cache": lambda: gpu.device.empty_cache(),
-            "get_device_properties": properties,
-            "get_device_name": of_the_device(profile.name),
-            "get_device_capability": of_the_device(profile.capability),
-            "list_gpu_processes": of_the_device("GPU:0\nno processes are running"),
-            "is_available": lambda: True,
-            "is_initialized": lambda: gpu.initialized,
-            "is_bf16_supported": lambda including_emulation=True: True,
-            "is_current_stream_capturing": lambda: gpu.device.current.capturing is not None,
-            "device_count": lambda: 1,
-            "current_device": lambda: 0,
-            "set_device": lambda device: None,
-            "manual_seed_all": lambda seed: None,
-            "manual_seed": lambda seed: None,
-            "_sleep": sleep,
-        }
-
-    def clocks(self) -> dict[str, Callable[..., Any]]:
-        """Functions of `time`: the simulated host's, which does nothing but issue and wait."""
-
-        def seconds() -> float:
-            return self.device.read_clock() / 1e6
-
-        def nanoseconds() -> int:
-            return round(self.device.read_clock() * 1000)
-
-        def sleep(seconds: float, /) -> None:
-            if _has_children():  # what it waits for takes its own time
-                real_sleep(seconds)
-            else:
-                self.device.host_us += 1e6 * seconds
-
-        names = ("perf_counter", "process_time", "thread_time")
-        found: dict[str, Callable[..., Any]] = dict.fromkeys(names, seconds)
-        found |= dict.fromkeys([f"{name}_ns" for name in names], nanoseconds)
-        return found | {"clock_gettime_ns": lambda clk_id, /: nanoseconds(), "sleep": sleep}
-
-    # Beside torch.cuda.
+def _sdpa(dispatch: Dispatch, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """SDPA with the backend that an H100 would take, computed by the CPU's flash or math kernel."""
 
     def sdpa(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        """SDPA with the backend that a GPU of this kind would take."""
-        plain = functional_sdpa
-        given: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale}
-        given["enable_gqa"] = enable_gqa
-        if not isinstance(query, OnGpu):
-            return plain(query, key, value, **given)
-        backend = self._backend(query, attn_mask, enable_gqa)
-        if query.shape[-1] != value.shape[-1]:  # for which the CPU has but this one
-            backend = "math"
-        if backend == "math" and is_causal:  # whose mask C++ would make on the CPU
-            shape = query.shape[-2], key.shape[-2]
-            mask = torch.ones(*shape, dtype=torch.bool, device=CUDA).tril()
-            given |= {"attn_mask": mask, "is_causal": False}
-        switches = torch.backends.cuda
-        before = switches.flash_sdp_enabled(), switches.math_sdp_enabled()
-        switches.enable_flash_sdp(backend != "math")
-        switches.enable_math_sdp(backend == "math")
-        self.dispatch.fused = None if backend == "math" else backend
-        if backend == "cudnn":
-            plan = f"cudnn {[tuple(x.shape) for x in (query, key, value)]} {query.dtype}"
-            self.device.first_use(plan, self.device.profile.plan_s)
-        try:
-            return plain(query, key, value, **given)
-        finally:
-            switches.enable_flash_sdp(before[0])
-            switches.enable_math_sdp(before[1])
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        math = False
+        if isinstance(query, OnGpu):
+            dispatch.fused = _backend(query, attn_mask, enable_gqa)
+            # The CPU's fused kernel has one head dim.
+            math = dispatch.fused is None or query.shape[-1] != value.shape[-1]
+            if math and is_causal:  # C++ would make its mask on the CPU
+                shape = query.shape[-2], key.shape[-2]
+                attn_mask = torch.ones(*shape, dtype=torch.bool, device=CUDA).tril()
+                is_causal = False
+        backend = SDPBackend.MATH if math else SDPBackend.FLASH_ATTENTION
+        with sdpa_kernel(backend) if isinstance(query, OnGpu) else contextlib.nullcontext():
+            return plain(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+                enable_gqa=enable_gqa,
+            )  # fmt: skip
 
-    def _backend(self, query: Any, attn_mask: Any, gqa: bool) -> str:
-        half, switches = query.dtype in (torch.float16, torch.bfloat16), torch.backends.cuda
-        masked, newest = attn_mask is not None, self.device.profile.capability >= (9, 0)
-        if newest and switches.cudnn_sdp_enabled() and half and query.shape[-1] <= 128:
-            return "cudnn"
-        if switches.flash_sdp_enabled() and half and not masked and query.shape[-1] <= 256:
-            return "flash"
-        if switches.mem_efficient_sdp_enabled() and query.dtype != torch.float64 and not gqa:
-            return "efficient"
-        if switches.cudnn_sdp_enabled() and half and query.shape[-1] <= 128:
-            return "cudnn"
-        if switches.math_sdp_enabled():
-            return "math"
-        raise RuntimeError("No available kernel. Aborting execution.")
-
-    def compile(self, model: Any = None, **options: Any) -> Any:
-        """torch.compile: the function itself, after the time that compiling takes."""
-        from torch._dynamo import utils
-
-        number = next(self.compiled)
-
-        def compiled(*args: Any) -> Any:
-            key = f"compiled {number} {[tuple(x.shape) for x in args]}"
-            if key not in self.device._seen:
-                utils.counters["stats"]["unique_graphs"] += 1
-                found = self._on_disk(f"{model.__qualname__} {key.partition('[')[2]}")
-                self.device.first_use(key, 3.0 if found else self.device.profile.compile_s)
-            return model(*args)
-
-        return compiled
-
-    def _on_disk(self, key: str) -> bool:
-        """Whether an earlier process of this rehearsal has compiled it: inductor keeps kernels."""
-        folder = os.environ.get("ATTNBENCH_REHEARSAL_LOG")
-        if folder is None:
-            return False
-        name = "".join(x if x.isalnum() else "_" for x in key.rstrip("0123456789"))[:150]
-        path = os.path.join(folder, f"inductor-{name}")
-        known = os.path.exists(path)
-        with open(path, "a"):
-            return known
-
-    def install(self, patch: Callable[[Any, str, Any], None]) -> None:
-        """Put everything in its place; `patch(owner, name, value)` sets an attribute."""
-        from torch.autograd import profiler
-
-        from tests.rehearsal import nvml
-        from tests.rehearsal.profiler import profiler_of
-
-        for name, fake in self.replacements().items():
-            patch(torch.cuda, name, fake)
-        for name, clock in self.clocks().items():
-            patch(time, name, clock)
-        patch(torch.cuda, "_lazy_init", lambda: self.use() and None)
-        patch(torch._C, "_host_emptyCache", lambda: None)
-        patch(torch.version, "cuda", "12.8")
-        patch(torch, "compile", self.compile)
-        for name in ("tensor", "as_tensor"):  # which no dispatch mode sees
-            patch(torch, name, _from_host(getattr(torch, name)))
-        patch(torch.Tensor, "to", _to(torch.Tensor.to))
-        patch(torch.Tensor, "cuda", lambda self, *_, **__: self.to(CUDA))
-        patch(torch, "Generator", Generator)
-        patch(torch, "load", _load)
-        patch(torch, "save", _save)
-        patch(functional, "scaled_dot_product_attention", self.sdpa)
-        session, mark = profiler_of(self, profiler.profile)
-        patch(profiler, "profile", session)
-        patch(profiler, "record_function", mark)
-        patch(nvml, "GPU", self.device)
-        sys.modules["pynvml"] = nvml
-        self.dispatch.__enter__()
+    return sdpa
 
 
-functional_sdpa, real_sleep = functional.scaled_dot_product_attention, time.sleep
-_plain_load, _plain_save = torch.load, torch.save
+def _backend(query: Any, attn_mask: Any, gqa: bool) -> str | None:
+    half, on = query.dtype in (torch.float16, torch.bfloat16), torch.backends.cuda
+    if on.cudnn_sdp_enabled() and half and query.shape[-1] <= 128:
+        return "cudnn"
+    if on.flash_sdp_enabled() and half and attn_mask is None and query.shape[-1] <= 256:
+        return "flash"
+    if on.mem_efficient_sdp_enabled() and query.dtype != torch.float64 and not gqa:
+        return "efficient"
+    if on.math_sdp_enabled():
+        return None
+    raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+def install() -> None:
+    """Put the simulated GPU in the place of CUDA, and leave out this machine's neighbours."""
+    quiet = dict.fromkeys(("stolen_ticks", "busy_ticks", "throttled_us"), lambda *_: 0.0)
+    dispatch = Dispatch(DEVICE)
+    session, mark = profiler_of(DEVICE, dispatch.ops, profiler.profile)
+    replaced: list[tuple[Any, dict[str, Any]]] = [
+        (torch.cuda, _TORCH_CUDA),
+        (time, _clocks()),
+        (torch._C, {"_host_emptyCache": lambda: None}),
+        (torch.version, {"cuda": "12.8"}),
+        (torch.utils._triton, {"has_triton": lambda: False}),  # nothing is compiled for it
+        (host, quiet),
+        # No dispatch mode sees these two.
+        (torch, {name: _from_host(getattr(torch, name)) for name in ("tensor", "as_tensor")}),
+        (
+            torch,
+            {
+                "Generator": lambda device="cpu", make=torch.Generator: make(),
+                "load": _load(torch.load),
+                "save": _save(torch.save),
+            },
+        ),
+        (torch.Tensor, {"to": _to(torch.Tensor.to), "cuda": lambda x, *_, **__: x.to(CUDA)}),
+        (functional, {SDPA: _sdpa(dispatch, getattr(functional, SDPA))}),
+        (profiler, {"profile": session, "record_function": mark}),
+    ]
+    for owner, stand_ins in replaced:
+        for name, stand_in in stand_ins.items():
+            setattr(owner, name, stand_in)
+    sys.modules["pynvml"] = nvml_of(DEVICE)  # type: ignore[assignment]
+    dispatch.__enter__()
 
 
 def _from_host(make: Callable[..., Any]) -> Callable[..., Any]:
     def made(data: Any, *, device: Any = None, **options: Any) -> Any:
-        requires_grad = options.pop("requires_grad", False)
         found = make(data, **options)
-        if device is not None and torch.device(device).type == "cuda":
-            found = found.to(CUDA)
-        return found.requires_grad_() if requires_grad else found
+        gpu = device is not None and torch.device(device).type == "cuda"
+        return found.to(CUDA) if gpu else found
 
     return made
 
@@ -379,31 +251,26 @@ def _from_host(make: Callable[..., Any]) -> Callable[..., Any]:
 def _to(plain: Callable[..., Any]) -> Callable[..., Any]:
     """`to` with the number of the GPU, which torch would ask a driver for."""
 
+    def numbered(x: Any) -> Any:
+        return CUDA if isinstance(x, str) and x == "cuda" else x
+
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(CUDA if isinstance(x, str) and x == "cuda" else x for x in args)
-        if kwargs.get("device") == "cuda":
-            kwargs["device"] = CUDA
-        return plain(self, *args, **kwargs)
+        named = {name: numbered(x) for name, x in kwargs.items()}
+        return plain(self, *map(numbered, args), **named)
 
     return to
 
 
-class Generator(torch.Generator):
-    """Random numbers, which are the CPU's here."""
+def _load(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def load(f: Any, map_location: Any = "cpu", **kwargs: Any) -> Any:
+        found = plain(f, map_location="cpu", **kwargs)
+        return tree_map(lambda x: x.to(map_location) if isinstance(x, torch.Tensor) else x, found)
 
-    def __new__(cls, device: Any = "cpu") -> Any:
-        return super().__new__(cls, "cpu")  # type: ignore[call-arg]
-
-
-def _load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
-    found = _plain_load(f, map_location="cpu", **kwargs)
-    if map_location is None or torch.device(map_location).type != "cuda":
-        return found
-    return torch.utils._pytree.tree_map(
-        lambda x: x.to(CUDA) if isinstance(x, torch.Tensor) else x, found
-    )
+    return load
 
 
-def _save(obj: Any, f: Any, **kwargs: Any) -> None:
-    host = torch.utils._pytree.tree_map(lambda x: x.cpu() if isinstance(x, OnGpu) else x, obj)
-    _plain_save(host, f, **kwargs)
+def _save(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def save(obj: Any, f: Any, **kwargs: Any) -> None:
+        plain(tree_map(lambda x: x.cpu() if isinstance(x, OnGpu) else x, obj), f, **kwargs)
+
+    return save

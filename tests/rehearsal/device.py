@@ -1,33 +1,37 @@
-"""A simulated GPU with its host, in microseconds: streams, events, graphs, caches, memory, faults.
+"""A simulated H100 with its host, in microseconds: streams, events, graphs, L2, memory.
 
-Nothing here knows torch. The host issues work and goes on; each stream does its own in order; who
-waits for the device joins the two clocks. What is asked of it must be right to the last digit, so
-that times that were measured can be held against it.
+Nothing here knows torch. The host issues work and goes on, each stream works in order, and waiting
+for the device joins the two clocks. Its times are exact: measured ones can be held against them.
+For sweeps the GPU can be slower by a factor and their sequences shorter: a case then takes about as
+long as the full one would, and a CPU can still compute its values.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from tests.rehearsal.profiles import Profile
-
-READ_US = 0.05  # what the host takes to look at its clock
-SYNC_US, EVENT_US, REPLAY_US = 2.0, 0.5, 6.0
+SLOWER = float(os.environ.get("ATTNBENCH_REHEARSAL_SLOWER", "1"))
+NAME, CAPABILITY, MHZ = "NVIDIA H100 (simulated)", (9, 0), 1755
+MEMORY_BYTES, CACHE_BYTES = 79 << 30, round((50 << 20) / SLOWER)
+MEMORY_BYTES_PER_US, CACHE_BYTES_PER_US = 2.9e6 / SLOWER, 6e6 / SLOWER
+# Large kernels reach so many; products of two sequences are shorter by the square.
+FLOPS_PER_US = {
+    dtype: tflops * 1e6 / SLOWER**2
+    for dtype, tflops in {"bfloat16": 600, "float16": 600, "float32": 45, "float64": 25}.items()
+}
+TICK_US = 1.0  # of event times
+KERNEL_US, OP_US = 2.0, 4.0  # the shortest kernel; what torch takes to issue one
+READ_US, SYNC_US, EVENT_US, REPLAY_US, DRIVER_US = 0.05, 2.0, 0.5, 6.0, 100.0
 NEAR_US, FAR_US = 0.15, 0.3  # how long a load takes from the L2 and from memory
-NEVER_US = 1e12
 DEEPEST = 1024  # launches that may wait on the device before the host has to
 
-
-class LostError(RuntimeError):
-    """As torch raises for an error that no later call of the process survives."""
-
-
-class OutOfMemoryError(RuntimeError):
-    """More than the device has."""
+Buffers = Sequence[tuple[int, int]]  # addresses and bytes
 
 
 @dataclass
@@ -42,7 +46,7 @@ class Stream:
 class Event:
     """A mark in a stream, with the time at which the device reached it."""
 
-    at_us: float | None = None
+    at_us: float = math.inf
 
 
 @dataclass
@@ -50,11 +54,9 @@ class Graph:
     """What was captured: to be done at each replay, with nothing between for the host to do."""
 
     nodes: list[Callable[[], None]] = field(default_factory=list)
-    failed: str | None = None
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """What ran: its launch by number and host time, and its begin and end on the device."""
 
     name: str
@@ -64,99 +66,39 @@ class Kernel:
     end_us: float
 
 
-@dataclass(frozen=True)
-class Block:
-    """Memory that the allocator has handed out."""
-
-    address: int
-    nbytes: int
-    pool: tuple[int, int]
-
-
-@dataclass
 class Device:
-    """One GPU. `faults` are names of what goes wrong, see `tests.rehearsal.__main__`."""
+    """The GPU, its host's clock and its allocator."""
 
-    profile: Profile
-    faults: frozenset[str] = frozenset()
-    host_us: float = 0.0
-    default: Stream = field(default_factory=Stream)
-    kernels: deque[Kernel] = field(default_factory=lambda: deque(maxlen=1 << 18))
-    launches: int = 0
-    waits: deque[float] = field(default_factory=lambda: deque(maxlen=1 << 10))  # of the host, when
-    lost: bool = False
-    attached: bool = False  # a profiler, which makes launches slower
-    busy_us: float = 0.0
-    hang: Callable[[], None] = lambda: None
-
-    def __post_init__(self) -> None:
-        self.current = self.default
+    def __init__(self) -> None:
+        self.host_us = 0.0
+        self.default = self.current = Stream()
+        self.kernels: deque[Kernel] = deque(maxlen=1 << 16)
+        self.waits: deque[float] = deque(maxlen=1 << 10)  # of the host: when
+        self.live = self.peak = self.reserved = self.driver_calls = 0
+        self._launches, self._addresses = itertools.count(1), itertools.count(1)
         self._cached: OrderedDict[int, int] = OrderedDict()
         self._held = 0  # bytes in it
-        self._addresses = itertools.count(1)
-        self._free: dict[tuple[int, int], list[Block]] = {}
+        self._free: dict[tuple[int, int], list[int]] = {}  # addresses, by bytes and graph
         self._waiting: deque[float] = deque()
-        self._seen: set[str] = set()
-        self.live = self.peak = self.reserved = self.device_allocs = self.retries = self.ooms = 0
-        self.dead_captures = 0
-
-    # The host.
-
-    def read_clock(self) -> float:
-        """Microseconds on the host's clock; looking takes a moment."""
-        self.host_us += READ_US
-        return self.host_us
-
-    def first_use(self, what: str, seconds: float) -> None:
-        """The host waits, once, for something to be loaded, planned or compiled."""
-        if what not in self._seen:
-            self._seen.add(what)
-            self.host_us += seconds * 1e6
-
-    # Work.
-
-    @property
-    def slowness(self) -> float:
-        """How many times as long a kernel takes as on a cool device."""
-        return 1.4 if "throttle" in self.faults and self.busy_us > 2e6 else 1.0
 
     def launch(
-        self,
-        name: str,
-        duration_us: Callable[[], float],
-        *,
-        reads: Iterable[tuple[int, int]] = (),
-        writes: Iterable[tuple[int, int]] = (),
-        flops_us: float = 0.0,
-        rows: int = 0,
-    ) -> None:
-        """Issue a kernel. `reads` and `writes` are buffers, by address and bytes.
-
-        It lasts `duration_us`, or as long as its FLOPs and its traffic take, whichever is longest;
-        or as `rows` that are read one after another.
-        """
-        self._alive()
-        self.host_us += (1.2 if self.attached else 1.0) * self.profile.op_us
-        reads, writes = tuple(reads), tuple(writes)
-        self.launches += 1
-        number, issued_us = self.launches, self.host_us
+        self, name: str, us: float = KERNEL_US, *, reads: Buffers = (), writes: Buffers = (),
+        loads: int = 0,
+    ) -> None:  # fmt: skip
+        """Issue a kernel: it lasts `us`, or as long as its traffic or `loads` in a row take."""
+        self.host_us += OP_US
+        number, issued_us = next(self._launches), self.host_us
 
         def run() -> None:
             near = bool(reads) and self._cached.get(reads[0][0], 0) >= reads[0][1]
-            walk_us = rows * (NEAR_US if near else FAR_US)
-            traffic_us = self._traffic_us(reads, writes)
-            lasts = self.slowness * max(duration_us(), flops_us, traffic_us, walk_us)
-            begin = max(self.current.ready_us, self.host_us)
-            self.current.ready_us = begin + lasts
-            self.busy_us += lasts
-            self.kernels.append(Kernel(name, number, issued_us, begin, begin + lasts))
+            walk_us = loads * (NEAR_US if near else FAR_US)
+            begin_us = max(self.current.ready_us, self.host_us)
+            end_us = begin_us + max(us, self._traffic_us(reads, writes), walk_us)
+            self.current.ready_us = end_us
+            self.kernels.append(Kernel(name, number, issued_us, begin_us, end_us))
 
-        self._issue(run)
-
-    def _issue(self, run: Callable[[], None]) -> None:
-        graph = self.current.capturing
-        if graph is not None:
-            graph.nodes.append(run)
+        if self.current.capturing:
+            self.current.capturing.nodes.append(run)
             return
         while self._waiting and self._waiting[0] <= self.host_us:
             self._waiting.popleft()
@@ -165,156 +107,70 @@ class Device:
         run()
         self._waiting.append(self.current.ready_us)
 
-    def _traffic_us(
-        self, reads: tuple[tuple[int, int], ...], writes: tuple[tuple[int, int], ...]
-    ) -> float:
+    def _traffic_us(self, reads: Buffers, writes: Buffers) -> float:
         """What is in the L2 is read from there; what fits into it is there afterwards."""
         near = far = 0
-        for address, nbytes in reads:
-            if self._cached.get(address, 0) >= nbytes:
-                near += nbytes
-            else:
-                far += nbytes
-            self._touch(address, nbytes)
-        for address, nbytes in writes:
-            fits = nbytes <= self.profile.cache_bytes
-            near, far = near + nbytes * fits, far + nbytes * (not fits)
-            self._touch(address, nbytes)
-        return near / self.profile.cache_gbps / 1e3 + far / self.profile.memory_gbps / 1e3
-
-    def _touch(self, address: int, nbytes: int) -> None:
-        """The least recently used buffers leave; one larger than the cache leaves nothing."""
-        self._held -= self._cached.pop(address, 0)
-        left = self.profile.cache_bytes - nbytes
-        while self._cached and self._held > max(left, 0):
-            self._held -= self._cached.popitem(last=False)[1]
-        if left >= 0:
+        for place, (address, nbytes) in enumerate((*reads, *writes)):
+            read = place < len(reads)
+            hit = self._cached.get(address, 0) >= nbytes if read else nbytes <= CACHE_BYTES
+            near, far = near + nbytes * hit, far + nbytes * (not hit)
+            self._held += nbytes - self._cached.pop(address, 0)
             self._cached[address] = nbytes
-            self._held += nbytes
+            while self._held > CACHE_BYTES:  # the least recently used ones leave
+                self._held -= self._cached.popitem(last=False)[1]
+        return near / CACHE_BYTES_PER_US + far / MEMORY_BYTES_PER_US
 
     def evict(self) -> None:
-        """Nothing is in the L2 any more."""
+        """Empty the L2."""
         self._cached.clear()
         self._held = 0
 
-    def sleep(self, cycles: int) -> None:
-        """A kernel that spins for so many cycles, which do not slow down with the clock's load."""
-        self.launch("spin_kernel", lambda: self.profile.kernel_us + cycles / self.profile.mhz)
-
-    # Waiting.
-
-    def _alive(self) -> None:
-        if self.lost:
-            raise LostError("CUDA error: an illegal memory access was encountered")
-
-    def _may_wait(self) -> None:
-        if self.current.capturing is not None:
-            self.current.capturing.failed = "operation not permitted when stream is capturing"
+    def wait(self, until_us: float | None = None) -> None:
+        """Let the host wait until then, or until everything is done."""
+        if self.current.capturing:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-
-    def synchronize(self) -> None:
-        """Wait until everything is done."""
-        self._alive()
-        self._may_wait()
         self.waits.append(self.host_us)
-        self._join(self.current.ready_us)
-        self._join(self.default.ready_us)
-
-    def _join(self, until_us: float) -> None:
-        if until_us - self.host_us > NEVER_US:
-            self.hang()
-        self.host_us = max(self.host_us, until_us)
-        self.host_us += SYNC_US
+        done_us = max(self.current.ready_us, self.default.ready_us)
+        self.host_us = max(self.host_us, done_us if until_us is None else until_us) + SYNC_US
 
     def record(self, event: Event) -> None:
-        """Mark the stream's present end."""
-        self._alive()
-        stream = self.current
+        """Mark the stream's present end; in a graph, that of each replay."""
         self.host_us += EVENT_US
 
         def run() -> None:
-            event.at_us = max(self.current.ready_us, self.host_us)  # at a replay: its stream
+            event.at_us = max(self.current.ready_us, self.host_us)
 
-        stream.capturing.nodes.append(run) if stream.capturing else run()
-
-    def wait_event(self, event: Event) -> None:
-        """Wait until the device has reached it."""
-        self._alive()
-        self._may_wait()
-        if event.at_us is None:
-            raise RuntimeError("the event was not recorded")
-        self._join(event.at_us)
+        graph = self.current.capturing
+        graph.nodes.append(run) if graph else run()
 
     def elapsed_ms(self, begin: Event, end: Event) -> float:
         """Between two marks, in whole ticks."""
-        if begin.at_us is None or end.at_us is None:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         if max(begin.at_us, end.at_us) > self.host_us:
             raise RuntimeError("CUDA error: device not ready")
-        tick = self.profile.tick_us
-        return (math.floor(end.at_us / tick) - math.floor(begin.at_us / tick)) * tick / 1000
-
-    # Graphs.
-
-    def begin_capture(self, graph: Graph, stream: Stream) -> None:
-        """From now on work of the stream becomes nodes."""
-        if stream is self.default:
-            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
-        if self.dead_captures:
-            raise RuntimeError("a capture that failed before holds the allocator's pool")
-        graph.nodes.clear()
-        stream.capturing = graph
-
-    def end_capture(self, stream: Stream) -> None:
-        """A capture that failed leaves the process damaged, as torch's does."""
-        graph, stream.capturing = stream.capturing, None
-        assert graph is not None
-        if "capture" in self.faults:
-            graph.failed = "operation failed due to a previous error during capture"
-        if graph.failed is not None:
-            self.dead_captures += 1
-            raise RuntimeError(f"CUDA error: {graph.failed}")
+        return (end.at_us // TICK_US - begin.at_us // TICK_US) * TICK_US / 1000
 
     def replay(self, graph: Graph) -> None:
         """All nodes, one after another on the device, for one launch of the host."""
-        self._alive()
         self.host_us += REPLAY_US
         for node in graph.nodes:
             node()
 
-    # Memory.
+    def allocate(self, nbytes: int) -> tuple[int, Callable[[], None]]:
+        """An address, where as many bytes were last freed; and what frees them.
 
-    def allocate(self, nbytes: int) -> Block:
-        """Where so many bytes lie: where the last of as many lay that are free again.
-
-        What a capture asks for comes from a pool of its own. Raises OutOfMemoryError where the
-        device has no more.
+        What a graph asks for lies elsewhere.
         """
-        if self.live + nbytes > self.profile.memory_bytes:
-            self.ooms += 1
-            gib = nbytes / 2**30
-            raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {gib:.2f} GiB.")
-        if self.live + nbytes > self.reserved:
-            if self.reserved + nbytes > self.profile.memory_bytes:
-                self.retries += 1  # cached blocks are given back first, which waits for the device
-                self._join(self.current.ready_us)
-                self.reserved = self.live
-            self.reserved += nbytes
-            self.device_allocs += 1
-            self.host_us += 100.0
         self.live += nbytes
         self.peak = max(self.peak, self.live)
-        pool = id(self.current.capturing or self), nbytes
-        free = self._free.setdefault(pool, [])
-        return (
-            free.pop() if free else Block(address=next(self._addresses), nbytes=nbytes, pool=pool)
-        )
+        if self.live > self.reserved:
+            self.reserved = self.live
+            self.driver_calls += 1
+            self.host_us += DRIVER_US
+        free = self._free.setdefault((nbytes, id(self.current.capturing)), [])
+        address = free.pop() if free else next(self._addresses)
 
-    def free(self, block: Block) -> None:
-        """Give bytes back to the allocator, which keeps them."""
-        self.live -= block.nbytes
-        self._free[block.pool].append(block)
+        def give_back() -> None:
+            self.live -= nbytes
+            free.append(address)
 
-    def empty_cache(self) -> None:
-        """Give back to the device what nothing uses."""
-        self.reserved = self.live
+        return address, give_back

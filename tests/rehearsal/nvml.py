@@ -1,64 +1,22 @@
-"""NVML of the simulated GPU: what pynvml would answer."""
+"""What pynvml answers of the simulated GPU: cool, at its power cap, free for every process."""
 
-from __future__ import annotations
+from types import SimpleNamespace
 
-from typing import Any
-
-GPU: Any = None  # the simulated device
-
-NVML_COMPUTEMODE_DEFAULT = 0
-_POWER_CAP, _THERMAL, _BRAKE = 0x4, 0x40, 0x80
+from tests.rehearsal.device import MHZ, Device
 
 
-class NVMLError(Exception):
-    """As pynvml's."""
-
-
-def nvmlInit() -> None:
-    """Nothing is to be started."""
-
-
-def nvmlShutdown() -> None:
-    """Nor to be ended."""
-
-
-def nvmlDeviceGetHandleByUUID(uuid: Any) -> Any:
-    """The only device."""
-    return "gpu"
-
-
-def nvmlDeviceGetClockInfo(handle: Any, type: Any) -> int:
-    """MHz, fewer while it is hot."""
-    return int(GPU.profile.mhz / GPU.slowness)
-
-
-def nvmlDeviceGetPowerUsage(handle: Any) -> int:
-    """Milliwatts."""
-    return 350_000
-
-
-def nvmlDeviceGetTemperature(handle: Any, sensor: Any) -> int:
-    """Degrees."""
-    return 88 if GPU.slowness > 1 else 55
-
-
-def nvmlDeviceGetCurrentClocksThrottleReasons(handle: Any) -> int:
-    """Bits."""
-    if "brake" in GPU.faults:
-        return _BRAKE
-    return _THERMAL if GPU.slowness > 1 else _POWER_CAP
-
-
-def nvmlDeviceGetTotalEnergyConsumption(handle: Any) -> int:
-    """Millijoules, counted every 100 ms."""
-    return int(GPU.host_us // 1e5 * 35_000)
-
-
-def nvmlDeviceGetComputeMode(handle: Any) -> int:
-    """Every process may come."""
-    return NVML_COMPUTEMODE_DEFAULT
-
-
-def nvmlSystemGetDriverVersion() -> str:
-    """Says in every run and report what it is."""
-    return "simulated"
+def nvml_of(device: Device) -> SimpleNamespace:
+    """A module's worth of functions."""
+    return SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: "gpu",
+        nvmlDeviceGetClockInfo=lambda handle, kind: MHZ,
+        nvmlDeviceGetPowerUsage=lambda handle: 350_000,
+        nvmlDeviceGetTemperature=lambda handle, sensor: 55,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x4,
+        # In millijoules, counted every 100 ms.
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: int(device.host_us // 1e5 * 35_000),
+        nvmlDeviceGetComputeMode=lambda handle: 0,
+        nvmlSystemGetDriverVersion=lambda: "simulated",
+    )
