@@ -140,10 +140,10 @@ SMALL = {
     "strided": ":7", "strided-fixed": ":stride=9:summary=3", "bigbird": ":block=8",
 }  # fmt: skip
 AROUND: dict[str, dict[str, Any]] = {
-    "several chunks": {"seq_len": 53},
+    "several chunks": {"seq_len": 37},
     "fewer queries, grouped": {"seq_len": 21, "kv_len": 53, "kv_heads": 2},
     "blind queries, V != D": {"seq_len": 53, "kv_len": 21, "value_dim": 5, "batch": 2},
-    "two layers": {"workload": "layer", "seq_len": 40, "width": 24, "kv_heads": 2, "layers": 2},
+    "two layers": {"workload": "layer", "seq_len": 24, "width": 24, "kv_heads": 2, "layers": 2},
     "decoding": {"workload": "decode", "seq_len": 40, "new_tokens": 3, "width": 24},
     "without a cache": {
         "workload": "decode", "seq_len": 20, "new_tokens": 2, "width": 24, "cache": "rerun",

@@ -281,6 +281,7 @@ def test_larger_cells_than_one_that_ran_out_are_skipped_unless_they_are_to_be_tr
     assert rows["hungry", 128].reason == "check: asked for 2.0 GiB"
 
 
+@pytest.mark.slow
 def test_what_someone_keeps_is_not_missing_in_the_groups_after_it(tmp_path):
     """Of 1 GiB 600 MiB are kept, hungry asks for 640, and 700 are predicted to be needed."""
     rows = swept(tmp_path, "kept", "--impls", "keeps,hungry,declares", "--seq-lens", "16,40")

@@ -103,8 +103,8 @@ def test_the_workspace_is_what_sizes_say_or_at_most_what_is_admitted(row, monkey
     if row["sizes"] == "few slices at a time":
         monkeypatch.setitem(MOST, "cpu", 2**13)
     more: dict[str, dict[str, Any]] = {
-        "one head's keys": {"seq_len": 300, "kv_heads": 1, "head_dim": 16},
-        "several runs": {"seq_len": 700, "heads": 2, "head_dim": 16},
+        "one head's keys": {"seq_len": 200, "kv_heads": 1, "head_dim": 16},
+        "several runs": {"seq_len": 400, "heads": 2, "head_dim": 16},
     }
     sizes = (SIZES | more)[row["sizes"]]
     case = case_of(row["mask"], **sizes, dtype=row["dtype"], pass_=row["pass_"])

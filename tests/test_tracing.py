@@ -325,6 +325,7 @@ def test_a_profile_stays_though_nobody_reads_on_and_one_that_fails_leaves_nothin
     assert read_profile(tmp_path / "new" / "kept") == profile()
 
 
+@pytest.mark.slow
 def test_a_cell_of_a_run_is_profiled_with_its_file_and_a_second_name_in_its_case(
     cli, assert_refused, tmp_path, monkeypatch, run_of_two
 ):
