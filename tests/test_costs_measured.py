@@ -141,8 +141,9 @@ SMALL = {
 }  # fmt: skip
 AROUND: dict[str, dict[str, Any]] = {
     "several chunks": {"seq_len": 37},
-    "fewer queries, grouped": {"seq_len": 21, "kv_len": 53, "kv_heads": 2},
-    "blind queries, V != D": {"seq_len": 53, "kv_len": 21, "value_dim": 5, "batch": 2},
+    "blind queries, grouped, V != D": {
+        "seq_len": 37, "kv_len": 21, "kv_heads": 2, "value_dim": 5, "batch": 2,
+    },
     "two layers": {"workload": "layer", "seq_len": 24, "width": 24, "kv_heads": 2, "layers": 2},
     "decoding": {"workload": "decode", "seq_len": 40, "new_tokens": 3, "width": 24},
     "without a cache": {

@@ -130,6 +130,7 @@ def a_suite(candidate: Version, *tests: str, arguments: tuple[str, ...] = ()) ->
     return Suite(tests=cells, folder=root, arguments=(*arguments, f"--rootdir={root}"))
 
 
+@pytest.mark.slow
 def test_a_round_is_in_one_test_at_a_time_as_its_author_meant_it(tmp_path, monkeypatch):
     """Each version imports its own code, though the environment names the candidate's."""
     files = {"conftest": CONFTEST, "test_right": RIGHT, "shapes": SHAPES}

@@ -120,6 +120,7 @@ def bare(tmp_path_factory) -> Environment:
     return find_environment(str(folder))
 
 
+@pytest.mark.slow
 def test_a_version_is_timed_in_its_environment_which_holds_nothing_of_ours(tmp_path, bare):
     """Base and A/A control in this interpreter, the candidate in the other."""
     note = f"import sys; open({str(tmp_path / 'ran')!r}, 'a').write(sys.prefix + chr(10))"

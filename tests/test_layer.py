@@ -258,15 +258,13 @@ def test_a_wrong_core_is_found_in_a_layer():
 DEEP: dict[str, Any] = {"layers": 8, "mask": parse_mask("causal"), "seq_len": 64, "batch": 1}
 
 
-@pytest.mark.parametrize(
-    ("core", "dtype"), [("naive", "float32"), ("sdpa", "float32"), ("chunked", "float64")]
-)
+@pytest.mark.parametrize(("core", "dtype"), [("sdpa", "float32"), ("chunked", "float64")])
 def test_right_cores_are_right_in_deep_stacks(core, dtype):
     case = case_of(pass_="both", dtype=dtype, **DEEP)
     assert [check_item(case, core, {}, seed)["reason"] for seed in range(2)] == [None] * 2
 
 
-@pytest.mark.parametrize("place", [0, 4, 7])
+@pytest.mark.parametrize("place", [4])
 def test_one_wrong_layer_of_many_is_found(place):
     def in_one(core: Any) -> Any:
         calls = [0]

@@ -36,7 +36,9 @@ def unread() -> Iterator[int]:
     os.close(write)
 
 
-@pytest.mark.parametrize(("both", "code"), [(False, 0), (True, 141)])
+@pytest.mark.parametrize(
+    ("both", "code"), [(False, 0), pytest.param(True, 141, marks=pytest.mark.slow)]
+)
 def test_a_sweep_whose_progress_nobody_reads_ends_as_it_would_with_its_table_whole(
     unread: int, both: bool, code: int, tmp_path: Path
 ) -> None:

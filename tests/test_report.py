@@ -134,7 +134,6 @@ TAKEN = {
               "driver 570.00, timed in a CUDA graph, L2 warm, SM clock 1410–1980 MHz"),
     "mixed": (ON_A_GPU, [("graph", "warm", None), ("events", "cold", None)],
               "driver 570.00, timed by CUDA events and in a CUDA graph, L2 cold and warm"),
-    "cpu": (ON_A_CPU, [("host", "warm", None)], None),
     "cpu, keep": (ON_A_CPU | {"allocator": "keep"}, [("host", "warm", None)], "allocator keep"),
 }  # fmt: skip
 

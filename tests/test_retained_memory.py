@@ -85,7 +85,6 @@ LAYER = ATTENTION | {"workload": "layer", "width": 64, "projection": "fused"}
 DECODE = LAYER | {"workload": "decode", "projection": "separate", "new_tokens": 4}
 CASES: dict[str, dict[str, Any]] = {
     "grouped, rope": {"kv_heads": 2, "position": parse_position("rope"), **ATTENTION},
-    "half, both": {"dtype": "bfloat16", "pass_": "both", **ATTENTION},
     "layer, both": {"pass_": "both", **LAYER},
     "decode": {"cache": "static", **DECODE},
     "network, both": {"workload": "recurrent", "seq_len": 16, "width": 32, "pass_": "both"},
