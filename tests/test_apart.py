@@ -8,7 +8,6 @@ from attnbench.analysis.apart import (
     common_shift,
     residuals,
     scale,
-    spread,
     taken_apart,
 )
 
@@ -41,12 +40,6 @@ def test_a_slow_machine_is_a_shift_and_leaves_no_residual():
     assert all(abs(value) < 1e-9 for value in moved(after, run_of()).values())
 
 
-def test_one_cell_that_changed_keeps_its_change_and_the_others_keep_none():
-    found = moved(run_of(1.1, seed=1, own={7: 1.3}), run_of())
-    assert found[KEYS[7]] == pytest.approx(math.log(1.3))
-    assert max(abs(value) for key, value in found.items() if key != KEYS[7]) < 1e-9
-
-
 def test_a_neighbour_who_slowed_one_group_is_taken_off_that_group():
     after = run_of(seed=1, by_group={2: 1.4}, own={6: 1.3})  # cell 6 is of group 2
     found = moved(after, run_of())
@@ -66,12 +59,6 @@ def test_a_cell_alone_in_its_group_keeps_its_change():
     assert found[KEYS[3]] == pytest.approx(math.log(1.3))
 
 
-def test_runs_without_a_shared_cell_have_no_shift_and_no_residual():
-    other = {("other", "sdpa"): CellTime(time_us=5.0)}
-    assert common_shift(other, run_of()).run == 0.0
-    assert moved(other, run_of()) == {}
-
-
 def test_a_step_in_one_series_stays_in_its_residuals_and_moods_do_not():
     moods = [1.0, 1.2, 0.9, 1.05, 1.3, 1.0, 0.95, 1.1]
     runs = [run_of(m, seed=n, own={5: 1.1 if n >= 5 else 1.0}) for n, m in enumerate(moods)]
@@ -84,39 +71,6 @@ def test_a_step_in_one_series_stays_in_its_residuals_and_moods_do_not():
     others = (v for found in left for key, v in found.items() if key != KEYS[5])
     assert max(map(abs, others)) < 1e-9
     assert levels[KEYS[1]].time_us == pytest.approx(200 * math.exp(middle))
-
-
-def test_the_spread_is_that_of_residuals_whatever_the_machine_s_moods():
-    runs = [run_of(random.Random(n).uniform(0.8, 1.3), seed=n, noise=0.02) for n in range(12)]
-    found = spread([runs])
-    assert (found.runs, len(found.shifts)) == (12, 66)
-    assert found.typical == pytest.approx(0.02 * math.sqrt(2), rel=0.25)
-    assert all(0.5 < factor < 2 for factor in found.factors.values())
-
-
-def test_busy_moments_make_the_typical_pair_no_noisier_and_no_cell_a_noisy_one():
-    calm = [run_of(seed=n, noise=0.01) for n in range(8)]
-    busy = [run_of(seed=n, noise=0.2) for n in range(8, 11)]
-    found = spread([[*calm, *busy]])
-    assert found.typical < 0.03
-    assert all(factor < 2 for factor in found.factors.values())
-
-
-def test_a_change_of_code_between_two_sequences_widens_no_spread():
-    old = [run_of(seed=n, noise=0.01) for n in range(6)]
-    new = [run_of(seed=n, noise=0.01, own={3: 2.0}) for n in range(6, 12)]
-    assert spread([old, new]).factor(KEYS[3]) < 2
-    assert spread([[*old, *new]]).factor(KEYS[3]) > 10  # where nobody knows that it changed
-
-
-def test_a_noisy_cell_has_a_factor_of_its_own_and_an_unknown_one_that_of_all():
-    runs = [
-        run_of(seed=n, noise=0.01, own={3: random.Random(n).uniform(1.0, 1.3)}) for n in range(10)
-    ]
-    found = spread([runs])
-    assert found.factor(KEYS[3]) > 3 * found.factor(KEYS[4])
-    assert found.factor(("unseen", "naive")) == 1.0
-    assert spread([]).runs == 0
 
 
 def test_the_scale_of_residuals_leaves_out_those_that_are_0_by_definition():

@@ -10,7 +10,6 @@ from msgspec import structs
 
 from attnbench.analysis.times import launch_bound
 from attnbench.base.sample import Batch, Sample
-from attnbench.machine.facts import last_cache_bytes
 from attnbench.measure import clock as clocks
 from attnbench.measure.clock import CaptureError, CudaClock, GraphClock, HostClock, clock_for
 from attnbench.schema.case import Case
@@ -86,15 +85,6 @@ def test_a_warm_block_on_the_host_looks_at_the_clock_twice_whatever_its_length(m
     assert (batch.time_us, batch.e2e_us, next(calls)) == (10.0, 10.0, 8)
 
 
-@pytest.mark.parametrize("l2", ["warm", "cold"])
-def test_a_host_clock_that_steps_back_gives_a_negative_time(monkeypatch, l2):
-    back = itertools.count(0, -5_000)
-    monkeypatch.setattr(clocks, "Flush", lambda device: lambda: None)
-    monkeypatch.setattr("attnbench.measure.clock.now_ns", lambda: next(back))
-    monkeypatch.setattr("attnbench.measure.clock.cpu_ns", lambda: 0)
-    assert HostClock(l2).batch(lambda: None, 1).time_us == -5.0
-
-
 ALONE = ["event", "call", "event", "wait"]  # on an idle device
 AROUND_ALL = ["wait", "event", "event", "wait", *ALONE]
 AROUND_ALL += ["spin", "event", "spin", "event", "wait"]  # how fast the device spins
@@ -126,14 +116,6 @@ def test_events_stand_around_all_warm_calls_and_around_each_cold_one_behind_its_
     assert batch.time_us == pytest.approx(50.0)
     assert (batch.enqueue_us, batch.hidden_us) == pytest.approx((enqueue_us, hidden_us))
     assert batch.e2e_us == pytest.approx(e2e_us), "the flush or the spin is in it"
-
-
-@pytest.mark.parametrize("l2", ["warm", "cold"])
-def test_events_are_made_once(gpu, l2):
-    clock = CudaClock(l2)
-    for calls in (1, 7, 3):
-        clock.batch(gpu.call, calls)
-    assert fakegpu.FakeEvent.made == 3
 
 
 def kernels(gpu, count, host_us, device_us):
@@ -343,38 +325,10 @@ def test_what_a_call_raises_by_itself_and_out_of_memory_are_not_blamed_on_the_gr
         GraphClock("warm").batch(call, 2)
 
 
-def test_a_stream_that_is_not_the_default_one_is_the_one_that_captures(gpu):
-    mine = fakegpu.FakeStream()
-    seen = []
-
-    def call():
-        seen.append(gpu.current)
-        gpu.call()
-
-    with torch.cuda.stream(mine):  # type: ignore[arg-type]
-        GraphClock("warm").batch(call, 2)
-    assert set(seen) == {mine}
-
-
 def test_a_torch_without_events_for_graphs_is_named(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: None)
     with pytest.raises(CaptureError, match=r"--timer graph needs .* use --timer events"):
         clock_for("cuda", timer="graph")
-
-
-@pytest.mark.parametrize(
-    ("device", "asked", "kind", "l2", "timer"),
-    [
-        ("cpu", {}, HostClock, "warm", "host"),
-        ("cpu", {"l2": "cold"}, HostClock, "cold", "host"),
-        ("cuda", {}, CudaClock, "cold", "events"),
-        ("cuda", {"l2": "warm", "timer": "graph"}, GraphClock, "warm", "graph"),
-    ],
-)
-def test_the_clock_of_a_device(gpu, device, asked, kind, l2, timer):
-    clock = clock_for(device, **asked)
-    assert (type(clock), clock.l2, clock.timer) == (kind, l2, timer)
-    assert clock.resolution_us > 0
 
 
 @pytest.mark.parametrize(
@@ -390,13 +344,3 @@ def test_a_clock_that_does_not_exist_is_refused(device, asked, says):
 
 
 # The flush: it covers the last cache, and reads memory of its own.
-
-
-def test_the_flush_covers_the_last_cache_of_this_machine_and_reads_all_of_it():
-    flush = clocks.Flush("cpu")
-    assert flush.nbytes >= 1.5 * (last_cache_bytes("cpu") or 64 << 20)
-    assert bool(flush._data.ne(0).all()), "pages never written are one page of zeros, and cached"
-    flush._sums.zero_()
-    flush()
-    assert flush._sums.double().sum() == flush.nbytes // 4
-    assert flush._sums.nbytes < flush.nbytes / 10_000  # all that a flush writes

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from attnbench.base.sample import Batch
-from attnbench.measure import engine
 from attnbench.measure.engine import COMPILED, STEPPED_BACK, Measurement
 from attnbench.measure.sampling import (
     MOST_CALLS,
@@ -135,21 +134,11 @@ def test_time_is_per_unit_of_work(machine):
     assert tokens.samples[0].e2e_us == pytest.approx((8000.0 + 1.0) / 8)
 
 
-def test_a_steady_target_stops_as_soon_as_its_interval_is_narrow(machine):
-    steady = machine.one(1000.0, StoppingRule(min_time_s=0.02, max_time_s=10.0))
-    assert len(steady.samples) == 21  # 20 ms in seven windows
-
-
 def test_a_noisy_target_stops_when_its_budget_is_spent(machine):
     noise = random.Random(0)
     rule = StoppingRule(precision=1e-4, max_time_s=0.5)
     noisy = machine.one(lambda batch: noise.uniform(1000, 9000), rule)
     assert noisy.spent_s == pytest.approx(0.5, abs=0.01)
-
-
-def test_a_slow_target_gets_enough_samples_for_an_interval_or_three_at_least(machine):
-    both = machine.run({"slow": 0.8e6, "slower": 30e6}, StoppingRule(max_time_s=1.0))
-    assert {name: len(target.samples) for name, target in both.items()} == {"slow": 7, "slower": 3}
 
 
 def test_one_that_raises_leaves_and_the_others_go_on(machine):
@@ -172,14 +161,6 @@ def test_one_that_raises_leaves_and_the_others_go_on(machine):
     errors = [type(target.error) for target in targets.values()]
     assert errors == [ValueError, RuntimeError, type(None)]
     assert (sorted(left), left[-1], len(machine.released)) == (sorted(targets), "ok", 3)
-
-
-def test_the_rule_needs_samples_time_and_precision():
-    rule = StoppingRule(precision=0.02, min_time_s=0.1, max_time_s=1.0)
-    steady, noisy = [100.0] * 7, [100.0, 200.0] * 4
-    assert [rule.done(steady, 0.2), rule.done(steady, 0.05)] == [True, False]
-    assert [rule.done(steady[:6], 0.5), rule.done(noisy, 0.5)] == [False, False]
-    assert rule.done(noisy, 1.0)
 
 
 def test_precision_is_the_half_width_relative_to_the_median():
@@ -235,22 +216,6 @@ def counted(cost_us: float) -> tuple[Target, Iterator[int]]:
     return Target(call=lambda: (next(calls), cost_us)[1]), calls
 
 
-@pytest.mark.parametrize(("l2", "extra"), [("warm", 1), ("cold", 0)])
-def test_one_untimed_call_brings_the_caches_back_after_the_others(machine, l2, extra):
-    machine.l2 = l2
-    target, calls = counted(2000.0)
-    machine.measure({"a": target}, RULE)
-    assert next(calls) == WARM + (1 + extra) * len(target.samples)
-
-
-def test_a_long_call_is_not_made_to_warm_up_nor_to_bring_caches_back(machine):
-    target, calls = counted(engine.REWARM_BELOW_US)
-    target.last_call_s = engine.REWARM_BELOW_US / 1e6
-    machine.measure({"a": target}, StoppingRule(precision=1e-9, min_time_s=0.05, max_time_s=0.05))
-    assert next(calls) == len(target.samples)
-    assert target.warm_s == 0
-
-
 # Warming up.
 
 
@@ -278,11 +243,6 @@ def test_one_bad_reading_in_warming_up_does_not_blow_the_batch_up(machine, first
     target = machine.one(lambda batch: first_us if batch == 0 else 2000.0, RULE)
     assert {sample.calls for sample in target.samples} == {1}
     assert machine.now_s < 1.0
-
-
-def test_a_slow_last_window_does_not_make_batches_too_short(machine):
-    target = machine.one(lambda batch: 40.0 if batch == 2 else 10.0, RULE)
-    assert all(sample.calls * 10.0 >= 1000.0 for sample in target.samples)
 
 
 def test_a_call_faster_than_the_clock_can_see_is_an_error_and_not_an_endless_loop(machine):
@@ -316,16 +276,6 @@ def test_warming_up_goes_on_while_something_compiles(machine, monkeypatch):
     assert target.compile_s == pytest.approx(3 * 0.004)
 
 
-def test_torchs_compile_counters_are_seen(monkeypatch):
-    fake = types.SimpleNamespace(counters={"stats": {"unique_graphs": 2}, "inductor": {"x": 3}})
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", fake)
-    before = compile_activity()
-    fake.counters["inductor"]["x"] += 4
-    assert compile_activity() == before + 4
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", types.SimpleNamespace())
-    assert compile_activity() <= before  # a torch without such counters says nothing
-
-
 def test_tritons_compilations_are_counted_and_a_listener_of_someone_else_is_left(monkeypatch):
     knobs = types.SimpleNamespace(compilation=types.SimpleNamespace(listener=None))
     monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
@@ -349,13 +299,6 @@ def test_an_interrupted_sample_is_taken_again_in_its_round_whatever_it_took(mach
     assert [sample.time_us for sample in target.samples[1:3]] == [2000.0, 9000.0]
     assert (target.samples[2].round, target.samples[2].position) == (1, 1)
     assert target.interrupted == 1
-
-
-@pytest.mark.usefixtures("long_samples")
-@pytest.mark.parametrize(("disturbed", "code"), [(9, None), (10, "interrupted")])
-def test_a_sample_counts_as_long_as_one_of_its_ten_batches_was_left_alone(machine, disturbed, code):
-    machine.happens = {WARM + batch: {"switches": 1} for batch in range(disturbed)}
-    assert codes(machine.one(2000.0, LONG))[0] == code
 
 
 def test_a_long_batch_may_lose_a_little(machine):
@@ -424,13 +367,6 @@ def test_a_probe_that_a_clock_spoilt_is_left_out_and_ends_nothing(machine):
     assert set(target.probes_us) == {26.0}
     assert set(target.slowed_by) == {1.0}
     assert {sample.probe_us for sample in target.samples} <= {26.0, None}
-
-
-@pytest.mark.usefixtures("long_samples")
-def test_on_a_gpu_a_sample_is_one_batch_and_the_hosts_interruptions_do_not_matter(machine):
-    machine.timer, machine.happens = "events", ALWAYS_INTERRUPTED
-    target = machine.one(2000.0, RULE)
-    assert {(sample.blocks_us, sample.discard_code) for sample in target.samples} == {((), None)}
 
 
 @pytest.mark.parametrize(

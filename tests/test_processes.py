@@ -6,7 +6,7 @@ import pytest
 
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import RECORDS, load_info, load_run, write_info
+from attnbench.execution.store import RECORDS, load_run
 from attnbench.execution.supervision import Supervision
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
@@ -42,20 +42,6 @@ def test_what_measures_a_cell_again_shares_no_address_layout(monkeypatch):
 
 @pytest.mark.usefixtures("imagined_worker")
 class TestPlanned:
-    def test_each_cell_is_measured_once_in_each_process_and_is_one_row(self, cli: Cli, tmp_path):
-        result = cli("sweep", *AXES, "--processes", 3, "--output", tmp_path, "--name", "r")
-        assert result.exit_code == 0, result.stderr
-        assert "4 cells, each 3 times, in 3 processes" in result.stderr
-        assert "[12/12]" in result.stderr
-        path = tmp_path / "r"
-        expected = [(n, impl, p) for p in range(3) for n in (16, 32) for impl in ("naive", "sdpa")]
-        assert sorted(keys(path)) == sorted(expected)
-        assert [p for *_, p in keys(path)] == sorted(p for *_, p in keys(path))
-        rows = exported(path)
-        assert [(row["processes"], row["interval"]) for row in rows] == [
-            (3, "between_processes")
-        ] * 4
-
     def test_resuming_adds_exactly_the_processes_that_are_missing(self, cli: Cli, tmp_path):
         cli("sweep", *AXES, "--processes", 3, "--output", tmp_path, "--name", "r")
         path = tmp_path / "r"
@@ -69,12 +55,6 @@ class TestPlanned:
         added = keys(path)[len(before) :]
         assert len(added) == 3
         assert len(set(keys(path))) == len(keys(path)) == 12
-
-    def test_what_was_measured_in_all_is_not_measured_again(self, cli: Cli, tmp_path):
-        cli("sweep", *AXES, "--processes", 2, "--output", tmp_path, "--name", "r")
-        before = (tmp_path / "r" / RECORDS).read_bytes()
-        assert cli("sweep", "--resume", tmp_path / "r").exit_code == 0
-        assert (tmp_path / "r" / RECORDS).read_bytes() == before
 
     def test_what_has_failed_is_not_measured_again_and_has_no_time(
         self, cli: Cli, tmp_path, monkeypatch
@@ -105,14 +85,3 @@ class TestPlanned:
         result = cli("sweep", *AXES, *flags, "--device", "cpu", "--output", tmp_path / "new")
         assert_refused(result, flags[0], "needs a GPU")
         assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.usefixtures("imagined_worker")
-def test_a_resumed_run_keeps_the_seconds_of_what_it_had(cli: Cli, tmp_path):
-    cli("sweep", *AXES, "--output", tmp_path, "--name", "r")
-    spent = dict.fromkeys(("samples", "wall_s"), 5.0)
-    write_info(tmp_path / "r", load_info(tmp_path / "r") | {"spent": spent})
-    assert cli("sweep", "--resume", tmp_path / "r").exit_code == 0  # nothing is missing
-    after = load_info(tmp_path / "r")["spent"]
-    assert after["samples"] == 5.0
-    assert after["wall_s"] >= 5.0

@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from attnbench.analysis.scaling.exponents import fit_many
 from attnbench.analysis.scaling.results import NOTHING_KNOWN, ExponentFit, Series, Uncertain
-from attnbench.analysis.scaling.slopes import Replicates
-from attnbench.base.stats import median, processes_interval
+from attnbench.base.stats import median
 from attnbench.theory.law import parse
 
 FOUR_OCTAVES = (128, 256, 512, 1024, 2048)
@@ -246,12 +243,6 @@ def test_what_scatters_counts_once() -> None:
     assert width(1.0, 1.0, 1.4, 1.0, 1.0) < 0.6 * width(*(1.0,) * 5)
 
 
-def test_a_step_that_the_ranges_explain_is_no_changepoint() -> None:
-    series = replayed(step(1.6, 300), "n^2")
-    assert fitted(series).changepoint
-    assert fitted(wide(series, 1.0, 1.0, 1.3, 1.3, 1.3)).changepoint is None
-
-
 def test_an_overhead_is_subtracted_and_not_fitted() -> None:
     """The floor equals the cost at 2048: the plain slope over the range would be 1.3."""
     sizes = [2.0**k for k in range(7, 17)]
@@ -260,16 +251,6 @@ def test_an_overhead_is_subtracted_and_not_fitted() -> None:
     assert "3 × the measured overhead" in str(fit.left_out[0])
     assert ends(fit.exponent)[0] == pytest.approx(2, abs=0.06)
     assert verdict(fit) == "holds"
-
-
-def test_where_the_overhead_is_not_known_the_interval_takes_in_what_it_may_be() -> None:
-    known = replayed(power(2), scatter=0.002)
-    unknown = replayed(power(2), scatter=0.002, overhead_us=None, least_overhead_us=14.0)
-    highs = [ends(fitted(series).exponent)[2] for series in (known, unknown)]
-    assert highs[1] > highs[0] + 0.05
-    covered = replace(replayed(power(2), "O(n)", overhead_us=300 * 16**2), overhead_us=None)
-    assert verdict(fitted(covered)) == "inconclusive"
-    assert verdict(fitted(replace(covered, least_overhead_us=4e4))) == "inconclusive"
 
 
 @pytest.mark.parametrize(("factor", "after"), [(0.5, 256), (0.65, 512), (1.6, 256), (2.5, 512)])
@@ -293,30 +274,6 @@ def test_a_refutation_stands_whichever_changepoint_is_taken_out() -> None:
     assert verdict(fitted(replace(series, overhead_us=(OVERHEAD_US,) * 7))) == "inconclusive"
 
 
-def test_what_curves_is_not_taken_for_a_changepoint() -> None:
-    for time in power_and(120, 1), power_and(500, 1), power_and(3e4, 0.5):
-        assert fitted(replayed(time, scatter=0.003)).changepoint is None
-    # An overhead that was not measured, unless the kernel changes just there.
-    series = replayed(power_and(8000, 0), scatter=0.003, overhead_us=None, least_overhead_us=1.0)
-    assert fitted(series).changepoint is None
-    assert fitted(replace(series, kernels=("a", "b", "b", "b", "b"))).changepoint is not None
-
-
-@pytest.mark.parametrize(
-    ("axis", "workload", "declared"),
-    [
-        ("d", "attention", 1), ("heads", "attention", 1), ("heads at fixed width", "attention", 1),
-        ("batch", "attention", 1), ("heads", "layer", 2), ("d", "layer", 2), ("batch", "layer", 1),
-    ],
-)  # fmt: skip
-def test_along_other_axes_laws_are_upper_bounds(axis: Any, workload: str, declared: float) -> None:
-    law = "n d^2 + n^2 d" if workload == "layer" else "n^2 d"
-    where: Any = {"sizes": (1, 2, 4, 8, 16), "axis": axis, "workload": workload}
-    fit = fitted(replayed(power(0.5), law, **where))
-    assert (fit.declared, fit.bound, verdict(fit)) == (declared, True, "holds")
-    assert verdict(fitted(replayed(power(declared + 1), law, **where))) == "refuted"
-
-
 # Intervals.
 
 
@@ -335,54 +292,12 @@ def test_intervals_hold_what_replicates_show_and_what_they_do_not() -> None:
     assert wild[2] - wild[0] > still[2] - still[0] + 0.1
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.floats(0.5, 1e6), min_size=1, max_size=11))
-def test_intervals_of_medians_are_those_of_the_table(values: list[float]) -> None:
-    middle, low, high = Replicates([tuple(values)]).intervals()
-    assert middle[0] == pytest.approx(np.median(values))
-    expected = processes_interval(values) or (math.nan, math.nan)
-    assert (low[0], high[0]) == pytest.approx(expected, rel=1e-3, nan_ok=True)
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-def test_a_set_with_one_replicate_that_is_no_time_has_no_median(bad: float) -> None:
-    sets = Replicates([(1.0, 2.0, bad), (1.0, 2.0, 3.0), (bad,)])
-    middle, _, _ = sets.intervals()
-    assert middle.tolist() == pytest.approx([math.nan, 2.0, math.nan], nan_ok=True)
-    drawn = np.isnan(sets.drawn_medians(10, 3)).all(axis=1)
-    assert drawn.tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 8])
-def test_drawn_medians_are_those_of_resampled_sets(count: int) -> None:
-    values = tuple(np.random.default_rng(count).lognormal(0, 1, count))
-    drawn = Replicates([values, values]).drawn_medians(20_000, 2)
-    again = np.random.default_rng(0).choice(values, (20_000, count), replace=True)
-    shares = (0.05, 0.25, 0.5, 0.75, 0.95)
-    expected = np.quantile(np.median(again, axis=1), shares)
-    assert np.quantile(drawn[0], shares) == pytest.approx(expected, rel=0.05, abs=0.02)
-    if count > 1:  # the sets of a series are independent
-        assert abs(np.corrcoef(drawn[0], drawn[1]).item(1)) < 0.05
-
-
 def test_the_same_series_gives_the_same_figures_alone_or_among_others() -> None:
     many = [replayed(power(1 + seed), seed=seed) for seed in range(3)]
     assert fitted(many[2], draws=200) == fit_many(many, draws=200)[2]
 
 
 # What lies between sizes, and what does not count.
-
-
-def test_cache_and_kernel_boundaries_stand_beside_what_does_not_hold_and_cut_nothing() -> None:
-    passed: dict[str, Any] = {
-        "working_set_bytes": (1e6, 4e6, 16e6, 64e6, 256e6), "cache_bytes": 32e6,
-        "kernels": ("a", "a", "a", "b", "b"),
-    }  # fmt: skip
-    wrong, right = (fitted(replayed(power(2), law, **passed)) for law in ("n^3", "n^2"))
-    assert set(wrong.left_out) == {None}
-    assert "passes the last cache (30.5 MiB) between n = 512 and 1024" in reason(wrong)
-    assert "the kernels change between n = 512 and 1024" in reason(wrong)
-    assert "kernels" not in reason(right)
 
 
 def test_launch_bound_sizes_do_not_count() -> None:

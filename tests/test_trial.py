@@ -1,15 +1,13 @@
 """What a trial makes of implementations that are right, wrong, stale or broken."""
 
-import functools
 import math
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, Implementation, attention, attention_builder
+from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
 from attnbench.measure.clock import CaptureError, clock_for
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import StoppingRule, UnmeasurableError
@@ -19,7 +17,7 @@ from attnbench.schema.record import Record
 from attnbench.worker import measuring, trial
 from attnbench.worker.checking import Entry
 from attnbench.worker.measuring import Instruments, measure_group
-from attnbench.worker.trial import Trial, classify, sdpa_backend
+from attnbench.worker.trial import classify
 from tests.conftest import collector
 
 RULE = StoppingRule(precision=0.5, min_time_s=0.001, max_time_s=0.01)
@@ -190,70 +188,6 @@ def test_an_exception_is_classified_by_what_it_is():
     assert classify(unseen, "samples")[0] == "error"
 
 
-def noted(monkeypatch, compiles=False, **metrics: Any) -> str | None:
-    """The note of a row on its FLOPs; 8 of them are said to be the full square."""
-
-    class Squares:
-        def why_flops(self, case: Case, flops: int) -> list[str]:
-            return ["the full square"] if flops == 8 else []
-
-    monkeypatch.setattr(trial, "WORKLOADS", {CASE.workload: Squares()})
-    impl = Implementation(name="x", build=right, compiles=compiles)
-    found = {f"flops_{name}": value for name, value in metrics.items()}
-    return Trial(impl=impl, case=CASE, tensors={}, metrics=found)._flops_note()
-
-
-def test_flops_that_disagree_are_explained(monkeypatch):
-    note = functools.partial(noted, monkeypatch)
-    assert note(useful=4, executed=4, counted=4) is None
-    assert note(useful=4, executed=8, counted=8) == (
-        "executes 2 x the useful FLOPs (the full square)"
-    )
-    assert note(useful=4, executed=4, counted=8, counted_source="formula") == (
-        "torch's formula for the opaque op: 2 x the executed FLOPs (the full square)"
-    )
-    assert note(useful=4, executed=4, counted=6) == (
-        "the matmuls dispatched: 1.5 x the executed FLOPs"
-    )
-    assert note(useful=4, counted=8) == (
-        "the matmuls dispatched: 2 x the useful FLOPs"
-        " (the full square, what it executes is not declared)"
-    )
-    assert note(useful=4, compiles=True) == "not counted: compiled code"
-    assert note(useful=4) == "torch counted no matmul"
-
-
-@pytest.mark.parametrize(
-    ("ops", "backend"),
-    [
-        (["aten::_scaled_dot_product_flash_attention_for_cpu"], "flash"),
-        (["aten::_scaled_dot_product_flash_attention_backward"], "flash"),
-        (["aten::_scaled_dot_product_efficient_attention", "aten::mul"], "efficient"),
-        (["aten::_scaled_dot_product_cudnn_attention_backward"], "cudnn"),
-        (["aten::_scaled_dot_product_attention_math", "aten::bmm"], "math"),
-        (["aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"], None),
-        (["aten::bmm"], None),
-    ],
-)
-def test_the_backend_of_sdpa_is_read_from_its_ops(ops, backend):
-    assert sdpa_backend(ops) == backend
-
-
-def test_one_that_only_lacks_memory_beside_others_is_measured_alone(measured):
-    held: list[str] = []
-
-    def greedy(case):
-        if held:
-            raise MemoryError("no room beside the others")
-        held.append("by the first")
-        call = right(case)
-        weakref.finalize(call, held.clear)
-        return call
-
-    records = measured(first=greedy, second=greedy)
-    assert [records[name].status for name in ("first", "second")] == ["ok", "ok"]
-
-
 def test_torchs_cache_is_emptied_before_a_group_is_prepared_and_before_it_is_timed(
     measured, monkeypatch
 ):
@@ -306,17 +240,3 @@ def test_a_device_that_is_lost_is_told_from_an_error(monkeypatch):
     assert trial.device_is_lost()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert not trial.device_is_lost()
-
-
-def test_an_input_that_is_not_used_has_gradient_zero(measured):
-    one = Case(heads=2, seq_len=1, head_dim=8, pass_="both")
-    # With one key the output is v itself, whatever q and k: exact, and to be called so.
-    assert measured(one, exact=lambda case: lambda q, k, v: v * 1)["exact"].status == "ok"
-    both = Case(heads=2, seq_len=24, head_dim=8, pass_="both")
-    detached = measured(
-        both,
-        detached=lambda case: (
-            lambda q, k, v: exact(q, k, v.detach(), causal=False, scale=case.softmax_scale)
-        ),
-    )["detached"]
-    assert (detached.status, (detached.reason or "")[:2]) == ("incorrect", "dv")
