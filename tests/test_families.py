@@ -9,7 +9,6 @@ import torch
 from attnbench.api import IMPLEMENTATIONS, Case, Mask, Patterned, attention_builder, dense_mask
 from attnbench.api import implementation as named
 from attnbench.api.loader import load_built_in
-from attnbench.errors import UsageError
 from attnbench.worker.checking import Entry, Reporter, check_item, check_twice, measure_distances
 from attnbench.worker.inputs import Draw
 from attnbench.worker.reference import core_of
@@ -44,18 +43,6 @@ def windowed() -> Iterator[list[int]]:
 
     yield wrong
     IMPLEMENTATIONS.remove("near")
-
-
-def test_parameters_reach_the_functions_that_name_them(windowed: list[int]) -> None:
-    case, impl = Case(seq_len=16), named("near:seed=3:reach=4")
-    assert (impl.name, impl.values) == ("near:4:seed=3", {"reach": 4, "seed": 3})
-    assert impl.flops is not None
-    assert impl.flops(case) == 4000
-    assert impl.reason_against(case) is None
-    assert named("near:3").reason_against(case) == "an odd reach"
-    assert named("near").flops(case) == 8000  # type: ignore[misc]
-    with pytest.raises(UsageError, match="it takes reach, seed"):
-        named("near:window=3")
 
 
 @pytest.mark.parametrize("workload", ["attention", "layer", "decode"])
@@ -112,24 +99,6 @@ def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local
     exact = workload.exact_output(case, tensors)
     expected = float((o - exact).norm() / exact.norm())
     assert some["approx_error"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_one_that_fails_while_its_distance_is_measured_keeps_its_reason(
-    windowed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: Trial, column: str, exact: torch.Tensor) -> None:
-        raise MemoryError("no room")
-
-    case, found = Case(heads=2, seq_len=64, head_dim=16), list[tuple[str, str | None]]()
-    tensors = WORKLOADS.get("attention").tensors(case)
-    trials = {n: Trial(impl=named(n), case=case, tensors=tensors) for n in ("naive", "near")}
-    reporter = Reporter(at=lambda *_: None, record=lambda _, r: found.append((r.status, r.reason)))
-    entry = Entry(index=0, case=case, impls=tuple(trials))
-    check_twice(entry, trials, (Draw(seed=1), Draw(seed=2)), reporter)
-    monkeypatch.setattr(Trial, "measure_distance", broken)
-    measure_distances(entry, trials, 2, reporter)
-    assert found == [("oom", "check: no room")]
-    assert list(trials) == ["naive"]
 
 
 def test_a_definition_that_fails_costs_its_own_cell_alone() -> None:

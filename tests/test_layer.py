@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
 from attnbench.schema.case import Case, parse_mask, parse_position
-from attnbench.theory.projections import parts_of
 from attnbench.theory.traits import impossible
 from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
@@ -30,7 +29,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LAYER = WORKLOADS.get("layer")
 CUTS = ("fused", "separate", "per-head")
 OTHERS = ("mla:12", "pruned:2", "tied", "tied-layers")
-PASSES = ("forward", "backward", "both")
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},
     "grouped, causal": {"kv_heads": 2, "mask": parse_mask("causal")},
@@ -128,21 +126,6 @@ def test_the_truth_is_the_formula(shape, projection, count):
         torch.testing.assert_close(truth.values[name], value, rtol=1e-9, atol=1e-9)
 
 
-def test_projections_cut_the_same_draw_and_say_how_they_lay_out_its_result():
-    whole = drawn(case_of(kv_heads=2, value_dim=12))["wqkv"]
-    for way in CUTS:
-        case = case_of(kv_heads=2, value_dim=12, projection=way)
-        projection, tensors = projection_of(case), drawn(case)
-        weights = [tensors[name] for name in weight_names(case)[0][:-1]]
-        assert len(weights) == {"fused": 1, "separate": 3, "per-head": 4 + 2 + 2}[way]
-        assert torch.equal(torch.cat(weights), whole)
-        q, k, v = projection.heads(case)(tensors["x"], weights)
-        assert q.is_contiguous() != projection.strided
-        same = q.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
-        assert same == (way == "fused")
-        assert [x.shape[1::2] for x in (q, k, v)] == [*map(torch.Size, parts_of(case).values())]
-
-
 RIGHT = pairwise(
     {
         "shape": list(SHAPES),
@@ -163,13 +146,6 @@ def test_cores_are_right_in_a_layer(row):
         return
     result = check_item(case, core, {}, 0)
     assert (result["status"], result["reason"]) == ("ok", None)
-
-
-def test_a_matrix_for_each_of_many_heads_is_right_in_bfloat16():
-    # dx is then a sum of 64 parts, rounded after each.
-    many: dict[str, Any] = {"heads": 32, "kv_heads": 16, "seq_len": 7, "width": 64}
-    case = case_of(pass_="backward", projection="per-head", dtype="bfloat16", **many)
-    assert check_item(case, "naive", {}, 0)["status"] == "ok"
 
 
 def test_needle_tokens_are_what_their_queries_look_at():
@@ -375,15 +351,6 @@ def test_costs_of_several_layers_are_those_of_the_weights_that_each_has(way):
     tensors = LAYER.tensors(case)
     assert sum(x.numel() for x in tensors.values()) == count * weights + 3 * 13 * 24
     assert costs["bytes_min"] == 4 * (count * weights + 2 * 3 * 13 * 24)
-
-
-def test_tied_heads_have_the_weights_of_one_and_a_vector_each():
-    case = case_of(kv_heads=1, projection="tied")
-    shapes = {name: tuple(x.shape) for name, x in drawn(case).items() if name != "x"}
-    assert shapes == {"wq": (8, 24), "wk": (8, 24), "wv": (8, 24), "mixing": (4, 8), "wo": (24, 32)}
-    costs = LAYER.costs(case, IMPLEMENTATIONS.get("naive"))
-    core = 2 * 2 * 4 * 13 * 13 * 16
-    assert costs["flops_useful"] == core + 2 * 2 * 13 * 24 * (3 * 8 + 32)
 
 
 @pytest.mark.parametrize(
