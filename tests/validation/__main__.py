@@ -187,7 +187,7 @@ def definitions(draws: int) -> None:
 def packages(output: Path) -> None:
     """Hold definitions, kernels, masks, positions and caches against what other packages have.
 
-    transformers, torchtune, fla, lucidrains' and others, in an environment of their own under
+    transformers, fla, lucidrains' and others, in an environment of their own under
     build/, which is made on the first run. Exits 1 where one lies apart by more than rounding.
     """
     from tests.validation.packages import examine
@@ -218,7 +218,7 @@ def wrong(kernels: tuple[str, ...] | None, dtypes: tuple[str, ...] | None) -> No
     """Check kernels that are wrong as people's are, and right ones of unusual make.
 
     For each the sentences that `attnbench check` says, and whether the expected words are in them.
-    Exits 1 if a wrong one is not found, or a right one is called wrong. About 8 minutes.
+    Exits 1 if a wrong one is not found, or a right one is called wrong. About 6 minutes.
     """
     from tests.validation.wrong import examine, tables
 
