@@ -92,17 +92,29 @@ def places(case: Case) -> tuple[Tensor, Tensor]:
     return place.unsqueeze(1), torch.arange(case.kv_len)
 
 
-def masked_by(admitted: Tensor) -> tuple[Tensor, Tensor]:
-    """A mask of one's own as `hidden_and_blind` gives it."""
-    blind = ~admitted.any(-1, keepdim=True)
-    return ~(admitted | blind), blind
-
-
-def causal_of(case: Case) -> Tensor:
-    """The mask that most kernels know, right."""
+def causal_of(case: Case, ahead: int = 0) -> Tensor:
+    """The mask that most kernels know, right unless keys `ahead` are admitted."""
     place, key = places(case)
     whole = torch.ones(case.seq_len, case.kv_len, dtype=torch.bool)
-    return whole if case.unmasked else key <= place
+    return whole if case.unmasked else key <= place + ahead
+
+
+def with_mask(case: Case, admitted: Tensor) -> Any:
+    """Attention under a mask of one's own."""
+    blind = ~admitted.any(-1, keepdim=True)
+    masks = ~(admitted | blind), blind
+    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
+
+
+def with_inputs(case: Case, change: Callable[..., Any]) -> Any:
+    """Attention to q, k and v that were changed."""
+    masks = hidden_and_blind(case)
+
+    def call(*qkv):
+        q, k, v = change(*qkv)
+        return attend(q, k, v, case.softmax_scale, masks)
+
+    return call
 
 
 # The scale.
@@ -121,17 +133,14 @@ def own_scale(case):
 @wrong("causal-one-more", "one key too many")
 def causal_one_more(case):
     """`key <= place + 1`: counting from 1 in one of the two."""
-    place, key = places(case)
-    masks = masked_by(causal_of(case) if case.unmasked else key <= place + 1)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
+    return with_mask(case, causal_of(case, ahead=1))
 
 
 @wrong("causal-top-left", "top left|L != S")
 def causal_top_left(case):
     """`tril` on an oblong matrix, and SDPA's `is_causal`, begin at the first key."""
     ones = torch.ones(case.seq_len, case.kv_len, dtype=torch.bool)
-    masks = masked_by(ones if case.unmasked else ones.tril())
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
+    return with_mask(case, ones if case.unmasked else ones.tril())
 
 
 @wrong("causal-if-square", r"L != S|L < S|L > S|mask is not applied")
@@ -148,8 +157,7 @@ def window_one_wide(case):
     admitted = causal_of(case)
     if case.mask.before is not None:
         admitted = (key <= place) & (place - key <= case.mask.before + 1)
-    masks = masked_by(admitted)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
+    return with_mask(case, admitted)
 
 
 @wrong("padding-of-first", "length of the first|padding", masks=ALL_MASKS)
@@ -165,9 +173,7 @@ def padding_of_first(case):
 @wrong("documents-across", "across the ends of documents", masks=("full", "causal", "document"))
 def documents_across(case):
     """Packed sequences under a plain causal mask: nobody passed `cu_seqlens`."""
-    place, key = places(case)
-    masks = masked_by(key <= place) if not case.unmasked else (None, None)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
+    return with_mask(case, causal_of(case))
 
 
 @wrong("nan-without-keys", "no key")
@@ -183,13 +189,8 @@ def nan_without_keys(case):
 @wrong("heads-modulo", "h mod G")
 def heads_modulo(case):
     """Query head h takes key/value head h mod G: `repeat` in place of `repeat_interleave`."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        k, v = (x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v))
-        return attend(q, k, v, case.softmax_scale, masks)
-
-    return call
+    share = case.heads // case.kv_heads
+    return with_inputs(case, lambda q, *kv: (q, *(x.repeat(1, share, 1, 1) for x in kv)))
 
 
 # Positions.
@@ -218,14 +219,14 @@ def turned(x: Tensor, place: Tensor) -> Tensor:
 @wrong("rope-again", "rotar|rope")
 def rope_again(case):
     """A kernel that fuses RoPE turns q and k that came turned already."""
-    masks, (place, key) = hidden_and_blind(case), places(case)
+    place, key = places(case)
 
-    def call(q, k, v):
+    def again(q, k, v):
         if case.position.name == "rope":
             q, k = turned(q, place[:, 0]), turned(k, key)
-        return attend(q, k, v, case.softmax_scale, masks)
+        return q, k, v
 
-    return call
+    return with_inputs(case, again)
 
 
 # Sizes.
@@ -234,8 +235,8 @@ def rope_again(case):
 @wrong("dims-of-16", r"D (is )?(not|no) a? ?multiple|\bD\b")
 def dims_of_16(case):
     """Tiles of 16 dimensions; what is left of D is never loaded. Models have 64 and 128."""
-    masks, whole = hidden_and_blind(case), max(16, case.head_dim // 16 * 16)
-    return lambda q, k, v: attend(q[..., :whole], k[..., :whole], v, case.softmax_scale, masks)
+    whole = max(16, case.head_dim // 16 * 16)
+    return with_inputs(case, lambda q, k, v: (q[..., :whole], k[..., :whole], v))
 
 
 @wrong("values-as-wide", "V != D|shape")
@@ -278,10 +279,7 @@ def last_block_dropped(case):
 @wrong("batch-of-first", "batch")
 def batch_of_first(case):
     """The batch index is left out of the address of keys and values."""
-    masks = hidden_and_blind(case)
-    return lambda q, k, v: attend(
-        q, k[:1].expand_as(k), v[:1].expand_as(v), case.softmax_scale, masks
-    )
+    return with_inputs(case, lambda q, *kv: (q, *(x[:1].expand_as(x) for x in kv)))
 
 
 # Softmax by parts.
@@ -362,28 +360,20 @@ def as_if_contiguous(x: Tensor) -> Tensor:
 @wrong("strides-ignored", "strided|contiguous")
 def strides_ignored(case):
     """Addresses are computed from sizes: what a projection leaves, (B, L, H, D), is read askew."""
-    masks = hidden_and_blind(case)
 
-    def call(q, k, v):
+    def askew(*qkv):
         try:
-            q, k, v = map(as_if_contiguous, (q, k, v))
+            return [as_if_contiguous(x) for x in qkv]
         except RuntimeError:  # beyond the storage, where a pointer would read on
-            q, k, v = (x.roll(1, 2) for x in (q, k, v))
-        return attend(q, k, v, case.softmax_scale, masks)
+            return [x.roll(1, 2) for x in qkv]
 
-    return call
+    return with_inputs(case, askew)
 
 
 @wrong("offset-ignored", "offset|view|storage|decod|strided")
 def offset_ignored(case):
     """The base address of the storage and the strides of the view: `x[1:]` is read from 0 on."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        q, k, v = (torch.as_strided(x, x.shape, x.stride(), 0) for x in (q, k, v))
-        return attend(q, k, v, case.softmax_scale, masks)
-
-    return call
+    return with_inputs(case, lambda *qkv: [x.as_strided(x.shape, x.stride(), 0) for x in qkv])
 
 
 @wrong("same-buffer", "same memory|buffer|kept", passes=("forward",))
