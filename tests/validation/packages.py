@@ -673,7 +673,7 @@ def environment(folder: Path, tell: Callable[[str], None]) -> Path:
     return python
 
 
-def examine(output: Path, tell: Callable[[str], None]) -> tuple[Path, list[Any], bool]:
+def examine(path: Path, tell: Callable[[str], None]) -> Any:
     """Compare all rows in their environment; the page, its table, and whether all are within.
 
     Raises:
@@ -682,6 +682,7 @@ def examine(output: Path, tell: Callable[[str], None]) -> tuple[Path, list[Any],
     """
     from attnbench.errors import UsageError
     from tests.validation.page import Table, markdown, write_texts
+    from tests.validation.runner import Ended
 
     python = environment(ROOT / "build" / "packages", tell)
     settings = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -707,10 +708,9 @@ def examine(output: Path, tell: Callable[[str], None]) -> tuple[Path, list[Any],
         title=f"{len(rows)} functions of other packages, {sum(int(x[4]) for x in rows)} cases",
         header=HEADER, rows=tuple(rows), note="Differences are parts of their largest number.",
     )  # fmt: skip
-    folder = output / "selftest-packages"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_texts(folder, {PAGE: markdown("make validate PART=packages", [table])})
-    return folder / PAGE, [table], well
+    path.mkdir(parents=True, exist_ok=True)
+    write_texts(path, {PAGE: markdown("make validate PART=packages", [table])})
+    return Ended(met=well, tables=[table], page=path / PAGE)
 
 
 if __name__ == "__main__":

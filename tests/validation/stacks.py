@@ -27,6 +27,7 @@ from attnbench.worker.inputs import Draw
 from attnbench.worker.reference import Reference, judge
 from attnbench.worker.workloads import WORKLOADS
 from tests.validation.page import Table
+from tests.validation.runner import Ended, Tell
 
 LAYER = WORKLOADS.get("layer")
 Kernel = Callable[..., torch.Tensor]
@@ -86,7 +87,7 @@ def ratio(
     return math.inf if found.error_ratio is None else found.error_ratio
 
 
-def right_stacks(cells: int, seed: int, tell: Callable[[str], None]) -> tuple[Table, list[str]]:
+def right_stacks(cells: int, seed: int, tell: Tell) -> tuple[Table, list[str]]:
     """The largest ratio by layers, dtype and pass; and what was incorrect, in words."""
     load_built_in()
     importlib.import_module("tests.validation.wrong_kernels")
@@ -172,3 +173,9 @@ def wrong_layers(repeats: int, seed: int, layers: int = 12) -> Table:
     header = ("wrong in one layer", *(" ".join(kind) for kind in kinds))
     rows = tuple((kind, *row) for kind, row in found.items())
     return Table(title=f"one wrong layer of {layers}: found", header=header, rows=rows)
+
+
+def examine(tell: Tell, *, cells: int, repeats: int, seed: int) -> Ended:
+    """Whether all right stacks are right, and where a wrong layer is found."""
+    right, wrong = right_stacks(cells, seed, tell)
+    return Ended(met=not wrong, tables=[right, wrong_layers(repeats, seed)], lines=wrong)
