@@ -63,7 +63,6 @@ _DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 16, 17, 20, 24, 32, 33)
 # Parameters whose size is that of a sequence, or of a vector; others are small numbers.
 _SMALL = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 ROUGHLY = {"reformer": 0.02}  # of its workspace: its indexes are not counted one by one
-_SCALES = (1.0, 0.5, 0.3, 0.05, 1.7)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +74,6 @@ class Cell:
     impl: str
     status: str = "ok"
     reason: str | None = None
-
-    @property
-    def command(self) -> str:
-        """A sweep of this cell alone, where flags can say it."""
-        if self.case.scale is not None:
-            return f"(scale {self.case.scale:g}, which no flag has)"
-        return shlex.join(["attnbench", "sweep", "--impls", self.impl, *case_flags(self.case)])
 
 
 def _with_values(rng: random.Random, name: str, declared: Any, length: int) -> str:
@@ -138,7 +130,7 @@ def _drawn(rng: random.Random) -> dict[str, Any]:
         text = _with_values(rng, name, POSITIONS.get(name).parameters, longest)
         row["position"] = parse_position(text)
     own: dict[str, Callable[[], Any]] = {
-        "widths": lambda: rng.choice((None, row["heads"] * d, rng.randint(1, 60))),
+        "widths": lambda: rng.choice((row["heads"] * d, row["heads"] * d, rng.randint(1, 60))),
         "projections": lambda: _of(rng, PROJECTIONS, longest),
         "caches": lambda: _of(rng, CACHES, longest),
         "new_tokens": lambda: rng.choice((1, 2, 3, 4, 6)),
@@ -147,10 +139,8 @@ def _drawn(rng: random.Random) -> dict[str, Any]:
     }
     # Every field that a sweep would fill in, too: width, projection, cache.
     row |= {OPTIONAL_AXES[axis]: own[axis]() for axis in own if axis in traits.axes}
-    if "widths" in traits.axes and row["width"] is None:
-        row["width"] = row["heads"] * d
     if rng.random() < 0.2:
-        row["scale"] = rng.choice(_SCALES)
+        row["scale"] = rng.choice((1.0, 0.5, 0.3, 0.05, 1.7))
     return row
 
 
@@ -307,6 +297,10 @@ def examine(tell: Tell, *, cells: int, first: int, sweeps: int, seed: int) -> En
     return Ended(met=met and not wrong, lines=lines, interrupted=interrupted)
 
 
+def _sweep(*flags: str) -> str:
+    return shlex.join(["attnbench", "sweep", *flags])
+
+
 def told(wrong: list[Cell]) -> Iterator[str]:
     """Cells that went wrong alike, by the simplest of them; the most frequent first."""
     groups: dict[Any, list[Cell]] = {}
@@ -319,7 +313,10 @@ def told(wrong: list[Cell]) -> Iterator[str]:
         numbers = ", ".join(str(cell.number) for cell in group[:8])
         yield f"{len(group)} {cell.status}: {cell.impl}: {case_label(cell.case)}"
         yield f"  {cell.reason}; numbers {numbers}"
-        yield f"  {cell.command}"
+        scale = (
+            "" if cell.case.scale is None else f" (scale {cell.case.scale:g}, which no flag has)"
+        )
+        yield f"  {_sweep('--impls', cell.impl, *case_flags(cell.case))}{scale}"
 
 
 # Sweeps through the command line.
@@ -329,7 +326,7 @@ def sweep_command(number: int, seed: int) -> list[str]:
     """A cell with random lists of some axes around it: about ten, some of which make no sense."""
     rng, others = random.Random(f"sweep {seed} {number}"), list[Case]()
     base = drawn(10**6 + number, seed)
-    row = replace(base.case, scale=None)
+    row, able = replace(base.case, scale=None), serving(base.case.workload)
     while len(others) < 2:
         with contextlib.suppress(AttnbenchError):  # parameters that do not fit together
             others.append(Case(**(_drawn(rng) | {"workload": row.workload, "scale": None})))
@@ -340,7 +337,7 @@ def sweep_command(number: int, seed: int) -> list[str]:
             value = theirs.get(flag)
             if flag != "--workload" and value and value not in lists[flag].split(","):
                 lists[flag] += f",{value}"
-    impls = rng.sample(serving(row.workload), min(2, len(serving(row.workload))))
+    impls = rng.sample(able, min(2, len(able)))
     names = [_with_values(rng, impl.name, impl.parameters, row.kv_len) for impl in impls]
     flags = [word for pair in lists.items() for word in pair]
     return ["--impls", ",".join(dict.fromkeys([base.impl, *names])), *flags]
@@ -357,14 +354,13 @@ def swept(number: int, seed: int) -> tuple[int, str]:
     quick = ["--min-time", "0.001", "--max-time", "0.002", "--ceilings", "none", "--device", "cpu"]
     with tempfile.TemporaryDirectory(prefix="attnbench-cells-") as folder:
         command = [sys.executable, "-m", "attnbench", "sweep", *flags, *quick, "--output", folder]
-        done = subprocess.run(
-            [*command, "--name", "run"], capture_output=True, text=True, check=False, timeout=600
-        )
+        command += ["--name", "run"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         bad = [] if done.returncode in (0, 2, 3) else [f"exit {done.returncode}"]
         stored = (Path(folder) / "run" / "records.jsonl").exists()
         records = load_run(Path(folder) / "run").records if stored else ()
         bad += [f"{r.status}: {r.cell.impl}: {r.reason}" for r in records if r.status not in WELL]
         if bad and done.returncode == 70:
             bad.append(done.stderr[-600:])
-    said = f"{shlex.join(['attnbench', 'sweep', *flags])}: {'; '.join(bad)}" if bad else ""
+    said = f"{_sweep(*flags)}: {'; '.join(bad)}" if bad else ""
     return done.returncode, said
