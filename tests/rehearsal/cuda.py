@@ -15,30 +15,24 @@ import torch.utils._triton
 from torch.autograd import profiler
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from attnbench.machine import host
 from tests.rehearsal import device as simulated
-from tests.rehearsal.device import CACHE_BYTES, CAPABILITY, MEMORY_BYTES, NAME, Device
-from tests.rehearsal.nvml import nvml_of
-from tests.rehearsal.profiler import profiler_of
+from tests.rehearsal.device import CACHE_BYTES, CAPABILITY, MEMORY_BYTES, MHZ, NAME, Device
 from tests.rehearsal.tensors import CUDA, Dispatch, OnGpu
 
-UUID = "5c3a1e70-0000-4000-8000-00000000a77e"
 SDPA = "scaled_dot_product_attention"
 DEVICE = Device()  # of this process
 
 
 class Stream(simulated.Stream):
-    __eq__, __hash__ = object.__eq__, object.__hash__
-
     def wait_stream(self, stream: Any) -> None:
         self.ready_us = max(self.ready_us, stream.ready_us)
 
 
 class Event(simulated.Event):
     def __init__(self, enable_timing: bool = False, external: bool = False) -> None:
-        super().__init__()
         self.external = external
 
     def record(self, stream: Any = None) -> None:
@@ -94,21 +88,26 @@ def _memory_stats(device: Any = None) -> dict[str, Any]:
     }
 
 
-def _reset_peak(device: Any = None) -> None:
-    DEVICE.peak = DEVICE.live
-
-
-def _empty_cache() -> None:
-    DEVICE.reserved = DEVICE.live
-
-
-def _sleep(cycles: int) -> None:
-    DEVICE.launch("spin_kernel", simulated.KERNEL_US + cycles / simulated.MHZ)
+def _nvml() -> SimpleNamespace:
+    """What pynvml answers: the GPU is cool, at its power cap, free for every process."""
+    return SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: "gpu",
+        nvmlDeviceGetClockInfo=lambda handle, kind: MHZ,
+        nvmlDeviceGetPowerUsage=lambda handle: 350_000,
+        nvmlDeviceGetTemperature=lambda handle, sensor: 55,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x4,
+        # In millijoules, counted every 100 ms.
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: int(DEVICE.host_us // 1e5 * 35_000),
+        nvmlDeviceGetComputeMode=lambda handle: 0,
+        nvmlSystemGetDriverVersion=lambda: "simulated",
+    )
 
 
 _PROPERTIES = SimpleNamespace(
-    name=NAME, total_memory=MEMORY_BYTES, uuid=UUID, major=CAPABILITY[0], minor=CAPABILITY[1],
-    L2_cache_size=CACHE_BYTES, multi_processor_count=132,
+    name=NAME, total_memory=MEMORY_BYTES, uuid="5c3a1e70-0000-4000-8000-00000000a77e",
+    major=CAPABILITY[0], minor=CAPABILITY[1], L2_cache_size=CACHE_BYTES, multi_processor_count=132,
 )  # fmt: skip
 _TORCH_CUDA: dict[str, Any] = {
     "Stream": Stream,
@@ -119,12 +118,12 @@ _TORCH_CUDA: dict[str, Any] = {
     "default_stream": lambda device=None: DEVICE.default,
     "synchronize": lambda device=None: DEVICE.wait(),
     "memory_stats": _memory_stats,
-    "reset_peak_memory_stats": _reset_peak,
+    "reset_peak_memory_stats": lambda device=None: setattr(DEVICE, "peak", DEVICE.live),
     "memory_reserved": lambda device=None: DEVICE.reserved,
     "memory_allocated": lambda device=None: DEVICE.live,
     "mem_get_info": lambda device=None: (MEMORY_BYTES - DEVICE.reserved, MEMORY_BYTES),
     "set_per_process_memory_fraction": lambda fraction, device=None: None,
-    "empty_cache": _empty_cache,
+    "empty_cache": lambda: setattr(DEVICE, "reserved", DEVICE.live),
     "get_device_properties": lambda device=None: _PROPERTIES,
     "get_device_name": lambda device=None: NAME,
     "get_device_capability": lambda device=None: CAPABILITY,
@@ -137,7 +136,7 @@ _TORCH_CUDA: dict[str, Any] = {
     "current_device": lambda: 0,
     "set_device": lambda device: None,
     "manual_seed_all": lambda seed: None,
-    "_sleep": _sleep,
+    "_sleep": lambda cycles: DEVICE.launch(simulated.KERNEL_US + cycles / MHZ),
     "_lazy_init": lambda: None,
 }
 
@@ -167,7 +166,7 @@ def _clocks() -> dict[str, Callable[..., Any]]:
     return found | {"clock_gettime_ns": nanoseconds, "sleep": sleep}
 
 
-def _sdpa(dispatch: Dispatch, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _sdpa(plain: Callable[..., Any]) -> Callable[..., Any]:
     """SDPA with the backend that an H100 would take, computed by the CPU's flash or math kernel."""
 
     def sdpa(
@@ -176,9 +175,8 @@ def _sdpa(dispatch: Dispatch, plain: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         math = False
         if isinstance(query, OnGpu):
-            dispatch.fused = _backend(query, attn_mask, enable_gqa)
             # The CPU's fused kernel has one head dim.
-            math = dispatch.fused is None or query.shape[-1] != value.shape[-1]
+            math = _math(query, attn_mask, enable_gqa) or query.shape[-1] != value.shape[-1]
             if math and is_causal:  # C++ would make its mask on the CPU
                 shape = query.shape[-2], key.shape[-2]
                 attn_mask = torch.ones(*shape, dtype=torch.bool, device=CUDA).tril()
@@ -193,24 +191,25 @@ def _sdpa(dispatch: Dispatch, plain: Callable[..., Any]) -> Callable[..., Any]:
     return sdpa
 
 
-def _backend(query: Any, attn_mask: Any, gqa: bool) -> str | None:
+def _math(query: Any, attn_mask: Any, gqa: bool) -> bool:
+    """Whether none of the fused kernels that are enabled takes it."""
     half, on = query.dtype in (torch.float16, torch.bfloat16), torch.backends.cuda
-    if on.cudnn_sdp_enabled() and half and query.shape[-1] <= 128:
-        return "cudnn"
-    if on.flash_sdp_enabled() and half and attn_mask is None and query.shape[-1] <= 256:
-        return "flash"
-    if on.mem_efficient_sdp_enabled() and query.dtype != torch.float64 and not gqa:
-        return "efficient"
-    if on.math_sdp_enabled():
-        return None
-    raise RuntimeError("No available kernel. Aborting execution.")
+    cudnn = on.cudnn_sdp_enabled() and half and query.shape[-1] <= 128
+    flash = on.flash_sdp_enabled() and half and attn_mask is None and query.shape[-1] <= 256
+    efficient = on.mem_efficient_sdp_enabled() and query.dtype != torch.float64 and not gqa
+    if not (cudnn or flash or efficient or on.math_sdp_enabled()):
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return not (cudnn or flash or efficient)
+
+
+def _profile(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The CPU's profiler, which sees no kernels."""
+    return lambda enabled=True, *, use_device=None, **options: plain(enabled, **options)
 
 
 def install() -> None:
     """Put the simulated GPU in the place of CUDA, and leave out this machine's neighbours."""
     quiet = dict.fromkeys(("stolen_ticks", "busy_ticks", "throttled_us"), lambda *_: 0.0)
-    dispatch = Dispatch(DEVICE)
-    session, mark = profiler_of(DEVICE, dispatch.ops, profiler.profile)
     replaced: list[tuple[Any, dict[str, Any]]] = [
         (torch.cuda, _TORCH_CUDA),
         (time, _clocks()),
@@ -220,23 +219,17 @@ def install() -> None:
         (host, quiet),
         # No dispatch mode sees these two.
         (torch, {name: _from_host(getattr(torch, name)) for name in ("tensor", "as_tensor")}),
-        (
-            torch,
-            {
-                "Generator": lambda device="cpu", make=torch.Generator: make(),
-                "load": _load(torch.load),
-                "save": _save(torch.save),
-            },
-        ),
+        (torch, {"Generator": lambda device="cpu", make=torch.Generator: make()}),
+        (torch, {"load": _load(torch.load), "save": _save(torch.save)}),
         (torch.Tensor, {"to": _to(torch.Tensor.to), "cuda": lambda x, *_, **__: x.to(CUDA)}),
-        (functional, {SDPA: _sdpa(dispatch, getattr(functional, SDPA))}),
-        (profiler, {"profile": session, "record_function": mark}),
+        (functional, {SDPA: _sdpa(getattr(functional, SDPA))}),
+        (profiler, {"profile": _profile(profiler.profile)}),
     ]
     for owner, stand_ins in replaced:
         for name, stand_in in stand_ins.items():
             setattr(owner, name, stand_in)
-    sys.modules["pynvml"] = nvml_of(DEVICE)  # type: ignore[assignment]
-    dispatch.__enter__()
+    sys.modules["pynvml"] = _nvml()  # type: ignore[assignment]
+    Dispatch(DEVICE).__enter__()
 
 
 def _from_host(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -251,12 +244,9 @@ def _from_host(make: Callable[..., Any]) -> Callable[..., Any]:
 def _to(plain: Callable[..., Any]) -> Callable[..., Any]:
     """`to` with the number of the GPU, which torch would ask a driver for."""
 
-    def numbered(x: Any) -> Any:
-        return CUDA if isinstance(x, str) and x == "cuda" else x
-
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        named = {name: numbered(x) for name, x in kwargs.items()}
-        return plain(self, *map(numbered, args), **named)
+        args, kwargs = tree_map_only(str, lambda x: CUDA if x == "cuda" else x, (args, kwargs))
+        return plain(self, *args, **kwargs)
 
     return to
 
@@ -264,13 +254,13 @@ def _to(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _load(plain: Callable[..., Any]) -> Callable[..., Any]:
     def load(f: Any, map_location: Any = "cpu", **kwargs: Any) -> Any:
         found = plain(f, map_location="cpu", **kwargs)
-        return tree_map(lambda x: x.to(map_location) if isinstance(x, torch.Tensor) else x, found)
+        return tree_map_only(torch.Tensor, lambda x: x.to(map_location), found)
 
     return load
 
 
 def _save(plain: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: Any, f: Any, **kwargs: Any) -> None:
-        plain(tree_map(lambda x: x.cpu() if isinstance(x, OnGpu) else x, obj), f, **kwargs)
+        plain(tree_map_only(OnGpu, lambda x: x.cpu(), obj), f, **kwargs)
 
     return save

@@ -13,8 +13,6 @@ import math
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 SLOWER = float(os.environ.get("ATTNBENCH_REHEARSAL_SLOWER", "1"))
 NAME, CAPABILITY, MHZ = "NVIDIA H100 (simulated)", (9, 0), 1755
@@ -34,36 +32,24 @@ DEEPEST = 1024  # launches that may wait on the device before the host has to
 Buffers = Sequence[tuple[int, int]]  # addresses and bytes
 
 
-@dataclass
 class Stream:
     """A queue: when what was given to it so far will be done."""
 
-    ready_us: float = 0.0
+    ready_us = 0.0
     capturing: Graph | None = None
 
 
-@dataclass
 class Event:
     """A mark in a stream, with the time at which the device reached it."""
 
-    at_us: float = math.inf
+    at_us = math.inf
 
 
-@dataclass
 class Graph:
     """What was captured: to be done at each replay, with nothing between for the host to do."""
 
-    nodes: list[Callable[[], None]] = field(default_factory=list)
-
-
-class Kernel(NamedTuple):
-    """What ran: its launch by number and host time, and its begin and end on the device."""
-
-    name: str
-    launch: int
-    issued_us: float
-    begin_us: float
-    end_us: float
+    def __init__(self) -> None:
+        self.nodes = list[Callable[[], None]]()
 
 
 class Device:
@@ -72,30 +58,27 @@ class Device:
     def __init__(self) -> None:
         self.host_us = 0.0
         self.default = self.current = Stream()
-        self.kernels: deque[Kernel] = deque(maxlen=1 << 16)
-        self.waits: deque[float] = deque(maxlen=1 << 10)  # of the host: when
+        self.lasted_us: deque[float] = deque(maxlen=1 << 16)  # kernel by kernel
         self.live = self.peak = self.reserved = self.driver_calls = 0
-        self._launches, self._addresses = itertools.count(1), itertools.count(1)
+        self._addresses = itertools.count(1)
         self._cached: OrderedDict[int, int] = OrderedDict()
         self._held = 0  # bytes in it
         self._free: dict[tuple[int, int], list[int]] = {}  # addresses, by bytes and graph
         self._waiting: deque[float] = deque()
 
     def launch(
-        self, name: str, us: float = KERNEL_US, *, reads: Buffers = (), writes: Buffers = (),
-        loads: int = 0,
-    ) -> None:  # fmt: skip
+        self, us: float = KERNEL_US, *, reads: Buffers = (), writes: Buffers = (), loads: int = 0
+    ) -> None:
         """Issue a kernel: it lasts `us`, or as long as its traffic or `loads` in a row take."""
         self.host_us += OP_US
-        number, issued_us = next(self._launches), self.host_us
 
         def run() -> None:
             near = bool(reads) and self._cached.get(reads[0][0], 0) >= reads[0][1]
             walk_us = loads * (NEAR_US if near else FAR_US)
             begin_us = max(self.current.ready_us, self.host_us)
-            end_us = begin_us + max(us, self._traffic_us(reads, writes), walk_us)
-            self.current.ready_us = end_us
-            self.kernels.append(Kernel(name, number, issued_us, begin_us, end_us))
+            lasts_us = max(us, self._traffic_us(reads, writes), walk_us)
+            self.current.ready_us = begin_us + lasts_us
+            self.lasted_us.append(lasts_us)
 
         if self.current.capturing:
             self.current.capturing.nodes.append(run)
@@ -129,7 +112,6 @@ class Device:
         """Let the host wait until then, or until everything is done."""
         if self.current.capturing:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-        self.waits.append(self.host_us)
         done_us = max(self.current.ready_us, self.default.ready_us)
         self.host_us = max(self.host_us, done_us if until_us is None else until_us) + SYNC_US
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from tests.rehearsal.device import FLOPS_PER_US, KERNEL_US, Buffers, Device
 
@@ -26,8 +25,6 @@ CUDA = torch.device("cuda", 0)
 MOST_FLOPS, MOST_NUMBERS = 4e10, 1 << 23
 
 _aten = torch.ops.aten
-# As SDPA's kernels are called, by backend.
-_FUSED = {"flash": "flash_attention", "efficient": "fmha_cutlass", "cudnn": "cudnn_sdpa"}
 _NO_KERNEL = ("empty", "detach", "alias", "lift_fresh", "set_", "resize_", "_unsafe_view")
 _WAITS = ("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "item")
 # Of these indexes may lie on the host; they are copied.
@@ -79,8 +76,6 @@ class Dispatch(TorchDispatchMode):
     def __init__(self, device: Device) -> None:
         super().__init__()
         self.device = device
-        self.fused: str | None = None  # SDPA's backend, while its op runs
-        self.ops: deque[str] = deque(maxlen=4096)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -104,13 +99,10 @@ class Dispatch(TorchDispatchMode):
         flops = 0.0 if views else _flops(name, given)
         result = self._computed(func, args, kwargs, given, flops)
         if kind is not None and kind != "cuda":  # a copy to the host
-            self.device.launch(name, reads=_buffers(given))
+            self.device.launch(reads=_buffers(given))
             self.device.wait()
             return result
-        if isinstance(result, (tuple, list)):
-            result = type(result)(self._placed(x, given) for x in result)
-        else:
-            result = self._placed(result, given)
+        result = tree_map_only(torch.Tensor, lambda x: self._placed(x, given), result)
         self._charge(name, views, given, result, flops)
         return result
 
@@ -130,8 +122,8 @@ class Dispatch(TorchDispatchMode):
             found = func(*_like(args, "meta"), **kwargs)
             return _like(found, "cpu")
 
-    def _placed(self, x: Any, given: list[torch.Tensor]) -> Any:
-        if not isinstance(x, torch.Tensor) or isinstance(x, OnGpu) or any(x is y for y in given):
+    def _placed(self, x: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
+        if isinstance(x, OnGpu) or any(x is y for y in given):
             return x
         storage = x.untyped_storage()
         if not hasattr(storage, "_address"):
@@ -145,20 +137,15 @@ class Dispatch(TorchDispatchMode):
 
     def _charge(self, name: str, views: bool, given: Any, result: Any, flops: float) -> None:
         if name in _WAITS:
-            self.device.launch(name)
+            self.device.launch()
             self.device.wait()
             return
-        self.ops.append(f"aten::{name}")
         if views:
             self.device.host_us += 0.5
             return
-        kernel = name
-        if name.startswith("_scaled_dot_product") and self.fused:
-            kernel = _FUSED[self.fused] + ("_bwd" if "backward" in name else "_fwd")
         outputs = list(_tensors(result if isinstance(result, (tuple, list)) else (result,)))
         dtype = str((outputs or given)[0].dtype).removeprefix("torch.")
         self.device.launch(
-            kernel,
             max(KERNEL_US, flops / FLOPS_PER_US.get(dtype, FLOPS_PER_US["float32"])),
             reads=_buffers(given),
             writes=_buffers(outputs),
@@ -179,12 +166,10 @@ if _plain is not None:
 def _like(values: Any, device: str) -> Any:
     """Tensors of the same shapes without their numbers."""
 
-    def like(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
+    def like(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
-    return tree_map(like, values)
+    return tree_map_only(torch.Tensor, like, values)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

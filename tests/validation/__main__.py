@@ -164,51 +164,36 @@ PARTS = (
         options=(_count("--inputs", 100_000, "Damaged inputs in all.", 1), seed_option),
         kept=False,
     ),
+    Part(
+        name="definitions",
+        doc="""Hold every definition in float64 against its formula in 50 digits, far and near.
+
+        Exits 1 where one is off by more than its rounding may be, which intervals bound.
+        15 seconds.""",
+        options=(_count("--draws", 20, "Of each.", 1),),
+        kept=False,
+    ),
+    Part(
+        name="packages",
+        doc="""Hold definitions, kernels, masks, positions and caches against what packages have.
+
+        transformers, fla, lucidrains' and others, in an environment of their own under build/,
+        which is made on the first run. Exits 1 where one lies apart by more than rounding.""",
+    ),
+    Part(
+        name="stacks",
+        doc="""Check random stacks of 2 to 12 layers with right kernels, then one wrong layer of 12.
+
+        Nothing is timed. Exits 1 if a right one is incorrect. About 5 minutes.""",
+        options=(
+            _count("--cells", 2400, "How many.", 1), _count("--repeats", 2, "Draws.", 1),
+            seed_option,
+        ),
+        kept=False,
+    ),
 )  # fmt: skip
 for part in PARTS:
     main.add_command(part.command())
-
-
-@main.command()
-@click.option("--draws", type=click.IntRange(min=1), default=20, show_default=True, help="Of each.")
-def definitions(draws: int) -> None:
-    """Hold every definition in float64 against its formula in 50 digits, at inputs far and near.
-
-    Exits 1 where one is off by more than its rounding may be, which intervals bound. 15 seconds.
-    """
-    from tests.validation.definitions import examine, table
-
-    found = examine(draws)
-    show(Ended(met=all(row.of_allowed <= 1 for row in found), tables=[table(found)]))
-
-
-@main.command()
-@output_option
-def packages(output: Path) -> None:
-    """Hold definitions, kernels, masks, positions and caches against what other packages have.
-
-    transformers, torchtune, fla, lucidrains' and others, in an environment of their own under
-    build/, which is made on the first run. Exits 1 where one lies apart by more than rounding.
-    """
-    from tests.validation.packages import examine
-
-    page, tables, well = examine(output, tell)
-    show(Ended(met=well, tables=tables, page=page))
-
-
-@main.command()
-@click.option("--cells", type=click.IntRange(min=1), default=2400, show_default=True, help="Many.")
-@click.option("--repeats", type=click.IntRange(min=1), default=2, show_default=True, help="Draws.")
-@seed_option
-def stacks(cells: int, repeats: int, seed: int) -> None:
-    """Check random stacks of 2 to 12 layers with right kernels, then one wrong layer of 12.
-
-    Nothing is timed. Exits 1 if a right one is incorrect. About 5 minutes.
-    """
-    from tests.validation.stacks import right_stacks, wrong_layers
-
-    right, wrong = right_stacks(cells, seed, tell)
-    show(Ended(met=not wrong, tables=[right, wrong_layers(repeats, seed)], lines=wrong))
 
 
 @main.command()
@@ -218,7 +203,7 @@ def wrong(kernels: tuple[str, ...] | None, dtypes: tuple[str, ...] | None) -> No
     """Check kernels that are wrong as people's are, and right ones of unusual make.
 
     For each the sentences that `attnbench check` says, and whether the expected words are in them.
-    Exits 1 if a wrong one is not found, or a right one is called wrong. About 8 minutes.
+    Exits 1 if a wrong one is not found, or a right one is called wrong. About 6 minutes.
     """
     from tests.validation.wrong import examine, tables
 

@@ -52,7 +52,6 @@ from attnbench.worker.fitting import fitting
 from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
-from tests.validation.page import Table
 from tests.validation.runner import Ended, Tell
 
 WELL = ("ok", "unsupported", "skipped")
@@ -64,7 +63,6 @@ _DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 16, 17, 20, 24, 32, 33)
 # Parameters whose size is that of a sequence, or of a vector; others are small numbers.
 _SMALL = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 ROUGHLY = {"reformer": 0.02}  # of its workspace: its indexes are not counted one by one
-_SCALES = (1.0, 0.5, 0.3, 0.05, 1.7)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +74,6 @@ class Cell:
     impl: str
     status: str = "ok"
     reason: str | None = None
-
-    @property
-    def command(self) -> str:
-        """A sweep of this cell alone, where flags can say it."""
-        if self.case.scale is not None:
-            return f"(scale {self.case.scale:g}, which no flag has)"
-        return shlex.join(["attnbench", "sweep", "--impls", self.impl, *case_flags(self.case)])
 
 
 def _with_values(rng: random.Random, name: str, declared: Any, length: int) -> str:
@@ -139,7 +130,7 @@ def _drawn(rng: random.Random) -> dict[str, Any]:
         text = _with_values(rng, name, POSITIONS.get(name).parameters, longest)
         row["position"] = parse_position(text)
     own: dict[str, Callable[[], Any]] = {
-        "widths": lambda: rng.choice((None, row["heads"] * d, rng.randint(1, 60))),
+        "widths": lambda: rng.choice((row["heads"] * d, row["heads"] * d, rng.randint(1, 60))),
         "projections": lambda: _of(rng, PROJECTIONS, longest),
         "caches": lambda: _of(rng, CACHES, longest),
         "new_tokens": lambda: rng.choice((1, 2, 3, 4, 6)),
@@ -148,10 +139,8 @@ def _drawn(rng: random.Random) -> dict[str, Any]:
     }
     # Every field that a sweep would fill in, too: width, projection, cache.
     row |= {OPTIONAL_AXES[axis]: own[axis]() for axis in own if axis in traits.axes}
-    if "widths" in traits.axes and row["width"] is None:
-        row["width"] = row["heads"] * d
     if rng.random() < 0.2:
-        row["scale"] = rng.choice(_SCALES)
+        row["scale"] = rng.choice((1.0, 0.5, 0.3, 0.05, 1.7))
     return row
 
 
@@ -162,14 +151,9 @@ def _of(rng: random.Random, registry: Any, length: int) -> str:
 
 def serving(workload: str) -> list[Implementation]:
     """The built-ins that serve a workload on this machine without compiling."""
-    return [
-        impl
-        for _, impl in IMPLEMENTATIONS.items()
-        if "impls" in impl.file
-        and workload in impl.workloads
-        and "cpu" in impl.devices
-        and not impl.compiles
-    ]
+    built_in = (impl for _, impl in IMPLEMENTATIONS.items() if "impls" in impl.file)
+    able = (impl for impl in built_in if "cpu" in impl.devices and not impl.compiles)
+    return [impl for impl in able if workload in impl.workloads]
 
 
 def drawn(number: int, seed: int) -> Cell:
@@ -210,14 +194,12 @@ def ended(cell: Cell) -> Cell:
 def _checked(entry: Entry, seed: int, reporter: Reporter) -> str | None:
     """Check a cell; of one in some, say how its costs differ from what is predicted."""
     workload, (name,), counted = WORKLOADS.get(entry.case.workload), entry.impls, seed % _COUNTED
-    tensors = workload.tensors(entry.case)
-    trial = Trial(
-        impl=implementation(name), case=entry.case, tensors=tensors, checks_alone=bool(counted)
-    )
+    case, tensors = entry.case, workload.tensors(entry.case)
+    trial = Trial(impl=implementation(name), case=case, tensors=tensors, checks_alone=bool(counted))
     trials, draws = {name: trial}, (Draw(seed=2 * seed + 1, needles=True), Draw(seed=2 * seed + 2))
     check_twice(entry, trials, draws, reporter)
     measure_distances(entry, trials, draws[1].seed, reporter)
-    workload.fill(entry.case, tensors, Draw(seed=seed))
+    workload.fill(case, tensors, Draw(seed=seed))
     # Of what oneDNN keeps inside nothing is predicted.
     with torch.backends.mkldnn.flags(enabled=False):
         for left in list(trials):
@@ -232,14 +214,12 @@ def off(name: str, metrics: dict[str, Any]) -> str | None:
     A workspace is predicted to the byte but for a few numbers that stand alone.
     """
     executed, counted = metrics["flops_executed"], metrics["flops_counted"]
-    dispatched = metrics["flops_counted_source"] == "dispatched"
-    if dispatched and executed not in (None, counted):
+    if metrics["flops_counted_source"] == "dispatched" and executed not in (None, counted):
         return f"it executes {counted} FLOPs, by its formula {executed}"
     measured = metrics["memory_workspace_bytes"]
     predicted, most = metrics["memory_predicted_bytes"], metrics["memory_bound_bytes"]
-    if predicted is not None and abs(predicted - measured) > max(
-        64, ROUGHLY.get(name, 0) * measured
-    ):
+    slack = max(64, ROUGHLY.get(name, 0) * measured)
+    if predicted is not None and abs(predicted - measured) > slack:
         return f"its workspace is {measured} bytes, predicted {predicted}"
     # A bound is for admission: it leaves out what does not grow.
     if most is not None and measured > 1.05 * most + 2**18:
@@ -296,20 +276,29 @@ def examined(numbers: range, seed: int, tell: Tell) -> Iterator[Cell]:
 def examine(tell: Tell, *, cells: int, first: int, sweeps: int, seed: int) -> Ended:
     """What became of so many cells from the `first` number on, and of so many sweeps."""
     load_built_in()
-    found, begin = list[Cell](), time.monotonic()
+    found, lines, exits, begin = list[Cell](), list[str](), Counter[int](), time.monotonic()
+    interrupted = False
     try:
         for cell in examined(range(first, max(first, cells)), seed, tell):
             found.append(cell)
             if cell.status not in WELL:
                 tell(f"{cell.number}: {cell.status} {cell.impl}: {case_label(cell.case)}")
         tell(f"{len(found)} cells in {time.monotonic() - begin:.0f} s, seed {seed}")
-        swept, interrupted = swept_all(sweeps, seed, tell), False
+        for number in range(sweeps):
+            code, said = swept(number, seed)
+            exits[code] += 1
+            lines += [said] if said else []
     except KeyboardInterrupt:
-        swept, interrupted = ["interrupted"], True
-    wrong = [cell for cell in found if cell.status not in WELL]
-    met = not wrong and not swept
-    lines = [*told(wrong), *swept]
-    return Ended(met=met, tables=[table(found)], lines=lines, interrupted=interrupted)
+        interrupted = True
+    wrong, met = [cell for cell in found if cell.status not in WELL], not lines
+    lines += told(wrong)
+    for what, counts in (("cells", Counter(cell.status for cell in found)), ("exit", exits)):
+        lines += [f"{times} {what} {end}" for end, times in sorted(counts.items())]
+    return Ended(met=met and not wrong, lines=lines, interrupted=interrupted)
+
+
+def _sweep(*flags: str) -> str:
+    return shlex.join(["attnbench", "sweep", *flags])
 
 
 def told(wrong: list[Cell]) -> Iterator[str]:
@@ -324,22 +313,10 @@ def told(wrong: list[Cell]) -> Iterator[str]:
         numbers = ", ".join(str(cell.number) for cell in group[:8])
         yield f"{len(group)} {cell.status}: {cell.impl}: {case_label(cell.case)}"
         yield f"  {cell.reason}; numbers {numbers}"
-        yield f"  {cell.command}"
-
-
-def table(found: list[Cell]) -> Table:
-    """How many cells there were of each kind and status."""
-    counts = Counter(
-        (f"{cell.case.workload} {implementation(cell.impl).family if cell.impl else 'none'}",
-         cell.status)
-        for cell in found
-    )  # fmt: skip
-    statuses = sorted({status for _, status in counts}, key=lambda x: (x not in WELL, x))
-    rows = [
-        (kind, *(str(counts[kind, status]) for status in statuses))
-        for kind in sorted({kind for kind, _ in counts})
-    ]
-    return Table(title="Cells", header=("of", *statuses), rows=tuple(rows))
+        scale = (
+            "" if cell.case.scale is None else f" (scale {cell.case.scale:g}, which no flag has)"
+        )
+        yield f"  {_sweep('--impls', cell.impl, *case_flags(cell.case))}{scale}"
 
 
 # Sweeps through the command line.
@@ -349,7 +326,7 @@ def sweep_command(number: int, seed: int) -> list[str]:
     """A cell with random lists of some axes around it: about ten, some of which make no sense."""
     rng, others = random.Random(f"sweep {seed} {number}"), list[Case]()
     base = drawn(10**6 + number, seed)
-    row = replace(base.case, scale=None)
+    row, able = replace(base.case, scale=None), serving(base.case.workload)
     while len(others) < 2:
         with contextlib.suppress(AttnbenchError):  # parameters that do not fit together
             others.append(Case(**(_drawn(rng) | {"workload": row.workload, "scale": None})))
@@ -360,7 +337,7 @@ def sweep_command(number: int, seed: int) -> list[str]:
             value = theirs.get(flag)
             if flag != "--workload" and value and value not in lists[flag].split(","):
                 lists[flag] += f",{value}"
-    impls = rng.sample(serving(row.workload), min(2, len(serving(row.workload))))
+    impls = rng.sample(able, min(2, len(able)))
     names = [_with_values(rng, impl.name, impl.parameters, row.kv_len) for impl in impls]
     flags = [word for pair in lists.items() for word in pair]
     return ["--impls", ",".join(dict.fromkeys([base.impl, *names])), *flags]
@@ -371,33 +348,19 @@ def _flags(case: Case) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-def swept(number: int, seed: int) -> tuple[str, int, list[str]]:
-    """One sweep: its command, its exit code, and what went wrong in it."""
+def swept(number: int, seed: int) -> tuple[int, str]:
+    """One sweep: its exit code, and what went wrong in it, after its command."""
     flags = sweep_command(number, seed)
     quick = ["--min-time", "0.001", "--max-time", "0.002", "--ceilings", "none", "--device", "cpu"]
     with tempfile.TemporaryDirectory(prefix="attnbench-cells-") as folder:
         command = [sys.executable, "-m", "attnbench", "sweep", *flags, *quick, "--output", folder]
-        done = subprocess.run(
-            [*command, "--name", "run"], capture_output=True, text=True, check=False, timeout=600
-        )
+        command += ["--name", "run"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         bad = [] if done.returncode in (0, 2, 3) else [f"exit {done.returncode}"]
         stored = (Path(folder) / "run" / "records.jsonl").exists()
         records = load_run(Path(folder) / "run").records if stored else ()
         bad += [f"{r.status}: {r.cell.impl}: {r.reason}" for r in records if r.status not in WELL]
         if bad and done.returncode == 70:
             bad.append(done.stderr[-600:])
-    return shlex.join(["attnbench", "sweep", *flags]), done.returncode, bad
-
-
-def swept_all(count: int, seed: int, tell: Tell) -> list[str]:
-    """The sweeps in which something went wrong."""
-    wrong, exits = list[str](), Counter[int]()
-    for number in range(count):
-        command, code, bad = swept(number, seed)
-        exits[code] += 1
-        if bad:
-            wrong.append(f"{command}: {'; '.join(bad)}")
-            tell(wrong[-1])
-    ends = ", ".join(f"{times} with exit {code}" for code, times in sorted(exits.items()))
-    tell(f"{count} sweeps: {ends or 'none'}; something went wrong in {len(wrong)}")
-    return wrong
+    said = f"{_sweep(*flags)}: {'; '.join(bad)}" if bad else ""
+    return done.returncode, said

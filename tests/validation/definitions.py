@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +25,46 @@ from attnbench.api import Case, Patterned, implementation
 from attnbench.api.loader import load_built_in
 from attnbench.schema.case import parse_mask
 from tests.validation.page import Table
+from tests.validation.runner import Ended, Tell
 
 WIDTHS, LEAST = 4, sys.float_info.min
 HEADS, DIMS, VALUES = 2, 3, 2
 INPUTS = ("x 1", "x 100", "x 0.01", "far below 0", "first keys x 100")
 Matrix = list[list[Any]]
-# (numbers, case, what is drawn, head, q, k, v) -> o, of one head.
-Formula = Callable[[Any, Case, Any, int, Matrix, Matrix, Matrix], Matrix]
+
+
+class Head(NamedTuple):
+    """One head, with numbers of some kind, and what is drawn for it."""
+
+    numbers: Any
+    case: Case
+    drawn: Any
+    number: int
+    q: Matrix
+    k: Matrix
+    v: Matrix
+
+    def scores(self, q: Matrix, k: Matrix) -> Matrix:
+        scale = self.numbers.mpf(self.case.softmax_scale)
+        return [[dot(x, y) * scale for y in k] for x in q]
+
+    def softmax(self, q: Matrix, k: Matrix) -> Matrix:
+        weights = [[self.numbers.exp(score) for score in row] for row in self.scores(q, k)]
+        return [[weight / sum(row) for weight in row] for row in weights]
+
+    def admitted(self, query: int) -> range:
+        last = query + self.case.kv_len - self.case.seq_len
+        return range(self.case.kv_len if self.case.unmasked else max(0, last + 1))
+
+    def means(self, weigh: Callable[[int, int], Any], seen: Callable[[int], Any]) -> Matrix:
+        """Of the values that a query sees, by their weights; 0 of none."""
+        found = []
+        for i in range(self.case.seq_len):
+            weights = {j: weigh(i, j) for j in seen(i)}
+            total = sum(weights.values()) if weights else 1
+            sums = (sum(w * self.v[j][n] for j, w in weights.items()) for n in range(VALUES))
+            found.append([x / total for x in sums])
+        return found
 
 
 class Checked(NamedTuple):
@@ -56,139 +89,97 @@ def product(a: Matrix, b: Matrix) -> Matrix:
     return [[dot(row, column) for column in columns(b)] for row in a]
 
 
-def softmax(numbers: Any, scores: Matrix) -> Matrix:
-    weights = [[numbers.exp(score) for score in row] for row in scores]
-    return [[weight / sum(row) for weight in row] for row in weights]
+def middle(x: Any) -> float:
+    return float(x.mid if hasattr(x, "mid") else x)
 
 
-def scaled(numbers: Any, case: Case, q: Matrix, k: Matrix) -> Matrix:
-    scale = numbers.mpf(case.softmax_scale)
-    return [[dot(x, y) * scale for y in k] for x in q]
-
-
-def mean(weights: list[tuple[Any, list[Any]]]) -> list[Any]:
-    """Of rows by their weights; 0 of none."""
-    if not weights:
-        return [0] * VALUES
-    total = sum(weight for weight, _ in weights)
-    return [sum(weight * row[n] for weight, row in weights) / total for n in range(VALUES)]
-
-
-def admitted(case: Case, query: int) -> range:
-    later = case.kv_len - case.seq_len
-    return range(case.kv_len if case.unmasked else max(0, query + later + 1))
-
-
-def linear(numbers: Any, case: Case, _: Any, head: int, q: Matrix, k: Matrix, v: Matrix) -> Matrix:
+def linear(head: Head) -> Matrix:
     phi_q, phi_k = (
-        [[numbers.exp(x) if x < 0 else x + 1 for x in row] for row in rows] for rows in (q, k)
+        [[head.numbers.exp(x) if x < 0 else x + 1 for x in row] for row in rows]
+        for rows in (head.q, head.k)
     )
-    return [
-        mean([(dot(phi_q[i], phi_k[j]), v[j]) for j in admitted(case, i)])
-        for i in range(case.seq_len)
-    ]
+    return head.means(lambda i, j: dot(phi_q[i], phi_k[j]), head.admitted)
 
 
-def performer(
-    numbers: Any, case: Case, omega: Matrix, head: int, q: Matrix, k: Matrix, v: Matrix
-) -> Matrix:
-    half = numbers.mpf(case.softmax_scale) / 2
-    of_keys = [[x - half * dot(row, row) for x in product([row], omega)[0]] for row in k]
-    of_queries = product(q, omega)
+def performer(head: Head) -> Matrix:
+    half = head.numbers.mpf(head.case.softmax_scale) / 2
+    of_keys = [[x - half * dot(row, row) for x in product([row], head.drawn)[0]] for row in head.k]
+    of_queries = product(head.q, head.drawn)
 
     def weight(i: int, j: int) -> Any:
-        return sum(numbers.exp(x + y) for x, y in zip(of_queries[i], of_keys[j], strict=True))
+        return sum(head.numbers.exp(x + y) for x, y in zip(of_queries[i], of_keys[j], strict=True))
 
-    return [mean([(weight(i, j), v[j]) for j in admitted(case, i)]) for i in range(case.seq_len)]
-
-
-def retention(
-    numbers: Any, case: Case, _: Any, head: int, q: Matrix, k: Matrix, v: Matrix
-) -> Matrix:
-    gamma = 1 - numbers.mpf(2) ** (-5 - head * case.kv_heads // case.heads)
-    scores, later = scaled(numbers, case, q, k), case.kv_len - case.seq_len
-    return [
-        [
-            sum(gamma ** (i + later - j) * scores[i][j] * v[j][n] for j in admitted(case, i))
-            for n in range(VALUES)
-        ]
-        for i in range(case.seq_len)
-    ]
+    return head.means(weight, head.admitted)
 
 
-def linformer(
-    numbers: Any, case: Case, drawn: list[Matrix], head: int, q: Matrix, k: Matrix, v: Matrix
-) -> Matrix:
-    mixed_k, mixed_v = (product(mixture, x) for mixture, x in zip(drawn, (k, v), strict=True))
-    return product(softmax(numbers, scaled(numbers, case, q, mixed_k)), mixed_v)
+def retention(head: Head) -> Matrix:
+    case, v = head.case, head.v
+    gamma = 1 - head.numbers.mpf(2) ** (-5 - head.number * case.kv_heads // case.heads)
+    scores, later = head.scores(head.q, head.k), case.kv_len - case.seq_len
+
+    def weighed(i: int, n: int) -> Any:
+        return sum(gamma ** (i + later - j) * scores[i][j] * v[j][n] for j in head.admitted(i))
+
+    return [[weighed(i, n) for n in range(VALUES)] for i in range(case.seq_len)]
 
 
-def nystrom(
-    numbers: Any, case: Case, sizes: tuple[int, int], head: int, q: Matrix, k: Matrix, v: Matrix
-) -> Matrix:
-    count, iterations = sizes
+def linformer(head: Head) -> Matrix:
+    mixed_k, mixed_v = map(product, head.drawn, (head.k, head.v))
+    return product(head.softmax(head.q, mixed_k), mixed_v)
+
+
+def nystrom(head: Head) -> Matrix:
+    count, iterations = head.drawn
 
     def landmarks(x: Matrix) -> Matrix:
         ends = [(i * len(x) // count, -(-(i + 1) * len(x) // count)) for i in range(count)]
         return [[sum(c) / (end - first) for c in columns(x[first:end])] for first, end in ends]
 
-    few_q, few_k = landmarks(q), landmarks(k)
-    a, first, last = (
-        softmax(numbers, scaled(numbers, case, x, y))
-        for x, y in ((few_q, few_k), (q, few_k), (few_q, k))
-    )
-
     def less(number: int, x: Matrix) -> Matrix:
-        return [
-            [(number if i == j else 0) - y for j, y in enumerate(row)] for i, row in enumerate(x)
-        ]
+        return [[number * (i == j) - y for j, y in enumerate(row)] for i, row in enumerate(x)]
 
-    sums = [sum(column) for column in columns(a)]
-    largest = max(sums, key=lambda x: float(x.mid if hasattr(x, "mid") else x))
+    few_q, few_k = landmarks(head.q), landmarks(head.k)
+    a = head.softmax(few_q, few_k)
+    largest = max((sum(column) for column in columns(a)), key=middle)
     z = [[x / largest for x in row] for row in columns(a)]
     for _ in range(iterations):
         az = product(a, z)
         inner = less(13, product(az, less(15, product(az, less(7, az)))))
         z = [[x / 4 for x in row] for row in product(z, inner)]
-    return product(product(product(first, z), last), v)
+    last = head.softmax(few_q, head.k)
+    return product(product(product(head.softmax(head.q, few_k), z), last), head.v)
 
 
-def reformer(
-    numbers: Any, case: Case, drawn: list[Matrix], head: int, q: Matrix, k: Matrix, v: Matrix
-) -> Matrix:
-    tokens, chunk = range(case.seq_len), 2
-    keys = [[x / numbers.sqrt(dot(row, row)) for x in row] for row in q]
-    scores, met = scaled(numbers, case, q, keys), [[0 for _ in tokens] for _ in tokens]
-    for rotation in drawn:
-        turned = [
-            [float(x.mid if hasattr(x, "mid") else x) for x in y] for y in product(q, rotation)
-        ]
+def reformer(head: Head) -> Matrix:
+    numbers, case, q, chunk = head.numbers, head.case, head.q, 2
+    tokens = range(case.seq_len)
+    scores = head.scores(q, [[x / numbers.sqrt(dot(row, row)) for x in row] for row in q])
+    met = [[0 for _ in tokens] for _ in tokens]
+    for rotation in head.drawn:
+        turned = [list(map(middle, row)) for row in product(q, rotation)]
         both = [row + [-x for x in row] for row in turned]
         bucket = [row.index(max(row)) for row in both]
         chunks = [sum(bucket[j] == bucket[i] for j in range(i)) // chunk for i in tokens]
-        for i in tokens:
-            for j in tokens:
-                met[i][j] += bucket[i] == bucket[j] and chunks[i] - chunks[j] in (0, 1)
+        for i, j in itertools.product(tokens, tokens):
+            met[i][j] += bucket[i] == bucket[j] and chunks[i] - chunks[j] in (0, 1)
 
-    def weights(i: int) -> Iterator[tuple[Any, list[Any]]]:
-        others = [j for j in tokens if j != i and met[i][j] and (case.unmasked or j < i)]
-        for j in others or [i]:
-            yield (met[i][j] * numbers.exp(scores[i][j]) if others else numbers.mpf(1)), v[j]
+    def seen(i: int) -> list[int]:
+        return [j for j in tokens if j != i and met[i][j] and (case.unmasked or j < i)] or [i]
 
-    return [mean(list(weights(i))) for i in tokens]
+    def weight(i: int, j: int) -> Any:
+        return numbers.mpf(1) if i == j else met[i][j] * numbers.exp(scores[i][j])
 
-
-def pattern(
-    numbers: Any, case: Case, pairs: Matrix, head: int, q: Matrix, k: Matrix, v: Matrix
-) -> Matrix:
-    scores = scaled(numbers, case, q, k)
-    return [
-        mean([(numbers.exp(scores[i][j]), v[j]) for j in range(case.kv_len) if pairs[i][j]])
-        for i in range(case.seq_len)
-    ]
+    return head.means(weight, seen)
 
 
-FORMULAS: dict[str, Formula] = {
+def pattern(head: Head) -> Matrix:
+    scores, keys = head.scores(head.q, head.k), range(head.case.kv_len)
+    return head.means(
+        lambda i, j: head.numbers.exp(scores[i][j]), lambda i: [j for j in keys if head.drawn[i][j]]
+    )
+
+
+FORMULAS: dict[str, Callable[[Head], Matrix]] = {
     "linear": linear, "linear-recurrent": linear, "linear-parallel": linear,
     "performer:features=5": performer, "retention": retention,
     "linformer:3": linformer, "nystrom:3": nystrom,
@@ -253,16 +244,12 @@ def checked(name: str, mask: str, how: str, seed: int) -> Checked | None:
 
     results = []
     for numbers in (mp, iv):
-        of_head = [exactly(numbers, x[0].tolist()) for x in (q, k, v)]
-        results.append(
-            [
-                FORMULAS[name](
-                    numbers, case, exactly(numbers, given), head,
-                    of_head[0][head], of_head[1][0], of_head[2][0],
-                )
-                for head in range(HEADS)
-            ]
-        )  # fmt: skip
+        (*qs,), (keys,), (values,) = (exactly(numbers, x[0].tolist()) for x in (q, k, v))
+        heads = (
+            Head(numbers, case, exactly(numbers, given), index, queries, keys, values)
+            for index, queries in enumerate(qs)
+        )
+        results.append(list(map(FORMULAS[name], heads)))
     triples = [
         (abs(x - exact), WIDTHS * mp.mpf(getattr(between, "delta", 0)) + LEAST, abs(exact))
         for got, right, bounds in zip(found, *results, strict=True)
@@ -275,23 +262,25 @@ def checked(name: str, mask: str, how: str, seed: int) -> Checked | None:
     return Checked(name, how, error, may_be, float(of_allowed))
 
 
-def examine(draws: int) -> list[Checked]:
-    """The worst of so many draws under both masks, of each definition and kind of inputs."""
+def worst(draws: int) -> list[Checked]:
+    """Of so many draws under both masks, of each definition and kind of inputs."""
     load_built_in()
     mp.dps, iv.prec = 50, 53
     found = []
     for name, how in itertools.product(FORMULAS, INPUTS):
         cases = itertools.product(("full", "causal"), range(draws))
         rows = [checked(name, mask, how, seed) for mask, seed in cases]
-        some = [row for row in rows if row is not None]
-        found.append(max(some, key=lambda row: row.of_allowed))
+        found.append(max(filter(None, rows), key=lambda row: row.of_allowed))
     return found
 
 
-def table(found: list[Checked]) -> Table:
-    rows = [
+def examine(_: Tell, *, draws: int) -> Ended:
+    """Whether none is off by more than it may be."""
+    found = worst(draws)
+    rows = tuple(
         (r.name, r.inputs, f"{r.error:.1e}", f"{r.allowed:.1e}", f"{r.of_allowed:.2g}")
         for r in found
-    ]
+    )
     header = ("definition", "inputs", "relative error", "allowed", "error / allowed")
-    return Table(title="Definitions in float64 against mpmath", header=header, rows=tuple(rows))
+    table = Table(title="Definitions in float64 against mpmath", header=header, rows=rows)
+    return Ended(met=all(r.of_allowed <= 1 for r in found), tables=[table])

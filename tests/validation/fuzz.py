@@ -41,7 +41,7 @@ from attnbench.base import units
 from attnbench.base.jsontext import plain, sealed
 from attnbench.cli import main
 from attnbench.errors import AttnbenchError, WorkerError
-from attnbench.execution.store import INFO, PLAN, RECORDS, Run, load_run
+from attnbench.execution.store import INFO, PLAN, RECORDS, load_run
 from attnbench.gate.decide.stored import load_gate, write_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.report import figures
@@ -89,13 +89,9 @@ WORDS = (
 )  # fmt: skip
 
 
-class Hang(Exception):  # noqa: N818
-    """No OSError, which a command may take for that of a file."""
-
-
 @dataclass
 class Summary:
-    """How many inputs of each kind there were, and how they ended."""
+    """How inputs of each kind ended."""
 
     ends: dict[str, Counter[str]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
@@ -107,20 +103,12 @@ def odd_bytes(rng: random.Random, data: bytes) -> bytes:
     for _ in range(rng.choice((1, 1, 2, 3))):
         at, length = rng.randrange(len(data) + 1), rng.choice((1, 1, 4, 30, 400))
         head, tail = data[:at], data[at:]
-        change = rng.randrange(6)
-        if change == 0 and tail:
-            tail = bytes([tail[0] ^ 1 << rng.randrange(8)]) + tail[1:]
-        elif change == 1 and tail:
-            tail = rng.choice(b"0123456789").to_bytes() + tail[1:]
-        elif change == 2:
-            tail = tail[length:]
-        elif change == 3:
-            tail = rng.choice(TOKENS) + tail
-        elif change == 4:
-            tail = data[at : at + length] + tail
-        elif change == 5:
-            tail = b""
-        data = head + tail
+        flipped = bytes(byte ^ 1 << rng.randrange(8) for byte in tail[:1])
+        changed = (
+            flipped + tail[1:], rng.choice(b"0123456789").to_bytes() + tail[1:], tail[length:],
+            rng.choice(TOKENS) + tail, tail[:length] + tail, b"",
+        )  # fmt: skip
+        data = head + rng.choice(changed)
     return data
 
 
@@ -161,12 +149,10 @@ class Fuzzer:
         self.gate = write_gate(self.output / "g", gate_run, decide(gate_run))
         (self.output / "p").mkdir()
         self.profile = write_profile(self.output / "p", profile())
-        self.texts = {
-            "claims.toml": CLAIM, "table.csv": PUBLISHED, "bench.json": BENCHMARKS,
-        }  # fmt: skip
+        given = {"claims.toml": CLAIM, "table.csv": PUBLISHED, "bench.json": BENCHMARKS}
         self.history = folder / "history"
         entries.add(self.history, load_run(self.path))
-        for name, text in self.texts.items():
+        for name, text in given.items():
             (folder / name).write_text(text)
         self.folder = folder
         self.traps = [folder / name for name in ("fifo", "deep", "zero", "folder", "torn", "lines")]
@@ -183,24 +169,27 @@ class Fuzzer:
         shutil.copytree(self.path, folder / "lines")
         (folder / "lines" / RECORDS).unlink()
         (folder / "lines" / RECORDS).symlink_to(self.traps[0])
-        self.run, self.gate_run = load_run(self.path), load_gate(self.gate)
+        self.run = load_run(self.path)
         self.whole = {
             file: file.read_bytes()
             for file in (
                 self.path / INFO, self.path / PLAN, self.path / RECORDS, self.gate, self.profile,
-                self.history / entries.FILE, *(folder / name for name in self.texts),
+                self.history / entries.FILE, *(folder / name for name in given),
             )
         }  # fmt: skip
 
-        def same_gate(_: random.Random) -> None:
-            assert load_gate(self.gate) == self.gate_run, "the gate run is read as something else"
+        def same(read: Callable[[Path], Any], path: Path) -> Judge:
+            def judge(_: random.Random) -> None:
+                assert read(path) == whole, f"{path.name} is read as something else"
 
-        def same_profile(_: random.Random) -> None:
-            assert read_profile(self.profile.parent) == profile(), "the profile is something else"
+            whole = read(path)
+            return judge
 
-        def judged(_: random.Random) -> None:
-            judging.judged(judging.read(folder / "claims.toml"), self.run)
-
+        same_gate, same_profile = (
+            same(load_gate, self.gate),
+            same(read_profile, self.profile.parent),
+        )
+        claims = folder / "claims.toml"
         info, lines, history = self.path / INFO, self.path / RECORDS, self.history / entries.FILE
         # Of each kind how many of 124 inputs; what is changed how; and how it is judged.
         self.kinds: dict[str, tuple[int, Callable[[random.Random], str]]] = {
@@ -216,7 +205,8 @@ class Fuzzer:
                 self._values, self.profile, lambda _: read_profile(self.profile.parent).cell)),
             "history.jsonl": (4, partial(
                 self._bytes, history, lambda _: entries.read(self.history))),
-            "claims": (4, partial(self._bytes, folder / "claims.toml", judged)),
+            "claims": (4, partial(self._bytes, claims, lambda _: judging.judged(
+                judging.read(claims), self.run))),
             "tables of others": (3, self._others),
             "lists": (20, self._lists),
             "command lines": (3, self._commands),
@@ -249,27 +239,22 @@ class Fuzzer:
     def _same_run(self, _: random.Random) -> None:
         found = load_run(self.path)
         assert found.info == self.run.info, "run.json is read as something else"
-        if found.torn:
-            assert found.unfinished, "a torn run reads as complete"
         assert all(record in self.run.records for record in found.records), "another number"
         missing = len(self.run.records) - len(found.records)
-        assert not missing or found.unfinished, "records are missing, and nothing says so"
+        assert found.unfinished or not (missing or found.torn), "nothing says what is missing"
 
     def _used(self, rng: random.Random) -> None:
         run = load_run(self.path)
-        uses: tuple[Callable[[Run], Any], ...] = (
-            self._exported, table.compared, entries.entry_of, sources.of_run,
-            partial(self._shown, rng),
-        )  # fmt: skip
-        rng.choice(uses)(run)
-
-    def _exported(self, run: Run) -> None:
-        table.to_csv(frame := table.load(run), io.StringIO())
-        table.to_json(frame, io.StringIO())
-
-    def _shown(self, rng: random.Random, _: Run) -> None:
-        commands = "verify|claims|compare r|sweep --resume|report|profile naive --from".split("|")
-        self._invoke([*rng.choice(commands).split(), str(self.path)])
+        use: Any = rng.choice((None, table.to_csv, table.to_json, table.compared, entries.entry_of,
+                          sources.of_run))  # fmt: skip
+        if use in (table.to_csv, table.to_json):
+            use(table.load(run), io.StringIO())
+        elif use:
+            use(run)
+        else:
+            commands = ("verify", "claims", "compare r", "sweep --resume", "report",
+                        "profile naive --from")  # fmt: skip
+            self._invoke([*rng.choice(commands).split(), str(self.path)])
 
     def _used_gate(self, rng: random.Random) -> None:
         decide(load_gate(self.gate))
@@ -287,12 +272,10 @@ class Fuzzer:
             at = rng.randrange(len(text) + 1)
             more = rng.choice((*alphabet, rng.choice(WORDS), rng.choice(alphabet) * 3))
             text = text[:at] + more + text[at + rng.randrange(2) :]
-        parse: Any = rng.choice(
-            (
-                units.parse_sizes, units.parse_threads, units.parse_names, units.parse_share,
-                units.parse_duration, parse_mask, parse_position,
-            )
-        )  # fmt: skip
+        parse: Any = rng.choice((
+            units.parse_sizes, units.parse_threads, units.parse_names, units.parse_share,
+            units.parse_duration, parse_mask, parse_position,
+        ))  # fmt: skip
         found = parse(text) if parse in (parse_mask, parse_position) else parse(text, "--flag")
         if parse is units.parse_sizes:
             assert found, "no size"
@@ -334,7 +317,8 @@ def nothing_starts(folder: Path) -> Iterator[None]:
         raise WorkerError("nothing is started here")
 
     def hang(*_: Any) -> Any:
-        raise Hang(f"more than {LONGEST_S} s")
+        # No OSError, which a command may take for that of a file.
+        raise AssertionError(f"hangs: more than {LONGEST_S} s")
 
     before, here = signal.signal(signal.SIGALRM, hang), Path.cwd()
     os.chdir(folder)

@@ -6,39 +6,40 @@ both compute in float64, DENSE where theirs rounds to float32 on the way, ANGLES
 angles of up to 64 radians in float32, which are off by 64 × 2⁻²⁴ = 4e-6. What they have not,
 `own loops`, are the rules of a paper, pair by pair.
 
-The packages live in an environment of their own (`packages.txt`), in which this file runs; single
-files of a package stand for it where the whole would bring Triton or data loaders along.
+The packages live in an environment of their own (`packages.txt`), in which this file runs.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 import venv
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIRED = Path(__file__).with_name("packages.txt")
 PAGE = "packages.md"
+HEADER = (
+    "package", "version", "function", "held against it", "cases", "largest difference",
+    "tolerance", "verdict",
+)  # fmt: skip
 EXACT, DENSE, ANGLES = 1e-12, 1e-6, 1e-5
 Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # ours, theirs
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One function of a package; `pairs` yields what ours gives and what theirs, case by case."""
 
     package: str
@@ -55,9 +56,7 @@ def row(package: str, function: str, ours: str, tolerance: float) -> Any:
     """Add what is decorated to the table."""
 
     def add(pairs: Callable[[], Pairs]) -> Callable[[], Pairs]:
-        ROWS.append(
-            Row(package=package, function=function, ours=ours, tolerance=tolerance, pairs=pairs)
-        )
+        ROWS.append(Row(package, function, ours, tolerance, pairs))
         return pairs
 
     return add
@@ -68,18 +67,10 @@ def take(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def of_file(package: str, path: str, name: str) -> Any:
-    """`name` of a single file of a package, without what the rest of it needs."""
-    found = importlib.util.find_spec(package)
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    file = Path(found.submodule_search_locations[0]) / path
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
+def of_fla(operation: str, name: str) -> Any:
+    """`name` of a single file of fla-core: the whole needs Triton."""
+    file = importlib.metadata.distribution("fla-core").locate_file(f"fla/ops/{operation}/naive.py")
+    return runpy.run_path(str(file))[name]
 
 
 def case_of(**fields: Any) -> Any:
@@ -135,76 +126,65 @@ def rotated(text: str, x: torch.Tensor, length: int = 0) -> torch.Tensor:
 
 LENGTH = 16  # the trained length of the blocks below
 LONG = [1 + i / 4 for i in range(8)]
-# Ours, the trained length, and `rope_parameters` of transformers.
-SCALINGS: list[tuple[str, int, dict[str, Any]]] = [
-    ("rope-linear:factor=4", LENGTH, {"rope_type": "linear", "factor": 4.0}),
-    ("rope-dynamic:length=16", LENGTH, {"rope_type": "dynamic", "factor": 1.0}),
-    ("rope-dynamic:length=16:factor=4", LENGTH, {"rope_type": "dynamic", "factor": 4.0}),
-    *[
-        (
-            f"rope-yarn:factor={factor}:length={length}{text}",
-            length,
-            {"rope_type": "yarn", "factor": float(factor), **given},
-        )
+YARN: dict[str, dict[str, Any]] = {
+    "": {},
+    ":truncate=0": {"truncate": False},
+    ":slow=2:fast=8": {"beta_slow": 2.0, "beta_fast": 8.0},
+    ":base=1000000": {"rope_theta": 1e6},
+    ":mscale=0.7:mscale_all_dim=1": {"mscale": 0.7, "mscale_all_dim": 1.0},
+    ":attention_factor=1.5": {"attention_factor": 1.5},
+}
+LLAMA3 = {
+    "factor": 8.0, "rope_theta": 500000.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
+# By kind: ours, the trained length, and what else is in `rope_parameters` of transformers.
+SCALINGS: dict[str, list[tuple[str, int, dict[str, Any]]]] = {
+    "linear": [("factor=4", LENGTH, {"factor": 4.0})],
+    "dynamic": [
+        ("length=16", LENGTH, {"factor": 1.0}),
+        ("length=16:factor=4", LENGTH, {"factor": 4.0}),
+    ],
+    "yarn": [
+        (f"factor={factor}:length={length}{text}", length, {"factor": float(factor)} | given)
         for factor, length in ((4, LENGTH), (16, 4096), (40, 2048))
-        for text, given in (
-            ("", {}),
-            (":truncate=0", {"truncate": False}),
-            (":slow=2:fast=8", {"beta_slow": 2.0, "beta_fast": 8.0}),
-            (":base=1000000", {"rope_theta": 1e6}),
-            (":mscale=0.7:mscale_all_dim=1", {"mscale": 0.7, "mscale_all_dim": 1.0}),
-            (":attention_factor=1.5", {"attention_factor": 1.5}),
-        )
+        for text, given in YARN.items()
     ],
-    *[
+    "llama3": [(f"factor=8:length={n}:base=500000", n, LLAMA3) for n in (LENGTH, 8192)],
+    "longrope": [
         (
-            f"rope-llama3:factor=8:length={length}:base=500000",
-            length,
-            {
-                "rope_type": "llama3", "factor": 8.0, "rope_theta": 500000.0,
-                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            },
-        )
-        for length in (LENGTH, 8192)
-    ],
-    *[
-        (
-            f"rope-longrope:factor=4:length=16{text}:long={'+'.join(map(str, LONG))}",
+            f"factor=4:length=16{text}:long={'+'.join(map(str, LONG))}",
             LENGTH,
-            {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8} | given,
+            {"factor": 4.0, "short_factor": [short] * 8, "long_factor": LONG},
         )
-        for text, given in (("", {}), (":short=1.1", {"short_factor": [1.1] * 8}))
+        for text, short in (("", 1.0), (":short=1.1", 1.1))
     ],
-]  # fmt: skip
+}
 
 
-def llama(length: int, rope: dict[str, Any]) -> Any:
+def llama(kind: str, length: int, rope: dict[str, Any]) -> Any:
     """A configuration of two key heads and four query heads of 16 dims."""
-    lists = {"long_factor": LONG} if rope["rope_type"] == "longrope" else {}
-    own = {"rope_theta": 10000.0, "original_max_position_embeddings": length} | lists | rope
-    if rope["rope_type"] == "dynamic":
-        own.pop("original_max_position_embeddings")
+    own = {"rope_theta": 10000.0, "rope_type": kind} | rope
+    if kind != "dynamic":
+        own["original_max_position_embeddings"] = length
     return take("transformers", "LlamaConfig")(
         hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        max_position_embeddings=length if rope["rope_type"] == "dynamic" else 4 * length,
+        max_position_embeddings=length if kind == "dynamic" else 4 * length,
         rope_parameters=own, attn_implementation="eager",
     )  # fmt: skip
 
 
-for _kind in dict.fromkeys(rope["rope_type"] for _, _, rope in SCALINGS):
+for _kind in SCALINGS:
 
     @row("transformers", f"ROPE_INIT_FUNCTIONS['{_kind}']", f"rope-{_kind}", DENSE)
     def _frequencies(kind: str = _kind) -> Pairs:
         """Each frequency over theirs, below and past the trained length; and the factor."""
         from attnbench.schema.case import parse_position
 
-        functions = take("transformers.modeling_rope_utils", "ROPE_INIT_FUNCTIONS")
-        for text, length, rope in SCALINGS:
-            position = parse_position(text)
-            for n in (
-                (length // 2, length, length + 1, 5 * length) if kind == rope["rope_type"] else ()
-            ):
-                theirs, factor = functions[kind](llama(length, rope), "cpu", seq_len=n)
+        initial = take("transformers.modeling_rope_utils", "ROPE_INIT_FUNCTIONS")[kind]
+        for text, length, rope in SCALINGS[kind]:
+            position = parse_position(f"rope-{kind}:{text}")
+            for n in (length // 2, length, length + 1, 5 * length):
+                theirs, factor = initial(llama(kind, length, rope), "cpu", seq_len=n)
                 ours = position.encoding.frequencies(position.values, 16, n)
                 ratio = torch.tensor(ours, dtype=torch.float64) / theirs.double()
                 yield ratio, torch.ones_like(ratio)
@@ -237,17 +217,17 @@ def blocks(kind: str, cache: str = "", window: int = 0) -> Pairs:
         take("transformers.models.llama.modeling_llama", f"Llama{name}")
         for name in ("RotaryEmbedding", "Attention")
     )
-    for (text, length, rope), n in product(SCALINGS, (12, 24)):
-        if rope["rope_type"] != kind or (cache and n > length):
+    for (text, length, rope), n in product(SCALINGS[kind], (12, 24)):
+        if cache and n > length:
             continue
-        config, context = llama(length, rope), n - 4 if cache else n
+        config, context = llama(kind, length, rope), n - 4 if cache else n
         config.sliding_window = window or None
         sizes = {"seq_len": context, "batch": 2, "heads": 4, "kv_heads": 2, "width": 48}
         mask = f"window:{window}" if window else "causal"
         how = {"workload": "decode", "cache": cache, "new_tokens": 4} if cache else {
             "workload": "layer", "projection": "separate",
         }  # fmt: skip
-        case = case_of(mask=mask, position=text, **sizes, **how)
+        case = case_of(mask=mask, position=f"rope-{kind}:{text}", **sizes, **how)
         theirs, tensors = attention(config, 0).double(), filled(case)
         weights = [tensors[name] for name in ("wq", "wk", "wv", "wo") if name in tensors]
         if "wqkv" in tensors:
@@ -271,7 +251,7 @@ def blocks(kind: str, cache: str = "", window: int = 0) -> Pairs:
         yield output_of(case, tensors), torch.cat(outputs[1:] if cache else outputs, 1)
 
 
-for _kind in dict.fromkeys(rope["rope_type"] for _, _, rope in SCALINGS):
+for _kind in SCALINGS:
 
     @row("transformers", "LlamaAttention", f"layer, rope-{_kind}", DENSE)
     def _layer(kind: str = _kind) -> Pairs:
@@ -314,39 +294,19 @@ def _neox() -> Pairs:
         yield rotated(f"rope-partial:{share}", x.double()), theirs
 
 
-@row("torchtune", "RotaryPositionalEmbeddings", "rope-interleaved", ANGLES)
-def _torchtune() -> Pairs:
-    make = of_file("torchtune", "modules/position_embeddings.py", "RotaryPositionalEmbeddings")
-    for base, dims in product((10000, 500000), (16, 64)):
-        x = torch.randn(2, 3, 64, dims)
-        theirs = make(dims, 64, base)(x.transpose(1, 2)).transpose(1, 2)
-        yield rotated(f"rope-interleaved:{base}", x.double()), theirs
-
-
-@row("torchtune", "Llama3ScaledRoPE.theta", "rope-llama3", DENSE)
-def _torchtune_llama3() -> Pairs:
-    from attnbench.schema.case import parse_position
-
-    make = of_file("torchtune", "models/llama3_1/_position_embeddings.py", "Llama3ScaledRoPE")
-    for dims, base, factor in product((16, 128), (10000, 500000), (8, 32)):
-        position = parse_position(f"rope-llama3:factor={factor}:base={base}")
-        ours = position.encoding.frequencies(position.values, dims, 1)
-        theirs = make(dims, 16, base, factor).theta.double()
-        yield torch.tensor(ours, dtype=torch.float64) / theirs, torch.ones(len(ours)).double()
-
-
 LUCIDRAINS: dict[str, dict[str, float]] = {
     "rope-interleaved": {},
     "rope-interleaved:500000": {"theta": 500000},
     "rope-ntk:factor=4": {"theta_rescale_factor": 4.0},
     "rope-linear:factor=4": {"interpolate_factor": 4.0},
 }
-for _text, _given in LUCIDRAINS.items():
 
-    @row("rotary-embedding-torch", f"RotaryEmbedding({', '.join(_given)})", _text, ANGLES)
-    def _lucidrains(text: str = _text, given: dict[str, Any] = _given) -> Pairs:
-        """It pairs neighbours; ours may pair halves, so the dims are reordered for it."""
-        x = torch.randn(2, 3, 64, 16)
+
+@row("rotary-embedding-torch", "RotaryEmbedding", "rope-interleaved, -ntk, -linear", ANGLES)
+def _lucidrains() -> Pairs:
+    """It pairs neighbours; ours may pair halves, so the dims are reordered for it."""
+    x = torch.randn(2, 3, 64, 16)
+    for text, given in LUCIDRAINS.items():
         halves = "interleaved" not in text
         paired = torch.stack(x.chunk(2, dim=-1), dim=-1).flatten(-2) if halves else x
         turn = take("rotary_embedding_torch", "RotaryEmbedding")(dim=16, **given)
@@ -354,18 +314,6 @@ for _text, _given in LUCIDRAINS.items():
         if halves:
             theirs = torch.cat((theirs[..., ::2], theirs[..., 1::2]), dim=-1)
         yield rotated(text, x.double()), theirs
-
-
-@row("x-transformers", "RotaryEmbedding(base_rescale_factor)", "rope-ntk", DENSE)
-def _x_rotary() -> Pairs:
-    from attnbench.schema.case import parse_position
-
-    for dims, factor in product((16, 64), (2, 8)):
-        made = take("x_transformers.x_transformers", "RotaryEmbedding")
-        theirs = made(dims, base_rescale_factor=factor).inv_freq.double()
-        position = parse_position(f"rope-ntk:{factor}")
-        ours = torch.tensor(position.encoding.frequencies(position.values, dims, 1))
-        yield ours.double() / theirs, torch.ones_like(theirs)
 
 
 @row("transformers", "xlm: create_sinusoidal_embeddings", "sinusoidal", DENSE)
@@ -379,59 +327,34 @@ def _sinusoidal() -> Pairs:
         yield ours, make(tokens, width, torch.empty(tokens, width))
 
 
-@row("transformers", "bloom: build_alibi_tensor", "alibi", DENSE)
-def _bloom() -> Pairs:
-    """It adds slope × j, which differs from ours by a number a query: softmax drops it."""
-    make = take("transformers.models.bloom.modeling_bloom", "build_alibi_tensor")
-    for heads in (*range(1, 21), 32, 71, 112):
-        theirs_H1S = make(torch.ones(1, 9), heads, torch.float32)
-        ours_HS = scores_added(case_of(heads=heads, seq_len=1, kv_len=9, position="alibi"))
-        yield ours_HS - ours_HS[..., :1], theirs_H1S.view(heads, 1, 9)
-
-
-@row("transformers", "mpt: build_mpt_alibi_tensor", "alibi", DENSE)
-def _mpt() -> Pairs:
-    make = take("transformers.models.mpt.modeling_mpt", "build_mpt_alibi_tensor")
-    for heads in (*range(1, 21), 32, 71, 112):
-        yield (
-            scores_added(case_of(heads=heads, seq_len=1, kv_len=9, position="alibi")),
-            make(heads, 9),
-        )
-
-
 @row("x-transformers", "AlibiPositionalBias", "alibi", DENSE)
 def _x_alibi() -> Pairs:
     make = take("x_transformers.x_transformers", "AlibiPositionalBias")
-    for heads, (queries, keys) in product((1, 3, 4, 6, 12), ((9, 9), (3, 11))):
+    for heads, (queries, keys) in product((*range(1, 21), 71), ((9, 9), (3, 11))):
         case = case_of(heads=heads, seq_len=queries, kv_len=keys, position="alibi")
         yield scores_added(case), make(heads)(queries, keys)
 
 
-for _package, _module, _class in (
-    ("transformers", "transformers.models.t5.modeling_t5", "T5Attention"),
-    ("x-transformers", "x_transformers.x_transformers", "RelativePositionBias"),
-    ("torchscale", "torchscale.component.relative_position_bias", "RelativePositionBias"),
-):
+@row("transformers", "T5Attention._relative_position_bucket", "t5", EXACT)
+def _t5() -> Pairs:
+    """The table's row of each bucket of theirs; distances at a bucket's edge left out."""
+    from attnbench.api.bias import learned
 
-    @row(_package, f"{_class}._relative_position_bucket", "t5", EXACT)
-    def _t5(module: str = _module, name: str = _class) -> Pairs:
-        """The table's row of each bucket of theirs; distances at a bucket's edge left out."""
-        from attnbench.api.bias import learned
-
-        bucket = take(module, name)._relative_position_bucket
-        for (buckets, most), mask in product(((32, 128), (16, 64), (64, 1000)), ("full", "causal")):
-            text = f"t5:buckets={buckets}:distance={most}"
-            case = case_of(heads=3, seq_len=200, mask=mask, position=text)
-            distance_LS = torch.arange(200) - torch.arange(200)[:, None]
-            sides = mask == "full"
-            flag = {"causal": not sides} if "x_trans" in module else {"bidirectional": sides}
-            found = bucket(distance_LS, **flag, num_buckets=buckets, max_distance=most)
-            theirs = learned(buckets, 3, "cpu")[found].movedim(-1, 0)
-            side = buckets // 2 if sides else buckets
-            growth = torch.log(distance_LS.abs().double().clamp(min=1) / (side // 2))
-            growth = growth / math.log(most / (side // 2)) * (side - side // 2)
-            at_edge = ((growth - growth.round()).abs() < 1e-5) & (distance_LS.abs() > side // 2)
-            yield scores_added(case).masked_fill(at_edge, 0), theirs.masked_fill(at_edge, 0)
+    attention = take("transformers.models.t5.modeling_t5", "T5Attention")
+    for (buckets, most), mask in product(((32, 128), (16, 64), (64, 1000)), ("full", "causal")):
+        text = f"t5:buckets={buckets}:distance={most}"
+        case = case_of(heads=3, seq_len=200, mask=mask, position=text)
+        distance_LS = torch.arange(200) - torch.arange(200)[:, None]
+        sides = mask == "full"
+        found = attention._relative_position_bucket(
+            distance_LS, bidirectional=sides, num_buckets=buckets, max_distance=most
+        )
+        theirs = learned(buckets, 3, "cpu")[found].movedim(-1, 0)
+        side = buckets // 2 if sides else buckets
+        growth = torch.log(distance_LS.abs().double().clamp(min=1) / (side // 2))
+        growth = growth / math.log(most / (side // 2)) * (side - side // 2)
+        at_edge = ((growth - growth.round()).abs() < 1e-5) & (distance_LS.abs() > side // 2)
+        yield scores_added(case).masked_fill(at_edge, 0), theirs.masked_fill(at_edge, 0)
 
 
 @row("transformers", "SeamlessM4Tv2ConformerSelfAttention", "layer, shaw", EXACT)
@@ -514,39 +437,18 @@ SIZES: list[dict[str, Any]] = [
 @row("transformers", "llama: eager_attention_forward, repeat_kv", ", ".join(CORES), DENSE)
 def _eager() -> Pairs:
     attend = take("transformers.models.llama.modeling_llama", "eager_attention_forward")
-    for name, sizes, mask in product(CORES, SIZES, ("full", "causal")):
+    masks = ("full", "causal", "window:1", "window:9")
+    for name, sizes, mask in product(CORES, SIZES, masks):
         case = case_of(**sizes, mask=mask)
         inputs = qkv(case)
         groups = SimpleNamespace(num_key_value_groups=case.heads // case.kv_heads, training=False)
-        hidden = torch.full((case.seq_len,) * 2, -math.inf, dtype=torch.float64).triu(1)
-        added = hidden if mask == "causal" else None
+        seen = torch.ones(case.seq_len, case.seq_len, dtype=torch.bool)
+        if mask != "full":
+            seen = seen.tril().triu(1 - int(mask.partition(":")[2] or case.seq_len))
+        added = torch.zeros(seen.shape).double().masked_fill(~seen, -math.inf)
         theirs = attend(groups, *inputs, added, case.softmax_scale)[0].transpose(1, 2)
         for ours in computed(name, case, *inputs):
             yield ours, theirs
-
-
-@row("fla-core", "naive_parallel_attn", ", ".join(CORES), EXACT)
-def _fla_attention() -> Pairs:
-    attend = of_file("fla", "ops/attn/naive.py", "naive_parallel_attn")
-    for name, sizes, window in product(CORES, SIZES, (None, 1, 9)):
-        case = case_of(**sizes, mask=f"window:{window}" if window else "causal")
-        inputs = qkv(case)
-        theirs = attend(*token_first(*inputs), scale=case.softmax_scale, window_size=window)[0]
-        for ours in computed(name, case, *inputs):
-            yield ours, theirs.transpose(1, 2)
-
-
-@row("local-attention", "LocalAttention(exact_windowsize)", "naive, chunked, sdpa", EXACT)
-def _local() -> Pairs:
-    for name, window in product(("naive", "chunked", "sdpa"), (4, 16)):
-        case = case_of(batch=2, heads=2, seq_len=64, mask=f"window:{window + 1}")
-        inputs = qkv(case)
-        theirs = take("local_attention", "LocalAttention")(
-            window_size=window, causal=True, look_backward=1, exact_windowsize=True,
-            use_rotary_pos_emb=False,
-        )  # fmt: skip
-        for ours in computed(name, case, *inputs):
-            yield ours, theirs(*inputs)
 
 
 @row("torch", "nn.MultiheadAttention", "layer, fused", EXACT)
@@ -651,7 +553,7 @@ for _name, _rule in RULES.items():
 @row("fla-core", "naive_chunk_linear_attn(normalize)", "linear, -recurrent, -parallel", 1e-9)
 def _fla_linear() -> Pairs:
     """It adds 1e-10 to sums of weights."""
-    attend = of_file("fla", "ops/linear_attn/naive.py", "naive_chunk_linear_attn")
+    attend = of_fla("linear_attn", "naive_chunk_linear_attn")
     for name, n in product(("linear", "linear-recurrent", "linear-parallel"), (64, 192)):
         case = case_of(batch=2, heads=2, seq_len=n, mask="causal")
         q, k, v = qkv(case)
@@ -661,37 +563,14 @@ def _fla_linear() -> Pairs:
             yield ours, theirs.transpose(1, 2)
 
 
-@row("fla-core", "naive_recurrent_linear_attn(normalize)", "linear, its state", ANGLES)
-def _fla_recurrent() -> Pairs:
-    attend = of_file("fla", "ops/linear_attn/naive.py", "naive_recurrent_linear_attn")
-    case = case_of(batch=2, heads=2, seq_len=50, mask="causal")
-    q, k, v = qkv(case)
-    features = [torch.nn.functional.elu(x) + 1 for x in (q, k)]
-    theirs = attend(*token_first(*features, v), scale=1.0, normalize=True)[0]
-    for ours in computed("linear-recurrent", case, q, k, v):
-        yield ours, theirs.transpose(1, 2)
-
-
 @row("fla-core", "naive_retention", "retention", ANGLES)
 def _fla_retention() -> Pairs:
-    attend = of_file("fla", "ops/retention/naive.py", "naive_retention")
+    attend = of_fla("retention", "naive_retention")
     for heads, n in ((1, 40), (4, 200), (8, 64)):
         case = case_of(batch=2, heads=heads, seq_len=n, mask="causal")
         inputs = qkv(case)
         for ours in computed("retention", case, *inputs):
             yield ours, attend(*inputs)
-
-
-@row("fla-core", "naive_chunk_simple_gla", "retention", ANGLES)
-def _fla_gla() -> Pairs:
-    attend = of_file("fla", "ops/simple_gla/naive.py", "naive_chunk_simple_gla")
-    for heads, n in ((4, 150), (8, 64)):
-        case = case_of(batch=2, heads=heads, seq_len=n, mask="causal")
-        inputs = qkv(case)
-        fade = torch.log1p(-(2.0 ** (-5 - torch.arange(heads).double()))).expand(2, n, -1)
-        theirs = attend(*token_first(*inputs), fade)[0]
-        for ours in computed("retention", case, *inputs):
-            yield ours, theirs.transpose(1, 2)
 
 
 @row("performer-pytorch", "softmax_kernel, linear_attention", "performer", EXACT)
@@ -732,23 +611,6 @@ def _linformer() -> Pairs:
             yield ours, wanted
 
 
-@row("nystrom-attention", "NystromAttention", "nystrom", EXACT)
-def _nystrom() -> Pairs:
-    """One head of one item, since its first guess of the inverse is that of all together."""
-    for landmarks, steps in ((8, 6), (16, 4)):
-        case = case_of(heads=1, seq_len=64)
-        theirs = take("nystrom_attention", "NystromAttention")(
-            16, 16, 1, landmarks, steps, residual=False
-        ).double()
-        theirs.to_out = torch.nn.Identity()
-        x = torch.randn(1, 64, 16, dtype=torch.float64)
-        with torch.no_grad():
-            inputs = [y.unsqueeze(1) for y in theirs.to_qkv(x).chunk(3, dim=-1)]
-            wanted = theirs(x).unsqueeze(1)
-        for ours in computed(f"nystrom:{landmarks}:iterations={steps}", case, *inputs):
-            yield ours, wanted
-
-
 @row("transformers", "NystromformerSelfAttention", "nystrom", EXACT)
 def _nystromformer() -> Pairs:
     make = take(
@@ -782,11 +644,10 @@ def compared(one: Row) -> dict[str, Any]:
             ours, theirs = (x.detach().double() for x in (ours, theirs))
             apart = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-300))
             cases, most = cases + 1, max(most, apart if apart == apart else math.inf)
+        end = {"apart": most} if cases else {"error": "no case"}
     except Exception as err:
-        return {"version": version, "cases": cases, "error": f"{type(err).__name__}: {err}"[:200]}
-    if not cases:
-        return {"version": version, "cases": 0, "error": "no case"}
-    return {"version": version, "cases": cases, "apart": most}
+        end = {"error": f"{type(err).__name__}: {err}"[:200]}
+    return {"version": version, "cases": cases} | end
 
 
 def environment(folder: Path, tell: Callable[[str], None]) -> Path:
@@ -802,25 +663,17 @@ def environment(folder: Path, tell: Callable[[str], None]) -> Path:
         return python
     tell(f"making an environment in {folder}: about 1 GB")
     venv.create(folder, clear=True, with_pip=True)
-    install: list[str | Path] = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "-c",
-        ROOT / "constraints.txt",
-    ]
+    pip = (python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
     # What the packages want beside these is not needed for the functions that are compared.
-    for wanted in (["torch", "numpy", "msgspec", "psutil"], ["--no-deps", "-r", REQUIRED]):
-        done = subprocess.run([*install, *wanted], capture_output=True, text=True)
+    for wanted in (("torch", "numpy", "msgspec", "psutil"), ("--no-deps", "-r", REQUIRED)):
+        done = subprocess.run([*pip, *wanted], capture_output=True, text=True)
         if done.returncode:
             raise UsageError(f"pip in {folder}: {done.stderr.strip().splitlines()[-1]}")
     made.write_text(REQUIRED.read_text())
     return python
 
 
-def examine(output: Path, tell: Callable[[str], None]) -> tuple[Path, list[Any], bool]:
+def examine(path: Path, tell: Callable[[str], None]) -> Any:
     """Compare all rows in their environment; the page, its table, and whether all are within.
 
     Raises:
@@ -829,6 +682,7 @@ def examine(output: Path, tell: Callable[[str], None]) -> tuple[Path, list[Any],
     """
     from attnbench.errors import UsageError
     from tests.validation.page import Table, markdown, write_texts
+    from tests.validation.runner import Ended
 
     python = environment(ROOT / "build" / "packages", tell)
     settings = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -838,10 +692,8 @@ def examine(output: Path, tell: Callable[[str], None]) -> tuple[Path, list[Any],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        for one, line in zip(
-            ROWS, filter(lambda x: x.startswith("{"), process.stdout), strict=False
-        ):
-            found = json.loads(line)
+        told = filter(lambda line: line.startswith("{"), process.stdout)
+        for one, found in zip(ROWS, map(json.loads, told), strict=False):
             within = "error" not in found and found["apart"] <= one.tolerance
             well &= within
             rows.append((
@@ -852,21 +704,13 @@ def examine(output: Path, tell: Callable[[str], None]) -> tuple[Path, list[Any],
             tell("  ".join(rows[-1]))
     if len(rows) < len(ROWS):
         raise UsageError(f"{python} ended with {process.returncode} at row {len(rows) + 1}")
-    header = (
-        "package", "version", "function", "held against it", "cases", "largest difference",
-        "tolerance", "verdict",
-    )  # fmt: skip
-    cases = sum(int(x[4]) for x in rows)
     table = Table(
-        title=f"{len(rows)} functions of other packages, {cases} cases",
-        header=header, rows=tuple(rows),
-        note="Differences are parts of their largest number. torch of the environment:"
-        f" {importlib.metadata.version('torch')}.",
+        title=f"{len(rows)} functions of other packages, {sum(int(x[4]) for x in rows)} cases",
+        header=HEADER, rows=tuple(rows), note="Differences are parts of their largest number.",
     )  # fmt: skip
-    folder = output / "selftest-packages"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_texts(folder, {PAGE: markdown("make validate PART=packages", [table])})
-    return folder / PAGE, [table], well
+    path.mkdir(parents=True, exist_ok=True)
+    write_texts(path, {PAGE: markdown("make validate PART=packages", [table])})
+    return Ended(met=well, tables=[table], page=path / PAGE)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """`make validate PART=stacks`: are right stacks of layers right, and is one wrong layer found?
 
 A cell is a random stack (2 to 12 layers) with one right kernel, checked on two draws of inputs as
-before timing. The kernels are built-ins and others written here, which round in other ways: none of
-them may be `incorrect`. Then a kernel that is wrong in one layer alone, in each of 12 places.
+before timing. The kernels are built-ins and right ones of `wrong_kernels.py`, which round in other
+ways: none of them may be `incorrect`. Then a kernel that is wrong in one layer alone, in each of 12
+places.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from attnbench.worker.inputs import Draw
 from attnbench.worker.reference import Reference, judge
 from attnbench.worker.workloads import WORKLOADS
 from tests.validation.page import Table
+from tests.validation.runner import Ended, Tell
 
 LAYER = WORKLOADS.get("layer")
 Kernel = Callable[..., torch.Tensor]
@@ -40,56 +44,10 @@ AXES: dict[str, tuple[Any, ...]] = {
     "head_dim": (4, 8, 16),
     "width": (16, 32, 48),
 }
-BUILT_IN = ("naive", "chunked", "sdpa", "sdpa-flash", "sdpa-math")
-_LOG2_E = math.log2(math.e)
-
-
-def in_base_two(s: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Weights by exp2, normalised after the product with v."""
-    e = torch.exp2(s * _LOG2_E - (s * _LOG2_E).amax(-1, keepdim=True))
-    return (e @ v) / e.sum(-1, keepdim=True)
-
-
-def by_lse(s: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Weights as exp(s − lse)."""
-    return torch.exp(s - s.logsumexp(-1, keepdim=True)) @ v
-
-
-def key_by_key(s: torch.Tensor, v: torch.Tensor, size: int = 3) -> torch.Tensor:
-    """An online softmax over small blocks of keys, the last first."""
-    top = s.new_full((*s.shape[:-1], 1), -torch.finfo(s.dtype).max / 4)
-    o, total = v.new_zeros(*s.shape[:-1], v.shape[-1]), torch.zeros_like(top)
-    for first in reversed(range(0, s.shape[-1], size)):
-        block = s[..., first : first + size]
-        new = torch.maximum(top, block.amax(-1, keepdim=True))
-        e, shrink = torch.exp(block - new), torch.exp(top - new)
-        o, total, top = o * shrink + e @ v[..., first : first + size, :], total * shrink, new
-        total = total + e.sum(-1, keepdim=True)
-    return o / total
-
-
-OWN: dict[str, Kernel] = {"in-base-2": in_base_two, "by-lse": by_lse, "key-by-key": key_by_key}
-
-
-def own(name: str, weigh: Kernel) -> Implementation:
-    """A kernel of scores and values; in half precision it computes in float32."""
-
-    def build(case: Case) -> Kernel:
-        share, n = case.heads // case.kv_heads, case.seq_len
-        places = torch.arange(n)
-        hidden = places > places[:, None] + (n if case.mask.after is None else case.mask.after)
-        hidden |= places < places[:, None] - (n if case.mask.before is None else case.mask.before)
-
-        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            wide = torch.promote_types(q.dtype, torch.float32)
-            k, v = (x.to(wide).repeat_interleave(share, dim=1) for x in (k, v))
-            s = (q.to(wide) @ (k * case.softmax_scale).mT).masked_fill(hidden, -math.inf)
-            return weigh(s, v).to(q.dtype)
-
-        return call
-
-    masks = ("full", "causal", "window")
-    return Implementation(name=name, build=build, masks=masks)
+KERNELS = (
+    "naive", "chunked", "sdpa", "sdpa-flash", "sdpa-math", "right-blocks-of-48",
+    "right-by-log-sum-exp", "right-grouped-einsum", "right-in-float64",
+)  # fmt: skip
 
 
 def stacks(count: int, seed: int) -> Iterator[Case]:
@@ -129,10 +87,11 @@ def ratio(
     return math.inf if found.error_ratio is None else found.error_ratio
 
 
-def right_stacks(cells: int, seed: int, tell: Callable[[str], None]) -> tuple[Table, list[str]]:
+def right_stacks(cells: int, seed: int, tell: Tell) -> tuple[Table, list[str]]:
     """The largest ratio by layers, dtype and pass; and what was incorrect, in words."""
     load_built_in()
-    kernels = [*map(implementation, BUILT_IN), *(own(*item) for item in OWN.items())]
+    importlib.import_module("tests.validation.wrong_kernels")
+    kernels = list(map(implementation, KERNELS))
     ratios: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     wrong, done = list[str](), 0
     for number, case in enumerate(stacks(cells, seed)):
@@ -163,43 +122,29 @@ def right_stacks(cells: int, seed: int, tell: Callable[[str], None]) -> tuple[Ta
     return Table(title=title, header=header, rows=rows), wrong
 
 
-def _off_by_one(core: Kernel) -> Kernel:
-    """Hides each query's own key, or of the first what is before it."""
-    return lambda q, k, v: core(q, k.roll(1, dims=2), v.roll(1, dims=2))
-
-
-def _last_dropped(core: Kernel) -> Kernel:
-    """The last key has no value."""
-    return lambda q, k, v: core(q, k, torch.cat((v[:, :, :-1], 0 * v[:, :, -1:]), dim=2))
-
-
-def _scaled(factor: float) -> Callable[[Kernel], Kernel]:
-    return lambda core: lambda q, k, v: core(q * factor, k, v)
-
-
-WRONG: dict[str, Callable[[Kernel], Kernel]] = {
-    "heads exchanged": lambda core: lambda q, k, v: core(q, k, v.flip(1)),
-    "mask off by a key": _off_by_one,
-    "last key dropped": _last_dropped,
+# What is done to q, k and v of the layer.
+WRONG: dict[str, Callable[..., Any]] = {
+    "heads exchanged": lambda q, k, v: (q, k, v.flip(1)),
+    "mask off by a key": lambda q, k, v: (q, k.roll(1, dims=2), v.roll(1, dims=2)),
+    "last key dropped": lambda q, k, v: (q, k, torch.cat((v[:, :, :-1], 0 * v[:, :, -1:]), dim=2)),
     **{
-        f"scale off by {share:g} %": _scaled(1 + share / 100)
+        f"scale off by {share:g} %": lambda q, k, v, factor=1 + share / 100: (q * factor, k, v)
         for share in (30, 10, 3, 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
     },
 }
 
 
-def at_place(place: int, layers: int, change: Callable[[Kernel], Kernel]) -> Implementation:
+def at_place(place: int, layers: int, change: Callable[..., Any]) -> Implementation:
     """`naive`, changed in one of the layers alone: calls are counted."""
     naive = implementation("naive")
 
     def build(case: Case) -> Kernel:
         right, calls = naive.build(case), -1
-        wrong = change(right)
 
         def call(*heads: torch.Tensor) -> torch.Tensor:
             nonlocal calls
             calls += 1
-            return (wrong if calls % layers == place else right)(*heads)
+            return right(*(change(*heads) if calls % layers == place else heads))
 
         return call
 
@@ -209,9 +154,7 @@ def at_place(place: int, layers: int, change: Callable[[Kernel], Kernel]) -> Imp
 def wrong_layers(repeats: int, seed: int, layers: int = 12) -> Table:
     """Of each kind of wrong in one layer, in how many of the places it is found."""
     load_built_in()
-    kinds: list[tuple[Any, Any]] = [
-        (dtype, pass_) for dtype in ("float32", "bfloat16") for pass_ in ("forward", "both")
-    ]
+    kinds: list[Any] = list(product(("float32", "bfloat16"), ("forward", "both")))
     found: dict[str, list[str]] = {kind: [] for kind in WRONG}
     for dtype, pass_ in kinds:
         counts = dict.fromkeys(WRONG, 0)
@@ -230,3 +173,9 @@ def wrong_layers(repeats: int, seed: int, layers: int = 12) -> Table:
     header = ("wrong in one layer", *(" ".join(kind) for kind in kinds))
     rows = tuple((kind, *row) for kind, row in found.items())
     return Table(title=f"one wrong layer of {layers}: found", header=header, rows=rows)
+
+
+def examine(tell: Tell, *, cells: int, repeats: int, seed: int) -> Ended:
+    """Whether all right stacks are right, and where a wrong layer is found."""
+    right, wrong = right_stacks(cells, seed, tell)
+    return Ended(met=not wrong, tables=[right, wrong_layers(repeats, seed)], lines=wrong)

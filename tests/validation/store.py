@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from attnbench.base.stats import median
 from attnbench.execution.store import RunWriter, load_run
@@ -47,7 +45,7 @@ def measured(folder: Path, tell: Tell) -> bool:
     for cells, samples, most_s in ((10_000, 15, 2.0), (1_000, 1_000, 1.0)):
         made = (record(64 + i, samples) for i in range(cells))
         path = synthetic.write_run(folder, f"{cells}", made)
-        goal(f"load {cells} records of {samples} samples", fastest(load_run, path), most_s)
+        goal(f"load {cells} records of {samples} samples", fastest_load(path), most_s)
     took, stored = [], [record(64 + i, 15) for i in range(300)]
     with RunWriter.create(folder, "appended", {}) as writer:
         for each in stored:
@@ -58,11 +56,11 @@ def measured(folder: Path, tell: Tell) -> bool:
     return met
 
 
-def fastest(call: Callable[[Path], Any], path: Path, times: int = 3) -> float:
-    """The least processor time of a few calls, in s: nothing waits, and other work only adds."""
+def fastest_load(path: Path) -> float:
+    """The least processor time of three, in s: nothing waits, and other work only adds."""
     took = []
-    for _ in range(times):
+    for _ in range(3):
         begin = time.process_time()
-        call(path)
+        load_run(path)
         took.append(time.process_time() - begin)
     return min(took)

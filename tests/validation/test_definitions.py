@@ -1,11 +1,11 @@
 """Definitions keep their digits, in a few draws; `PART=definitions` makes more."""
 
 from attnbench.api import IMPLEMENTATIONS
-from tests.validation.definitions import FORMULAS, examine
+from tests.validation.definitions import FORMULAS, worst
 
 
 def test_definitions_are_their_formulas_to_the_rounding_of_float64():
-    assert [row for row in examine(2) if row.of_allowed > 1] == []
+    assert [row for row in worst(2) if row.of_allowed > 1] == []
     defined = {
         name for name, impl in IMPLEMENTATIONS.items() if impl.definition and "impls" in impl.file
     }

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnbench.base.units import digits
+from attnbench.errors import UsageError
 from attnbench.report.tables import table
 from tests.validation.wrong_kernels import RIGHT, SAYS
 
@@ -35,9 +35,9 @@ class Said:
 
     name: str
     verdict: str
-    passed: int
-    failed: int
-    sentences: tuple[str, ...]
+    passed: int = 0
+    failed: int = 0
+    sentences: tuple[str, ...] = ()
 
     @property
     def explained(self) -> bool:
@@ -55,9 +55,8 @@ class Said:
 def read(output: str, names: Iterable[str]) -> Iterator[Said]:
     """What the command printed, kernel by kernel.
 
-    A kind of failure is a numbered line, what explains it, and the simplest check that shows it
-    with its figures, which are left out. What stands under the table belongs to the kernel that is
-    named in it.
+    Of a kind of failure these are a numbered line and what explains it, without the check that
+    shows it; and what stands under the table and names the kernel.
     """
     names, blocks, rows = set(names), dict[str, list[str]](), dict[str, dict[str, str]]()
     current, listening, header = "", False, list[str]()
@@ -81,13 +80,11 @@ def read(output: str, names: Iterable[str]) -> Iterator[Said]:
                 blocks.setdefault(name, []).append(text)
     for name, cells in rows.items():
         more = [f"{column}: {cell}" for column, cell in cells.items() if column not in _COLUMNS]
+        passed, failed = int(cells["passed"]), int(cells["failed"])
         yield Said(
-            name=name,
-            verdict=cells["verdict"],
-            passed=int(cells["passed"]),
-            failed=int(cells["failed"]),
+            name=name, verdict=cells["verdict"], passed=passed, failed=failed,
             sentences=(*blocks.get(name, ()), *more),
-        )
+        )  # fmt: skip
 
 
 def examine(
@@ -95,32 +92,25 @@ def examine(
 ) -> list[Said]:
     """Check them, and say how each command ended."""
     wanted = list(names or [*SAYS, *RIGHT])
-    if unknown := [name for name in wanted if name not in SAYS and name not in RIGHT]:
-        raise ValueError(f"no such kernels: {', '.join(unknown)}")
+    if unknown := set(wanted) - {*SAYS, *RIGHT}:
+        raise UsageError(f"no such kernels: {', '.join(sorted(unknown))}")
     # A column that says how a result is kept is there for all or for none.
-    alone = [[name] for name in wanted if name in _TOLD]
     rest = [name for name in wanted if name not in _TOLD]
-    groups = alone + [rest[at : at + _TOGETHER] for at in range(0, len(rest), _TOGETHER)]
+    groups = [[name] for name in wanted if name in _TOLD]
+    groups += [rest[at : at + _TOGETHER] for at in range(0, len(rest), _TOGETHER)]
     found: dict[str, Said] = {}
     for group in groups:
         begin = time.perf_counter()
         options = ["--impl", str(FILE), "--impls", ",".join(group)]
         options += ["--dtypes", dtypes] if dtypes else []
-        ended = subprocess.run(
-            [sys.executable, "-m", "attnbench", "check", *options],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        took = time.perf_counter() - begin
-        tell(f"{', '.join(group)}: exit {ended.returncode}, {took:.0f} s")
+        command = [sys.executable, "-m", "attnbench", "check", *options]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        exit_code = f"exit {ended.returncode}"
+        tell(f"{', '.join(group)}: {exit_code}, {time.perf_counter() - begin:.0f} s")
+        found |= {name: Said(name=name, verdict=exit_code) for name in group}
         found |= {said.name: said for said in read(ended.stdout, group)}
-        if lacking := [name for name in group if name not in found]:
-            tell(f"nothing of {', '.join(lacking)}: {ended.stderr[-500:]}")
-            for name in lacking:
-                found[name] = Said(
-                    name=name, verdict=f"exit {ended.returncode}", passed=0, failed=0, sentences=()
-                )
+        if any(found[name].verdict == exit_code for name in group):
+            tell(ended.stderr[-500:])
     return [found[name] for name in wanted]
 
 
@@ -131,18 +121,16 @@ def tables(found: list[Said]) -> Iterator[str]:
     for some in filter(None, (wrong, right)):
         rows = []
         for said in some:
-            lines = said.sentences or ("",)
-            words = "" if said.name in RIGHT else "yes" if said.explained else "NO"
-            figures = [said.verdict, str(said.failed), str(said.passed + said.failed), words]
-            if not said.well:
-                figures[0] += " (WRONG)" if said.name in RIGHT else " (MISSED)"
-            rows.append((said.name, *figures, lines[0]))
-            rows += [("", "", "", "", "", line) for line in lines[1:]]
+            first, *more = said.sentences or ("",)
+            mark = "" if said.well else " (WRONG)" if some is right else " (MISSED)"
+            words = "" if some is right else "yes" if said.explained else "NO"
+            of = said.passed + said.failed
+            rows.append((said.name, said.verdict + mark, str(said.failed), str(of), words, first))
+            rows += [("", "", "", "", "", line) for line in more]
         yield table(header, rows, right=["failed", "of"])
     explained = sum(said.explained for said in wrong)
-    caught, called = sum(said.well for said in wrong), sum(not said.well for said in right)
-    share = digits(100 * explained / max(1, len(wrong)), 2)
     yield (
-        f"{caught} of {len(wrong)} wrong kernels found, {explained} ({share} %) explained in the"
-        f" expected words; {called} of {len(right)} right ones called wrong"
+        f"{sum(said.well for said in wrong)} of {len(wrong)} wrong kernels found, {explained}"
+        " explained in the expected words;"
+        f" {sum(not said.well for said in right)} of {len(right)} right ones called wrong"
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from attnbench.api import (
     attention_builder,
     dense_bias,
     hidden_and_blind,
-    mask_spans,
 )
 
 Tensor = torch.Tensor
@@ -50,28 +50,40 @@ def repeated(q: Tensor, x: Tensor) -> Tensor:
     return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
-def weights_of(
+def scores_of(
     q: Tensor, k: Tensor, scale: float, hidden: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """Softmax weights in float32 at least; k has the heads of q."""
+    """The scores, where hidden −inf; k has the heads of q."""
     scores = (q * scale) @ k.mT
     scores = scores if bias is None else scores + bias
-    scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-    return scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
+    return scores if hidden is None else scores.masked_fill(hidden, -math.inf)
+
+
+def weights_of(*scored: Any) -> Tensor:
+    """Softmax weights in float32 at least."""
+    scores = scores_of(*scored)
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    masks: tuple[Tensor | None, Tensor | None] = (None, None),
-    bias: Tensor | None = None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, scale: float,
+    masks: tuple[Tensor | None, Tensor | None] = (None, None), bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """softmax(QKᵀ·scale + bias)V; `masks` are the pairs to hide, and the queries without keys."""
     hidden, blind = masks
     o = weights_of(q, repeated(q, k), scale, hidden, bias).to(v.dtype) @ repeated(q, v)
     return o if blind is None else o.masked_fill(blind, 0)
+
+
+def by_weights(case: Case, weights: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Any:
+    """Attention with weights of one's own, from q, repeated k and the pairs to hide."""
+    hidden, blind = hidden_and_blind(case)
+
+    def call(q, k, v):
+        o = weights(q, repeated(q, k), hidden).to(v.dtype) @ repeated(q, v)
+        return o if blind is None else o.masked_fill(blind, 0)
+
+    return call
 
 
 def places(case: Case) -> tuple[Tensor, Tensor]:
@@ -80,30 +92,29 @@ def places(case: Case) -> tuple[Tensor, Tensor]:
     return place.unsqueeze(1), torch.arange(case.kv_len)
 
 
-def masked_by(admitted: Tensor) -> tuple[Tensor, Tensor]:
-    """A mask of one's own as `hidden_and_blind` gives it."""
-    blind = ~admitted.any(-1, keepdim=True)
-    return ~(admitted | blind), blind
-
-
-def causal_of(case: Case) -> Tensor:
-    """The mask that most kernels know, right."""
+def causal_of(case: Case, ahead: int = 0) -> Tensor:
+    """The mask that most kernels know, right unless keys `ahead` are admitted."""
     place, key = places(case)
-    return (
-        key <= place
-        if not case.unmasked
-        else torch.ones(case.seq_len, case.kv_len, dtype=torch.bool)
-    )
+    whole = torch.ones(case.seq_len, case.kv_len, dtype=torch.bool)
+    return whole if case.unmasked else key <= place + ahead
 
 
-def blocks(length: int, size: int) -> list[slice]:
-    """Slices of at most `size`."""
-    return [slice(at, min(at + size, length)) for at in range(0, length, size)]
+def with_mask(case: Case, admitted: Tensor) -> Any:
+    """Attention under a mask of one's own."""
+    blind = ~admitted.any(-1, keepdim=True)
+    masks = ~(admitted | blind), blind
+    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
 
 
-def hidden_in(hidden: Tensor | None, j: slice) -> Tensor | None:
-    """The columns of a mask."""
-    return None if hidden is None else hidden[..., j]
+def with_inputs(case: Case, change: Callable[..., Any]) -> Any:
+    """Attention to q, k and v that were changed."""
+    masks = hidden_and_blind(case)
+
+    def call(*qkv):
+        q, k, v = change(*qkv)
+        return attend(q, k, v, case.softmax_scale, masks)
+
+    return call
 
 
 # The scale.
@@ -116,54 +127,20 @@ def own_scale(case):
     return lambda q, k, v: attend(q, k, v, q.shape[-1] ** -0.5, masks)
 
 
-@wrong("scale-of-64", r"scale|\bD\b")
-def scale_of_64(case):
-    """0.125, the scale of D = 64, which all of the author's models have."""
-    masks = hidden_and_blind(case)
-    scale = case.scale or 0.125
-    return lambda q, k, v: attend(q, k, v, scale, masks)
-
-
-@wrong("exp2-unscaled", r"exp2|ln\(2\)|log2")
-def exp2_unscaled(case):
-    """exp2 in place of exp, without log2(e) in the scale: half of a known trick."""
-    (hidden, blind), scale = hidden_and_blind(case), case.softmax_scale
-
-    def call(q, k, v):
-        scores = (q * scale).float() @ repeated(q, k).float().mT
-        scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-        p = (scores - scores.amax(-1, keepdim=True)).exp2()
-        o = ((p / p.sum(-1, keepdim=True)) @ repeated(q, v).float()).to(q.dtype)
-        return o if blind is None else o.masked_fill(blind, 0)
-
-    return call
-
-
 # Masks.
 
 
 @wrong("causal-one-more", "one key too many")
 def causal_one_more(case):
     """`key <= place + 1`: counting from 1 in one of the two."""
-    place, key = places(case)
-    masks = masked_by(causal_of(case) if case.unmasked else key <= place + 1)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
-@wrong("causal-strict", "misses its last key|one key too few")
-def causal_strict(case):
-    """`key < place`, as `triu(0)` hides the diagonal, too."""
-    place, key = places(case)
-    masks = masked_by(causal_of(case) if case.unmasked else key < place)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
+    return with_mask(case, causal_of(case, ahead=1))
 
 
 @wrong("causal-top-left", "top left|L != S")
 def causal_top_left(case):
     """`tril` on an oblong matrix, and SDPA's `is_causal`, begin at the first key."""
     ones = torch.ones(case.seq_len, case.kv_len, dtype=torch.bool)
-    masks = masked_by(ones if case.unmasked else ones.tril())
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
+    return with_mask(case, ones if case.unmasked else ones.tril())
 
 
 @wrong("causal-if-square", r"L != S|L < S|L > S|mask is not applied")
@@ -180,8 +157,7 @@ def window_one_wide(case):
     admitted = causal_of(case)
     if case.mask.before is not None:
         admitted = (key <= place) & (place - key <= case.mask.before + 1)
-    masks = masked_by(admitted)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
+    return with_mask(case, admitted)
 
 
 @wrong("padding-of-first", "length of the first|padding", masks=ALL_MASKS)
@@ -197,9 +173,7 @@ def padding_of_first(case):
 @wrong("documents-across", "across the ends of documents", masks=("full", "causal", "document"))
 def documents_across(case):
     """Packed sequences under a plain causal mask: nobody passed `cu_seqlens`."""
-    place, key = places(case)
-    masks = masked_by(key <= place) if not case.unmasked else (None, None)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
+    return with_mask(case, causal_of(case))
 
 
 @wrong("nan-without-keys", "no key")
@@ -215,105 +189,44 @@ def nan_without_keys(case):
 @wrong("heads-modulo", "h mod G")
 def heads_modulo(case):
     """Query head h takes key/value head h mod G: `repeat` in place of `repeat_interleave`."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        k, v = (x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v))
-        return attend(q, k, v, case.softmax_scale, masks)
-
-    return call
+    share = case.heads // case.kv_heads
+    return with_inputs(case, lambda q, *kv: (q, *(x.repeat(1, share, 1, 1) for x in kv)))
 
 
-# Position biases.
-
-
-def slopes_of(heads: int) -> list[float]:
-    """ALiBi's slopes, right."""
-    lower = 1 << (heads.bit_length() - 1)
-    found = [2 ** (-8 * h / lower) for h in range(1, lower + 1)]
-    return found + [2 ** (-4 * h / lower) for h in range(1, 2 * lower, 2)][: heads - lower]
-
-
-def with_alibi(case: Case, slopes: list[float], distance: Tensor | None = None) -> Any:
-    """Attention with a bias of slope × distance; −|j − i| unless given."""
-    masks, (place, key) = hidden_and_blind(case), places(case)
-    if case.position.name != "alibi":
-        return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-    distance = -(key - place).abs() if distance is None else distance
-    bias = torch.tensor(slopes, dtype=torch.float64).view(-1, 1, 1) * distance
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks, bias.to(q.dtype))
+# Positions.
 
 
 @wrong("alibi-by-count", r"power of two|powers of two", positions=("alibi",))
 def alibi_by_count(case):
     """2^(−8h/H) for every H: the paper's formula, which is meant for powers of two."""
-    return with_alibi(case, [2 ** (-8 * h / case.heads) for h in range(1, case.heads + 1)])
+    masks, (place, key) = hidden_and_blind(case), places(case)
+    slopes = 2.0 ** (-8 * torch.arange(1, case.heads + 1).double() / case.heads)
+    bias = -slopes.view(-1, 1, 1) * (key - place).abs() * (case.position.name == "alibi")
+    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks, bias.to(q.dtype))
 
 
-@wrong("alibi-sign", "alibi|slope|sign", positions=("alibi",))
-def alibi_sign(case):
-    """What is far gets more: the minus stands in the paper's figure alone."""
-    place, key = places(case)
-    return with_alibi(case, slopes_of(case.heads), (key - place).abs())
-
-
-# Rotary encodings inside the kernel: its definition says which one it is.
-
-
-def turned(x: Tensor, place: Tensor, base: float = 10000.0, *, neighbours: bool = False) -> Tensor:
-    """RoPE at `place`, halves paired as in Llama, unless `neighbours`."""
-    pairs = x.shape[-1] // 2
-    wide = torch.promote_types(x.dtype, torch.float32)
-    theta = base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+def turned(x: Tensor, place: Tensor) -> Tensor:
+    """RoPE at `place`, halves paired as in Llama."""
+    pairs, wide = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    theta = 10000.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
     angle = place.double().unsqueeze(-1) * theta
     cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-    kept = x[..., 2 * pairs :]
-    x = x.to(wide)
-    if neighbours:
-        a, b = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
-        both = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
-    else:
-        a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
-        both = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-    return torch.cat((both.to(kept.dtype), kept), -1)
-
-
-def rope_definition(case):
-    """Attention whose q and k are turned as Llama's, whatever else is done around it."""
-    masks, (place, key) = hidden_and_blind(case), places(case)
-
-    def call(q, k, v):
-        return attend(turned(q, place[:, 0]), turned(k, key), v, case.softmax_scale, masks)
-
-    return call
-
-
-ROPE: dict[str, Any] = {"definition": rope_definition, "family": "exact"}
-
-
-@wrong("rope-neighbours", "rotar|rope|layout|neighbour|halves|pair", **ROPE)
-def rope_neighbours(case):
-    """Neighbouring dimensions are paired, where the weights were trained on halves."""
-    masks, (place, key) = hidden_and_blind(case), places(case)
-
-    def call(q, k, v):
-        q, k = turned(q, place[:, 0], neighbours=True), turned(k, key, neighbours=True)
-        return attend(q, k, v, case.softmax_scale, masks)
-
-    return call
+    a, b = x[..., :pairs].to(wide), x[..., pairs : 2 * pairs].to(wide)
+    both = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    return torch.cat((both.to(x.dtype), x[..., 2 * pairs :]), -1)
 
 
 @wrong("rope-again", "rotar|rope")
 def rope_again(case):
     """A kernel that fuses RoPE turns q and k that came turned already."""
-    masks, (place, key) = hidden_and_blind(case), places(case)
+    place, key = places(case)
 
-    def call(q, k, v):
+    def again(q, k, v):
         if case.position.name == "rope":
             q, k = turned(q, place[:, 0]), turned(k, key)
-        return attend(q, k, v, case.softmax_scale, masks)
+        return q, k, v
 
-    return call
+    return with_inputs(case, again)
 
 
 # Sizes.
@@ -322,8 +235,8 @@ def rope_again(case):
 @wrong("dims-of-16", r"D (is )?(not|no) a? ?multiple|\bD\b")
 def dims_of_16(case):
     """Tiles of 16 dimensions; what is left of D is never loaded. Models have 64 and 128."""
-    masks, whole = hidden_and_blind(case), max(16, case.head_dim // 16 * 16)
-    return lambda q, k, v: attend(q[..., :whole], k[..., :whole], v, case.softmax_scale, masks)
+    whole = max(16, case.head_dim // 16 * 16)
+    return with_inputs(case, lambda q, k, v: (q[..., :whole], k[..., :whole], v))
 
 
 @wrong("values-as-wide", "V != D|shape")
@@ -333,11 +246,7 @@ def values_as_wide(case):
 
     def call(q, k, v):
         o = attend(q, k, v, case.softmax_scale, masks)
-        return (
-            o[..., : q.shape[-1]]
-            if o.shape[-1] > q.shape[-1]
-            else F.pad(o, (0, q.shape[-1] - o.shape[-1]))
-        )
+        return F.pad(o, (0, q.shape[-1] - o.shape[-1]))  # by less than 0, it is cut
 
     return call
 
@@ -370,13 +279,12 @@ def last_block_dropped(case):
 @wrong("batch-of-first", "batch")
 def batch_of_first(case):
     """The batch index is left out of the address of keys and values."""
-    masks = hidden_and_blind(case)
-    return lambda q, k, v: attend(
-        q, k[:1].expand_as(k), v[:1].expand_as(v), case.softmax_scale, masks
-    )
+    return with_inputs(case, lambda q, *kv: (q, *(x[:1].expand_as(x) for x in kv)))
 
 
 # Softmax by parts.
+
+HALF: Any = {"dtypes": ("float32", "bfloat16", "float16")}
 
 
 def online(case: Case, size: int, *, rescale: bool = True) -> Any:
@@ -385,13 +293,12 @@ def online(case: Case, size: int, *, rescale: bool = True) -> Any:
 
     def call(q, k, v):
         k, v = repeated(q, k).float(), repeated(q, v).float()
-        q_wide = (q * scale).float()
         top = torch.full((*q.shape[:-1], 1), -1e30)
         total, o = torch.zeros_like(top), torch.zeros(*q.shape[:-1], v.shape[-1])
-        for j in blocks(k.shape[2], size):
-            scores = q_wide @ k[:, :, j].mT
-            shown = hidden_in(hidden, j)
-            scores = scores if shown is None else scores.masked_fill(shown, -math.inf)
+        for first in range(0, k.shape[2], size):
+            j = slice(first, first + size)
+            shown = None if hidden is None else hidden[..., j]
+            scores = scores_of(q.float(), k[:, :, j], scale, shown)
             higher = torch.maximum(top, scores.detach().amax(-1, keepdim=True))
             p, shrink = (scores - higher).exp(), (top - higher).exp()
             total = total * shrink + p.sum(-1, keepdim=True)
@@ -403,49 +310,21 @@ def online(case: Case, size: int, *, rescale: bool = True) -> Any:
     return call
 
 
-HALF: Any = {"dtypes": ("float32", "bfloat16", "float16")}
-
-
-def by_splits(case: Case, count: int, *, rescale: bool = True) -> Any:
-    """Keys in splits of their own maximum, joined by their log-sum-exps."""
-    (hidden, blind), scale = hidden_and_blind(case), case.softmax_scale
-
-    def call(q, k, v):
-        k, v, parts = repeated(q, k), repeated(q, v), []
-        for j in blocks(k.shape[2], -(-k.shape[2] // count)):
-            scores = ((q * scale) @ k[:, :, j].mT).float()
-            shown = hidden_in(hidden, j)
-            scores = scores if shown is None else scores.masked_fill(shown, -math.inf)
-            top = scores.detach().amax(-1, keepdim=True).clamp(min=-1e30)
-            p = (scores - top).exp()
-            parts.append((p @ v[:, :, j].float(), p.sum(-1, keepdim=True), top))
-        outputs, sums, tops = (torch.stack(x) for x in zip(*parts, strict=True))
-        share = (tops - tops.amax(0)).exp() if rescale else torch.ones_like(tops)
-        o = ((share * outputs).sum(0) / (share * sums).sum(0)).to(q.dtype)
-        return o if blind is None else o.masked_fill(blind, 0)
-
-    return call
-
-
-@wrong("split-not-rescaled", "rescal|split|maximum|parts", **HALF)
-def split_not_rescaled(case):
-    """Split-KV: splits are added as they are, each relative to its own maximum."""
-    return by_splits(case, 4, rescale=False)
+@wrong("online-not-rescaled", "rescal|split|maximum|parts", **HALF)
+def online_not_rescaled(case):
+    """Outputs of earlier blocks are not rescaled when the maximum rises; their sum is."""
+    return online(case, 16, rescale=False)
 
 
 @wrong("not-normalised", "normalis|sum of (the )?(weights|exponentials)|divided", **HALF)
 def not_normalised(case):
     """exp(s − max)·V without the division by the sum: the epilogue was never written."""
-    (hidden, blind), scale = hidden_and_blind(case), case.softmax_scale
 
-    def call(q, k, v):
-        scores = ((q * scale) @ repeated(q, k).mT).float()
-        scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-        p = (scores - scores.amax(-1, keepdim=True)).exp()
-        o = (p.to(v.dtype) @ repeated(q, v)).to(q.dtype)
-        return o if blind is None else o.masked_fill(blind, 0)
+    def weights(q, k, hidden):
+        scores = scores_of(q, k, case.softmax_scale, hidden).float()
+        return (scores - scores.amax(-1, keepdim=True)).exp()
 
-    return call
+    return by_weights(case, weights)
 
 
 # Precision.
@@ -454,29 +333,19 @@ def not_normalised(case):
 @wrong("half-scores-unscaled", "float16|large logits|overflow|finite")
 def half_scores_unscaled(case):
     """The product is scaled after it was stored in float16, which large logits overflow."""
-    hidden, blind = hidden_and_blind(case)
 
-    def call(q, k, v):
-        scores = (q @ repeated(q, k).mT) * case.softmax_scale
-        scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        o = scores.softmax(-1, dtype=wide).to(v.dtype) @ repeated(q, v)
-        return o if blind is None else o.masked_fill(blind, 0)
+    def weights(q, k, hidden):
+        scores = scores_of(q, k, 1.0, hidden) * case.softmax_scale
+        return scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
 
-    return call
+    return by_weights(case, weights)
 
 
 @wrong("weights-in-bfloat16", "bfloat16", dtypes=("float32",))
 def weights_in_bfloat16(case):
     """Weights are rounded to bfloat16 for the second product, in float32, too."""
-    hidden, blind = hidden_and_blind(case)
-
-    def call(q, k, v):
-        p = weights_of(q, repeated(q, k), case.softmax_scale, hidden).bfloat16().to(v.dtype)
-        o = p @ repeated(q, v)
-        return o if blind is None else o.masked_fill(blind, 0)
-
-    return call
+    scale = case.softmax_scale
+    return by_weights(case, lambda q, k, hidden: weights_of(q, k, scale, hidden).bfloat16())
 
 
 # Memory.
@@ -491,28 +360,20 @@ def as_if_contiguous(x: Tensor) -> Tensor:
 @wrong("strides-ignored", "strided|contiguous")
 def strides_ignored(case):
     """Addresses are computed from sizes: what a projection leaves, (B, L, H, D), is read askew."""
-    masks = hidden_and_blind(case)
 
-    def call(q, k, v):
+    def askew(*qkv):
         try:
-            q, k, v = map(as_if_contiguous, (q, k, v))
+            return [as_if_contiguous(x) for x in qkv]
         except RuntimeError:  # beyond the storage, where a pointer would read on
-            q, k, v = (x.roll(1, 2) for x in (q, k, v))
-        return attend(q, k, v, case.softmax_scale, masks)
+            return [x.roll(1, 2) for x in qkv]
 
-    return call
+    return with_inputs(case, askew)
 
 
 @wrong("offset-ignored", "offset|view|storage|decod|strided")
 def offset_ignored(case):
     """The base address of the storage and the strides of the view: `x[1:]` is read from 0 on."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        q, k, v = (torch.as_strided(x, x.shape, x.stride(), 0) for x in (q, k, v))
-        return attend(q, k, v, case.softmax_scale, masks)
-
-    return call
+    return with_inputs(case, lambda *qkv: [x.as_strided(x.shape, x.stride(), 0) for x in qkv])
 
 
 @wrong("same-buffer", "same memory|buffer|kept", passes=("forward",))
@@ -544,43 +405,14 @@ def query_scaled_in_place(case):
     return lambda q, k, v: attend(q.mul_(scale), k, v, 1.0, masks)
 
 
-# Decoding.
-
-
-@wrong("few-queries-see-all", r"L < S|L != S|quer|mask is not applied")
-def few_queries_see_all(case):
-    """The decoding path is taken for up to 8 queries, so drafted tokens see the future."""
-    masks = (None, None) if 1 < case.seq_len <= 8 else hidden_and_blind(case)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
 # Chance.
 
 
 @wrong("dropout-left-on", "random|two calls|same inputs|differ")
 def dropout_left_on(case):
     """`dropout_p=0.1` stands there since training; `eval()` does not reach a function."""
-    hidden, blind = hidden_and_blind(case)
-
-    def call(q, k, v):
-        p = F.dropout(weights_of(q, repeated(q, k), case.softmax_scale, hidden), 0.1)
-        o = p.to(v.dtype) @ repeated(q, v)
-        return o if blind is None else o.masked_fill(blind, 0)
-
-    return call
-
-
-@wrong("race", "random|two calls|same inputs|differ")
-def race(case):
-    """Two blocks write one row without waiting: now and then a row is off by a percent."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        o = attend(q, k, v, case.softmax_scale, masks)
-        lost = (torch.rand(o.shape[:-1]) < 0.02).unsqueeze(-1)
-        return torch.where(lost, o * 0.99, o)
-
-    return call
+    scale = case.softmax_scale
+    return by_weights(case, lambda q, k, hidden: F.dropout(weights_of(q, k, scale, hidden), 0.1))
 
 
 # Gradients.
@@ -611,37 +443,20 @@ def by_hand(case: Case, backward: Callable[..., Any]) -> Any:
     return lambda q, k, v: apply(q, k, v, scale, masks, backward)
 
 
-def dscores_of(q: Tensor, v: Tensor, p: Tensor, do: Tensor) -> Tensor:
-    """The gradient of the scaled scores, right."""
-    dp = do.to(p.dtype) @ repeated(q, v).to(p.dtype).mT
-    return p * (dp - (p * dp).sum(-1, keepdim=True))
-
-
-def summed(x: Tensor, groups: int) -> Tensor:
-    """The sum over the query heads of each group."""
-    found: Tensor = x.unflatten(1, (groups, -1)).sum(2)
-    return found
-
-
-def gradients(q, k, v, p, do, scale):
-    """dq, dk, dv, right."""
-    ds, wide, groups = dscores_of(q, v, p, do), p.dtype, k.shape[1]
-    dq = ds @ repeated(q, k).to(wide) * scale
-    dk = summed(ds.mT @ q.to(wide) * scale, groups)
-    return dq, dk, summed(p.mT @ do.to(wide), groups)
+def gradients(q, k, v, p, do, scale, *, since: int = 0):
+    """dq, dk, dv, right where all query heads of a group count, not those `since` one alone."""
+    wide = p.dtype
+    dp = do.to(wide) @ repeated(q, v).to(wide).mT
+    ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+    of_heads = ds.mT @ q.to(wide) * scale, p.mT @ do.to(wide)
+    dk, dv = (x.unflatten(1, (k.shape[1], -1))[:, :, since:].sum(2) for x in of_heads)
+    return ds @ repeated(q, k).to(wide) * scale, dk, dv
 
 
 @wrong("dk-of-first-in-group", "group")
 def dk_of_first_in_group(case):
     """Each query head writes dk and dv of its group, and the last to write wins."""
-
-    def backward(q, k, v, p, do, scale):
-        ds, groups = dscores_of(q, v, p, do), k.shape[1]
-        dk, dv = ds.mT @ q.to(p.dtype) * scale, p.mT @ do.to(p.dtype)
-        last = (x.unflatten(1, (groups, -1))[:, :, -1] for x in (dk, dv))
-        return ds @ repeated(q, k).to(p.dtype) * scale, *last
-
-    return by_hand(case, backward)
+    return by_hand(case, partial(gradients, since=-1))
 
 
 @wrong("dq-unscaled", r"scale|sqrt\(D\)|√D")
@@ -662,19 +477,6 @@ def backward_unmasked(case):
     def backward(q, k, v, p, do, scale):
         again = weights_of(q, repeated(q, k), scale).to(p.dtype)
         return gradients(q, k, v, again, do, scale)
-
-    return by_hand(case, backward)
-
-
-@wrong("delta-missing", "gradient|dq|dk")
-def delta_missing(case):
-    """ds = p·dp, without the row's mean of dp: the softmax is taken for an exponential."""
-
-    def backward(q, k, v, p, do, scale):
-        ds = p * (do.to(p.dtype) @ repeated(q, v).to(p.dtype).mT)
-        _, _, dv = gradients(q, k, v, p, do, scale)
-        dk = summed(ds.mT @ q.to(p.dtype) * scale, k.shape[1])
-        return ds @ repeated(q, k).to(p.dtype) * scale, dk, dv
 
     return by_hand(case, backward)
 
@@ -706,38 +508,7 @@ def all_need_gradients(case):
     return call
 
 
-@wrong("backward-of-first-call", "earlier call|kept|gradient|second")
-def backward_of_first_call(case):
-    """Weights for the backward pass are kept in `build`'s cache: those of the first call."""
-    masks, scale, kept = hidden_and_blind(case), case.softmax_scale, dict[str, Tensor]()
-
-    def backward(q, k, v, p, do, scale):
-        return gradients(q, k, v, kept["p"], do, scale)
-
-    def call(q, k, v):
-        p = weights_of(q, repeated(q, k), scale, masks[0]).detach()
-        kept.setdefault("p", p if masks[1] is None else p.masked_fill(masks[1], 0))
-        return WithBackward.apply(q, k, v, scale, masks, backward)
-
-    return call
-
-
 # Right, in unusual ways.
-
-
-@right("right-exp2", **HALF)
-def right_exp2(case):
-    """log2(e) is folded into the scale, and the base is 2."""
-    (hidden, blind), scale = hidden_and_blind(case), case.softmax_scale * math.log2(math.e)
-
-    def call(q, k, v):
-        scores = (q.float() * scale) @ repeated(q, k).float().mT
-        scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-        p = (scores - scores.amax(-1, keepdim=True)).exp2()
-        o = (p @ repeated(q, v).float() / p.sum(-1, keepdim=True)).to(q.dtype)
-        return o if blind is None else o.masked_fill(blind, 0)
-
-    return call
 
 
 @right("right-blocks-of-48", **HALF)
@@ -749,10 +520,8 @@ def right_blocks(case):
 @right("right-in-float64", masks=ALL_MASKS)
 def right_in_float64(case):
     """All in float64, rounded once."""
-    masks = hidden_and_blind(case)
-    return lambda q, k, v: attend(q.double(), k.double(), v.double(), case.softmax_scale, masks).to(
-        q.dtype
-    )
+    masks, scale = hidden_and_blind(case), case.softmax_scale
+    return lambda q, k, v: attend(q.double(), k.double(), v.double(), scale, masks).to(q.dtype)
 
 
 @right("right-as-view")
@@ -767,31 +536,10 @@ def right_as_view(case):
     return call
 
 
-@right("right-in-place", passes=("forward",))
-def right_in_place(case):
-    """Everything in place, on copies of its own."""
-    (hidden, blind), scale = hidden_and_blind(case), case.softmax_scale
-
-    def call(q, k, v):
-        scores = q.clone().mul_(scale) @ repeated(q, k).mT
-        if hidden is not None:
-            scores.masked_fill_(hidden, -math.inf)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        scores = scores.to(wide, copy=True).sub_(scores.amax(-1, keepdim=True)).exp_()
-        o = scores.div_(scores.sum(-1, keepdim=True)).to(v.dtype) @ repeated(q, v)
-        return o if blind is None else o.masked_fill_(blind, 0)
-
-    return call
-
-
 @right("right-by-hand", masks=ALL_MASKS)
 def right_by_hand(case):
-    """A backward pass of its own, which leaves out what nobody needs."""
-
-    def backward(q, k, v, p, do, scale):
-        return gradients(q, k, v, p, do.contiguous(), scale)
-
-    return by_hand(case, backward)
+    """A backward pass of its own."""
+    return by_hand(case, gradients)
 
 
 @right("right-grouped-einsum")
@@ -814,17 +562,12 @@ def right_grouped_einsum(case):
 @right("right-by-log-sum-exp", masks=ALL_MASKS, positions=("alibi", "t5", "shaw"))
 def right_by_log_sum_exp(case):
     """exp(s − lse): the normaliser goes into the exponent, biases included."""
-    masks, added = hidden_and_blind(case), dense_bias(case)
-    span = mask_spans(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
-    blind = None if masks[1] is None else (span[0] >= span[1]).view(*masks[1].shape)
+    added = dense_bias(case)
 
-    def call(q, k, v):
-        wide = torch.promote_types(q.dtype, torch.float32)
-        scores = ((q * case.softmax_scale) @ repeated(q, k).mT).to(wide)
-        scores = scores if added is None else scores + added(q)
-        scores = scores if masks[0] is None else scores.masked_fill(masks[0], -math.inf)
-        p = (scores - scores.logsumexp(-1, keepdim=True)).exp()
-        o = p.to(v.dtype) @ repeated(q, v)
-        return o if blind is None else o.masked_fill(blind, 0)
+    def weights(q, k, hidden):
+        bias = None if added is None else added(q)
+        scores = scores_of(q, k, case.softmax_scale, hidden, bias)
+        scores = scores.to(torch.promote_types(q.dtype, torch.float32))
+        return (scores - scores.logsumexp(-1, keepdim=True)).exp()
 
-    return call
+    return by_weights(case, weights)
