@@ -66,12 +66,6 @@ def test_sizes_are_whole_numbers_of_at_least_one(bad):
         Case(**bad)
 
 
-@pytest.mark.parametrize("text", ["rope:1", "rope:abc", "rope:inf", "none:2"])
-def test_bases_that_make_no_sense_are_refused(text):
-    with pytest.raises(UsageError, match=r"base|none"):
-        parse_position(text)
-
-
 def test_a_registry_refuses_duplicates_and_suggests_the_nearest():
     registry: Registry[int] = Registry("fruit", "--fruits")
     registry.add("apple", 1)

@@ -275,12 +275,6 @@ def test_a_preset_for_a_gpu_runs_on_a_cpu_that_is_asked_for(cli: Cli, preset: st
     assert result.exit_code == 0, result.stderr
 
 
-@pytest.mark.usefixtures("imagined_worker")
-def test_quiet_prints_the_path_alone(cli: Cli, tmp_path: Path) -> None:
-    result = cli("sweep", "--impls", "naive", "--output", tmp_path / "o", "--name", "r", "--quiet")
-    assert (result.stdout, result.stderr) == (f"{tmp_path / 'o' / 'r'}\n", "")
-
-
 # A user's own file.
 
 WRONG_FILES = {

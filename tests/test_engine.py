@@ -183,33 +183,6 @@ def test_a_sample_is_as_fast_as_its_fastest_batch_and_keeps_the_others(machine):
         assert sample.time_us == 2000.0
 
 
-@pytest.mark.usefixtures("long_samples")
-def test_the_least_time_asked_for_makes_windows_of_samples_and_no_timing_does(machine):
-    """Seven windows fill it: 0.42 s are windows of three samples of 20 ms."""
-    rule = StoppingRule(precision=1.0, min_time_s=0.42, max_time_s=0.42)
-    target = machine.one(lambda batch: 2000.0 if batch < WARM else 2300.0, rule)
-    assert (target.window, len(target.samples)) == (3, 21)
-    assert target.fastest_us == [2300.0] * 7
-    brief = StoppingRule(precision=1.0, min_time_s=0.042, max_time_s=0.1)
-    target = machine.one(2000.0, brief)  # 42 ms / 7 / 2 ms: samples are shorter
-    assert ({len(sample.blocks_us) for sample in target.samples}, target.window) == ({3}, 1)
-    machine.timer = "events"
-    assert machine.one(2000.0, rule).window == 1
-
-
-@pytest.mark.parametrize(
-    ("cost_us", "resolution_us", "l2", "least_us"),
-    [(3.0, 0.001, "warm", 1000.0), (3.0, 15.0, "warm", 15_000.0), (50.0, 0.001, "cold", 50.0)],
-)
-def test_batches_are_long_enough_for_the_clock(machine, cost_us, resolution_us, l2, least_us):
-    """Cold calls are timed one by one: each waits behind a flush that may take milliseconds."""
-    machine.resolution_us, machine.l2 = resolution_us, l2
-    target = machine.one(cost_us, RULE)
-    (calls,) = {sample.calls for sample in target.samples}
-    assert least_us <= calls * cost_us < least_us + cost_us
-    assert set(target.times_us) == {cost_us}
-
-
 def counted(cost_us: float) -> tuple[Target, Iterator[int]]:
     """A target, and an iterator whose next number is how many times it was called."""
     calls = itertools.count()
@@ -301,13 +274,6 @@ def test_an_interrupted_sample_is_taken_again_in_its_round_whatever_it_took(mach
     assert target.interrupted == 1
 
 
-def test_a_long_batch_may_lose_a_little(machine):
-    """One slice of 4 ms is not a quarter of a batch of 30 ms; two are."""
-    machine.happens = {WARM: {"switches": 1}, WARM + 1: {"switches": 2}}
-    rule = StoppingRule(precision=1e-9, min_time_s=0.3, max_time_s=0.3, min_samples=6)
-    assert codes(machine.one(30_000.0, rule))[:3] == [None, "interrupted", None]
-
-
 @pytest.mark.parametrize(
     "happens", [ALWAYS_INTERRUPTED, {batch: {"withheld_us": 50_000.0} for batch in range(1000)}]
 )
@@ -317,14 +283,6 @@ def test_samples_are_taken_again_only_so_often_and_the_rest_is_kept_and_counted(
     kept = len(target.times_us)
     assert target.kept_disturbed == kept >= 6
     assert len(target.samples) - kept <= 0.5 * kept + 2
-
-
-def test_a_call_that_has_spent_its_budget_takes_no_sample_again(machine):
-    """A second sample of a call of seconds would be dear: it is kept, and counted."""
-    machine.happens = {batch: {"switches": 100} for batch in range(1000)}
-    target = machine.one(50_000.0, StoppingRule(max_time_s=0.05))
-    assert codes(target) == [None] * 7
-    assert target.kept_disturbed == 7
 
 
 @pytest.mark.usefixtures("long_samples")

@@ -394,13 +394,6 @@ def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
     assert {file.name for file in (tmp_path / "r").iterdir()} == {INFO, PLAN, RECORDS}
 
 
-@pytest.mark.usefixtures("imagined_worker")
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that none may write")
-def test_a_folder_that_cannot_be_written_is_one_line(cli: Cli, assert_refused: Refused) -> None:
-    for command in (("sweep", "--impls", "naive"), ("profile", "naive")):
-        assert_refused(cli(*command, "--output", "/proc/r", "--name", "r"), "/proc/r", "--output")
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path)

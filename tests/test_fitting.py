@@ -20,7 +20,7 @@ from attnbench.schema.record import Cell, Record
 from attnbench.theory.pruning import Pruning
 from attnbench.worker import fitting as module
 from attnbench.worker.checking import Entry
-from attnbench.worker.fitting import fitting, needed_bytes
+from attnbench.worker.fitting import fitting
 from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
@@ -201,33 +201,6 @@ def test_what_a_smaller_one_implies_is_skipped_without_a_look(monkeypatch):
     _, [record] = looked_at("naive", pruning=Pruning([Cell(case=smaller, impl="naive")]))
     assert record.status == "skipped"
     assert record.reason == "n=23 ran out of memory (--no-prune tries it)"
-
-
-@pytest.mark.parametrize("options", [
-    {}, {"pass_": "backward"}, {"pass_": "both"}, {"dtype": "bfloat16"}, {"seq_len": 1},
-    {"workload": "layer"}, {"workload": "layer", "pass_": "both"}, {"kv_heads": 1},
-    *({"workload": "decode", "new_tokens": 4, "mask": parse_mask("causal"), "cache": cache}
-      for cache in ("static", "none", "rerun", "int8", "paged:16", "latent:16")),
-], ids=str)  # fmt: skip
-def test_the_need_is_no_more_than_what_is_live_in_the_reference(options):
-    """Else a cell would be left out that fits: the need is a bound from below, within six times."""
-    case = Case(**{"heads": 2, "batch": 8, "seq_len": 256, "kv_len": 0, "head_dim": 32} | options)
-    workload = WORKLOADS.get(case.workload)
-    tensors = workload.tensors(case)
-    workload.fill(case, tensors, Draw(seed=1, needles=True))
-    trial = Trial(impl=IMPLEMENTATIONS.get("sdpa"), case=case, tensors={})
-    seen = facts_of(lambda: workload.truth(case, tensors))
-    live = sum(x.nbytes for x in tensors.values()) + seen
-    assert live / 6 < needed_bytes(case, trial.costs()) < 1.1 * live
-
-
-def facts_of(call: Any) -> int:
-    """Bytes that were live at once in a call."""
-    from attnbench.measure.probes import profile_call
-
-    peak = profile_call(call, "cpu").peak_bytes
-    assert peak is not None
-    return peak
 
 
 HUNGRY = """

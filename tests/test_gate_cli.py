@@ -20,7 +20,7 @@ from attnbench.planning.plan import Axes
 from tests import gate_runs, repositories
 from tests.conftest import Cli, Refused
 from tests.gate_runs import a_run
-from tests.repositories import commit, git, kernel, write
+from tests.repositories import commit, git, kernel
 
 TABLE = "[tool.attnbench.gate]\nfiles = 'a.py'\n"
 KINDS = gate_runs.the_kinds()
@@ -96,25 +96,6 @@ def test_both_sides_are_asked_for_and_the_base_is_gone_afterwards(
     assert not imagined.request.keep_going
     assert (root / "results" / "r" / "gate.json").is_file()
     assert "results" not in git(root, "status", "--porcelain")
-
-
-def test_on_a_gpu_the_threshold_is_finer_and_what_is_uncommitted_is_said(
-    cli: Cli, imagined: Imagined, root: Path
-) -> None:
-    """Of earlier gates, whose results lie about, no change is made; the parent is the base."""
-    for name in ("one", "two"):
-        result = cli("gate", "--device", "cuda", "--name", name)
-        assert (result.exit_code, imagined.base_text) == (0, "old = 1")
-        assert "base: HEAD~1 at" in result.stderr
-    for asked in imagined.requests:
-        assert (asked.rules.threshold, asked.settings.threads) == (0.05, None)
-        assert not asked.candidate.dirty
-    write(root, a="changed = 1", new="")
-    result = cli("gate")
-    assert imagined.requests[-1].candidate.dirty
-    assert imagined.requests[-1].base.commit == git(root, "rev-parse", "HEAD")
-    assert "files changed: 1, untracked: 1" in result.stderr
-    assert "without the changes" in result.stderr
 
 
 # How it ends.

@@ -16,13 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.cli import main
 from attnbench.errors import ExitCode, UsageError, WorkerError
 from attnbench.execution import process
 from attnbench.gate.decide.data import Environment
 from attnbench.gate.decide.outcome import Controls, Outcome, Row, Verdict
 from attnbench.gate.decide.sequential import RoundPlan
-from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run import measuring
 from attnbench.gate.run.environments import build_environment, find_environment, interpreter_of
 from attnbench.gate.run.rounds import measure_round
@@ -396,25 +394,6 @@ def test_how_environments_differ_is_said_libraries_first_and_lone_packages_are_c
     assert texts.versions(replace(alike, base_environment=alike.environment))[2:] == [
         "both environments hold the same packages, of the same versions"
     ]
-
-
-def test_of_what_changed_most_the_command_is_named_that_shows_which_op_it_was():
-    """Of three cells at most, with what tells base from candidate."""
-    run = a_run({cell: 0.2 + cell / 10 for cell in range(5)})
-    lines = texts.profiles(run, decide(run))
-    assert [line.partition(" --base ")[0] for line in lines] == [
-        "attnbench profile sdpa --seq-lens 128",
-        "attnbench profile naive --seq-lens 1024",
-        "attnbench profile naive --seq-lens 512",
-    ]
-    assert {line.partition(" --base ")[2] for line in lines} == {"3f2a91c0d1e5 --impl fast.py"}
-    old = Environment(name="old", python="/old", python_version="3.11", torch="2.11.0")
-    both = replace(run, base=replace(run.base, environment=old))
-    both = replace(both, candidate=replace(run.candidate, environment=old))
-    assert texts.profiles(both, decide(both))[0].endswith(" --python /old --python /old")
-    for line in lines:  # it is a command of ours
-        _, name, *arguments = shlex.split(line)
-        main.commands[name].make_context(name, arguments)
 
 
 def test_the_checksum_of_inputs_is_that_of_their_numbers_not_of_their_layout():

@@ -172,12 +172,6 @@ def test_what_turns_keys_anew_is_refused_in_decoding_past_its_length_alone():
         assert "turns keys anew" in (reasons_against([beyond], ["naive"])["naive"][0] or "")
 
 
-def test_a_bias_that_is_not_taken_is_refused_by_name():
-    refused = unsupported("naive-heads", case_of(position="shaw:3"))
-    assert refused == "takes position biases none, not shaw:3"
-    assert unsupported("chunked", case_of(position="shaw:3")) is None
-
-
 LONG: dict[str, dict[str, Any]] = {
     "odd length over several blocks": {"seq_len": 1101, "heads": 1},
     "fewer queries than keys": {"seq_len": 130, "kv_len": 1201},
@@ -302,21 +296,6 @@ def flops_of(name: str, case: Case) -> int:
     formula = IMPLEMENTATIONS.get(name).flops
     assert formula is not None
     return formula(case)
-
-
-def test_flash_flops_skip_the_key_blocks_past_the_diagonal():
-    def pairs(**fields: Any) -> float:
-        case = case_of(batch=1, heads=1, head_dim=1, **fields)
-        return flops_of("sdpa-flash", case) / {"forward": 4, "backward": 10}[case.pass_]
-
-    # 256 queries at a time see 512 keys or 1024: block rows 0 and 1, then 2 and 3.
-    causal = {"mask": "causal", "seq_len": 1024}
-    assert pairs(pass_="forward", **causal) == 512 * 512 + 512 * 1024
-    assert pairs(pass_="backward", **causal) == 512 * 512 + 512 * 1024
-    assert pairs(pass_="forward", mask="causal", seq_len=500) == 500 * 500
-    assert pairs(pass_="forward", seq_len=1024) == 1024 * 1024
-    # A mask of numbers hides from the kernel that it is causal.
-    assert pairs(pass_="forward", mask="causal", seq_len=1024, kv_len=2048) == 1024 * 2048
 
 
 ALL_OF_A_KIND = (

@@ -88,17 +88,6 @@ def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspec
     assert sweep()["1"]["matmul_tflops"]["float32"] == FAST, "kept in place of the others"
 
 
-def test_after_a_restart_they_are_measured_again(
-    sweep: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A virtual machine may be on another host then."""
-    (tmp_path / "boot").write_text("one")
-    monkeypatch.setattr(ceilings, "_BOOT", tmp_path / "boot")
-    sweep()
-    (tmp_path / "boot").write_text("two")
-    assert sweep()["done"].count("ceilings") == 1
-
-
 def rewritten(**changes: Any) -> Callable[[bytes], str]:
     def change(data: bytes) -> str:
         kept = {k: v for k, v in json.loads(data).items() if k in ("name", "ceilings")}

@@ -3,7 +3,6 @@
 import gc
 import itertools
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
 from attnbench.measure.probes import (
-    _cpu_bytes,
     call_kept,
     count_flops,
     make_matmul_workspaces,
@@ -53,21 +51,6 @@ def test_peak_and_kept_bytes_equal_a_count_by_hand():
     seen = profile_call(call, "cpu")
     assert (seen.peak_bytes, call_kept(call, "cpu")[1]) == (20 * KIB, 4 * KIB)
     assert (seen.kernels, seen.kernel_count) == (("aten::neg", "aten::cat"), 5)
-
-
-def test_sizes_that_torch_remembers_from_a_past_session_are_passed_over():
-    """A block that was there before is freed: torch reports what it last saw at its address."""
-
-    def event(time_ns, address, size):
-        data, tag = (
-            SimpleNamespace(ptr=address, alloc_size=size),
-            SimpleNamespace(name="Allocation"),
-        )
-        return SimpleNamespace(tag=tag, start_time_ns=time_ns, typed=(None, data), children=[])
-
-    freed, made, again = event(1, 7, -165_888), event(2, 9, 40), event(4, 7, 100)
-    assert _cpu_bytes([made, freed]) == (40, 40)
-    assert _cpu_bytes([freed, made, event(3, 9, -40), again]) == (100, 100)
 
 
 def bound(case: Case, name: str) -> tuple[Any, dict[str, torch.Tensor]]:

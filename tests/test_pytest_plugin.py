@@ -211,16 +211,6 @@ def test_a_new_file_is_not_compared_and_what_dies_once_is_tried_again(
     )
 
 
-def test_what_fails_twice_is_incorrect_and_the_others_are_timed(
-    pytester: pytest.Pytester, root: Path, counted: type[Counted]
-) -> None:
-    counted.dying["tests/test_speed.py::test_area"] = 2
-    result = gated(pytester)
-    assert result.ret == 1
-    result.assert_outcomes(failed=1, passed=1, deselected=1)
-    result.stdout.fnmatch_lines(["incorrect: crashed: killed by signal 11"])
-
-
 def test_an_interrupted_run_keeps_its_rounds(
     pytester: pytest.Pytester, root: Path, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,13 +252,6 @@ def test_what_is_wrong_is_one_line_and_exit_code_4(
     assert error.startswith("ERROR: ")
     assert [text for text in WRONG[options] if text not in error] == [], error
     assert git(root, "status", "--porcelain", "--ignored=no") == ""
-
-
-def test_outside_of_a_repository_there_is_no_base(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_length(benchmark): benchmark(len, ())")
-    result = gated(pytester)
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(["ERROR: --attnbench-gate HEAD: * is in no working tree of git*"])
 
 
 def test_without_the_option_nothing_is_loaded_and_nothing_changes(

@@ -217,17 +217,6 @@ def test_what_is_missing_names_the_size_and_what_decides() -> None:
     assert [one.index for one in fitted(overhead).missing] == [-1]
 
 
-def test_a_size_that_may_be_more_than_the_overhead_is_missing() -> None:
-    """Where other work left it alone at no time, and its processor time is next to nothing."""
-    series = replayed(power(2), "n^2", sizes=FOUR_OCTAVES[:4])
-    series = replace(series, times_us=((40.0,), *series.times_us[1:]))
-    known = replace(series, allowed_us=((40.0, 45.0), None, None, None))
-    taken = replace(series, allowed_us=((40.0, 400.0), None, None, None))
-    found = [fitted(one) for one in (known, taken)]
-    assert [verdict(fit) for fit in found] == ["inconclusive"] * 2
-    assert [[one.index for one in fit.missing] for fit in found] == [[], [0]]
-
-
 def test_what_scatters_counts_once() -> None:
     """In the scatter about the line, or in what each time may be; what processes differ by, too."""
 
@@ -275,21 +264,6 @@ def test_a_refutation_stands_whichever_changepoint_is_taken_out() -> None:
 
 
 # Intervals.
-
-
-def test_intervals_hold_what_replicates_show_and_what_they_do_not() -> None:
-    """Within one process they say nothing of the next; medians may lie exactly on the line."""
-
-    def interval(width: float) -> tuple[float, float, float]:
-        series = replayed(power(2), overhead_us=None, least_overhead_us=1e-3)
-        factors = np.exp(np.linspace(-width, width, 7))
-        times = tuple(tuple(300.0 * (n / 128) ** 2 * factors) for n in series.sizes)
-        return ends(fitted(replace(series, times_us=times)).exponent)
-
-    still, wild = interval(0.0), interval(0.9)
-    assert still[2] - still[0] > 0.01
-    assert wild[0] - wild[1] > still[0] - still[1] + 0.1
-    assert wild[2] - wild[0] > still[2] - still[0] + 0.1
 
 
 def test_the_same_series_gives_the_same_figures_alone_or_among_others() -> None:

@@ -97,20 +97,6 @@ def test_the_walk_needs_each_row_before_the_next_and_fits_the_cache():
     assert rows.nbytes + sums.nbytes <= 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("miss_us", "gain", "ratio"), [(20.0, 1.0, 25.1 / 5.1), (0.0, 1.0, 1.0), (0.0, 0.0, None)]
-)
-def test_cold_and_warm_reads_are_told_apart_where_the_flush_works(miss_us, gain, ratio):
-    """A flush that does nothing leaves the ratio at one; clocks that see no time have none."""
-    world = World()
-    cold, warm = (
-        WorldClock(world, l2="cold", miss_us=miss_us, gain=gain),
-        WorldClock(world, gain=gain),
-    )
-    seen = selfcheck.cold_and_warm(cold, warm, world.work(5.0), most=8)
-    assert [seen[x] for x in ("ratio", "low", "high")] == [ratio and pytest.approx(ratio)] * 3
-
-
 @pytest.fixture
 def world(monkeypatch, idle_machine) -> World:
     """A world of its own for all that timing looks at: the clocks, and the counters beside them."""

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SLACK = 200  # lines a limit may stand above what there is
 LIMITS = {  # folders, kinds of files: lines, files
     ("attnbench impls", ".py"): (39_758, 224),
-    ("tests", ".py .toml .sh"): (27_979, 160),
+    ("tests", ".py .toml .sh"): (27_500, 160),
 }
 
 

@@ -142,25 +142,6 @@ def test_a_cell_that_fails_in_one_process_fails():
         merged([record([1.0]), other])
 
 
-def test_what_was_measured_beside_time_is_merged_by_its_kind():
-    one = {"memory_workspace_bytes": 10, "load_1m": 1.0, "kept_disturbed": 2, "cpu_quota": 2.0}
-    two = {"memory_workspace_bytes": 12, "load_1m": 2.0, "kept_disturbed": 3, "cpu_quota": 1.5}
-    alike: dict[str, object] = {"sdpa_backend": "flash", "l2": "cold", "meddles": None}
-    texts = [{"kernel": "a"}, {"kernel": "b", "throttle": "thermal 90%"}, {"kernel": "a"}]
-    parts = [
-        record([1.0], process=i, **alike, **beside, **text)
-        for i, (beside, text) in enumerate(zip((one, two, two), texts, strict=True))
-    ]
-    assert merged(parts[::-1]).metrics == alike | {
-        "memory_workspace_bytes": 12,
-        "load_1m": pytest.approx(5 / 3),
-        "kept_disturbed": 8,
-        "cpu_quota": 1.5,
-        "kernel": "a (2 of 3); b (1 of 3)",
-        "throttle": "thermal 90% (1 of 3)",
-    }
-
-
 # The low end of one thread on a CPU.
 
 
@@ -174,14 +155,6 @@ def test_the_fastest_sample_that_was_left_alone_is_reported():
     assert times.observations_us(on_cpu(pairs, window=3)) == [110.0]
 
 
-def test_where_nothing_was_left_alone_the_time_lies_between_processor_and_wall_time():
-    cell = on_cpu([(200.0, 110.0), (180.0, 100.0), (210.0, 105.0), (150.0, 149.0)])
-    assert times.time_us(cell) == 105.0  # not the least: a clock that stood still looks so
-    low, high = times.interval_us(cell) or (0, 0)
-    assert low == pytest.approx(105.0 * 0.94)
-    assert high == pytest.approx(150.0 * 1.04)  # the wall time of one that was left alone
-
-
 @pytest.mark.parametrize(("probe_us", "slowdown"), [(26.0, 1.0), (28.0, 1.0), (52.0, 2.0)])
 def test_a_core_below_its_full_speed_widens_the_interval_downwards(probe_us, slowdown):
     """By as much as the loop lost to it, unless the batches show that calls lose less."""
@@ -192,13 +165,6 @@ def test_a_core_below_its_full_speed_widens_the_interval_downwards(probe_us, slo
     assert times.time_us(cell) == 100.0
     assert (low, high) == pytest.approx((94.0 / slowdown, 104.0))
     assert times.within_run_us(cell) == (100.0, 100.0), "all cells of the run are slowed alike"
-
-
-def test_within_a_run_windows_that_others_took_reach_from_processor_to_wall_time():
-    cell = on_cpu([(200.0, 100.0)] * 5 + [(190.0, 60.0)])
-    assert times.within_run_us(cell) == (60.0, 200.0)
-    left_alone = on_cpu([(200.0, 60.0), (101.0, 101.0)] * 6, window=2)
-    assert times.within_run_us(left_alone) == (101.0, 101.0)
 
 
 def test_several_processes_report_the_median_of_their_low_ends():
@@ -252,14 +218,6 @@ def noise(rng, n, sd=0.01):
     return [100.0 * math.exp(rng.gauss(0, sd)) for _ in range(n)]
 
 
-def test_a_drift_is_seen_with_its_size_unless_it_is_too_small_to_matter():
-    values = [v * (1 + 0.1 * i / 60) for i, v in enumerate(noise(random.Random(5), 60))]
-    assert notes.drift(values) == pytest.approx(0.067, abs=0.02)
-    assert notes.drift(values[::-1]) == pytest.approx(-0.062, abs=0.02)
-    small = noise(random.Random(6), 300, 0.001)
-    assert notes.drift([v * (1 + 0.01 * i / 300) for i, v in enumerate(small)]) is None
-
-
 def test_dependence_is_seen_and_the_interval_is_said_to_be_too_narrow():
     rng, values, state = random.Random(9), [], 0.0
     for _ in range(80):
@@ -268,13 +226,6 @@ def test_dependence_is_seen_and_the_interval_is_said_to_be_too_narrow():
     assert notes.dependence(values) == pytest.approx(0.8, abs=0.15)
     assert notes.widening(0.8) == pytest.approx(3.0)
     assert notes.widening(1.0) == math.inf
-
-
-@pytest.mark.parametrize(
-    "values", [[], [1.0], [float(i) for i in range(1, 10)], noise(random.Random(4), 60, 0.03)]
-)
-def test_too_few_samples_and_independent_ones_show_nothing(values):
-    assert (notes.drift(values), notes.dependence(values)) == (None, None)
 
 
 # Notes.
@@ -327,16 +278,3 @@ TROUBLES = [
 def test_each_trouble_has_its_note_and_the_serious_ones_a_name(cell, says, serious):
     assert says in (notes.notes(cell) or "")
     assert notes.unsteady(cell) == serious
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        record(noise(random.Random(10), 60, 0.003), kept_disturbed=0),
-        record([100.0] * 9, kept_disturbed=6, probe_us=26.0, full_speed_share=0.95),
-        Record(cell=CELL, status="oom", reason="no memory", metrics={"stolen_share": 0.5}),
-    ],
-)
-def test_a_quiet_row_and_a_failed_one_have_none(cell):
-    assert notes.notes(cell) is None
-    assert notes.unsteady(cell) is None

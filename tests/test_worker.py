@@ -27,7 +27,7 @@ from attnbench.schema.messages import (
     Measure,
     Ready,
 )  # fmt: skip
-from attnbench.worker import checking, reference, serving
+from attnbench.worker import reference, serving
 from attnbench.worker.measuring import Instruments
 from attnbench.worker.workloads import WORKLOADS
 
@@ -161,14 +161,6 @@ def test_it_is_known_where_standard_error_was_when_a_cell_began(tmp_path):
             os.dup2(kept, 2)
             os.close(kept)
     assert heartbeat.read().printed == 15
-
-
-def test_a_property_is_announced_like_any_check(monkeypatch):
-    """Else a death in it would cost the check before."""
-    signs: list[str] = []
-    monkeypatch.setattr(checking, "_check_property", lambda *_: signs.append("checked"))
-    checking.check_item(Case(seq_len=8), "naive", {"property": "causal"}, 0, signs.append)
-    assert signs == ["check", "checked"]
 
 
 def test_an_idle_worker_ends_when_its_runner_closes_the_pipe():

@@ -3,10 +3,8 @@
 A row is one function of theirs: package, function, what of ours is held against it, and how far the
 two may lie apart, as a part of their largest number. Bounds are what rounding explains: 1e-12 where
 both compute in float64, DENSE where theirs rounds to float32 on the way, ANGLES where it makes
-angles of up to 64 radians in float32, which are off by 64 × 2⁻²⁴ = 4e-6. What they have not,
-`own loops`, are the rules of a paper, pair by pair.
-
-The packages live in an environment of their own (`packages.txt`), in which this file runs.
+angles of up to 64 radians in float32, which are off by 64 × 2⁻²⁴ = 4e-6. The packages live in an
+environment of their own (`packages.txt`), in which this file runs.
 """
 
 from __future__ import annotations
@@ -413,17 +411,6 @@ def _masks() -> Pairs:
         yield ours.double(), found.expand(3, queries, 21).double()
 
 
-@row("torch", "attention.bias.causal_lower_right", "causal", EXACT)
-def _lower_right() -> Pairs:
-    from attnbench.api import dense_mask
-    from attnbench.schema.case import parse_mask
-
-    for queries, keys in ((5, 5), (3, 9), (9, 3)):
-        theirs = take("torch.nn.attention.bias", "causal_lower_right")(queries, keys)
-        ours = dense_mask(parse_mask("causal"), queries, keys, "cpu")
-        yield ours.double(), theirs._materialize().double()
-
-
 # Softmax attention and layers
 
 CORES = ("naive", "naive-heads", "sdpa", "sdpa-math", "chunked", "split-kv")
@@ -522,31 +509,6 @@ def _longformer() -> Pairs:
             yield ours, wanted.view(2, 32, 2, 16).transpose(1, 2)
 
 
-# The place of a query and that of a key, and whether the pair is admitted; before it, if causal.
-RULES: dict[str, Callable[[int, int], bool]] = {
-    "sliding-window:6": lambda i, j: abs(i - j) <= 3,
-    "dilated-window:window=6:dilation=2": lambda i, j: abs(i - j) <= 6 and (i - j) % 2 == 0,
-    "window-global:window=6:global_tokens=2": lambda i, j: abs(i - j) <= 3 or min(i, j) < 2,
-    "strided:5": lambda i, j: abs(i - j) < 5 or (i - j) % 5 == 0,
-    "strided-fixed:stride=5:summary=2": lambda i, j: i // 5 == j // 5 or j % 5 >= 3,
-}
-for _name, _rule in RULES.items():
-
-    @row("own loops", _name.partition(":")[0], _name, EXACT)
-    def _pattern(name: str = _name, rule: Callable[[int, int], bool] = _rule) -> Pairs:
-        for mask, queries in product(("full", "causal"), (24, 9)):
-            case = case_of(batch=2, heads=2, seq_len=queries, kv_len=24, mask=mask)
-            q, k, v = qkv(case)
-            wanted = torch.zeros_like(q)
-            for row, i in enumerate(range(24 - queries, 24)):
-                seen = [j for j in range(24) if rule(i, j) and (j <= i or mask == "full")]
-                scores = (q[:, :, row, None] * k[:, :, seen]).sum(-1) * case.softmax_scale
-                weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
-                wanted[:, :, row] = (weights[..., None] * v[:, :, seen]).sum(-2)
-            for ours in computed(name, case, q, k, v):
-                yield ours, wanted
-
-
 # Linear and low-rank attention
 
 
@@ -637,7 +599,7 @@ def _nystromformer() -> Pairs:
 def compared(one: Row) -> dict[str, Any]:
     """How far apart the two are at most, as a part of theirs; or what was raised."""
     cases, most = 0, 0.0
-    version = None if one.package == "own loops" else importlib.metadata.version(one.package)
+    version = importlib.metadata.version(one.package)
     try:
         torch.manual_seed(0)
         for ours, theirs in one.pairs():

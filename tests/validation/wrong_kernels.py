@@ -143,13 +143,6 @@ def causal_top_left(case):
     return with_mask(case, ones if case.unmasked else ones.tril())
 
 
-@wrong("causal-if-square", r"L != S|L < S|L > S|mask is not applied")
-def causal_if_square(case):
-    """`is_causal = L == S`: the one query of a step sees all, and so do all others."""
-    masks = hidden_and_blind(case) if case.seq_len == case.kv_len else (None, None)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
 @wrong("window-one-wide", "one key too wide", masks=("full", "causal", "window"))
 def window_one_wide(case):
     """`place - key <= window`, where the query's own key counts as one of the window."""
@@ -168,12 +161,6 @@ def padding_of_first(case):
         hidden, blind = masks
         masks = None if hidden is None else hidden[:1], None if blind is None else blind[:1]
     return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
-@wrong("documents-across", "across the ends of documents", masks=("full", "causal", "document"))
-def documents_across(case):
-    """Packed sequences under a plain causal mask: nobody passed `cu_seqlens`."""
-    return with_mask(case, causal_of(case))
 
 
 @wrong("nan-without-keys", "no key")
@@ -205,50 +192,7 @@ def alibi_by_count(case):
     return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks, bias.to(q.dtype))
 
 
-def turned(x: Tensor, place: Tensor) -> Tensor:
-    """RoPE at `place`, halves paired as in Llama."""
-    pairs, wide = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
-    theta = 10000.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
-    angle = place.double().unsqueeze(-1) * theta
-    cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-    a, b = x[..., :pairs].to(wide), x[..., pairs : 2 * pairs].to(wide)
-    both = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-    return torch.cat((both.to(x.dtype), x[..., 2 * pairs :]), -1)
-
-
-@wrong("rope-again", "rotar|rope")
-def rope_again(case):
-    """A kernel that fuses RoPE turns q and k that came turned already."""
-    place, key = places(case)
-
-    def again(q, k, v):
-        if case.position.name == "rope":
-            q, k = turned(q, place[:, 0]), turned(k, key)
-        return q, k, v
-
-    return with_inputs(case, again)
-
-
 # Sizes.
-
-
-@wrong("dims-of-16", r"D (is )?(not|no) a? ?multiple|\bD\b")
-def dims_of_16(case):
-    """Tiles of 16 dimensions; what is left of D is never loaded. Models have 64 and 128."""
-    whole = max(16, case.head_dim // 16 * 16)
-    return with_inputs(case, lambda q, k, v: (q[..., :whole], k[..., :whole], v))
-
-
-@wrong("values-as-wide", "V != D|shape")
-def values_as_wide(case):
-    """The output is made like q, and filled as far as values reach: V is taken to be D."""
-    masks = hidden_and_blind(case)
-
-    def call(q, k, v):
-        o = attend(q, k, v, case.softmax_scale, masks)
-        return F.pad(o, (0, q.shape[-1] - o.shape[-1]))  # by less than 0, it is cut
-
-    return call
 
 
 def with_first_keys(case: Case, count: int) -> Any:
@@ -382,20 +326,6 @@ def same_buffer(case):
     masks, dtype = hidden_and_blind(case), getattr(torch, case.dtype)
     o = torch.empty(case.batch, case.heads, case.seq_len, case.value_dim, dtype=dtype)
     return lambda q, k, v: o.copy_(attend(q, k, v, case.softmax_scale, masks))
-
-
-@wrong("result-by-address", "kept|earlier call", passes=("forward",))
-def result_by_address(case):
-    """Results are cached by the addresses of the inputs, which an allocator hands out again."""
-    masks, kept = hidden_and_blind(case), dict[Any, Tensor]()
-
-    def call(q, k, v):
-        key = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if key not in kept:
-            kept[key] = attend(q, k, v, case.softmax_scale, masks)
-        return kept[key].clone()
-
-    return call
 
 
 @wrong("query-scaled-in-place", "changes its input", passes=("forward",))
