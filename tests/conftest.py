@@ -48,6 +48,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SLOW = pytest.StashKey[list[pytest.Item]]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m leaves them out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[SLOW] = [item for item in items if item.get_closest_marker("slow")]
+
+
 @pytest.fixture
 def cli() -> Cli:
     """`cli("sweep", "--dry-run")` runs the command line in this process."""

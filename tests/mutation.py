@@ -88,6 +88,7 @@ def copy_tree(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in TESTS:
-        sys.exit(f"make mutation MODULE=… [SECONDS=300] [CHANGES=…]: {', '.join(TESTS)}")
+    if len(sys.argv) != 4 or sys.argv[1] not in TESTS or not "".join(sys.argv[2:]).isdigit():
+        print(f"make mutation MODULE={'|'.join(TESTS)} SECONDS=300 CHANGES=1000", file=sys.stderr)
+        sys.exit(2)
     sys.exit(main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3])))

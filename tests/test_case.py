@@ -55,11 +55,6 @@ def test_a_case_survives_json():
     assert again.case_id == case.case_id
 
 
-def test_an_unknown_field_is_refused():
-    with pytest.raises(UsageError, match="colour"):
-        Case.from_json({"colour": "red"})
-
-
 @pytest.mark.parametrize("bad", [{"seq_len": -1}, {"heads": 1.5}, {"batch": True}])
 def test_sizes_are_whole_numbers_of_at_least_one(bad):
     with pytest.raises(UsageError, match="whole number"):

@@ -8,7 +8,7 @@ import pytest
 from attnbench.analysis import times
 from attnbench.analysis.pairs import MARGIN, decided, detectable, ratio
 from attnbench.schema.case import parse_position
-from attnbench.schema.record import Record, merged
+from attnbench.schema.record import Record
 from tests.test_times import CELL, processes, record
 
 OTHER_CASE = replace(CELL, case=replace(CELL.case, position=parse_position("rope")))
@@ -50,18 +50,6 @@ def test_cells_are_pairs_where_they_were_interleaved_and_else_their_times_are_di
         assert width(above, alone) > 1.0 > width(above, below)
     grouped = [replace(r, metrics={"group": "a"}) for r in (above, rope)]
     assert ratio(*grouped) == paired
-
-
-def test_each_process_of_a_cell_has_a_group_of_its_own():
-    def cell(factor: float) -> Record:
-        parts = [(0, "a", 1.0), (1, "b", 1.5), (2, "c", 0.7)]  # a slow process is so for both
-        return merged(
-            [record([factor * level] * 9, process=i, group=name) for i, name, level in parts]
-        )
-
-    value, interval = ratio(cell(200.0), cell(100.0))
-    assert value == pytest.approx(2.0)
-    assert interval == pytest.approx((2.0, 2.0))
 
 
 def test_one_process_cannot_tell_apart_what_two_of_the_same_code_differ_by():

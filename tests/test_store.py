@@ -69,12 +69,6 @@ def test_cells_of_an_older_run_have_the_threads_of_its_environment(tmp_path, dev
     assert [r.cell.case.threads for r in load_run(made.path).records] == [threads, 1]
 
 
-def test_discards_of_the_committed_runs_have_their_codes():
-    run = load_run(Path(__file__).parents[1] / "results" / "quick-cpu")
-    codes = {s.discard_code for r in run.records for s in r.samples if s.discarded is not None}
-    assert codes == {"interrupted", "stolen"}
-
-
 def test_half_a_surrogate_pair_in_a_reason_can_be_written_after_it_was_read():
     bad = Record(cell=record().cell, status="error", reason="one half: \ud800")
     again = Record.from_line(bad.to_line())
