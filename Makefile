@@ -15,7 +15,7 @@ bench: .venv/installed
 test: lint
 	@$(MAKE) --no-print-directory unit
 
-# One process a core; one that is done takes work from the others. SLOW=yes also runs the tests marked slow.
+# One process a core; an idle one takes work from the others. SLOW=yes also runs the tests marked slow.
 unit: .venv/installed
 	$(BIN)/pytest -n auto --dist worksteal $(if $(SLOW),,-m "not slow")
 
@@ -60,8 +60,8 @@ benchmark: .venv/installed
 	$(BIN)/pytest tests/benchmarks -o addopts= --benchmark-only --benchmark-columns=min,median,iqr,rounds
 
 # Evidence for our own rules: how often verdicts on growth, the gate and comparisons are wrong, and
-# more. CONTRIBUTING.md says what each part does; minutes each, but for gate and costs (hours). Those
-# that take long go on where they stopped. Without PART their short forms. ARGS goes to the part:
+# more. CONTRIBUTING.md says what each part does; and how long it
+# takes. Those that take long go on where they stopped. Without PART their short forms run. ARGS goes to the part:
 # make validate PART=laws ARGS=--help
 validate: .venv/installed
 	$(BIN)/python -m $(if $(PART),tests.validation $(PART) $(ARGS),pytest tests/validation $(ARGS))

@@ -53,9 +53,9 @@ def main(module: str, limit_s: float, most: int) -> int:
             print(f"these tests fail without any change: {command}", file=sys.stderr)
             return 2
         patience_s = 10 + 5 * (time.monotonic() - begin)
-        with_db = WorkDB(":memory:", mode=WorkDB.Mode.create)
-        init(files, with_db, {})
-        changes = [item.mutations for item in with_db.pending_work_items]
+        database = WorkDB(":memory:", mode=WorkDB.Mode.create)
+        init(files, database, {})
+        changes = [item.mutations for item in database.pending_work_items]
         changes = [c for c in changes if not c[0].operator_name.startswith(ANNOTATIONS)]
         changes.sort(key=lambda c: (str(c[0].module_path), c[0].operator_name, c[0].occurrence))
         random.Random(0).shuffle(changes)
