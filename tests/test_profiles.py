@@ -1,13 +1,9 @@
-"""Two profiles: what differs adds up, noise is no change, and what is shown and bundled of it."""
+"""Two profiles: what differs adds up, noise is no change, and what is shown of it."""
 
-import gzip
 import math
 import random
-import re
 import shlex
-import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,10 +11,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from attnbench.analysis.profiles import difference, matched
-from attnbench.cli import main
-from attnbench.errors import StoreError, UsageError
+from attnbench.errors import UsageError
 from attnbench.report.profile import figure, page, texts
-from attnbench.report.profile.bundle import Part, check_target, write_bundle
 from attnbench.schema.case import Case
 from attnbench.schema.profile import Live, Memory, Op, Profile, Unprofiled, write_profile
 
@@ -164,55 +158,6 @@ def test_a_thinned_timeline_keeps_the_peak_and_the_end():
     assert [p.t_us for p in thin] == sorted(p.t_us for p in thin)
 
 
-def bundled(tmp_path, **fields):
-    folder = tmp_path / "results"
-    (folder / "a").mkdir(parents=True)
-    made = profile(*NAIVE, trace="trace.json.gz", **fields)
-    write_profile(folder / "a", made)
-    (folder / "a" / "trace.json.gz").write_bytes(gzip.compress(f"in {Path.home()}/x".encode()))
-    page.write_all(folder, [made])
-    part = Part(profile=made, folder=folder / "a", files={"mine.py": f"# {Path.home()}/mine\n"})
-    return folder, [part]
-
-
-def test_a_bundle_has_everything_to_repeat_the_cell_and_no_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/somebody")
-    folder, parts = bundled(tmp_path, environment={"torch": "2.13.0", "where": "/home/somebody/y"})
-    file = write_bundle(tmp_path / "x.zip", folder, parts)
-    with zipfile.ZipFile(file) as archive:
-        data = {name: archive.read(name) for name in archive.namelist()}
-    assert set(data) == {
-        "profile.html", "profile.md", "a/profile.json", "a/trace.json.gz", "a/cell.json",
-        "a/environment.json", "a/repro.sh", "a/mine.py",
-    }  # fmt: skip
-    plain = [gzip.decompress(v) if k.endswith(".gz") else v for k, v in data.items()]
-    assert not any(b"somebody" in text for text in plain)
-    script = data["a/repro.sh"].decode()
-    (tmp_path / "repro.sh").write_text(script)
-    assert subprocess.run(["sh", "-n", tmp_path / "repro.sh"], check=False).returncode == 0
-    assert re.search(r"^#   torch", script, re.M)
-    commands = [line for line in script.splitlines() if line.startswith("attnbench ")]
-    assert [line.split()[1] for line in commands] == ["sweep", "profile"]
-    for line in commands:
-        _, name, *arguments = shlex.split(line)
-        made = main.commands[name].make_context(name, arguments)
-        assert made.params["seq_lens"] == (64,)
-        assert made.params["files"] == ("mine.py",)
-
-
-def test_a_bundle_overwrites_nothing_and_what_fails_leaves_nothing(tmp_path):
-    (tmp_path / "x.zip").write_text("mine")
-    with pytest.raises(UsageError, match="exists"):
-        check_target(tmp_path / "x.zip")
-    with pytest.raises(UsageError, match="no folder"):
-        check_target(tmp_path / "nowhere" / "x.zip")
-    folder, parts = bundled(tmp_path)
-    (folder / "a" / "trace.json.gz").unlink()
-    with pytest.raises(StoreError, match="--bundle"):
-        write_bundle(tmp_path / "y.zip", folder, parts)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["results", "x.zip"]
-
-
 def plain(q, k, v, *, causal, scale):
     return ((q * scale) @ k.mT).softmax(-1) @ v
 
@@ -271,13 +216,11 @@ def profiled(cli, monkeypatch, tmp_path):
     return lambda line: cli("profile", *shlex.split(line))
 
 
-def test_the_command_shows_the_difference_and_names_the_page_and_what_is_bundled(profiled):
-    done = profiled("naive mine --impl mine.py --name p --bundle p.zip")
+def test_the_command_shows_the_difference_and_names_the_page(profiled):
+    done = profiled("naive mine --impl mine.py --name p")
     assert done.exit_code == 0, done.output
     assert "mine takes 1.42 times naive's time" in done.output
     assert "page: results/p/profile.html" in done.output
-    assert re.search(r"bundle: p\.zip \(.* KiB: .*your mine\.py\)", done.output)
-    assert "a/mine.py" in zipfile.ZipFile("p.zip").namelist()
 
 
 @pytest.mark.slow

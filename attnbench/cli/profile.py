@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnbench.base import units
 from attnbench.cli.options import (
     AXIS_FIELDS,
-    PATH,
     RUN,
     THREADS,
     Rows,
@@ -32,7 +30,7 @@ from attnbench.errors import UsageError
 
 if TYPE_CHECKING:
     from attnbench.execution.profiling import CaseOf, Subject
-    from attnbench.report.profile.bundle import Part
+    from attnbench.schema.profile import Profile
 
 
 _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
@@ -47,8 +45,6 @@ _PROFILE: Rows = (
      "Compare with a commit: the files of --impl as they are there, then as they are now."),
     ("--top", {"type": click.IntRange(1, 1000), "default": 10, "show_default": True},
      "Ops or kernels in the table."),
-    ("--bundle", {"type": PATH, "metavar": "FILE.zip"},
-     "Also zip all of it for a bug report, with a script that repeats it and your --impl."),
 )  # fmt: skip
 
 
@@ -61,7 +57,7 @@ _PROFILE: Rows = (
 @seed_option
 @output_option
 @click.option("--name", help="The profile's name, a new folder [a time stamp].")
-def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None:
+def profile(impls: tuple[str, ...], **options: Any) -> None:
     """Show where time and memory of a cell go.
 
     The cell is checked and timed, then traced in the same process, which measures for no sweep:
@@ -71,10 +67,7 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
     compared. Takes the flags of a sweep, one value each. Exits 1 if a result is incorrect.
     """
     from attnbench.execution.profiling import profile_subject
-    from attnbench.report.profile.bundle import Part, check_target, write_bundle
 
-    if bundle is not None:
-        check_target(bundle)
     if len(impls) > 2:
         raise UsageError(f"{len(impls)} implementations given; one is profiled, two are compared")
     case, settings, line = _case(impls[0], options)
@@ -82,37 +75,26 @@ def profile(impls: tuple[str, ...], bundle: Path | None, **options: Any) -> None
         _subjects(impls, options, settings) as subjects,
         _new_folder(options["output"], options["name"]) as folder,
     ):
-        parts: list[Part] = []
+        made: list[tuple[Profile, Path]] = []
         for subject, letter in zip(subjects, "ab", strict=False):
             place = folder
             if len(subjects) > 1:
                 (place := folder / letter).mkdir()
             if sys.stderr.isatty():
                 say(f"profiling {subject.label} …", err=True)
-            made = profile_subject(subject, case, place)
-            own = dict[str, str]()
-            for number, file in enumerate(map(Path, subject.settings.files), start=1):
-                name = f"{file.stem}-{number}{file.suffix}" if file.name in own else file.name
-                own[name] = file.read_text(errors="replace")  # a commit's is gone by the end
-            asked = ("OLD", "NEW")[-len(options["pythons"]) :] if options["pythons"] else ()
-            parts.append(Part(profile=made, folder=place, files=own, variables=asked))
+            made.append((profile_subject(subject, case, place), place))
     if line:  # the folder is complete by now, and stays even if nobody reads on
         say(line)
-    _show(folder, parts, options["top"])
-    if bundle is not None:
-        write_bundle(bundle, folder, parts)
-        names = ", ".join(dict.fromkeys(name for part in parts for name in part.files))
-        what = f"page, traces, environment, repro.sh{f', and your {names}' if names else ''}"
-        click.echo(f"bundle: {bundle} ({units.size(bundle.stat().st_size)}: {what})")
+    _show(folder, made, options["top"])
 
 
-def _show(folder: Path, parts: list[Part], top: int) -> None:
+def _show(folder: Path, made: list[tuple[Profile, Path]], top: int) -> None:
     """Print one profile, or the difference of two; write its page into their folder."""
     from attnbench.analysis.profiles import difference
     from attnbench.report.profile import one, page
 
-    profiles = [part.profile for part in parts]
-    found = difference(*profiles) if len(parts) == 2 else None
+    profiles = [profile for profile, _ in made]
+    found = difference(*profiles) if len(profiles) == 2 else None
     written = page.write_all(folder, profiles, found)  # also if nobody reads on
     if found is not None:
         click.echo(page.terminal(found), nl=False)
@@ -121,8 +103,8 @@ def _show(folder: Path, parts: list[Part], top: int) -> None:
         click.echo(one.text(profiles[0], top), nl=False)
         for sentence in one.sentences(profiles[0]):
             say(sentence)
-    for part in parts:
-        for line in one.where(part.profile, part.folder):
+    for profile, place in made:
+        for line in one.where(profile, place):
             click.echo(line)
     click.echo(f"page: {written}")
 

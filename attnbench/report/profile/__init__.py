@@ -1,1 +1,1 @@
-"""What a profile, or the difference of two, shows: terminal, page, Markdown, figures and bundle."""
+"""What a profile, or the difference of two, shows: terminal, page, Markdown and figures."""
