@@ -27,7 +27,6 @@ from attnbench.api import (
     compile_alone,
     places,
     reason_against_flex,
-    run_file,
     tiled,
     tiled_flops,
     tiled_workspace,
@@ -172,7 +171,3 @@ def bigbird_flex(
         return flex_attention(q_BHLD, k_BGSD, v_BGSV, block_mask=mask, scale=scale, enable_gqa=gqa)
 
     return compile_alone(flex)
-
-
-if __name__ == "__main__":
-    run_file(__file__)

@@ -37,7 +37,6 @@ from attnbench.api import (
     mask_spans,
     position_bias,
     rows_of,
-    run_file,
     visible_blocks,
 )
 
@@ -291,7 +290,3 @@ def chunked(case: Case) -> AttentionCall:
         return attend(tiling, q, k, v, keep=False)[0]
 
     return call
-
-
-if __name__ == "__main__":
-    run_file(__file__)

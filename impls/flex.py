@@ -18,7 +18,6 @@ from attnbench.api import (
     mask_spans,
     position_bias,
     reason_against_flex,
-    run_file,
     visible_blocks,
 )
 
@@ -99,7 +98,3 @@ def flex_call(case: Case) -> Any:
 def build_flex(case: Case) -> AttentionCall:
     """FlexAttention, a block mask, under torch.compile."""
     return compile_alone(flex_call(case))
-
-
-if __name__ == "__main__":
-    run_file(__file__)

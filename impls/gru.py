@@ -2,7 +2,7 @@
 
 import torch
 
-from attnbench.api import AttentionCall, Case, recurrent_builder, run_file
+from attnbench.api import AttentionCall, Case, recurrent_builder
 
 
 def flops(case: Case) -> int:
@@ -39,7 +39,3 @@ def build_gru(case: Case) -> AttentionCall:
         return o_BLE
 
     return gru
-
-
-if __name__ == "__main__":
-    run_file(__file__)

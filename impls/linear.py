@@ -27,7 +27,6 @@ from attnbench.api import (
     flops_in_chunks,
     in_chunks,
     kernelised,
-    run_file,
 )
 
 
@@ -115,7 +114,3 @@ def build_recurrent(case: Case) -> AttentionCall:
 def build_parallel(case: Case) -> AttentionCall:
     """The same by its definition: every pair."""
     return definition(case)
-
-
-if __name__ == "__main__":
-    run_file(__file__)

@@ -17,7 +17,7 @@ import math
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.api import AttentionCall, Case, attention_builder, core_flops, run_file
+from attnbench.api import AttentionCall, Case, attention_builder, core_flops
 
 
 def projections(case: Case, rank: int, seed: int) -> torch.Tensor:
@@ -78,7 +78,3 @@ def build(case: Case, *, rank: int = 128, seed: int = 0) -> AttentionCall:
         )
 
     return linformer
-
-
-if __name__ == "__main__":
-    run_file(__file__)

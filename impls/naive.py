@@ -15,7 +15,6 @@ from attnbench.api import (
     dense_bias,
     hidden_and_blind,
     reason_against_compiling,
-    run_file,
 )
 
 # Score matrices of the case's dtype that are alive at the worst moment. Softmax works in float32 at
@@ -143,7 +142,3 @@ def build_naive_heads(case: Case) -> AttentionCall:
 def build_naive_compiled(case: Case) -> AttentionCall:
     """Naive under torch.compile, afresh for every case."""
     return compile_alone(build_naive(case))
-
-
-if __name__ == "__main__":
-    run_file(__file__)

@@ -15,7 +15,7 @@ Axes beyond the usual ones: `M` landmarks.
 import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
-from attnbench.api import AttentionCall, Case, attention_builder, run_file
+from attnbench.api import AttentionCall, Case, attention_builder
 
 
 def pseudo_inverse(a_MM: torch.Tensor, iterations: int) -> torch.Tensor:
@@ -101,7 +101,3 @@ def build(case: Case, *, landmarks: int = 64, iterations: int = 6) -> AttentionC
         return ((q @ k_BHMD.mT).softmax(-1) @ values_BHMV).to(dtype)
 
     return nystrom
-
-
-if __name__ == "__main__":
-    run_file(__file__)

@@ -31,7 +31,6 @@ from attnbench.api import (
     flops_in_chunks,
     in_chunks,
     kernelised,
-    run_file,
 )
 
 LOWEST = -1e30  # the maximum over no keys: finite, so that nothing becomes NaN
@@ -151,7 +150,3 @@ def build(case: Case, *, features: int = 256, chunk: int = 128, seed: int = 0) -
         return attend(q, k, v, None)
 
     return performer
-
-
-if __name__ == "__main__":
-    run_file(__file__)

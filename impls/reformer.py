@@ -25,7 +25,6 @@ from attnbench.api import (
     Estimate,
     attention_builder,
     core_flops,
-    run_file,
 )
 
 ALONE = -1e5  # the score of a token with itself: of no weight beside any other
@@ -205,7 +204,3 @@ def reformer(
         return o_NLV.view(v_BHSV.shape).to(q_BHLD.dtype)
 
     return attend
-
-
-if __name__ == "__main__":
-    run_file(__file__)

@@ -20,7 +20,6 @@ from attnbench.api import (
     dense_mask,
     flops_in_chunks,
     in_chunks,
-    run_file,
 )
 
 
@@ -91,7 +90,3 @@ def build(case: Case, *, chunk: int = 128) -> AttentionCall:
         return torch.cat(outputs, dim=3).flatten(1, 2).to(v.dtype)
 
     return retention
-
-
-if __name__ == "__main__":
-    run_file(__file__)

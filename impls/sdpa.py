@@ -27,7 +27,6 @@ from attnbench.api import (
     dense_bias,
     dense_mask,
     mask_for,
-    run_file,
     visible_blocks,
 )
 
@@ -333,7 +332,3 @@ def build_grouped(case: Case) -> AttentionCall:
         return plain(q_BGMD, k_BGSD, v_BGSV).reshape(*q_BHLD.shape[:-1], -1)
 
     return grouped
-
-
-if __name__ == "__main__":
-    run_file(__file__)

@@ -23,7 +23,6 @@ from attnbench.api import (
     Tile,
     attention_builder,
     places,
-    run_file,
     tiled,
     tiled_flops,
     tiled_workspace,
@@ -99,7 +98,3 @@ def dilated_window(case: Case, *, window: int = 256, dilation: int = 2) -> Atten
 def window_global(case: Case, *, window: int = 256, global_tokens: int = 16) -> AttentionCall:
     """A window, and first tokens that see and are seen."""
     return tiled(case, cover(case, window=window, global_tokens=global_tokens))
-
-
-if __name__ == "__main__":
-    run_file(__file__)

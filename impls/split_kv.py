@@ -20,7 +20,6 @@ from attnbench.api import (
     attention_builder,
     core_flops,
     hidden_and_blind,
-    run_file,
 )
 
 # In place of the maximum of a split that shows a query no key: -inf minus it is no NaN.
@@ -111,7 +110,3 @@ def build_split_kv(case: Case, *, splits: int = 8) -> AttentionCall:
         return o_BHLV if blind is None else o_BHLV.masked_fill(blind, 0)
 
     return split_kv
-
-
-if __name__ == "__main__":
-    run_file(__file__)

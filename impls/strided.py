@@ -22,7 +22,6 @@ from attnbench.api import (
     Tile,
     attention_builder,
     places,
-    run_file,
     tiled,
     tiled_flops,
     tiled_workspace,
@@ -125,7 +124,3 @@ def define_fixed(case: Case, *, stride: int, summary: int) -> Patterned:
 def strided_fixed(case: Case, *, stride: int = 0, summary: int = 1) -> AttentionCall:
     """The own block of √n keys, and the last key of each."""
     return tiled(case, cover_fixed(case, stride=stride, summary=summary))
-
-
-if __name__ == "__main__":
-    run_file(__file__)

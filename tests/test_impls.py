@@ -7,7 +7,6 @@ import functools
 import itertools
 import sys
 import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +23,7 @@ from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw, laid_out
 from attnbench.worker.workloads import WORKLOADS
-from tests.conftest import probed, run_script
+from tests.conftest import probed
 from tests.pairwise import ids, pairwise
 
 EAGER = (
@@ -581,27 +580,6 @@ def test_ten_shapes_in_one_process_all_stay_compiled(name, function):
                 o, expected = call(*drawn(case)), reference(case)(*drawn(case))
                 torch.testing.assert_close(o, expected)
     assert len(compiled) == 10
-
-
-@pytest.mark.slow
-def test_a_kernel_file_run_alone_prints_its_checks_and_one_time_each(tmp_path):
-    source = (Path(__file__).parent.parent / "impls" / "chunked.py").read_text()
-    wrong = """
-from attnbench.api import attention
-@attention("wrong")
-def wrong(q, k, v, *, causal, scale):
-    return q
-"""
-    copy = tmp_path / "mine.py"  # what it registers first has the name of the built-in file
-    copy.write_text(source.replace("if __name__", wrong + "if __name__"))
-    ended = run_script(
-        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(copy)
-    )
-    heading, *lines = ended.stdout.splitlines()
-    assert heading.startswith("attention forward n=256")
-    assert [line.split()[:2] for line in lines] == [["chunked", "right"], ["wrong", "incorrect:"]]
-    assert lines[0].endswith("s, 1 thread")
-    assert ended.returncode == 1, ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ from attnbench.api.helpers import (
     mask_spans,
     reason_against_compiling,
     reason_against_flex,
-    run_file,
 )
 from attnbench.api.tiles import Tile, by_slice, places, rows_of, tiled, tiled_flops, tiled_workspace
 from attnbench.base.parameters import Parameter, Values, read_name
@@ -90,7 +89,6 @@ __all__ = [
     "reason_against_flex",
     "recurrent_builder",
     "rows_of",
-    "run_file",
     "tiled",
     "tiled_flops",
     "tiled_workspace",

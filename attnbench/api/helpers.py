@@ -6,18 +6,15 @@ import itertools
 import math
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from attnbench.machine.host import allocator_variables
 from attnbench.schema.case import Case, Mask
 from attnbench.theory.costs import PRODUCTS
 from attnbench.theory.masks import batch_pairs
@@ -323,16 +320,3 @@ def reason_against_flex(case: Case) -> str | None:
     if "AVX" not in torch.backends.cpu.get_cpu_capability():
         return "FlexAttention needs AVX2 or AVX512 on CPU"
     return None
-
-
-def run_file(file: str) -> None:
-    """Check and time what a kernel file registers, and exit; for `if __name__ == "__main__":`.
-
-    In a process of its own, where they take the place of installed ones of the same names.
-    """
-    command = [sys.executable, "-P", "-m", "attnbench.worker.alone", str(Path(file).resolve())]
-    environment = os.environ | allocator_variables(os.environ)
-    ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, check=False)
-    if ended.returncode not in (0, 1):  # else what is there is torch's own profiler's
-        sys.stderr.buffer.write(ended.stderr)
-    sys.exit(ended.returncode)
