@@ -19,15 +19,14 @@ import torch
 from attnbench.errors import ExitCode, UsageError, WorkerError
 from attnbench.execution import process
 from attnbench.gate.decide.data import Environment
-from attnbench.gate.decide.outcome import Controls, Outcome, Row, Verdict
 from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.run import measuring
-from attnbench.gate.run.environments import build_environment, find_environment, interpreter_of
+from attnbench.gate.run.environments import find_environment, interpreter_of
 from attnbench.gate.run.rounds import measure_round
 from attnbench.report.gate import texts
 from attnbench.worker.inputs import checksum
 from tests.conftest import Cli, Refused
-from tests.gate_runs import CELLS, a_run
+from tests.gate_runs import a_run
 from tests.test_gate_rounds import a_bench
 
 command = importlib.import_module("attnbench.cli.gate")  # beside the command of that name
@@ -185,72 +184,6 @@ def test_an_environment_that_dies_or_hangs_costs_its_round_and_twice_in_a_row_th
     assert f"({python}: {why})" in str(caught.value)
 
 
-class _Pip:
-    """Stands for venv and pip: makes an interpreter, or fails."""
-
-    def __init__(self, fails: bool = False) -> None:
-        self.fails, self.commands = fails, list[list[str]]()
-        self._run = subprocess.run
-
-    def __call__(self, command: list[Any], **how: Any) -> Any:
-        if command[1] == "-c":  # the probe
-            return self._run(command, **how)
-        self.commands.append(command)
-        if "venv" in command:
-            folder = Path(command[-1])
-            fake(folder.parent, folder.name)
-        how["stdout"].write(b"Collecting torch\nERROR: No matching torch\nhint\n")
-        return subprocess.CompletedProcess(command, int(self.fails and "pip" in command))
-
-
-def test_without_a_home_no_environment_is_built_and_a_line_says_why(tmp_path, monkeypatch):
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", homeless)
-    (tmp_path / "old.txt").write_text("torch==2.11.0")
-    with pytest.raises(UsageError, match="no home directory is known; set XDG_CACHE_HOME"):
-        build_environment(f"old={tmp_path / 'old.txt'}", print)
-
-
-def test_what_requirements_leave_open_is_said_of_a_kept_environment_and_refreshed(
-    tmp_path, monkeypatch, cli: Cli, assert_refused
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(subprocess, "run", pip := _Pip())
-    file, told = tmp_path / "new.txt", list[str]()
-    file.write_text(
-        "# torch\n--extra-index-url https://x\n-i https://y\n-f https://z\n"
-        "torch\nnumpy>=2 ; python_version > '3.8'  # why\n"
-        "scipy==1.*\npandas==3.1.1 --hash=sha256:00\nrich==15; python_version > '3'\n"
-        "mine @ https://x/mine.whl\n-r more.txt\n"
-        f"at @ git+https://x/y@{'0123456789' * 4}\nby @ git+https://x/y@main\n"
-    )
-    build_environment(f"new={file}", told.append)
-    assert len(told) == 1, "it has just been installed"
-    build_environment(f"new={file}", told.append)
-    assert len(pip.commands) == 2
-    free = "torch, numpy>=2, scipy==1.*, -r more.txt, by @ git+https://x/y@main"
-    assert f"pins no version of {free}; --refresh" in told[1]
-    build_environment(f"new={file}", told.append, refresh=True)
-    assert len(pip.commands) == 4
-    assert_refused(cli("gate", "--python", str(file), "--refresh"), "--refresh goes with --env")
-
-
-def test_what_pip_cannot_install_is_one_line_with_its_log_and_is_tried_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(subprocess, "run", _Pip(fails=True))
-    (tmp_path / "new.txt").write_text("torch==99")
-    asked = f"new={tmp_path / 'new.txt'}"
-    with pytest.raises(UsageError, match=r"ERROR: No matching torch; all of it: ") as caught:
-        build_environment(asked, print)
-    assert Path(str(caught.value).partition("all of it: ")[2]).is_file()
-    monkeypatch.setattr(subprocess, "run", pip := _Pip())
-    build_environment(asked, print)
-    assert len(pip.commands) == 2
-
-
 def test_both_environments_run_the_same_code_unless_a_base_is_named(
     tmp_path, monkeypatch, cli: Cli
 ):
@@ -286,86 +219,10 @@ def test_both_environments_run_the_same_code_unless_a_base_is_named(
 
 def test_too_few_or_too_many_environments_are_one_line(tmp_path, cli: Cli, assert_refused: Refused):
     one = ("--python", str(fake(tmp_path)))
-    assert_refused(cli("gate", *one), "1 environment given (--python, --env): two are compared")
+    assert_refused(cli("gate", *one), "1 environment given (--python): two are compared")
     assert_refused(cli("gate", *(one * 3)), "3 environments given")
-    few = cli("gate", *(one * 2), "--bisect")
-    assert_refused(few, "--bisect needs three environments or more")
-    late = cli("gate", *(one * 2), "--python", str(tmp_path / "gone"), *one, "--bisect")
+    late = cli("gate", *one, "--python", str(tmp_path / "gone"))
     assert_refused(late, "gone cannot be run here (No such file or directory)")
-    assert_refused(cli("gate", *one, "--env", "old"), "NAME=requirements.txt is expected")
-    assert_refused(cli("gate", *one, "--env", "old=none.txt"), "no file none.txt")
-
-
-def outcome(*verdicts: Verdict) -> Outcome:
-    """Of the first cells, one each."""
-    codes = {"regressed": ExitCode.FINDING, "inconclusive": ExitCode.INCONCLUSIVE}
-    cells = zip(CELLS, verdicts, strict=False)
-    return Outcome(
-        rows=tuple(Row(cell=cell, verdict=verdict, reason="") for cell, verdict in cells),
-        controls=Controls(found=True), words="",
-        exit_code=next((code for v, code in codes.items() if v in verdicts), ExitCode.OK),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("first_bad", range(1, 6))
-def test_a_bisection_finds_the_first_environment_that_is_slower(monkeypatch, capsys, first_bad):
-    asked = list[int]()
-
-    def compared(options, both):
-        index = int(both[1].name)
-        asked.append(index)
-        assert (both[0].name, options["name"]) == ("0", f"run-{index + 1}")
-        return outcome("regressed" if index >= first_bad else "ok")
-
-    code = bisected(monkeypatch, compared)
-    assert code == ExitCode.FINDING
-    assert f"worse since torch 2.{first_bad}" in (out := capsys.readouterr().out)
-    assert f"not yet in torch 2.{first_bad - 1}" in out
-    assert len(asked) <= 4
-
-
-UNSEEN = (Controls(found=False), Controls(untrusted="it was busy"))
-
-
-@pytest.mark.parametrize(
-    "middle",
-    [
-        outcome("inconclusive"),
-        outcome("inconclusive", "regressed"),  # another cell: of the suspect nothing is known
-        outcome("not comparable", "regressed"),
-        *(replace(outcome("ok", "regressed"), controls=controls) for controls in UNSEEN),
-        replace(outcome("regressed"), controls=UNSEEN[1], exit_code=ExitCode.ENVIRONMENT),
-        replace(outcome("regressed", "incorrect"), controls=UNSEEN[1]),  # that needs no trust
-    ],
-)
-def test_a_bisection_that_meets_an_open_suspect_says_between_which_it_lies(
-    monkeypatch, capsys, middle
-):
-    def compared(options, both):
-        return middle if int(both[1].name) == 2 else outcome("regressed", "ok")
-
-    trusted = middle.controls.untrusted is None
-    code = ExitCode.INCONCLUSIVE if trusted else ExitCode.ENVIRONMENT
-    assert bisected(monkeypatch, compared) == code
-    out = capsys.readouterr().out
-    assert out.startswith(
-        "worse since somewhere between torch 2.0, Python 3.11 (0) and torch 2.5, Python 3.11 (5):"
-        " undecided at torch 2.2, Python 3.11 (2); rerun"
-    )
-
-
-def test_a_bisection_in_which_nothing_is_slower_ends_as_its_first_comparison(monkeypatch):
-    assert bisected(monkeypatch, lambda *_: outcome("ok")) == ExitCode.OK
-
-
-def bisected(monkeypatch, compared: Any) -> ExitCode:
-    monkeypatch.setattr(command, "_compared", compared)
-    made = [
-        lambda i=i: Environment(name=str(i), python="", python_version="3.11", torch=f"2.{i}")
-        for i in range(6)
-    ]
-    found: ExitCode = command._bisected({"name": "run"}, made)
-    return found
 
 
 def test_how_environments_differ_is_said_libraries_first_and_lone_packages_are_counted():

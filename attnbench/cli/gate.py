@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +49,6 @@ _GATE: Rows = (
     ("--python pythons", {"multiple": True, "metavar": "PATH"},
      "Compare two environments: the interpreter (or folder) of the base's, then of the"
      " candidate's. Each needs torch ≥ 2.4 and Python ≥ 3.11. Repeatable."),
-    ("--env requirements", {"multiple": True, "metavar": "NAME=FILE"},
-     "As --python, of an environment that pip builds from requirements, and keeps. Repeatable."),
-    ("--refresh", {"is_flag": True},
-     "With --env: let pip install the requirements anew, where they leave versions open."),
-    ("--bisect", {"is_flag": True},
-     "Of more than two environments, oldest first: which is the first that is slower?"),
     impl_files("A file of the repository whose implementations are watched."),
     axes_options(seq_lens="128..1024"),
     ("--threshold", {"metavar": "SHARE", "type": SHARE},
@@ -93,7 +86,7 @@ def gate(**options: Any) -> None:
     in pyproject.toml, [tool.attnbench.gate], under the names of the options, or in the options
     themselves.
 
-    Two environments (--python, --env) run the same code, unless --base is given, too: naive and
+    Two environments (--python twice) run the same code, unless --base is given, too: naive and
     sdpa, the implementations in --impls, or those of your files.
 
     A slowdown of the threshold is found; code that is the same is called slower in at most 1 %
@@ -118,13 +111,25 @@ def gate(**options: Any) -> None:
 
 
 def compare(options: dict[str, Any]) -> ExitCode:
-    """Two versions or environments; of more environments with --bisect the first that is slower."""
-    if options["pythons"] or options["requirements"]:
-        _refuse_early(options)
-    environments = _environments(options)
-    if options["bisect"]:
-        return _bisected(options, environments)
-    both = (environments[0](), environments[1]()) if environments else None
+    """Two versions or environments; the exit code that says what was found.
+
+    Raises:
+        UsageError: not two environments, or what they are compared by cannot be right.
+    """
+    from attnbench.gate.run.environments import find_environment
+
+    pythons = options["pythons"]
+    if not pythons:
+        return _compared(options, None).exit_code
+    if len(pythons) != 2:
+        raise UsageError(
+            f"{len(pythons)} environment{'s' * (len(pythons) != 1)} given (--python): two are"
+            f" compared, the base's first; this one is {sys.executable}"
+        )
+    _refuse_early(options)
+    if sys.stderr.isatty() and not options["quiet"]:
+        say(f"asking {' and '.join(pythons)} for their torch", err=True)
+    both = find_environment(pythons[0]), find_environment(pythons[1])
     return _compared(options, both).exit_code
 
 
@@ -141,72 +146,6 @@ def _refuse_early(options: dict[str, Any]) -> None:
         git.resolve(git.repository(Path.cwd()), options["base"])
     promises = {name: options[name] for name in ("threshold", "growth", "budget_s")}
     Rules(**{name: value for name, value in promises.items() if value is not None})
-
-
-def _environments(options: dict[str, Any]) -> list[Callable[[], Environment]]:
-    """What finds or builds each environment, in the order given, those of --python first.
-
-    Raises:
-        UsageError: they are too few or too many.
-    """
-    from attnbench.gate.run.environments import build_environment, find_environment, named_file
-
-    def tell(words: str) -> None:
-        if not options["quiet"]:
-            say(words, err=True)
-
-    found = [partial(find_environment, text) for text in options["pythons"]]
-    built = partial(build_environment, say=tell, refresh=options["refresh"])
-    found += [partial(built, text) for text in options["requirements"]]
-    if options["refresh"] and not options["requirements"]:
-        raise UsageError("--refresh goes with --env, which names the requirements to install anew")
-    if options["bisect"] and len(found) < 3:
-        raise UsageError("--bisect needs three environments or more, oldest first: --python, --env")
-    if len(found) not in (0, 2) and not options["bisect"]:
-        raise UsageError(
-            f"{len(found)} environment{'s' * (len(found) != 1)} given (--python, --env): two are"
-            f" compared, the base's first, --bisect takes more; this one is {sys.executable}"
-        )
-    made: list[Callable[[], Environment]] = [cache(each) for each in found]
-    for text, each in zip(options["pythons"], made, strict=False):  # before anything is measured
-        if sys.stderr.isatty():
-            tell(f"asking {text} for its torch")
-        each()
-    for text in options["requirements"]:  # which are built when their turn comes
-        named_file(text)
-    return made
-
-
-def _bisected(options: dict[str, Any], environments: list[Callable[[], Environment]]) -> ExitCode:
-    """Compare the first environment with the last, then bisect what lies between."""
-
-    def compared(index: int) -> Outcome:
-        named = options["name"] and f"{options['name']}-{index + 1}"
-        return _compared(options | {"name": named}, (environments[0](), environments[index]()))
-
-    def those(outcome: Outcome, *verdicts: str) -> set[tuple[str, str]]:
-        return {row.cell.key for row in outcome.rows if row.verdict in verdicts}
-
-    last = compared(len(environments) - 1)
-    if last.exit_code != ExitCode.FINDING:
-        return last.exit_code
-    suspects = those(last, "incorrect", "regressed")
-    before, since = 0, len(environments) - 1
-    while since - before > 1:
-        middle = (before + since) // 2
-        outcome = compared(middle)
-        trusted, blind = outcome.controls.untrusted is None, outcome.controls.found is False
-        if trusted and those(outcome, "incorrect", "regressed") & suspects:
-            since = middle
-        elif trusted and not blind and suspects <= those(outcome, "ok", "improved"):
-            before = middle
-        else:  # whatever became of other cells
-            after, by, open_ = (environments[i]().label for i in (before, since, middle))
-            say(f"worse since somewhere between {after} and {by}: undecided at {open_}; rerun, or"
-                " raise --budget")  # fmt: skip
-            return ExitCode.INCONCLUSIVE if trusted else ExitCode.ENVIRONMENT
-    say(f"worse since {environments[since]().label}, not yet in {environments[before]().label}")
-    return ExitCode.FINDING
 
 
 def _compared(

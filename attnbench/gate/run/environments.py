@@ -1,4 +1,4 @@
-"""Environments to compare: interpreters with a torch of their own, found or built.
+"""Environments to compare: interpreters with a torch of their own.
 
 One needs CPython ≥ 3.11 and torch ≥ 2.4, and nothing of ours: attnbench, and the packages that it
 speaks JSON and reads counters with, are lent to it.
@@ -7,21 +7,16 @@ speaks JSON and reads counters with, are lent to it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attnbench.base.files import cache_folder
 from attnbench.errors import UsageError, WorkerError
 from attnbench.gate.decide.data import Environment
 from attnbench.gate.run.worktree import temporary_folder
@@ -52,10 +47,8 @@ print(json.dumps(facts))
 """
 
 
-def find_environment(text: str, name: str | None = None, asked: str = "") -> Environment:
+def find_environment(text: str) -> Environment:
     """The environment of an interpreter, or of a folder that has one as `bin/python`.
-
-    `asked` is the option that named it, where that is not `--python TEXT`.
 
     Raises:
         UsageError: there is none, it does not run here, or lacks what measuring needs.
@@ -64,15 +57,14 @@ def find_environment(text: str, name: str | None = None, asked: str = "") -> Env
     python = Path(text).expanduser()
     # Not resolved: a link to an interpreter is what makes a virtual environment.
     python = Path(os.path.abspath(python / "bin" / "python" if python.is_dir() else python))
-    built, asked = bool(asked), asked or f"--python {text}"
+    asked = f"--python {text}"
     facts = _probed(python, asked)
     if facts["implementation"] != "CPython" or tuple(facts["minor"]) < LEAST_PYTHON:
         least = ".".join(map(str, LEAST_PYTHON))
         why = f"{facts['implementation']} {facts['python']}, where CPython ≥ {least} is needed"
         raise UsageError(f"{asked}: {why}")
     if not facts["has_torch"]:
-        remedy = "name one in the file" if built else f"install one: {python} -m pip install torch"
-        raise UsageError(f"{asked}: it has no torch; {remedy}")
+        raise UsageError(f"{asked}: it has no torch; install one: {python} -m pip install torch")
     if "torch" not in facts:
         why = " ".join(facts["failure"].split())[:300]
         raise UsageError(f"{asked}: its torch cannot be imported ({why})")
@@ -87,7 +79,7 @@ def find_environment(text: str, name: str | None = None, asked: str = "") -> Env
             f" install {_COMPILED}"
         )
     return Environment(
-        name=name or text,
+        name=text,
         python=str(python),
         python_version=facts["python"],
         torch=facts["torch"],
@@ -96,10 +88,13 @@ def find_environment(text: str, name: str | None = None, asked: str = "") -> Env
 
 
 def _probed(python: Path, asked: str) -> dict[str, Any]:
+    # Not those that point a Python at this one's packages.
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+    variables = {name: value for name, value in os.environ.items() if name not in ours}
     try:
         process = subprocess.run(
             [python, "-c", _PROBE], stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=_PROBE_TIMEOUT_S, env=_own_environment(), start_new_session=True,
+            timeout=_PROBE_TIMEOUT_S, env=variables, start_new_session=True,
         )  # fmt: skip
         *_, last = process.stdout.decode(errors="replace").split("\n{")
         facts: dict[str, Any] = json.loads(last if last.startswith("{") else "{" + last)
@@ -113,88 +108,6 @@ def _probed(python: Path, asked: str) -> dict[str, Any]:
         why = words or f"exit code {process.returncode}"
         raise UsageError(f"{asked}: {python} is not a Python that works here ({why})") from err
     return facts
-
-
-def _own_environment() -> dict[str, str]:
-    """The variables of this process, but for those that point a Python at this one's packages."""
-    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-    return {name: value for name, value in os.environ.items() if name not in ours}
-
-
-def named_file(text: str) -> tuple[str, Path]:
-    """Name and file of `NAME=requirements.txt`.
-
-    Raises:
-        UsageError: it is not of that form, or there is no such file.
-    """
-    name, separator, file = text.partition("=")
-    if not (name and separator and os.path.isfile(file)):
-        why = f"no file {file}" if separator else "NAME=requirements.txt is expected"
-        raise UsageError(f"--env {text}: {why}")
-    return name, Path(file).resolve()
-
-
-def build_environment(
-    text: str, say: Callable[[str], None], *, refresh: bool = False
-) -> Environment:
-    """The environment of `NAME=requirements.txt`: built by venv and pip once, then kept.
-
-    It lies in `attnbench/environments` of the user's cache folder, under a name made of the file's
-    contents and this Python. `say` is called with what takes long, and with what pip would choose
-    anew today; `refresh` lets it.
-
-    Raises:
-        UsageError: there is no such file, or pip cannot install it; the message names pip's log.
-    """
-    name, requirements = named_file(text)
-    asked = f"--env {text}"
-    made_of = f"{sys.version} {sys.platform} {requirements.parent}".encode()
-    key = hashlib.sha256(made_of + requirements.read_bytes()).hexdigest()[:16]
-    folder = Path("environments", key)
-    try:
-        folder = cache_folder() / folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(f"{folder}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            complete = folder / "complete"
-            if refresh or not complete.exists():
-                say(f"{name}: pip installs {requirements.name} into {folder}")
-                _build(folder, requirements, asked)
-                complete.touch()
-            elif free := _unpinned(requirements.read_text(errors="replace")):
-                since = datetime.fromtimestamp(complete.stat().st_mtime, UTC).date()
-                open_ = f"{requirements.name} pins no version of {', '.join(free)}"
-                say(f"{name}: as installed on {since}, though {open_}; --refresh installs it anew")
-    except OSError as err:
-        raise UsageError(f"{asked}: cannot write {folder} ({err.strerror})") from err
-    return find_environment(str(folder), name, asked)
-
-
-def _unpinned(requirements: str) -> list[str]:
-    """What pip may take another version of when it installs these once more, other files too."""
-    lines = (line.partition("#")[0].strip() for line in requirements.splitlines())
-    wanted = [line for line in lines if line and not line.startswith(("--", "-i", "-f"))]
-    exact = re.compile(r"===?[^*]+(;|$)|@ *https?://|@ *git\S*@[0-9a-f]{40}\b")
-    return [line.partition(";")[0].strip() for line in wanted if not exact.search(line)]
-
-
-def _build(folder: Path, requirements: Path, asked: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    log = Path(f"{folder}.log")
-    steps = (
-        [sys.executable, "-m", "venv", str(folder)],
-        [f"{folder}/bin/python", "-m", "pip", "install", "--requirement", str(requirements)],
-    )
-    for command in steps:
-        with log.open("ab") as out:
-            made = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                cwd=requirements.parent, env=_own_environment(),
-            )  # fmt: skip
-        if made.returncode:
-            lines = log.read_text(errors="replace").splitlines()
-            errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no reason"]
-            raise UsageError(f"{asked}: {errors[-1].strip()[:300]}; all of it: {log}")
 
 
 def built_in_folder() -> Path:
