@@ -98,7 +98,8 @@ def a_round(
 def _samples(fastest_ns: float, rng: random.Random, noise: float) -> Samples:
     """Two samples of four batches; what a process of a round has in common strays by `noise`."""
     ns = fastest_ns * rng.lognormvariate(0, noise / 2**0.5)
-    return tuple(tuple(round(ns * (1 + rng.expovariate(60))) for _ in range(4)) for _ in range(2))
+    late = (lambda: rng.expovariate(60)) if noise else (lambda: 0.0)
+    return tuple(tuple(round(ns * (1 + late())) for _ in range(4)) for _ in range(2))
 
 
 def a_run(

@@ -84,11 +84,9 @@ def test_a_changed_digit_is_refused_with_file_line_and_what_to_do(
         assert_refused(result, f"{file}, line 2: ", "checksum", "delete the line", "--resume")
 
 
-@pytest.mark.parametrize("schema", [2, 3])
-def test_the_id_of_a_line_is_that_of_its_case(tmp_path: Path, schema: int) -> None:
+def test_the_id_of_a_line_is_that_of_its_case(tmp_path: Path) -> None:
     path = small(tmp_path, cells=1)
-    synthetic.edit(path / INFO, lambda info: info | {"schema": schema})
-    synthetic.edit(path / RECORDS, lambda row: row | {"schema": schema, "case_id": "0" * 12})
+    synthetic.edit(path / RECORDS, lambda row: row | {"case_id": "0" * 12})
     (path / RECORDS).write_text((path / RECORDS).read_text() + "\n")
     with pytest.raises(StoreError, match=r"line 1.*its case is [0-9a-f]{12}, not '000000000000'"):
         load_run(path)
@@ -227,7 +225,7 @@ def test_verdicts_in_a_gate_file_are_held_against_its_raw_data(
 
 
 @pytest.mark.usefixtures("imagined_worker")
-@pytest.mark.parametrize("change", ["edited", "gone", "unknown", "older"])
+@pytest.mark.parametrize("change", ["edited", "gone", "unknown"])
 def test_a_file_that_a_run_names_is_imported_only_as_it_was(
     cli: Cli, assert_refused: Refused, tmp_path: Path, change: str
 ) -> None:
@@ -243,12 +241,6 @@ def test_a_file_that_a_run_names_is_imported_only_as_it_was(
         file.unlink()
     else:
         synthetic.edit(path / INFO, lambda info: {k: v for k, v in info.items() if k != "files"})
-    if change == "older":
-        synthetic.edit(path / INFO, lambda info: info | {"schema": 2})
-        result = cli("sweep", "--resume", path)
-        assert result.exit_code == 0
-        assert "whether its --impl changed is not known" in " ".join(result.output.split())
-        return
     for command in (("sweep", "--resume", path), ("profile", "naive", "--from", path)):
         assert_refused(
             cli(*command), f"{file} (--impl) has changed; restore it, or start a new run"

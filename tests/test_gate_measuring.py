@@ -227,7 +227,7 @@ def test_discarded_rounds_are_measured_again_but_not_for_ever(monkeypatch):
     assert not run.over_budget
     assert sum(found.discarded is not None for found in rounds) == measuring.MOST_DISCARDED
     assert len(rounds) == measuring.MOST_DISCARDED + Rules().screen_rounds
-    assert rounds[-1].facts["not_vetoed"] == reason
+    assert rounds[-1].facts["counted_despite"] == reason
     # a budget that has ended leaves all cells open
     late = measure(monkeypatch, discarded, time.perf_counter())
     assert (late.rounds, late.over_budget) == ((), True)

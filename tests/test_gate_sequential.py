@@ -90,7 +90,8 @@ def test_a_call_that_is_slow_now_and_then_does_not_pass_by_its_fastest_blocks():
         found = a_round(more)
         arms = dict(found.samples[0])
         if "candidate" in arms:
-            arms |= {"base": ((9, 9),), "candidate": ((9, 18), (18, 9)), "null": ((9, 9),)}
+            even, uneven = ((9, 9), (9, 9)), ((9, 18), (18, 9))
+            arms |= {"base": even, "candidate": uneven, "null": even}
         decision.add(structs.replace(found, samples={0: arms}))
     assert decision.decided[0].verdict == "inconclusive"
     assert decision.decided[0].reason.startswith("slow now and then")

@@ -82,7 +82,7 @@ def test_a_green_line_says_what_is_gone_and_how_disturbed_the_machine_was():
     gone = {1: {"candidate": Checked(status="absent")}}
     assert "; removed: naive" in decide(a_run(other_checks=gone)).words
     run = a_run()
-    facts = RoundFacts(not_vetoed="other processes kept 1 CPUs busy")
+    facts = RoundFacts(counted_despite="other processes kept 1 CPUs busy")
     disturbed = structs.replace(run.rounds[0], facts=facts)
     words = decide(replace(run, rounds=(disturbed, *run.rounds[1:]))).words
     assert words.endswith("; the machine was disturbed in 1 of the 8 rounds that count")

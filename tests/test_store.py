@@ -13,7 +13,6 @@ from attnbench.errors import StoreError
 from attnbench.execution.store import RunWriter, find_run, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample
-from tests import synthetic
 
 
 def record(n: int = 64, impl: str = "naive") -> Record:
@@ -56,17 +55,6 @@ def test_a_sample_of_a_clock_that_stepped_back_is_kept_and_does_not_count():
     found = replace(record(), samples=(back, *record().samples))
     assert Record.from_line(found.to_line()) == found
     assert found.kept == record().samples
-
-
-@pytest.mark.parametrize(("device", "threads"), [("cpu", 2), ("cuda", 1)])
-def test_cells_of_an_older_run_have_the_threads_of_its_environment(tmp_path, device, threads):
-    with RunWriter.create(tmp_path, "r", {"environment": {"device": device, "threads": 2}}) as made:
-        older = json.loads(record().to_line())
-        del older["case"]["threads"], older["checksum"]
-        lines = [json.dumps(older | {"schema": 2}), record(128).to_line()]
-    synthetic.edit(made.path / "run.json", lambda info: info | {"schema": 2})
-    (made.path / "records.jsonl").write_text("".join(line + "\n" for line in lines))
-    assert [r.cell.case.threads for r in load_run(made.path).records] == [threads, 1]
 
 
 def test_half_a_surrogate_pair_in_a_reason_can_be_written_after_it_was_read():
@@ -155,9 +143,8 @@ def test_a_record_with_numbers_that_cannot_be_is_refused(part, change):
     row = json.loads(record(64).to_line())
     row[part] = change if change is None else row[part] | change
     del row["checksum"]
-    for line in (json.dumps(row | {"schema": 2}), sealed(json.dumps(row))):
-        with pytest.raises(StoreError, match="not an attnbench record"):
-            Record.from_line(line)
+    with pytest.raises(StoreError, match="not an attnbench record"):
+        Record.from_line(sealed(json.dumps(row)))
 
 
 def test_two_sweeps_never_write_to_one_run(writer):
@@ -171,17 +158,6 @@ def test_a_run_without_a_name_is_refused_in_a_line_that_says_what_to_name(tmp_pa
     for text in ("", " "):
         with pytest.raises(StoreError, match="a run without a name: name a folder, a run in"):
             find_run(text, tmp_path)
-
-
-def test_an_estimate_of_an_older_run_is_no_prediction():
-    row = {"memory_predicted_bytes": 7, "memory_predicted_source": "estimate"}
-    for source, predicted in (("estimate", None), ("formula", 7)):
-        metrics = row | {"memory_predicted_source": source}
-        stored = Record(
-            cell=Cell(case=Case(), impl="it"), status="skipped", reason="so", metrics=metrics
-        )
-        found = Record.from_line(stored.to_line()).metrics
-        assert found["memory_predicted_bytes"] == predicted
 
 
 def test_the_cache_folder_is_where_the_user_says_by_an_absolute_path(monkeypatch, tmp_path):

@@ -79,7 +79,7 @@ def _asides(record: Record) -> Iterator[str]:
         yield f"the hypervisor gave {stolen:.1%} of its processors' time to others"
     if (withheld := metrics.get("throttled_share") or 0.0) > STEAL_SHARE:
         yield f"a CPU quota held the process back for {withheld:.1%} of the time"
-    codes = Counter(s.discard_code or "other" for s in record.samples if s.discarded is not None)
+    codes = Counter(s.discard_code for s in record.samples if s.discard_code is not None)
     count = codes.pop("interrupted", 0)  # expected, and taken again
     if share := codes.total() / len(record.samples):
         why = ", ".join(_DISCARDS[code] for code in codes)
@@ -126,7 +126,6 @@ _DISCARDS: dict[DiscardCode, str] = {
     "allocator": "memory asked of the GPU's driver",
     "compiled": "compilation",
     "clock": "a clock that stepped back",
-    "other": "other reasons",
 }
 
 

@@ -9,11 +9,8 @@ import msgspec
 # Above 0 in every sample that counts; a clock that stepped back gives others.
 Time = Annotated[float, msgspec.Meta(gt=-(2.0**63), lt=2.0**63)]
 # Other work in every batch, time taken by the hypervisor or withheld by a quota, a GPU that slowed
-# itself, memory asked of its driver, a compilation, a clock that stepped back; "other" is of
-# records older than codes.
-DiscardCode = Literal[
-    "interrupted", "stolen", "throttled", "gpu", "allocator", "compiled", "clock", "other"
-]
+# itself, memory asked of its driver, a compilation, a clock that stepped back.
+DiscardCode = Literal["interrupted", "stolen", "throttled", "gpu", "allocator", "compiled", "clock"]
 
 
 class Discard(NamedTuple):

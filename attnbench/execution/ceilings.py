@@ -26,7 +26,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux makes one up each time 
 def recalled(facts: Facts, asked: object, warned: Callable[[str], None]) -> Facts:
     """The facts with ceilings of the last day, marked as `cached`, where such are kept."""
     try:
-        kept = decode(unsealed(read(file := _file(facts, asked)), since=0), Facts)
+        kept = decode(unsealed(read(file := _file(facts, asked))), Facts)
         measured = min(of["measured"] for of in kept["ceilings"].values())
         age = datetime.now(UTC) - datetime.fromisoformat(measured)
         if kept["name"] != file.stem or age < timedelta():

@@ -188,6 +188,7 @@ def resume(
             if not run.cells:
                 raise KeyError("plan")
             settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
+            settings = replace(settings, files=run.files)  # as they were
             names = FINGERPRINT if ray is None else _ALIKE
             machines = _Machines(path, run.info, mixed=mixed, names=names)
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
@@ -207,9 +208,6 @@ def resume(
             processes = 1 + max(counts[cell.key] for cell in again)
             done = {(c.key, i) for c in again for i in range(processes) if i != counts[c.key]}
         plan = Plan(cells=(), jobs=())
-        if run.files and "files" not in run.info:
-            older = f"{path} is of an older version"
-            watching.warned(f"{older}: whether its --impl changed is not known")
         with _executor(settings, watching, ray) as runner:
             runner.admit, runner.suspects = machines.admit, suspects
             if missing:

@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,7 +20,8 @@ from attnbench.base.files import RECENT, lock, make_folder, write_whole
 from attnbench.base.jsontext import checksum, decode, dumps, sealed, unsealed
 from attnbench.base.registry import nearest
 from attnbench.errors import AttnbenchError, StoreError
-from attnbench.schema.record import READABLE, SCHEMA, Cell, Record, merged
+from attnbench.machine.limits import Ceilings
+from attnbench.schema.record import SCHEMA, Cell, Record, merged
 
 INFO = "run.json"
 PLAN = "plan.json"
@@ -77,7 +78,7 @@ class Run:
         """
         known = self.info.get("files", {})
         found = tuple((self.info.get("settings") or {}).get("files") or ())
-        for file in found if self.info["schema"] >= SCHEMA else ():
+        for file in found:
             with contextlib.suppress(OSError):
                 if known.get(file) == files.digest(Path(file)):
                     continue
@@ -198,12 +199,12 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
 def write_info(path: Path, info: dict[str, Any]) -> None:
     """Write `run.json` in one step: a kill leaves the old one or the new one, never half.
 
-    The plan is left out where it has a file of its own.
+    The plan, which has a file of its own, is left out.
 
     Raises:
         StoreError: the folder cannot be written.
     """
-    kept = {name: v for name, v in info.items() if name != "plan" or "planned" not in info}
+    kept = {name: v for name, v in info.items() if name != "plan"}
     write_whole(path / INFO, sealed(dumps(kept, indent=1)))
 
 
@@ -238,17 +239,12 @@ def load_run(path: Path) -> Run:
         StoreError: no such run, or a file in it that is damaged, changed or not ours.
     """
     info, file = load_info(path), path / RECORDS
-    older = unwritten(info)
-    if "planned" in info:
-        info["plan"] = _load_plan(path, info["planned"])
+    info["plan"] = _load_plan(path, info["planned"])
     try:
-        own = [Cell.from_json(row, older) for row in info.get("plan") or ()]
+        own = [Cell.from_json(row) for row in info["plan"]]
     except AttnbenchError as err:
-        raise StoreError(f"{path / INFO} has a damaged plan ({err!s:.200})") from err
+        raise StoreError(f"{path / PLAN} has a damaged plan ({err!s:.200})") from err
     planned = {cell.key for cell in own}
-    # One of the first schemas may have lines without checksum.
-    since = 0 if info["schema"] >= SCHEMA else SCHEMA
-    read = partial(Record.from_line, unwritten=older, since=since)
     latest: dict[tuple[tuple[str, str], int], Record] = {}
     torn = False
     try:
@@ -256,7 +252,7 @@ def load_run(path: Path) -> Run:
             if torn := not line.endswith(b"\n"):
                 break
             try:
-                record = read(line)
+                record = Record.from_line(line)
                 if planned and record.cell.key not in planned:
                     raise StoreError("the plan of the run has no such cell")
             except StoreError as err:
@@ -295,23 +291,11 @@ def environment_key(facts: dict[str, Any]) -> str:
     return checksum(dumps(lasting).encode())[:8]
 
 
-def unwritten(info: dict[str, Any]) -> dict[str, Any]:
-    """What the cases of an older run do not say of themselves, and `run.json` does."""
-    known = info.get("environment") or {}
-    on_cpu = known.get("device", "cpu") == "cpu"
-    return {"threads": known["threads"]} if on_cpu and known.get("threads") else {}
-
-
 class _Settings(msgspec.Struct):
     processes: int = 1
     files: list[str] = []
     min_time_s: float = 0.1
     max_time_s: float = 1.0
-
-
-class _Planned(msgspec.Struct):
-    impl: str
-    case: dict[str, Any]
 
 
 class _Cases(msgspec.Struct):
@@ -327,16 +311,18 @@ class _Implementation(msgspec.Struct):
     flops_law: str | None = None
 
 
-_Rates = dict[str, float | str | dict[str, float | None] | None]
-
-
 class _Environment(msgspec.Struct):
     device: Literal["cpu", "cuda"] = "cpu"
     device_name: str | None = None
     threads: int | None = None
     torch: str | None = None
     matmul_precision: str | None = None
-    ceilings: dict[str, bool | float | str | _Rates | None] | None = None
+    ceilings: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        ceilings = self.ceilings or {}  # of one number of threads, or of several by their number
+        for found in (ceilings, *(of for of in ceilings.values() if isinstance(of, dict))):
+            msgspec.convert(found, Ceilings)
 
 
 class _Shard(msgspec.Struct):
@@ -350,6 +336,7 @@ class _Info(msgspec.Struct):
 
     schema: int
     run_id: str
+    planned: str  # the checksum of the plan
     created: str = ""
     options: dict[str, Any] | None = None
     commit: str | None = None
@@ -357,8 +344,6 @@ class _Info(msgspec.Struct):
     environment: _Environment = msgspec.field(default_factory=_Environment)
     environments: dict[str, _Environment] = {}
     implementations: list[_Implementation] = []
-    plan: list[_Planned] | None = None  # of an older run
-    planned: str = ""
     settings: _Settings | None = None
     files: dict[str, str] = {}
     shard: _Shard | None = None
@@ -373,8 +358,10 @@ def load_info(path: Path) -> dict[str, Any]:
     """
     file = path / INFO
     try:
-        info = decode(unsealed(files.read(file), since=SCHEMA), dict[str, Any])
-        schema = msgspec.convert(info, _Info).schema
+        info = decode(unsealed(files.read(file)), dict[str, Any])
+        if info.get("schema") != SCHEMA:
+            raise ValueError(f"it has schema {info.get('schema')}, this version reads {SCHEMA}")
+        msgspec.convert(info, _Info)
     except FileNotFoundError as err:
         raise StoreError(f"{path} is not a run: no {INFO}") from err
     except OSError as err:
@@ -383,8 +370,6 @@ def load_info(path: Path) -> dict[str, Any]:
         raise StoreError(
             f"{file} is damaged, or not from attnbench: {err}; restore it, or measure anew"
         ) from err
-    if schema not in READABLE:
-        raise StoreError(f"{file} has schema {schema}; this version reads {READABLE}")
     return info
 
 

@@ -18,7 +18,7 @@ from attnbench.errors import StoreError, UsageError
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
 
-SCHEMA = 2  # since it with a checksum
+SCHEMA = 2
 FILE, TRACE = "profile.json", "trace.json.gz"
 
 Ceiling = Literal["matmul", "memory"]
@@ -142,7 +142,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     this cell, by their names (`nsys`, `ncu`): empty on CPU.
     """
 
-    schema: Literal[1, 2] = 2
+    schema: Literal[2] = 2
     case: dict[str, Any]
     impl: str
     label: str
@@ -199,7 +199,7 @@ def read_profile(path: Path) -> Profile:
     """
     file = path / FILE if path.is_dir() else path
     try:
-        profile = decode(unsealed(read(file), since=SCHEMA), Profile)
+        profile = decode(unsealed(read(file)), Profile)
         _ = profile.cell
     except OSError as err:
         raise StoreError(

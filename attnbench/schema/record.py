@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from statistics import fmean
@@ -17,8 +17,7 @@ from attnbench.base.stats import robust_least
 from attnbench.errors import StoreError, UsageError
 from attnbench.schema.case import Case
 
-SCHEMA = 3  # since it each line and each file ends with a checksum
-READABLE = (2, 3)
+SCHEMA = 3
 
 Status = Literal["ok", "unsupported", "incorrect", "oom", "timeout", "crashed", "error", "skipped"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -42,9 +41,9 @@ class Cell:
         return {"case": self.case.to_json(), "impl": self.impl}
 
     @classmethod
-    def from_json(cls, row: dict[str, Any], unwritten: Mapping[str, Any] = {}) -> Self:
-        """Inverse of `to_json`; `unwritten` are fields of the case that older ones lack."""
-        return cls(case=Case.from_json({**unwritten, **row["case"]}), impl=row["impl"])
+    def from_json(cls, row: dict[str, Any]) -> Self:
+        """Inverse of `to_json`."""
+        return cls(case=Case.from_json(row["case"]), impl=row["impl"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,30 +107,21 @@ class Record:
         return sealed(dumps(row, separators=(",", ":"), allow_nan=False))
 
     @classmethod
-    def from_line(
-        cls, line: str | bytes, unwritten: Mapping[str, Any] = {}, *, since: int = SCHEMA
-    ) -> Self:
-        """Inverse of `to_line`; `unwritten` are fields of the case that older runs lack.
-
-        From schema `since` on a line must have its checksum.
+    def from_line(cls, line: str | bytes) -> Self:
+        """Inverse of `to_line`.
 
         Raises:
-            StoreError: the line is not a record of a schema this version reads, or was changed.
+            StoreError: the line is not a record of this version's schema, or was changed.
         """
         try:
             data = line.encode() if isinstance(line, str) else line
-            row = decode(unsealed(data, since=since), _Line)
+            row = decode(unsealed(data), _Line)
             _check_metrics(row.metrics)
-            if row.metrics.get("memory_predicted_source") == "estimate":  # of older runs
-                row.metrics["memory_predicted_bytes"] = None
             case = Case.from_json(row.case)
             if row.case_id != case.case_id:
                 raise ValueError(f"its case is {case.case_id}, not {row.case_id!r:.40}")
             return cls(
-                cell=Cell(
-                    case=Case.from_json({**unwritten, **row.case}) if unwritten else case,
-                    impl=row.impl,
-                ),
+                cell=Cell(case=case, impl=row.impl),
                 status=row.status,
                 reason=row.reason,
                 samples=_samples(row.samples),
@@ -150,7 +140,7 @@ _SAMPLE = {item.name: item.default for item in msgspec.structs.fields(Sample)}
 class _Line(msgspec.Struct, kw_only=True):
     """A record as it is stored: a column of values for each field of its samples."""
 
-    schema: Literal[2, 3]
+    schema: Literal[3]
     case_id: str
     case: dict[str, Any]
     impl: str

@@ -162,7 +162,7 @@ Samples = Annotated[tuple[Sample, ...], Meta(min_length=1)]
 CellNumber = Annotated[int, Meta(ge=0)]
 
 
-class Failure(Struct, frozen=True, kw_only=True, rename={"variant": "arm"}):
+class Failure(Struct, frozen=True, kw_only=True):
     """Why a cell has no time in a round, and in which variant's process that was."""
 
     variant: Variant
@@ -182,8 +182,8 @@ class RoundFacts(TypedDict, total=False):
     """What else is known of a round.
 
     The `cpu` it was pinned to; by how many bytes each process has grown while a cell was timed;
-    shares of the round's wall time that others took; `not_vetoed`, a reason to discard it that was
-    passed over.
+    shares of the round's wall time that others took; `counted_despite`, a reason to discard it
+    that was passed over.
     """
 
     cpu: int | None
@@ -191,15 +191,15 @@ class RoundFacts(TypedDict, total=False):
     stolen: float
     foreign: float
     withheld: float
-    not_vetoed: str
+    counted_despite: str
 
 
-class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "discarded": "veto"}):
+class Round(Struct, frozen=True, kw_only=True):
     """The raw data of one round. Cells are numbered as the run lists them.
 
     `cpu` has the CPU time of the same batches, in ns a call: that of the process, but their time
-    where it waited by itself. None in files of the first versions; without a cell whose CPU time
-    is not what its calls take (a GPU, several threads).
+    where it waited by itself. A cell whose CPU time is not what its calls take (a GPU, several
+    threads) is not in it.
 
     `failures` are of the cells that have no samples. `discarded` says why the round counts for
     nothing: a reason from counters of the system, never from its times. `spent_s` is the wall time.
@@ -215,13 +215,13 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "disc
     discarded: str | None = None
     facts: RoundFacts = {}
     spent_s: Amount = 0.0
-    cpu: Mapping[CellNumber, Mapping[Variant, Samples]] | None = None
+    cpu: Mapping[CellNumber, Mapping[Variant, Samples]] = {}
 
     def __post_init__(self) -> None:
         slowed = [of for of in self.samples.values() if "planted" in of]
         if len(slowed) > 1 or any("base" not in of for of in slowed):
             raise ValueError("one cell is slowed at most, beside its base")
-        for cell, of in (self.cpu or {}).items():
+        for cell, of in self.cpu.items():
             if _shape(of) != _shape(self.samples.get(cell, {})):
                 raise ValueError(f"cell {cell} has CPU times of other batches")
 
@@ -230,8 +230,7 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "disc
 
         The round's one observation: the median over pairs of samples, which were taken one soon
         after the other, at whatever speed the machine had then. Of each sample the fastest batch
-        counts, less what other work took from it. (The first versions took the fastest batch of
-        all samples: where the machine has two speeds, that compares one with the other.)
+        counts, less what other work took from it.
         """
         pairs = self.pairs(cell, above)
         return median(pairs) if pairs else None
@@ -242,8 +241,6 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "disc
         if above not in of or "base" not in of:
             return []
         own = [[min(sample) for sample in self.own_ns(cell, each)] for each in (above, "base")]
-        if self.cpu is None:
-            own = [[min(fastest)] for fastest in own]
         return [math.log(one / other) for one, other in zip(*own, strict=True)]
 
     def mean_log_ratio(self, cell: int, above: Variant) -> float:
@@ -262,7 +259,7 @@ class Round(Struct, frozen=True, kw_only=True, rename={"samples": "turns", "disc
         in the caches: the lesser of the two.
         """
         samples = self.samples[cell][of]
-        cpu = (self.cpu or {}).get(cell, {}).get(of, samples)
+        cpu = self.cpu.get(cell, {}).get(of, samples)
         return [list(map(min, *both)) for both in zip(samples, cpu, strict=True)]
 
     @property

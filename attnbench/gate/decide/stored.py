@@ -25,7 +25,7 @@ from attnbench.schema.record import Cell
 from attnbench.version import __version__
 
 NAME, ROUNDS = "gate.json", "rounds.jsonl"
-KIND, SCHEMA = "attnbench gate", 2  # since it with checksums
+KIND, SCHEMA = "attnbench gate", 3
 
 
 class _Created(Struct):
@@ -42,7 +42,7 @@ class _StoredRun(GateRun):
     """The raw data of a run; but for its rounds they are the first line of `rounds.jsonl`."""
 
     kind: Literal["attnbench gate"]
-    schema: Literal[1, 2]
+    schema: Literal[3]
     cells: tuple[_StoredCell, ...]  # type: ignore[assignment]
 
 
@@ -159,9 +159,7 @@ def load_gate(path: Path, output: Path = Path("results")) -> GateRun:
         # Of rounds that are kept a line each, the last may be cut off.
         lines = data.split(b"\n")[:-1] if file.suffix == ".jsonl" else [data]
         head, *rounds = lines or [b""]
-        whole = unsealed(head, since=SCHEMA)
-        since = SCHEMA if whole is head else 0  # a line has no schema of its own
-        return run_of(whole, [unsealed(line, since=since) for line in rounds])
+        return run_of(unsealed(head), [unsealed(line) for line in rounds])
     except OSError as err:
         raise StoreError(f"{file} cannot be read ({err.strerror})") from err
     except (ValueError, UsageError) as err:

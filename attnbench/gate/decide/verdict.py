@@ -148,7 +148,7 @@ def _caution(run: GateRun, rows: tuple[Row, ...]) -> str:
     words = ""
     if removed := dict.fromkeys(row.cell.impl for row in rows if row.only_in == "base"):
         words += f"; removed: {', '.join(removed)}"
-    if disturbed := sum("not_vetoed" in found.facts for found in run.rounds):
+    if disturbed := sum("counted_despite" in found.facts for found in run.rounds):
         rounds = sum(found.discarded is None for found in run.rounds)
         words += f"; the machine was disturbed in {disturbed} of the {rounds} rounds that count"
     return words

@@ -190,7 +190,7 @@ def _measure(
             return replace(run, over_budget=True)
         found = _measure_twice(bench, plan, len(rounds))
         if found.discarded is not None and discarded >= MOST_DISCARDED:
-            facts = RoundFacts(**found.facts, not_vetoed=found.discarded)
+            facts = RoundFacts(**found.facts, counted_despite=found.discarded)
             found = structs.replace(found, discarded=None, facts=facts)
         discarded += found.discarded is not None
         last_s = found.spent_s

@@ -262,7 +262,7 @@ def rounds(run: GateRun) -> str:
     names = {"screen": "screening", "confirm": "confirmation"}
     parts = ", ".join(f"{stages.count(s)} {w}" for s, w in names.items() if s in stages)
     discarded = len(run.rounds) - len(stages)
-    disturbed = sum("not_vetoed" in found.facts for found in run.rounds)
+    disturbed = sum("counted_despite" in found.facts for found in run.rounds)
     return (
         f"{units.counted(len(stages), 'round')}{': ' * bool(parts)}{parts}"
         + f"; {discarded} more discarded" * bool(discarded)
@@ -285,8 +285,8 @@ def incidents(run: GateRun) -> list[str]:
     for number, seen in enumerate(run.rounds, start=1):
         if seen.discarded is not None:
             found.append(f"round {number}: discarded: {seen.discarded}")
-        elif "not_vetoed" in seen.facts:
-            found.append(f"round {number}: disturbed, but counted: {seen.facts['not_vetoed']}")
+        elif "counted_despite" in seen.facts:
+            found.append(f"round {number}: disturbed, but counted: {seen.facts['counted_despite']}")
         for cell, why in seen.failures.items():
             found.append(f"round {number}: {names[cell]}: {why.process}: {why}")
     return [flat(text) for text in found]
