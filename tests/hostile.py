@@ -1,6 +1,7 @@
 """Implementations that do harm, for `--impl tests/hostile.py`; each is right in every other way.
 
-`FATES` says which statuses each may get. Beside them `naive` and `sdpa` must be `ok`.
+`FATES` says which statuses each may get. Beside them `naive` and `sdpa` must be `ok`, and so must
+each of them at n = `HARMLESS`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.api import attention
 
-Harm = Callable[[torch.Tensor], Any]  # what is returned in place of the output, None: the output
+# Of the output and the keys: what is returned in place of the output, None: the output.
+Harm = Callable[[torch.Tensor, torch.Tensor], Any]
+HARMLESS = 8
 HARM: dict[str, Harm] = {}
 FATES: dict[str, set[str]] = {}
 FOREVER_S = 100_000  # by their command lines `sleep 100000` what was left behind is found
@@ -62,33 +65,33 @@ def fork(*, session: bool = False) -> None:
 
 
 @harm("crashed")
-def segfaults(o):
+def segfaults(o, k):
     ctypes.string_at(0)
 
 
 @harm("crashed")
-def aborts(o):
+def aborts(o, k):
     print("assertion failed: the reason of the abort", file=sys.stderr, flush=True)
     os.abort()
 
 
 @harm("crashed")
-def exits_with_0(o):
+def exits_with_0(o, k):
     os._exit(0)
 
 
 @harm("crashed")
-def exits_with_3(o):
+def exits_with_3(o, k):
     sys.exit(3)
 
 
 @harm("crashed")
-def kills_itself(o):
+def kills_itself(o, k):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @harm("crashed")
-def dies_with_a_child(o):
+def dies_with_a_child(o, k):
     """The child holds the pipes to the runner and standard error."""
     if not os.fork():
         os.setsid()
@@ -104,13 +107,13 @@ def in_a_while(function: Callable[[], Any]) -> None:
 
 
 @harm("crashed", "ok")
-def segfaults_later(o):
+def segfaults_later(o, k):
     if first("segfaults"):
         in_a_while(lambda: ctypes.string_at(0))
 
 
 @harm("crashed", "ok")
-def alarms_later(o):
+def alarms_later(o, k):
     if first("alarms"):
         signal.setitimer(signal.ITIMER_REAL, 0.7)
 
@@ -119,29 +122,29 @@ def alarms_later(o):
 
 
 @harm("timeout")
-def hangs(o):
+def hangs(o, k):
     time.sleep(FOREVER_S)
 
 
 @harm("timeout")
-def hangs_with_the_gil(o):
+def hangs_with_the_gil(o, k):
     ctypes.PyDLL(None).sleep(FOREVER_S)
 
 
 @harm("timeout")
-def stops_itself(o):
+def stops_itself(o, k):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @harm("timeout", "error")
-def ignores_signals_and_hangs(o):
+def ignores_signals_and_hangs(o, k):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     time.sleep(FOREVER_S)
 
 
 @harm("timeout", "crashed")
-def hangs_at_exit(o):
+def hangs_at_exit(o, k):
     atexit.register(time.sleep, FOREVER_S)
     sys.exit(1)
 
@@ -150,12 +153,12 @@ def hangs_at_exit(o):
 
 
 @harm("error")
-def raises(o):
+def raises(o, k):
     raise ValueError("\x1b[31mred\x1b[0m \x07\x00 and \ud800, \x85 in two\nlines")
 
 
 @harm("error")
-def raises_what_cannot_be_shown(o):
+def raises_what_cannot_be_shown(o, k):
     class MuteError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -164,19 +167,19 @@ def raises_what_cannot_be_shown(o):
 
 
 @harm("error", "crashed")
-def recurses(o):
+def recurses(o, k):
     """Through C, whose stack is what ends."""
     sys.setrecursionlimit(10**9)
-    sorted([o], key=recurses)
+    sorted([o], key=lambda o: recurses(o, k))
 
 
 @harm("oom")
-def asks_for_too_much(o):
+def asks_for_too_much(o, k):
     torch.empty(1 << 50)
 
 
 @harm("oom")
-def leaks(o):
+def leaks(o, k):
     """Address space alone: no other process is to suffer."""
     while True:
         _leaked.append(torch.empty(1 << 28))
@@ -186,13 +189,13 @@ def leaks(o):
 
 
 @harm("ok")
-def prints(o):
+def prints(o, k):
     if first("prints"):
         print("x" * (50 << 20))
 
 
 @harm("ok", "error")
-def prints_events(o):
+def prints_events(o, k):
     os.write(1, b'{"type":"Done"}\n')
 
 
@@ -200,19 +203,19 @@ def prints_events(o):
 
 
 @harm("crashed", "error")
-def closes_descriptors(o):
+def closes_descriptors(o, k):
     os.closerange(3, 100)
 
 
 @harm("crashed", "error", "timeout")
-def replaces_descriptors(o):
+def replaces_descriptors(o, k):
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in set(range(3, 100)) - {null}:
         os.dup2(null, descriptor)
 
 
 @harm("error", "crashed")
-def writes_everywhere(o):
+def writes_everywhere(o, k):
     for descriptor in range(3, 64):
         with contextlib.suppress(OSError):
             os.write(descriptor, b"garbage\n")
@@ -223,19 +226,19 @@ def writes_everywhere(o):
 
 
 @harm("ok")
-def leaves_a_child(o):
+def leaves_a_child(o, k):
     if first("child"):
         subprocess.Popen(["sleep", str(FOREVER_S)])
 
 
 @harm("ok")
-def leaves_a_session(o):
+def leaves_a_session(o, k):
     if first("session"):
         fork(session=True)
 
 
 @harm("ok")
-def leaves_a_daemon(o):
+def leaves_a_daemon(o, k):
     if first("daemon"):
         child = os.fork()
         if not child:
@@ -246,7 +249,7 @@ def leaves_a_daemon(o):
 
 
 @harm("ok", "crashed", "error")
-def returns_twice(o):
+def returns_twice(o, k):
     if first("twice"):
         os.fork()
 
@@ -255,21 +258,39 @@ def returns_twice(o):
 
 
 @harm("ok", "incorrect")
-def sets_what_is_global(o):
+def sets_what_is_global(o, k):
     torch.set_num_threads(2)
     torch.set_default_dtype(torch.float16)
     torch.set_grad_enabled(True)
     torch.manual_seed(1)
 
 
+@harm("error")
+def leaves_inference_mode_on(o, k):
+    """Nothing outside can leave it."""
+    _kept.append(torch.inference_mode())
+    _kept[-1].__enter__()
+
+
+@harm("ok")
+def sets_the_default_device(o, k):
+    torch.set_default_device("meta")
+
+
+@harm("incorrect")
+def slows_the_clock(o, k):
+    real = time.perf_counter_ns
+    time.perf_counter_ns = lambda: real() // 2
+
+
 @harm("ok", "error")
-def handles_signals(o):
+def handles_signals(o, k):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
 
 
 @harm("ok", "error")
-def deletes_its_folder(o):
+def deletes_its_folder(o, k):
     folder = tempfile.mkdtemp(prefix="hostile-")
     os.chdir(folder)
     os.rmdir(folder)
@@ -279,27 +300,32 @@ def deletes_its_folder(o):
 
 
 @harm("incorrect")
-def is_wrong(o):
+def writes_to_its_input(o, k):
+    k.zero_()
+
+
+@harm("incorrect")
+def is_wrong(o, k):
     return o * 1.01
 
 
 @harm("incorrect", "error")
-def has_another_shape(o):
+def has_another_shape(o, k):
     return o[..., :1]
 
 
 @harm("incorrect")
-def is_nan(o):
+def is_nan(o, k):
     return torch.full_like(o, torch.nan)
 
 
 @harm("incorrect", "error")
-def returns_nothing(o):
+def returns_nothing(o, k):
     return ()
 
 
 @harm("incorrect", "ok")
-def keeps_its_result(o):
+def keeps_its_result(o, k):
     _kept.append(o)
     return _kept[0]
 
@@ -308,10 +334,12 @@ def register(name: str, function: Harm) -> None:
     @attention(name)
     def core(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):
         o_BHLV = scaled_dot_product_attention(q_BHLD, k_BGSD, v_BGSV, is_causal=causal, scale=scale)
-        found = function(o_BHLV)
+        found = function(o_BHLV, k_BGSD) if q_BHLD.shape[2] != HARMLESS else None
         return o_BHLV if found is None else found
 
 
 if not __name__.startswith("tests."):  # tests import the tables alone
     for _name, _function in HARM.items():
         register(_name, _function)
+    torch.set_default_dtype(torch.float64)
+    os.environ["MINE"] = "1"  # may stay: what is imported when something is built may need it

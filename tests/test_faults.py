@@ -23,103 +23,44 @@ from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import INFO, PLAN, RECORDS, RunWriter, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
-from tests import synthetic
+from tests import hostile, synthetic
 from tests.conftest import COMMAND, TINY, Cli, Refused, environment, exported, run_attnbench
+from tests.hostile import HARMLESS
 
 Rows = dict[tuple[str, int], dict[str, Any]]
 
-# Each of these is right, except where n is 24.
-BROKEN = """
-import ctypes, os, pathlib, sys, time
-import torch
-from torch.nn.functional import scaled_dot_product_attention
-from attnbench.api import attention
-
-real = time.perf_counter_ns
-kept_mode = torch.inference_mode()
-pathlib.Path(__file__).with_suffix(".pids").open("a").write(f"{os.getpid()} ")
-
-def broken(name, fault):
-    @attention(name)
-    def core(q, k, v, *, causal, scale):
-        o = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-        return fault(o, k) if q.shape[2] == 24 else o
-
-def say(o, k):
-    print("x" * 100_000)
-    os.write(1, b'{"event": "done"}\\n')
-    return o
-
-def spray(o, k):
-    for descriptor in range(3, 64):
-        try:
-            os.write(descriptor, b"garbage\\n")
-        except OSError:
-            pass
-    time.sleep(3600)  # so that it is still at it when the garbage is read
-
-def slow(o, k):
-    time.perf_counter_ns = lambda: real() // 2
-    return o
-
-def half(o, k):
-    raise RuntimeError("one half: \\ud800")
-
-broken("writes", lambda o, k: (k.zero_(), o)[1])
-broken("raises", lambda o, k: 1 / 0)
-broken("half", half)
-broken("allocates", lambda o, k: torch.empty(1 << 50))
-broken("prints", say)
-broken("segfaults", lambda o, k: ctypes.string_at(0))
-broken("sprays", spray)
-broken("slows-clock", slow)
-broken("inference", lambda o, k: (kept_mode.__enter__(), o)[1])
-broken("device", lambda o, k: (torch.set_default_device("meta"), o)[1])
-
-torch.set_default_dtype(torch.float64)
-os.environ["MINE"] = "1"  # may stay: what is imported when something is built may need it
-"""
-FATES = {
-    "writes": ("incorrect", "it wrote to its input k"),
+FATES = {  # of implementations in tests/hostile.py: the status, and what the reason says
+    "writes-to-its-input": ("incorrect", "it wrote to its input k"),
     "segfaults": ("crashed", "SIGSEGV"),
-    "raises": ("error", "ZeroDivisionError: division by zero"),
-    "half": ("error", "one half: \ufffd"),
-    "allocates": ("oom", "check: asked for 4.0 PiB"),
-    "prints": ("ok", ""),
-    "sprays": ("error", "its worker's results are unreadable"),
-    "slows-clock": ("incorrect", "time.perf_counter_ns"),
-    "device": ("ok", ""),
-    "inference": ("error", "inference mode"),
+    "raises": ("error", "ValueError: \ufffd[31mred"),
+    "asks-for-too-much": ("oom", "check: asked for 4.0 PiB"),
+    "prints-events": ("ok", ""),
+    "writes-everywhere": ("error", "its worker's results are unreadable"),
+    "slows-the-clock": ("incorrect", "time.perf_counter_ns"),
+    "sets-the-default-device": ("ok", ""),
+    "leaves-inference-mode-on": ("error", "inference mode"),
 }
 
 
 @pytest.fixture(scope="module")
-def broken_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+def hostile_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """A sweep of all of them, each in two processes."""
-    folder = tmp_path_factory.mktemp("broken")
-    (folder / "broken.py").write_text(BROKEN)
-    args = ("--impl", "broken.py", "--impls", "naive", "--seq-lens", "16,24", "--processes", 2)
-    more = ("--threads", "1", "--ceilings", "fresh", "--name", "r")
-    ran = run_attnbench("sweep", *args, *TINY, *more, cwd=folder)
+    folder = tmp_path_factory.mktemp("hostile")
+    names = ("--impl", hostile.__file__, "--impls", ",".join(("naive", *FATES)))
+    sizes = ("--seq-lens", f"{HARMLESS},24", "--processes", 2, "--threads", "1")
+    ran = run_attnbench("sweep", *names, *sizes, *TINY, "--name", "r", cwd=folder)
     assert ran.returncode == 1  # as there are incorrect rows
-    assert "incorrect: writes (1 cell): " in ran.stdout
-    assert "broken.py changed the default dtype; restored" in ran.stderr
+    assert "incorrect: writes-to-its-input (1 cell): " in ran.stdout
+    assert "hostile.py changed the default dtype; restored" in ran.stderr
     assert "Traceback" not in ran.stderr
-    info = load_run(folder / "results" / "r").info
-    assert info["environment"]["ceilings"]["1"]["matmul_tflops"]["float32"] > 0
-    pids = (folder / "broken.pids").read_text().split()
-    # One that plans; in the first pass one more for each death, two where others ran before, as
-    # who is blamed is tried alone, and so is who lacks memory; the ceilings; the second pass.
-    assert len(pids) == len(set(pids)) == 1 + (1 + 2 + 2 + 1 + 1) + 1 + 1
-    rows = exported(folder / "results" / "r")
-    return {(row["impl"], row["seq_len"]): row for row in rows}
+    return {(row["impl"], row["seq_len"]): row for row in exported(folder / "results" / "r")}
 
 
 @pytest.mark.parametrize(("name", "status", "says"), [(n, *fate) for n, fate in FATES.items()])
 def test_a_fault_costs_its_own_cell_with_a_status_and_a_reason(
-    broken_rows: Rows, name: str, status: str, says: str
+    hostile_rows: Rows, name: str, status: str, says: str
 ) -> None:
-    row = broken_rows[name, 24]
+    row = hostile_rows[name, 24]
     assert row["status"] == status
     assert says in (row["reason"] or "")
     assert "\n" not in (row["reason"] or "")
@@ -127,12 +68,14 @@ def test_a_fault_costs_its_own_cell_with_a_status_and_a_reason(
     assert row["processes"] == 2 or status != "ok"
 
 
-def test_the_others_in_the_same_case_and_the_cases_after_it_are_measured(broken_rows: Rows) -> None:
-    assert len(broken_rows) == 2 * (len(FATES) + 1)
-    others = {key: row["status"] for key, row in broken_rows.items() if key[1] != 24}
+def test_the_others_in_the_same_case_and_the_cases_after_it_are_measured(
+    hostile_rows: Rows,
+) -> None:
+    assert len(hostile_rows) == 2 * (len(FATES) + 1)
+    others = {key: row["status"] for key, row in hostile_rows.items() if key[1] == HARMLESS}
     assert set(others.values()) == {"ok"}
-    assert broken_rows["naive", 24]["status"] == "ok"
-    assert "the default device" in broken_rows["device", 24]["notes"]
+    assert hostile_rows["naive", 24]["status"] == "ok"
+    assert "the default device" in hostile_rows["sets-the-default-device", 24]["notes"]
 
 
 # The sweeping process is killed or interrupted in the middle.

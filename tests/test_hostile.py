@@ -91,8 +91,8 @@ HARMFUL = """
 import pathlib
 from attnbench.api import attention
 from tests import hostile
-hostile.leaves_a_session(None)
-hostile.leaves_a_daemon(None)
+hostile.leaves_a_session(None, None)
+hostile.leaves_a_daemon(None, None)
 attention("mine")(lambda q, k, v, *, causal, scale: v)
 pathlib.Path(__file__).with_suffix(".begun").touch()
 {then}
@@ -103,7 +103,7 @@ def test_nothing_outlives_a_killed_runner_were_it_in_the_middle_of_a_call(
     tmp_path: Path, marked: Marked
 ) -> None:
     file = tmp_path / "k.py"
-    file.write_text(HARMFUL.format(then="hostile.hangs_with_the_gil(None)"))
+    file.write_text(HARMFUL.format(then="hostile.hangs_with_the_gil(None, None)"))
     command = [*COMMAND, "list", "--impl", str(file)]
     with subprocess.Popen(command, env=environment(**marked.variables)) as runner:
         wait_until(lambda: len(marked.alive("sleep")) == 2 and file.with_suffix(".begun").exists())

@@ -28,23 +28,15 @@ LEFT = {
     "patched matmul": ("torch.matmul = None", "functions of torch"),
     "new method": ("torch.Tensor.abs = lambda x: x * 0", "methods of torch.Tensor"),
     "patched method": ("torch.Tensor.norm = None", "methods of torch.Tensor"),
-    "sleep": ("__import__('time').sleep = lambda s: None", "time.sleep"),
     "environment": ("os.environ['MINE'] = '1'; os.environ.pop('PATH', None)", "the environment"),
     "directory": ("os.chdir('/')", "the working directory"),
-    "signals": ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal handlers"),
     "alarm": ("signal.setitimer(signal.ITIMER_REAL, 3600)", "an alarm"),
     "affinity": ("os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])", "its CPUs"),
     "tracing": ("sys.settrace(lambda *_: None)", "the trace function"),
-    "streams": ("sys.stderr = open(os.devnull, 'w')", "the standard streams"),
     "collector": ("gc.set_threshold(1)", "the collector's thresholds"),
     "compiler": (
         "import torch._inductor.config as c; c.max_autotune = not c.max_autotune",
         "inductor's flags",
-    ),
-    "limits": (
-        "resource.setrlimit(resource.RLIMIT_NOFILE,"
-        " (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
-        "the limits of the process",
     ),
 }  # fmt: skip
 if os.geteuid() == 0:  # nobody else may go back

@@ -1,7 +1,8 @@
 """Settings that implementations share in a process and may leave changed: watched, and put back.
 
-A file or a call may set something for itself, such as the default device, that would hold for
-every implementation after it. `remember` notes how things are before any such code runs;
+A file or a call may set something for itself, such as the default device, that would change the
+result or the time of every implementation after it. What changes neither is not watched. `remember`
+notes how things are before any such code runs;
 `settle`, called whenever some has run, puts them back. Settings that cannot be put back end the
 process: see `beyond_repair`.
 """
@@ -12,7 +13,6 @@ import contextlib
 import gc
 import os
 import random
-import resource
 import signal
 import sys
 import time
@@ -99,11 +99,6 @@ def _put_environment(wanted: dict[str, str]) -> None:
 
 _ALARM = signal.ITIMER_REAL
 _OWN = os.PRIO_PROCESS, 0
-_SIGNALS = [
-    getattr(signal, f"SIG{name}")
-    for name in "INT TERM HUP ALRM USR1 USR2 CHLD PIPE SEGV FPE".split()
-]
-
 
 # What carries a precision of float32 products in torch 2.9 and later, beside the older switches.
 _PARTS = [getattr(of, kind, None) for of in (cudnn, mkldnn) for kind in ("conv", "rnn", "matmul")]
@@ -164,26 +159,13 @@ _WATCHED: list[_Setting] = [
     _attributes("functions of torch", torch, *_OF_TORCH),
     _attributes("functions of torch.nn.functional", functional, *_OF_F),
     _Setting("methods of torch.Tensor", lambda: dict(vars(torch.Tensor)), _put_methods),
-    _attributes("time.sleep", time, "sleep"),
-    _Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, quiet=True),
-    _Setting("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
     _Setting("the collector's thresholds", gc.get_threshold, lambda x: gc.set_threshold(*x)),
     _Setting("the trace function", sys.gettrace, sys.settrace),
     _Setting("the profile function", sys.getprofile, sys.setprofile),
-    _attributes("the standard streams", sys, "stdin", "stdout", "stderr"),
     _ENVIRONMENT,
     _FOLDER,
     _Setting("an alarm", partial(signal.getitimer, _ALARM), lambda x: signal.setitimer(_ALARM, *x)),
-    *(
-        _numbered("signal handlers", signal.getsignal, signal.signal, x)
-        for x in _SIGNALS
-        if signal.getsignal(x) is not None  # None: set by other than Python, and not to be set back
-    ),
     _Setting("its priority", partial(os.getpriority, *_OWN), partial(os.setpriority, *_OWN)),
-    *(
-        _numbered("the limits of the process", resource.getrlimit, resource.setrlimit, x)
-        for x in (getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
-    ),
 ]
 if hasattr(os, "sched_getaffinity"):
     _WATCHED.append(_numbered("its CPUs", os.sched_getaffinity, os.sched_setaffinity, 0))
