@@ -17,42 +17,29 @@ from attnbench.analysis.scaling.series import Laws
 from attnbench.analysis.scaling.series import measured as cells_of
 from attnbench.execution.store import Run
 from attnbench.schema.case import Case
-from attnbench.schema.record import Record
 from attnbench.theory.law import parse
 from tests import synthetic
 
 Time = Callable[[Case], float]
-SIZES = (1, 128, 256, 512, 1024, 2048)
 
 
-def measured(case: Case, time_us: float, rng: np.random.Generator, noise: float = 0.01) -> Record:
-    """Seven samples that scatter by `noise`, at a speed of its own that is as far off."""
-    times = time_us * np.exp(noise * (rng.standard_normal() + rng.standard_normal(7)))
-    return synthetic.timed(case, "mine", times.tolist())
-
-
-def run_of(records: list[Record], law: str | None = "n^2 d") -> Run:
+def run(
+    cases: Iterable[Case], time_us: Time, law: str = "n^2 d", seed: int = 0, noise: float = 0.01
+) -> Run:
+    """Seven samples a cell that scatter by `noise`, at a speed of its own that is as far off."""
+    rng, records = np.random.default_rng(seed), []
+    for case in cases:
+        times = time_us(case) * np.exp(noise * (rng.standard_normal() + rng.standard_normal(7)))
+        records.append(synthetic.timed(case, "mine", times.tolist()))
     info = {"run_id": "r", "implementations": [{"name": "mine", "time": law}]}
     return Run(path=Path("r"), info=info, records=records, parts=records)
 
 
-def run(
-    cases: Iterable[Case], time_us: Time, *, law: str | None = "n^2 d", seed: int = 0,
-    noise: float = 0.01,
-) -> Run:  # fmt: skip
-    rng = np.random.default_rng(seed)
-    return run_of([measured(case, time_us(case), rng, noise) for case in cases], law)
-
-
-def layers(widths: Iterable[int] = (256, 512, 1024), **fields: Any) -> list[Case]:
-    """Layers of four heads."""
+def layers(widths: Iterable[int] = (256, 512, 1024)) -> list[Case]:
     return [
-        Case(
-            workload="layer", projection="fused", heads=4, seq_len=n, width=width,
-            head_dim=width // 4, **fields,
-        )
-        for n, width in product(SIZES, widths)
-    ]  # fmt: skip
+        Case(workload="layer", projection="fused", heads=4, seq_len=n, width=w, head_dim=w // 4)
+        for n, w in product((1, 128, 256, 512, 1024, 2048), widths)
+    ]
 
 
 def layer_us(case: Case) -> float:
@@ -60,11 +47,11 @@ def layer_us(case: Case) -> float:
     return 20 + 1e-5 * n * width**2 + 1.2e-5 * n**2 * width
 
 
-def decodes(**fields: Any) -> list[Case]:
+def decodes() -> list[Case]:
     return [
         Case(
             workload="decode", cache="static", new_tokens=8, seq_len=n, heads=4, width=width,
-            head_dim=width // 4, **fields,
+            head_dim=width // 4,
         )
         for n, width in product((16, 256, 512, 1024, 2048, 4096), (256, 512, 1024))
     ]  # fmt: skip
@@ -104,8 +91,8 @@ def cached(case: Case) -> float:
     return 30 + 1e-3 * case.model_width**2 + 2e-3 * case.seq_len * case.model_width
 
 
-FIXED_RATIO = [
-    Case(workload="layer", seq_len=n, width=n, heads=4, head_dim=n // 4, projection="fused")
+FIXED_RATIO = [  # but for four columns
+    Case(workload="layer", seq_len=n, width=n + 4, heads=4, head_dim=n // 4 + 1, projection="fused")
     for n in (64, 128, 256, 512, 1024, 2048, 4096)
 ]
 VERDICTS: dict[str, tuple[list[Case], Time, str, str, tuple[str, ...]]] = {

@@ -29,6 +29,7 @@ DRAWS = 400
 VISIBLE = 0.1  # from this part of the law's terms on, theory expects a term to show
 ABSENT = 0.02  # a term that should show and certainly takes less is not there
 PRESENT = 0.5  # of what the law gives it: the end of a cache may look like less than that
+TOLD_APART = 0.02  # of the largest singular value, whose columns are of length 1; noise is as large
 MISSED = 0.2  # a model that misses the held-out n by more describes nothing
 KNOWN_WELL = 0.1  # a time may be off by so much beyond its scatter
 _MOST_OVERHEAD = 0.5  # where the overhead takes more, no other term need show
@@ -106,7 +107,8 @@ def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
         held_out=float(np.sqrt((missed**2).mean())),
         cells=tuple(cell.record.cell for cell in alike),
     )
-    found = [*_obstacles(law, model.held_out, rows)] or [*_presences(law, points, many)]
+    found = [*_obstacles(law, model.held_out, rows / middle[:, None])]
+    found = found or [*_presences(law, points, many)]
     return _with_finding(model, law, found, known=off.sum(axis=0) / 2)
 
 
@@ -129,10 +131,7 @@ def _least_squares(rows: Floats, times_us: Floats) -> Floats:
 
 
 def _draws(rows: Floats, times: Replicates, off: Floats) -> Floats:
-    """Coefficients fitted to cells drawn again, and to their times drawn again: draws × p.
-
-    `off`, 2 × m, is by how much (as a logarithm) times may be shorter and longer than replicates.
-    """
+    """Coefficients, draws × p, of cells drawn again with times that may be off by `off`, 2 × m."""
     count = times.size
     rng = np.random.default_rng(count)  # the same each time: models differ by their times alone
     shift = rng.random((count, DRAWS)) * off.sum(axis=0)[:, None] - off[0][:, None]
@@ -172,8 +171,9 @@ def _with_finding(model: ModelFit, law: Law, found: list[Decision], known: Float
     return replace(model, finding=finding)
 
 
-def _obstacles(law: Law, held_out: float, rows: Floats) -> Iterator[Decision]:
-    if np.linalg.matrix_rank(rows / rows.max(axis=0)) < rows.shape[1]:
+def _obstacles(law: Law, held_out: float, relative: Floats) -> Iterator[Decision]:
+    values = np.linalg.svd(relative / np.linalg.norm(relative, axis=0), compute_uv=False)
+    if values[-1] < TOLD_APART * values[0]:
         yield "inconclusive", "the sizes measured cannot tell the terms apart"
     if held_out > MISSED:
         yield (
@@ -211,9 +211,8 @@ def presence(law: Law, term: Term, points: list[Sizes], by_law: Floats, draws: F
         if law.bound:
             return "holds", f"{term} does not show, which O(…) allows"
         return "refuted", f"{found}, where the law makes it {units.percent(float(by_law[at]))}"
-    if (low >= PRESENT * by_law).any():
-        return "holds", found
-    return "inconclusive", f"{found}: it may not be there"
+    there = bool((low >= PRESENT * by_law).any())
+    return ("holds", found) if there else ("inconclusive", f"{found}: it may not be there")
 
 
 def _place(point: Mapping[str, float]) -> str:
