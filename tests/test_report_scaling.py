@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from attnbench.analysis.scaling.model_terms import TERMS
 from attnbench.analysis.scaling.results import Scaling, Uncertain
 from attnbench.report import figures, growth, models
 from attnbench.report.pages import draw_growth, write_report
@@ -66,10 +65,9 @@ _ODD_EXPONENTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _ODD_MODELS: dict[str, dict[str, Any]] = {
-    "no interval": {"overtakes_n": UNKNOWN},
     LONG: {},
-    "no finding": {"finding": None, "held_out": None},
-    "overtaking out of sight": {"overtakes_n": fits.estimate(9e5), "overtakes_theory": 3.0},
+    "no finding": {"finding": None},
+    "no interval": {"shares": dict.fromkeys(fits.TERMS, UNKNOWN)},
 }
 _ODD_COUNTS: dict[str, dict[str, Any]] = {
     LONG: {},
@@ -105,12 +103,11 @@ def test_odd_findings_are_drawn_without_a_complaint(
     growth.verdicts(found)
 
 
-def test_shares_are_stacked_to_one_and_both_overtakings_are_named(tmp_path, unwritten):
+def test_shares_are_stacked_to_one_and_named_with_their_intervals(tmp_path, unwritten):
     models.draw_all([fits.model_fit()], figures.looks(["naive"]), tmp_path)
     lower = unwritten[0][1].axes[1]
     tops = [max(path.vertices[:, 1]) for area in lower.collections for path in area.get_paths()]
     assert max(tops) == pytest.approx(1.0)
     found = " ".join(text.get_text() for text in lower.get_legend().get_texts())
-    assert "in time: 330 (264 … 396)" in found
-    assert "in FLOPs: 512" in found
-    assert {name for row in TERMS.values() for name in row.names} == models.SHADES.keys()
+    assert "n² d\n" in found
+    assert "…" in found

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from attnbench.analysis.crossovers import Crossover
-from attnbench.analysis.scaling.results import ExactFit, ModelFit, Scaling, Uncertain
+from attnbench.analysis.scaling.results import ExactFit, Scaling, Uncertain
 from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.report.figures import Look
@@ -41,19 +41,14 @@ def raised(text: str) -> str:
     return re.sub(r"\^(\d+)(?![\d./])", lambda found: found[1].translate(digits), text)
 
 
-def interval(estimate: Uncertain | None, count: int = 2) -> str:
+def interval(estimate: Uncertain | None) -> str:
     """An exponent with its interval: `1.98 (1.95 … 2.01)`, or `–`."""
     if estimate is None:
         return units.UNKNOWN
-    value = f"{estimate.value:.{count}f}"
+    value = f"{estimate.value:.2f}"
     if estimate.low is None or estimate.high is None:
         return f"{value} (no interval)"
-    return f"{value} ({estimate.low:.{count}f} … {estimate.high:.{count}f})"
-
-
-def signed_percent(share: float) -> str:
-    """A relative error: `+3.7 %`, `−0.4 %`."""
-    return f"{100 * share:+.1f} %".replace("-", "−")
+    return f"{value} ({estimate.low:.2f} … {estimate.high:.2f})"
 
 
 def axis_name(axis: str, workload: str) -> str:
@@ -112,7 +107,11 @@ def verdicts(scaling: Scaling) -> list[VerdictRow]:
     """Every finding: what was refuted first, then by verdict; counts that hold come last."""
     rows = [
         *(_row(f.finding, interval(f.exponent), f.top) for f in scaling.exponents if f.finding),
-        *(_row(fit.finding, _error_of(fit)) for fit in scaling.models if fit.finding),
+        *(
+            _row(fit.finding, f"{units.percent(fit.held_out)} off at the held-out n")
+            for fit in scaling.models
+            if fit.finding
+        ),
         *(_row(finding, units.UNKNOWN) for finding in scaling.problems),
         *(_row(f.finding, _growth_of(f), counted=True) for f in scaling.exact if f.finding),
     ]
@@ -150,11 +149,6 @@ def _growth_of(fit: ExactFit) -> str:
     if worst is None:
         return units.UNKNOWN
     return f"{units.digits(worst)}× predicted" if abs(worst - 1) > 5e-4 else "as predicted"
-
-
-def _error_of(fit: ModelFit) -> str:
-    off = fit.held_out
-    return units.UNKNOWN if off is None else f"{signed_percent(off)} at the held-out n"
 
 
 CrossoverTable = tuple[str, list[tuple[str, str]]]  # what the pairs share; pair and crossing

@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from attnbench.analysis.axes import overhead_size
-from attnbench.analysis.crossovers import size_text
-from attnbench.analysis.scaling.model_terms import OVERHEAD
+from attnbench.analysis.scaling.model import OVERHEAD
 from attnbench.analysis.scaling.results import ExactFit, ModelFit, Uncertain
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
@@ -23,12 +20,9 @@ from attnbench.report.figures import FigureKind, Look, Page, Plot
 MODEL = FigureKind(
     name="model",
     title="Models of several terms",
-    reading="Above: markers are measured, the line is the fitted sum of terms with its 95 % band,"
-    " small markers and thin lines the other sizes that it was fitted to."
-    " Below: each term's share of the fitted time against n, with its interval at the largest n."
-    " For a layer, vertical lines mark where the quadratic terms overtake the projections: in time"
-    " (solid) and by counting FLOPs (dashed). A size far below the others, which is measured for"
-    " the overhead, is not drawn.",
+    reading="Above: markers are measured, lines the fitted sum of terms; pale ones are the other"
+    " sizes that it was fitted to. Below: each term's share of the fitted time against n, with its"
+    " 95 % interval at the largest n.",
 )
 EXACT = FigureKind(
     name="exact",
@@ -42,14 +36,7 @@ NARROWEST = 0.05  # an axis shows at least this much on both sides of 1
 QUANTITIES = {
     "flops": "FLOPs: counted / predicted", "workspace": "workspace: measured / predicted",
 }  # fmt: skip
-
-
-SHADES = {  # of a term: colour and hatching, which survives a grey printer
-    OVERHEAD: ("#f4f4f4", "...."), "n": ("#d9d9d9", "xx"), "d^2": ("#f7e3bd", ""),
-    "n d": ("#c6dbef", ""), "n d^2": ("#f2c879", "////"), "H n": ("#bdd7c5", "--"),
-    "H n w": ("#9e9ac8", "++"), "H n^2": ("#74a9cf", "\\\\\\\\"), "w d": ("#4a90c2", ""),
-    "n w d": ("#4a90c2", ""), "n^2 d": ("#08519c", ""),
-}  # fmt: skip
+SHADES = ("#f4f4f4", "#f2c879", "#08519c", "#74a9cf", "#9e9ac8", "#bdd7c5")  # overhead, then terms
 
 
 def draw_all(models: Sequence[ModelFit], looks: Mapping[str, Look], folder: Path) -> list[Plot]:
@@ -71,53 +58,37 @@ def _draw_models(page: Page[ModelFit], looks: Mapping[str, Look]) -> Figure:
     for ax in chain(*pairs[len(models) :]):
         ax.remove()
     for (upper, lower), model, differs in zip(pairs, models, rest, strict=False):
-        sizes = [round(n) for n in model.along_n]
-        shown = [n for n in sizes if n > (overhead_size(sizes) or 0)]
         for ax in (upper, lower):
-            axes.length_axis(ax, shown)
-            ax.set_xlim(min(shown), max(shown))
-        _draw_times(upper, model, looks[model.impl], min(shown))
+            axes.length_axis(ax, [round(n) for n in model.along_n])
+            ax.set_xlim(min(model.along_n), max(model.along_n))
+        _draw_times(upper, model, looks[model.impl])
         _draw_shares(lower, model)
-        _title(upper, model, differs)
+        found = model.finding
+        verdict = f"{growth.raised(found.law)}: {growth.mark(found.verdict)} · " if found else ""
+        held_out = f"held-out n: {units.percent(model.held_out)} off"
+        title = f"{model.impl} {differs}".strip()
+        upper.set_title(f"{title}\n{verdict}{held_out}", loc="left", pad=5, color=figures.INK)
     return figure
 
 
-def _title(ax: Axes, model: ModelFit, differs: str) -> None:
-    texts = [f"{model.impl} {differs}".strip(), ""]
-    if model.finding:
-        texts[1] = f"{growth.raised(model.finding.law)}: {growth.mark(model.finding.verdict)}"
-    if model.held_out is not None:
-        held_out = f"largest n held out: {growth.signed_percent(model.held_out)}"
-        texts[1] = f"{texts[1]} · {held_out}".removeprefix(" · ")
-    ax.set_title("\n".join(texts), loc="left", pad=5, color=figures.INK)
-
-
-def _draw_times(ax: Axes, model: ModelFit, look: Look, least: int) -> None:
-    """What was measured and fitted at n from `least` on."""
+def _draw_times(ax: Axes, model: ModelFit, look: Look) -> None:
+    """What was measured and fitted, one line for all that differs in n alone."""
     ax.xaxis.set_ticklabels([])
     ax.set_ylabel("time per token" if model.workload == "decode" else "time per call")
-    measured = zip(model.points, model.time_us, model.predicted_us, strict=True)
-    points = [row for row in measured if row[0]["n"] >= least]
-    curve = zip(model.along_n, model.along_predicted_us, strict=True)
-    ns, found = zip(*((n, estimate) for n, estimate in curve if n >= least), strict=True)
-    ends = [end for e in (*found, *(time for _, time, _ in points)) for end in (*e.ends, e.value)]
-    axes.log_axis(ax, "y", axes.bounds([v for v in ends if 0 < v < math.inf]), 10, axes.round_time)
-    ax.plot(ns, [e.value for e in found], color=look.colour, zorder=2.5)
-    low, high = zip(*(e.ends for e in found), strict=True)
-    ax.fill_between(ns, low, high, color=look.colour, alpha=0.25, linewidth=0)
-    groups: dict[tuple[float, ...], list[tuple[float, Uncertain, float]]] = {}
-    for point, time, fitted in points:
-        groups.setdefault(_all_else(point), []).append((point["n"], time, fitted.value))
-    largest = groups.pop(_all_else(model.points[model.at_largest]), [])
-    growth.points(ax, [(n, time) for n, time, _ in largest], look, figures.FILLED)
-    for rows in groups.values():  # the other points that the model was fitted to, small
-        xs, times, fitted_us = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
-        ax.plot(xs, fitted_us, color=look.colour, linewidth=0.7, alpha=0.5, zorder=2)
-        ax.plot(
-            xs, [time.value for time in times], color=look.colour, marker=look.marker,
-            markersize=2.6, linestyle="none", markerfacecolor="white", markeredgewidth=0.6,
-            alpha=0.8, zorder=2.2,
-        )  # fmt: skip
+    ends = [end for e in model.time_us for end in (*e.ends, e.value)]
+    shown = [v for v in (*ends, *model.predicted_us) if 0 < v < math.inf]
+    axes.log_axis(ax, "y", axes.bounds(shown), 10, axes.round_time)
+    lines: dict[tuple[float, ...], list[tuple[float, Uncertain, float]]] = {}
+    for point, time, fitted in zip(model.points, model.time_us, model.predicted_us, strict=True):
+        lines.setdefault(_all_else(point), []).append((point["n"], time, fitted))
+    largest = _all_else(model.points[model.at_largest])
+    for key, rows in lines.items():
+        rows.sort(key=lambda row: row[0])
+        ns, times, fitted_us = zip(*rows, strict=True)
+        alpha = 1.0 if key == largest else 0.4
+        ax.plot(ns, fitted_us, color=look.colour, linewidth=1.0, alpha=alpha)
+        style = figures.FILLED | {"alpha": alpha}
+        growth.points(ax, list(zip(ns, times, strict=True)), look, style)
 
 
 def _all_else(point: Mapping[str, float]) -> tuple[float, ...]:
@@ -126,25 +97,13 @@ def _all_else(point: Mapping[str, float]) -> tuple[float, ...]:
 
 def _draw_shares(ax: Axes, model: ModelFit) -> None:
     ax.set_ylim(0, 1)
-    base = np.zeros(len(model.along_n))
-    for term in model.terms:
-        top = base + [row[term] for row in model.shares_along]
-        if max(top - base) <= 0.0005:
-            continue
-        colour, hatch = SHADES[term]
-        name = "overhead" if term == OVERHEAD else growth.raised(term)
-        ax.fill_between(
-            model.along_n, base, top, edgecolor="#666666", linewidth=0.4, zorder=1.2,
-            facecolor=colour, hatch=hatch,
-            label=f"{name}\n{_percent(model.shares[term])}",
-        )  # fmt: skip
-        base = top
-    time, flops = model.overtakes_n, model.overtakes_theory
-    marks = [(time.value, f"time: {growth.interval(time, 0)}", "-")] if time else []
-    marks += [(flops, f"FLOPs: {size_text(flops)}", "--")] if flops is not None else []
-    for n, text, stroke in marks:
-        name = f"n² overtakes\nin {text}"
-        ax.axvline(n, color="black", linewidth=1.2, linestyle=stroke, zorder=2.5, label=name)
+    shares = [[row[term] for row in model.shares_along] for term in model.shares]
+    names = ("overhead" if term == OVERHEAD else growth.raised(term) for term in model.shares)
+    labels = map("{}\n{}".format, names, map(_percent, model.shares.values()))
+    ax.stackplot(
+        model.along_n, shares, labels=labels, colors=SHADES, edgecolor="#666666", linewidth=0.4,
+        zorder=1.2,
+    )  # fmt: skip
     ax.legend(  # in the order of the areas
         loc="center left", bbox_to_anchor=(1.02, 0.5), reverse=True, frameon=False, fontsize=7.5,
         handlelength=1.4, handleheight=1.6, labelspacing=0.8,
@@ -164,10 +123,7 @@ def _percent(share: Uncertain) -> str:
 
 def _alt(model: ModelFit) -> str:
     shares = ", ".join(f"{term} {_percent(share)}" for term, share in model.shares.items())
-    text = f"{model.impl}, {model.same}: shares at n = {units.length(max(model.along_n))}: {shares}"
-    if model.overtakes_n is not None:
-        text += f", the quadratic terms overtake at n = {growth.interval(model.overtakes_n, 0)}"
-    return text
+    return f"{model.impl}, {model.same}: shares at n = {units.length(max(model.along_n))}: {shares}"
 
 
 Points = tuple[tuple[float, float], ...]

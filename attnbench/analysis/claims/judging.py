@@ -23,7 +23,6 @@ from attnbench.analysis.claims.statement import (
     Where,
 )
 from attnbench.analysis.columns import COLUMNS
-from attnbench.analysis.scaling.model_terms import TERMS
 from attnbench.analysis.scaling.results import Axis
 from attnbench.base import files
 from attnbench.base.registry import Registry, unknown
@@ -31,6 +30,7 @@ from attnbench.base.units import tally
 from attnbench.errors import ExitCode, UsageError
 from attnbench.execution.store import Run
 from attnbench.schema.finding import VERDICTS, WORST_FIRST, Figure, Finding, Verdict
+from attnbench.theory.traits import TRAITS
 
 Judged = tuple[tuple[Claim, Finding], ...]
 
@@ -167,15 +167,13 @@ _VALID: dict[str, tuple[str, ...]] = {
     "quantity.kind": tuple(str(kind.__struct_config__.tag) for kind in get_args(Quantity)),
 }
 _NUMBERS = [name for name, column in COLUMNS.items() if column.kind != "text"]
-_TERMS = sorted({name for row in TERMS.values() for name in row.names})
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "column": lambda name: _known([name], _NUMBERS, "column of numbers"),
     "where": _selection,
     "first": _selection,
     "second": _selection,
     "free": lambda names: _known(names, ("impl", *AXES), "axis"),
-    "term": lambda names: _known(names, _TERMS, "term"),
-    "workload": lambda name: _known([name], TERMS, "workload"),
+    "workload": TRAITS.get,
     "per": Formula,
     "same": Formula,
 }

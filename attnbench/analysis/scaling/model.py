@@ -1,277 +1,219 @@
-"""Models of several terms: what a call's time is made of, and the verdict on the declared law."""
+"""Models of several terms: what a call's time is made of, and the verdict on the declared law.
+
+time = overhead + Σ coefficient · term over the terms of the law, by non-negative least squares on
+the relative error: 5 % counts the same at 10 µs and at 1 s. Intervals are those of a bootstrap over
+the cells (Efron, "Bootstrap methods: another look at the jackknife", 1979).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from attnbench.analysis.scaling.decide import Decision
-from attnbench.analysis.scaling.model_fit import FEWEST_N, FittedModel, fit
-from attnbench.analysis.scaling.model_terms import (
-    OVERHEAD,
-    TERMS,
-    Bools,
-    ModelCells,
-    carriers,
-    design,
-    expected_shares,
-    model_cells,
-    surplus,
-)
-from attnbench.analysis.scaling.results import (
-    Missing,
-    ModelFit,
-    Uncertain,
-    as_figures,
-    lacking,
-)
+from attnbench.analysis.scaling.exact import NNLS_STEPS
+from attnbench.analysis.scaling.results import Missing, ModelFit, as_figures, lacking
 from attnbench.analysis.scaling.series import Laws, Measured
-from attnbench.analysis.scaling.slopes import Floats, estimates
+from attnbench.analysis.scaling.slopes import Floats, Replicates, beyond, estimates
 from attnbench.base import units
+from attnbench.schema.case import Case
 from attnbench.schema.finding import Figure, LawFinding, Verdict
-from attnbench.schema.record import Cell
-from attnbench.theory import costs
 from attnbench.theory.law import Law, Term
-from attnbench.theory.projections import computed
+from attnbench.theory.traits import TRAITS, kind_words
 
-_ENDS = (0.025, 0.975)
-# A causal mask admits half of the pairs. Any other band has no n at which it overtakes.
-_PAIRS_OF_SQUARE = {"full": 1.0, "causal": 0.5}
+OVERHEAD = "floor"  # the name under which runs know the overhead of a call
+DRAWS = 400
 VISIBLE = 0.1  # from this part of the law's terms on, theory expects a term to show
 ABSENT = 0.02  # a term that should show and certainly takes less is not there
-SURPLUS = 0.1  # what terms of a higher order than the law may take at most
+PRESENT = 0.5  # of what the law gives it: the end of a cache may look like less than that
+TOLD_APART = 0.02  # of the largest singular value, whose columns are of length 1; noise is as large
 MISSED = 0.2  # a model that misses the held-out n by more describes nothing
-SCATTERED = 0.3  # nor one from which cells lie further (root mean square)
 KNOWN_WELL = 0.1  # a time may be off by so much beyond its scatter
 _MOST_OVERHEAD = 0.5  # where the overhead takes more, no other term need show
+_ORDER: tuple[Verdict, ...] = ("refuted", "inconclusive", "holds")
+Sizes = dict[str, float]  # n, d, w, heads and batch of one cell
 
 
 def models(cells: list[Measured], laws: Laws) -> tuple[ModelFit, ...]:
-    """A model for each implementation and each set of cells as `model_cells` gives them."""
-    return tuple(_model(alike) for alike in model_cells(cells, laws))
+    """A model for each implementation and for all cells alike but for n, d, heads and batch.
+
+    Left out are cells without a time, or with one that may be anything; those whose key/value
+    length is not their sequence length, which is another problem; and n = 1, where a call reads all
+    weights for one row. A model needs a law of two terms, six cells, three n and two d at least.
+    """
+    found: dict[tuple[float, ...], list[Measured]] = {}
+    for cell in cells:
+        case = cell.record.cell.case
+        keys_follow = case.kv_len == case.seq_len or "kv_lens" not in TRAITS.get(case.workload).axes
+        if cell.is_known and keys_follow and case.seq_len > 1:
+            # Followers by their ratio to what they follow: the cells of one model share them.
+            width = case.width / (case.heads * case.head_dim) if case.width else 1.0
+            ratios = case.heads / case.kv_heads, case.value_dim / case.head_dim, width
+            found.setdefault((cell.kind, *ratios), []).append(cell)
+    made = []
+    for alike in found.values():
+        first, points = alike[0].record.cell, [_sizes(cell.record.cell.case) for cell in alike]
+        law = laws.of(first.impl, "time", first.case)
+        distinct = {name: len({point[name] for point in points}) for name in ("n", "d")}
+        enough = len({tuple(point.values()) for point in points}) >= 6
+        if law and len(law.terms) > 1 and enough and distinct["n"] >= 3 and distinct["d"] >= 2:
+            made.append(_model(alike, points, law))
+    return tuple(made)
 
 
-def _model(cells: ModelCells) -> ModelFit:
-    found = fit(cells)
-    kept = np.flatnonzero(found.coefficients > 0).tolist()
-    names = tuple(cells.terms[i].name for i in kept)
-    at, n = cells.at_largest, np.unique(cells.sizes["n"])
-    window = cells.cases[at].mask.before
-    # Every n, with all else as at the largest.
-    along = {name: np.full_like(n, values[at]) for name, values in cells.sizes.items()}
-    along |= {"n": n, "w": n if window is None else np.minimum(n, window + 1.0)}
-    rows = design(cells.terms, along)
-    parts, _ = shares(found, rows)
-    values, draws = shares(found, cells.design[at : at + 1])
-    at_largest = {
-        term.name: _estimate(float(values[0, i]), draws[0, i]) for i, term in enumerate(cells.terms)
-    }
-    crossing, theory = _overtaking(cells, found)
+def _sizes(case: Case) -> Sizes:
+    """At n below the window w is n; d is the head dim in attention, else the model width."""
+    n, before = float(case.seq_len), case.mask.before
+    d = case.model_width if "widths" in TRAITS.get(case.workload).axes else case.head_dim
+    w = n if before is None else min(n, before + 1.0)
+    return {"n": n, "d": float(d), "w": w, "heads": float(case.heads), "batch": float(case.batch)}
+
+
+def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
+    case, times = alike[0].record.cell.case, Replicates([cell.times_us for cell in alike])
+    middle, *ends = times.intervals()
+    *factors, low, high = beyond((middle, *ends), [cell.allowed_us for cell in alike])
+    off = np.log(np.minimum(factors, 1e6))  # a time may be nothing
+    terms = Term(), *(term for term in law.terms if term != Term())
+    names, rows = [OVERHEAD, *map(str, terms[1:])], _design(terms, points, case)
+    fitted = _least_squares(rows, middle)
+    many, n = _shares(rows, _draws(rows, times, off)), np.array([point["n"] for point in points])
+    held = n == n.max()
+    missed = rows[held] @ _least_squares(rows[~held], middle[~held]) / middle[held] - 1
+    # Shares are reported at the largest n, where most n were measured with all else the same.
+    series = [(point["batch"], point["heads"], point["d"]) for point in points]
+    at = max(np.flatnonzero(held).tolist(), key=lambda i: (series.count(series[i]), series[i]))
+    along = [points[at] | {"n": n, "w": w} for n, w in sorted({(p["n"], p["w"]) for p in points})]
+    parts = _shares(_design(terms, along, case), fitted[None])[:, 0]
+    least, most = _ends(many[at])
+    shares = parts[-1], np.minimum(least, parts[-1]), np.maximum(most, parts[-1])
+    words = [case.workload, case.pass_, case.dtype, *kind_words(case)]
+    words += [f"H/G={case.heads / case.kv_heads:g}"] * (case.kv_heads != case.heads)
+    words += [f"V/D={case.value_dim / case.head_dim:g}"] * (case.value_dim != case.head_dim)
     model = ModelFit(
-        impl=cells.impl,
-        workload=cells.cases[0].workload,
-        same=cells.same,
-        terms=names,
-        points=cells.points,
-        time_us=tuple(estimates(cells.times_us, *cells.interval_us)),
-        predicted_us=predicted(found, cells.design),
+        impl=alike[0].record.cell.impl,
+        workload=case.workload,
+        same=" ".join(words),
+        points=tuple(points),
+        time_us=tuple(estimates(middle, low, high)),
+        predicted_us=tuple((rows @ fitted).tolist()),
         at_largest=at,
-        shares=at_largest,
-        along_n=tuple(n.tolist()),
-        shares_along=tuple(dict(zip(names, row[kept].tolist(), strict=True)) for row in parts),
-        along_predicted_us=predicted(found, rows),
-        held_out=found.held_out,
-        overtakes_n=crossing,
-        overtakes_theory=theory,
-        cells=tuple(Cell(case=case, impl=cells.impl) for case in cells.cases),
+        shares=dict(zip(names, estimates(*shares), strict=True)),
+        along_n=tuple(point["n"] for point in along),
+        shares_along=tuple(dict(zip(names, row, strict=True)) for row in parts.tolist()),
+        held_out=float(np.sqrt((missed**2).mean())),
+        cells=tuple(cell.record.cell for cell in alike),
     )
-    finding = _judge(cells, found, model)
-    if finding is None or finding.verdict != "inconclusive":
-        return replace(model, finding=finding)
-    missing = tuple(_missing(cells))
-    lacks = lacking((_place(cells, one.index), one) for one in missing)
-    finding = replace(finding, reason="; ".join(filter(None, (finding.reason, lacks))))
-    return replace(model, finding=finding, missing=missing)
+    found = [*_obstacles(law, model.held_out, rows / middle[:, None])]
+    found = found or [*_presences(law, points, many)]
+    return _with_finding(model, law, found, known=off.sum(axis=0) / 2)
 
 
-def _missing(cells: ModelCells) -> Iterator[Missing]:
-    """The cells that may be off by more than what their replicates show, where that is much."""
-    known = np.log(cells.beyond).sum(axis=0) / 2
-    for index in np.flatnonzero(known > KNOWN_WELL).tolist():
-        yield Missing(index=index, known=float(known[index]), needed=KNOWN_WELL)
+def _design(terms: Sequence[Term], points: Sequence[Sizes], case: Case) -> Floats:
+    """Each term at each point, m × p: of each batch item, and each head where d is not of all."""
+    wide = "widths" in TRAITS.get(case.workload).axes
+
+    def value(term: Term, point: Sizes) -> float:
+        heads = 1.0 if wide and term.degree("d") else point["heads"]
+        return point["batch"] * heads * term.value(point) if term != Term() else 1.0
+
+    return np.array([[value(term, point) for term in terms] for point in points])
 
 
-def _estimate(value: float, draws: Floats) -> Uncertain:
-    """A figure with the 95 % interval of its draws; an end that is not finite is not known."""
-    low, high = np.quantile(draws, _ENDS, method="nearest")
-    ends = [min(low, value), max(high, value)]
-    known = [float(end) if np.isfinite(end) else None for end in ends]
-    return Uncertain(value=value, low=known[0], high=known[1])
+def _least_squares(rows: Floats, times_us: Floats) -> Floats:
+    """Non-negative, on the relative error: p coefficients."""
+    relative = rows / times_us[:, None]
+    scale = relative.max(axis=0)
+    return np.asarray(nnls(relative / scale, np.ones(len(rows)), maxiter=NNLS_STEPS)[0] / scale)
 
 
-def shares(fit: FittedModel, rows: Floats) -> tuple[Floats, Floats]:
-    """Each term's part of the modelled time at each row: m × p, and m × p × draws."""
-    parts = rows * fit.coefficients
-    many = rows[:, :, None] * fit.draws[None, :, :]
-    return parts / parts.sum(axis=1, keepdims=True), many / many.sum(axis=1, keepdims=True)
+def _draws(rows: Floats, times: Replicates, off: Floats) -> Floats:
+    """Coefficients, draws × p, of cells drawn again with times that may be off by `off`, 2 × m."""
+    count = times.size
+    rng = np.random.default_rng(count)  # the same each time: models differ by their times alone
+    shift = rng.random((count, DRAWS)) * off.sum(axis=0)[:, None] - off[0][:, None]
+    drawn_us = (times.drawn_medians(DRAWS, count) * np.exp(shift)).T
+    draws = zip(rng.integers(count, size=(DRAWS, count)), drawn_us, strict=True)
+    return np.array([_least_squares(rows[chosen], us[chosen]) for chosen, us in draws])
 
 
-def predicted(fit: FittedModel, rows: Floats) -> tuple[Uncertain, ...]:
-    """The model's time with a band for one cell: of the fit, and of a cell about the model."""
-    values, covariance = rows @ fit.coefficients, np.cov(fit.draws, ddof=0)
-    own = np.sqrt(np.maximum(np.einsum("mp,pq,mq->m", rows, covariance, rows), 0.0)) / values
-    half = 1.96 * np.hypot(own, fit.spread)
-    return tuple(
-        Uncertain(value=value, low=value / factor, high=value * factor)
-        for value, factor in zip(values.tolist(), np.exp(half).tolist(), strict=True)
-    )
+def _shares(rows: Floats, coefficients: Floats) -> Floats:
+    """Each term's part of the modelled time: m × draws × p, of coefficients draws × p."""
+    parts = rows[:, None, :] * coefficients
+    return np.asarray(parts / parts.sum(axis=2, keepdims=True))
 
 
-def _overtaking(cells: ModelCells, fit: FittedModel) -> tuple[Uncertain | None, float | None]:
-    """Where a layer's quadratic terms overtake its projections: the n by the model, that by theory.
-
-    By the model: terms linear in n against those in n², at the width and the heads of the largest
-    cell. By theory: where the FLOPs of attention equal those of the projections, E·(1 + G/H)
-    forward, full; twice that for causal, × 0.8 for the backward pass, × 6/7 for both. None under
-    other masks and for other workloads. The two differ by the ratio of the FLOP rates of both.
-    """
-    at = cells.at_largest
-    case = cells.cases[at]
-    pairs_of_square = _PAIRS_OF_SQUARE.get(case.mask.text)
-    if not TERMS[case.workload].overtakes or pairs_of_square is None:
-        return None, None
-    # FLOPs of the projections a token, and of attention a token squared, in the case's pass.
-    projections = costs.layer_projection_flops(replace(case, seq_len=1, kv_len=1))
-    attention = case.layers * costs.core_flops(computed(case), 1) * pairs_of_square
-    row, n = cells.design[at], float(cells.sizes["n"][at])
-    powers = np.array([int(term.term.degree("n")) for term in cells.terms])
-
-    def times_us(coefficients: Floats) -> tuple[Any, Any]:
-        parts = coefficients.T * row
-        return parts[..., powers == 1].sum(axis=-1), parts[..., powers == 2].sum(axis=-1)
-
-    linear_us, square_us = map(float, times_us(fit.coefficients))
-    theory = projections / attention
-    if not linear_us or not square_us:
-        return None, theory
-    with np.errstate(divide="ignore", invalid="ignore"):
-        draws = np.divide(*times_us(fit.draws)) * n
-    crossing = _estimate(linear_us / square_us * n, np.nan_to_num(draws, nan=np.inf, posinf=np.inf))
-    return crossing, theory
+def _ends(draws: Floats) -> Floats:
+    """The ends of the 95 % intervals over the first axis: 2 × the others."""
+    return np.asarray(np.quantile(draws, (0.025, 0.975), axis=0, method="nearest"))
 
 
-# The verdict: the law's terms are there, and none of a higher order is.
-
-
-def _judge(cells: ModelCells, fit: FittedModel, model: ModelFit) -> LawFinding | None:
-    """The verdict on the declared law; None where none is declared, or one of a single term.
-
-    Refuted where a term that theory makes visible certainly takes less than 2 % of the time
-    (a law written O(…) need not reach its terms), or where terms of a higher order than the law
-    certainly take more than 10 %. Inconclusive where the sizes cannot tell.
-    """
-    law = cells.law
-    if law is None or len(law.terms) < 2:
-        return None
-    decisions = list(_obstacles(cells, fit, law)) or list(_decisions(cells, fit, law))
-    verdicts: tuple[Verdict, ...] = ("refuted", "inconclusive", "holds")
-    verdict = min((verdict for verdict, _ in decisions), key=verdicts.index)
-    figures: dict[str, Figure] = {
-        "held_out": fit.held_out,
-        "spread": fit.spread,
-        "overtakes_n_theory": model.overtakes_theory,
-        **as_figures("overtakes_n", model.overtakes_n),
-    }
-    for name, share in model.shares.items():  # as share_H_n2
+def _with_finding(model: ModelFit, law: Law, found: list[Decision], known: Floats) -> ModelFit:
+    """The model with its finding; `known` is by how much each time may be off, as a logarithm."""
+    verdict = min((verdict for verdict, _ in found), key=_ORDER.index)
+    reasons = [reason for own, reason in found if own == verdict]
+    if verdict == "inconclusive":
+        badly = np.flatnonzero(known > KNOWN_WELL).tolist()
+        missing = [Missing(index=i, known=float(known[i]), needed=KNOWN_WELL) for i in badly]
+        model = replace(model, missing=tuple(missing))
+        reasons += filter(None, [lacking((_place(model.points[m.index]), m) for m in missing)])
+    figures: dict[str, Figure] = {"held_out": model.held_out}
+    for name, share in model.shares.items():  # as share_n2_d
         figures |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
-    return LawFinding(
-        subject=f"{cells.impl}, {cells.same}",
-        impl=cells.impl,
-        workload=model.workload,
-        quantity="time",
-        question="terms of time",
-        law=str(law),
-        verdict=verdict,
-        reason="; ".join(reason for found, reason in decisions if found == verdict),
-        figures={name: value for name, value in figures.items() if value is not None},
-    )
+    finding = LawFinding(
+        subject=f"{model.impl}, {model.same}", impl=model.impl, workload=model.workload,
+        quantity="time", question="terms of time", law=str(law), verdict=verdict,
+        reason="; ".join(reasons), figures=figures,
+    )  # fmt: skip
+    return replace(model, finding=finding)
 
 
-def _obstacles(cells: ModelCells, fit: FittedModel, law: Law) -> Iterator[Decision]:
-    n = cells.sizes["n"]
-    sizes = len(np.unique(n))
-    if sizes < FEWEST_N:
-        few = "sizes of n are too few to predict one from the others"
-        yield "inconclusive", f"{sizes} {few} ({FEWEST_N})"
-    if fit.held_out is not None and fit.held_out > MISSED:
-        missed = f"the model misses it by {units.percent(fit.held_out)}"
-        yield "inconclusive", f"fitted without n = {int(n.max())}, {missed}"
-    if fit.spread > SCATTERED:
-        yield "inconclusive", f"cells lie {units.percent(fit.spread)} from the model"
+def _obstacles(law: Law, held_out: float, relative: Floats) -> Iterator[Decision]:
+    values = np.linalg.svd(relative / np.linalg.norm(relative, axis=0), compute_uv=False)
+    if values[-1] < TOLD_APART * values[0]:
+        yield "inconclusive", "the sizes measured cannot tell the terms apart"
+    if held_out > MISSED:
+        yield (
+            "inconclusive",
+            f"fitted without the largest n, the model is {units.percent(held_out)} off",
+        )
     if law.has_logs:
         yield "inconclusive", "a logarithm is no term of the model"
-    owners = carriers(law, cells.terms).values()
-    for first, second in fit.collinear:
-        if not any(first in group and second in group for group in owners):
-            names = f"{cells.terms[first].name} and {cells.terms[second].name}"
-            yield "inconclusive", f"the sizes measured cannot tell {names} apart"
 
 
-def _decisions(cells: ModelCells, fit: FittedModel, law: Law) -> Iterator[Decision]:
-    _, many = shares(fit, cells.design)
-    expected = expected_shares(law, cells.sizes)
-    overhead = [term.name for term in cells.terms].index(OVERHEAD)
-    small = np.median(many[:, overhead], axis=1) <= _MOST_OVERHEAD
-    for term, owned in carriers(law, cells.terms).items():
-        if term.powers:  # the overhead of a call is always there
-            visible = (expected[term] >= VISIBLE) & small
-            yield presence(cells, law, term, many[:, owned].sum(axis=1), expected[term], visible)
-    yield _surplus(cells, law, many)
+def _presences(law: Law, points: list[Sizes], shares: Floats) -> Iterator[Decision]:
+    terms = [term for term in law.terms if term != Term()]
+    by_law = np.array([[term.value(point) for term in terms] for point in points])
+    by_law /= by_law.sum(axis=1, keepdims=True)
+    small = np.median(shares[:, :, 0], axis=1) <= _MOST_OVERHEAD
+    for index, term in enumerate(terms):
+        where = np.flatnonzero((by_law[:, index] >= VISIBLE) & small).tolist()
+        seen = [points[i] for i in where]
+        yield presence(law, term, seen, by_law[where, index], shares[where, :, index + 1])
 
 
-def presence(
-    cells: ModelCells, law: Law, term: Term, draws: Floats, expected: Floats, visible: Bools
-) -> Decision:
-    """Is a term of the law there? `draws` is its share, m × draws, `visible` where it must show."""
-    if not visible.any():
+def presence(law: Law, term: Term, points: list[Sizes], by_law: Floats, draws: Floats) -> Decision:
+    """Whether a term is there, by its share in the model (m × draws) where it must show.
+
+    `by_law` is what it has (m) where all coefficients are the same. It holds if it certainly takes
+    half of that somewhere; if it certainly takes nothing, an exact law is refuted.
+    """
+    if not points:
         return "inconclusive", f"at no size measured would {term} show beside the rest"
-    places = np.flatnonzero(visible)
-    low, high = np.quantile(draws[places], _ENDS, axis=1)
-    clearest = int(low.argmax()) if low.max() > 0 else int(high.argmax())
-    at = int(places[clearest])
-    part = _part(low[clearest], high[clearest])
-    found = f"{term} takes {part} of the time at {_place(cells, at)}"
-    if high.max() >= ABSENT:
-        if low[clearest] > 0:
-            return "holds", found
-        return "inconclusive", f"{found}: it may not be there"
-    if law.bound:
-        return "holds", f"{term} does not show, which O(…) allows"
-    return "refuted", f"{found}, where the law makes it {units.percent(float(expected[at]))}"
+    low, high = _ends(draws.T)
+    at = int(low.argmax()) if low.max() > 0 else int(high.argmax())
+    part = f"{units.percent(float(low[at]))} to {units.percent(float(high[at]))}"
+    found = f"{term} takes {part} of the time at {_place(points[at])}"
+    if high.max() < ABSENT:
+        if law.bound:
+            return "holds", f"{term} does not show, which O(…) allows"
+        return "refuted", f"{found}, where the law makes it {units.percent(float(by_law[at]))}"
+    there = bool((low >= PRESENT * by_law).any())
+    return ("holds", found) if there else ("inconclusive", f"{found}: it may not be there")
 
 
-def _surplus(cells: ModelCells, law: Law, many: Floats) -> Decision:
-    """Do terms of a higher order than the law take time? `many` are shares, m × p × draws."""
-    extra = surplus(law, cells.terms)
-    if not extra:
-        return "holds", "no term of a higher order is among those tried"
-    low, high = np.quantile(many[:, extra].sum(axis=1), _ENDS, axis=1)
-    at = int(low.argmax()) if low.max() > SURPLUS else int(high.argmax())
-    if high[at] <= SURPLUS:
-        return "holds", f"terms above the law take {units.percent(float(high[at]))} at most"
-    largest = cells.terms[extra[int(many[at, extra].mean(axis=1).argmax())]].name
-    part = f"take {_part(low[at], high[at])} of the time at {_place(cells, at)}"
-    verdict: Verdict = "refuted" if low[at] > SURPLUS else "inconclusive"
-    return verdict, f"terms above the law ({largest}) {part}"
-
-
-def _part(low: float, high: float) -> str:
-    return f"{units.percent(float(low))} to {units.percent(float(high))}"
-
-
-def _place(cells: ModelCells, index: int) -> str:
-    point = cells.points[index]
+def _place(point: Mapping[str, float]) -> str:
     return f"n = {point['n']:g}, d = {point['d']:g}"

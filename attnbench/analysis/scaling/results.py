@@ -201,31 +201,25 @@ class ExactFit:
 class ModelFit:
     """time = Σ coefficient · term over sizes that vary together, coefficients not negative.
 
-    `points` are the cells (`n`, `d`, `heads`, `batch`, each a number), `time_us` what was measured
-    there, `predicted_us` what the model says, with its band. `shares` is each term's part of the
+    `points` are the cells (`n`, `d`, `heads`, `batch` and so on, each a number), `time_us` what was
+    measured there, `predicted_us` what the model says. `shares` is each term's part of the
     predicted time at the point `at_largest`, of the largest n, `shares_along` the parts at every
-    size along n with all else as there. `held_out` is the relative error at the largest n of the
-    model that was fitted without it. `overtakes_n` is, for a layer, where the quadratic terms
-    overtake the projections, `overtakes_theory` where their FLOPs say so. `shares` has every term
-    that was tried, 0 where it was left out. `cells` are those of the points, and `missing` as of an
-    exponent.
+    size along n with all else as there. `held_out` is the relative error (root mean square) at the
+    largest n of the model that was fitted without it. `cells` are those of the points, and
+    `missing` as of an exponent.
     """
 
     impl: str
     workload: str
     same: str
-    terms: tuple[str, ...]
     points: tuple[Mapping[str, float], ...]
     time_us: tuple[Uncertain, ...]
-    predicted_us: tuple[Uncertain, ...]
+    predicted_us: tuple[float, ...]
     at_largest: int
     shares: Mapping[str, Uncertain]
     along_n: tuple[float, ...]
     shares_along: tuple[Mapping[str, float], ...]
-    along_predicted_us: tuple[Uncertain, ...]
-    held_out: float | None
-    overtakes_n: Uncertain | None
-    overtakes_theory: float | None
+    held_out: float
     cells: tuple[Cell, ...]
     finding: LawFinding | None = None
     missing: tuple[Missing, ...] = ()
