@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from attnbench.analysis.claims.judging import agrees, exit_code, finding, judged, read
-from attnbench.analysis.claims.quantities import Cells
-from attnbench.analysis.claims.statement import Formula, Relation, Unmeasured
+from attnbench.analysis.claims.judging import Cells, agrees, exit_code, finding, judged
+from attnbench.analysis.claims.statement import Formula, Relation, read
 from attnbench.errors import UnknownNameError, UsageError
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case
@@ -25,7 +24,6 @@ from tests.conftest import Cli, Refused
 
 ROOT = Path(__file__).parent.parent
 NOTES = read()
-OF_RUN = [name for name, claim in NOTES.items() if not isinstance(claim.quantity, Unmeasured)]
 VERIFIED = load_run(ROOT / "results" / "verify-cpu")
 
 
@@ -93,7 +91,7 @@ def stated(tmp_path: Path, body: str) -> Any:
 
 def test_the_committed_run_answers_the_notes_as_it_always_did():
     found = judged(NOTES, VERIFIED)
-    verdicts = {claim.id: of.verdict for claim, of in found if claim.id in OF_RUN}
+    verdicts = {claim.id: of.verdict for claim, of in found}
     assert [name for name, its in verdicts.items() if its == "refuted"] == [
         "scores-needed", "rerun-flops", "cache-concatenated", "rerun-time",
     ]  # fmt: skip
@@ -129,10 +127,10 @@ def test_a_run_that_says_otherwise_turns_the_verdict_round(name, cells, change, 
 
 @pytest.mark.parametrize("records", [[], synthetic.failed_records(), synthetic.bare_records()])
 def test_a_run_that_says_little_gives_no_verdict(records):
-    for claim, found in judged(NOTES, run_of(records), OF_RUN):
+    for claim, found in judged(NOTES, run_of(records)):
         assert found.verdict == "inconclusive", claim.id
     nan = map(slower(lambda c: math.nan), of("attention"))
-    assert {found.verdict for _, found in judged(NOTES, run_of(nan), OF_RUN)} == {"inconclusive"}
+    assert {found.verdict for _, found in judged(NOTES, run_of(nan))} == {"inconclusive"}
 
 
 # What a quantity is in a run.
@@ -235,6 +233,7 @@ relation = { is = ">", limit = 1 }
 """
 BAD: list[tuple[str, str, tuple[str, ...]]] = [
     ("says", "sais", ("claim good", "unknown field `sais`")),
+    ("relation =", "relations =", ("claim good", "unknown field `relations`")),
     ('"value"', '"valeu"', ("quantity.kind", "'valeu'; known: value, ratio, exponent")),
     ('column = "tflops"', 'colum = "tflops"', ("quantity", "unknown field `colum`")),
     ('"tflops"', '"tflop"', ("quantity.column", "unknown column of numbers", "'tflops'?")),

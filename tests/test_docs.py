@@ -95,7 +95,7 @@ def test_every_column_stands_in_the_docs_with_its_unit_and_meaning():
 
 
 def test_the_claims_in_the_docs_are_read(tmp_path):
-    from attnbench.analysis.claims.judging import read
+    from attnbench.analysis.claims.statement import read
 
     (example,) = [block for block in blocks("toml") if "[[claim]]" in block]
     file = tmp_path / "my.toml"

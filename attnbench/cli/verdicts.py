@@ -210,18 +210,19 @@ def claims(
       quantity.second = { impl = "sdpa" }
       relation = { is = ">=", limit = 1.5 }
 
-    `where` selects by columns of `attnbench export`. A quantity is a value, ratio, exponent,
-    crossover, share (of a model's term) or unmeasured; a relation one of ==, <, >, <=, >=, between,
-    about, with a tolerance. `right = "…"` marks what should be refuted, and says what is right;
-    `open = true` marks what may go either way. Every field: attnbench/analysis/claims/statement.py.
+    `where` selects by columns of `attnbench export`. A quantity is a value, ratio or exponent; a
+    relation one of ==, <, >, <=, >=, between, about, with a tolerance. `right = "…"` marks what
+    should be refuted, and says what is right; `open = true` marks what may go either way. Every
+    field: attnbench/analysis/claims/statement.py.
 
     Each claim holds, is refuted, or is inconclusive, with the reason. Exits 0 when every verdict
     that was reached is the expected one, 1 when one is not, 3 when none could be reached.
     """  # noqa: D301
     from msgspec import to_builtins
 
-    from attnbench.analysis.claims.judging import NOTES, agrees, judged, read
+    from attnbench.analysis.claims.judging import agrees, judged
     from attnbench.analysis.claims.judging import exit_code as code_of
+    from attnbench.analysis.claims.statement import NOTES, read
     from attnbench.execution.store import find_run, load_run
 
     stated = read(file or NOTES)

@@ -34,7 +34,7 @@ import click
 from click.testing import CliRunner
 
 from attnbench.analysis import table
-from attnbench.analysis.claims import judging
+from attnbench.analysis.claims import judging, statement
 from attnbench.analysis.compare import sources
 from attnbench.analysis.history import entries
 from attnbench.base import units
@@ -206,7 +206,7 @@ class Fuzzer:
             "history.jsonl": (4, partial(
                 self._bytes, history, lambda _: entries.read(self.history))),
             "claims": (4, partial(self._bytes, claims, lambda _: judging.judged(
-                judging.read(claims), self.run))),
+                statement.read(claims), self.run))),
             "tables of others": (3, self._others),
             "lists": (20, self._lists),
             "command lines": (3, self._commands),

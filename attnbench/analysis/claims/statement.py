@@ -5,13 +5,18 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from attnbench.analysis.axes import AXES
+from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.scaling.results import Axis
-from attnbench.base.registry import unknown
+from attnbench.base import files
+from attnbench.base.registry import Registry, unknown
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Verdict
@@ -74,21 +79,7 @@ class Exponent(Strict, frozen=True, tag_field="kind", tag="exponent"):
     axis: Axis = "n"
 
 
-class Share(Strict, frozen=True, tag_field="kind", tag="share"):
-    """The part of the time, 0 to 1, that each `term` of the model takes at the largest n."""
-
-    term: list[str]
-    workload: str
-    impl: str | None = None
-
-
-class Unmeasured(Strict, frozen=True, tag_field="kind", tag="unmeasured"):
-    """Nothing that a run holds; `why` says what it would take."""
-
-    why: str
-
-
-Quantity = Value | Ratio | Exponent | Share | Unmeasured
+Quantity = Value | Ratio | Exponent
 
 
 class Relation(Strict, frozen=True):
@@ -146,7 +137,7 @@ class Claim(Strict, frozen=True):
     `note` says what one suggests that is not so. With `cells = "every"` a single cell against it
     refutes it; with `alike`, cells that contradict each other decide nothing.
 
-    Raises ValueError if it is both open and wrong, or has a relation too few or too many.
+    Raises ValueError if it is both open and wrong.
     """
 
     id: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9.-]+$")]
@@ -154,7 +145,7 @@ class Claim(Strict, frozen=True):
     place: str
     says: str
     quantity: Quantity
-    relation: Relation | None = None
+    relation: Relation
     reading: str | None = None
     right: str | None = None
     open: bool = False
@@ -164,8 +155,6 @@ class Claim(Strict, frozen=True):
     def __post_init__(self) -> None:
         if self.open and self.right:
             raise ValueError("what is right instead is known of a wrong claim, not of an open one")
-        if isinstance(self.quantity, Unmeasured) != (self.relation is None):
-            raise ValueError("a relation = { is, limit } is needed, but for what is unmeasured")
 
     @property
     def expected(self) -> Verdict | None:
@@ -216,3 +205,86 @@ def _value(node: Any, case: Case) -> float:
     if isinstance(node, ast.Name):
         return float(getattr(case, SIZES[node.id]) or 1)  # T is None where nothing is generated
     return float(node.value)
+
+
+# Files of claims: TOML, read strictly; what is wrong in one is a line that names the field.
+
+NOTES = Path(__file__).parent / "notes.toml"
+
+
+def read(file: Path = NOTES) -> Registry[Claim]:
+    """Read a file of claims; the notes' without one.
+
+    Raises:
+        UsageError: a file that cannot be read, is not TOML, or says what makes no sense.
+    """
+    try:
+        rows = tomllib.loads(files.read(file).decode()).get("claim")
+    except OSError as err:
+        raise UsageError(f"cannot read {file} (--file): {err.strerror or err}") from err
+    except (ValueError, RecursionError) as err:  # of the encoding, or of the syntax
+        raise UsageError(f"{file} (--file) is not TOML in UTF-8: {err}") from err
+    if not isinstance(rows, list) or not rows:
+        raise UsageError(f"{file} holds no claims; write each as [[claim]]")
+    claims: Registry[Claim] = Registry("claim", "--only")
+    for number, row in enumerate(rows, start=1):
+        name = row.get("id") if isinstance(row, dict) else None
+        where = f"{file}: claim {name if isinstance(name, str) else f'number {number}'}"
+        claim = _claim(row, where)
+        if claim.id in claims:
+            raise UsageError(f"{where}, id: another claim has it already")
+        claims.add(claim.id, claim)
+    return claims
+
+
+def _claim(row: Any, where: str) -> Claim:
+    try:
+        claim = msgspec.convert(row, Claim)
+    except msgspec.ValidationError as err:
+        what, _, path = str(err).partition(" - at ")
+        field = path.strip("`").removeprefix("$").removeprefix(".")
+        valid = f"; known: {', '.join(_VALID[field])}" if field in _VALID else ""
+        raise UsageError(f"{where}{field and ', '}{field}: {what}{valid}") from err
+    for name, value in msgspec.structs.asdict(claim.quantity).items():
+        if name in _CHECKS and value is not None:
+            try:
+                _CHECKS[name](value)
+            except UsageError as err:
+                raise UsageError(f"{where}, quantity.{name}: {err}") from err
+    return claim
+
+
+def _known(names: Iterable[str], valid: list[str], kind: str) -> None:
+    for name in names:
+        if name not in valid:
+            raise unknown(kind, name, valid)
+
+
+def _selection(selection: Where) -> None:
+    """Columns that there are, and of each a value that it can have."""
+    for name, selector in selection.items():
+        text = COLUMNS.get(name).kind == "text"
+        values = selector if isinstance(selector, list) else [selector]
+        if any(isinstance(v, str) != text or (text and isinstance(v, Range)) for v in values):
+            needs = "text" if text else "numbers, { min, max }, or of an axis largest or smallest"
+            if text or name not in AXES or selector not in EXTREMES:
+                raise UsageError(f"column {name} takes {needs}, not {selector!r}")
+
+
+# The values of the fields that take one of a few; the decoder's message has only the wrong one.
+_VALID: dict[str, tuple[str, ...]] = {
+    "relation.is": get_args(Comparison),
+    "quantity.axis": get_args(Axis),
+    "quantity.column": get_args(Grown),
+    "quantity.kind": tuple(str(kind.__struct_config__.tag) for kind in get_args(Quantity)),
+}
+_NUMBERS = [name for name, column in COLUMNS.items() if column.kind != "text"]
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "column": lambda name: _known([name], _NUMBERS, "column of numbers"),
+    "where": _selection,
+    "first": _selection,
+    "second": _selection,
+    "free": lambda names: _known(names, ["impl", *AXES], "axis"),
+    "per": Formula,
+    "same": Formula,
+}
