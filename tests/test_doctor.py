@@ -35,8 +35,6 @@ FIT: Diagnosis = {
         "clock": {
             "claimed_us": 0.001, "seen_us": 0.001, "block_us": 0.2, "call_us": 0.03, "negative": 0,
         },
-        "spin": {"known_us": 2000.0, "read_us": 2001.0, "error": 0.0005},
-        "matmul": {"width": 1024, "tflops": 0.3},
         "cold": {"cold_us": 30.0, "warm_us": 6.0, "ratio": 5.0, "low": 4.8, "high": 5.2},
         "planted": {
             "slowed": {"ratio": 1.0499, "low": 1.048, "high": 1.051, "rounds": 500},
@@ -67,7 +65,7 @@ GPU: dict[str, Any] = {
 
 
 def changed(**changes: Any) -> Diagnosis:
-    """The diagnosis of a fit machine, but for some values: `{"spin.error": 0.02}`."""
+    """The diagnosis of a fit machine, but for some values: `{"facts.load_1m": 9.0}`."""
     diagnosis = copy.deepcopy(FIT)
     for path, value in changes.items():
         *rooms, last = path.split(".")
@@ -89,8 +87,6 @@ def examined(diagnosis: Diagnosis) -> doctor.Examination:
 
 UNFIT: dict[str, dict[str, Any]] = {
     "clock resolution": {"tests.clock.seen_us": 1.5},
-    "spin of known length": {"tests.spin.error": -0.011},
-    "matmul under the peak": {"tests.matmul.tflops": 0.77},  # 4 × 64 × 3 GHz = 0.768
     "cold told from warm": {"tests.cold.low": 1.04},
     "slowdown of 5 % seen": {"tests.planted.slowed.low": 0.999},
     "identical work alike": {"tests.planted.twin.low": 1.011, "tests.planted.twin.high": 1.02},
@@ -110,8 +106,6 @@ def test_each_self_test_that_fails_makes_the_machine_unfit(name):
 NO_RATIO = dict.fromkeys(("ratio", "low", "high"))
 UNFIT_TOO: tuple[tuple[str | None, dict[str, Any]], ...] = (  # None: what just meets its limit
     (None, {"tests.clock.seen_us": 1.0}),
-    (None, {"tests.spin.error": 0.01}),
-    (None, {"tests.matmul.tflops": 0.768}),
     (None, {"tests.cold.low": 1.06}),
     (None, {"tests.planted.slowed.low": 1.001, "tests.planted.slowed.high": 1.031}),
     (None, {"tests.planted.twin.low": 1.009, "tests.planted.twin.high": 1.02}),
@@ -119,7 +113,6 @@ UNFIT_TOO: tuple[tuple[str | None, dict[str, Any]], ...] = (  # None: what just 
     (None, {"gpu": GPU}),
     ("clock resolution", {"tests.clock.seen_us": None}),
     ("clock resolution", {"tests.clock.negative": 2}),
-    ("matmul under the peak", {"tests.matmul.tflops": None}),
     ("cold told from warm", {f"tests.cold.{name}": None for name in NO_RATIO}),
     ("slowdown of 5 % seen", {"tests.planted.slowed": NO_RATIO | {"rounds": 3}}),
     ("slowdown of 5 % seen", {"tests.planted.slowed.low": 0.93, "tests.planted.slowed.high": 0.97}),
@@ -200,26 +193,6 @@ def test_what_is_amiss_warns_with_fact_number_and_remedy_and_never_fails(name):
     assert (examination.exit_code, examination.verdict) == (0, "fit to measure (1 warning)")
 
 
-BOUNDS: dict[str, tuple[dict[str, Any], float | None]] = {
-    "cores at the highest frequency": ({}, 4 * 64 * 3.0e-3),
-    "no more cores than there are": ({"threads": 99}, 8 * 64 * 3.0e-3),
-    "5 GHz where it is not known": ({"max_mhz": None}, 4 * 64 * 5.0e-3),
-    "what it runs at, if that is more": ({"mhz": 3500.0}, 4 * 64 * 3.5e-3),
-    "none where a matrix unit may be": ({"system": "Darwin", "architecture": "arm64"}, None),
-    "the datasheet": ({"device": "cuda", "device_name": "NVIDIA H200"}, 67.0),
-    "none for an unknown GPU": ({"device": "cuda", "device_name": "GPU 3000"}, None),
-}
-
-
-@pytest.mark.parametrize("name", BOUNDS)
-def test_the_bound_of_a_matmul_is(name):
-    facts, bound = BOUNDS[name]
-    facts = FIT["facts"] | facts
-    assert doctor.matmul_bound(facts)[0] == (bound and pytest.approx(bound))
-    diagnosis = changed(facts=facts, gpu=GPU, **{"tests.matmul.tflops": 1e9})
-    assert found(diagnosis).get("matmul under the peak") == (bound and "fail")
-
-
 @pytest.fixture
 def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Diagnosis], None]:
     """No worker is started: the runner has this diagnosis."""
@@ -278,13 +251,13 @@ def test_json_is_one_object_with_facts_tests_findings_and_the_verdict(cli: Cli, 
 
 
 def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypatch):
-    tests = [messages.Testing("clock"), messages.Testing("spin")]
+    tests = [messages.Testing("clock"), messages.Testing("cold")]
     events = iter([*tests, messages.Facts(FIT), messages.Done()])
     worker = Mock(event=lambda timeout_s: next(events))
     runner = LocalRunner(Settings(device="cpu"))
     monkeypatch.setattr(runner, "worker", lambda: worker)
     told: list[str] = []
     assert runner.diagnose(told.append) == FIT
-    assert told == ["clock", "spin"]
+    assert told == ["clock", "cold"]
     worker.send.assert_called_once_with(messages.Diagnose("cpu"))
     assert next(events, None) is None

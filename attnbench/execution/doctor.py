@@ -11,26 +11,17 @@ from attnbench.errors import ExitCode
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.machine import host
-from attnbench.machine.limits import peak_tflops
 from attnbench.machine.symptoms import Finding, Level, symptoms
 
 # A batch of 1 ms, the shortest that is timed, is then some 1000 ticks. Before Hopper events tick in
 # 1.024 µs.
 RESOLUTION_US = {"cpu": 1.0, "cuda": 1.1}
 CALL_US = 1.0
-SPIN_ERROR = 0.01
 COLD_RATIO = 1.05
 HIDDEN_SHARE = 0.9  # of the time to issue a call
 SEEN = (1.03, 1.07)  # what the interval of a slowdown of 1.05 must touch
 ALIKE = (0.99, 1.01)  # what the interval of identical work must touch
 NOISE_WARNING, NOISE_FAIL = 0.05, 0.20
-
-# Float32 FLOPs per cycle and core: two 512-bit units for multiply-add, 16 numbers each, as in the
-# widest x86 (AVX-512) and Arm (SVE of the A64FX) cores; none has more, matrix units aside, which
-# do not take full float32. Apple's do, so that macOS on Arm has no bound here.
-FLOPS_PER_CYCLE = 64
-_BOUNDED = {("Linux", "x86_64"), ("Linux", "aarch64"), ("Windows", "AMD64"), ("Darwin", "x86_64")}
-_FASTEST_MHZ = 5000.0  # where the highest frequency cannot be read
 
 _AGAIN = "close what else runs, then again: attnbench doctor"
 _NO_CLOCK = "no time from here is worth anything: use another machine, or report this"
@@ -130,42 +121,6 @@ def _clock(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     )
 
 
-def _spin(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
-    yield _test(
-        "spin of known length",
-        abs(seen["error"]) <= SPIN_ERROR,
-        f"{units.time(seen['known_us'])} read {seen['error']:+.2%} off".replace("%", " %"),
-        f"± {units.percent(SPIN_ERROR)}",
-        _NO_CLOCK,
-    )
-
-
-def _matmul(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
-    rate, (bound, source) = seen["tflops"], matmul_bound(facts)
-    possible = rate is not None and (bound is None or rate <= bound)
-    fact = f"{units.flop_rate(rate)} at n = {seen['width']}"
-    limit = f"≤ {units.flop_rate(bound)}, {source}" if bound else source
-    remedy = "the time is too short to be true, or the work was not done: report this"
-    yield _test("matmul under the peak", possible, fact, limit, remedy)
-
-
-def matmul_bound(facts: dict[str, Any]) -> tuple[float | None, str]:
-    """TFLOP/s that no float32 matmul can exceed here, and where that comes from; None if unknown.
-
-    On a known GPU its datasheet peak; on CPU cores × `FLOPS_PER_CYCLE` × the highest frequency.
-    """
-    if facts["device"] == "cuda":
-        return peak_tflops(facts, "float32"), "datasheet"
-    if (facts["system"], facts["architecture"]) not in _BOUNDED:
-        return None, "no bound known for this processor"
-    threads = facts["threads"]
-    cores = min(threads, len(facts["affinity"] or []) or facts["cpus"] or threads)
-    readable = max(facts["max_mhz"] or 0.0, facts["mhz"] or 0.0)
-    mhz = readable if facts["max_mhz"] else max(readable, _FASTEST_MHZ)
-    source = f"{cores} × {FLOPS_PER_CYCLE} FLOP/cycle × {mhz / 1000:.3g} GHz"
-    return cores * FLOPS_PER_CYCLE * mhz / 1e6, source
-
-
 def _cold(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     yield _test(
         "cold told from warm",
@@ -227,8 +182,6 @@ def _launch(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
 
 _RULES: dict[str, Callable[[dict[str, Any], dict[str, Any]], Iterator[Finding]]] = {
     "clock": _clock,
-    "spin": _spin,
-    "matmul": _matmul,
     "cold": _cold,
     "planted": _planted,
     "noise": _noise,

@@ -1,7 +1,6 @@
 """Self-tests of the measuring side: each times something whose answer is known beforehand.
 
-They return plain numbers; `attnbench.execution.doctor` judges them. Times are microseconds. `now`
-is a clock in nanoseconds, another one than that which is tested.
+They return plain numbers; `attnbench.execution.doctor` judges them. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
-from attnbench.base.stats import median, median_interval, robust_least
+from attnbench.base.stats import median, median_interval
 from attnbench.measure.clock import Clock
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import WARM_SHARE, StoppingRule, Target, achieved
@@ -26,13 +23,6 @@ PLANTED = 1.05  # units of work of the slowed loop, per unit of the others
 _UNITS = 20
 _CONFIDENCE = 0.99  # of the ratios: one false alarm in a hundred runs at most
 _TICK_US = 1e-4  # readings closer than this differ by rounding: no clock here is as fine
-
-
-def raw_ns() -> int:
-    """Nanoseconds of a clock that the timing engine does not use and no time service adjusts."""
-    if hasattr(time, "CLOCK_MONOTONIC_RAW"):
-        return time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
-    return time.monotonic_ns()
 
 
 def resolution(clock: Clock, *, batches: int = 1000, delays: Sequence[Call] = ()) -> Numbers:
@@ -60,56 +50,6 @@ def resolution(clock: Clock, *, batches: int = 1000, delays: Sequence[Call] = ()
     }
 
 
-class Spin:
-    """Keeps a core busy for `duration_us` by the clock `now`; `lasted_us` is how long it was."""
-
-    def __init__(self, duration_us: float, now: Callable[[], int] = raw_ns) -> None:
-        self._duration_ns, self._now = int(duration_us * 1000), now
-        self.lasted_us = 0.0
-
-    def __call__(self) -> None:
-        """Spin once."""
-        begin = reached = self._now()
-        while 0 <= reached - begin < self._duration_ns:  # a clock that steps back ends it
-            reached = self._now()
-        self.lasted_us = (reached - begin) / 1000
-
-
-def spin_reading(
-    clock: Clock,
-    spin: Call,
-    *,
-    lasted_us: Callable[[], float] | None = None,
-    tries: int = 15,
-    now: Callable[[], int] = raw_ns,
-) -> Numbers:
-    """Read a spin whose duration another clock knows; `error` is the median of read/known − 1.
-
-    `lasted_us` tells how long the last spin was; without it, as on a device, the known duration
-    is that of the whole batch as `now` sees it. The median, as a neighbour may take the core
-    between two clocks' readings.
-    """
-    clock.batch(spin, 1)
-    known, read = [], []
-    for _ in range(tries):
-        begin = now()
-        read.append(clock.batch(spin, 1).time_us)
-        around_us = (now() - begin) / 1000
-        known.append(lasted_us() if lasted_us else around_us)
-    errors = [r / k - 1 for r, k in zip(read, known, strict=True)]
-    return {"known_us": median(known), "read_us": median(read), "error": median(errors)}
-
-
-def matmul_rate(clock: Clock, a: torch.Tensor, batches: int = 6) -> Numbers:
-    """The rate of `a @ a` in TFLOP/s, by the low end of its times: 2·n³ FLOPs for width n.
-
-    A clock that reads 0 gives an infinite rate, as None.
-    """
-    width = a.shape[0]
-    best_us = robust_least(clock.batch(lambda: a @ a, 1).time_us for _ in range(batches))
-    return {"width": width, "tflops": 2 * width**3 / best_us / 1e6 if best_us > 0 else None}
-
-
 def cold_and_warm(
     cold: Clock, warm: Clock, read: Call, *, most: int = 40, budget_s: float = 2.0
 ) -> Numbers:
@@ -121,8 +61,8 @@ def cold_and_warm(
     read()
     colds: list[float] = []
     warms: list[float] = []
-    begin = raw_ns()
-    while len(colds) < most and (raw_ns() - begin < budget_s * 1e9 or len(colds) < 7):
+    end = time.perf_counter() + budget_s
+    while len(colds) < most and (time.perf_counter() < end or len(colds) < 7):
         colds.append(cold.batch(read, 1).time_us)
         warm.batch(read, 1)  # brings back what the flush has evicted
         warms.append(warm.batch(read, 1).time_us)

@@ -24,17 +24,15 @@ _SLOWDOWN = StoppingRule(
 
 
 class Sizes(NamedTuple):
-    """How much work the self-tests do on a device: a spin in µs, batches, widths of squares."""
+    """How much work the self-tests do on a device: batches, the width of a square matrix."""
 
-    spin_us: float
     batches: int
-    matmul_width: int
     noise_width: int
 
 
 SIZES = {
-    "cpu": Sizes(2000.0, 1000, 1024, 256),
-    "cuda": Sizes(100_000.0, 300, 4096, 2048),
+    "cpu": Sizes(1000, 256),
+    "cuda": Sizes(300, 2048),
 }
 
 
@@ -79,11 +77,8 @@ def _tests(device: str) -> dict[str, Callable[[], Any]]:
     # Tests build their clocks themselves: one that cannot be built costs its own test alone.
     warm, cold = partial(clock_for, device, l2="warm"), partial(clock_for, device, l2="cold")
 
-    def square(width: int) -> torch.Tensor:
-        return torch.randn(width, width, device=device)
-
     def product(width: int) -> Callable[[], Any]:
-        a = square(width)
+        a = torch.randn(width, width, device=device)
         return partial(torch.mm, a, a, out=torch.empty_like(a))
 
     def read() -> Callable[[], Any]:
@@ -116,8 +111,6 @@ def _tests(device: str) -> dict[str, Callable[[], Any]]:
     delays = [partial(torch.cuda._sleep, 97 * i) for i in range(128)] if device == "cuda" else []
     tests: dict[str, Callable[[], Any]] = {
         "clock": lambda: selfcheck.resolution(warm(), batches=sizes.batches, delays=delays),
-        "spin": lambda: _spin(device, sizes.spin_us),
-        "matmul": lambda: selfcheck.matmul_rate(warm(), square(sizes.matmul_width)),
         "cold": lambda: selfcheck.cold_and_warm(cold(), warm(), read()),
         "planted": lambda: selfcheck.slowdown(warm(), unit(), _SLOWDOWN),
         "noise": lambda: selfcheck.noise(clock_for(device), product(sizes.noise_width)),
@@ -138,12 +131,3 @@ def walk(device: str = "cuda") -> Callable[[], Any]:
     """
     rows = torch.randn(1024, 128, device=device)  # 512 KiB, which any L2 of now holds
     return partial(torch.cumsum, rows, 0, out=torch.empty_like(rows))
-
-
-def _spin(device: str, duration_us: float) -> selfcheck.Numbers:
-    clock = clock_for(device, l2="warm")
-    if device == "cuda":
-        # 1500 cycles are about a microsecond; how long they took is for another clock to see.
-        return selfcheck.spin_reading(clock, partial(torch.cuda._sleep, int(1500 * duration_us)))
-    spin = selfcheck.Spin(duration_us)
-    return selfcheck.spin_reading(clock, spin, lasted_us=lambda: spin.lasted_us)
