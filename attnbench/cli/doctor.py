@@ -33,10 +33,10 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
     """Examine the machine and test the measuring itself.
 
     The clock must resolve a microsecond, cold reads must differ from warm ones, and an injected
-    slowdown of 5 % must be seen between interleaved loops. Then the noise of this machine, and what to do about
-    it. On a GPU also what it is, and what works on it or why not: the kernels of SDPA by dtype,
-    FlexAttention, Triton, CUDA graphs, NVML. Takes about 20 s on a CPU, on a GPU longer. Exits 0
-    where the machine is fit to measure and 4 where not; a warning changes nothing.
+    slowdown of 5 % must be seen between interleaved loops. Then the noise of this machine, and what
+    to do about it. On a GPU also what it is, and what works on it or why not: the kernels of SDPA
+    by dtype, FlexAttention, Triton, CUDA graphs, NVML. Takes about 20 s on a CPU, on a GPU longer.
+    Exits 0 where the machine is fit to measure and 4 where not; a warning changes nothing.
     """
     from attnbench.execution.doctor import examine
 

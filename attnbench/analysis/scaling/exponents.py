@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,7 +29,7 @@ from attnbench.analysis.scaling.results import (
     lacking,
     plain_size,
 )
-from attnbench.analysis.scaling.slopes import Floats, Replicates, estimates
+from attnbench.analysis.scaling.slopes import Floats, estimates
 from attnbench.analysis.times import are_times
 from attnbench.base import units
 from attnbench.base.stats import median
@@ -46,7 +45,6 @@ DRAWS = 1000
 # kernels' starts) still weighs on the smallest size: the interval takes in both.
 TIMES_OVERHEAD, TIMES_LEAST, OVERHEAD_PER_LEAST = 3.0, 20.0, 8.0
 _UNBOUNDED = 50.0  # as the logarithm of a factor by which a time may be off
-_CELLS_AT_ONCE = 2_000_000  # sizes × draws held in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,71 +59,51 @@ class _Overhead:
 
 def fit_many(many: Sequence[Series], *, draws: int = DRAWS) -> list[ExponentFit]:
     """The exponents of many series, in their order; the draws are the same for the same input."""
-    alike: dict[int, list[int]] = defaultdict(list)
-    for index, series in enumerate(many):
-        alike[len(series.sizes)].append(index)
-    found: dict[int, ExponentFit] = {}
-    for sizes, members in alike.items():
-        step = max(1, _CELLS_AT_ONCE // max(1, sizes * draws))
-        for first in range(0, len(members), step):
-            chunk = members[first : first + step]
-            found.update(zip(chunk, _fit_alike([many[i] for i in chunk], draws), strict=True))
-    return [found[index] for index in range(len(many))]
+    return [_fit(series, draws) for series in many]
 
 
-def _fit_alike(many: list[Series], draws: int) -> list[ExponentFit]:
-    """Series of as many sizes each."""
-    replicates = Replicates([times for series in many for times in series.times_us])
-    shape = (len(many), len(many[0].sizes))
-    middle, low, high = (part.reshape(shape) for part in replicates.intervals())
-    allowed = [series.allowed_us or (None,) * shape[1] for series in many]
-    *beyond, low, high = slopes.beyond((middle, low, high), allowed)
-    overheads = [_overhead(series, row) for series, row in zip(many, middle, strict=True)]
-    left_out = [
-        tuple(_why_not(series, overhead, time_us, k) for k, time_us in enumerate(row.tolist()))
-        for series, overhead, row in zip(many, overheads, middle, strict=True)
-    ]
-    drawn = replicates.drawn_medians(draws, shape[1]).reshape(*shape, draws)
-    lines = slopes.fit(_log_data(many, overheads, left_out, middle, drawn, beyond))
-    times = [tuple(estimates(*rows)) for rows in zip(middle, low, high, strict=True)]
-    return list(map(_fitted, many, overheads, left_out, times, lines))
+def _fit(series: Series, draws: int) -> ExponentFit:
+    middle, low, high = slopes.intervals(series.times_us)
+    allowed = series.allowed_us or (None,) * len(middle)
+    shorter, longer, low, high = slopes.beyond((middle, low, high), allowed)
+    overhead = _overhead(series, middle)
+    left_out = tuple(_why_not(series, overhead, us, k) for k, us in enumerate(middle.tolist()))
+    used = [index for index, why in enumerate(left_out) if why is None]
+    line = slopes.fit(_log_data(series, overhead, used, middle, (shorter, longer), draws))
+    return _fitted(series, overhead, left_out, tuple(estimates(middle, low, high)), line, used)
 
 
 def _log_data(
-    many: list[Series],
-    overheads: list[_Overhead],
-    left_out: Sequence[tuple[str | None, ...]],
+    series: Series,
+    overhead: _Overhead,
+    used: list[int],
     middle: Floats,
-    drawn: Floats,
-    beyond: Sequence[Floats],
+    factors: tuple[Floats, Floats],
+    draws: int,
 ) -> slopes.LogData:
-    counts = np.array([[why is None for why in row] for row in left_out])
-    draws = drawn.shape[-1]
-    overhead = np.array([o.us for o in overheads])[:, None]
-    most = np.array([o.most_us for o in overheads])[:, None]
-    replicates = Replicates([series.overhead_us or () for series in many])
-    allowed = [series.overhead_allowed_us for series in many]
-    less, more, *_ = (part[:, None] for part in slopes.beyond(replicates.intervals(), allowed))
-    overhead_drawn = replicates.drawn_medians(draws, 1, seed=1)
-    measured = np.isfinite(overhead_drawn) & (overhead > 0)
-    overhead_drawn = np.where(measured, overhead_drawn, overhead)
-    least = 1e-3 * middle[:, :, None]  # a draw of the overhead may reach a draw of the time
-    net_drawn = np.where(counts[:, :, None], drawn - overhead_drawn[:, None, :], 1.0)
-    net = np.where(counts, middle - overhead, 1.0)
+    times_us, (shorter, longer) = middle[used], (factor[used] for factor in factors)
+    of_overhead = [series.overhead_us or ()]
+    known = slopes.beyond(slopes.intervals(of_overhead), [series.overhead_allowed_us])
+    less, more = known[0][0], known[1][0]
+    drawn_overhead = slopes.drawn_medians(of_overhead, draws, seed=1)[0]
+    if not (overhead.us > 0 and np.isfinite(drawn_overhead).all()):
+        drawn_overhead = np.full(draws, overhead.us)
+    net_drawn = slopes.drawn_medians(series.times_us, draws)[used] - drawn_overhead
+    least = 1e-3 * times_us[:, None]  # a draw of the overhead may reach a draw of the time
+    net = times_us - overhead.us
     # What is left of a time that is too long less an overhead that is too short, and conversely.
-    shortest = np.maximum(middle / beyond[0] - overhead * more, net * np.exp(-_UNBOUNDED))
-    longest = np.minimum(middle * beyond[1] - overhead / less, net * np.exp(_UNBOUNDED))
-    sizes = np.array([series.sizes for series in many], dtype=np.float64)
+    shortest = np.maximum(times_us / shorter - overhead.us * more, net * np.exp(-_UNBOUNDED))
+    longest = np.minimum(times_us * longer - overhead.us / less, net * np.exp(_UNBOUNDED))
+    switched = [*_switched(series), False]
     return slopes.LogData(
-        x=np.log(np.where(counts, sizes, 1.0)),
+        x=np.log([series.sizes[index] for index in used]),
         y=np.log(net),
-        y_other=np.log(np.where(counts, middle - most, 1.0)),
-        y_drawn=np.log(np.maximum(net_drawn, np.where(counts[:, :, None], least, 1.0))),
-        weight=counts.astype(np.float64),
-        amplified=np.where(counts, middle / net, 0.0),
-        switched=np.array([_switched(series) for series in many], dtype=bool),
-        too_long=np.log(np.where(counts, net / shortest, 1.0)),
-        too_short=np.log(np.where(counts, longest / net, 1.0)),
+        y_other=np.log(times_us - overhead.most_us),
+        y_drawn=np.log(np.maximum(net_drawn, least)),
+        amplified=times_us / net,
+        switched=[switched[index] for index in used],
+        too_long=np.log(net / shortest),
+        too_short=np.log(longest / net),
     )
 
 
@@ -175,23 +153,24 @@ def _fitted(
     left_out: tuple[str | None, ...],
     times: tuple[Uncertain, ...],
     slope: Slope,
+    used: list[int],
 ) -> ExponentFit:
-    used = [size for size, why in zip(series.sizes, left_out, strict=True) if why is None]
-    power, bound, logs = power_of(series, used)
-    at = slope.change_after
+    sizes = [series.sizes[index] for index in used]
+    power, bound, logs = power_of(series, sizes)
+    at = -1 if slope.change_after < 0 else used[slope.change_after]
     change = None if at < 0 else (series.sizes[at], math.exp(slope.change_log))
     finding: LawFinding | None = None
     missing: tuple[Missing, ...] = ()
     if power is not None:
         evidence = ExponentEvidence(
-            slope=slope, sizes=len(set(used)), power=power, bound=bound, logs=logs,
+            slope=slope, sizes=len(set(sizes)), power=power, bound=bound, logs=logs,
             noun=NOUNS[series.axis], cut_short=_cut_short(left_out),
             changepoint=change and f"the time changes by {change[1]:.2g} × between"
             f" {_between(series, *series.sizes[at : at + 2])}"
             f"{', where the kernel changes' * _switched(series)[at]}",
             executed=_executed(series, left_out),
         )  # fmt: skip
-        missing = tuple(_missing(series, overhead, evidence, left_out, times))
+        missing = tuple(_missing(series, overhead, evidence, left_out, times, used))
         finding = _finding(series, overhead, evidence, missing)
     return ExponentFit(
         series=series, time_us=times, left_out=left_out, overhead_us=overhead.us,
@@ -250,31 +229,31 @@ def _missing(
     evidence: ExponentEvidence,
     left_out: tuple[str | None, ...],
     times: tuple[Uncertain, ...],
+    used: list[int],
 ) -> Iterator[Missing]:
     """The times that are not known as well as a verdict needs, and those of which nothing is."""
-    slope, wanted = evidence.slope, needed(evidence)
+    slope, (of_all, of_top) = evidence.slope, needed(evidence) or (math.inf, math.inf)
     unknown = [
         index
         for index, (time, why) in enumerate(zip(times, left_out, strict=True))
         if _unknown(series, index)  # or it may well be more than the overhead
         or (why and time.high and time.value < overhead.from_us <= time.high)
     ]
-    sizes = [s for i, s in enumerate(series.sizes) if i in unknown or left_out[i] is None]
+    sizes = [series.sizes[index] for index in (*unknown, *used)]
     if unknown and max(sizes) >= 2**TO_REFUTE * min(sizes):
         yield from (Missing(index=i, known=math.inf, needed=FINEST) for i in unknown)
     low, high = series.overhead_allowed_us or (0.0, 0.0)
     of_overhead = Missing(index=-1, known=0.0, needed=1.0)
-    for index, why in enumerate(left_out):
-        if why is None and wanted is not None:
-            at_most = min(wanted) if slope.top_weights[index] else wanted[0]
-            at_most += slopes.USUAL_WIDTH
-            known = slope.precision[index] + slopes.USUAL_WIDTH
-            share = (high - low) / 2 / (times[index].value - overhead.us)
-            if known > at_most and share > known / 2:
-                if known / at_most > of_overhead.known / of_overhead.needed:
-                    of_overhead = Missing(index=-1, known=known, needed=at_most)
-            elif known > at_most:
-                yield Missing(index=index, known=known, needed=at_most)
+    for place, (index, precision) in enumerate(zip(used, slope.precision, strict=False)):
+        in_top = slope.top_weights and slope.top_weights[place]
+        at_most = (min(of_all, of_top) if in_top else of_all) + slopes.USUAL_WIDTH
+        known = precision + slopes.USUAL_WIDTH
+        share = (high - low) / 2 / (times[index].value - overhead.us)
+        if known > at_most and share > known / 2:
+            if known / at_most > of_overhead.known / of_overhead.needed:
+                of_overhead = Missing(index=-1, known=known, needed=at_most)
+        elif known > at_most:
+            yield Missing(index=index, known=known, needed=at_most)
     if of_overhead.known:
         yield of_overhead
 

@@ -17,7 +17,13 @@ from attnbench.analysis.scaling.decide import Decision
 from attnbench.analysis.scaling.exact import NNLS_STEPS
 from attnbench.analysis.scaling.results import Missing, ModelFit, as_figures, lacking
 from attnbench.analysis.scaling.series import Laws, Measured
-from attnbench.analysis.scaling.slopes import Floats, Replicates, beyond, estimates
+from attnbench.analysis.scaling.slopes import (
+    Floats,
+    beyond,
+    drawn_medians,
+    estimates,
+    intervals,
+)
 from attnbench.base import units
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Figure, LawFinding, Verdict
@@ -73,8 +79,8 @@ def _sizes(case: Case) -> Sizes:
 
 
 def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
-    case, times = alike[0].record.cell.case, Replicates([cell.times_us for cell in alike])
-    middle, *ends = times.intervals()
+    case, times = alike[0].record.cell.case, [cell.times_us for cell in alike]
+    middle, *ends = intervals(times)
     *factors, low, high = beyond((middle, *ends), [cell.allowed_us for cell in alike])
     off = np.log(np.minimum(factors, 1e6))  # a time may be nothing
     terms = Term(), *(term for term in law.terms if term != Term())
@@ -130,12 +136,12 @@ def _least_squares(rows: Floats, times_us: Floats) -> Floats:
     return np.asarray(nnls(relative / scale, np.ones(len(rows)), maxiter=NNLS_STEPS)[0] / scale)
 
 
-def _draws(rows: Floats, times: Replicates, off: Floats) -> Floats:
+def _draws(rows: Floats, times: Sequence[tuple[float, ...]], off: Floats) -> Floats:
     """Coefficients, draws × p, of cells drawn again with times that may be off by `off`, 2 × m."""
-    count = times.size
+    count = len(times)
     rng = np.random.default_rng(count)  # the same each time: models differ by their times alone
     shift = rng.random((count, DRAWS)) * off.sum(axis=0)[:, None] - off[0][:, None]
-    drawn_us = (times.drawn_medians(DRAWS, count) * np.exp(shift)).T
+    drawn_us = (drawn_medians(times, DRAWS) * np.exp(shift)).T
     draws = zip(rng.integers(count, size=(DRAWS, count)), drawn_us, strict=True)
     return np.array([_least_squares(rows[chosen], us[chosen]) for chosen, us in draws])
 

@@ -96,7 +96,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Slope:
-    """The regression of one series in log-log; None where there is no slope.
+    """The regression of one series in log-log, of its sizes that count; None without a slope.
 
     `exponent` is the slope over the sizes that count, `top` that of the top octave. `octaves` is
     the range of the sizes, less that of a changepoint. `change_after` is the index of the last size

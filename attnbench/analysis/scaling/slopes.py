@@ -1,23 +1,22 @@
-"""Replicates of times, and slopes of many series at once: regression in log-log, intervals.
+"""Replicates of times, and the slope of one series in log-log: regression with its intervals.
 
-Arrays are S series × K sizes (× D draws). Weights are 1 where a size counts, else 0.
+Arrays have the K sizes of a series, or K × D draws.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
 from attnbench.analysis.scaling.results import Slope, Uncertain
-from attnbench.base.stats import interval_rank
+from attnbench.analysis.times import Interval, are_times
+from attnbench.base.stats import median, processes_interval
 
 Floats = NDArray[np.float64]
 _SEED = 20_260
@@ -34,74 +33,62 @@ CHANGE_FACTOR, CHANGE_SURE, CHANGE_SURE_SWITCHED, CHANGE_LIKELY = math.log(1.1),
 _OCTAVE = math.log(2) * (1 + 1e-6)
 
 
-class Replicates:
-    """Many sets of replicates, sorted, those of equal count together in one array.
+def intervals(many: Sequence[tuple[float, ...]]) -> tuple[Floats, Floats, Floats]:
+    """Median, low and high of each set of replicates (`stats.processes_interval`).
 
-    A set is treated as empty if one of its replicates is not above 0, or not finite.
+    NaN where a set is empty or has no interval, or one of it is not above 0, or not finite.
     """
 
-    def __init__(self, many: Sequence[tuple[float, ...]]) -> None:
-        members: dict[int, list[int]] = defaultdict(list)
-        for index, times_us in enumerate(many):
-            if times_us:
-                members[len(times_us)].append(index)
-        self.size = len(many)
-        self.alike: dict[int, tuple[NDArray[np.int64], Floats]] = {}
-        for count, where in members.items():
-            values = np.array([many[i] for i in where], dtype=np.float64)
-            fine = ((values > 0) & (values < np.inf)).all(axis=1)
-            self.alike[count] = np.array(where)[fine], np.sort(values[fine], axis=1)
+    def known(times_us: tuple[float, ...]) -> tuple[float, float, float]:
+        if not times_us or not are_times(times_us):
+            return math.nan, math.nan, math.nan
+        return median(times_us), *(processes_interval(times_us) or (math.nan, math.nan))
 
-    def intervals(self) -> tuple[Floats, Floats, Floats]:
-        """Median, low and high of each set; NaN where it is empty, or has no interval.
-
-        As `stats.processes_interval`: order statistics from six replicates on, below that
-        Student's t on the logarithms.
-        """
-        middle, low, high = (np.full(self.size, np.nan) for _ in range(3))
-        for count, (where, ordered) in self.alike.items():
-            middle[where] = np.median(ordered, axis=1)
-            rank = interval_rank(count)
-            if rank is not None:
-                low[where], high[where] = ordered[:, rank - 1], ordered[:, -rank]
-            elif count > 1:
-                logs = np.log(ordered)
-                half = special.stdtrit(count - 1, 0.975) * logs.std(axis=1, ddof=1) / np.sqrt(count)
-                low[where] = np.exp(logs.mean(axis=1) - half)
-                high[where] = np.exp(logs.mean(axis=1) + half)
-        return middle, low, high
-
-    def drawn_medians(self, draws: int, cycle: int, *, seed: int = 0) -> Floats:
-        """Medians of bootstrap samples of each set: sets × draws; NaN where a set is empty.
-
-        Sets whose indices agree modulo `cycle` share their random numbers, so that the sets of one
-        series are independent. The k-th smallest of R numbers drawn with replacement from R ordered
-        ones is the ⌊R·U⌋-th of those, where U is the k-th smallest of R uniform numbers, that is,
-        of distribution Beta(k, R − k + 1): one random number makes the median of a draw, or two if
-        R is even.
-        """
-        found = np.full((self.size, draws), np.nan)
-        for count, (where, ordered) in self.alike.items():
-            lower, upper = _ranks(count, cycle, draws, seed)
-            turn = where % cycle
-            found[where] = np.take_along_axis(ordered, lower[turn], axis=1)
-            if count % 2 == 0:
-                found[where] = (found[where] + np.take_along_axis(ordered, upper[turn], axis=1)) / 2
-        return found
+    middle, low, high = np.array([known(times_us) for times_us in many]).reshape(-1, 3).T
+    return middle, low, high
 
 
-def beyond(known: Sequence[Floats], allowed: Sequence[Any]) -> tuple[Floats, ...]:
+def drawn_medians(many: Sequence[tuple[float, ...]], draws: int, *, seed: int = 0) -> Floats:
+    """Medians of bootstrap samples of each set of replicates: sets × draws; NaN as `intervals`.
+
+    The k-th smallest of R numbers drawn with replacement from R ordered ones is the ⌊R·U⌋-th of
+    those, where U is the k-th smallest of R uniform numbers, that is, of distribution
+    Beta(k, R − k + 1): one random number makes the median of a draw, or two if R is even.
+    """
+    found = np.full((len(many), draws), np.nan)
+    for index, times_us in enumerate(many):
+        if times_us and are_times(times_us):
+            ordered = np.sort(times_us)
+            lower, upper = _ranks(len(ordered), len(many), draws, seed)
+            found[index] = ordered[lower[index]]
+            if len(ordered) % 2 == 0:
+                found[index] = (found[index] + ordered[upper[index]]) / 2
+    return found
+
+
+@lru_cache(maxsize=64)
+def _ranks(count: int, sets: int, draws: int, seed: int) -> tuple[NDArray[np.int64], ...]:
+    """Indices of the middle value of each draw, or of the two middle ones: sets × draws each."""
+    random = np.random.default_rng((_SEED, seed, count))
+    middle = (count + 1) // 2
+    first = random.beta(middle, count - middle + 1, (sets, draws))
+    rest = max(1, count - middle)
+    second = 1 - (1 - first) * random.random((sets, draws)) ** (1 / rest)
+    return tuple(np.minimum((count * u).astype(np.int64), count - 1) for u in (first, second))
+
+
+def beyond(
+    known: Sequence[Floats], allowed: Sequence[Interval | None]
+) -> tuple[Floats, Floats, Floats, Floats]:
     """Factors by which times may be shorter, and longer, than is known otherwise; 1 if not.
 
-    `known` are median, low and high of the replicates; `allowed`, in their shape, has the ends of
-    what each time may be, or None. These contain what processes differ by, which the scatter about
-    the line has as well. Beside the factors, the low and the high ends of both together, NaN where
-    there are none or the time may be anything.
+    `known` are median, low and high of the replicates; `allowed` has the ends of what each time may
+    be, or None. These contain what processes differ by, which the scatter about the line has as
+    well. Beside the factors, the low and the high ends of both together, NaN where there are none
+    or the time may be anything.
     """
     middle, low, high = known
-    rows = allowed if middle.ndim > 1 else [allowed]
-    ends = np.array([[pair or (np.nan, np.nan) for pair in row] for row in rows])
-    least, most = ends[..., 0].reshape(middle.shape), ends[..., 1].reshape(middle.shape)
+    least, most = np.array([pair or (np.nan, np.nan) for pair in allowed]).reshape(-1, 2).T
     with np.errstate(divide="ignore"):  # a time that may be nothing
         shorter = np.fmax(1.0, np.fmin(low, middle) / least / math.exp(USUAL_WIDTH))
     longer = np.fmax(1.0, most / np.fmax(high, middle) / math.exp(USUAL_WIDTH))
@@ -120,20 +107,9 @@ def estimates(middle: Floats, low: Floats, high: Floats) -> list[Uncertain]:
     ]
 
 
-@lru_cache(maxsize=8)
-def _ranks(count: int, cycle: int, draws: int, seed: int) -> tuple[NDArray[np.int64], ...]:
-    """Indices of the middle value of each draw, or of the two middle ones: cycle × draws each."""
-    random = np.random.default_rng((_SEED, seed, count))
-    middle = (count + 1) // 2
-    first = random.beta(middle, count - middle + 1, (cycle, draws))
-    rest = max(1, count - middle)
-    second = 1 - (1 - first) * random.random((cycle, draws)) ** (1 / rest)
-    return tuple(np.minimum((count * u).astype(np.int64), count - 1) for u in (first, second))
-
-
 @dataclass(frozen=True, kw_only=True)
 class LogData:
-    """Logarithms of sizes and of times less overhead, the weights, and the bootstrap's draws of y.
+    """Logarithms of the sizes that count and of their times less overhead, with K × D draws of y.
 
     `y_other` are the times less the most that an unmeasured overhead may be, `y` where it is
     measured. `amplified` is by how much subtracting the overhead magnifies relative errors.
@@ -146,53 +122,59 @@ class LogData:
     y: Floats
     y_other: Floats
     y_drawn: Floats
-    weight: Floats
     amplified: Floats
-    switched: NDArray[np.bool_]
+    switched: Sequence[bool]
     too_long: Floats
     too_short: Floats
 
-    def reach(self, coefficients: Floats) -> tuple[Floats, Floats]:
+    def reach(self, coefficients: Floats) -> tuple[float, float]:
         """By how much less and more Σ coefficient · y may be: each time at one of its ends."""
         up, down = np.maximum(coefficients, 0.0), np.maximum(-coefficients, 0.0)
-        less = (up * self.too_long + down * self.too_short).sum(1)
-        return less, (up * self.too_short + down * self.too_long).sum(1)
+        less = up @ self.too_long + down @ self.too_short
+        return float(less), float(up @ self.too_short + down @ self.too_long)
 
-    def precision(self) -> Floats:
-        """Relative half-widths of what is known of each time, but for the usual scatter."""
-        low, high = np.quantile(self.y_drawn, (0.025, 0.975), axis=2, method="nearest")
-        known: Floats = (self.too_long + self.too_short + high - low) / 2
-        return known
+    def variance(self, residual: float, freedom: int) -> tuple[float, int]:
+        """The scatter's variance, moderated by the usual one, and its degrees of freedom."""
+        usual = USUAL_FREEDOM * USUAL_SCATTER**2 * float((self.amplified**2).mean())
+        own = max(freedom, 0)
+        return (usual + residual * (own > 0)) / (USUAL_FREEDOM + own), USUAL_FREEDOM + own
 
-    def unexplained(self, rest: Floats) -> Floats:
-        """Σ of squares of what the times' own ranges leave of distances from a line."""
-        beyond: Floats = rest - np.clip(rest, -self.too_short, self.too_long)
-        squares: Floats = (beyond**2).sum(1)
-        return squares
+    def half(self, residual: float, freedom: int, spread: float) -> float:
+        """Half the width of a slope's 95 % interval."""
+        variance, moderated = self.variance(residual, freedom)
+        return float(special.stdtrit(moderated, 0.975)) * math.sqrt(variance / spread)
+
+    def line(self, around: Floats, half: float) -> Uncertain:
+        """The slope by distances from the mean size, with the ends of its 95 % interval."""
+        coefficients = around / (around @ around)
+        slope, other = float(coefficients @ self.y), float(coefficients @ self.y_other)
+        drawn = np.sort(coefficients @ self.y_drawn).tolist()
+        cut = int(0.025 * len(drawn))
+        less, more = self.reach(coefficients)
+        low = min(slope - half, other - half, drawn[cut]) - less
+        high = max(slope + half, other + half, drawn[-1 - cut]) + more
+        return Uncertain(value=slope, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Split:
     """One slope through two groups of sizes, each with a constant of its own (or through one)."""
 
-    slope: Floats
-    coefficients: Floats  # S × K: the slope is their product with y
-    spread: Floats  # Σ (x − mean of its group)²
-    rest: Floats  # S × K: y less the line
-    change: Floats
-    change_coefficients: Floats  # S × K: the change is their product with y
-    change_leverage: Floats  # variance of the change in units of the scatter's
-    intercept: Floats  # of the upper group
+    slope: float
+    around: Floats  # x less the mean of its group
+    rest: Floats  # y less the line
+    intercept: float  # of the upper group
+    change: float = math.nan
+    change_coefficients: Floats | None = None  # the change is their product with y
+    change_leverage: float = math.nan  # variance of the change in units of the scatter's
 
     @property
-    def residual(self) -> Floats:
-        """Σ of squares."""
-        squares: Floats = (self.rest**2).sum(1)
-        return squares
+    def spread(self) -> float:
+        return float(self.around @ self.around)
 
 
-def fit(data: LogData) -> list[Slope]:
-    """Fit every series.
+def fit(data: LogData) -> Slope:
+    """Fit a series.
 
     The interval of a slope is the wider of two, side by side: the bootstrap's, from the replicates
     of each size (and of the overhead), and the regression's own, by Student's t from the scatter of
@@ -202,104 +184,74 @@ def fit(data: LogData) -> list[Slope]:
     and empirical Bayes methods" (2004), since a few residuals may agree by chance. Around both lies
     what the times may be off by beyond their replicates: a slope is linear in the logarithms, so
     that its extremes are sums at the ends of their ranges, and scatter that the ranges explain does
-    not count a second time. The slope of the
-    top octave is a fact about its own sizes, whatever line the others follow: there the scatter is
-    that of each size about the chord of its neighbours.
+    not count a second time. The slope of the top octave is a fact about its own sizes, whatever
+    line the others follow: there the scatter is that of each size about the chord of its
+    neighbours.
     """
-    after, log, least, most = _changepoints(data)
-    chosen = _split(data, after)
-    freedom = data.weight.sum(1) - 2 - (after >= 0)
-    half = _half(data, data.unexplained(chosen.rest), freedom, chosen.spread)
-    whole = _line(data, chosen.coefficients, half)
-    coefficients, spread, change_in_top = _top(data, after)
-    beyond = (np.arange(data.x.shape[1]) > after[:, None]) & (after[:, None] >= 0)
-    level = data.y - np.where(beyond, log[:, None], 0.0)  # the changepoint taken out
-    local, pieces = local_residual(data, level)
-    top_half = _half(data, local, pieces, spread)
-    top = _line(data, coefficients, top_half)
-    columns = {
-        "octaves": _octaves(data, after),
-        "intercept": chosen.intercept,
-        "change_after": after,
-        "change_log": log,
-        "change_in_top": change_in_top,
-        "lowest": np.fmin(whole[1], least),
-        "highest": np.fmax(whole[2], most),
-        "curvature": _curvature_sign(data, level, freedom),
-        "precision": data.precision(),
-        "scatter": half,
-        "weights": np.abs(chosen.coefficients),
-        "top_scatter": top_half,
-        "top_weights": np.abs(coefficients),
-    }
-    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
-    lines = [
-        [one if one.value == one.value else None for one in estimates(*line)]
-        for line in (whole, top)
-    ]
-    return [
-        Slope(exponent=slope, top=end if slope else None, **dict(zip(columns, row, strict=True)))
-        for slope, end, row in zip(*lines, rows, strict=True)
-    ]
-
-
-def _half(data: LogData, residual: Floats, freedom: Floats, spread: Floats) -> Floats:
-    """Half the width of a slope's 95 % interval."""
-    variance, moderated = _variance(data, residual, freedom)
-    quantile: Floats = special.stdtrit(moderated, 0.975)
-    return quantile * np.sqrt(ratio(variance, spread))
-
-
-def _curvature_sign(data: LogData, level: Floats, freedom: Floats) -> Floats:
-    """The sign of the curvature where Student's t is sure of it at 95 %, else 0."""
-    curvature, spread, residual = parabola(data.x, level, data.weight)
-    variance, moderated = _variance(data, residual, freedom - 1)
-    sure = np.abs(curvature) * np.sqrt(spread) > special.stdtrit(moderated, 0.975) * np.sqrt(
-        variance
+    if len(set(data.x.tolist())) < 2:
+        return Slope(exponent=None, top=None, octaves=0.0)
+    after, log, least, most = _changepoint(data)
+    chosen, freedom = _split(data, after), len(data.x) - 2 - (after >= 0)
+    unexplained = chosen.rest - np.clip(chosen.rest, -data.too_short, data.too_long)
+    half = data.half(float(unexplained @ unexplained), freedom, chosen.spread)
+    whole = data.line(chosen.around, half)
+    places = np.arange(len(data.x))
+    level = data.y - log * (places > after)  # the changepoint taken out
+    # The top octave: the sizes from half the largest on, at least the two largest.
+    last = data.x.max()
+    top = data.x >= min(last - _OCTAVE, np.sort(data.x)[-2])
+    around = top * (data.x - data.x[top].mean())
+    top_slope, top_half, spread = None, math.nan, float(around @ around)
+    if spread > 0:
+        top_half = data.half(*local_residual(data, level), spread)
+        top_slope = data.line(around, top_half)
+    low, high = np.quantile(data.y_drawn, (0.025, 0.975), axis=1, method="nearest")
+    groups = [data.x[places <= after], data.x[places > after]]
+    return Slope(
+        exponent=whole,
+        top=top_slope,
+        octaves=sum(float(np.ptp(x)) for x in groups if len(x)) / math.log(2),
+        intercept=chosen.intercept,
+        change_after=after,
+        change_log=log,
+        change_in_top=bool((top & (places <= after)).any()),
+        lowest=float(np.fmin(whole.ends[0], least)),
+        highest=float(np.fmax(whole.ends[1], most)),
+        curvature=_curvature_sign(data, level, freedom),
+        precision=tuple(((data.too_long + data.too_short + high - low) / 2).tolist()),
+        scatter=half,
+        weights=tuple(np.abs(chosen.around / chosen.spread).tolist()),
+        top_scatter=top_half,
+        top_weights=tuple(np.abs(around / spread).tolist()) if top_slope else (),
     )
-    return np.where(sure & (freedom >= 1), np.sign(np.nan_to_num(curvature)), 0.0)
 
 
-def _variance(data: LogData, residual: Floats, freedom: Floats) -> tuple[Floats, Floats]:
-    """The scatter's variance, moderated, and its degrees of freedom."""
-    count = np.maximum(data.weight.sum(1), 1)
-    amplified = (data.weight * data.amplified**2).sum(1) / count
-    own = np.maximum(freedom, 0)
-    usual = USUAL_FREEDOM * USUAL_SCATTER**2 * amplified
-    return (usual + np.where(own > 0, residual, 0.0)) / (USUAL_FREEDOM + own), USUAL_FREEDOM + own
-
-
-def _split(data: LogData, after: NDArray[np.int64]) -> _Split:
+def _split(data: LogData, after: int) -> _Split:
     """Least squares with one slope; the sizes beyond index `after` have their own constant."""
-    upper = np.arange(data.x.shape[1]) > after[:, None]
-    groups = [data.weight * upper, data.weight * ~upper]
-    counts = [group.sum(1) for group in groups]
-
-    def means_and_rest(values: Floats) -> tuple[list[Floats], Floats]:
-        means = [ratio((g * values).sum(1), n) for g, n in zip(groups, counts, strict=True)]
-        filled = [np.nan_to_num(mean)[:, None] for mean in means]
-        return means, data.weight * (values - np.where(upper, *filled))
-
-    (x_mean, around), (y_mean, centred) = means_and_rest(data.x), means_and_rest(data.y)
-    spread = (around**2).sum(1)
-    coefficients = ratio(around, spread[:, None])
-    slope = (coefficients * data.y).sum(1)
-    x_step = x_mean[0] - x_mean[1]
-    sides = [ratio(group, n[:, None]) for group, n in zip(groups, counts, strict=True)]
+    upper = np.arange(len(data.x)) > after
+    around, rest = data.x.copy(), data.y.copy()
+    for group in (upper, ~upper)[: 1 + (after >= 0)]:
+        around[group] -= data.x[group].mean()
+        rest[group] -= data.y[group].mean()
+    spread = around @ around
+    slope = float(around @ data.y / spread)
+    rest -= slope * around
+    x_mean, y_mean = data.x[upper].mean(), data.y[upper].mean()
+    split = {"slope": slope, "around": around, "rest": rest, "intercept": y_mean - slope * x_mean}
+    if after < 0:
+        return _Split(**split)
+    x_step = x_mean - data.x[~upper].mean()
+    sides = upper / upper.sum() - ~upper / (~upper).sum()
     return _Split(
-        slope=slope,
-        coefficients=coefficients,
-        spread=spread,
-        rest=centred - slope[:, None] * around,
-        change=y_mean[0] - y_mean[1] - slope * x_step,
-        change_coefficients=sides[0] - sides[1] - coefficients * x_step[:, None],
-        change_leverage=ratio(1.0, counts[0]) + ratio(1.0, counts[1]) + ratio(x_step**2, spread),
-        intercept=y_mean[0] - slope * x_mean[0],
+        **split,
+        change=float(y_mean - data.y[~upper].mean() - slope * x_step),
+        change_coefficients=sides - around / spread * x_step,
+        change_leverage=float(1 / upper.sum() + 1 / (~upper).sum() + x_step**2 / spread),
     )
 
 
-def _changepoints(data: LogData) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
-    """Where the constant of each series changes (−1: nowhere), and by how much (as a logarithm).
+def _changepoint(data: LogData) -> tuple[int, float, float, float]:
+    """Where the constant of the series changes (−1: nowhere), and by how much (as a logarithm).
 
     With the ends of the exponent's interval whichever likely changepoint were taken out.
     At each interval in turn the line gets another constant beyond it; the interval where that
@@ -308,126 +260,71 @@ def _changepoints(data: LogData) -> tuple[NDArray[np.int64], Floats, Floats, Flo
     size above the line of the others is the effect of an overhead or of terms of lower order, and
     no changepoint unless the kernel changes there.
     """
-    series, sizes = data.x.shape
-    best, log = np.zeros(series), np.zeros(series)
-    after = np.full(series, -1)
-    least, most = np.full(series, np.nan), np.full(series, np.nan)
-    freedom = data.weight.sum(1) - 3
-    last = sizes - 1 - np.argmax(data.weight[:, ::-1] > 0, axis=1)
-    first = np.argmax(data.weight > 0, axis=1)
-    _, _, curved = parabola(data.x, data.y, data.weight)
-    for index in range(sizes - 1):
-        split = _split(data, np.full(series, index))
-        variance, _ = _variance(data, split.residual, freedom)
-        sure = np.nan_to_num(np.abs(ratio(split.change, np.sqrt(variance * split.change_leverage))))
-        possible = (data.weight[:, index] > 0) & (index < last) & (freedom >= 0)
-        possible &= np.abs(split.change) > CHANGE_FACTOR
-        possible &= (split.change > 0) | (index > first) | data.switched[:, index]
-        half = _half(data, split.residual, freedom, split.spread)
-        likely = possible & (sure > CHANGE_LIKELY)
-        least = np.where(likely, np.fmin(least, split.slope - half), least)
-        most = np.where(likely, np.fmax(most, split.slope + half), most)
-        needed = np.where(data.switched[:, index], CHANGE_SURE_SWITCHED, CHANGE_SURE)
-        less, more = data.reach(split.change_coefficients)
-        explained = np.where(split.change > 0, less, more)
-        certain = sure * (1 - np.nan_to_num(ratio(explained, np.abs(split.change))))
-        better = possible & (freedom >= 1) & (certain > needed) & (sure > best)
-        better &= split.residual < curved
-        best = np.where(better, sure, best)
-        after = np.where(better, index, after)
-        log = np.where(better, split.change, log)
+    after, log, best, least, most = -1, 0.0, 0.0, math.nan, math.nan
+    freedom = len(data.x) - 3
+    if freedom < 0:
+        return after, log, least, most
+    *_, curved = parabola(data.x, data.y)
+    for index in range(len(data.x) - 1):
+        split = _split(data, index)
+        residual, size = float(split.rest @ split.rest), abs(split.change)
+        first = index == 0 and not data.switched[index]
+        if not size > CHANGE_FACTOR or (first and split.change < 0):
+            continue
+        variance, _ = data.variance(residual, freedom)
+        sure = size / math.sqrt(variance * split.change_leverage)
+        if sure > CHANGE_LIKELY:
+            half = data.half(residual, freedom, split.spread)
+            least = float(np.fmin(least, split.slope - half))
+            most = float(np.fmax(most, split.slope + half))
+        assert split.change_coefficients is not None, "there are two groups"
+        explained = data.reach(split.change_coefficients)[split.change < 0]
+        needed = CHANGE_SURE_SWITCHED if data.switched[index] else CHANGE_SURE
+        certain = sure * (1 - explained / size) > needed
+        if freedom >= 1 and certain and sure > best and residual < curved:
+            best, after, log = sure, index, split.change
     return after, log, least, most
 
 
-def _top(data: LogData, after: NDArray[np.int64]) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Coefficients and spread of the top octave's slope, and whether a changepoint lies within it.
-
-    The sizes from half the largest on; the two largest where sizes are further apart.
-    """
-    counted = np.where(data.weight > 0, data.x, -np.inf)
-    ordered = np.sort(counted, axis=1)
-    last = ordered[:, -1]
-    second = ordered[:, -2] if data.x.shape[1] > 1 else last
-    from_x = np.minimum(last - _OCTAVE, second)
-    member = data.weight * (counted >= from_x[:, None])
-    mean = ratio((member * data.x).sum(1), member.sum(1))
-    around = member * (data.x - np.nan_to_num(mean)[:, None])
-    spread = (around**2).sum(1)
-    below = data.weight * (np.arange(data.x.shape[1]) <= after[:, None])
-    return ratio(around, spread[:, None]), spread, (below * member).sum(1) > 0
+def _curvature_sign(data: LogData, level: Floats, freedom: int) -> float:
+    """The sign of the curvature where Student's t is sure of it at 95 %, else 0."""
+    if freedom < 1:
+        return 0.0
+    curvature, spread, residual = parabola(data.x, level)
+    variance, moderated = data.variance(residual, freedom - 1)
+    least = float(special.stdtrit(moderated, 0.975)) * math.sqrt(variance)
+    return math.copysign(1.0, curvature) if abs(curvature) * math.sqrt(spread) > least else 0.0
 
 
-def _line(data: LogData, coefficients: Floats, half: Floats) -> tuple[Floats, Floats, Floats]:
-    """Slopes with the ends of their 95 % intervals; NaN where there is none."""
-    slope = (coefficients * data.y).sum(1)
-    other = (coefficients * data.y_other).sum(1)
-    drawn = np.sort(np.einsum("sk,skd->sd", coefficients, data.y_drawn), axis=1)
-    draws = drawn.shape[1]
-    low, high = drawn[:, int(0.025 * draws)], drawn[:, -1 - int(0.025 * draws)]
-    low = np.minimum(np.minimum(slope, other) - half, low)
-    high = np.maximum(np.maximum(slope, other) + half, high)
-    less, more = data.reach(coefficients)
-    return slope, low - less, high + more
-
-
-def _octaves(data: LogData, after: NDArray[np.int64]) -> Floats:
-    upper = np.arange(data.x.shape[1]) > after[:, None]
-    total = np.zeros(len(data.x))
-    for group in (data.weight * upper, data.weight * ~upper):
-        inside = group > 0
-        longest = np.where(inside, data.x, -np.inf).max(1)
-        span = longest - np.where(inside, data.x, np.inf).min(1)
-        total += np.where(inside.any(1), span, 0.0)
-    return total / math.log(2)
-
-
-def ratio(above: Any, below: Any) -> Floats:
-    """Quotient; NaN where the divisor is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        quotient = np.divide(above, below)
-    found: Floats = np.where(np.isfinite(quotient), quotient, np.nan)
-    return found
-
-
-def local_residual(data: LogData, level: Floats) -> tuple[Floats, Floats]:
+def local_residual(data: LogData, level: Floats) -> tuple[float, int]:
     """Sum of squares of each size about the chord of its neighbours, scaled to the scatter; count.
 
     The pseudo-residuals of Gasser, Sroka and Jennen-Steinmetz, "Residual variance and residual
     pattern in nonlinear regression" (1986); less what the times' ranges explain.
     """
-    order = np.argsort(-data.weight, axis=1, kind="stable")  # what counts first, still ascending
-    x, y, w, long, short = (
-        np.take_along_axis(a, order, axis=1)
-        for a in (data.x, level, data.weight, data.too_long, data.too_short)
-    )
-    if x.shape[1] < 3:
-        return np.zeros(len(x)), np.zeros(len(x))
-    share = np.nan_to_num(ratio(x[:, 2:] - x[:, 1:-1], x[:, 2:] - x[:, :-2]))
+    x, y, long, short = data.x, level, data.too_long, data.too_short
+    if len(x) < 3:
+        return 0.0, 0
+    share = (x[2:] - x[1:-1]) / (x[2:] - x[:-2])
 
     def chord(of: Floats) -> Floats:
-        found: Floats = share * of[:, :-2] + (1 - share) * of[:, 2:]
-        return found
+        return np.asarray(share * of[:-2] + (1 - share) * of[2:])
 
-    off = chord(y) - y[:, 1:-1]
-    off -= np.clip(off, -(chord(short) + long[:, 1:-1]), chord(long) + short[:, 1:-1])
-    squares = w[:, 2:] * off**2 / (share**2 + (1 - share) ** 2 + 1)
-    return squares.sum(1), w[:, 2:].sum(1)
+    off = chord(y) - y[1:-1]
+    off -= np.clip(off, -(chord(short) + long[1:-1]), chord(long) + short[1:-1])
+    return float((off**2 / (share**2 + (1 - share) ** 2 + 1)).sum()), len(off)
 
 
-def parabola(x: Floats, level: Floats, weight: Floats) -> tuple[Floats, Floats, Floats]:
+def parabola(x: Floats, level: Floats) -> tuple[float, float, float]:
     """Curvature, the spread it rests on, and the residual sum of squares of a parabola."""
-    count = weight.sum(1)[:, None]
+    along = x - x.mean()
 
-    def part(values: Floats, of: Floats) -> Floats:
-        return ratio((weight * values * of).sum(1)[:, None], (of**2).sum(1)[:, None]) * of
+    def off_line(values: Floats) -> Floats:
+        rest = values - values.mean()
+        return np.asarray(rest - (rest @ along) / (along @ along) * along)
 
-    flat = weight
-    along = weight * x - np.nan_to_num(part(x, flat))
-    along = np.where(count > 0, along, 0.0)
-    squared = weight * along**2
-    square = squared - np.nan_to_num(part(squared, flat)) - np.nan_to_num(part(squared, along))
-    spread = (square**2).sum(1)
-    curvature = ratio((square * level).sum(1), spread)
-    fitted = np.nan_to_num(part(level, flat)) + np.nan_to_num(part(level, along))
-    rest = weight * level - fitted - np.nan_to_num(curvature)[:, None] * square
-    return curvature, spread, (rest**2).sum(1)
+    square = off_line(along**2)
+    spread = float(square @ square)
+    curvature = float(square @ level) / spread if spread > 0 else 0.0
+    rest = off_line(level) - curvature * square
+    return curvature, spread, float(rest @ rest)
