@@ -18,11 +18,9 @@ from attnbench.base.jsontext import sealed
 from attnbench.cli.sweep import _print_summary
 from attnbench.errors import StoreError
 from attnbench.execution.store import INFO, PLAN, RECORDS, Run, RunWriter, load_run, write_info
-from attnbench.gate.decide.stored import write_gate
-from attnbench.gate.decide.verdict import decide
 from attnbench.report.pages import write_report
 from attnbench.schema.case import Case
-from tests import gate_runs, synthetic
+from tests import synthetic
 from tests.conftest import Cli, Refused
 from tests.test_report import unwritten
 
@@ -205,23 +203,6 @@ def test_no_text_of_a_run_steers_a_terminal_or_hides_in_a_table(
         assert "[31mred" in found or found == shown[4]
         assert set(found) & set(HOSTILE) <= {"\n", "\t"}
     assert str(load_run(path).records[1].reason).endswith("\\u001b, 3 µs")  # what is harmless stays
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "says"),
-    [("ok", ""), ("regressed", "states other verdicts than its raw data: edited")],
-)
-def test_verdicts_in_a_gate_file_are_held_against_its_raw_data(
-    cli: Cli, tmp_path: Path, verdicts: str, says: str
-) -> None:
-    run = gate_runs.a_run(cells=gate_runs.CELLS[:1])
-    file = write_gate(tmp_path / "g", run, decide(run))
-    synthetic.edit(file, lambda row: row | {"decided": {"rows": [{"verdict": verdicts}]}})
-    for command in (("gate", "--replay"), ("report",)):
-        result = cli(*command, file.parent)
-        assert result.exit_code == 0
-        assert ("Warning:" in result.stderr) == bool(says)
-        assert says in result.stderr
 
 
 @pytest.mark.usefixtures("imagined_worker")

@@ -41,7 +41,7 @@ FIT: Diagnosis = {
             "twin": {"ratio": 1.0001, "low": 0.999, "high": 1.001, "rounds": 500},
         },
         "noise": {
-            "short": 0.004, "long": 0.002, "median_us": 170.0, "samples": 7000, "discarded": 12,
+            "width": 0.002, "median_us": 170.0, "samples": 7000, "discarded": 12,
         },
     },
 }  # fmt: skip
@@ -90,7 +90,7 @@ UNFIT: dict[str, dict[str, Any]] = {
     "cold told from warm": {"tests.cold.low": 1.04},
     "slowdown of 5 % seen": {"tests.planted.slowed.low": 0.999},
     "identical work alike": {"tests.planted.twin.low": 1.011, "tests.planted.twin.high": 1.02},
-    "noise in 10 s": {"tests.noise.long": 0.21},
+    "noise in 10 s": {"tests.noise.width": 0.21},
 }
 
 
@@ -109,7 +109,7 @@ UNFIT_TOO: tuple[tuple[str | None, dict[str, Any]], ...] = (  # None: what just 
     (None, {"tests.cold.low": 1.06}),
     (None, {"tests.planted.slowed.low": 1.001, "tests.planted.slowed.high": 1.031}),
     (None, {"tests.planted.twin.low": 1.009, "tests.planted.twin.high": 1.02}),
-    (None, {"tests.noise.long": 0.05, "tests.noise.short": 0.05}),
+    (None, {"tests.noise.width": 0.05}),
     (None, {"gpu": GPU}),
     ("clock resolution", {"tests.clock.seen_us": None}),
     ("clock resolution", {"tests.clock.negative": 2}),
@@ -117,7 +117,7 @@ UNFIT_TOO: tuple[tuple[str | None, dict[str, Any]], ...] = (  # None: what just 
     ("slowdown of 5 % seen", {"tests.planted.slowed": NO_RATIO | {"rounds": 3}}),
     ("slowdown of 5 % seen", {"tests.planted.slowed.low": 0.93, "tests.planted.slowed.high": 0.97}),
     ("slowdown of 5 % seen", {"tests.planted.slowed.low": 1.09, "tests.planted.slowed.high": 1.12}),
-    ("noise in 10 s", {"tests.noise.long": None}),
+    ("noise in 10 s", {"tests.noise.width": None}),
     (None, {"tests.launch": {"flush_us": 40.0, "enqueue_us": 90.0, "hidden_us": 85.0}}),
 )
 
@@ -177,7 +177,7 @@ AMISS: dict[str, tuple[dict[str, Any], str, str]] = {
         "40.0 µs of 90.0 µs",
         "--timer graph",
     ),
-    "noise in 1 s": ({"tests.noise.short": None}, "no interval", "close what else runs"),
+    "noise in 10 s": ({"tests.noise.width": 0.06}, "± 6.00 %", "close what else runs"),
 }
 
 

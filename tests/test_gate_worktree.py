@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.gate.run import worktree
 from attnbench.gate.run.worktree import checked_out
 from tests import repositories
 from tests.conftest import environment
@@ -63,22 +62,6 @@ def test_a_signal_ends_the_process_and_leaves_nothing(
         process.send_signal(number)
         assert process.wait(timeout=30) in (128 + number, -signal.SIGINT)
     assert_nothing_is_left(temporary)
-
-
-def test_what_a_killed_process_left_is_removed_by_the_next(
-    root: Path, old: str, temporary: Path
-) -> None:
-    with running(root, old, temporary) as process:
-        process.kill()
-        process.wait(timeout=30)
-    (left,) = temporary.iterdir()
-    references, young = (temporary / f"{worktree._PREFIX}{name}" for name in ("old", "young"))
-    references.mkdir()
-    young.mkdir()  # whose maker has not locked it yet
-    for folder in (left, references):
-        os.utime(folder, (0, 0))
-    with checked_out(root, old) as tree:
-        assert set(temporary.iterdir()) == {tree.parent, young}
 
 
 def test_what_cannot_be_checked_out_is_one_line_and_leaves_nothing(

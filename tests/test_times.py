@@ -225,16 +225,6 @@ def noise(rng, n, sd=0.01):
     return [100.0 * math.exp(rng.gauss(0, sd)) for _ in range(n)]
 
 
-def test_dependence_is_seen_and_the_interval_is_said_to_be_too_narrow():
-    rng, values, state = random.Random(9), [], 0.0
-    for _ in range(80):
-        state = 0.8 * state + rng.gauss(0, 1)
-        values.append(100 + state)
-    assert notes.dependence(values) == pytest.approx(0.8, abs=0.15)
-    assert notes.widening(0.8) == pytest.approx(3.0)
-    assert notes.widening(1.0) == math.inf
-
-
 # Notes.
 
 QUIET = [100.0] * 9

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from attnbench.analysis import times
 from attnbench.base import units
@@ -25,7 +25,6 @@ LEFT_OUT = 0.01  # of the calls; some interruption meets every process
 ENOUGH = 20
 SURE = 3.5
 DRIFT = 0.03
-DEPENDS = 0.4
 
 
 def notes(record: Record) -> str | None:
@@ -95,12 +94,6 @@ def _asides(record: Record) -> Iterator[str]:
     if worst := max(changes, key=abs, default=None):
         text = f"drifts: the last third took {abs(worst):.1%}"
         yield f"{text} {'more' if worst > 0 else 'less'} time"
-    r = None if times.over_processes(record) else dependence(times.observations_us(record))
-    if r is not None:
-        yield (
-            f"neighbouring observations depend on each other (rank correlation {r:.2g}):"
-            f" the interval within the run should be about {widening(r):.1f} times as wide"
-        )
     if times.launch_bound(record):
         hidden_us = metrics.get("hidden_us")
         of_which = f", of which {units.time(hidden_us)} are hidden" if hidden_us else ""
@@ -138,39 +131,9 @@ def drift(times_us: Sequence[float]) -> float | None:
     count, third = len(times_us), len(times_us) // 3
     if count < ENOUGH:
         return None
-    if abs(_correlation(np.arange(float(count)), _ranks(times_us))) * math.sqrt(count - 1) < SURE:
+    ranks = pd.Series(times_us).rank()
+    trend = ranks.corr(pd.Series(np.arange(float(count))))  # NaN where all are equal
+    if not abs(trend) * math.sqrt(count - 1) >= SURE:
         return None
     change = median(times_us[-third:]) / median(times_us[:third]) - 1
     return change if abs(change) >= DRIFT else None
-
-
-def dependence(observations: Sequence[float]) -> float | None:
-    """Rank correlation of each observation with the next, or None where it does not matter.
-
-    With correlation r the interval of a median that takes them for independent is too narrow by
-    about √((1 + r)/(1 − r)), as for the mean of a first-order autoregressive series.
-    """
-    if len(observations) < ENOUGH // 2:
-        return None
-    ranks = _ranks(observations)
-    r = _correlation(ranks[:-1], ranks[1:])
-    return r if r >= DEPENDS and r * math.sqrt(len(ranks)) >= SURE else None
-
-
-def widening(r: float) -> float:
-    """By how much an interval widens for a correlation r of neighbours."""
-    return math.sqrt((1 + r) / (1 - r)) if r < 1 else math.inf
-
-
-def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Ranks from 0, equal values sharing their mean rank."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts + 1) / 2)[place]
-    return ranks
-
-
-def _correlation(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> float:
-    """Pearson's; 0 where either does not vary."""
-    x, y = xs - xs.mean(), ys - ys.mean()
-    scale = math.sqrt((x @ x) * (y @ y))
-    return float(x @ y / scale) if scale else 0.0

@@ -126,26 +126,10 @@ def compare(options: dict[str, Any]) -> ExitCode:
             f"{len(pythons)} environment{'s' * (len(pythons) != 1)} given (--python): two are"
             f" compared, the base's first; this one is {sys.executable}"
         )
-    _refuse_early(options)
     if sys.stderr.isatty() and not options["quiet"]:
         say(f"asking {' and '.join(pythons)} for their torch", err=True)
     both = find_environment(pythons[0]), find_environment(pythons[1])
     return _compared(options, both).exit_code
-
-
-def _refuse_early(options: dict[str, Any]) -> None:
-    """What is wrong without asking any environment, which takes seconds.
-
-    Raises:
-        UsageError: a commit, a share or a time that cannot be right.
-    """
-    from attnbench.gate.decide.data import Rules
-    from attnbench.gate.run import git
-
-    if options["base"]:
-        git.resolve(git.repository(Path.cwd()), options["base"])
-    promises = {name: options[name] for name in ("threshold", "growth", "budget_s")}
-    Rules(**{name: value for name, value in promises.items() if value is not None})
 
 
 def _compared(
@@ -273,8 +257,6 @@ def _finish(run: GateRun, folder: Path | None, quiet: bool) -> Outcome:
     from attnbench.report.gate import outputs
 
     outcome = decide(run)
-    if words := outcome.contradicts(run):
-        say(f"Warning: {words}", err=True)
     failure = None
     if folder is not None:
         try:

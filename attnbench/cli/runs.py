@@ -84,9 +84,8 @@ def report(run: str, output: Path) -> None:
         from attnbench.gate.decide.verdict import decide
         from attnbench.report.gate.outputs import write_page
 
-        click.echo(write_page(gate, loaded := load_gate(gate), outcome := decide(loaded)))
-        if words := outcome.contradicts(loaded):
-            say(f"Warning: {words}", err=True)
+        loaded = load_gate(gate)
+        click.echo(write_page(gate, loaded, decide(loaded)))
     else:
         from attnbench.report.pages import write_report
 

@@ -153,17 +153,13 @@ def _interval(seen: dict[str, Any]) -> str:
 
 
 def _noise(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
-    for name, key in (("noise in 1 s", "short"), ("noise in 10 s", "long")):
-        width = seen[key]
-        loud: Level = "warning"
-        fact = "no interval" if width is None else f"median ± {100 * width:.2f} %"
-        limit = f"± {100 * NOISE_WARNING:.0f} %"
-        if key == "long":
-            fact += f", {seen['samples']} samples ({seen['discarded']} discarded)"
-            limit += f", fit up to {100 * NOISE_FAIL:.0f} %"
-            loud = "fail" if width is None or width > NOISE_FAIL else loud
-        calm = width is not None and width <= NOISE_WARNING
-        yield _test(name, calm, fact, limit, _AGAIN, loud)
+    width = seen["width"]
+    fact = "no interval" if width is None else f"median ± {100 * width:.2f} %"
+    fact += f", {seen['samples']} samples ({seen['discarded']} discarded)"
+    limit = f"± {100 * NOISE_WARNING:.0f} %, fit up to {100 * NOISE_FAIL:.0f} %"
+    loud: Level = "fail" if width is None or width > NOISE_FAIL else "warning"
+    calm = width is not None and width <= NOISE_WARNING
+    yield _test("noise in 10 s", calm, fact, limit, _AGAIN, loud)
 
 
 def _launch(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:

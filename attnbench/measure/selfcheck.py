@@ -121,27 +121,21 @@ def slowdown(clock: Clock, unit: Call, rule: StoppingRule) -> dict[str, Numbers]
     return found
 
 
-def noise(
-    clock: Clock, call: Call, *, budgets_s: tuple[float, float] = (1.0, 10.0)
-) -> dict[str, Any]:
-    """How narrow the 95 % interval of the reported time becomes in 1 s and in 10 s of measuring.
+def noise(clock: Clock, call: Call, *, budget_s: float = 10.0) -> Numbers:
+    """How narrow the 95 % interval of the reported time becomes in 10 s of measuring.
 
-    Warming up is part of the budget, and so are samples that were taken again. `short` and `long`
-    are half-widths relative to that time; None where there is no interval.
+    Warming up is part of the budget, and so are samples that were taken again. `width` is half of
+    it, relative to that time; None where there is no interval.
     """
-    widths: list[float | None] = []
-    for budget_s in budgets_s:
-        samples_s = budget_s / (1 + WARM_SHARE)
-        rule = StoppingRule(precision=0.0, min_time_s=samples_s, max_time_s=samples_s)
-        target = Target(call=call)
-        Measurement({"noise": target}, clock, rule).run(seed=0)
-        if target.error is not None:
-            raise target.error
-        widths.append(known if (known := achieved(target.fastest_us)) < float("inf") else None)
-    kept = target.times_us
+    samples_s = budget_s / (1 + WARM_SHARE)
+    rule = StoppingRule(precision=0.0, min_time_s=samples_s, max_time_s=samples_s)
+    target = Target(call=call)
+    Measurement({"noise": target}, clock, rule).run(seed=0)
+    if target.error is not None:
+        raise target.error
+    kept, width = target.times_us, achieved(target.fastest_us)
     return {
-        "short": widths[0],
-        "long": widths[1],
+        "width": width if width < float("inf") else None,
         "median_us": median(kept),
         "samples": len(kept),
         "discarded": len(target.samples) - len(kept),

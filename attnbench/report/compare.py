@@ -127,9 +127,6 @@ def _common(same: Compared) -> Iterator[str]:
             f"{count} of {len(own)} groups of cells that are measured together moved by more than"
             f" {_percent(NOTABLE)} beside that, up to {_percent(max(own))}"
         )
-    if same.ceilings:
-        rates = ", ".join(f"{name} {change(ratio)}" for name, ratio in same.ceilings.items())
-        yield f"rates of the machine itself meanwhile: {rates}"
     runs = same.spread.runs
     source = f"{runs} earlier runs" if runs else "a default: fewer than two earlier runs"
     yield (
@@ -250,6 +247,5 @@ def _measured(same: Compared) -> dict[str, Any]:
         "shift": same.shift.run,
         "spread": {"typical": same.spread.typical, "runs": same.spread.runs},
         "earlier_shifts": same.spread.shifts,
-        "ceilings": same.ceilings,
         "rows": [vars(row) | {"case": row.case and row.case.to_json()} for row in same.rows],
     }

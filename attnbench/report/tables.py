@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ def grid(
     """A table that splits no word on `to`, standard output unless given.
 
     Columns named in `right` (numbers) and `whole` stay in one line; those in `spare` are left out
-    one by one where the console is too narrow; where that is not enough, rows become `_blocks`.
+    one by one where the console is too narrow; where that is not enough, words are split.
     """
     room = (to or console()).width
     texts = [[Text(units.glued(c)) if isinstance(c, str) else c for c in row] for row in rows]
@@ -53,8 +52,7 @@ def grid(
         if free < 0:
             left_out.append(name)
             free += least.pop(name) + _GAP
-    if free < 0:
-        return _blocks(header, texts, room)
+    free = max(free, 0)
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
     found.caption = f"too narrow for: {', '.join(left_out)}" if left_out else None
     widths = dict(least)
@@ -69,29 +67,6 @@ def grid(
     for row in texts:
         found.add_row(*(cell for n, cell in zip(header, row, strict=True) if n in least))
     return found
-
-
-def _blocks(header: Sequence[str], rows: Sequence[Sequence[Text]], room: int) -> Text:
-    """Each row as a block of lines, with an empty line between two; what has no name comes first.
-
-    A word that is wider than the room stays whole.
-    """
-    margin = max(map(len, header)) + 2
-    lines: list[Text] = []
-    for row in rows:
-        lines += [Text()] * bool(lines)
-        named = sorted(zip(header, row, strict=True), key=lambda item: bool(item[0]))
-        for name, cell in named:
-            if not name:
-                lines.append(cell)
-                continue
-            broken = textwrap.wrap(
-                cell.plain, max(1, room - margin), break_long_words=False, break_on_hyphens=False
-            )
-            for number, part in enumerate(broken or [""]):
-                before = ("" if number else name).ljust(margin)
-                lines.append(Text.assemble((before, "dim"), (part, cell.style)))
-    return Text("\n", no_wrap=True).join(lines)
 
 
 def shown(*parts: RenderableType, to: Console | None = None) -> str:

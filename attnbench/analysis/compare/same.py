@@ -18,7 +18,6 @@ from attnbench.analysis.history.entries import FILE, read_file
 from attnbench.base import units
 from attnbench.errors import AttnbenchError, StoreError
 from attnbench.execution.store import load_info, load_run, runs_in
-from attnbench.machine.limits import ceilings_of
 from attnbench.schema.case import Case
 
 Verdict = Literal["slower", "faster", "no change seen", "not comparable"]
@@ -64,15 +63,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """All shared cells of two sources of one machine; `shift` and `spread` are what was assumed.
-
-    `ceilings`: by how much the measured rates of the machine itself moved meanwhile (after/before).
-    """
+    """All shared cells of two sources of one machine; `shift` and `spread` are what was assumed."""
 
     rows: tuple[Row, ...]
     shift: Shift
     spread: Spread
-    ceilings: Mapping[str, float]
 
 
 def same_machine(a: Source, b: Source) -> bool:
@@ -127,8 +122,7 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
             ratio, low, high = (math.exp(middle + off) for off in (0.0, -half, half))
             row = replace(row, verdict=verdict, ratio=ratio, low=low, high=high)
         rows.append(row)
-    rates = _ceilings(before.environment, after.environment)
-    return Compared(rows=tuple(rows), shift=shift, spread=noise, ceilings=rates)
+    return Compared(rows=tuple(rows), shift=shift, spread=noise)
 
 
 def _halves(
@@ -165,16 +159,6 @@ def _reason_against(before: Source, after: Source, a: SourceCell, b: SourceCell)
     how = [(name, before.environment.get(name), after.environment.get(name)) for name in HOW]
     how += [(name, a.metrics.get(name), b.metrics.get(name)) for name in HOW_CELL]
     return next((f"{name}: {y}, was {x}" for name, x, y in how if x != y), "")
-
-
-def _ceilings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """Rates of the machine itself, after / before, of those that both measured: of one thread."""
-    a, b = ceilings_of(before), ceilings_of(after)
-    rates = {
-        f"matmul {d}": (a.matmul_tflops.get(d), b.matmul_tflops.get(d)) for d in a.matmul_tflops
-    }
-    rates["read"] = (a.read_gbps, b.read_gbps)
-    return {name: y / x for name, (x, y) in rates.items() if x and y and not (a.cached or b.cached)}
 
 
 def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Times]]:

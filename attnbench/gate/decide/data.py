@@ -272,12 +272,6 @@ def _shape(samples: Mapping[Variant, Samples]) -> dict[Variant, list[int]]:
     return {variant: [len(batches) for batches in of] for variant, of in samples.items()}
 
 
-class Stated(Struct):
-    """The verdicts in the file of a run."""
-
-    rows: tuple[dict[str, Any], ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class GateRun:
     """Everything a verdict rests on: `gate.json`.
@@ -286,7 +280,7 @@ class GateRun:
     machine and of the candidate's libraries, `base_environment` those of the base where another
     interpreter runs it. `spent` maps parts of the run to wall seconds. `over_budget` says that time
     ran out before all was decided, `at_finding` that the run ended at something wrong or grown,
-    which more rounds could not change. `decided` is what its file states; a replay decides again.
+    which more rounds could not change.
 
     Raises:
         ValueError: a cell without its checks, a round with a cell that is none, a wrong seed.
@@ -305,7 +299,6 @@ class GateRun:
     spent: Mapping[str, Amount] = field(default_factory=dict)
     over_budget: bool = False
     at_finding: bool = False
-    decided: Stated | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for number in range(len(self.cells)):

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import GateCell, GateRun, Stage, VersionName
+from attnbench.gate.decide.data import GateCell, Stage, VersionName
 
 Verdict = Literal[
     "incorrect", "regressed", "inconclusive", "not timed", "not comparable", "improved", "ok"
@@ -80,10 +80,3 @@ class Outcome:
     controls: Controls
     exit_code: ExitCode
     words: str
-
-    def contradicts(self, run: GateRun) -> str:
-        """A sentence where the verdicts that the file of `run` states are others; else empty."""
-        stated = [row.get("verdict") for row in run.decided.rows] if run.decided else []
-        if not stated or stated == [row.verdict for row in self.rows]:
-            return ""
-        return "its file states other verdicts than its raw data: edited, or of another version"

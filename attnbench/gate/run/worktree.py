@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import platform
-import re
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +13,6 @@ from attnbench.base.signals import ENDING, end, handled
 from attnbench.errors import UsageError
 from attnbench.gate.run.git import complaint, run_git
 
-# Hosts may share the folder, but not each other's locks.
-_PREFIX = f"attnbench-gate-{re.sub(r'[^0-9A-Za-z]+', '-', platform.node())}-"
-_YOUNG_S = 5.0  # so long a folder may be without the lock of its maker
 # A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
 _LFS = "filter.lfs"
 _NO_LFS = ("-c", f"{_LFS}.smudge=", "-c", f"{_LFS}.process=", "-c", f"{_LFS}.required=false")
@@ -34,7 +26,7 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
     So the repository learns nothing of it. Hooks do not run; submodules stay empty and files of
     git-lfs stay pointers. What is not in the commit, such as extensions that were built in place,
     is not there. The folder is removed whatever happens: SIGTERM and SIGHUP end the process by
-    SystemExit meanwhile. Those of earlier processes that were killed are removed first.
+    SystemExit meanwhile.
 
     Raises:
         UsageError: git cannot make it: no space, no right to write, a damaged repository; or
@@ -46,9 +38,6 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
             f"the folder for temporary files, {temporary}, lies in the repository;"
             " set TMPDIR to one outside"
         )
-    for folder in temporary.glob(f"{_PREFIX}*"):
-        if _left_behind(folder):
-            shutil.rmtree(folder, ignore_errors=True)
     with handled(ENDING, end), temporary_folder() as folder:
         tree = folder / "tree"
         tree.mkdir()
@@ -62,36 +51,17 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A fresh folder, gone afterwards; after a kill the next `checked_out` removes it.
+    """A fresh folder, gone afterwards.
 
     Raises:
         UsageError: it cannot be made.
     """
     try:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
+        folder = Path(tempfile.mkdtemp(prefix="attnbench-gate-")).resolve()
     except OSError as err:
         raise UsageError(f"cannot make a temporary folder ({err}); set TMPDIR") from err
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a file system without such locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # as long as this process lives
         yield folder
     finally:
         with handled(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
             shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-
-
-def _left_behind(folder: Path) -> bool:
-    """Whether nobody holds the folder's lock any more; not where nobody can tell."""
-    try:
-        if time.time() - folder.stat().st_mtime < _YOUNG_S:
-            return False
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        finally:
-            os.close(descriptor)
-    except OSError as err:
-        return isinstance(err, FileNotFoundError)
-    return True
