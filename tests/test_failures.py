@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.cli.faults import lines
+from attnbench.cli.check import lines
 from attnbench.execution.checks import CheckResult
 from attnbench.execution.failures import failures, pattern
 from attnbench.planning.battery import Item, battery

@@ -18,9 +18,9 @@ from attnbench.machine import facts, host
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.pruning import Pruning
-from attnbench.worker import fitting as module
+from attnbench.worker import catalogue as module
+from attnbench.worker.catalogue import fitting
 from attnbench.worker.checking import Entry
-from attnbench.worker.fitting import fitting
 from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS

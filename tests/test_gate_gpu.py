@@ -13,7 +13,7 @@ from attnbench.base.stats import median
 from attnbench.execution.process import Settings
 from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.run.rounds import BATCH_US, measure_round
-from attnbench.gate.server.slowdown import slowed_by_sleep
+from attnbench.gate.server.sampling import slowed_by_sleep
 from attnbench.measure.clock import clock_for
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from attnbench.gate.run.rounds import BATCH_US
-from attnbench.gate.server.slowdown import slowed_by_sleep
+from attnbench.gate.server.sampling import slowed_by_sleep
 from attnbench.measure.clock import CudaClock
 from tests import fakegpu
 

@@ -18,7 +18,7 @@ from attnbench.measure import selfcheck
 from attnbench.measure.clock import CudaClock
 from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.sensor import GpuSensor
-from attnbench.worker import diagnosis, gpu
+from attnbench.worker import diagnosis
 from tests import fakegpu
 from tests.test_nvml import FakeNvml, NVMLError
 
@@ -180,7 +180,7 @@ def test_a_gpu_is_described_with_who_else_is_on_it_and_what_nvml_does_not_answer
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))
     monkeypatch.setattr(GpuSensor, "open", lambda: sensor)
-    facts = gpu.describe()
+    facts = diagnosis.describe()
     assert facts["other_processes"] == others
     assert (facts["capability"], facts["energy_counter"]) == ("9.0", False)
     assert facts["mig"] is (False if listed else None)
@@ -192,7 +192,7 @@ def test_a_gpu_is_described_with_who_else_is_on_it_and_what_nvml_does_not_answer
 
 
 def test_what_works_is_tried_each_thing_apart_and_what_may_damage_the_process_last(monkeypatch):
-    names = [name for name, _ in gpu._trials("cuda")]
+    names = [name for name, _ in diagnosis._trials("cuda")]
     assert names[-1] == "CUDA graphs"
     assert {"sdpa-flash", "sdpa-cudnn", "flex", "Triton and a C compiler"} <= set(names)
 
@@ -200,13 +200,13 @@ def test_what_works_is_tried_each_thing_apart_and_what_may_damage_the_process_la
         raise RuntimeError("no plan\nfor this GPU")
 
     trials = {
-        ("sdpa-math", "float32"): partial(gpu.runs, "sdpa-math", "float32", "cpu"),
-        ("sdpa-cudnn", "float32"): partial(gpu.runs, "sdpa-cudnn", "float32", "cpu"),
+        ("sdpa-math", "float32"): partial(diagnosis.runs, "sdpa-math", "float32", "cpu"),
+        ("sdpa-cudnn", "float32"): partial(diagnosis.runs, "sdpa-cudnn", "float32", "cpu"),
         ("flex", "bfloat16"): broken,
     }
-    monkeypatch.setattr(gpu, "_trials", lambda device: trials)
+    monkeypatch.setattr(diagnosis, "_trials", lambda device: trials)
     begun: list[str] = []
-    assert [(row["works"], row["reason"]) for row in gpu.tried(begun.append)] == [
+    assert [(row["works"], row["reason"]) for row in diagnosis.tried(begun.append)] == [
         (True, None),
         (False, "runs on cuda, not cpu"),
         (False, "RuntimeError: no plan for this GPU"),

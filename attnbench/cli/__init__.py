@@ -15,14 +15,11 @@ import click
 
 from attnbench.base.signals import ENDING, end, handled
 from attnbench.cli.check import check
-from attnbench.cli.compare import compare
 from attnbench.cli.doctor import doctor
 from attnbench.cli.gate import gate
-from attnbench.cli.history import history
-from attnbench.cli.merge import merge
 from attnbench.cli.options import OneLineError, silence
 from attnbench.cli.profile import profile
-from attnbench.cli.runs import export, list_, report
+from attnbench.cli.runs import compare, export, history, list_, merge, report
 from attnbench.cli.sweep import sweep
 from attnbench.cli.verdicts import claims, verify
 from attnbench.errors import AttnbenchError, ExitCode

@@ -219,9 +219,9 @@ def _measured(
 ) -> GateRun:
     from attnbench.execution.process import Settings
     from attnbench.gate.decide.stored import keep_round
+    from attnbench.gate.run.git import checked_out
     from attnbench.gate.run.measuring import run_gate
     from attnbench.gate.run.watched import surveyed
-    from attnbench.gate.run.worktree import checked_out
 
     device = asked.watched.device
     if device == "auto":

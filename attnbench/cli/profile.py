@@ -209,7 +209,7 @@ def _subjects(
 def _at_base(opened: contextlib.ExitStack, subject: Subject, ref: str) -> Subject:
     """The subject with its files as they are at a commit, checked out in a temporary folder."""
     from attnbench.gate.run import git
-    from attnbench.gate.run.worktree import checked_out
+    from attnbench.gate.run.git import checked_out
 
     if not subject.settings.files:
         raise UsageError("--base needs the file of the repository that is compared: --impl FILE")

@@ -1,4 +1,4 @@
-"""`attnbench list`, `report` and `export`: what there is, the page of a run, and its table."""
+"""Commands on what is stored: list, report, export, merge, history and compare."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from attnbench.base.units import counted
 from attnbench.cli.options import (
     PATH,
+    RUN,
+    SHARE,
     device_option,
     impl_files,
     options_of,
+    output_option,
     run_argument,
     say,
     wrapped,
 )
-from attnbench.errors import StoreError, UsageError
+from attnbench.errors import ExitCode, StoreError, UsageError
 
 
 @click.command("list")
@@ -124,3 +129,110 @@ def export(run: str, output: Path, kind: str, to: Path | None) -> None:
                 write(frame, file)
         except OSError as err:
             raise StoreError(f"cannot write {to} ({err.strerror}); choose another --to") from err
+
+
+@click.command()
+@click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN RUN …")
+@output_option
+@click.option("--name", help="The name of the merged run, a new folder [a time stamp].")
+@click.option("--partial", is_flag=True, help="Merge what there is, though shards are missing.")
+@click.option("--mixed", is_flag=True, help="Merge runs of different versions of torch, too.")
+def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
+    """Make one run of the shards of a sweep, wherever they were measured.
+
+    RUN is a folder, a name, `latest` or `previous`. What `sweep --shard 1/8` … `--shard 8/8`
+    measured becomes the run that one sweep would have made; its records name their machine, its
+    run.json the runs it was made of, which stay as they are.
+    """
+    from attnbench.execution import merging
+    from attnbench.execution.store import find_run, load_run
+
+    paths = [find_run(run, output) for run in runs]
+    merged = load_run(merging.merge(paths, output, **options))
+    say(f"{len(merged.records)} cells of {len(runs)} runs -> {merged.path}")
+    if merged.unfinished:
+        say(merged.unfinished)
+    say(f"report:  attnbench report {merged.path}")
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option(
+    "--add", "run", type=RUN, metavar="RUN", help="Append this run to the history; draw nothing."
+)
+@output_option
+@click.option(
+    "--least", type=SHARE, default="5%", show_default=True, help="The smallest change to look for."
+)
+def history(folder: Path, run: str | None, output: Path, least: float) -> None:
+    """Show where times changed for good, over the runs in a folder.
+
+    FOLDER holds run folders, or history.jsonl, a line a run, to which --add appends one: a name in
+    --output, a folder, `latest` or `previous`. Written into it are history.html and history.md.
+
+    Each cell is a line over the runs of one machine, without what moved all cells of a run. A step
+    in it is a regression or an improvement; suspicious where it rests on few runs, where the
+    environment changed in the same place, or where other cells moved along. It is for the record:
+    to hold one version against another there is `attnbench gate`. Exits 0 whatever it finds.
+    """
+    from attnbench.analysis.history import entries
+    from attnbench.execution.store import find_run, load_run
+
+    if run is not None:
+        found = find_run(run, output)
+        added = entries.add(folder, load_run(found))
+        file, what = folder / entries.FILE, "added to" if added else "is already in"
+        click.echo(f"{found.name} {what} {file} ({counted(len(entries.read_file(file)), 'run')})")
+        return
+    from attnbench.analysis.history.series import history as taken_apart
+    from attnbench.analysis.history.steps import Rules
+    from attnbench.report import history as report
+    from attnbench.report import parts
+
+    machines = taken_apart(entries.read(folder), Rules(least=least))
+    page = report.write_all(folder, machines)
+    click.echo(parts.terminal(list(map(report.section, machines))), nl=False)
+    click.echo(f"page: {page}")
+
+
+@click.command()
+@click.argument("sources", type=RUN, nargs=-1, metavar="A B [C]...")
+@click.option("--fail-slower", is_flag=True, help="Exit 1 if a cell is slower.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
+@click.option("--name", help="Write compare.html and compare.md into a new folder of this name.")
+@output_option
+def compare(
+    sources: tuple[str, ...], fail_slower: bool, as_json: bool, name: str | None, output: Path
+) -> None:
+    """Compare runs that were measured at different times.
+
+    Each of A, B … is a run (folder, name, `latest`, `previous`), or a file of pytest
+    --benchmark-json; all others are held against A. On one machine each cell is slower, faster, or
+    not seen to have changed, beyond what its runs of equal code differ by; across machines the
+    order of implementations, their speed over naive and their growth are compared, never times.
+    Exits 0 whatever is found, unless with --fail-slower.
+    """
+    from attnbench.analysis import compare as analysis
+    from attnbench.base.files import make_folder
+    from attnbench.base.jsontext import encode
+    from attnbench.gate.decide.stored import folder_of_gate
+    from attnbench.report import compare as report
+    from attnbench.report import parts
+
+    for gate in filter(None, (folder_of_gate(source, output) for source in sources)):
+        raise UsageError(
+            f"{gate} is a gate run: it has compared its two versions itself; see it with:"
+            f" attnbench gate --replay {gate}"
+        )
+    found = analysis.compare(sources, output)
+    sections = list(map(report.section, found))
+    page = parts.write_all(make_folder(output, name), "compare", sections) if name else None
+    if as_json:
+        click.echo(encode(report.as_json(found)).decode())
+    else:
+        click.echo(parts.terminal(sections), nl=False)
+        if page:
+            click.echo(f"page: {page}")
+    slower = any(r.verdict == "slower" for c in found if c.same for r in c.same.rows)
+    if fail_slower and slower:
+        raise SystemExit(int(ExitCode.FINDING))

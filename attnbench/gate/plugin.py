@@ -120,8 +120,8 @@ class _Gate:
         from attnbench.gate.protocol import Suite
         from attnbench.gate.run import git
         from attnbench.gate.run.benchmarks import run_benchmarks
+        from attnbench.gate.run.git import checked_out
         from attnbench.gate.run.watched import Watched, comparison
-        from attnbench.gate.run.worktree import checked_out
         from attnbench.report.gate import outputs
 
         asked, called = self._config.getoption, self._config.invocation_params

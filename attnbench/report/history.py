@@ -1,16 +1,24 @@
-"""What a history says: the parts of its page, its Markdown and the terminal."""
+"""What a history says: the parts of its page with their pictures, its Markdown, the terminal."""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from attnbench.analysis.history.series import VERDICTS, Found, Line, Series
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.analysis.history.series import VERDICTS, Found, Line, Series, Verdict
+from attnbench.base import units
 from attnbench.base.units import counted, tally
 from attnbench.errors import StoreError
-from attnbench.report import parts
+from attnbench.report import figures, parts
+from attnbench.report.figures import INK, QUIET, Look
 from attnbench.report.gate.texts import change
 from attnbench.report.parts import Part, Section
 from attnbench.report.tables import value_text
@@ -112,8 +120,6 @@ def _heading(series: Series) -> str:
 
 def _pictures(series: Series, names: dict[Line, str], scratch: Path) -> Part:
     """The whole run, whose moods explain the others', then what changed most."""
-    from attnbench.report import history_panels
-
     lines = sorted(series.lines, key=lambda line: line.kind != "run")[:PANELS]
     left_out = len(series.lines) - len(lines)
     return Part(
@@ -123,7 +129,7 @@ def _pictures(series: Series, names: dict[Line, str], scratch: Path) -> Part:
             {"name": names[line], "verdict": line.verdict, "data": data,
              "changes": ", ".join(_figures(series, found)[1] for found in line.found)}
             for line, data in zip(
-                lines, history_panels.draw_all(series, lines, scratch), strict=True
+                lines, draw_all(series, lines, scratch), strict=True
             )
         ],
     )  # fmt: skip
@@ -141,3 +147,67 @@ def write_all(folder: Path, found: Sequence[Series]) -> Path:
     except OSError as err:
         raise StoreError(f"cannot draw in {tempfile.gettempdir()} ({err.strerror})") from err
     return parts.write_all(folder, NAME, sections)
+
+
+SIZE = (4.2, 1.9)  # inches
+COLOURS: dict[Verdict, str] = {
+    "regression": "#b3261e", "improvement": "#0060a8", "suspicious": "#b8860b",
+}  # fmt: skip
+COMMON = Look(QUIET, "o")
+
+
+def draw_all(series: Series, lines: Sequence[Line], scratch: Path) -> Iterator[str]:
+    """A panel for each of `lines`, as a data: URI of an SVG; `scratch` is a folder for it."""
+    looks = figures.looks(line.name.split()[0] for line in lines if line.kind == "cell")
+    with mpl.rc_context(figures.RC):
+        for line in lines:
+            look = looks[line.name.split()[0]] if line.kind == "cell" else COMMON
+            yield figures.data_uri(figures.write(_panel(series, line, look), "panel", scratch))
+
+
+def _panel(series: Series, line: Line, look: Look) -> Figure:
+    figure = Figure(figsize=SIZE, dpi=figures.DPI)
+    ax = figure.add_axes((0.13, 0.17, 0.85, 0.72))
+    scale, unit = (1.0, "×")
+    if line.kind == "cell":
+        scale, unit = units.time_unit(float(np.median(line.values)))
+    y = np.asarray(line.values) / scale
+    ends = [0, *(line.at.index(found.at) for found in line.found), len(y)]
+    parts = list(pairwise(ends))
+    levels = [float(np.median(y[a:b])) for a, b in parts]
+    low, high = np.quantile(y, (0.05, 0.95)).tolist()
+    low, high = min(low, *levels), max(high, *levels)
+    room = max(0.25 * (high - low), 0.03 * high)
+    low, high = low - room, high + room
+    ax.scatter(
+        line.at, np.clip(y, low, high), s=7, color=look.colour, marker=look.marker, linewidth=0,
+        alpha=0.55, clip_on=False, zorder=2,
+    )  # fmt: skip
+    for (a, b), level in zip(parts, levels, strict=True):
+        ax.hlines(level, line.at[a], line.at[b - 1], color=INK, linewidth=1.6, zorder=3)
+    for found in line.found:
+        ax.axvline(found.at - 0.5, color=COLOURS[found.verdict], linewidth=1.8, zorder=1.5)
+    for number, mark in enumerate(series.marks, start=1):
+        ax.axvline(mark.at - 0.5, color=QUIET, linewidth=0.9, linestyle=(0, (3, 3)), zorder=1)
+        ax.annotate(
+            str(number), (mark.at - 0.5, 1.0), xycoords=("data", "axes fraction"), fontsize=7,
+            color=QUIET, ha="center", va="bottom",
+        )  # fmt: skip
+    _axes(ax, series, (low, high), unit)
+    return figure
+
+
+def _axes(ax: Axes, series: Series, ends: tuple[float, float], unit: str) -> None:
+    last = len(series.runs) - 1
+    places = sorted({0, last // 3, 2 * last // 3, last} if last >= 6 else {0, last})
+    days = {run.when.date() for run in series.runs}
+    form = "%H:%M" if len(days) == 1 else "%Y-%m-%d" if len(days) > 300 else "%b %d"
+    ax.set_xticks(places, [f"{series.runs[at].when:{form}}" for at in places])
+    labels = ax.get_xticklabels()
+    labels[0].set_horizontalalignment("left")
+    labels[-1].set_horizontalalignment("right")
+    ax.set_xlim(-0.5, last + 0.5)
+    ax.set_ylim(*ends)
+    ax.locator_params(axis="y", nbins=4)
+    ax.tick_params(labelsize=8)
+    ax.set_title(unit, loc="left", fontsize=8, color=QUIET, pad=3)

@@ -60,10 +60,9 @@ from attnbench.schema.messages import (
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.pruning import Pruning
 from attnbench.worker import reference
-from attnbench.worker.catalogue import describe, reasons_against
+from attnbench.worker.catalogue import describe, fitting, needs_of, reasons_against
 from attnbench.worker.checking import Entry, Reporter, check_item
 from attnbench.worker.diagnosis import diagnose
-from attnbench.worker.fitting import fitting, needs_of
 from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.profiling import profile_cell
 from attnbench.worker.tracing import trace_cell

@@ -46,9 +46,8 @@ from attnbench.theory.flags import case_flags
 from attnbench.theory.projections import PROJECTIONS
 from attnbench.theory.pruning import Pruning
 from attnbench.theory.traits import OPTIONAL_AXES, TRAITS, case_label
-from attnbench.worker.catalogue import reasons_against
+from attnbench.worker.catalogue import fitting, reasons_against
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
-from attnbench.worker.fitting import fitting
 from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS

@@ -23,9 +23,9 @@ from attnbench.gate.protocol import (
     VariantConfig,
     VerifyCell,
 )
+from attnbench.gate.run.git import temporary_folder
 from attnbench.gate.run.measuring import GateListener, GateRequest, run_gate
 from attnbench.gate.run.processes import ProcessError, RoundProcesses
-from attnbench.gate.run.worktree import temporary_folder
 from attnbench.machine import host
 from attnbench.version import __version__
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from attnbench.errors import UsageError, WorkerError
 from attnbench.gate.decide.data import Environment
-from attnbench.gate.run.worktree import temporary_folder
+from attnbench.gate.run.git import temporary_folder
 
 LEAST_PYTHON, LEAST_TORCH = (3, 11), (2, 4)
 _COMPILED = "msgspec"  # loads in the minor version of Python alone that it was built for

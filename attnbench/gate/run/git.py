@@ -1,4 +1,4 @@
-"""What the gate asks of git: the repository, its refs, what is uncommitted.
+"""What the gate asks of git: the repository, its refs, what is uncommitted, a commit's files.
 
 By the `git` executable and not by a library: it is there wherever a repository is worked on, and
 no library does all of what filters, shallow clones and a user's configuration need.
@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench.base.registry import nearest
+from attnbench.base.signals import ENDING, end, handled
 from attnbench.errors import UsageError
 
 # Git sets these for its hooks, where they would point every command at one repository and index;
@@ -205,3 +209,57 @@ def _commit(root: Path, ref: str) -> str | None:
 
 def _lines(root: Path, *arguments: str) -> list[str]:
     return run_git(root, *arguments).stdout.splitlines()
+
+
+# A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
+_LFS = "filter.lfs"
+_NO_LFS = ("-c", f"{_LFS}.smudge=", "-c", f"{_LFS}.process=", "-c", f"{_LFS}.required=false")
+_DEAF = (signal.SIGINT, *ENDING)
+
+
+@contextlib.contextmanager
+def checked_out(root: Path, commit: str) -> Iterator[Path]:
+    """The tree of `commit` in a fresh folder outside `root`, with an index of its own.
+
+    So the repository learns nothing of it. Hooks do not run; submodules stay empty and files of
+    git-lfs stay pointers. What is not in the commit, such as extensions that were built in place,
+    is not there. The folder is removed whatever happens: SIGTERM and SIGHUP end the process by
+    SystemExit meanwhile.
+
+    Raises:
+        UsageError: git cannot make it: no space, no right to write, a damaged repository; or
+            temporary folders lie in the repository, whose files would surround them.
+    """
+    temporary = Path(tempfile.gettempdir()).resolve()
+    if temporary.is_relative_to(root):
+        raise UsageError(
+            f"the folder for temporary files, {temporary}, lies in the repository;"
+            " set TMPDIR to one outside"
+        )
+    with handled(ENDING, end), temporary_folder() as folder:
+        tree = folder / "tree"
+        tree.mkdir()
+        read = ("read-tree", "--reset", "-u", "--no-recurse-submodules", commit)
+        made = run_git(root, *_NO_LFS, f"--work-tree={tree}", *read, index=folder / "index")
+        if made.returncode:
+            why = complaint(made)
+            raise UsageError(f"git cannot check out {commit[:12]} (--base): {why}")
+        yield tree
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A fresh folder, gone afterwards.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="attnbench-gate-")).resolve()
+    except OSError as err:
+        raise UsageError(f"cannot make a temporary folder ({err}); set TMPDIR") from err
+    try:
+        yield folder
+    finally:
+        with handled(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
+            shutil.rmtree(folder, ignore_errors=True)

@@ -38,9 +38,9 @@ from attnbench.gate.decide.data import (
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import beyond_timing, comparable
 from attnbench.gate.run.environments import interpreter_of
+from attnbench.gate.run.git import temporary_folder
 from attnbench.gate.run.processes import RoundProcesses
 from attnbench.gate.run.rounds import Bench, RoundError, measure_round
-from attnbench.gate.run.worktree import temporary_folder
 from attnbench.machine import host
 from attnbench.planning.plan import Axes, check_names, expand, make_plan, mismatch
 from attnbench.schema.messages import Catalogue

@@ -19,8 +19,7 @@ from attnbench.base.files import digest
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import UsageError
 from attnbench.gate import protocol
-from attnbench.gate.server.sampling import Sampler, warm_up
-from attnbench.gate.server.slowdown import Call
+from attnbench.gate.server.sampling import Call, Sampler, warm_up
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import adopt, beyond_repair, pin, remember, restore_clocks, settle
 from attnbench.measure.sensor import GpuSensor, must_discard
