@@ -157,8 +157,6 @@ def _check(
 
 
 def _print_failures(kinds: list[Failure]) -> None:
-    from attnbench.cli.check import lines
-
     impl, number = None, 0
     for kind in kinds:
         if kind.impl != impl:
@@ -171,8 +169,6 @@ def _print_failures(kinds: list[Failure]) -> None:
 
 
 def _line(result: CheckResult) -> str:
-    from attnbench.theory.traits import case_label
-
     reason = f": {result.reason}" if result.reason else ""
     item = f"{result.item.name}: {case_label(result.item.case)}"
     return f"{result.status:11} {result.impl}: {item}{reason}"
