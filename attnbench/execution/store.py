@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -20,7 +20,6 @@ from attnbench.base.files import RECENT, lock, make_folder, write_whole
 from attnbench.base.jsontext import checksum, decode, dumps, sealed, unsealed
 from attnbench.base.registry import nearest
 from attnbench.errors import AttnbenchError, StoreError
-from attnbench.machine.limits import Ceilings
 from attnbench.schema.record import SCHEMA, Cell, Record, merged
 
 INFO = "run.json"
@@ -291,63 +290,9 @@ def environment_key(facts: dict[str, Any]) -> str:
     return checksum(dumps(lasting).encode())[:8]
 
 
-class _Settings(msgspec.Struct):
-    processes: int = 1
-    files: list[str] = []
-    min_time_s: float = 0.1
-    max_time_s: float = 1.0
-
-
 class _Cases(msgspec.Struct):
     case: dict[str, Any]
     impls: list[str]
-
-
-class _Implementation(msgspec.Struct):
-    name: str
-    family: str | None = None
-    time: str | None = None
-    memory: str | None = None
-    flops_law: str | None = None
-
-
-class _Environment(msgspec.Struct):
-    device: Literal["cpu", "cuda"] = "cpu"
-    device_name: str | None = None
-    threads: int | None = None
-    torch: str | None = None
-    matmul_precision: str | None = None
-    ceilings: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        ceilings = self.ceilings or {}  # of one number of threads, or of several by their number
-        for found in (ceilings, *(of for of in ceilings.values() if isinstance(of, dict))):
-            msgspec.convert(found, Ceilings)
-
-
-class _Shard(msgspec.Struct):
-    numbers: list[int]
-    count: int
-    plan: str
-
-
-class _Info(msgspec.Struct):
-    """What every `run.json` must hold, and the types of what others may; the rest is free."""
-
-    schema: int
-    run_id: str
-    planned: str  # the checksum of the plan
-    created: str = ""
-    options: dict[str, Any] | None = None
-    commit: str | None = None
-    dirty: bool | None = None
-    environment: _Environment = msgspec.field(default_factory=_Environment)
-    environments: dict[str, _Environment] = {}
-    implementations: list[_Implementation] = []
-    settings: _Settings | None = None
-    files: dict[str, str] = {}
-    shard: _Shard | None = None
-    spent: dict[str, float] | None = None
 
 
 def load_info(path: Path) -> dict[str, Any]:
@@ -361,7 +306,8 @@ def load_info(path: Path) -> dict[str, Any]:
         info = decode(unsealed(files.read(file)), dict[str, Any])
         if info.get("schema") != SCHEMA:
             raise ValueError(f"it has schema {info.get('schema')}, this version reads {SCHEMA}")
-        msgspec.convert(info, _Info)
+        if not (isinstance(info.get("run_id"), str) and isinstance(info.get("planned"), str)):
+            raise ValueError("it has no run_id, or no checksum of a plan")
     except FileNotFoundError as err:
         raise StoreError(f"{path} is not a run: no {INFO}") from err
     except OSError as err:

@@ -9,7 +9,6 @@ anything, and only have to be read or refused.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -33,7 +32,6 @@ from unittest import mock
 import click
 from click.testing import CliRunner
 
-from attnbench.analysis import table
 from attnbench.analysis.claims import judging, statement
 from attnbench.analysis.compare import sources
 from attnbench.analysis.history import entries
@@ -191,15 +189,13 @@ class Fuzzer:
         )
         claims = folder / "claims.toml"
         info, lines, history = self.path / INFO, self.path / RECORDS, self.history / entries.FILE
-        # Of each kind how many of 124 inputs; what is changed how; and how it is judged.
+        # Of each kind how many of 116 inputs; what is changed how; and how it is judged.
         self.kinds: dict[str, tuple[int, Callable[[random.Random], str]]] = {
             "records, bytes": (30, partial(self._bytes, lines, self._same_run)),
             "run.json, bytes": (18, partial(self._bytes, info, self._same_run)),
             "plan.json, bytes": (4, partial(self._bytes, self.path / PLAN, self._same_run)),
             "gate.json, bytes": (14, partial(self._bytes, self.gate, same_gate)),
             "profile.json, bytes": (12, partial(self._bytes, self.profile, same_profile)),
-            "records, values": (4, partial(self._values, lines, self._used)),
-            "run.json, values": (4, partial(self._values, info, self._used)),
             "gate.json, values": (2, partial(self._values, self.gate, self._used_gate)),
             "profile.json, values": (2, partial(
                 self._values, self.profile, lambda _: read_profile(self.profile.parent).cell)),
@@ -218,15 +214,12 @@ class Fuzzer:
         return self._with(file, odd_bytes(rng, self.whole[file]), judge, rng)
 
     def _values(self, file: Path, judge: Judge, rng: random.Random) -> str:
-        text = self.whole[file].decode()
-        lines = text.splitlines() if file.name == RECORDS else [text]
-        at = rng.randrange(len(lines))
-        row = json.loads(lines[at])
+        row = json.loads(self.whole[file])
         del row["checksum"]
         changed = odd_values(rng, row)
         text = json.dumps(changed)
-        lines[at] = sealed(text) if isinstance(changed, dict) and changed else text
-        return self._with(file, "".join(line + "\n" for line in lines).encode(), judge, rng)
+        text = sealed(text) if isinstance(changed, dict) and changed else text
+        return self._with(file, text.encode(), judge, rng)
 
     def _with(self, file: Path, data: bytes, judge: Judge, rng: random.Random) -> str:
         try:
@@ -242,19 +235,6 @@ class Fuzzer:
         assert all(record in self.run.records for record in found.records), "another number"
         missing = len(self.run.records) - len(found.records)
         assert found.unfinished or not (missing or found.torn), "nothing says what is missing"
-
-    def _used(self, rng: random.Random) -> None:
-        run = load_run(self.path)
-        use: Any = rng.choice((None, table.to_csv, table.to_json, table.compared, entries.entry_of,
-                          sources.of_run))  # fmt: skip
-        if use in (table.to_csv, table.to_json):
-            use(table.load(run), io.StringIO())
-        elif use:
-            use(run)
-        else:
-            commands = ("verify", "claims", "compare r", "sweep --resume", "report",
-                        "profile naive --from")  # fmt: skip
-            self._invoke([*rng.choice(commands).split(), str(self.path)])
 
     def _used_gate(self, rng: random.Random) -> None:
         decide(load_gate(self.gate))
