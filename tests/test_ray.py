@@ -361,16 +361,11 @@ def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_n
         run_on_fake(lambda *_: None, admit=partial(admit, refused="ab"))
 
 
-def test_a_folder_that_is_too_large_is_not_sent_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_sent_with_its_folder_but_for_what_is_hidden_or_no_file(tmp_path: Path) -> None:
     (tmp_path / "own" / ".git").mkdir(parents=True)
     for name in ("mine.py", "data.bin", ".git/pack"):
-        (tmp_path / "own" / name).write_text("x" * 3000)
+        (tmp_path / "own" / name).write_text("x")
     (tmp_path / "own" / "pipe").symlink_to("/dev/zero")
-    for most, sent, warned in ((8000, {"mine.py", "data.bin"}, 0), (4000, {"mine.py"}, 1)):
-        monkeypatch.setattr(cluster_module, "_LARGEST_FOLDER", most)
-        folder = tmp_path / str(most)
-        files, warnings = _staged([str(tmp_path / "own" / "mine.py")], folder)
-        assert {path.name for path in (folder / files[0]).parent.iterdir()} == sent
-        assert len(warnings) == warned
+    (file,) = _staged([str(tmp_path / "own" / "mine.py")], tmp_path / "sent")
+    sent = (tmp_path / "sent" / file).parent
+    assert {path.name for path in sent.iterdir()} == {"mine.py", "data.bin"}

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,7 +38,6 @@ Key = tuple[str, str]  # of a cell
 Facts = dict[str, Any]
 Known = tuple[dict[str, Facts], float, float]
 
-_LARGEST_FOLDER = 20 << 20  # bytes of what is sent along with a user's file
 _PATIENCE_S = 300.0  # for an answer of the node that plans
 _SHOW_S, _LOOK_S = 1.0, 5.0  # between what is shown, and looks at which nodes there are
 _LOSSES = 3  # slots that a group may end, on nodes that go on
@@ -137,7 +137,7 @@ class RayRunner(Executor):
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as begun:
             folder = begun.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-"))
-            files, self._unsent = _staged(self.settings.files, Path(folder))
+            files = _staged(self.settings.files, Path(folder))
             self._ray = _connected(self._address, folder)
             begun.callback(self._ray.shutdown)
             device = self.settings.device
@@ -179,8 +179,7 @@ class RayRunner(Executor):
         assert self._planner is not None, "it was just started"
         try:
             asked = self._planner.actor.ask.remote(question, *args)
-            answer, self.own, warnings = self._ray.get(asked, timeout=_PATIENCE_S)
-            self.warnings = [*self._unsent, *warnings]
+            answer, self.own, self.warnings = self._ray.get(asked, timeout=_PATIENCE_S)
             return answer
         except self._ray.exceptions.RayError as err:
             why = getattr(err, "cause", None) or err
@@ -389,40 +388,28 @@ def _connected(address: str, folder: str) -> Any:
     return ray
 
 
-def _staged(files: Sequence[str], folder: Path) -> tuple[tuple[str, ...], list[str]]:
+def _staged(files: Sequence[str], folder: Path) -> tuple[str, ...]:
     """Copy to `folder` what nodes need: attnbench, and each user's file with the folder it is in.
 
-    Return the files there, and warnings. Raises a UsageError where one cannot be read.
+    Returns the files there.
+
+    Raises:
+        UsageError: one cannot be read.
     """
-    package, staged, warnings = Path(__file__).resolve().parents[1], [], []
+    package = Path(__file__).resolve().parents[1]
     spec = importlib.util.find_spec("attnbench_impls")
     built_in = Path(spec.origin).parent if spec and spec.origin else package.parent / "impls"
-    for source, name in ((package, "attnbench"), (built_in, "attnbench_impls")):
-        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    copied = partial(shutil.copytree, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+    copied(package, folder / "attnbench")
+    copied(built_in, folder / "attnbench_impls")
     for number, file in enumerate(map(Path, files)):
-        target, sizes = folder / "files" / str(number), [0]
-
-        def left_out(at: str, names: list[str], sizes: list[int] = sizes) -> set[str]:
-            out = {name for name in names if name[0] == "." or name == "__pycache__"}
-            kept = [Path(at, name) for name in set(names) - out]
-            out |= {path.name for path in kept if not (path.is_file() or path.is_dir())}
-            sizes += [path.stat().st_size for path in kept if path.is_file()]
-            if sum(sizes) > _LARGEST_FOLDER:
-                raise OverflowError
-            return out
-
         try:
-            try:
-                shutil.copytree(file.parent, target, ignore=left_out)
-            except OverflowError:
-                shutil.rmtree(target, ignore_errors=True)
-                target.mkdir(parents=True)
-                warnings.append(
-                    f"the folder of {file} holds more than {_LARGEST_FOLDER >> 20} MiB: the file"
-                    " alone is sent to the nodes, and can import nothing from beside it there"
-                )
-            shutil.copyfile(file, target / file.name)
-        except OSError as err:  # also copytree's, of a file beside it
+            copied(file.parent, folder / "files" / str(number), copy_function=_copied_if_file)
+        except OSError as err:  # also of a file beside it
             raise UsageError(f"{file} (--impl) cannot be sent: {_line(err)}") from err
-        staged.append(f"files/{number}/{file.name}")
-    return tuple(staged), warnings
+    return tuple(f"files/{number}/{Path(file).name}" for number, file in enumerate(files))
+
+
+def _copied_if_file(source: str, target: str) -> None:
+    if os.path.isfile(source):  # no pipe or socket that lies beside it
+        shutil.copyfile(source, target)
