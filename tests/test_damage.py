@@ -11,13 +11,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from attnbench.base.jsontext import sealed
 from attnbench.cli.sweep import _print_summary
 from attnbench.errors import StoreError
-from attnbench.execution.store import INFO, PLAN, RECORDS, Run, RunWriter, load_run, write_info
+from attnbench.execution.store import INFO, RECORDS, RunWriter, load_run, write_info
 from attnbench.gate.decide.stored import write_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.report.pages import write_report
@@ -33,45 +31,6 @@ def small(folder: Path, cells: int = 4) -> Path:
         for i in range(cells)
     ]
     return synthetic.write_run(folder, "r", records)
-
-
-def content(run: Run) -> object:
-    return run.info, run.records, run.parts
-
-
-@pytest.fixture(scope="module")
-def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small(tmp_path_factory.mktemp("intact"), cells=2)
-
-
-@pytest.mark.parametrize("name", [INFO, PLAN, RECORDS])
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_no_byte_of_a_run_can_change_unnoticed(
-    intact: Path, name: str, data: st.DataObject
-) -> None:
-    before, file = load_run(intact), intact / name
-    whole = file.read_bytes()
-    at = data.draw(st.integers(0, len(whole) - 1), label="position")
-    byte = data.draw(st.integers(0, 255).filter(lambda b: b != whole[at]), label="byte")
-    try:
-        file.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
-        try:
-            found = load_run(intact)
-            refusal = ""
-        except StoreError as err:
-            refusal = str(err)
-    finally:
-        file.write_bytes(whole)
-    if refusal:
-        assert str(file) in refusal
-        assert "\n" not in refusal
-    elif name == RECORDS and at == len(whole) - 1:  # the last line is not ended: as if cut off
-        assert found.torn
-        assert found.records == before.records[:-1]
-        assert "the last line of records.jsonl was cut off" in found.unfinished
-    else:
-        assert content(found) == content(before)
 
 
 def test_a_changed_digit_is_refused_with_file_line_and_what_to_do(
@@ -98,34 +57,6 @@ def test_a_record_that_was_not_planned_is_refused(tmp_path: Path) -> None:
         writer.append(synthetic.ok(Case(seq_len=64), "sdpa"))
     with pytest.raises(StoreError, match="line 5: the plan of the run has no such cell"):
         load_run(path)
-
-
-def test_a_run_cut_after_its_first_line_never_reads_as_complete(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attnbench.report.figures.write", unwritten)
-    path = small(tmp_path)
-    whole = (path / RECORDS).read_bytes()
-    first = whole.index(b"\n") + 1
-    for end in (first, first + 40):  # the second one in the middle of a line
-        (path / RECORDS).write_bytes(whole[:end])
-        exported = cli("export", path)
-        page = write_report(path).read_text()
-        for text in (exported.stderr, page, (path / "report.md").read_text()):
-            text = text.replace("\\", "")
-            assert "only 1 of 4 planned cells measured" in text
-            assert ("the last line of records.jsonl was cut off" in text) == (end > first)
-            assert "The only cell passed" not in text
-        assert len(exported.stdout.splitlines()) == 2
-
-
-def test_what_a_line_was_cut_off_is_measured_anew(tmp_path: Path) -> None:
-    path = small(tmp_path)
-    (path / RECORDS).write_bytes((path / RECORDS).read_bytes()[:-1])
-    assert load_run(path).torn
-    with RunWriter(path) as writer:
-        writer.cut_torn()
-    assert not load_run(path).torn
 
 
 def test_records_are_never_appended_through_a_link(tmp_path: Path) -> None:
