@@ -33,13 +33,6 @@ def moved(after, before):
 KEYS = [(f"case{n}", "naive") for n in range(20)]
 
 
-def test_a_slow_machine_is_a_shift_and_leaves_no_residual():
-    after = run_of(1.3, seed=1)
-    shift = common_shift(after, run_of())
-    assert shift.run == pytest.approx(math.log(1.3))
-    assert all(abs(value) < 1e-9 for value in moved(after, run_of()).values())
-
-
 def test_a_neighbour_who_slowed_one_group_is_taken_off_that_group():
     after = run_of(seed=1, by_group={2: 1.4}, own={6: 1.3})  # cell 6 is of group 2
     found = moved(after, run_of())

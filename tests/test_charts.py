@@ -44,12 +44,6 @@ def naive(workload: Any = "attention", **fields: Any) -> Record:
     return synthetic.ok(Case(workload=workload, **fields), "naive")
 
 
-# How implementations look.
-
-
-# Axes and labels.
-
-
 # Which rows share a figure and a panel.
 
 

@@ -31,19 +31,9 @@ from attnbench.worker.workloads.decode import each_layer, hidden_states
 load_built_in()
 
 DECODE = Case(
-    workload="decode",
-    batch=2,
-    heads=4,
-    kv_heads=2,
-    seq_len=11,
-    head_dim=8,
-    value_dim=6,
-    mask=parse_mask("causal"),
-    width=20,
-    cache="static",
-    new_tokens=6,
-    dtype="float64",
-)
+    workload="decode", batch=2, heads=4, kv_heads=2, seq_len=11, head_dim=8, value_dim=6,
+    mask=parse_mask("causal"), width=20, cache="static", new_tokens=6, dtype="float64",
+)  # fmt: skip
 
 
 def bound(case: Case, impl: str = "naive"):
@@ -332,16 +322,9 @@ def test_a_window_limits_what_decode_sees_and_without_a_mask_it_makes_no_sense()
 
 def test_a_token_lost_from_a_long_cache_shows_by_its_needle_alone():
     case = dataclasses.replace(
-        DECODE,
-        dtype="bfloat16",
-        seq_len=8192,
-        heads=2,
-        head_dim=32,
-        value_dim=32,
-        width=128,
-        new_tokens=2,
-        position=parse_position("rope"),
-    )
+        DECODE, dtype="bfloat16", seq_len=8192, heads=2, head_dim=32, value_dim=32, width=128,
+        new_tokens=2, position=parse_position("rope"),
+    )  # fmt: skip
     workload = WORKLOADS.get("decode")
     noticed = {}
     for needles in (False, True):

@@ -301,21 +301,7 @@ def test_a_wrong_projection_is_found(mutant, way, monkeypatch):
     assert result["status"] == "incorrect"
 
 
-def test_a_key_lost_among_many_is_found_in_bfloat16():
-    def lose(core: Any) -> Any:
-        def losing(q: Any, k: Any, v: Any) -> Any:
-            worst = int((q[:, ::2] @ k.mT).softmax(-1).amax((0, 1, 2)).argmax())
-            kept = [i for i in range(k.shape[2]) if i != worst]
-            return core(q, k[:, :, kept], v[:, :, kept])
-
-        return losing
-
-    sizes: dict[str, Any] = {"dtype": "bfloat16", "seq_len": 600, "batch": 1, "kv_heads": 2}
-    assert checked_with(lambda core: core, **sizes) == "ok"
-    assert checked_with(lose, **sizes) == "incorrect"
-
-
-def test_useful_flops_and_least_bytes_are_the_formulas():
+def test_useful_flops_are_the_formulas():
     case = case_of(batch=3, kv_heads=2, value_dim=12, mask=parse_mask("causal"))
     n, e, pairs = 13, 24, 13 * 14 // 2
     forward = 2 * 3 * n * e * (4 * (8 + 12) + 2 * (8 + 12))
@@ -324,9 +310,6 @@ def test_useful_flops_and_least_bytes_are_the_formulas():
     backward = dataclasses.replace(case, pass_="backward")
     costs = LAYER.costs(backward, IMPLEMENTATIONS.get("naive"))
     assert costs["flops_useful"] == 2 * forward + 2 * 3 * 4 * pairs * (3 * 8 + 2 * 12)
-    tensors = drawn(case)  # every input is read once, every output written once
-    inputs, output = sum(x.numel() for x in tensors.values()), tensors["x"].numel()
-    assert costs["bytes_min"] == 4 * (2 * inputs + output)
     why = LAYER.why_flops(case, forward + 2 * 3 * 4 * n * n * 20)
     assert "the full square of pairs" in why[0]
 

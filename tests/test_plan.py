@@ -39,13 +39,6 @@ def test_threads_are_an_axis_of_a_cpu_and_all_is_what_torch_takes():
             parse_threads(wrong, "--threads")
 
 
-def test_axes_multiply():
-    axes = Axes(seq_lens=(64, 128), heads=(2, 4), masks=("full", "causal"), passes=("both",))
-    cases = list(expand(axes, "cpu"))
-    assert len(cases) == 8
-    assert len({case.case_id for case in cases}) == 8
-
-
 def cells(*cases: Case, impls: tuple[str, ...] = ("naive", "sdpa")) -> list[Cell]:
     return [Cell(case=case, impl=impl) for case in cases for impl in impls]
 

@@ -8,16 +8,15 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
-from attnbench.measure.clock import CaptureError, clock_for
+from attnbench.measure.clock import clock_for
 from attnbench.measure.engine import Measurement
-from attnbench.measure.sampling import StoppingRule, UnmeasurableError
+from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import Watch
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.worker import measuring, trial
 from attnbench.worker.checking import Entry
 from attnbench.worker.measuring import Instruments, measure_group
-from attnbench.worker.trial import classify
 from tests.conftest import collector
 
 RULE = StoppingRule(precision=0.5, min_time_s=0.001, max_time_s=0.01)
@@ -177,17 +176,6 @@ def test_the_simple_form_serves_full_and_causal():
         IMPLEMENTATIONS.remove("spy")
 
 
-def test_an_exception_is_classified_by_what_it_is():
-    assert classify(MemoryError(), "build")[0] == "oom"
-    full = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
-    assert classify(full, "probe") == ("oom", f"probe: {full}")
-    assert classify(ValueError("x"), "check") == ("error", "check: ValueError: x")
-    refused = CaptureError("--timer graph: the call cannot be captured (it waits)")
-    assert classify(refused, "samples") == ("unsupported", str(refused))
-    unseen = UnmeasurableError("faster than the clock can see")
-    assert classify(unseen, "samples")[0] == "error"
-
-
 def test_torchs_cache_is_emptied_before_a_group_is_prepared_and_before_it_is_timed(
     measured, monkeypatch
 ):
@@ -202,32 +190,6 @@ def test_torchs_cache_is_emptied_before_a_group_is_prepared_and_before_it_is_tim
         logged(place, name)
     measured(right=right)
     assert log == ["empty_cache", "prepare", "empty_cache", "run"]
-
-
-def test_settings_that_someone_changes_are_named_and_do_not_hold_for_the_others(measured):
-    seen: list[tuple[str, torch.dtype, int]] = []
-
-    def meddles(case):
-        torch.set_float32_matmul_precision("medium")
-        torch.set_default_dtype(torch.float64)
-        torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
-        return right(case)
-
-    def looks(case):
-        now = (
-            torch.get_float32_matmul_precision(),
-            torch.get_default_dtype(),
-            torch.get_num_threads(),
-        )
-        seen.append(now)
-        return right(case)
-
-    before = torch.get_num_threads()
-    records = measured(meddles=meddles, looks=looks)
-    assert records["looks"].status == "ok"
-    assert seen == [("highest", torch.float32, before)]
-    assert "the number of threads" in records["meddles"].metrics["meddles"]
-    assert "meddles" not in records["looks"].metrics
 
 
 def test_a_device_that_is_lost_is_told_from_an_error(monkeypatch):
