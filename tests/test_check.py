@@ -220,15 +220,19 @@ def test_at_long_n_a_dropped_key_shows_by_its_needle_alone():
     assert noticed == [False, True]
 
 
-@functools.cache
-def bfloat16_both() -> tuple[Reference, dict[str, torch.Tensor]]:
-    case = Case(pass_="both", heads=1, seq_len=1024, head_dim=64, dtype="bfloat16")
-    tensors = drawn(case)
+def by_sdpa(case: Case, tensors, **how) -> tuple[Reference, dict[str, torch.Tensor]]:
+    """The truth of a case of both passes, and what SDPA makes of it."""
     q, k, v = (tensors[name].detach().requires_grad_() for name in "qkv")
-    o = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, **how)
     gradients = torch.autograd.grad(o, (q, k, v), tensors["do"])
     results = {"o": o.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
     return reference(case, tensors), results
+
+
+@functools.cache
+def bfloat16_both() -> tuple[Reference, dict[str, torch.Tensor]]:
+    case = Case(pass_="both", heads=1, seq_len=1024, head_dim=64, dtype="bfloat16")
+    return by_sdpa(case, drawn(case))
 
 
 def mostly_zero(x):
@@ -298,11 +302,7 @@ def test_recomputed_weights_have_room_for_the_rounding_of_their_log_sum_exp():
     # A fused backward makes the weights again as exp(s - lse); large logits make lse coarse.
     case = Case(pass_="both", heads=4, seq_len=64, head_dim=32, mask=CAUSAL)
     tensors = drawn(case, query_amplitude=30.0)
-    q, k, v = (tensors[name].detach().requires_grad_() for name in "qkv")
-    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    gradients = torch.autograd.grad(o, (q, k, v), tensors["do"])
-    named = {"o": o, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
-    truth = reference(case, tensors)
+    truth, named = by_sdpa(case, tensors, is_causal=True)
     assert judge(named, truth, case.dtype).reason is None
     assert judge(named | {"dv": named["dv"] * (1 + 1e-3)}, truth, case.dtype).reason
 
@@ -314,11 +314,7 @@ def test_what_cancels_in_the_gradient_of_a_single_query_has_room_for_what_was_ro
     o = plain_attention(case, in_float64(tensors)).values["o"]
     along = (tensors["do"].double() * o).sum() / o.square().sum()
     tensors["do"].sub_((along * o).bfloat16())
-    q, k, v = (tensors[name] for name in "qkv")
-    o = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    gradients = torch.autograd.grad(o, (q, k, v), tensors["do"])
-    named = {"o": o, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
-    truth = reference(case, tensors)
+    truth, named = by_sdpa(case, tensors)
     assert judge(named, truth, case.dtype).reason is None
     assert judge(named | {"dv": named["dv"] * 1.02}, truth, case.dtype).reason
 

@@ -8,9 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,17 @@ from attnbench.execution.store import INFO, PLAN, RECORDS, RunWriter, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from tests import hostile, synthetic
-from tests.conftest import COMMAND, TINY, Cli, Refused, environment, exported, run_attnbench
+from tests.conftest import (
+    COMMAND,
+    TINY,
+    Cli,
+    Refused,
+    environment,
+    exported,
+    lives,
+    run_attnbench,
+    wait_until,
+)
 from tests.hostile import HARMLESS
 
 Rows = dict[tuple[str, int], dict[str, Any]]
@@ -121,19 +129,7 @@ class Sweep:
         return text[: text.rfind(b"\n") + 1]
 
     def worker_has_ended(self) -> bool:
-        """True where its processes are gone, or wait only for someone to collect them."""
-        return not any(
-            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-            for process in self._workers
-        )
-
-
-def wait_until(holds: Callable[[], bool], within_s: float = 60) -> None:
-    """Ask now and then; give up loudly."""
-    end = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
+        return not any(lives(process.pid) for process in self._workers)
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,7 @@ import pytest
 from attnbench.execution.process import CAN_FORK, Line, Settings
 from attnbench.execution.runner import LocalRunner
 from tests import hostile
-from tests.conftest import COMMAND, TINY, environment, exported
+from tests.conftest import COMMAND, TINY, environment, exported, wait_until
 
 FILE = hostile.__file__
 SWEPT = (
@@ -52,13 +51,6 @@ def marked() -> Iterator[Marked]:
     for process in processes.alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

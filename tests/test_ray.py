@@ -6,8 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from tests.conftest import (
     exported,
     run_attnbench,
     run_script,
+    wait_until,
 )
 
 LENGTHS = "16,24,48,56,64"
@@ -90,14 +90,6 @@ def cluster(flags: Path) -> Iterator[Any]:
         made.shutdown()
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert process is None or process.poll() is None, process and process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def survived(
     cluster: Any, flags: Path, tmp_path_factory: pytest.TempPathFactory
@@ -115,7 +107,8 @@ def survived(
         command, cwd=folder, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as sweep:  # fmt: skip
-        wait_for((flags / "b").exists, sweep)
+        wait_until(lambda: (flags / "b").exists() or sweep.poll() is not None)
+        assert sweep.poll() is None, sweep.communicate()
         cluster.remove_node(lost, allow_graceful=False)
         _, err = sweep.communicate(timeout=180)
     assert sweep.returncode == 0, err
@@ -151,7 +144,7 @@ def test_code_is_sent_along_and_nothing_is_left_on_a_lost_node(
 ) -> None:
     pid, *sources = (flags / "b").read_text().split()
     assert ["runtime_resources" in source for source in sources] == [True, True]
-    wait_for(lambda: not psutil.pid_exists(int(pid)))
+    wait_until(lambda: not psutil.pid_exists(int(pid)))
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -30,6 +29,7 @@ from attnbench.schema.messages import (
 from attnbench.worker import reference, serving
 from attnbench.worker.measuring import Instruments
 from attnbench.worker.workloads import WORKLOADS
+from tests.conftest import lives
 
 FAILURES: dict[str, tuple[Exception, str, str]] = {
     "no memory for the flush": (MemoryError(), "skipped", "set-up: out of memory"),
@@ -179,13 +179,6 @@ threads = len(os.listdir("/proc/self/task"))
 pathlib.Path(__file__).with_suffix(f".{os.getpid()}").write_text(f"{sleeper.pid} {threads}")
 attention("mine")(lambda q, k, v, *, causal, scale: os._exit(7))
 """
-
-
-def lives(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:  # gone
-        return False
 
 
 @pytest.fixture(scope="module")
