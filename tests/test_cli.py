@@ -30,8 +30,6 @@ from attnbench.schema.messages import Catalogue
 from tests import synthetic
 from tests.conftest import (
     COMMAND,
-    Cli,
-    Refused,
     environment,
     exported,
     run_script,
@@ -117,16 +115,14 @@ WRONG_SWEEPS = {
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize(("args", "says"), WRONG_SWEEPS.values(), ids=WRONG_SWEEPS)
 def test_a_wrong_sweep_is_one_line_that_names_the_flag_and_nothing_is_written(
-    cli: Cli, assert_refused: Refused, tmp_path: Path, args: list[str], says: list[str]
-) -> None:
+    cli, assert_refused, tmp_path, args, says
+):
     assert_refused(cli("sweep", *args), *says)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", NOT_SIZES, ids=lambda text: repr(text[:8]))
-def test_what_is_no_size_is_refused_by_every_axis(
-    cli: Cli, assert_refused: Refused, text: str
-) -> None:
+def test_what_is_no_size_is_refused_by_every_axis(cli, assert_refused, text):
     for flag in SIZE_FLAGS:
         assert_refused(cli("sweep", flag, text), flag)
 
@@ -145,9 +141,7 @@ def test_what_is_no_size_is_refused_by_every_axis(
     ids=" ".join,
 )
 @pytest.mark.usefixtures("imagined_worker")
-def test_other_commands_refuse_in_one_line_too(
-    cli: Cli, assert_refused: Refused, args: list[str], says: list[str]
-) -> None:
+def test_other_commands_refuse_in_one_line_too(cli, assert_refused, args, says):
     assert_refused(cli(*args), *says)
 
 
@@ -158,9 +152,7 @@ READING = (["report"], ["export"], ["verify"], ["claims"], ["sweep", "--resume"]
 
 
 @pytest.mark.parametrize("command", READING, ids=" ".join)
-def test_a_run_that_cannot_be_read_is_one_line(
-    cli: Cli, assert_refused: Refused, run: Path, command: list[str]
-) -> None:
+def test_a_run_that_cannot_be_read_is_one_line(cli, assert_refused, run, command):
     assert_refused(cli(*command, "mode"), "no run 'mode'", "'made'?")
     assert_refused(cli(*command, "x" * 300), "no run 'xxx")
     assert_refused(cli(*command, "../.."), "is not a run: no run.json")
@@ -185,9 +177,7 @@ def test_a_run_that_cannot_be_read_is_one_line(
     ids=json.dumps,
 )
 @pytest.mark.usefixtures("imagined_worker")
-def test_a_plan_that_is_damaged_is_not_resumed(
-    cli: Cli, assert_refused: Refused, damage: dict[str, object]
-) -> None:
+def test_a_plan_that_is_damaged_is_not_resumed(cli, assert_refused, damage):
     assert cli("sweep", "--impls", "naive", "--name", "r").exit_code == 0
     file = Path("results/r/run.json")
     synthetic.edit(file, lambda info: {k: v for k, v in info.items() if k != "planned"} | damage)
@@ -195,9 +185,7 @@ def test_a_plan_that_is_damaged_is_not_resumed(
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_a_taken_name_or_a_file_for_a_folder_is_refused_and_left_alone(
-    cli: Cli, assert_refused: Refused, run: Path
-) -> None:
+def test_a_taken_name_or_a_file_for_a_folder_is_refused_and_left_alone(cli, assert_refused, run):
     before = {file: file.read_bytes() for file in run.iterdir()}
     assert_refused(cli("sweep", "--name", "made"), "--name", "--resume made")
     for output in (run / RECORDS, run / RECORDS / "below"):
@@ -211,15 +199,13 @@ def test_a_taken_name_or_a_file_for_a_folder_is_refused_and_left_alone(
     [("--impls", "naive"), ("--impl", "x.py"), ("--seed", "0"), ("--preset", "quick")],
     ids="".join,
 )
-def test_options_beside_resume_are_refused(
-    cli: Cli, assert_refused: Refused, run: Path, option: tuple[str, str]
-) -> None:
+def test_options_beside_resume_are_refused(cli, assert_refused, run, option):
     assert_refused(cli("sweep", "--resume", "made", *option), "--resume", f"remove {option[0]}")
 
 
 def test_on_a_narrow_terminal_no_word_is_split_and_each_command_has_its_whole_sentence(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cli, monkeypatch
+):
     text = "[1/8]  614 µs naive-heads: attention forward n=128 results/a-long-name/records.jsonl"
     assert wrapped(text) == text
     for columns in (20, 44, 80):
@@ -237,7 +223,7 @@ def test_on_a_narrow_terminal_no_word_is_split_and_each_command_has_its_whole_se
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_a_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_plan_and_writes_nothing(cli, tmp_path):
     result = cli("sweep", "--impls", "naive", "--seq-lens", "8,16", "--dry-run")
     assert result.exit_code == 0
     assert "2 cells to measure" in result.stdout
@@ -252,7 +238,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, tmp_path: Path) 
 
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize("preset", ["gpu", "verify-gpu"])
-def test_a_preset_for_a_gpu_runs_on_a_cpu_that_is_asked_for(cli: Cli, preset: str) -> None:
+def test_a_preset_for_a_gpu_runs_on_a_cpu_that_is_asked_for(cli, preset):
     result = cli("sweep", "--preset", preset, "--device", "cpu", "--dry-run")
     assert result.exit_code == 0, result.stderr
 
@@ -282,8 +268,8 @@ WRONG_FILES = {
 
 @pytest.mark.parametrize(("source", "says"), WRONG_FILES.values(), ids=WRONG_FILES)
 def test_a_wrong_file_is_named_with_what_is_wrong_and_leaves_nothing_registered(
-    tmp_path: Path, source: str, says: str
-) -> None:
+    tmp_path, source, says
+):
     load_built_in()
     before = IMPLEMENTATIONS.names()
     file = tmp_path / "wrong.py"
@@ -302,7 +288,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong_and_leaves_nothing_registered(
 # Export.
 
 
-def test_csv_goes_to_standard_output_with_one_line_a_cell(cli: Cli, run: Path) -> None:
+def test_csv_goes_to_standard_output_with_one_line_a_cell(cli, run):
     rows = list(csv.DictReader(io.StringIO(cli("export", "made").stdout)))
     assert [(row["impl"], row["seq_len"], row["energy_j"]) for row in rows] == [("sdpa", "128", "")]
     assert [(row["seq_len"], row["energy_j"]) for row in exported(run)] == [(128, None)]  # JSON
@@ -313,22 +299,20 @@ def test_csv_goes_to_standard_output_with_one_line_a_cell(cli: Cli, run: Path) -
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
-def test_a_file_holds_what_standard_output_would(cli: Cli, run: Path, kind: str) -> None:
+def test_a_file_holds_what_standard_output_would(cli, run, kind):
     printed = cli("export", run, "--format", kind).stdout
     assert cli("export", run, "--format", kind, "--to", "table").output == ""
     assert Path("table").read_text(encoding="utf-8") == printed
 
 
-def test_parquet_is_a_file_that_pandas_reads(cli: Cli, assert_refused: Refused, run: Path) -> None:
+def test_parquet_is_a_file_that_pandas_reads(cli, assert_refused, run):
     assert_refused(cli("export", run, "--format", "parquet"), "--to FILE")
     assert cli("export", run, "--format", "parquet", "--to", "t.parquet").output == ""
     assert pd.read_parquet("t.parquet")["seq_len"].tolist() == [128]
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
-def test_a_target_that_cannot_be_written_is_named(
-    cli: Cli, assert_refused: Refused, run: Path, kind: str
-) -> None:
+def test_a_target_that_cannot_be_written_is_named(cli, assert_refused, run, kind):
     for target in ("gone/table", "results"):
         assert_refused(cli("export", run, "--format", kind, "--to", target), "cannot write")
 
@@ -344,9 +328,7 @@ def write_to(stdout: int, args: list[str]) -> tuple[int, str]:
 
 @pytest.mark.usefixtures("run")
 @pytest.mark.parametrize(("command", "code"), [("export", 0), ("verify", 141)])
-def test_a_closed_pipe_ends_a_command_quietly_and_passes_for_no_verdict(
-    command: str, code: int
-) -> None:
+def test_a_closed_pipe_ends_a_command_quietly_and_passes_for_no_verdict(command, code):
     read, write = os.pipe()
     os.close(read)
     try:
@@ -357,7 +339,7 @@ def test_a_closed_pipe_ends_a_command_quietly_and_passes_for_no_verdict(
 
 @pytest.mark.usefixtures("run")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+def test_a_full_disk_behind_standard_output_is_one_line():
     with Path("/dev/full").open("w") as full:
         code, stderr = write_to(full.fileno(), ["export"])
     assert code == 2
@@ -371,9 +353,7 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
         (["sweep"], "attnbench.execution.session.sweep"),
     ],
 )
-def test_an_interrupt_at_any_moment_exits_with_130(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, args: list[str], called: str
-) -> None:
+def test_an_interrupt_at_any_moment_exits_with_130(cli, monkeypatch, args, called):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -386,8 +366,8 @@ def test_an_interrupt_at_any_moment_exits_with_130(
     [("ok", 0), ("ok unsupported", 0), ("ok incorrect", 1), ("crashed", 1), ("unsupported", 2)],
 )
 def test_a_check_exits_with_1_if_anything_failed_and_with_2_if_nothing_was_checked(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, statuses: str, code: int
-) -> None:
+    cli, monkeypatch, statuses, code
+):
     item = battery("cpu", ("float32",))[0]
     results = [
         CheckResult(item=item, impl="mine", status=each, reason="r", metrics={})
@@ -398,8 +378,8 @@ def test_a_check_exits_with_1_if_anything_failed_and_with_2_if_nothing_was_check
 
 
 def test_a_watched_file_is_checked_again_when_it_changes_and_a_broken_one_waited_for(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    cli, monkeypatch, tmp_path
+):
     file, beside, runs = tmp_path / "k.py", tmp_path / "other.py", []
     file.write_text("1")
 
@@ -428,7 +408,7 @@ def test_a_watched_file_is_checked_again_when_it_changes_and_a_broken_one_waited
 # Help, listing and completion.
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy():
     script = """
 import sys
 from attnbench.cli import main
@@ -446,7 +426,7 @@ sys.exit(f"loaded {heavy}" if heavy else 0)
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_list_shows_the_catalogue(cli: Cli, recorded_catalogue: Catalogue) -> None:
+def test_list_shows_the_catalogue(cli, recorded_catalogue):
     shown = cli("list").stdout
     names = [info.name for info in recorded_catalogue.implementations]
     for kind in ("workloads", "caches", "positions"):
@@ -457,8 +437,8 @@ def test_list_shows_the_catalogue(cli: Cli, recorded_catalogue: Catalogue) -> No
 
 @pytest.mark.parametrize("python", [shutil.which("false") or "", "/no/such/python"])
 def test_a_worker_that_cannot_start_is_one_line_and_no_hang(
-    cli: Cli, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch, python: str
-) -> None:
+    cli, assert_refused, monkeypatch, python
+):
     monkeypatch.setattr(sys, "executable", python)
     assert_refused(cli("list"), "a worker", python, exit_code=4)
 
@@ -473,9 +453,7 @@ def completed(*args: str, incomplete: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("output", ["nowhere", "file", "x" * 5000, "a/b", ""])
-def test_completion_of_a_folder_that_cannot_be_read_offers_what_has_a_meaning(
-    tmp_path: Path, output: str
-) -> None:
+def test_completion_of_a_folder_that_cannot_be_read_offers_what_has_a_meaning(tmp_path, output):
     (tmp_path / "file").write_text("")
     assert completed("export", "--output", output) == ["latest", "previous"]
 
@@ -484,9 +462,7 @@ def test_completion_of_a_folder_that_cannot_be_read_offers_what_has_a_meaning(
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_the_latest_run_is_resumed_in_the_folder_that_output_names(
-    cli: Cli, assert_refused: Refused, tmp_path: Path
-) -> None:
+def test_the_latest_run_is_resumed_in_the_folder_that_output_names(cli, assert_refused, tmp_path):
     there = ("--output", tmp_path / "there")
     for name in ("whole", "half"):
         cli("sweep", "--seq-lens", "8,16", "--impls", "sdpa", "--name", name, *there)

@@ -21,7 +21,6 @@ from attnbench.gate.decide.verdict import decide
 from attnbench.report.pages import write_report
 from attnbench.schema.case import Case
 from tests import gate_runs, synthetic
-from tests.conftest import Cli, Refused
 from tests.test_report import unwritten
 
 
@@ -33,9 +32,7 @@ def small(folder: Path, cells: int = 4) -> Path:
     return synthetic.write_run(folder, "r", records)
 
 
-def test_a_changed_digit_is_refused_with_file_line_and_what_to_do(
-    cli: Cli, assert_refused: Refused, tmp_path: Path
-) -> None:
+def test_a_changed_digit_is_refused_with_file_line_and_what_to_do(cli, assert_refused, tmp_path):
     file = small(tmp_path) / RECORDS
     file.write_text(file.read_text().replace("12.5", "92.5"))
     for command in (("export",), ("report",), ("sweep", "--resume")):
@@ -43,7 +40,7 @@ def test_a_changed_digit_is_refused_with_file_line_and_what_to_do(
         assert_refused(result, f"{file}, line 2: ", "checksum", "delete the line", "--resume")
 
 
-def test_the_id_of_a_line_is_that_of_its_case(tmp_path: Path) -> None:
+def test_the_id_of_a_line_is_that_of_its_case(tmp_path):
     path = small(tmp_path, cells=1)
     synthetic.edit(path / RECORDS, lambda row: row | {"case_id": "0" * 12})
     (path / RECORDS).write_text((path / RECORDS).read_text() + "\n")
@@ -51,7 +48,7 @@ def test_the_id_of_a_line_is_that_of_its_case(tmp_path: Path) -> None:
         load_run(path)
 
 
-def test_a_record_that_was_not_planned_is_refused(tmp_path: Path) -> None:
+def test_a_record_that_was_not_planned_is_refused(tmp_path):
     path = small(tmp_path)
     with RunWriter(path) as writer:
         writer.append(synthetic.ok(Case(seq_len=64), "sdpa"))
@@ -59,7 +56,7 @@ def test_a_record_that_was_not_planned_is_refused(tmp_path: Path) -> None:
         load_run(path)
 
 
-def test_records_are_never_appended_through_a_link(tmp_path: Path) -> None:
+def test_records_are_never_appended_through_a_link(tmp_path):
     path, target = small(tmp_path), tmp_path / "target"
     shutil.move(path / RECORDS, target)
     (path / RECORDS).symlink_to(target)
@@ -69,9 +66,7 @@ def test_records_are_never_appended_through_a_link(tmp_path: Path) -> None:
     assert target.read_bytes() == before
 
 
-def test_what_keeps_a_report_from_being_written_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_keeps_a_report_from_being_written_is_said(tmp_path, monkeypatch):
     path = small(tmp_path)
     (path / "plots").mkdir()
 
@@ -86,7 +81,7 @@ def test_what_keeps_a_report_from_being_written_is_said(
 @pytest.mark.parametrize(
     "names", [("report.html", "report.md", "plots/page.svg", "run.json"), ("plots",)]
 )
-def test_a_report_is_never_written_through_a_link(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_report_is_never_written_through_a_link(tmp_path, names):
     path, outside = small(tmp_path), tmp_path / "outside"
     outside.mkdir()
     for number, name in enumerate(names):
@@ -112,8 +107,8 @@ HOSTILE = "".join(
 
 @pytest.mark.parametrize("escaped", [False, True])
 def test_no_text_of_a_run_steers_a_terminal_or_hides_in_a_table(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, escaped: bool
-) -> None:
+    cli, tmp_path, monkeypatch, escaped
+):
     monkeypatch.setattr("attnbench.report.figures.write", unwritten)
     text = f"said \x1b[31mred\r{HOSTILE} and \\u001b, 3 µs"
     good, bad = Case(seq_len=64), Case(seq_len=128)
@@ -142,9 +137,7 @@ def test_no_text_of_a_run_steers_a_terminal_or_hides_in_a_table(
     ("verdicts", "says"),
     [("ok", ""), ("regressed", "states other verdicts than its raw data: edited")],
 )
-def test_verdicts_in_a_gate_file_are_held_against_its_raw_data(
-    cli: Cli, tmp_path: Path, verdicts: str, says: str
-) -> None:
+def test_verdicts_in_a_gate_file_are_held_against_its_raw_data(cli, tmp_path, verdicts, says):
     run = gate_runs.a_run(cells=gate_runs.CELLS[:1])
     file = write_gate(tmp_path / "g", run, decide(run))
     synthetic.edit(file, lambda row: row | {"decided": {"rows": [{"verdict": verdicts}]}})
@@ -157,9 +150,7 @@ def test_verdicts_in_a_gate_file_are_held_against_its_raw_data(
 
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize("change", ["edited", "gone", "unknown"])
-def test_a_file_that_a_run_names_is_imported_only_as_it_was(
-    cli: Cli, assert_refused: Refused, tmp_path: Path, change: str
-) -> None:
+def test_a_file_that_a_run_names_is_imported_only_as_it_was(cli, assert_refused, tmp_path, change):
     (file := tmp_path / "mine.py").write_text("# mine")
     asked = ("--impl", file, "--impls", "naive", "--seq-lens", "64,128", "--name", "r")
     assert cli("sweep", *asked, "--output", tmp_path).exit_code == 0
@@ -191,9 +182,7 @@ def traps(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def test_what_is_no_file_of_ours_is_one_line(
-    cli: Cli, assert_refused: Refused, tmp_path: Path
-) -> None:
+def test_what_is_no_file_of_ours_is_one_line(cli, assert_refused, tmp_path):
     path = small(tmp_path)
     for trap in traps(tmp_path):
         (run := tmp_path / f"run-{trap.name}").mkdir()
@@ -214,9 +203,7 @@ def test_what_is_no_file_of_ours_is_one_line(
 
 
 @pytest.mark.parametrize("text", ["x" * 300, "/".join("x" * 300), "a\0b"])
-def test_a_path_that_no_file_can_have_is_one_line(
-    cli: Cli, assert_refused: Refused, text: str
-) -> None:
+def test_a_path_that_no_file_can_have_is_one_line(cli, assert_refused, text):
     for command in (
         ("sweep", "--output"),
         ("report", "--output"),

@@ -48,7 +48,7 @@ def windowed() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("workload", ["attention", "layer", "decode"])
-def test_a_definition_takes_the_place_of_attention(windowed: list[int], workload: str) -> None:
+def test_a_definition_takes_the_place_of_attention(windowed, workload):
     row = {
         "workload": workload, "pass": "both", "batch": 2, "heads": 2, "kv_heads": 1,
         "seq_len": 40, "head_dim": 8, "mask": "causal",
@@ -64,9 +64,7 @@ def test_a_definition_takes_the_place_of_attention(windowed: list[int], workload
 
 
 @pytest.mark.parametrize(("dtype", "status"), [("float16", "unsupported"), ("bfloat16", "ok")])
-def test_where_exact_results_are_too_large_for_the_dtype_nothing_can_be_right(
-    dtype: str, status: str
-) -> None:
+def test_where_exact_results_are_too_large_for_the_dtype_nothing_can_be_right(dtype, status):
     load_built_in()
     row = {
         "workload": "layer", "projection": "separate", "layers": 2, "width": 48, "batch": 2,
@@ -77,9 +75,7 @@ def test_where_exact_results_are_too_large_for_the_dtype_nothing_can_be_right(
     assert status == "ok" or "float16 6.55e+04 at most" in found["reason"]
 
 
-def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local(
-    windowed: list[int],
-) -> None:
+def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local(windowed):
     case = Case(heads=2, seq_len=256, head_dim=16)
     workload = WORKLOADS.get("attention")
     tensors = workload.tensors(case)
@@ -103,7 +99,7 @@ def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local
     assert some["approx_error"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_definition_that_fails_costs_its_own_cell_alone() -> None:
+def test_a_definition_that_fails_costs_its_own_cell_alone():
     load_built_in()
 
     def broken(case: Case) -> Call:
@@ -120,13 +116,13 @@ def test_a_definition_that_fails_costs_its_own_cell_alone() -> None:
     assert trials["naive"].metrics["error_ratio"] <= 1
 
 
-def test_what_a_definition_needs_is_unknown_where_it_is_not_declared(windowed: list[int]) -> None:
+def test_what_a_definition_needs_is_unknown_where_it_is_not_declared(windowed):
     trial = Trial(impl=named("near"), case=Case(seq_len=16), tensors={})
     assert (trial.costs()["flops_useful"], trial.costs()["flops_executed"]) == (None, 8000)
 
 
 @pytest.mark.parametrize("count", [-1, 2.5, "many"])
-def test_a_count_of_flops_that_is_none_costs_its_own_cell_alone(count: Any) -> None:
+def test_a_count_of_flops_that_is_none_costs_its_own_cell_alone(count):
     attention_builder("miscounted", flops=lambda case: count)(lambda case: near(case, 1))
     try:
         case = Case(seq_len=16)

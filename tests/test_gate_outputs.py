@@ -14,7 +14,6 @@ from attnbench.gate.decide.outcome import Outcome
 from attnbench.gate.decide.verdict import decide
 from attnbench.report.gate import outputs
 from tests import gate_runs
-from tests.conftest import Cli, Refused
 from tests.test_report import Page
 
 KINDS = gate_runs.the_kinds()
@@ -80,9 +79,7 @@ def test_all_files_are_written_and_the_summary_of_the_job_is_appended_to(tmp_pat
 # The page.
 
 
-def test_a_gate_that_is_damaged_or_cannot_be_written_is_one_line(
-    cli: Cli, assert_refused: Refused, tmp_path: Path
-) -> None:
+def test_a_gate_that_is_damaged_or_cannot_be_written_is_one_line(cli, assert_refused, tmp_path):
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "gate.json").write_text("{")
     assert_refused(cli("report", "g", "--output", tmp_path), "gate.json", "damaged")

@@ -133,9 +133,7 @@ def test_values_that_cannot_be_are_refused_by_their_path(place, value, says, wri
     assert "\n" not in str(refused.value)
 
 
-def test_a_full_disk_leaves_no_half_file_and_the_old_one_as_it_was(
-    written: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_no_half_file_and_the_old_one_as_it_was(written, monkeypatch):
     def fsync(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

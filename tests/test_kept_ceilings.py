@@ -74,9 +74,7 @@ def sweep(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[st
     return swept
 
 
-def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspect(
-    sweep: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspect(sweep):
     assert sweep(SLOW)["done"] == ["x", "ceilings", "y"]
     facts = ceilings.recalled(dict(synthetic.CPU), ASKED, print)
     record = synthetic.timed(CASE, "x", [100.0] * 9, flops_executed=10**8)
@@ -111,9 +109,7 @@ SPOILT: dict[str, tuple[Callable[[bytes], Any], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "says"), SPOILT.values(), ids=SPOILT)
-def test_a_file_that_cannot_be_right_costs_a_line_and_the_measurement(
-    sweep: Callable[..., dict[str, Any]], cache: Path, spoil: Callable[[bytes], Any], says: str
-) -> None:
+def test_a_file_that_cannot_be_right_costs_a_line_and_the_measurement(sweep, cache, spoil, says):
     first = sweep()
     (file,) = cache.iterdir()
     changed = spoil(file.read_bytes())
@@ -146,9 +142,8 @@ def no_home() -> Path:
     ],
 )
 def test_where_nothing_can_be_kept_a_line_says_so_and_the_run_goes_on(
-    sweep: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch,
-    target: str, fault: Any, says: str,
-) -> None:  # fmt: skip
+    sweep, monkeypatch, target, fault, says
+):
     if fault is no_home:
         monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(target, fault)
@@ -160,9 +155,7 @@ def test_where_nothing_can_be_kept_a_line_says_so_and_the_run_goes_on(
         assert says in line
 
 
-def test_what_could_not_be_measured_is_not_kept(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_could_not_be_measured_is_not_kept(cache, monkeypatch):
     found = {"1": measured(1.0) | {"read_gbps": None}}
     ceilings.keep(found, dict(synthetic.CPU), ASKED, print)
     assert not os.path.exists(cache)

@@ -39,7 +39,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Chil
     line.close()
 
 
-def test_a_death_ends_the_answers_and_leaves_its_last_words(echo: tuple[Child, Line]) -> None:
+def test_a_death_ends_the_answers_and_leaves_its_last_words(echo):
     child, line = echo
     line.watch(child.pid)
     assert not line.ends_within(0)
@@ -51,9 +51,7 @@ def test_a_death_ends_the_answers_and_leaves_its_last_words(echo: tuple[Child, L
     assert line.receive(str, 60) is None
 
 
-def test_one_that_hangs_misses_the_deadline_and_is_ended_with_what_it_started(
-    echo: tuple[Child, Line],
-) -> None:
+def test_one_that_hangs_misses_the_deadline_and_is_ended_with_what_it_started(echo):
     child, line = echo
     line.send("hang")
     sleeper = line.receive(int, 60)

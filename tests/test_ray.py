@@ -125,9 +125,7 @@ def keys(path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_cells_of_a_case_are_on_one_node_which_the_table_names(
-    survived: tuple[Path, str],
-) -> None:
+def test_the_cells_of_a_case_are_on_one_node_which_the_table_names(survived):
     path, _ = survived
     rows = exported(path)
     nodes = {n: {row["node"] for row in rows if row["seq_len"] == n} for n in (16, 24, 48, 56, 64)}
@@ -139,9 +137,7 @@ def test_the_cells_of_a_case_are_on_one_node_which_the_table_names(
 
 
 @pytest.mark.slow
-def test_code_is_sent_along_and_nothing_is_left_on_a_lost_node(
-    survived: tuple[Path, str], flags: Path
-) -> None:
+def test_code_is_sent_along_and_nothing_is_left_on_a_lost_node(survived, flags):
     pid, *sources = (flags / "b").read_text().split()
     assert ["runtime_resources" in source for source in sources] == [True, True]
     wait_until(lambda: not psutil.pid_exists(int(pid)))
@@ -149,8 +145,8 @@ def test_code_is_sent_along_and_nothing_is_left_on_a_lost_node(
 
 @pytest.mark.slow
 def test_more_threads_than_a_node_has_cpus_are_refused_before_anything_is_written(
-    cluster: Any, tmp_path: Path
-) -> None:
+    cluster, tmp_path
+):
     ended = run_attnbench("sweep", *on(cluster), "--threads", "2", cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (2, "Error: no node of the Ray cluster has 2 CPUs\n")
     assert list(tmp_path.iterdir()) == []
@@ -160,9 +156,7 @@ def test_more_threads_than_a_node_has_cpus_are_refused_before_anything_is_writte
     ("address", "says"),
     [("127.0.0.1:1", "ray start --head"), ("x y:3", "x y:3")],
 )
-def test_where_no_cluster_is_there_one_line_says_how_to_start_one(
-    address: str, says: str, tmp_path: Path
-) -> None:
+def test_where_no_cluster_is_there_one_line_says_how_to_start_one(address, says, tmp_path):
     ended = run_attnbench("sweep", "--on", "ray", "--ray-address", address, cwd=tmp_path)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
@@ -171,9 +165,7 @@ def test_where_no_cluster_is_there_one_line_says_how_to_start_one(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_address_that_is_given_stands_before_that_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_address_that_is_given_stands_before_that_of_the_environment(monkeypatch):
     asked: list[tuple[str, int]] = []
 
     def create_connection(address: tuple[str, int], timeout: float) -> None:
@@ -188,7 +180,7 @@ def test_an_address_that_is_given_stands_before_that_of_the_environment(
     assert asked == [("here", 1), ("there", 2)]
 
 
-def test_without_ray_one_line_says_how_to_install_it() -> None:
+def test_without_ray_one_line_says_how_to_install_it():
     ended = run_script(
         "import sys; sys.modules['ray'] = None\n"
         "from attnbench.cli import main; main(['sweep', '--on', 'ray'])"
@@ -273,9 +265,7 @@ def run_on_fake(
     return list(runner.run(taken(jobs))), runner._ray, warnings
 
 
-def test_jobs_are_taken_as_slots_come_free_also_where_cases_live_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_jobs_are_taken_as_slots_come_free_also_where_cases_live_elsewhere(monkeypatch):
     """--max-total-time decides when a job is taken: all of them at once would all be admitted.
 
     Here b joins for the second pass, of which every case lives on a.
@@ -305,7 +295,7 @@ def test_jobs_are_taken_as_slots_come_free_also_where_cases_live_elsewhere(
     assert max(ahead) <= 2, "those that wait for a slot, one for each"
 
 
-def test_what_is_tried_once_more_is_known_to_the_slot_that_tries_it() -> None:
+def test_what_is_tried_once_more_is_known_to_the_slot_that_tries_it():
     """Which then isolates it, and waits for late harm."""
     key = GROUPS[1][0][0].case_id, "sdpa"
     _, found, _ = run_on_fake(lambda *_: None, suspects={key: "crashed: by a signal"})
@@ -314,7 +304,7 @@ def test_what_is_tried_once_more_is_known_to_the_slot_that_tries_it() -> None:
     assert seen.count({}) == 6
 
 
-def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end() -> None:
+def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end():
     died: list[str] = []
 
     def behaviour(node: str, cell: Cell) -> None:
@@ -335,13 +325,13 @@ def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end() -> N
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_what_planned_is_the_slot_of_its_own_device_whatever_joins_meanwhile(first: str) -> None:
+def test_what_planned_is_the_slot_of_its_own_device_whatever_joins_meanwhile(first):
     records, found, _ = run_on_fake(lambda *_: None, planned_on=first)
     assert sorted(actor.node for actor in found.actors) == ["a", "b"]
     assert {r.environment for r in records} == {"a", "b"}
 
 
-def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_no_other() -> None:
+def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_no_other():
     def admit(facts: dict[str, Any], refused: str) -> dict[str, Any]:
         if facts["device_name"] in refused:
             raise UsageError(f"device_name is {facts['device_name']}")
@@ -354,9 +344,7 @@ def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_n
         run_on_fake(lambda *_: None, admit=partial(admit, refused="ab"))
 
 
-def test_a_folder_that_is_too_large_is_not_sent_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_too_large_is_not_sent_and_that_is_said(tmp_path, monkeypatch):
     (tmp_path / "own" / ".git").mkdir(parents=True)
     for name in ("mine.py", "data.bin", ".git/pack"):
         (tmp_path / "own" / name).write_text("x" * 3000)
