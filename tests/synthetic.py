@@ -18,25 +18,15 @@ from attnbench.schema.case import Case, Mask, Pass, Position, parse_mask, parse_
 from attnbench.schema.record import SCHEMA, Cell, Record, Sample
 
 CPU = {
-    "device": "cpu",
-    "device_name": "AMD EPYC 9B14",
-    "cores": 2,
-    "threads": 2,
-    "torch": "2.13.0+cpu",
-    "python": "3.11.7",
-    "platform": "Linux-6.1.0-x86_64-with-glibc2.36",
-    "memory_bytes": 8 * 2**30,
-    "caches": {"L1d": 32768, "L2": 1048576, "L3": 33554432},
+    "device": "cpu", "device_name": "AMD EPYC 9B14", "cores": 2, "threads": 2,
+    "torch": "2.13.0+cpu", "python": "3.11.7", "platform": "Linux-6.1.0-x86_64-with-glibc2.36",
+    "memory_bytes": 8 * 2**30, "caches": {"L1d": 32768, "L2": 1048576, "L3": 33554432},
     "matmul_precision": "highest",
-}
+}  # fmt: skip
 GPU = CPU | {
-    "device": "cuda",
-    "device_name": "NVIDIA H200",
-    "cores": 16,
-    "threads": 16,
-    "torch": "2.13.0+cu130",
-    "caches": {"L2": 50 * 2**20},
-}
+    "device": "cuda", "device_name": "NVIDIA H200", "cores": 16, "threads": 16,
+    "torch": "2.13.0+cu130", "caches": {"L2": 50 * 2**20},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,15 +295,10 @@ def single_n_records() -> list[Record]:
 
 
 RUNS = {
-    "quick": quick_records,
-    "gpu": gpu_records,
-    "failed": failed_records,
-    "one": lambda: [ok(Case(seq_len=128), "sdpa")],
-    "bare": bare_records,
-    "hostile": hostile_records,
-    "single-n": single_n_records,
-    "empty": list,
-}
+    "quick": quick_records, "gpu": gpu_records, "failed": failed_records,
+    "one": lambda: [ok(Case(seq_len=128), "sdpa")], "bare": bare_records,
+    "hostile": hostile_records, "single-n": single_n_records, "empty": list,
+}  # fmt: skip
 
 
 def write_named(folder: Path, name: str) -> Path:

@@ -13,17 +13,8 @@ import pytest
 from attnbench.analysis import doubts
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.doubts import doubt_sentence
-from attnbench.analysis.highlights import (
-    highlights,
-)
-from attnbench.analysis.table import (
-    compared,
-    load,
-    rope_cost,
-    to_csv,
-    to_json,
-    to_parquet,
-)
+from attnbench.analysis.highlights import highlights
+from attnbench.analysis.table import compared, load, rope_cost, to_csv, to_json, to_parquet
 from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case

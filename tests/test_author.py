@@ -84,10 +84,7 @@ MISFITS: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], list[str]]] = {
         lambda: (draw(*GOOD), draw(*GOOD), torch.empty(GOOD, device="meta", dtype=torch.float64)),
         ["one device", "cpu, cpu, meta"],
     ),
-    "a device of no use": (
-        lambda: (torch.empty(GOOD, device="meta"),) * 3,
-        ["meta", "cpu"],
-    ),
+    "a device of no use": (lambda: (torch.empty(GOOD, device="meta"),) * 3, ["meta", "cpu"]),
 }
 
 

@@ -28,12 +28,7 @@ from attnbench.execution.store import RECORDS, load_info, write_info
 from attnbench.planning.battery import battery
 from attnbench.schema.messages import Catalogue
 from tests import synthetic
-from tests.conftest import (
-    COMMAND,
-    environment,
-    exported,
-    run_script,
-)
+from tests.conftest import COMMAND, environment, exported, run_script
 
 SIZE_FLAGS = (
     "--batch-sizes", "--heads", "--kv-heads", "--seq-lens", "--kv-lens", "--head-dims",

@@ -285,10 +285,7 @@ def test_the_check_of_decode_accepts_it_and_notices_a_stale_cache(cache):
             {"cache": "sliding", "mask": parse_mask("window:4"), "query_tokens": 2},
             "--query-tokens 1",
         ),
-        (
-            {"cache": "concat", "mask": LENGTHS},
-            "with caches static, shared, paged, int8,",
-        ),
+        ({"cache": "concat", "mask": LENGTHS}, "with caches static, shared, paged, int8,"),
         ({"mask": LENGTHS, "query_tokens": 2}, "one query at a time"),
         ({"cache": "static:12"}, "holds 12 tokens, not the 17"),
         ({"cache": "static:64", "query_tokens": 2}, "by a mask that is for one query"),

@@ -66,14 +66,10 @@ class Machine:
 
     def measure(self, targets: dict[str, Target], rule: StoppingRule, **options: Any) -> None:
         watch = Watch(
-            sensor=options.pop("sensor", None),
-            interruptions=lambda: self.switches,
-            driver_allocations=lambda: self.allocations,
-            probe_us=lambda: next(self.probes_us),
-            stolen_ticks=lambda: self.ticks,
-            throttled_us=lambda: self.withheld_us,
-            calm_turns=0,
-        )
+            sensor=options.pop("sensor", None), interruptions=lambda: self.switches,
+            driver_allocations=lambda: self.allocations, probe_us=lambda: next(self.probes_us),
+            stolen_ticks=lambda: self.ticks, throttled_us=lambda: self.withheld_us, calm_turns=0,
+        )  # fmt: skip
         Measurement(targets, self, rule, watch, **options).run(seed=1)  # type: ignore[arg-type]
 
     def run(self, costs: dict[str, Cost], rule: StoppingRule, **options: Any) -> dict[str, Target]:

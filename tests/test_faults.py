@@ -22,15 +22,7 @@ from attnbench.execution.store import INFO, PLAN, RECORDS, RunWriter, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from tests import hostile, synthetic
-from tests.conftest import (
-    COMMAND,
-    TINY,
-    environment,
-    exported,
-    lives,
-    run_attnbench,
-    wait_until,
-)
+from tests.conftest import COMMAND, TINY, environment, exported, lives, run_attnbench, wait_until
 from tests.hostile import HARMLESS
 
 Rows = dict[tuple[str, int], dict[str, Any]]

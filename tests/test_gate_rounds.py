@@ -127,11 +127,9 @@ def test_a_round_whose_processor_times_say_nothing_has_none(tmp_path):
 def test_what_fails_before_it_is_timed_costs_its_cell_and_has_its_code(tmp_path):
     """Each goes on to the next cell, but for what ends the process: the last is to blame."""
     bench = a_bench(
-        tmp_path,
-        full="raise MemoryError('full')",
-        wrong="return torch.zeros_like(q_BHLD)",
+        tmp_path, full="raise MemoryError('full')", wrong="return torch.zeros_like(q_BHLD)",
         clock="time.perf_counter_ns = lambda: 0",
-    )
+    )  # fmt: skip
     found = measure_round(bench, RoundPlan(stage="screen", cells=(0, 2, 3, 4), slowed=0), 0)
     assert not found.samples
     assert {cell: (why.variant, why.code) for cell, why in found.failures.items()} == {

@@ -83,16 +83,12 @@ def test_a_file_replaces_an_installed_namesake_where_that_is_asked_for(tmp_path)
 def test_a_side_imports_its_own_neighbours_package_and_what_is_on_its_path(sides):
     base, working = sides
     write_both(
-        sides,
-        deep__one=WORDED.format(module="neighbour"),
-        deep__neighbour="WORD = 'neighbour of WORD?'",
-        two=WORDED.format(module="package.inside"),
-        package__inside="WORD = 'package of WORD?'",
-        three=WORDED.format(module="sourced"),
-        src__sourced="WORD = 'src of WORD?'",
-        four=WORDED.format(module="odd"),
+        sides, deep__one=WORDED.format(module="neighbour"),
+        deep__neighbour="WORD = 'neighbour of WORD?'", two=WORDED.format(module="package.inside"),
+        package__inside="WORD = 'package of WORD?'", three=WORDED.format(module="sourced"),
+        src__sourced="WORD = 'src of WORD?'", four=WORDED.format(module="odd"),
         python__odd="WORD = 'WORD?'",
-    )
+    )  # fmt: skip
     found = loaded(base, working, "deep/one.py", "two.py", "three.py", path="src")
     docs = {
         "neighbour": "neighbour of base", "package.inside": "package of base",

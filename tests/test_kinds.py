@@ -11,10 +11,7 @@ from attnbench.api.loader import load_built_in
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case, parse_mask
 from attnbench.theory.law import parse
-from attnbench.theory.traits import (
-    TRAITS,
-    impossible,
-)
+from attnbench.theory.traits import TRAITS, impossible
 
 CAUSAL = parse_mask("causal")
 

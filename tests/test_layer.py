@@ -41,13 +41,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def case_of(**fields: Any) -> Case:
     small: dict[str, Any] = {
-        "batch": 2,
-        "heads": 4,
-        "seq_len": 13,
-        "head_dim": 8,
-        "width": 24,
-        "projection": "fused",
-    }
+        "batch": 2, "heads": 4, "seq_len": 13, "head_dim": 8, "width": 24, "projection": "fused",
+    }  # fmt: skip
     return Case(workload="layer", **(small | fields))
 
 
@@ -105,13 +100,9 @@ def by_definition(case: Case) -> dict[str, torch.Tensor]:
 
 
 TRUTHS = [
-    *zip(SHAPES, CUTS * 2, strict=True),
-    ("plain", "mla:12"),
-    ("rope, wider values", "mla:12"),
-    ("grouped, causal", "pruned:2"),
-    ("plain", "pruned:2"),
-    ("window, one key/value head", "tied"),
-]
+    *zip(SHAPES, CUTS * 2, strict=True), ("plain", "mla:12"), ("rope, wider values", "mla:12"),
+    ("grouped, causal", "pruned:2"), ("plain", "pruned:2"), ("window, one key/value head", "tied"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -317,11 +308,9 @@ def test_useful_flops_are_the_formulas():
 SMALL: dict[str, Any] = {"batch": 3, "kv_heads": 2, "value_dim": 12}
 # Numbers of one layer's weights (E = 24, H = 4, D = 8), and the heads that its core computes.
 WEIGHTS = {
-    "fused": (24 * (32 + 16 + 24 + 48), 4),
-    "mla:5": (24 * (32 + 5 + 48) + 5 * (16 + 24), 4),
-    "pruned:2": (24 * (16 + 8 + 12 + 24), 2),
-    "tied-layers": (24 * (32 + 16 + 24 + 48), 4),
-}
+    "fused": (24 * (32 + 16 + 24 + 48), 4), "mla:5": (24 * (32 + 5 + 48) + 5 * (16 + 24), 4),
+    "pruned:2": (24 * (16 + 8 + 12 + 24), 2), "tied-layers": (24 * (32 + 16 + 24 + 48), 4),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WEIGHTS)

@@ -13,12 +13,9 @@ from attnbench.schema.case import Case
 from tests import synthetic
 
 MEASURED = {
-    "matmul_tflops": {"float32": 0.2},
-    "copy_gbps": 25.0,
-    "read_gbps": 20.0,
-    "launch_us": 1.0,
+    "matmul_tflops": {"float32": 0.2}, "copy_gbps": 25.0, "read_gbps": 20.0, "launch_us": 1.0,
     "cache_bytes": 2**25,
-}
+}  # fmt: skip
 CPU = {"device": "cpu", "device_name": "Some CPU", "ceilings": MEASURED}
 H200 = {"device": "cuda", "device_name": "NVIDIA H200", "matmul_precision": "highest"}
 WORK = {"flops_useful": 10**6, "flops_executed": 2 * 10**6, "bytes_min": 10**5, "kernel_count": 3}

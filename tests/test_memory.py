@@ -137,8 +137,7 @@ def test_opaque_attention_is_priced_by_the_formula_it_is_given():
 
 
 @pytest.mark.parametrize(
-    ("name", "more"),
-    [("flash", ()), ("efficient", (None, False)), ("cudnn", (None, False))],
+    ("name", "more"), [("flash", ()), ("efficient", (None, False)), ("cudnn", (None, False))]
 )
 def test_fused_attention_with_grouped_heads_is_priced_though_torch_refuses(name, more, monkeypatch):
     name = f"_scaled_dot_product_{name}_attention"

@@ -68,14 +68,9 @@ def python(installed: Path) -> Python:
 
     def run(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(executable), *map(str, args)],
-            cwd=cwd,
-            env=clean,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+            [str(executable), *map(str, args)], cwd=cwd, env=clean, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
 
     return run
 

@@ -153,8 +153,7 @@ def test_more_threads_than_a_node_has_cpus_are_refused_before_anything_is_writte
 
 
 @pytest.mark.parametrize(
-    ("address", "says"),
-    [("127.0.0.1:1", "ray start --head"), ("x y:3", "x y:3")],
+    ("address", "says"), [("127.0.0.1:1", "ray start --head"), ("x y:3", "x y:3")]
 )
 def test_where_no_cluster_is_there_one_line_says_how_to_start_one(address, says, tmp_path):
     ended = run_attnbench("sweep", "--on", "ray", "--ray-address", address, cwd=tmp_path)
@@ -240,11 +239,8 @@ class Ray:
 
 
 NAMES = {
-    "NodeManagerAddress": "",
-    "NodeManagerHostname": "",
-    "Alive": True,
-    "Resources": {"CPU": 1},
-}
+    "NodeManagerAddress": "", "NodeManagerHostname": "", "Alive": True, "Resources": {"CPU": 1},
+}  # fmt: skip
 GROUPS = [((Case(seq_len=n), ("naive", "sdpa")),) for n in (16, 32, 64, 128)]
 
 

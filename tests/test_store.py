@@ -20,12 +20,9 @@ def record(n: int = 64, impl: str = "naive") -> Record:
         Sample(round=i, position=0, calls=2, time_us=10.5 + i, e2e_us=11.0) for i in range(3)
     )
     return Record(
-        cell=Cell(case=Case(seq_len=n), impl=impl),
-        status="ok",
-        samples=samples,
-        metrics={"flops_useful": 12, "kernel": "aten::bmm"},
-        spent_s={"check": 0.5},
-    )
+        cell=Cell(case=Case(seq_len=n), impl=impl), status="ok", samples=samples,
+        metrics={"flops_useful": 12, "kernel": "aten::bmm"}, spent_s={"check": 0.5},
+    )  # fmt: skip
 
 
 @pytest.fixture
