@@ -171,14 +171,15 @@ def test_all_checks_together_take_no_longer_than_a_part_may(bench, tmp_path):
     assert "call make gpu-check again" in (bench.out / "gpu.log").read_text()
 
 
-def test_no_catalogue_is_not_all_right(bench):
-    assert bench.make("gpu-check", "list=1") != 0
-    assert bench.part("check") == []
-
-
-def test_without_a_gpu_its_tests_are_not_all_right(bench):
-    assert bench.make("gpu-test", "list=2") != 0
-    assert not any("pytest" in line for line in bench.asked)
+@pytest.mark.parametrize(
+    ("target", "ailing", "word"),
+    [("gpu-check", "list=1", " check "), ("gpu-test", "list=2", "pytest")],
+)
+def test_without_a_catalogue_or_a_gpu_nothing_is_tried_and_that_is_not_all_right(
+    bench, target, ailing, word
+):
+    assert bench.make(target, ailing) != 0
+    assert not any(word in line for line in bench.asked)
 
 
 def test_a_doctor_that_was_cut_off_leaves_no_half_of_a_page(bench):

@@ -31,17 +31,11 @@ def test_a_printed_law_reads_back_as_the_same(law):
 @pytest.mark.parametrize(
     ("text", "printed", "degree"),
     [
-        ("n^2 d", "n^2 d", 2),
-        ("d n^2", "n^2 d", 2),
-        ("n d^2 + n^2 d", "n d^2 + n^2 d", 2),
-        ("n*w*d", "n d w", 1),
-        ("O(n)", "O(n)", 1),
-        ("1", "1", 0),
-        ("n log n", "n log n", 1),
-        ("n^1.5", "n^1.5", Fraction(3, 2)),
-        (" n n ", "n^2", 2),
+        ("n^2 d", "n^2 d", 2), ("d n^2", "n^2 d", 2), ("n d^2 + n^2 d", "n d^2 + n^2 d", 2),
+        ("n*w*d", "n d w", 1), ("O(n)", "O(n)", 1), ("1", "1", 0), ("n log n", "n log n", 1),
+        ("n^1.5", "n^1.5", Fraction(3, 2)), (" n n ", "n^2", 2),
     ],
-)
+)  # fmt: skip
 def test_a_law_has_one_way_to_be_written_and_a_degree(text, printed, degree):
     law = parse(text)
     assert (str(law), law.degree("n")) == (printed, degree)

@@ -18,13 +18,10 @@ from attnbench.schema.record import Cell
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
-        ("128", [128]),
-        ("128,64,128", [128, 64]),
-        ("128..1024", [128, 256, 512, 1024]),
-        ("1..1", [1]),
-        ("7,128..256", [7, 128, 256]),
+        ("128", [128]), ("128,64,128", [128, 64]), ("128..1024", [128, 256, 512, 1024]),
+        ("1..1", [1]), ("7,128..256", [7, 128, 256]),
     ],
-)
+)  # fmt: skip
 def test_lists_are_commas_and_doublings(text, sizes):
     assert parse_sizes(text, "--seq-lens") == sizes
 
