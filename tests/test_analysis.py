@@ -15,7 +15,6 @@ from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.doubts import doubt_sentence
 from attnbench.analysis.highlights import highlights
 from attnbench.analysis.table import compared, load, rope_cost, to_csv, to_json, to_parquet
-from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case
 from tests import synthetic
@@ -94,13 +93,6 @@ def test_exports_keep_integers_and_nulls(loaded, name, tmp_path):
         assert {type(row[column]).__name__ for row in rows} <= {*kinds.split()}
     to_parquet(frame, tmp_path / "run.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "run.parquet"), frame)
-
-
-def test_what_is_no_run_and_what_cannot_be_written_are_refused(loaded, tmp_path):
-    with pytest.raises(StoreError, match="no run"):
-        load(tmp_path)
-    with pytest.raises(StoreError, match="cannot write"):
-        to_parquet(loaded["one"].frame, tmp_path / "missing" / "run.parquet")
 
 
 def test_rows_of_a_case_come_fastest_first_and_failures_last(loaded):

@@ -43,14 +43,6 @@ def test_a_run_survives_its_file_and_is_decided_alike(kind, tmp_path):
         assert load_gate(tmp_path / "kept") == run
 
 
-def test_a_round_and_a_cell_are_a_line_each(written):
-    lines, run = written.read_text().splitlines(), KINDS["broken"]
-    starts = ('{"stage":', '{"case":', '{"cell":')
-    assert [sum(line.startswith(start) for line in lines) for start in starts] == [
-        len(run.rounds), len(run.cells), len(run.cells),
-    ]  # fmt: skip
-
-
 def test_a_run_is_found_by_file_folder_name_and_as_the_latest(tmp_path):
     old, new = KINDS["clean"], replace(KINDS["clean"], created="2026-12-01T00:00:00+00:00")
     files = {name: write_gate(tmp_path / name, run, decide(run))

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from attnbench.base import units
-from attnbench.base.units import table
 from attnbench.cli.sweep import _print_summary
 from attnbench.execution.store import load_run
 from attnbench.report import figures, tables
@@ -210,11 +209,6 @@ def test_a_big_run_is_cut_short_and_the_page_says_so(tmp_path, monkeypatch):
     assert "3 more cells are not shown" in page.text
     assert "attnbench export big" in page.text
     assert "2 more such panels are left out" in page.text
-
-
-def test_markdown_cells_cannot_break_the_table():
-    text = table(["a", "b"], [["x|y", "two\nlines"]])
-    assert text.splitlines()[2] == r"| x\|y | two lines |"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Workers: how they begin and end, and what they say where they cannot even begin to measure."""
 
 import os
-import signal
 from typing import Any
 from unittest.mock import Mock
 
@@ -218,16 +217,6 @@ class TestForked:
         found, _, server = forked
         assert not [x for i, (sleeper, _) in found.items() for x in (i, sleeper) if lives(x)]
         assert not lives(server)
-
-    def test_a_server_that_is_lost_is_replaced(self):
-        with LocalRunner(Settings(device="cpu")) as runner:
-            runner.worker()
-            assert runner._server is not None
-            os.kill(runner._server._child.process.pid, signal.SIGKILL)
-            assert runner.worker().event(30) is None
-            assert runner.worker().ended() == -signal.SIGKILL
-            runner.close()
-            assert runner.catalogue().device == "cpu"
 
     def test_a_server_that_cannot_begin_says_why(self, tmp_path, monkeypatch):
         (tmp_path / "torch.py").write_text("raise ImportError('no such luck')")
