@@ -436,19 +436,13 @@ def test_a_worker_that_cannot_start_is_one_line_and_no_hang(
     assert_refused(cli("list"), "a worker", python, exit_code=4)
 
 
-def completed(*args: str, incomplete: str = "") -> list[str]:
-    """The names that a shell offers after these arguments, beside files."""
-    offered = ShellComplete(main, {}, "attnbench", "_ATTNBENCH_COMPLETE").get_completions(
-        list(args), incomplete
-    )
-    assert [item.type for item in offered] == ["file"] + ["plain"] * (len(offered) - 1)
-    return [item.value for item in offered[1:]]
-
-
 @pytest.mark.parametrize("output", ["nowhere", "file", "x" * 5000, "a/b", ""])
 def test_completion_of_a_folder_that_cannot_be_read_offers_what_has_a_meaning(tmp_path, output):
     (tmp_path / "file").write_text("")
-    assert completed("export", "--output", output) == ["latest", "previous"]
+    shell = ShellComplete(main, {}, "attnbench", "_ATTNBENCH_COMPLETE")
+    offered = shell.get_completions(["export", "--output", output], "")
+    assert [item.type for item in offered] == ["file", "plain", "plain"]
+    assert [item.value for item in offered[1:]] == ["latest", "previous"]
 
 
 # The latest run, and the one before it.

@@ -179,12 +179,6 @@ def test_a_sample_is_as_fast_as_its_fastest_batch_and_keeps_the_others(machine):
         assert sample.time_us == 2000.0
 
 
-def counted(cost_us: float) -> tuple[Target, Iterator[int]]:
-    """A target, and an iterator whose next number is how many times it was called."""
-    calls = itertools.count()
-    return Target(call=lambda: (next(calls), cost_us)[1]), calls
-
-
 # Warming up.
 
 

@@ -36,10 +36,6 @@ def strange() -> tuple[GateRun, Outcome]:
     return run, decide(run)
 
 
-def printed(run, outcome, width=80):
-    return outputs.terminal(run, outcome, Path("results/g"), Console(width=width, highlight=False))
-
-
 def test_strange_texts_break_no_output(tmp_path):
     run, outcome = strange()
     outputs.write_all(tmp_path, run, outcome)
@@ -49,7 +45,8 @@ def test_strange_texts_break_no_output(tmp_path):
     text = (tmp_path / "gate.md").read_text(encoding="utf-8")
     assert "<b>" not in text
     assert all("\n" not in line and "\x1b" not in line for line in text.splitlines())
-    assert "\x1b[31m" not in printed(run, outcome)
+    console = Console(width=80, highlight=False)
+    assert "\x1b[31m" not in outputs.terminal(run, outcome, Path("results/g"), console)
     page = Page(tmp_path / "gate.html")
     assert page.open == []
     assert "b" not in {tag for tag, _ in page.tags}

@@ -17,7 +17,6 @@ MEASURED = {
     "cache_bytes": 2**25,
 }  # fmt: skip
 CPU = {"device": "cpu", "device_name": "Some CPU", "ceilings": MEASURED}
-H200 = {"device": "cuda", "device_name": "NVIDIA H200", "matmul_precision": "highest"}
 WORK = {"flops_useful": 10**6, "flops_executed": 2 * 10**6, "bytes_min": 10**5, "kernel_count": 3}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from attnbench.errors import UsageError
 from attnbench.execution.cluster import RayRunner, _connected, _staged
 from attnbench.execution.process import Settings
 from attnbench.execution.session import Listener
-from attnbench.execution.store import RECORDS, load_run
+from attnbench.execution.store import load_run
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
@@ -117,11 +116,6 @@ def survived(
 
 def on(cluster: Any) -> list[str]:
     return ["--on", "ray", "--ray-address", cluster.address]
-
-
-def keys(path: Path) -> list[tuple[str, str]]:
-    lines = [json.loads(line) for line in (path / RECORDS).read_text().splitlines()]
-    return sorted((line["case_id"], line["impl"]) for line in lines)
 
 
 @pytest.mark.slow
