@@ -36,20 +36,17 @@ def test_pairs_and_useful_flops_equal_a_count_one_by_one(
     assert mask_density(case) == sum(pairs) / (batch * queries * keys)
 
 
-@pytest.mark.parametrize(
-    ("pass_", "mask", "pairs", "recompute", "reasons"),
-    [
-        ("forward", "causal", 36, True, []),
-        ("both", "full", 64, True, []),
-        ("forward", "causal", 64, True, ["the full square of pairs, of which the mask admits 56"]),
-        ("backward", "full", 64, False, ["no scores recomputed in the backward pass"]),
-        ("both", "causal", 64, False, ["the full square", "no scores recomputed"]),
-        ("backward", "causal", 36, False, ["no scores recomputed"]),
-        ("both", "causal", 48, True, ["whole blocks where the mask cuts through: 1.33 x"]),
-        ("forward", "causal", 30, True, []),  # fewer than the mask admits: no reason is made up
-        ("forward", "full", 65, True, []),
-    ],
-)
+@pytest.mark.parametrize(("pass_", "mask", "pairs", "recompute", "reasons"), [
+    ("forward", "causal", 36, True, []),
+    ("both", "full", 64, True, []),
+    ("forward", "causal", 64, True, ["the full square of pairs, of which the mask admits 56"]),
+    ("backward", "full", 64, False, ["no scores recomputed in the backward pass"]),
+    ("both", "causal", 64, False, ["the full square", "no scores recomputed"]),
+    ("backward", "causal", 36, False, ["no scores recomputed"]),
+    ("both", "causal", 48, True, ["whole blocks where the mask cuts through: 1.33 x"]),
+    ("forward", "causal", 30, True, []),  # fewer than the mask admits: no reason is made up
+    ("forward", "full", 65, True, []),
+])  # fmt: skip
 def test_why_flops_differ_is_found_from_their_number(pass_, mask, pairs, recompute, reasons):
     case = Case(pass_=pass_, seq_len=8, head_dim=4, mask=parse_mask(mask))
     found = costs.why_core_flops(case, costs.core_flops(case, pairs, recompute=recompute))

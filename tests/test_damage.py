@@ -193,7 +193,7 @@ def test_what_is_no_file_of_ours_is_one_line(cli, assert_refused, tmp_path):
         (lines / RECORDS).symlink_to(trap)
         wrong = [("export", run), ("gate", "--replay", run), ("sweep", "--resume", run)]
         wrong += [("verify", run), ("compare", path, run), ("claims", path, "--file", trap)]
-        wrong.append(("history", tmp_path))
+        wrong += [("history", tmp_path), ("report", run)]
         if trap.name not in ("deep", "deeper", "digits"):  # whose line is cut off
             wrong.append(("report", lines))
         for command in wrong:

@@ -277,22 +277,19 @@ def test_the_check_of_decode_accepts_it_and_notices_a_stale_cache(cache):
         assert judge(decoder.named(decoder.call()), truth, case.dtype).reason is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"cache": "sliding"}, "(--masks window:256)"),
-        (
-            {"cache": "sliding", "mask": parse_mask("window:4"), "query_tokens": 2},
-            "--query-tokens 1",
-        ),
-        ({"cache": "concat", "mask": LENGTHS}, "with caches static, shared, paged, int8,"),
-        ({"mask": LENGTHS, "query_tokens": 2}, "one query at a time"),
-        ({"cache": "static:12"}, "holds 12 tokens, not the 17"),
-        ({"cache": "static:64", "query_tokens": 2}, "by a mask that is for one query"),
-        ({"cache": "shared"}, "shares among 2 layers, which --layers 1 does not fill"),
-        ({"query_tokens": 4}, "4 tokens a step (--query-tokens), which do not divide 6"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"cache": "sliding"}, "(--masks window:256)"),
+    (
+        {"cache": "sliding", "mask": parse_mask("window:4"), "query_tokens": 2},
+        "--query-tokens 1",
+    ),
+    ({"cache": "concat", "mask": LENGTHS}, "with caches static, shared, paged, int8,"),
+    ({"mask": LENGTHS, "query_tokens": 2}, "one query at a time"),
+    ({"cache": "static:12"}, "holds 12 tokens, not the 17"),
+    ({"cache": "static:64", "query_tokens": 2}, "by a mask that is for one query"),
+    ({"cache": "shared"}, "shares among 2 layers, which --layers 1 does not fill"),
+    ({"query_tokens": 4}, "4 tokens a step (--query-tokens), which do not divide 6"),
+])  # fmt: skip
 def test_what_no_core_could_make_sense_of_in_decoding_has_a_reason(fields, words):
     assert words in (impossible(dataclasses.replace(DECODE, **fields)) or "")
     for text in ("paged:page=0", "paged:size=3", "concat:4", "static:many"):

@@ -34,18 +34,15 @@ def masked(item: Item) -> bool:
     return not item.case.unmasked and item.case.mask.text == "causal"
 
 
-@pytest.mark.parametrize(
-    ("fails", "found"),
-    [
-        (masked, ("causal",)),
-        (lambda item: masked(item) and item.case.seq_len != item.case.kv_len, ("causal", "L != S")),
-        (lambda item: item.case.dtype == "bfloat16", ("in bfloat16",)),
-        (lambda item: item.case.kv_heads < item.case.heads, ("grouped heads",)),
-        (lambda item: "query_amplitude" in item.draw, ("with q × 30",)),
-        (lambda item: bool(item.draw.get("strided")), ("with strided inputs",)),
-        (lambda item: True, ()),
-    ],
-)
+@pytest.mark.parametrize(("fails", "found"), [
+    (masked, ("causal",)),
+    (lambda item: masked(item) and item.case.seq_len != item.case.kv_len, ("causal", "L != S")),
+    (lambda item: item.case.dtype == "bfloat16", ("in bfloat16",)),
+    (lambda item: item.case.kv_heads < item.case.heads, ("grouped heads",)),
+    (lambda item: "query_amplitude" in item.draw, ("with q × 30",)),
+    (lambda item: bool(item.draw.get("strided")), ("with strided inputs",)),
+    (lambda item: True, ()),
+])  # fmt: skip
 def test_the_pattern_is_what_all_failed_and_none_that_passed_have(fails, found):
     failed, passed = [x for x in ITEMS if fails(x)], [x for x in ITEMS if not fails(x)]
     assert pattern(failed, passed) == (found, (len(failed), len(passed) * (not found)))

@@ -47,17 +47,14 @@ def fake(folder: Path, name: str = "fake", **facts: Any) -> Path:
     return script.parent.parent
 
 
-@pytest.mark.parametrize(
-    ("facts", "why"),
-    [
-        ({"torch": None, "has_torch": False}, "it has no torch; install one: "),
-        ({"torch": None, "failure": "OSError: libmkl.so:\n gone"}, "(OSError: libmkl.so: gone)"),
-        ({"torch": "2.3.1"}, "torch 2.3.1, where torch ≥ 2.4 is needed"),
-        ({"minor": [3, 9], "python": "3.9.18"}, "CPython 3.9.18, where CPython ≥ 3.11 is needed"),
-        ({"implementation": "PyPy"}, "PyPy 3.11.7, where CPython"),
-        ({"minor": [3, 99], "python": "3.99.0"}, "cannot load the msgspec of this Python"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "why"), [
+    ({"torch": None, "has_torch": False}, "it has no torch; install one: "),
+    ({"torch": None, "failure": "OSError: libmkl.so:\n gone"}, "(OSError: libmkl.so: gone)"),
+    ({"torch": "2.3.1"}, "torch 2.3.1, where torch ≥ 2.4 is needed"),
+    ({"minor": [3, 9], "python": "3.9.18"}, "CPython 3.9.18, where CPython ≥ 3.11 is needed"),
+    ({"implementation": "PyPy"}, "PyPy 3.11.7, where CPython"),
+    ({"minor": [3, 99], "python": "3.99.0"}, "cannot load the msgspec of this Python"),
+])  # fmt: skip
 def test_what_an_environment_lacks_is_said_in_one_line(tmp_path, facts, why):
     with pytest.raises(UsageError) as caught:
         find_environment(str(fake(tmp_path, **facts)))

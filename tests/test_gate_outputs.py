@@ -73,13 +73,7 @@ def test_all_files_are_written_and_the_summary_of_the_job_is_appended_to(tmp_pat
     assert re.fullmatch(r"cannot append to .* \(No such file or directory\)", warning or "")
 
 
-# The page.
-
-
-def test_a_gate_that_is_damaged_or_cannot_be_written_is_one_line(cli, assert_refused, tmp_path):
-    (tmp_path / "g").mkdir()
-    (tmp_path / "g" / "gate.json").write_text("{")
-    assert_refused(cli("report", "g", "--output", tmp_path), "gate.json", "damaged")
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("a file")
     with pytest.raises(StoreError, match="cannot write"):
         outputs.write_page(tmp_path / "file", KINDS["clean"], decide(KINDS["clean"]))

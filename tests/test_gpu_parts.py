@@ -117,17 +117,14 @@ def test_all_parts_together_leave_eight_files(bench, target):
     assert len(bench.left) == 8
 
 
-@pytest.mark.parametrize(
-    ("ailing", "lost"),
-    [
-        ("doctor=4", set()),
-        ("test=1", set()),
-        ("sweep=killed", set()),  # what it had found is there, and in the report
-        ("sweep=hung", set()),
-        ("report=killed", {"gpu/plots.tar.gz"}),
-        ("check=killed", set()),
-    ],
-)
+@pytest.mark.parametrize(("ailing", "lost"), [
+    ("doctor=4", set()),
+    ("test=1", set()),
+    ("sweep=killed", set()),  # what it had found is there, and in the report
+    ("sweep=hung", set()),
+    ("report=killed", {"gpu/plots.tar.gz"}),
+    ("check=killed", set()),
+])  # fmt: skip
 def test_a_part_that_fails_is_killed_or_hangs_takes_nothing_from_the_others(bench, ailing, lost):
     assert bench.make("gpu", ailing) != 0
     assert FILES["gpu"] - bench.left == lost

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -121,32 +122,24 @@ def test_a_file_that_cannot_be_right_costs_a_line_and_the_measurement(sweep, cac
     assert sweep()["done"] == ["x", "y"], "it was replaced"
 
 
-def no_space(file: Path, text: str) -> None:
-    raise StoreError(f"cannot write {file} (No space left on device)")
-
-
-def no_folder(path: Path, *_: object, **__: object) -> None:
-    raise PermissionError(13, "Permission denied", str(path))
-
-
-def no_home() -> Path:
-    raise RuntimeError("Could not determine home directory.")
+NO_SPACE = StoreError("cannot write it (No space left on device)")
+NO_HOME = RuntimeError("Could not determine home directory.")
 
 
 @pytest.mark.parametrize(
     ("target", "fault", "says"),
     [
-        ("attnbench.execution.ceilings.write_whole", no_space, "No space left on device"),
-        ("pathlib.Path.mkdir", no_folder, "Permission denied"),
-        ("pathlib.Path.home", no_home, "home directory"),
+        ("attnbench.execution.ceilings.write_whole", NO_SPACE, "No space left on device"),
+        ("pathlib.Path.mkdir", PermissionError(13, "Permission denied"), "Permission denied"),
+        ("pathlib.Path.home", NO_HOME, "home directory"),
     ],
 )
 def test_where_nothing_can_be_kept_a_line_says_so_and_the_run_goes_on(
     sweep, monkeypatch, target, fault, says
 ):
-    if fault is no_home:
+    if fault is NO_HOME:
         monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(target, fault)
+    monkeypatch.setattr(target, Mock(side_effect=fault))
     for _ in range(2):
         found = sweep()
         assert found["done"] == ["x", "ceilings", "y"]

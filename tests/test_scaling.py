@@ -175,23 +175,20 @@ def wide(series: Series, *factors: float) -> Series:
     return replace(series, allowed_us=tuple(allowed))
 
 
-@pytest.mark.parametrize(
-    ("true", "law", "factor", "expected"),
-    [
-        (3, "n^2", 1.6, "refuted"),  # no error by so much makes n^3 of n^2
-        (3, "O(n^2)", 1.6, "refuted"),
-        (1, "n^2", 1.6, "refuted"),
-        (3, "n^2", 4.0, "inconclusive"),
-        (1, "O(n^2)", 1.3, "holds"),  # nor n of more than n^2
-        (2.3, "n^2", 1.25, "inconclusive"),  # a little off, and a little uncertain
-        (1.7, "n^2", 1.25, "inconclusive"),
-        (2.3, "n^2", 1.02, "refuted"),
-        (2, "n^2", 1.02, "holds"),
-        (2, "n^2", 1.2, "inconclusive"),
-        (3, "n^2", (4.0, 1.0, 1.0, 1.0, 1.0), "refuted"),
-        (2, "n^2", (1.0, 1.0, 1.0, 1.0, 1.2), "inconclusive"),  # the top octave may be off
-    ],
-)
+@pytest.mark.parametrize(("true", "law", "factor", "expected"), [
+    (3, "n^2", 1.6, "refuted"),  # no error by so much makes n^3 of n^2
+    (3, "O(n^2)", 1.6, "refuted"),
+    (1, "n^2", 1.6, "refuted"),
+    (3, "n^2", 4.0, "inconclusive"),
+    (1, "O(n^2)", 1.3, "holds"),  # nor n of more than n^2
+    (2.3, "n^2", 1.25, "inconclusive"),  # a little off, and a little uncertain
+    (1.7, "n^2", 1.25, "inconclusive"),
+    (2.3, "n^2", 1.02, "refuted"),
+    (2, "n^2", 1.02, "holds"),
+    (2, "n^2", 1.2, "inconclusive"),
+    (3, "n^2", (4.0, 1.0, 1.0, 1.0, 1.0), "refuted"),
+    (2, "n^2", (1.0, 1.0, 1.0, 1.0, 1.2), "inconclusive"),  # the top octave may be off
+])  # fmt: skip
 def test_what_no_allowed_times_follow_is_refuted_and_what_none_breaks_holds(
     true, law, factor, expected
 ):

@@ -87,18 +87,15 @@ def on_cpu(n: int, process: int, samples: list[tuple[float, float, float]]) -> R
 SLOW, TAKEN, FAST = ((170, 170, 45),) * 5, ((400, 60, 26), (300, 50, 26)) * 3, ((100, 99, 26),) * 5
 
 
-@pytest.mark.parametrize(
-    ("processes", "time_us", "least", "most"),
-    [
-        ((FAST,), 100, 100, 100),
-        ((SLOW,), 170, 170 * 26 / 45, 170),  # a slow core: no faster than the probe says
-        (((*SLOW, *((171, 171, 26),) * 2),), 170, 170, 170),  # which a fast core is not either
-        ((TAKEN,), 50, 50, 300),  # between processor and wall time
-        ((SLOW, FAST), 100, 100, 100),  # what a process bounds holds of all
-        ((TAKEN, FAST, TAKEN), 100, 100, 100),
-        (((*TAKEN, (100, 99, 26)),), 50, 50, 100),  # no longer than one that was left alone
-    ],
-)
+@pytest.mark.parametrize(("processes", "time_us", "least", "most"), [
+    ((FAST,), 100, 100, 100),
+    ((SLOW,), 170, 170 * 26 / 45, 170),  # a slow core: no faster than the probe says
+    (((*SLOW, *((171, 171, 26),) * 2),), 170, 170, 170),  # which a fast core is not either
+    ((TAKEN,), 50, 50, 300),  # between processor and wall time
+    ((SLOW, FAST), 100, 100, 100),  # what a process bounds holds of all
+    ((TAKEN, FAST, TAKEN), 100, 100, 100),
+    (((*TAKEN, (100, 99, 26)),), 50, 50, 100),  # no longer than one that was left alone
+])  # fmt: skip
 def test_a_time_lies_where_every_process_allows_it(processes, time_us, least, most):
     record = merged([on_cpu(32, i, list(samples)) for i, samples in enumerate(processes)])
     (found,) = measured(run_of([record]))

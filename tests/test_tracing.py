@@ -194,18 +194,15 @@ CEILINGS = {"matmul_tflops": {"float32": 0.1}, "read_gbps": 8.0, "copy_gbps": 10
             "cache_bytes": 1000}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("flops", "bytes_", "count", "expected"),
-    [
-        (1e6, None, 1, (0.5, "matmul")),  # 10 µs of 20
-        (None, 1e5, 1, (0.5, "memory")),
-        (1e6, 1.5e5, 1, (0.75, "memory")),  # what takes longer binds
-        (1e6, 900, 1, (0.5, "matmul")),
-        (None, 900, 1, (None, None)),  # in the cache: no ceiling is known
-        (None, 5000, 10, (None, None)),  # of ten ops, each in the cache
-        (None, None, 1, (None, None)),
-    ],
-)
+@pytest.mark.parametrize(("flops", "bytes_", "count", "expected"), [
+    (1e6, None, 1, (0.5, "matmul")),  # 10 µs of 20
+    (None, 1e5, 1, (0.5, "memory")),
+    (1e6, 1.5e5, 1, (0.75, "memory")),  # what takes longer binds
+    (1e6, 900, 1, (0.5, "matmul")),
+    (None, 900, 1, (None, None)),  # in the cache: no ceiling is known
+    (None, 5000, 10, (None, None)),  # of ten ops, each in the cache
+    (None, None, 1, (None, None)),
+])  # fmt: skip
 def test_the_share_is_of_the_ceiling_that_binds(flops, bytes_, count, expected):
     op = Op(name="x", count=count, self_us=20.0, flops=flops, bytes=bytes_)
     found = with_share(op, "float32", CEILINGS)
@@ -282,19 +279,16 @@ def test_on_a_gpu_each_phase_is_a_range_and_only_the_calls_are_captured(tmp_path
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["naive", "--seq-lens", "64,128"], ["--seq-lens 64,128", "one value"]),
-        (["naive", "--masks", "full,causal"], ["--masks full,causal", "one value"]),
-        (["naive", "--threads", "1,2"], ["--threads 1,2", "one value"]),
-        (["naive", "sdpa", "chunked"], ["3 implementations", "two are"]),
-        (["naive", "sdpa", "--base", "HEAD"], ["--python", "--base"]),
-        (["naive", "--base", "HEAD"], ["--base", "--impl FILE"]),
-        (["naive", "--python", "/no/python"], ["--python /no/python", "cannot be run"]),
-        (["naive", "--from", "nowhere"], ["no run 'nowhere'"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["naive", "--seq-lens", "64,128"], ["--seq-lens 64,128", "one value"]),
+    (["naive", "--masks", "full,causal"], ["--masks full,causal", "one value"]),
+    (["naive", "--threads", "1,2"], ["--threads 1,2", "one value"]),
+    (["naive", "sdpa", "chunked"], ["3 implementations", "two are"]),
+    (["naive", "sdpa", "--base", "HEAD"], ["--python", "--base"]),
+    (["naive", "--base", "HEAD"], ["--base", "--impl FILE"]),
+    (["naive", "--python", "/no/python"], ["--python /no/python", "cannot be run"]),
+    (["naive", "--from", "nowhere"], ["no run 'nowhere'"]),
+])  # fmt: skip
 def test_what_cannot_be_profiled_is_one_line_and_writes_nothing(
     cli, assert_refused, tmp_path, monkeypatch, arguments, says
 ):

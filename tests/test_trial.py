@@ -99,19 +99,16 @@ def scribbles(case):
     return call
 
 
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda case: lambda q, k, v: exact(q, k, v, causal=False, scale=1.0), "is off by"),
-        (stale, "after its inputs changed"),
-        (lambda case: lambda q, k, v: torch.empty_like(q), "o "),
-        (scribbles, "wrote to its input k"),
-        (lambda case: lambda q, k, v: q.double(), "expected torch.float32"),
-        (lambda case: lambda q, k, v: q[:, :1], "shape"),
-        (lambda case: lambda q, k, v: q * math.nan, "not finite"),
-        (lambda case: lambda q, k, v: None, "not a tensor"),
-    ],
-)
+@pytest.mark.parametrize(("build", "words"), [
+    (lambda case: lambda q, k, v: exact(q, k, v, causal=False, scale=1.0), "is off by"),
+    (stale, "after its inputs changed"),
+    (lambda case: lambda q, k, v: torch.empty_like(q), "o "),
+    (scribbles, "wrote to its input k"),
+    (lambda case: lambda q, k, v: q.double(), "expected torch.float32"),
+    (lambda case: lambda q, k, v: q[:, :1], "shape"),
+    (lambda case: lambda q, k, v: q * math.nan, "not finite"),
+    (lambda case: lambda q, k, v: None, "not a tensor"),
+])  # fmt: skip
 def test_a_wrong_one_is_incorrect_and_has_no_time(measured, build, words):
     records = measured(wrong=build, right=right)
     assert records["wrong"].status == "incorrect"
@@ -135,16 +132,12 @@ def fails_to_build(case):
     raise NotImplementedError("no such size")
 
 
-def too_large(case):
-    return lambda q, k, v: torch.empty(1 << 60)
-
-
 @pytest.mark.parametrize(
     ("build", "status", "words"),
     [
         (fails_late, "error", "RuntimeError: worn out"),  # the clock decides in which stage
         (fails_to_build, "error", "build: NotImplementedError: no such size"),
-        (too_large, "oom", "check: "),
+        (lambda case: lambda q, k, v: torch.empty(1 << 60), "oom", "check: "),
     ],
 )
 def test_one_that_fails_costs_its_own_cell(measured, build, status, words):

@@ -37,19 +37,16 @@ def _finding(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "of_another", "code"),
-    [
-        ((), (), ExitCode.INCONCLUSIVE),
-        (("inconclusive",), (), ExitCode.INCONCLUSIVE),
-        (("holds",), (), ExitCode.OK),
-        (("holds", "inconclusive"), (), ExitCode.OK),
-        (("holds", "refuted"), (), ExitCode.FINDING),
-        (("refuted", "inconclusive"), (), ExitCode.FINDING),
-        (("holds",), ("inconclusive",), ExitCode.INCONCLUSIVE),  # one does not cover the other
-        (("holds",), ("inconclusive", "holds"), ExitCode.OK),
-    ],
-)
+@pytest.mark.parametrize(("verdicts", "of_another", "code"), [
+    ((), (), ExitCode.INCONCLUSIVE),
+    (("inconclusive",), (), ExitCode.INCONCLUSIVE),
+    (("holds",), (), ExitCode.OK),
+    (("holds", "inconclusive"), (), ExitCode.OK),
+    (("holds", "refuted"), (), ExitCode.FINDING),
+    (("refuted", "inconclusive"), (), ExitCode.FINDING),
+    (("holds",), ("inconclusive",), ExitCode.INCONCLUSIVE),  # one does not cover the other
+    (("holds",), ("inconclusive", "holds"), ExitCode.OK),
+])  # fmt: skip
 def test_the_exit_code_says_whether_anything_is_refuted_or_nothing_holds(
     verdicts, of_another, code
 ):
