@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attnbench
 from attnbench.analysis import doubts
-from attnbench.api import IMPLEMENTATIONS
+from attnbench.api import IMPLEMENTATIONS, loader
 from attnbench.cli.sweep import sweep
 from attnbench.errors import UsageError
 from attnbench.execution.store import load_run
@@ -115,6 +116,17 @@ def test_a_broken_entry_point_only_warns(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attnbench.get("naive")
+
+
+@pytest.mark.parametrize("error", [ImportError("no such module"), SystemExit(1)])
+def test_an_entry_point_that_does_not_load_costs_one_line_and_no_other(monkeypatch, error):
+    points = [Mock(value="package.broken"), Mock()]
+    points[0].name, points[1].name = "broken", "fine"
+    points[0].load.side_effect = error
+    monkeypatch.setattr(loader, "entry_points", lambda group: points)
+    (line,) = loader.load_entry_points()
+    assert line.startswith(f"entry point broken (package.broken): {type(error).__name__}")
+    points[1].load.assert_called_once()
 
 
 def test_sweep_and_load_return_the_same_table(mine, tmp_path):
