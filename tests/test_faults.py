@@ -264,16 +264,13 @@ def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
     assert after.count(b"\n") == before.count(b"\n") + 1, "others were measured anew"
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--resume", "r", "--retry", "crushed"), "--retry takes any of unsupported, inc"),
-        (("--resume", "r", "--retry", "ok"), "error, skipped, not 'ok'"),
-        (("--resume", "r", "--retry", ""), "--retry takes any of unsupported, inc"),
-        (("--resume", "r", "--retry", " , "), "error, skipped, not ''"),
-        (("--retry", "crashed"), "goes with --resume RUN"),
-    ],
-)
+@pytest.mark.parametrize(("args", "says"), [
+    (("--resume", "r", "--retry", "crushed"), "--retry takes any of unsupported, inc"),
+    (("--resume", "r", "--retry", "ok"), "error, skipped, not 'ok'"),
+    (("--resume", "r", "--retry", ""), "--retry takes any of unsupported, inc"),
+    (("--resume", "r", "--retry", " , "), "error, skipped, not ''"),
+    (("--retry", "crashed"), "goes with --resume RUN"),
+])  # fmt: skip
 def test_a_retry_that_makes_no_sense_is_refused(cli, assert_refused, args, says):
     assert_refused(cli("sweep", *args), says)
 

@@ -191,16 +191,13 @@ def test_a_part_tells_what_it_said_itself(bench):
     assert '"verdict"' in bench.output
 
 
-@pytest.mark.parametrize(
-    ("wrong", "line"),
-    [
-        ({"LIMIT": "soon"}, "LIMIT=soon: expected seconds, such as LIMIT=270"),
-        ({"LIMIT": "0"}, "LIMIT=0: expected seconds"),
-        ({"OUT": ""}, "OUT is empty; use a folder, such as OUT=results/gpu"),
-        ({"OUT": "/dev/null"}, "OUT=/dev/null: cannot write to such a folder"),
-        ({"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "line"), [
+    ({"LIMIT": "soon"}, "LIMIT=soon: expected seconds, such as LIMIT=270"),
+    ({"LIMIT": "0"}, "LIMIT=0: expected seconds"),
+    ({"OUT": ""}, "OUT is empty; use a folder, such as OUT=results/gpu"),
+    ({"OUT": "/dev/null"}, "OUT=/dev/null: cannot write to such a folder"),
+    ({"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python does not exist"),
+])  # fmt: skip
 def test_what_no_part_can_run_with_is_one_line(bench, wrong, line):
     assert bench.make("gpu", **wrong) == 2
     (error,) = [text for text in bench.output.splitlines() if "Error:" in text]

@@ -131,16 +131,13 @@ class TestMerged:
         assert_refused(result, "is in both", "leave one of them out")
         assert_refused(cli("merge", first, "--output", tmp_path), "two runs or more")
 
-    @pytest.mark.parametrize(
-        ("change", "says"),
-        [
-            (lambda info: info | {"attnbench": "9"}, "attnbench 0.1.0 and 9; --mixed"),
-            (lambda info: info | {"settings": info["settings"] | {"seed": 7}}, "seed 0 and 7"),
-            (lambda info: info["settings"].pop("prune") and info, "prune True and None"),
-            (lambda info: info | {"shard": info["shard"] | {"plan": "x"}}, "the plan"),
-            (lambda info: info | {"files": {"a.py": "0f"}}, "the files of --impl"),
-        ],
-    )
+    @pytest.mark.parametrize(("change", "says"), [
+        (lambda info: info | {"attnbench": "9"}, "attnbench 0.1.0 and 9; --mixed"),
+        (lambda info: info | {"settings": info["settings"] | {"seed": 7}}, "seed 0 and 7"),
+        (lambda info: info["settings"].pop("prune") and info, "prune True and None"),
+        (lambda info: info | {"shard": info["shard"] | {"plan": "x"}}, "the plan"),
+        (lambda info: info | {"files": {"a.py": "0f"}}, "the files of --impl"),
+    ])  # fmt: skip
     def test_runs_of_two_experiments_are_refused(self, cli, tmp_path, assert_refused, change, says):
         names = shards(cli, tmp_path, 2)
         synthetic.edit(tmp_path / names[1] / INFO, change)

@@ -155,16 +155,13 @@ def test_flops_have_to_equal_the_formula_to_the_last_one():
     assert "n = 2048" in fit.finding.reason
 
 
-@pytest.mark.parametrize(
-    ("flops", "expected"),
-    [
-        (lambda n: 8 * n * 512**2 + 4 * n**2 * 512, "holds"),
-        (lambda n: n * 512**2 + 40 * n**2 * 512, "holds"),
-        (lambda n: 8 * n * 512**2, "refuted"),
-        (lambda n: 4 * n**2 * 512, "refuted"),
-        (lambda n: n**1.5, "refuted"),
-    ],
-)
+@pytest.mark.parametrize(("flops", "expected"), [
+    (lambda n: 8 * n * 512**2 + 4 * n**2 * 512, "holds"),
+    (lambda n: n * 512**2 + 40 * n**2 * 512, "holds"),
+    (lambda n: 8 * n * 512**2, "refuted"),
+    (lambda n: 4 * n**2 * 512, "refuted"),
+    (lambda n: n**1.5, "refuted"),
+])  # fmt: skip
 def test_flops_of_several_terms_are_a_sum_of_just_these(flops, expected):
     records = [
         cell(layer(n, 512, 8), "naive", flops_counted=round(flops(n)), flops_executed=None)

@@ -146,16 +146,13 @@ def test_a_self_test_that_raises_costs_itself_alone(monkeypatch):
     assert {test["raised"] for test in tests.values()} == {"OSError: no clock here"}
 
 
-@pytest.mark.parametrize(
-    ("listed", "others"),
-    [
-        ("GPU:0\nno processes are running", 0),
-        ("GPU:0\nprocess      12 uses      400.000 MB GPU memory", 0),
-        ("GPU:0\nprocess      12 uses 4 MB GPU memory\nprocess 13 uses 5 MB GPU memory", 1),
-        ("pynvml module not found, please install nvidia-ml-py", None),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("listed", "others"), [
+    ("GPU:0\nno processes are running", 0),
+    ("GPU:0\nprocess      12 uses      400.000 MB GPU memory", 0),
+    ("GPU:0\nprocess      12 uses 4 MB GPU memory\nprocess 13 uses 5 MB GPU memory", 1),
+    ("pynvml module not found, please install nvidia-ml-py", None),
+    (None, None),
+])  # fmt: skip
 def test_a_gpu_is_described_with_who_else_is_on_it_and_what_nvml_does_not_answer(
     monkeypatch, listed, others
 ):
